@@ -1,0 +1,5 @@
+"""Measure, predict and choose how to parallelise DNN training on a cluster."""
+
+__all__ = ["__version__"]
+
+__version__ = "0.1.0"

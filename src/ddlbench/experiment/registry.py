@@ -1,0 +1,55 @@
+"""Where every named part is found: one line a network.
+
+The tables hold ``module:attribute`` strings, so that a login node can name, check and plan what
+only a compute node can import. Third-party packages add to them by entry points of the same
+group names, and a configuration may give ``package.module:attribute`` directly.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from ddlbench.experiment.errors import ConfigError
+
+__all__ = ["NETWORKS", "known", "load"]
+
+NETWORKS: dict[str, str] = {
+    "resnet18": "ddlbench.networks.resnet:resnet18",
+    "resnet50": "ddlbench.networks.resnet:resnet50",
+    "resnet152": "ddlbench.networks.resnet:resnet152",
+    "vgg11": "ddlbench.networks.vgg:vgg11",
+    "vgg16": "ddlbench.networks.vgg:vgg16",
+    "mobilenetv2": "ddlbench.networks.mobilenetv2:mobilenetv2",
+}
+
+_BUILT_IN = {"ddlbench.networks": NETWORKS}
+
+
+@cache
+def known(group: str) -> dict[str, str]:
+    """Names of ``group`` ("ddlbench.networks", ...) and the ``module:attribute`` of each."""
+    added = {entry.name: entry.value for entry in entry_points(group=group)}
+    return {**added, **_BUILT_IN.get(group, {})}
+
+
+def load(group: str, name: str) -> Any:
+    """Import what ``name`` stands for in ``group``.
+
+    Raises:
+        ConfigError: the name is not known, or what it points to cannot be imported.
+    """
+    target = known(group).get(name, name)
+    module_name, _, attribute = target.partition(":")
+    if not attribute:
+        kind = group.removeprefix("ddlbench.").removesuffix("s")
+        raise ConfigError(
+            f"unknown {kind} {name!r}; known: {', '.join(known(group))}, "
+            "or write package.module:attribute"
+        )
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"cannot load {name!r} ({target}): {error}") from error
