@@ -1,0 +1,21 @@
+"""Datasets: made or found, put on a node's own disk, and read for training.
+
+What stands here needs no torch; reading for training is :mod:`ddlbench.datasets.loading`.
+"""
+
+from ddlbench.datasets.content import CONTENT_VERSION, Content
+from ddlbench.datasets.errors import DataError, StagingError
+from ddlbench.datasets.staging import Staged, remove, stage
+from ddlbench.experiment.data_size import DataRequest, estimate_bytes
+
+__all__ = [
+    "CONTENT_VERSION",
+    "Content",
+    "DataError",
+    "DataRequest",
+    "Staged",
+    "StagingError",
+    "estimate_bytes",
+    "remove",
+    "stage",
+]

@@ -1,4 +1,4 @@
-"""Where every named part is found: one line a network.
+"""Where every named part is found: one line a network, one a strategy.
 
 The tables hold ``module:attribute`` strings, so that a login node can name, check and plan what
 only a compute node can import. Third-party packages add to them by entry points of the same
@@ -14,7 +14,7 @@ from typing import Any
 
 from ddlbench.experiment.errors import ConfigError
 
-__all__ = ["NETWORKS", "known", "load"]
+__all__ = ["NETWORKS", "STRATEGIES", "known", "load"]
 
 NETWORKS: dict[str, str] = {
     "resnet18": "ddlbench.networks.resnet:resnet18",
@@ -25,7 +25,15 @@ NETWORKS: dict[str, str] = {
     "mobilenetv2": "ddlbench.networks.mobilenetv2:mobilenetv2",
 }
 
-_BUILT_IN = {"ddlbench.networks": NETWORKS}
+STRATEGIES: dict[str, str] = {
+    "sequential": "ddlbench.planning.sequential:Sequential",
+    "horovod": "ddlbench.planning.horovod:Horovod",
+    "ddp": "ddlbench.planning.ddp:DistributedDataParallel",
+    "gpipe": "ddlbench.planning.gpipe:GPipe",
+    "model-parallel": "ddlbench.planning.model_parallel:ModelParallel",
+}
+
+_BUILT_IN = {"ddlbench.networks": NETWORKS, "ddlbench.strategies": STRATEGIES}
 
 
 @cache

@@ -1,0 +1,19 @@
+"""The networks of DDLBench as flat sequences of named blocks, the same for every strategy.
+
+``build("resnet50", DATASETS["imagenet"], seed=1)`` returns an ``nn.Sequential`` whose every
+element takes one tensor and returns one tensor, so that it can be cut between any two.
+"""
+
+from ddlbench.networks.dropout import without_dropout
+from ddlbench.networks.factory import build
+from ddlbench.networks.flatten import flat_state_dict
+from ddlbench.networks.summary import block_names, num_layers, num_parameters
+
+__all__ = [
+    "block_names",
+    "build",
+    "flat_state_dict",
+    "num_layers",
+    "num_parameters",
+    "without_dropout",
+]

@@ -1,0 +1,36 @@
+"""Files appear whole or not at all: write beside, flush to disk, rename."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+__all__ = ["digest_of", "write_json", "write_text"]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` atomically, making its folder first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as readable JSON, atomically; NaN is refused, as JSON has none."""
+    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def digest_of(value: Any) -> str:
+    """A short digest of a JSON value, equal for equal values whatever the order of keys."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(canonical.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,208 @@
+"""A cell: one measurement of the experiment matrix, and its readable identity.
+
+A cell's identity is its path below ``results/<site>/cells/``::
+
+    cifar10/resnet18/gpipe/1x4/batch_size=2048,chunks=32/rep0
+    dataset network  strategy  |  only what differs      repeat
+                            nodes x devices per node
+
+Defaults live here, in code, and never in a configuration: a value, an axis or a repeat that is
+added to a matrix therefore leaves every other path as it was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ddlbench.experiment.errors import ConfigError
+
+__all__ = ["Cell", "OptionValue", "parse_geometry"]
+
+OptionValue = bool | int | float | str
+
+_GEOMETRY = re.compile(r"^([1-9]\d*)x([1-9]\d*)$")
+_SAFE = re.compile(r"^[A-Za-z0-9_.:+@-]+$")
+# Fields that have a place of their own in the path; all others appear by name when not default.
+_PLACED = ("dataset", "network", "strategy", "nodes", "devices_per_node", "repeat", "options")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Everything that decides what a measurement measures.
+
+    Args:
+        dataset, network, strategy: names in the registry (or ``package.module:attribute``).
+        batch_size: samples that one optimiser step consumes, over all workers.
+        nodes, devices_per_node: how many devices the cell asks for, and where.
+        repeat: index of the repetition; repetitions are separate jobs.
+        epochs: measured epochs.
+        warmup_steps: steps run before the first measured epoch, and dropped.
+        max_steps: at most so many steps an epoch; None runs the whole epoch.
+        data_scale: share of the dataset's images that is made.
+        data_format: "native" (the dataset's own) or "raw" (memory-mapped shards).
+        data_source: "synthetic", or "real" for the site's own copy.
+        loader_workers: processes that load data, for each consumer; 0 loads in the worker.
+        precision: "fp32", "tf32" or "bf16".
+        cudnn_benchmark: let cuDNN search for its fastest kernels.
+        threads_per_device: CPU threads of one CPU device; the baseline has the same.
+        fabric: link condition; "default" is the site's own network.
+        learning_rate, momentum: of SGD.
+        seed: of the initial weights, the data and its order.
+        options: strategy options that differ from their defaults, sorted by name.
+    """
+
+    dataset: str
+    network: str
+    strategy: str
+    batch_size: int
+    nodes: int = 1
+    devices_per_node: int = 1
+    repeat: int = 0
+    epochs: int = 3
+    warmup_steps: int = 5
+    max_steps: int | None = None
+    data_scale: float = 1.0
+    data_format: str = "native"
+    data_source: str = "synthetic"
+    loader_workers: int = 0
+    precision: str = "fp32"
+    cudnn_benchmark: bool = True
+    threads_per_device: int = 1
+    fabric: str = "default"
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    seed: int = 0
+    options: tuple[tuple[str, OptionValue], ...] = ()
+
+    @property
+    def devices(self) -> int:
+        """Devices of the whole cell."""
+        return self.nodes * self.devices_per_node
+
+    @property
+    def geometry(self) -> str:
+        """``<nodes>x<devices per node>``."""
+        return f"{self.nodes}x{self.devices_per_node}"
+
+    @property
+    def variant(self) -> str:
+        """What differs from the defaults, as ``name=value`` pairs."""
+        pairs = [
+            f"{field.name}={_encode(getattr(self, field.name))}"
+            for field in fields(self)
+            if field.name not in _PLACED and getattr(self, field.name) != field.default
+        ]
+        pairs += [f"{name}={_encode(value)}" for name, value in self.options]
+        return ",".join(pairs)
+
+    @property
+    def id(self) -> str:
+        """The cell's path below ``results/<site>/cells/``."""
+        network = self.network.replace(":", "@")
+        strategy = self.strategy.replace(":", "@")
+        head = f"{self.dataset}/{network}/{strategy}/{self.geometry}"
+        return f"{head}/{self.variant}/rep{self.repeat}"
+
+    @classmethod
+    def from_id(cls, cell_id: str) -> Cell:
+        """Read a cell back from its path.
+
+        Raises:
+            ConfigError: the path is not one that :attr:`id` writes.
+        """
+        parts = cell_id.strip("/").split("/")
+        if len(parts) != 6 or not re.fullmatch(r"rep\d+", parts[5]):
+            raise ConfigError(
+                f"{cell_id!r} is not a cell: write "
+                "dataset/network/strategy/NxD/batch_size=...,.../repK"
+            )
+        nodes, devices_per_node = parse_geometry(parts[3], where=cell_id)
+        own = {field.name for field in fields(cls)} - set(_PLACED)
+        values: dict[str, Any] = {}
+        options: dict[str, OptionValue] = {}
+        for pair in parts[4].split(","):
+            name, equals, text = pair.partition("=")
+            if not equals:
+                raise ConfigError(f"{cell_id!r} is not a cell: {pair!r} is not name=value")
+            (values if name in own else options)[name] = _decode(text)
+        if "batch_size" not in values:
+            raise ConfigError(f"{cell_id!r} is not a cell: batch_size=... is missing")
+        for name in ("data_scale", "learning_rate", "momentum"):
+            if name in values:
+                values[name] = float(values[name])
+        cell = cls(
+            dataset=parts[0],
+            network=parts[1].replace("@", ":"),
+            strategy=parts[2].replace("@", ":"),
+            nodes=nodes,
+            devices_per_node=devices_per_node,
+            repeat=int(parts[5].removeprefix("rep")),
+            options=tuple(sorted(options.items())),
+            **values,
+        )
+        if cell.id != cell_id.strip("/"):
+            raise ConfigError(f"{cell_id!r} is not how this cell is written: use {cell.id!r}")
+        return cell
+
+    def option(self, name: str, default: Any = None) -> Any:
+        """The cell's own value of a strategy option, else ``default``."""
+        return dict(self.options).get(name, default)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, options as a mapping: the form that result.json holds."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**values, "options": dict(self.options)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Cell:
+        """Read the form that :meth:`to_dict` writes."""
+        options = tuple(sorted(values.get("options", {}).items()))
+        return cls(**{**values, "options": options})
+
+    def with_(self, **changes: Any) -> Cell:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+
+def parse_geometry(text: str, where: str) -> tuple[int, int]:
+    """Nodes and devices per node from ``"2x4"``.
+
+    Raises:
+        ConfigError: the text is not of that form.
+    """
+    match = _GEOMETRY.match(str(text))
+    if match is None:
+        raise ConfigError(
+            f"{where}: geometry {text!r} is not <nodes>x<devices per node>; write for example 2x4"
+        )
+    return int(match[1]), int(match[2])
+
+
+def _encode(value: OptionValue | None) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    text = str(value)
+    if not _SAFE.match(text):
+        raise ConfigError(
+            f"{text!r} cannot stand in a path: use letters, digits and the signs _ . : + @ - only"
+        )
+    return text
+
+
+def _decode(text: str) -> OptionValue | None:
+    literals: dict[str, OptionValue | None] = {"none": None, "true": True, "false": False}
+    if text in literals:
+        return literals[text]
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text

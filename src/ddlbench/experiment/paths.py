@@ -1,0 +1,77 @@
+"""Every path of the project, in one place.
+
+::
+
+    results/<site>/cells/<cell id>/result.json     last, atomic: the cell is done
+                                  /plan.json       who runs where, and how
+                                  /steps.csv       one row a step
+                                  /log.txt         what every rank printed
+    results/<site>/<experiment>/tables/*.csv
+                               /figures/*.png, *.pdf
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = [
+    "RESULTS",
+    "cell_dir",
+    "experiment_dir",
+    "figures_dir",
+    "project_root",
+    "result_file",
+    "schema_file",
+    "scratch_dir",
+    "tables_dir",
+]
+
+RESULTS = Path("results")
+
+
+def project_root() -> Path:
+    """The folder that holds the Snakefile: the working folder, one above it, or the checkout."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "Snakefile").is_file() and (folder / "config" / "schemas").is_dir():
+            return folder
+    return Path(__file__).resolve().parents[3]
+
+
+def schema_file(name: str) -> Path:
+    """Where the schema ``name`` ("experiment", "site") lies."""
+    return project_root() / "config" / "schemas" / f"{name}.schema.yaml"
+
+
+def cell_dir(site: str, cell_id: str) -> Path:
+    """Folder of one cell's measurement."""
+    return RESULTS / site / "cells" / cell_id
+
+
+def result_file(site: str, cell_id: str) -> Path:
+    """The file whose presence says that the cell is done."""
+    return cell_dir(site, cell_id) / "result.json"
+
+
+def experiment_dir(site: str, experiment: str) -> Path:
+    """Folder of one experiment's tables and figures."""
+    return RESULTS / site / experiment
+
+
+def tables_dir(site: str, experiment: str) -> Path:
+    """Folder of the tables."""
+    return experiment_dir(site, experiment) / "tables"
+
+
+def figures_dir(site: str, experiment: str) -> Path:
+    """Folder of the figures."""
+    return experiment_dir(site, experiment) / "figures"
+
+
+def scratch_dir(template: str) -> Path:
+    """A site's scratch folder, with environment variables and ``~`` filled in where it is read.
+
+    Read it on the node itself: ``$TMPDIR`` and ``$SLURM_JOB_ID`` differ from the login node's.
+    """
+    return Path(os.path.expandvars(template)).expanduser()

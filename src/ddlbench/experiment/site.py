@@ -1,0 +1,67 @@
+"""A site: the machine or cluster that cells run on."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import project_root
+from ddlbench.experiment.schema import check_against, fill_defaults, read_yaml
+
+__all__ = ["Site", "load_site"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a site file says; see ``config/schemas/site.schema.yaml`` for every key."""
+
+    name: str
+    description: str
+    device: Literal["cpu", "cuda"]
+    launcher: Literal["local", "slurm"]
+    nodes: int
+    devices_per_node: int
+    cpus_per_device: int
+    memory_per_device_mb: int | None
+    scratch: str
+    keep_data: bool
+    interface: str | None
+    cell_timeout_s: float
+    real_data: dict[str, str] = field(default_factory=dict)
+    slurm: dict[str, Any] = field(default_factory=dict)
+
+    def supports(self, cell: Cell) -> str | None:
+        """Why this site has no room for the cell; None when it has."""
+        if cell.nodes > self.nodes or cell.devices_per_node > self.devices_per_node:
+            return (
+                f"site {self.name} has {self.nodes} node(s) of {self.devices_per_node} device(s), "
+                f"the cell asks for {cell.geometry}"
+            )
+        if cell.data_source == "real" and cell.dataset not in self.real_data:
+            return f"site {self.name} names no real data for {cell.dataset}; add it to real_data"
+        if self.device == "cpu" and cell.precision == "tf32":
+            return "tf32 exists on GPUs only"
+        return None
+
+
+def load_site(name: str) -> Site:
+    """Read ``config/sites/<name>.yaml``, or the file itself when ``name`` is a path.
+
+    Raises:
+        ConfigError: there is no such site, or a key of it is wrong.
+    """
+    sites = project_root() / "config" / "sites"
+    path = Path(name) if name.endswith((".yaml", ".yml")) else sites / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in sites.glob("*.yaml"))) or "none yet"
+        raise ConfigError(f"site {name!r} has no file {path}; known sites: {known}")
+    values = read_yaml(path)
+    check_against("site", values, where=str(path))
+    values = fill_defaults("site", values)
+    if values["devices_per_node"] == "auto":
+        values["devices_per_node"] = len(os.sched_getaffinity(0))
+    return Site(name=path.stem, **values)

@@ -1,0 +1,60 @@
+"""From a torchvision model to a flat sequence: one element a block, cut anywhere.
+
+torchvision's models hold their blocks in nested sequences and call them in ``forward``. Here the
+first level of nesting goes: ``layer1.0`` becomes the element ``layer1_0``, ``features.3`` becomes
+``features_3``; what ``forward`` did between modules (pooling, flattening) becomes an element.
+The modules are torchvision's own, so parameters and results are those of the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+__all__ = ["flat_state_dict", "flatten", "out_of_place"]
+
+
+def flatten(model: nn.Module, head: str) -> nn.Sequential:
+    """Flat sequence with the same result as ``model``.
+
+    Args:
+        model: its ``forward`` calls its children in the order of their definition, averages
+            over height and width, flattens, and calls ``head``. Its modules are reused.
+        head: the child that takes the flattened features, of shape (N, features).
+    """
+    blocks: OrderedDict[str, nn.Module] = OrderedDict()
+    for name, child in model.named_children():
+        if name == head:
+            # MobileNetV2 averages in its forward, without a module.
+            blocks.setdefault("avgpool", nn.AdaptiveAvgPool2d((1, 1)))
+            blocks["flatten"] = nn.Flatten()
+        if isinstance(child, nn.Sequential):
+            blocks.update((f"{name}_{inner}", block) for inner, block in child.named_children())
+        else:
+            blocks[name] = child
+    return out_of_place(nn.Sequential(blocks))
+
+
+def out_of_place(network: nn.Sequential) -> nn.Sequential:
+    """Make ``network`` safe to cut at every boundary; results do not change.
+
+    An element that overwrites its input must not come first in a partition: the input is then a
+    tensor that another partition, or the recomputation of this one, still needs. Operations
+    inside a block stay in place.
+    """
+    for block in network:
+        if getattr(block, "inplace", False):
+            setattr(block, "inplace", False)  # noqa: B010 (a plain attribute, not a submodule)
+    return network
+
+
+def flat_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the entries of a torchvision state (pretrained weights, say) for the flat network.
+
+    >>> flat_state_dict({"layer1.0.conv1.weight": 1, "fc.bias": 2})
+    {'layer1_0.conv1.weight': 1, 'fc.bias': 2}
+    """
+    return {re.sub(r"^(\w+)\.(\d+)\.", r"\1_\2.", key): value for key, value in state.items()}

@@ -1,0 +1,45 @@
+"""ResNet-18, ResNet-50 and ResNet-152 (He et al. 2016), torchvision's.
+
+Blocks: ``conv1``, ``bn1``, ``relu``, ``maxpool``, the residual blocks ``layer1_0`` ...
+``layer4_2``, ``avgpool``, ``flatten``, ``fc``. Small images: the first convolution is 3x3 with
+stride 1 and there is no ``maxpool``, as in DDLBench (benchmark/{mnist,cifar10}).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.networks.flatten import flatten
+from ddlbench.networks.initialize import initialize
+from ddlbench.networks.torchvision_compat import models
+from ddlbench.networks.variant import is_small
+
+__all__ = ["resnet18", "resnet50", "resnet152"]
+
+
+def resnet18(spec: DatasetSpec) -> nn.Sequential:
+    """ResNet-18: (N, C, H, W) -> (N, num_classes)."""
+    return _resnet(models.resnet18, spec)
+
+
+def resnet50(spec: DatasetSpec) -> nn.Sequential:
+    """ResNet-50: (N, C, H, W) -> (N, num_classes)."""
+    return _resnet(models.resnet50, spec)
+
+
+def resnet152(spec: DatasetSpec) -> nn.Sequential:
+    """ResNet-152: (N, C, H, W) -> (N, num_classes)."""
+    return _resnet(models.resnet152, spec)
+
+
+def _resnet(torchvision_model: Callable[..., nn.Module], spec: DatasetSpec) -> nn.Sequential:
+    small = is_small(spec)
+    model = torchvision_model(num_classes=spec.num_classes)
+    if small:
+        model.conv1 = nn.Conv2d(spec.channels, 64, kernel_size=3, padding=1, bias=False)
+        initialize(model.conv1)
+        del model.maxpool
+    return flatten(model, head="fc")

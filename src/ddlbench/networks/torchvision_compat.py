@@ -1,0 +1,47 @@
+"""torchvision, importable also where its C++ operators cannot be loaded.
+
+The torchvision wheel of the package index is built for CUDA; beside a CPU-only torch its library
+``_C`` does not load. torchvision goes on without it until it describes the operators ``nms`` and
+``qnms``, which then do not exist, and the import fails although no network or dataset of this
+project calls them. Declaring their schemas is enough: calling one still fails, as it should.
+
+Import torchvision's parts from here, at least once before any ``import torchvision``.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+
+__all__ = ["datasets", "models", "ops", "transforms"]
+
+_OPERATORS = ("nms", "qnms")
+
+# A Library's declarations last only as long as the object.
+_declared: torch.library.Library | None = None
+
+
+def _missing_operators() -> list[str]:
+    return [name for name in _OPERATORS if not hasattr(torch.ops.torchvision, name)]
+
+
+def _import_torchvision() -> None:
+    """Import torchvision as it is; only if its operators are missing, declare them and retry."""
+    global _declared  # noqa: PLW0603
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:
+        missing = _missing_operators()
+        if not missing:
+            raise
+        # A fragment: torchvision's own definitions, if they ever load, are no second "DEF".
+        _declared = torch.library.Library("torchvision", "FRAGMENT")
+        for name in missing:
+            _declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        importlib.import_module("torchvision")
+
+
+_import_torchvision()
+
+from torchvision import datasets, models, ops, transforms  # noqa: E402

@@ -1,0 +1,60 @@
+"""VGG-11 and VGG-16 (Simonyan and Zisserman 2015), without batch normalisation.
+
+Blocks: the convolutions, ReLUs and poolings ``features_0``, ``features_1``, ..., ``avgpool``,
+``flatten``, and the classifier. ImageNet and Highres: torchvision's, with three linear layers
+(``classifier_0`` ... ``classifier_6``). Small images: one linear layer (``classifier``), as in
+DDLBench (benchmark/{mnist,cifar10}), so that VGG-11 has 9 layers with weights instead of 11.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import nn
+
+from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.networks.flatten import flatten
+from ddlbench.networks.initialize import initialize
+from ddlbench.networks.torchvision_compat import models
+from ddlbench.networks.variant import is_small
+
+__all__ = ["vgg11", "vgg16"]
+
+# Output channels of the convolutions between one pooling and the next.
+_Stages = tuple[tuple[int, ...], ...]
+_VGG11: _Stages = ((64,), (128,), (256,) * 2, (512,) * 2, (512,) * 2)
+_VGG16: _Stages = ((64,) * 2, (128,) * 2, (256,) * 3, (512,) * 3, (512,) * 3)
+
+
+def vgg11(spec: DatasetSpec) -> nn.Sequential:
+    """VGG-11 (configuration A): (N, C, H, W) -> (N, num_classes)."""
+    if is_small(spec):
+        return _small_vgg(_VGG11, spec)
+    return flatten(models.vgg11(num_classes=spec.num_classes), head="classifier")
+
+
+def vgg16(spec: DatasetSpec) -> nn.Sequential:
+    """VGG-16 (configuration D): (N, C, H, W) -> (N, num_classes)."""
+    if is_small(spec):
+        return _small_vgg(_VGG16, spec)
+    return flatten(models.vgg16(num_classes=spec.num_classes), head="classifier")
+
+
+def _small_vgg(stages: _Stages, spec: DatasetSpec) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    channels, side = spec.channels, min(spec.height, spec.width)
+    for stage in stages:
+        for out_channels in stage:
+            layers += [nn.Conv2d(channels, out_channels, kernel_size=3, padding=1), nn.ReLU()]
+            channels = out_channels
+        # MNIST's 28 pixels are one after four poolings; a fifth would leave none.
+        if side >= 2:
+            layers.append(nn.MaxPool2d(kernel_size=2, stride=2))
+            side //= 2
+    blocks = OrderedDict((f"features_{index}", layer) for index, layer in enumerate(layers))
+    blocks["avgpool"] = nn.AdaptiveAvgPool2d((1, 1))
+    blocks["flatten"] = nn.Flatten()
+    blocks["classifier"] = nn.Linear(channels, spec.num_classes)
+    network = nn.Sequential(blocks)
+    initialize(network)
+    return network

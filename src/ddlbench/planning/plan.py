@@ -1,0 +1,62 @@
+"""plan.json: who runs where, and how; what run and predict both read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddlbench.experiment.atomic import digest_of
+from ddlbench.experiment.cell import Cell
+from ddlbench.planning.strategy import Process, strategy_of
+
+__all__ = ["Plan", "make_plan"]
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A cell's processes and what its strategy fixes beside them."""
+
+    cell: Cell
+    processes: tuple[Process, ...]
+    details: dict[str, Any]
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return len(self.processes)
+
+    def on_node(self, node: int) -> tuple[Process, ...]:
+        """The processes of one node."""
+        return tuple(process for process in self.processes if process.node == node)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The form that plan.json holds."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "cell": self.cell.to_dict(),
+            "processes": [process.to_dict() for process in self.processes],
+            "details": self.details,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
+        """Read the form that :meth:`to_dict` writes."""
+        return cls(
+            cell=Cell.from_dict(values["cell"]),
+            processes=tuple(Process.from_dict(entry) for entry in values["processes"]),
+            details=dict(values["details"]),
+        )
+
+    @property
+    def digest(self) -> str:
+        """Digest that results name their plan by."""
+        return digest_of(self.to_dict())
+
+
+def make_plan(cell: Cell) -> Plan:
+    """The plan of a cell that its strategy supports."""
+    strategy = strategy_of(cell.strategy)
+    return Plan(cell, strategy.placement(cell), strategy.details(cell))

@@ -1,0 +1,137 @@
+"""Building by name: equal weights from equal seeds, a user's own network, and clear errors."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.registry import NETWORKS
+from ddlbench.networks import block_names, build, num_layers, num_parameters, without_dropout
+
+CIFAR10 = DATASETS["cifar10"]
+
+
+@pytest.fixture
+def user_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module of the user's, importable as ``user_networks``."""
+    module = ModuleType("user_networks")
+    monkeypatch.setitem(sys.modules, "user_networks", module)
+    return module
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_same_seed_gives_same_weights_and_another_seed_does_not(network: str) -> None:
+    first, same, other = (build(network, CIFAR10, seed).state_dict() for seed in (7, 7, 8))
+    assert all(torch.equal(first[key], same[key]) for key in first)
+    assert any(not torch.equal(first[key], other[key]) for key in first)
+
+
+def test_weights_do_not_depend_on_the_global_generator_nor_move_it() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = build("mobilenetv2", CIFAR10, seed=7)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    second = build("mobilenetv2", CIFAR10, seed=7)
+    for one, two in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_built_on_the_cpu_whatever_the_default_device() -> None:
+    with torch.device("meta"):
+        network = build("mobilenetv2", CIFAR10, seed=7)
+    assert {parameter.device.type for parameter in network.parameters()} == {"cpu"}
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_no_block_overwrites_its_input(network: str, dataset: str) -> None:
+    if dataset == "highres":
+        pytest.skip("the same networks as for ImageNet")
+    with torch.device("meta"):
+        blocks = build(network, DATASETS[dataset], seed=1)
+    for name, block in blocks.named_children():
+        first = next(module for module in block.modules() if not list(module.children()))
+        assert not getattr(first, "inplace", False), name
+
+
+def test_names_and_counts() -> None:
+    network = build("resnet18", CIFAR10, seed=1)
+    assert block_names(network) == [
+        *("conv1", "bn1", "relu"),
+        *(f"layer{stage}_{index}" for stage in (1, 2, 3, 4) for index in (0, 1)),
+        *("avgpool", "flatten", "fc"),
+    ]
+    assert num_parameters(network) == 11_173_962
+    assert num_layers(build("vgg11", CIFAR10, seed=1)) == 9
+
+
+def test_without_dropout() -> None:
+    with torch.device("meta"):
+        network = nn.Sequential(nn.Dropout(0.5), nn.Sequential(nn.Dropout2d(0.1)), nn.ReLU())
+    assert without_dropout(network) is network
+    assert [network[0].p, network[1][0].p] == [0, 0]
+
+
+def test_users_own_network(user_module: ModuleType) -> None:
+    def tiny(spec: DatasetSpec) -> nn.Sequential:
+        features = spec.channels * spec.height * spec.width
+        return nn.Sequential(
+            nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(features, spec.num_classes)
+        )
+
+    user_module.tiny = tiny  # type: ignore[attr-defined]
+    network = build("user_networks:tiny", CIFAR10, seed=3)
+    assert network(torch.randn(2, *CIFAR10.shape)).shape == (2, 10)
+    assert not network[0].inplace
+    again = build("user_networks:tiny", CIFAR10, seed=3)
+    assert torch.equal(network[2].weight, again[2].weight)
+
+
+class OwnForward(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + super().forward(x)
+
+
+def _shared() -> nn.Sequential:
+    linear = nn.Linear(4, 4)
+    return nn.Sequential(linear, nn.ReLU(), linear)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda spec: nn.Linear(2, 2), "must return a torch.nn.Sequential.*not Linear"),
+        (lambda spec: None, "must return a torch.nn.Sequential.*not NoneType"),
+        (lambda spec: OwnForward(nn.ReLU()), "OwnForward has a forward of its own"),
+        (lambda spec: nn.Sequential(), "has no blocks"),
+        (lambda spec: _shared(), "shares a parameter between its blocks '0' and '2'"),
+        (3, "is not callable"),
+    ],
+)
+def test_what_cannot_be_cut_is_a_config_error(
+    user_module: ModuleType, returned: object, message: str
+) -> None:
+    user_module.bad = returned  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=message):
+        build("user_networks:bad", CIFAR10, seed=1)
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(ConfigError, match="unknown network 'alexnet'"):
+        build("alexnet", CIFAR10, seed=1)
+    with pytest.raises(ConfigError, match="cannot load 'no_such_module:net'"):
+        build("no_such_module:net", CIFAR10, seed=1)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_large_images_have_three_channels(network: str) -> None:
+    gray = DatasetSpec("gray", "Gray", 10, 1, 224, 224, 10, 10, "raw")
+    with pytest.raises(ConfigError, match="read 3 channels, but dataset 'gray' has 1"):
+        build(network, gray, seed=1)

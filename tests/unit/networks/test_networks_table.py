@@ -1,0 +1,53 @@
+"""The table of docs/networks.md is what the command prints, and DDLBench's counts are in it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.registry import NETWORKS
+from ddlbench.networks.summary import markdown_table
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "networks.md"
+
+# Parameters of DDLBench's own networks for small images; MNIST has one input channel.
+SMALL = {
+    "resnet18": (11_172_810, 11_173_962),
+    "resnet50": (23_519_690, 23_520_842),
+    "resnet152": (58_155_466, 58_156_618),
+    "vgg11": (9_224_458, 9_225_610),
+    "vgg16": (14_718_666, 14_719_818),
+    "mobilenetv2": (2_296_346, 2_296_922),
+}
+
+
+def _rows() -> dict[tuple[str, str], list[str]]:
+    rows = [line.strip("| ").split(" | ") for line in markdown_table().splitlines()[2:]]
+    return {(row[0], row[1]): row[2:] for row in rows}
+
+
+def test_one_row_a_pair() -> None:
+    assert list(_rows()) == [(network, dataset) for network in NETWORKS for dataset in DATASETS]
+
+
+@pytest.mark.parametrize("network", SMALL)
+def test_parameters_of_small_networks(network: str) -> None:
+    rows = _rows()
+    counts = tuple(int(rows[network, name][-1].replace(",", "")) for name in ("mnist", "cifar10"))
+    assert counts == SMALL[network]
+
+
+@pytest.mark.parametrize(("dataset", "layers"), [("mnist", "9"), ("imagenet", "11")])
+def test_layers_of_vgg11(dataset: str, layers: str) -> None:
+    assert _rows()["vgg11", dataset][2] == layers
+
+
+def test_document_holds_the_printed_table() -> None:
+    printed = subprocess.run(
+        [sys.executable, "-m", "ddlbench.networks"], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.strip() in DOCUMENT.read_text()
