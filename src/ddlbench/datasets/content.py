@@ -29,8 +29,8 @@ _SLICES = 1_048_573  # places a slice of noise can begin; the largest prime unde
 _MAX_PLANES = 37
 _WAVES = 6
 _MAX_FREQUENCY = 3
-_SIGNAL = (20, 199)  # grey levels of a plane; with the noise below, sums stay under 256
-_NOISE_LEVELS = 40
+_SIGNAL = (16, 168)  # grey levels of a plane; with the noise below, sums stay under 256
+_NOISE_LEVELS = 72
 _BRIGHTNESS_LEVELS = 16
 _BRIGHTNESS_PERIOD = 1 << 18  # places of the bank; longer than an image of MNIST or CIFAR
 _COS_ONE = 1 << 12  # waves are summed in integers, alike on every processor
@@ -44,6 +44,7 @@ class Recipe:
         labels: the class.
         shifts: how far the planes are moved, in places of a flattened plane.
         slices: where in the bank the noise begins.
+
     """
 
     labels: np.ndarray
@@ -63,10 +64,12 @@ class Content:
     Args:
         spec: which dataset.
         seed: another seed gives other patterns, labels and noise.
+
     """
 
     def __init__(self, spec: DatasetSpec, seed: int) -> None:
         self.spec = spec
+        self.seed = seed
         self._name = (spec.name, seed)
         self._plane_size = spec.height * spec.width
         num_planes = _num_planes(spec)
@@ -110,6 +113,7 @@ class Content:
 
         Returns:
             ``out``.
+
         """
         shape = (len(recipe), *self.spec.shape)
         out = np.empty(shape, np.uint8) if out is None else out
@@ -148,7 +152,7 @@ class Content:
         return planes
 
     def _draw_noise(self) -> np.ndarray:
-        """The bank of noise, uint8; a slow rise and fall in it makes images lighter or darker."""
+        """Draw the bank of noise, uint8; its slow rise and fall makes images light or dark."""
         length = _SLICES + self.spec.image_bytes
         words = RandomWords(*self._name, "noise").take(0, -(-length // 8))
         noise = words.astype("<u8", copy=False).view(np.uint8)[:length].astype(np.uint16)
@@ -158,12 +162,12 @@ class Content:
 
 
 def _table(function: np.ufunc, turns: np.ndarray) -> np.ndarray:
-    """``function`` of an angle given in turns, as int64 in units of 1 / 4096."""
+    """Tabulate ``function`` of an angle given in turns, as int64 in units of 1 / 4096."""
     return np.rint(function(2 * np.pi * turns) * _COS_ONE).astype(np.int64)
 
 
 def _num_planes(spec: DatasetSpec) -> int:
-    """The smallest prime number of planes that gives every class its own code."""
+    """Find the smallest prime number of planes that gives every class its own code."""
     needed = spec.num_classes if spec.channels == 1 else int(np.ceil(np.sqrt(spec.num_classes)))
     number = max(3, needed, min(spec.num_classes, _MAX_PLANES))
     while any(number % factor == 0 for factor in range(2, int(number**0.5) + 1)):
@@ -172,7 +176,7 @@ def _num_planes(spec: DatasetSpec) -> int:
 
 
 def _class_codes(num_classes: int, channels: int, num_planes: int) -> np.ndarray:
-    """The plane of every class and channel; int64 (num_classes, channels).
+    """Choose the plane of every class and channel; int64 (num_classes, channels).
 
     Class ``q * p + r`` has plane ``(r + channel * q) mod p``: with ``p`` prime and at least as
     many planes as channels, two classes agree in at most one channel.

@@ -22,6 +22,7 @@ class RandomWords:
     Args:
         parts: what the sequence is for, e.g. ``("mnist", 7, "labels")``; sequences of
             different names are independent.
+
     """
 
     def __init__(self, *parts: str | int) -> None:

@@ -12,6 +12,7 @@ added to a matrix therefore leaves every other path as it was.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -23,8 +24,11 @@ __all__ = ["Cell", "OptionValue", "parse_geometry"]
 
 OptionValue = bool | int | float | str
 
-_GEOMETRY = re.compile(r"^([1-9]\d*)x([1-9]\d*)$")
-_SAFE = re.compile(r"^[A-Za-z0-9_.:+@-]+$")
+_GEOMETRY = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)")
+_SAFE = re.compile(r"[A-Za-z0-9_.:+@-]+")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_.]+)?")
+_OPTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LONGEST_FOLDER_NAME = 255
 # Fields that have a place of their own in the path; all others appear by name when not default.
 _PLACED = ("dataset", "network", "strategy", "nodes", "devices_per_node", "repeat", "options")
 
@@ -52,6 +56,10 @@ class Cell:
         learning_rate, momentum: of SGD.
         seed: of the initial weights, the data and its order.
         options: strategy options that differ from their defaults, sorted by name.
+
+    Raises:
+        ConfigError: a value cannot stand in a path, or would not be read back from it.
+
     """
 
     dataset: str
@@ -76,6 +84,30 @@ class Cell:
     momentum: float = 0.9
     seed: int = 0
     options: tuple[tuple[str, OptionValue], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Bring values into their one form: equal cells have equal paths, plans and digests."""
+        for name in ("dataset", "network", "strategy"):
+            if not _NAME.fullmatch(getattr(self, name)):
+                raise ConfigError(
+                    f"{name} {getattr(self, name)!r} cannot stand in a path: use letters, digits "
+                    "and the signs _ . - only, or package.module:attribute"
+                )
+        for name in _FLOATS:
+            object.__setattr__(self, name, float(getattr(self, name)))
+        for name, _ in self.options:
+            if name in _FIELDS or not _OPTION.fullmatch(name):
+                raise ConfigError(
+                    f"strategy {self.strategy} cannot have an option {name!r}: use letters, digits "
+                    "and _ only, and no name that a cell's own field has"
+                )
+        options = sorted((name, _read_option(_encode(value))) for name, value in self.options)
+        object.__setattr__(self, "options", tuple(options))
+        if len(self.variant) > _LONGEST_FOLDER_NAME:
+            raise ConfigError(
+                f"{self.variant!r} is longer than the {_LONGEST_FOLDER_NAME} characters that a "
+                "folder's name can have; change fewer settings at once"
+            )
 
     @property
     def devices(self) -> int:
@@ -112,6 +144,7 @@ class Cell:
 
         Raises:
             ConfigError: the path is not one that :attr:`id` writes.
+
         """
         parts = cell_id.strip("/").split("/")
         if len(parts) != 6 or not re.fullmatch(r"rep\d+", parts[5]):
@@ -120,19 +153,18 @@ class Cell:
                 "dataset/network/strategy/NxD/batch_size=...,.../repK"
             )
         nodes, devices_per_node = parse_geometry(parts[3], where=cell_id)
-        own = {field.name for field in fields(cls)} - set(_PLACED)
         values: dict[str, Any] = {}
         options: dict[str, OptionValue] = {}
         for pair in parts[4].split(","):
             name, equals, text = pair.partition("=")
             if not equals:
                 raise ConfigError(f"{cell_id!r} is not a cell: {pair!r} is not name=value")
-            (values if name in own else options)[name] = _decode(text)
+            if name in _VARIED:
+                values[name] = _read_field(name, text, cell_id)
+            else:
+                options[name] = _read_option(text)
         if "batch_size" not in values:
             raise ConfigError(f"{cell_id!r} is not a cell: batch_size=... is missing")
-        for name in ("data_scale", "learning_rate", "momentum"):
-            if name in values:
-                values[name] = float(values[name])
         cell = cls(
             dataset=parts[0],
             network=parts[1].replace("@", ":"),
@@ -140,7 +172,7 @@ class Cell:
             nodes=nodes,
             devices_per_node=devices_per_node,
             repeat=int(parts[5].removeprefix("rep")),
-            options=tuple(sorted(options.items())),
+            options=tuple(options.items()),
             **values,
         )
         if cell.id != cell_id.strip("/"):
@@ -148,7 +180,7 @@ class Cell:
         return cell
 
     def option(self, name: str, default: Any = None) -> Any:
-        """The cell's own value of a strategy option, else ``default``."""
+        """Return the cell's own value of a strategy option, else ``default``."""
         return dict(self.options).get(name, default)
 
     def to_dict(self) -> dict[str, Any]:
@@ -159,11 +191,10 @@ class Cell:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Cell:
         """Read the form that :meth:`to_dict` writes."""
-        options = tuple(sorted(values.get("options", {}).items()))
-        return cls(**{**values, "options": options})
+        return cls(**{**values, "options": tuple(values.get("options", {}).items())})
 
     def with_(self, **changes: Any) -> Cell:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)
 
 
@@ -172,13 +203,20 @@ def parse_geometry(text: str, where: str) -> tuple[int, int]:
 
     Raises:
         ConfigError: the text is not of that form.
+
     """
-    match = _GEOMETRY.match(str(text))
+    match = _GEOMETRY.fullmatch(str(text))
     if match is None:
         raise ConfigError(
             f"{where}: geometry {text!r} is not <nodes>x<devices per node>; write for example 2x4"
         )
     return int(match[1]), int(match[2])
+
+
+# Each field's declared type, as the text of its annotation ("int", "int | None", ...).
+_FIELDS: dict[str, str] = {field.name: str(field.type) for field in fields(Cell)}
+_VARIED = {name: kind for name, kind in _FIELDS.items() if name not in _PLACED}
+_FLOATS = tuple(name for name, kind in _FIELDS.items() if kind == "float")
 
 
 def _encode(value: OptionValue | None) -> str:
@@ -189,20 +227,43 @@ def _encode(value: OptionValue | None) -> str:
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     text = str(value)
-    if not _SAFE.match(text):
+    if not _SAFE.fullmatch(text):
         raise ConfigError(
             f"{text!r} cannot stand in a path: use letters, digits and the signs _ . : + @ - only"
         )
     return text
 
 
-def _decode(text: str) -> OptionValue | None:
-    literals: dict[str, OptionValue | None] = {"none": None, "true": True, "false": False}
-    if text in literals:
-        return literals[text]
+def _number(text: str) -> int | float | None:
+    """Find the finite number that :func:`_encode` writes as ``text``; None when there is none."""
     for read in (int, float):
         try:
-            return read(text)
+            value = read(text)
         except ValueError:
             continue
-    return text
+        if math.isfinite(value) and _encode(value) == text:
+            return value
+    return None
+
+
+def _read_option(text: str) -> OptionValue:
+    """Read an option: what looks like true, false or a number is one, all else is a text."""
+    if text in ("true", "false"):
+        return text == "true"
+    number = _number(text)
+    return text if number is None else number
+
+
+def _read_field(name: str, text: str, cell_id: str) -> OptionValue | None:
+    """Read a cell's own field as the type that the field declares."""
+    kind = _VARIED[name]
+    if kind == "str":
+        return text
+    if kind == "bool" and text in ("true", "false"):
+        return text == "true"
+    if "None" in kind and text == "none":
+        return None
+    number = _number(text)
+    if number is not None and (kind == "float" or (kind != "bool" and isinstance(number, int))):
+        return number
+    raise ConfigError(f"{cell_id!r} is not a cell: {name}={text} is not of type {kind}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.schema import check_against, fill_defaults
 
 __all__ = ["Experiment", "parse_experiment"]
@@ -26,6 +27,7 @@ class Experiment:
         exclude: cells of the product to leave out.
         include: further cells, written out by hand.
         where: the file's name, for messages.
+
     """
 
     name: str
@@ -44,10 +46,17 @@ def parse_experiment(config: Mapping[str, Any], where: str = "config") -> Experi
     """Validate a configuration and fill its defaults.
 
     Raises:
-        ConfigError: a key is unknown, missing, or has a value its schema forbids.
+        ConfigError: a key is unknown, missing, or has a value its schema forbids; or one group
+            gives both batch keys.
+
     """
     values = dict(config)
     check_against("experiment", values, where)
+    for place, layer in _layers(values):
+        if {"batch_size", "batch_per_device"} <= set(layer):
+            raise ConfigError(
+                f"{where}: {place}: gives batch_size and batch_per_device; keep one of them"
+            )
     values = fill_defaults("experiment", values)
     return Experiment(
         name=values["experiment"],
@@ -61,3 +70,13 @@ def parse_experiment(config: Mapping[str, Any], where: str = "config") -> Experi
         include=values["include"],
         where=where,
     )
+
+
+def _layers(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every group of settings that is laid over others, and its place in the file."""
+    yield "settings", values.get("settings", {})
+    yield "matrix", values["matrix"]
+    for number, rule in enumerate(values.get("overrides", [])):
+        yield f"overrides.{number}.set", rule["set"]
+    for number, entry in enumerate(values.get("include", [])):
+        yield f"include.{number}", entry

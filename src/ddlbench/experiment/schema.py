@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 from jsonschema import Draft202012Validator, ValidationError
-from jsonschema.exceptions import best_match
+from jsonschema.exceptions import best_match, relevance
+from jsonschema.validators import extend
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import schema_file
@@ -20,22 +22,26 @@ __all__ = ["check", "check_against", "fill_defaults", "nearest", "read_yaml"]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file's mapping.
+    """Read a YAML file's mapping.
 
     Raises:
         ConfigError: the file is missing, is no YAML, or holds no mapping.
+
     """
     try:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as text: {error}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", "cannot be read")
         raise ConfigError(f"{path}{line}: not valid YAML: {problem}") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{path}: must hold 'key: value' lines")
+        kind = "a list" if isinstance(value, list) else "empty" if value is None else "one value"
+        raise ConfigError(f"{path}: is {kind}; write 'key: value' lines")
     return value
 
 
@@ -43,9 +49,10 @@ def check(value: Any, schema: Mapping[str, Any], where: str) -> None:
     """Validate ``value``.
 
     Raises:
-        ConfigError: naming the deepest key at fault, as ``where: a.b: what to write``.
+        ConfigError: naming one key at fault, as ``where: a.b: what is wrong; what to write``.
+
     """
-    error = best_match(Draft202012Validator(schema).iter_errors(value))
+    error = best_match(_Validator(schema).iter_errors(value), key=_relevance)
     if error is not None:
         raise ConfigError(f"{where}: {_sentence(error)}")
 
@@ -66,10 +73,12 @@ def fill_defaults(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """A closing remark: the likely spelling if one is near, else all known words."""
+    """Write a closing remark: the likely spelling if one is near, else all known words."""
     known = sorted(known)
     close = difflib.get_close_matches(str(word), known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(known)}" if known else "there are none"
 
 
 def _filled(schema: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,41 +91,144 @@ def _filled(schema: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, An
     return filled
 
 
+def _is_integer(_: object, value: object) -> bool:
+    """JSON schema takes 2.0 for an integer; a count in Python and in a path is 2."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(_: object, value: object) -> bool:
+    """YAML can write .nan and .inf; no setting means one of them."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+_Validator = extend(
+    Draft202012Validator,
+    type_checker=Draft202012Validator.TYPE_CHECKER.redefine_many(
+        {"integer": _is_integer, "number": _is_number}
+    ),
+)
+
+
+def _relevance(error: ValidationError) -> Any:
+    """Outer keys first; a misspelt key before the required key that it leaves missing."""
+    return -len(error.path), error.validator == "additionalProperties", relevance(error)
+
+
 def _sentence(error: ValidationError) -> str:
     place = ".".join(str(part) for part in error.absolute_path)
-    at = f"{place}: " if place else ""
-    schema: Mapping[str, Any] = error.schema if isinstance(error.schema, Mapping) else {}
-    rule, wanted, got = error.validator, error.validator_value, error.instance
-    if rule == "additionalProperties":
-        known = list(schema.get("properties", {}))
-        key = next(k for k in got if k not in known)
-        return f"{at}{key!r} is not a key here; {nearest(key, known)}"
-    if rule == "required":
-        missing = next(k for k in wanted if k not in got)
-        return f"{at}{missing!r} is missing; {_about(schema, missing)}"
-    if rule == "type":
-        kinds = [wanted] if isinstance(wanted, str) else wanted
-        return f"{at}{got!r} is not {' or '.join(_KINDS.get(k, k) for k in kinds)}"
-    if rule == "enum":
-        remark = nearest(got, [str(option) for option in wanted])
-        return f"{at}{got!r} is not allowed; {remark}"
-    if rule in ("minimum", "exclusiveMinimum"):
-        least = "at least" if rule == "minimum" else "more than"
-        return f"{at}{got!r} is too small; write {least} {wanted}"
-    if rule in ("maximum", "exclusiveMaximum"):
-        most = "at most" if rule == "maximum" else "less than"
-        return f"{at}{got!r} is too large; write {most} {wanted}"
-    if rule in ("minItems", "minProperties"):
-        return f"{at}must not be empty"
-    about = schema.get("description", "")
-    return f"{at}{got!r} does not fit; {about}" if about else f"{at}{error.message}"
+    write = _SENTENCES.get(str(error.validator), _other)
+    return f"{place}: {write(error)}" if place else write(error)
 
 
-def _about(schema: Mapping[str, Any], key: str) -> str:
-    about = schema.get("properties", {}).get(key, {}).get("description", "")
-    return f"it says: {about}" if about else "please add it"
+def _unknown_key(error: ValidationError) -> str:
+    known = list(_schema_of(error).get("properties", {}))
+    key = next(key for key in _instance(error) if key not in known)
+    return f"{key!r} is not a key here; {nearest(key, known)}"
 
 
+def _missing_key(error: ValidationError) -> str:
+    key = next(key for key in _rule(error) if key not in _instance(error))
+    return (
+        f"{key!r} is missing; add it{_told(_schema_of(error).get('properties', {}).get(key, {}))}"
+    )
+
+
+def _wrong_type(error: ValidationError) -> str:
+    kinds = [_rule(error)] if isinstance(_rule(error), str) else list(_rule(error))
+    got = _instance(error)
+    told = _told(_schema_of(error))
+    if got is None:
+        return f"is empty; write {_kinds(kinds)}, or leave the key out{told}"
+    return f"{_shown(got)} is not {_kinds(kinds)}{_spelling(kinds, got)}{told}"
+
+
+def _no_choice(error: ValidationError) -> str:
+    choices = [str(option) for option in _rule(error)]
+    few = len(choices) <= _FEW
+    remark = f"write {_either(choices)}" if few else nearest(_instance(error), choices)
+    return f"{_shown(_instance(error))} is not allowed; {remark}"
+
+
+def _out_of_range(error: ValidationError) -> str:
+    words = _LIMITS[str(error.validator)]
+    return f"{_shown(_instance(error))} is {words} {_rule(error)}{_told(_schema_of(error))}"
+
+
+def _empty(error: ValidationError) -> str:
+    remark = "" if _instance(error) == "" else "; write at least one value"
+    return f"must not be empty{remark}{_told(_schema_of(error))}"
+
+
+def _other(error: ValidationError) -> str:
+    told = _told(_schema_of(error)) or f": {error.message.splitlines()[0]}"
+    return f"{_shown(_instance(error))} does not fit{told}"
+
+
+_LIMITS = {
+    "minimum": "too small; write at least",
+    "exclusiveMinimum": "too small; write more than",
+    "maximum": "too large; write at most",
+    "exclusiveMaximum": "too large; write less than",
+}
+_SENTENCES: dict[str, Callable[[ValidationError], str]] = {
+    "additionalProperties": _unknown_key,
+    "required": _missing_key,
+    "type": _wrong_type,
+    "enum": _no_choice,
+    **dict.fromkeys(_LIMITS, _out_of_range),
+    **dict.fromkeys(("minItems", "minProperties", "minLength"), _empty),
+}
+
+
+# jsonschema types these three loosely, as they are unset until an error is raised.
+def _schema_of(error: ValidationError) -> Mapping[str, Any]:
+    return error.schema if isinstance(error.schema, Mapping) else {}
+
+
+def _rule(error: ValidationError) -> Any:
+    return error.validator_value
+
+
+def _instance(error: ValidationError) -> Any:
+    return error.instance
+
+
+def _told(schema: Mapping[str, Any]) -> str:
+    """Quote what a schema says of itself."""
+    return f" ({schema['description'].rstrip('.')})" if "description" in schema else ""
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def _kinds(kinds: Sequence[str]) -> str:
+    return _either([_KINDS.get(kind, kind) for kind in kinds])
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _spelling(kinds: Sequence[str], got: object) -> str:
+    """Guess what the user meant where YAML read the value as another type."""
+    if "array" in kinds and isinstance(got, str | int | float):
+        return f"; write [{got}]"
+    if {"integer", "number"} & set(kinds) and isinstance(got, str | float):
+        try:
+            number = float(got)
+        except ValueError:
+            return ""
+        if number.is_integer():
+            return f"; write {number:.0f}"
+        if "number" in kinds and math.isfinite(number):
+            return f"; write {number!r}"
+    return ""
+
+
+_LONGEST_SHOWN = 60
+_FEW = 5
 _KINDS = {
     "integer": "a whole number",
     "number": "a number",
@@ -124,5 +236,5 @@ _KINDS = {
     "boolean": "true or false",
     "array": "a list",
     "object": "a group of 'key: value' lines",
-    "null": "empty (null)",
+    "null": "empty",
 }

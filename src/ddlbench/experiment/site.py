@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import project_root
-from ddlbench.experiment.schema import check_against, fill_defaults, read_yaml
+from ddlbench.experiment.schema import check_against, fill_defaults, nearest, read_yaml
 
 __all__ = ["Site", "load_site"]
 
@@ -53,15 +53,21 @@ def load_site(name: str) -> Site:
 
     Raises:
         ConfigError: there is no such site, or a key of it is wrong.
+
     """
     sites = project_root() / "config" / "sites"
     path = Path(name) if name.endswith((".yaml", ".yml")) else sites / f"{name}.yaml"
     if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in sites.glob("*.yaml"))) or "none yet"
-        raise ConfigError(f"site {name!r} has no file {path}; known sites: {known}")
+        remark = nearest(name, [found.stem for found in sites.glob("*.yaml")])
+        raise ConfigError(f"site {name!r} has no file {path}; {remark}")
     values = read_yaml(path)
     check_against("site", values, where=str(path))
     values = fill_defaults("site", values)
     if values["devices_per_node"] == "auto":
+        if values["launcher"] != "local" or values["device"] != "cpu":
+            raise ConfigError(
+                f"{path}: devices_per_node: auto counts this machine's cores; write the number of "
+                "devices that one node has"
+            )
         values["devices_per_node"] = len(os.sched_getaffinity(0))
     return Site(name=path.stem, **values)

@@ -19,6 +19,7 @@ def is_small(spec: DatasetSpec) -> bool:
 
     Raises:
         ConfigError: large images whose channels torchvision's networks do not read.
+
     """
     if max(spec.height, spec.width) <= _LARGEST_SMALL_SIDE:
         return True

@@ -73,9 +73,7 @@ class GPipe(Strategy):
 def torchgpipe_limits(cell: Cell, balance: object) -> str | None:
     """What torchgpipe cannot do with this cell; None when it can."""
     if cell.nodes > 1:
-        return (
-            f"torchgpipe drives the devices of one node and cannot span {cell.nodes}; write 1xD"
-        )
+        return f"torchgpipe drives the devices of one node and cannot span {cell.nodes}; write 1xD"
     parts = str(balance).split("+")
     if parts[0].isdigit() and len(parts) != cell.devices:
         return f"balance {balance} has {len(parts)} parts for {cell.devices} devices"

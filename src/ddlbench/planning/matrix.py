@@ -3,7 +3,7 @@
 ::
 
     settings < axes of the matrix < strategy options < overrides (in order)      -> a point
-    point -> cell, its base (the sequential cell of the same settings), or why it cannot run
+    point -> cell, its base (the sequential cell of the same axes), or why it cannot run
 
 A combination that the product makes and a strategy cannot run is *unsupported*: a row with a
 reason and no job. The same combination written by hand under ``include`` is an error.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -30,7 +30,8 @@ from ddlbench.planning.strategy import Strategy, normalise, strategy_of
 __all__ = ["MatrixRow", "expand"]
 
 _FIELDS = {field.name for field in fields(Cell)}
-_BASE = {"strategy": "sequential", "geometry": "1x1", "fabric": "default"}
+_DEFAULTS = {field.name: field.default for field in fields(Cell) if field.default is not MISSING}
+_BASELINE = "sequential"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class MatrixRow:
         base_id: id of the sequential cell its speed-up is measured against; None where the
             experiment has none.
         unsupported: why it is not run; None when it is.
+
     """
 
     cell: Cell
@@ -54,24 +56,22 @@ def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
 
     Raises:
         ConfigError: a name is unknown, a value is wrong, or a cell written by hand cannot run.
+
     """
-    chosen: dict[str, tuple[Cell, str, str | None]] = {}
-    for point in _product(experiment):
-        for repeat in range(experiment.repeats):
-            cell = _cell(point, repeat, experiment.where)
-            reason = _unsupported(cell, site)
-            base = _cell(_base_point(experiment, point), repeat, experiment.where)
-            chosen.setdefault(cell.id, (cell, base.id, reason))
+    _check_names(experiment)
+    chosen: dict[str, tuple[Cell, str | None, str | None]] = {}
+    for point, base_point in _product(experiment):
+        cell = _cell(point, experiment.where)
+        base = _base(base_point, experiment.where)
+        _choose(chosen, cell, base, _unsupported(cell, site), experiment.repeats)
     for number, entry in enumerate(experiment.include):
         where = f"{experiment.where}: include.{number}"
         point = {**experiment.settings, **_layered(experiment.settings, entry)}
-        for repeat in range(experiment.repeats):
-            cell = _cell(point, repeat, where)
-            reason = _unsupported(cell, site)
-            if reason is not None:
-                raise ConfigError(f"{where}: {cell.strategy} cannot run this cell: {reason}")
-            base = _cell({**point, **_BASE, "options": {}}, repeat, where)
-            chosen[cell.id] = (cell, base.id, None)
+        cell = _cell(point, where)
+        reason = _unsupported(cell, site)
+        if reason is not None:
+            raise ConfigError(f"{where}: {cell.strategy} cannot run this cell: {reason}")
+        _choose(chosen, cell, _base(point, where), None, experiment.repeats)
     if not chosen:
         raise ConfigError(f"{experiment.where}: no cell is left; loosen 'matrix' or 'exclude'")
     return [
@@ -80,14 +80,30 @@ def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
     ]
 
 
-def _product(experiment: Experiment) -> Iterator[dict[str, Any]]:
+def _choose(
+    chosen: dict[str, tuple[Cell, str | None, str | None]],
+    cell: Cell,
+    base: Cell | None,
+    reason: str | None,
+    repeats: int,
+) -> None:
+    """Add a cell's repeats; one that is chosen already keeps its place and its base."""
+    for repeat in range(repeats):
+        again = cell.with_(repeat=repeat)
+        base_id = base.with_(repeat=repeat).id if base else None
+        chosen.setdefault(again.id, (again, base_id, reason))
+
+
+def _product(experiment: Experiment) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield every point of the matrix, with what the matrix makes of it for the baseline."""
     axes = {axis: _values(axis, values) for axis, values in experiment.matrix.items()}
     for combination in itertools.product(*axes.values()):
         axis_point = dict(zip(axes, combination, strict=True))
+        base_point = _overridden(experiment, {**axis_point, "strategy": _BASELINE})
         for options in _option_grid(experiment, axis_point["strategy"]):
             point = _overridden(experiment, {**axis_point, "options": options})
             if not any(_matches(rule, point) for rule in experiment.exclude):
-                yield point
+                yield point, base_point
 
 
 def _values(axis: str, values: list[Any]) -> list[Any]:
@@ -120,43 +136,72 @@ def _layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
     return layer
 
 
-def _base_point(experiment: Experiment, point: Mapping[str, Any]) -> dict[str, Any]:
-    """What the matrix makes of the same axes when the strategy is the baseline."""
-    axes = {axis: point[axis] for axis in experiment.matrix if point.get(axis) is not None}
-    return {**_overridden(experiment, {**axes, **_BASE, "options": {}}), **_BASE}
-
-
 def _matches(rule: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
+    """Say whether a point has a rule's values; a key that it leaves out has its default."""
+    effective = {**_DEFAULTS, **point}
     return all(
-        point.get(key) in wanted if isinstance(wanted, list) else point.get(key) == wanted
+        effective.get(key) in wanted if isinstance(wanted, list) else effective.get(key) == wanted
         for key, wanted in rule.items()
     )
 
 
-def _cell(point: Mapping[str, Any], repeat: int, where: str) -> Cell:
+def _check_names(experiment: Experiment) -> None:
+    """Refuse names that are none; a rule with a misspelt one would silently change nothing."""
+    for name in experiment.strategies:
+        _check_name("ddlbench.strategies", name, f"{experiment.where}: strategies")
+    rules = [("matrix", experiment.matrix)]
+    rules += [(f"overrides.{n}.when", rule["when"]) for n, rule in enumerate(experiment.overrides)]
+    rules += [(f"exclude.{n}", rule) for n, rule in enumerate(experiment.exclude)]
+    for place, rule in rules:
+        for key, wanted in rule.items():
+            where = f"{experiment.where}: {place}.{key}"
+            for value in wanted if isinstance(wanted, list) else [wanted]:
+                if key == "dataset":
+                    _check_dataset(value, where)
+                elif key == "network":
+                    _check_name("ddlbench.networks", value, where)
+                elif key == "strategy":
+                    _check_name("ddlbench.strategies", value, where)
+                elif key == "geometry":
+                    parse_geometry(value, where)
+
+
+def _cell(point: Mapping[str, Any], where: str) -> Cell:
     for key in ("dataset", "network", "strategy", "geometry"):
         if point.get(key) is None:
             raise ConfigError(f"{where}: {key!r} is missing; give it as an axis of 'matrix'")
     dataset, network, name = point["dataset"], point["network"], point["strategy"]
-    if dataset not in DATASETS:
-        raise ConfigError(f"{where}: unknown dataset {dataset!r}; {nearest(dataset, DATASETS)}")
+    _check_dataset(dataset, where)
     _check_name("ddlbench.networks", network, where)
     _check_name("ddlbench.strategies", name, where)
-    strategy = _strategy(name)
+    try:
+        strategy = _strategy(name)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
     nodes, devices_per_node = parse_geometry(point["geometry"], where)
     batch_size = point.get("batch_size")
     if batch_size is None:
         per_device = point.get("batch_per_device")
         if per_device is None:
-            raise ConfigError(f"{where}: give batch_size (of all workers) or batch_per_device")
-        batch_size = per_device * (1 if name == "sequential" else nodes * devices_per_node)
-    options = strategy.check_options(point.get("options", {}), f"{where}: strategies.{name}")
+            raise ConfigError(
+                f"{where}: no batch for {dataset} with {name}; write settings: batch_size (samples "
+                "a step of all workers) or batch_per_device"
+            )
+        batch_size = per_device * (1 if name == _BASELINE else nodes * devices_per_node)
+    options = strategy.check_options(point.get("options", {}), f"{where}: options of {name}")
     own = {key: value for key, value in point.items() if key in _FIELDS and key != "options"}
-    own.update(batch_size=batch_size, nodes=nodes, devices_per_node=devices_per_node, repeat=repeat)
-    for key in ("data_scale", "learning_rate", "momentum"):
-        if key in own:
-            own[key] = float(own[key])
-    return normalise(Cell(**own, options=tuple(options.items())))
+    own.update(batch_size=batch_size, nodes=nodes, devices_per_node=devices_per_node)
+    try:
+        return normalise(Cell(**own, options=tuple(options.items())))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _base(point: Mapping[str, Any], where: str) -> Cell | None:
+    """Make the sequential cell of a point; None where the baseline has no batch of its own."""
+    if point.get("batch_size") is None and point.get("batch_per_device") is None:
+        return None
+    return _cell({**point, "strategy": _BASELINE, "options": {}}, where)
 
 
 def _unsupported(cell: Cell, site: Site) -> str | None:
@@ -173,6 +218,11 @@ def _unsupported(cell: Cell, site: Site) -> str | None:
 @cache
 def _strategy(name: str) -> Strategy:
     return strategy_of(name)
+
+
+def _check_dataset(name: str, where: str) -> None:
+    if name not in DATASETS:
+        raise ConfigError(f"{where}: unknown dataset {name!r}; {nearest(name, DATASETS)}")
 
 
 @cache

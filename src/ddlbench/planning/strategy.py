@@ -133,8 +133,10 @@ def strategy_of(name: str) -> Strategy:
 
 
 def normalise(cell: Cell) -> Cell:
-    """The same cell in its one canonical form (the baseline is always one device)."""
-    return cell.with_(nodes=1, devices_per_node=1) if cell.strategy == "sequential" else cell
+    """The same cell in its one canonical form: the baseline is one device, and has no network."""
+    if cell.strategy != "sequential":
+        return cell
+    return cell.with_(nodes=1, devices_per_node=1, fabric="default")
 
 
 def data_parallel_placement(cell: Cell) -> tuple[Process, ...]:

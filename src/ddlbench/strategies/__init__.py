@@ -1,0 +1,1 @@
+"""How each strategy runs: one executor a module, named by its descriptor in planning."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ SMALL = {
 }
 
 
+@cache
 def _rows() -> dict[tuple[str, str], list[str]]:
     rows = [line.strip("| ").split(" | ") for line in markdown_table().splitlines()[2:]]
     return {(row[0], row[1]): row[2:] for row in rows}

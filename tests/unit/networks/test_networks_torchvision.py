@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.registry import load
 from ddlbench.networks import build, flat_state_dict, num_parameters, without_dropout
 from ddlbench.networks.torchvision_compat import models
 
@@ -29,7 +30,13 @@ def _output_and_gradients(model: nn.Module, images: Tensor) -> tuple[Tensor, dic
     return output, gradients
 
 
-@pytest.mark.parametrize("network", PUBLISHED)
+@pytest.mark.parametrize(
+    "network",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name.startswith("vgg") else [])
+        for name in PUBLISHED
+    ],
+)
 def test_same_as_torchvision(network: str) -> None:
     original_factory, published = PUBLISHED[network]
     flat = without_dropout(build(network, DATASETS["imagenet"], seed=1))
@@ -65,10 +72,9 @@ def test_same_initial_weights_as_torchvision(network: str) -> None:
 
 @pytest.mark.parametrize("network", PUBLISHED)
 def test_highres_is_the_network_of_imagenet(network: str) -> None:
+    factory = load("ddlbench.networks", network)
     with torch.device("meta"):
-        imagenet, highres = (
-            build(network, DATASETS[name], seed=1) for name in ("imagenet", "highres")
-        )
+        imagenet, highres = (factory(DATASETS[name]) for name in ("imagenet", "highres"))
     assert repr(imagenet) == repr(highres)
 
 

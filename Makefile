@@ -1,0 +1,42 @@
+# make demo   sets everything up and runs the main job on this machine, figures at the end
+# make test   unit and workflow tests, formatting, types
+# Where things lie: DDLBENCH_ENV (environment, default .venv), DDLBENCH_CACHE (Horovod wheel).
+
+SHELL := /bin/bash
+DDLBENCH_ENV ?= .venv
+export DDLBENCH_ENV
+export PATH := $(abspath $(DDLBENCH_ENV))/bin:$(PATH)
+
+.PHONY: help setup demo test lint unit workflow-tests bench clean
+
+help:
+	@sed -n '1,3s/^# //p' Makefile
+
+setup:
+	@bash envs/setup.sh
+
+demo: setup
+	snakemake --profile profiles/local
+	@ddlbench report --show
+
+test: setup lint unit workflow-tests
+
+lint: setup
+	ruff check .
+	ruff format --check .
+	mypy
+	snakefmt --check Snakefile rules
+	snakemake --lint
+
+unit: setup
+	pytest tests/unit
+
+workflow-tests: setup
+	pytest tests/workflow
+
+bench: setup
+	python benchmarks/overhead/run.py
+	python benchmarks/datasets/run.py
+
+clean:
+	rm -rf .snakemake results

@@ -1,0 +1,38 @@
+"""ddlbench: measure, predict and choose how to parallelise DNN training.
+
+    config -> stage -> cell -> tables -> figures
+
+Run `snakemake --profile profiles/local` here, `snakemake --profile profiles/slurm` on a cluster.
+"""
+
+from snakemake.utils import min_version
+
+min_version("9.20")
+
+if "experiment" not in config:
+
+    configfile: "config/config.yaml"
+
+
+include: "rules/common.smk"
+include: "rules/datasets.smk"
+include: "rules/cells.smk"
+include: "rules/report.smk"
+
+
+report: "workflow/report/workflow.rst"
+
+
+rule all:
+    default_target: True
+    input:
+        rules.tables.output,
+        figure_files(),
+    localrule: True
+    message:
+        "{EXPERIMENT.name} on {SITE.name}: all tables and figures are there"
+
+
+onerror:
+    # Some cells crashed: the tables and figures of all others are made all the same.
+    partial_report()

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# After `conda env create`: what conda cannot install (torchgpipe, this package, Horovod).
+# Run it inside the environment, from the project's folder.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+python -m pip install --no-build-isolation --no-deps torchgpipe==0.0.7
+python -m pip install --no-build-isolation --no-deps --editable .
+bash envs/build_horovod.sh "$(command -v python)" "${DDLBENCH_CACHE:-$HOME/.cache/ddlbench}" ||
+    echo "Horovod is left out: $(cat "$(python -c 'import sys; print(sys.prefix)')/horovod-missing.txt")" >&2

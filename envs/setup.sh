@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Makes the one environment that ddlbench needs; a second call returns at once.
+#
+#   DDLBENCH_ENV    where the environment lies      (default: .venv beside the Snakefile)
+#   DDLBENCH_CACHE  where the Horovod wheel is kept (default: ~/.cache/ddlbench)
+#   PYTHON          interpreter, 3.11 or newer      (default: the first suitable one found)
+#
+# Everything is fetched here, on a machine with internet; compute nodes need none.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+env=${DDLBENCH_ENV:-.venv}
+cache=${DDLBENCH_CACHE:-$HOME/.cache/ddlbench}
+stamp=$env/.ddlbench-ready
+# The folder itself counts too: a clone elsewhere must not use this one's package.
+wanted=$( (pwd; cat pyproject.toml envs/constraints.txt envs/setup.sh envs/build_horovod.sh) | sha256sum | cut -d' ' -f1)
+
+if [ "$(cat "$stamp" 2>/dev/null || true)" = "$wanted" ]; then exit 0; fi
+
+say() { printf '\033[1mddlbench set-up:\033[0m %s\n' "$*"; }
+
+suitable() { "$1" -c 'import sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2])' 2>/dev/null; }
+python=${PYTHON:-}
+if [ -z "$python" ]; then
+    for candidate in python3 python3.11 python3.12 python3.13; do
+        if command -v "$candidate" >/dev/null && suitable "$candidate"; then python=$candidate; break; fi
+    done
+fi
+if [ -z "$python" ] || ! suitable "$python"; then
+    say "needs Python 3.11 or newer with its venv module; install it, or name it: PYTHON=/path/to/python3 make demo" >&2
+    exit 1
+fi
+
+say "1/5 environment in $env ($("$python" --version))"
+[ -x "$env/bin/python" ] || "$python" -m venv "$env"
+pip() { "$env/bin/python" -m pip --disable-pip-version-check "$@"; }
+quiet=(--quiet --progress-bar on)
+pip install "${quiet[@]}" --constraint envs/constraints.txt --upgrade pip setuptools wheel
+
+say "2/5 torch (the largest download; see envs/README.md for the small CPU build)"
+pip install "${quiet[@]}" --constraint envs/constraints.txt torch torchvision
+
+say "3/5 torchgpipe, Snakemake and the libraries"
+# torchgpipe's last release predates build isolation: it needs the setuptools that is here.
+pip install "${quiet[@]}" --constraint envs/constraints.txt --no-build-isolation --no-deps torchgpipe
+pip install "${quiet[@]}" --constraint envs/constraints.txt --no-build-isolation --editable '.[measure,dev]'
+
+say "4/5 Horovod (built once, about two minutes on two cores; the wheel is kept in $cache)"
+if ! bash envs/build_horovod.sh "$env/bin/python" "$cache"; then
+    say "Horovod is left out: $(cat "$env/horovod-missing.txt"); its cells will be 'unsupported', all others run" >&2
+fi
+
+say "5/5 checking that everything imports"
+"$env/bin/python" -W ignore - <<'EOF'
+import importlib
+from ddlbench.networks import torchvision_compat  # noqa: F401
+for name in ("torch", "torchgpipe", "snakemake", "matplotlib", "pandas"):
+    importlib.import_module(name)
+EOF
+printf '%s\n' "$wanted" > "$stamp"
+say "done"

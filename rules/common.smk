@@ -1,0 +1,62 @@
+"""The matrix of this experiment, and where each of its files lies. No rules here."""
+
+import sys
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.config import parse_experiment
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import cell_dir, figures_dir, result_file, tables_dir
+from ddlbench.experiment.site import load_site
+from ddlbench.planning.matrix import expand as expand_matrix
+from ddlbench.planning.resources import request
+from ddlbench.report import figures_for
+from ddlbench.workflow import make_report
+
+try:
+    EXPERIMENT = parse_experiment(config, where="the configuration")
+    SITE = load_site(EXPERIMENT.site)
+    ROWS = expand_matrix(EXPERIMENT, SITE)
+except ConfigError as error:
+    sys.exit(f"ddlbench: {error}")
+
+CELLS = [row.cell.id for row in ROWS if row.unsupported is None]
+TABLES = tables_dir(SITE.name, EXPERIMENT.name)
+FIGURES = figures_dir(SITE.name, EXPERIMENT.name)
+
+
+wildcard_constraints:
+    cell=r"[^.].*/rep\d+",
+    figure=r"[a-z_]+",
+
+
+def results():
+    """Results that this experiment asks for."""
+    return [str(result_file(SITE.name, cell)) for cell in CELLS]
+
+
+def existing_results(wildcards):
+    """Results that are there already."""
+    return [file for file in results() if exists(file)]
+
+
+def figure_files():
+    """Figures that suit this matrix."""
+    return [str(FIGURES / f"{name}.png") for name in figures_for(ROWS)]
+
+
+def cell_request(wildcards):
+    """What the cell asks of the scheduler."""
+    return request(Cell.from_id(wildcards.cell), SITE)
+
+
+def cell_threads(wildcards):
+    """All cores of this machine, so that nothing else runs beside a measurement; on a cluster,
+    what one task needs."""
+    if SITE.launcher == "local":
+        return workflow.cores or 1
+    return cell_request(wildcards).cpus_per_task
+
+
+def partial_report():
+    """Tables and figures of what is there."""
+    make_report(EXPERIMENT, SITE, ROWS)

@@ -1,0 +1,58 @@
+# Tidy tables: one row a cell (also those that could not run), one a configuration, one a step.
+rule tables:
+    input:
+        results(),
+    output:
+        measurements=report(
+            str(TABLES / "measurements.csv"),
+            caption="../workflow/report/measurements.rst",
+            category="Tables",
+        ),
+        summary=str(TABLES / "summary.csv"),
+        steps=str(TABLES / "steps.csv"),
+    log:
+        str(TABLES / "tables.log"),
+    localrule: True
+    params:
+        cells=CELLS,
+    message:
+        "tables of {EXPERIMENT.name} on {SITE.name}"
+    script:
+        "../workflow/scripts/tables.py"
+
+
+# One figure, with the numbers it shows beside it.
+rule figure:
+    input:
+        rules.tables.output,
+    output:
+        png=report(
+            str(FIGURES / "{figure}.png"),
+            caption="../workflow/report/{figure}.rst",
+            category="Figures",
+            labels={"figure": "{figure}"},
+        ),
+        pdf=str(FIGURES / "{figure}.pdf"),
+        csv=str(FIGURES / "{figure}.csv"),
+    log:
+        str(FIGURES / "{figure}.log"),
+    localrule: True
+    params:
+        site=SITE.description,
+    message:
+        "figure {wildcards.figure} of {EXPERIMENT.name} on {SITE.name}"
+    script:
+        "../workflow/scripts/figure.py"
+
+
+# Tables and figures of the cells that are there, however many are missing.
+rule partial:
+    input:
+        existing_results,
+    localrule: True
+    log:
+        str(TABLES / "partial.log"),
+    message:
+        "{EXPERIMENT.name} on {SITE.name}: report of the cells that are there"
+    script:
+        "../workflow/scripts/partial.py"

@@ -1,0 +1,106 @@
+"""The ``ddlbench`` command: what a person asks beside the workflow. Thin on purpose."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from ddlbench import __version__
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import RESULTS, figures_dir, tables_dir
+from ddlbench.experiment.schema import read_yaml
+from ddlbench.experiment.site import Site
+from ddlbench.planning.matrix import MatrixRow
+
+__all__ = ["main"]
+
+Selected = tuple[Any, Site, list[MatrixRow]]
+
+
+def main() -> None:
+    """Run the command; what the user got wrong is one sentence and exit status 2."""
+    try:
+        commands(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except ConfigError as error:
+        print(f"ddlbench: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ddlbench")
+def commands() -> None:
+    """Measure, predict and choose how to parallelise DNN training on a cluster."""
+
+
+def _with_matrix(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say which experiment, and hand its matrix to the command."""
+
+    @click.option(
+        "--configfile",
+        type=click.Path(path_type=Path),
+        default=Path("config/config.yaml"),
+        show_default=True,
+        help="The experiment.",
+    )
+    @click.option("--site", "site_name", default=None, help="Another site than the file names.")
+    @wraps(command)
+    def wrapped(configfile: Path, site_name: str | None, **options: Any) -> None:
+        command(*_matrix(configfile, site_name), **options)
+
+    return wrapped
+
+
+def _matrix(configfile: Path, site_name: str | None) -> Selected:
+    from ddlbench.workflow import matrix_of  # noqa: PLC0415 - pandas takes its time
+
+    config = read_yaml(configfile)
+    if site_name is not None:
+        config["site"] = site_name
+    return matrix_of(config, where=str(configfile))
+
+
+@commands.command()
+@_with_matrix
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def plan(experiment: Any, site: Site, rows: list[MatrixRow], as_json: bool) -> None:
+    """Say what an experiment will cost, before anything is submitted."""
+    from ddlbench.planning.cost import estimate, render  # noqa: PLC0415
+
+    cost = estimate(rows, site, RESULTS)
+    if as_json:
+        click.echo(json.dumps(cost.to_dict(), indent=1))
+    else:
+        Console().print(render(cost))
+
+
+@commands.command()
+@_with_matrix
+@click.option("--show", is_flag=True, help="Only print the summary of the tables that are there.")
+def report(experiment: Any, site: Site, rows: list[MatrixRow], show: bool) -> None:
+    """Make tables and figures of the results that are there, however many are missing."""
+    from ddlbench.report.terminal import summary_table  # noqa: PLC0415
+    from ddlbench.workflow import make_report  # noqa: PLC0415
+
+    tables = tables_dir(site.name, experiment.name)
+    if not show or not (tables / "summary.csv").is_file():
+        make_report(experiment, site, rows)
+    console = Console()
+    console.print(summary_table(tables))
+    console.print(f"tables:  {tables}/measurements.csv")
+    console.print(f"figures: {figures_dir(site.name, experiment.name)}/speedup.png")
+
+
+if __name__ == "__main__":
+    main()

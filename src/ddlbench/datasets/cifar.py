@@ -1,0 +1,169 @@
+"""CIFAR-10's own format: pickled dictionaries in ``cifar-10-batches-py``.
+
+A pickle can make its reader run anything, and real CIFAR files come from the network: batches are
+read by an unpickler that knows numpy arrays and plain containers, and nothing else.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlbench.datasets.content import Content
+from ddlbench.datasets.errors import DataError
+from ddlbench.datasets.files import CheckedFile, Record, Records, in_parallel
+from ddlbench.datasets.split_data import ArraySplit
+from ddlbench.experiment.dataset_spec import DatasetSpec
+
+__all__ = ["BATCHES", "FOLDER", "META", "load_pickle", "read", "write"]
+
+FOLDER = "cifar-10-batches-py"
+META = "batches.meta"
+BATCHES = {"train": tuple(f"data_batch_{k}" for k in range(1, 6)), "val": ("test_batch",)}
+_PROTOCOL = 4  # the first that stores bytes as they are
+
+
+def write(
+    content: Content, root: Path, images: dict[str, int], workers: int, keep_fds: tuple[int, ...]
+) -> Records:
+    """Write all splits under ``root``; see :mod:`ddlbench.datasets.formats`."""
+    (root / FOLDER).mkdir()
+    jobs: list[Callable[[], tuple[str, Record]]] = []
+    for split, count in images.items():
+        edges = np.linspace(0, count, len(BATCHES[split]) + 1).astype(int).tolist()
+        for number in range(len(BATCHES[split])):
+            span = edges[number], edges[number + 1]
+            jobs.append(partial(_write_batch, content, root, split, number, span))
+    jobs.append(partial(_write_meta, content.spec, root))
+    return dict(in_parallel(jobs, workers))
+
+
+def _write_batch(
+    content: Content, root: Path, split: str, number: int, span: tuple[int, int]
+) -> tuple[str, Record]:
+    first, end = span
+    recipe = content.recipe(split, first, end - first)
+    images = content.draw(recipe).reshape(end - first, -1)
+    labels = recipe.labels.tolist()
+    names = [f"{split}_{index:08d}.png" for index in range(first, end)]
+    title = f"{split} batch {number + 1} of {len(BATCHES[split])}"
+    batch = {"batch_label": title, "labels": labels, "data": images, "filenames": names}
+    return _dump(root, BATCHES[split][number], batch)
+
+
+def _write_meta(spec: DatasetSpec, root: Path) -> tuple[str, Record]:
+    names = [f"class {label}" for label in range(spec.num_classes)]
+    meta = {"num_cases_per_batch": 10000, "label_names": names, "num_vis": spec.image_bytes}
+    return _dump(root, META, meta)
+
+
+def _dump(root: Path, name: str, value: dict[str, Any]) -> tuple[str, Record]:
+    path = f"{FOLDER}/{name}"
+    with CheckedFile(root / path) as file:
+        file.write(pickle.dumps(value, protocol=_PROTOCOL))
+    return path, file.record
+
+
+def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
+    """One split of CIFAR-like batches under ``root``, in memory; a shard is a batch.
+
+    Raises:
+        DataError: a file is missing, damaged, not a CIFAR batch, or holds forbidden objects.
+
+    """
+    shards, labels = [], []
+    for name in BATCHES[split]:
+        path = root / FOLDER / name
+        batch = load_pickle(path)
+        data = batch.get("data")
+        numbers = batch.get("labels")
+        if (
+            not isinstance(data, np.ndarray)
+            or data.dtype != np.uint8
+            or data.ndim != 2
+            or data.shape[1] != spec.image_bytes
+            or not isinstance(numbers, list)
+            or len(numbers) != len(data)
+            or not all(isinstance(n, int) and 0 <= n < spec.num_classes for n in numbers)
+        ):
+            raise DataError(
+                f"{path} is not a CIFAR batch of {spec.image_bytes} bytes an image and labels "
+                f"under {spec.num_classes}; replace it"
+            )
+        shards.append(np.ascontiguousarray(data).reshape(-1, *spec.shape))
+        labels.append(np.asarray(numbers, np.int64))
+    all_labels = np.concatenate(labels)
+    if not len(all_labels):
+        raise DataError(f"{root / FOLDER} holds no {split} images; replace it")
+    return ArraySplit([shard for shard in shards if len(shard)], all_labels)
+
+
+def load_pickle(path: Path) -> dict[str, Any]:
+    """Read the dictionary pickled in ``path``, able to build data and nothing else.
+
+    Raises:
+        DataError: the file is missing or damaged, or asks for anything else.
+
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing; check the data source") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror})") from error
+    try:
+        value = _DataUnpickler(io.BytesIO(content), encoding="latin1").load()
+    except DataError as error:
+        raise DataError(f"{path} {error}") from None
+    except Exception as error:  # a damaged pickle may raise nearly anything
+        raise DataError(f"{path} is not a readable CIFAR file ({error}); replace it") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path} is not a CIFAR file: it holds no dictionary; replace it")
+    return value
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    """How Python 3 writes bytes for Python 2: the one encoding that is needed."""
+    if encoding != "latin1":
+        raise DataError(f"asks for the encoding {encoding!r}; it is not CIFAR data, do not use it")
+    return text.encode("latin1")
+
+
+def _byte_type(name: str, *_: object) -> np.dtype:
+    """Give the one element type that images have."""
+    if name not in ("u1", "|u1", "uint8"):
+        raise DataError(f"holds an array of {name!r}; it is not CIFAR data, do not use it")
+    return np.dtype(np.uint8)
+
+
+def _array_parts() -> dict[tuple[str, str], Any]:
+    # What numpy names when it pickles an array, under its module's old and new name.
+    reconstruct = np.empty(0).__reduce__()[0]
+    parts: dict[tuple[str, str], Any] = {
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): _byte_type,
+        ("_codecs", "encode"): _latin1,
+    }
+    for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+        parts[module, "_reconstruct"] = reconstruct
+    return parts
+
+
+class _DataUnpickler(pickle.Unpickler):
+    """Knows how to rebuild numpy arrays; any other name is refused before it is imported."""
+
+    _known = _array_parts()
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Give what ``module.name`` stands for, if it is data."""
+        if (module, name) not in self._known:
+            raise DataError(
+                f"asks for {module}.{name}, which is not image data; do not use this file"
+            )
+        return self._known[module, name]

@@ -1,0 +1,253 @@
+"""Training batches in an order that every strategy shares.
+
+Epoch ``e`` visits all samples in one order, decided by (seed, e). Step ``k`` of it takes the
+next ``global_batch`` of them, and a consumer - one data-parallel rank, say - a contiguous part::
+
+    order(e):   |<--------- step 0 --------->|<--------- step 1 --------->| ... | left over |
+    4 shards:   |  0   |  1   |  2   |  3   |  0   |  1   |  2   |  3   |
+
+Samples that do not fill a global batch are left over; another epoch's order leaves others.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from ddlbench.datasets.errors import DataError
+from ddlbench.datasets.random_words import RandomWords
+
+__all__ = ["Batch", "Feed", "ImageDataset", "epoch_order", "normalise"]
+
+
+class ImageDataset(Protocol):
+    """What a feed needs of a dataset."""
+
+    shape: tuple[int, int, int]
+    num_classes: int
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, sample_id: int, /) -> tuple[torch.Tensor, int]:
+        """One image, uint8 (C, H, W), and its label."""
+
+    def gather(
+        self, sample_ids: np.ndarray, *, pin_memory: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images, uint8 (n, C, H, W), and labels, int64 (n,), of ``sample_ids``, int64 (n,)."""
+
+
+class Batch(NamedTuple):
+    """One consumer's part of a global batch.
+
+    Args:
+        inputs: normalised images, floating point, (n, C, H, W), on the feed's device.
+        labels: int64, (n,), on the feed's device.
+        sample_ids: global sample ids, int64, (n,), on the CPU.
+
+    """
+
+    inputs: torch.Tensor
+    labels: torch.Tensor
+    sample_ids: torch.Tensor
+
+
+def epoch_order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
+    """Permute all samples as ``epoch`` visits them; int64 (num_samples,)."""
+    return RandomWords("order", seed, epoch).permutations(0, 1, num_samples)[0]
+
+
+def normalise(images: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """``(x / 255 - 0.5) / 0.25`` of uint8 ``images``, on their device, in ``dtype``."""
+    return images.to(torch.float32).mul_(4 / 255).sub_(2).to(dtype)
+
+
+class Feed:
+    """Feeds one consumer.
+
+    Without loader workers the samples are gathered by the caller's thread when asked for;
+    with them, processes read ahead. The batches are the same either way, and drawing them
+    leaves torch's random numbers alone.
+
+    Args:
+        dataset: where samples come from.
+        global_batch: samples a step, over all consumers.
+        shard: which equal part of each global batch this consumer gets, from 0.
+        num_shards: number of parts; divides ``global_batch``.
+        seed: of the order.
+        loader_workers: processes that read ahead. They are started with "forkserver", so the
+            program's main module must be importable without side effects.
+        device: where batches end up; for CUDA they pass through pinned memory.
+        dtype: floating-point type of the inputs.
+
+    Raises:
+        ValueError: the arguments do not fit together.
+        DataError: the dataset is smaller than a global batch.
+
+    """
+
+    def __init__(
+        self,
+        dataset: ImageDataset,
+        *,
+        global_batch: int,
+        shard: int = 0,
+        num_shards: int = 1,
+        seed: int = 0,
+        loader_workers: int = 0,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if global_batch < 1 or num_shards < 1 or global_batch % num_shards:
+            raise ValueError(
+                f"a global batch of {global_batch} cannot be cut into {num_shards} equal parts; "
+                "make the batch a multiple of the number of workers"
+            )
+        if not 0 <= shard < num_shards:
+            raise ValueError(f"shard {shard} is not in 0..{num_shards - 1}")
+        if len(dataset) < global_batch:
+            raise DataError(
+                f"the dataset has {len(dataset)} samples, fewer than one global batch of "
+                f"{global_batch}; use a larger data scale or a smaller batch"
+            )
+        self.dataset = dataset
+        self.global_batch = global_batch
+        self.batch = global_batch // num_shards
+        self._offset = shard * self.batch
+        self._seed = seed
+        self._device = torch.device(device)
+        self._dtype = dtype
+        self._order: tuple[int, np.ndarray] | None = None
+        self._turn = 0
+        self._loader_workers = loader_workers
+        self._plan = _Plan()
+        self._loader: DataLoader[tuple[torch.Tensor, torch.Tensor]] | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole global batches in an epoch."""
+        return len(self.dataset) // self.global_batch
+
+    @property
+    def dropped_per_epoch(self) -> int:
+        """Samples that an epoch leaves over."""
+        return len(self.dataset) % self.global_batch
+
+    def start(self) -> None:
+        """Start the loader's workers, and wait until each has read a sample; once."""
+        if self._loader_workers == 0 or self._loader is not None:
+            return
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__, "ddlbench.datasets.loading"])
+        self._loader = DataLoader(
+            _WholeBatches(self.dataset),
+            batch_size=None,
+            sampler=self._plan,
+            num_workers=self._loader_workers,
+            persistent_workers=True,
+            pin_memory=self._device.type == "cuda",
+            multiprocessing_context=context,
+            generator=torch.Generator(),
+        )
+        self._plan.ids = iter([np.zeros(1, np.int64)] * self._loader_workers)
+        for _ in self._loader:
+            pass
+
+    def close(self) -> None:
+        """Stop the loader's workers."""
+        self._turn += 1
+        self._loader = None
+
+    def batches(self, epoch: int, first_step: int = 0, count: int | None = None) -> Iterator[Batch]:
+        """Iterate over steps ``first_step`` to ``first_step + count`` of ``epoch``.
+
+        Args:
+            epoch: from 0.
+            first_step: within the epoch.
+            count: how many; None for the rest of the epoch.
+
+        Raises:
+            ValueError: the epoch has no such steps.
+
+        """
+        steps = self.steps_per_epoch
+        count = steps - first_step if count is None else count
+        if epoch < 0 or first_step < 0 or count < 0 or first_step + count > steps:
+            raise ValueError(
+                f"epoch {epoch} has steps 0..{steps - 1}, "
+                f"not {first_step}..{first_step + count - 1}"
+            )
+        return self.steps(epoch * steps + first_step, count)
+
+    def steps(self, first: int, count: int) -> Iterator[Batch]:
+        """Iterate over global steps ``first`` to ``first + count``, across epochs.
+
+        Step ``s`` is step ``s % steps_per_epoch`` of epoch ``s // steps_per_epoch``. A new call
+        ends the iterator of the one before.
+        """
+        self._turn += 1
+        self._order_of(first // self.steps_per_epoch)  # now, not when the first batch is timed
+        if self._loader_workers:
+            self.start()
+            return self._loaded(self._turn, first, count)
+        return self._gathered(self._turn, first, count)
+
+    def _gathered(self, turn: int, first: int, count: int) -> Iterator[Batch]:
+        pin = self._device.type == "cuda"
+        for ids in self._ids(first, count):
+            self._check_turn(turn)
+            yield self._batch(ids, *self.dataset.gather(ids, pin_memory=pin))
+
+    def _loaded(self, turn: int, first: int, count: int) -> Iterator[Batch]:
+        self._check_turn(turn)
+        assert self._loader is not None
+        self._plan.ids = self._ids(first, count)
+        for ids, (images, labels) in zip(self._ids(first, count), self._loader, strict=True):
+            self._check_turn(turn)
+            yield self._batch(ids, images, labels)
+
+    def _check_turn(self, turn: int) -> None:
+        if turn != self._turn:
+            raise RuntimeError("this iterator ended when its feed was asked for other steps")
+
+    def _batch(self, ids: np.ndarray, images: torch.Tensor, labels: torch.Tensor) -> Batch:
+        images = images.to(self._device, non_blocking=True)
+        labels = labels.to(self._device, non_blocking=True)
+        return Batch(normalise(images, self._dtype), labels, torch.from_numpy(ids))
+
+    def _ids(self, first: int, count: int) -> Iterator[np.ndarray]:
+        """Yield the consumer's sample ids of each step."""
+        for step in range(first, first + count):
+            epoch, within = divmod(step, self.steps_per_epoch)
+            begin = within * self.global_batch + self._offset
+            yield self._order_of(epoch)[begin : begin + self.batch]
+
+    def _order_of(self, epoch: int) -> np.ndarray:
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, epoch_order(len(self.dataset), self._seed, epoch)
+        return self._order[1]
+
+
+class _Plan:
+    """The sampler of a loader that outlives many orders: whatever ids it is given."""
+
+    def __init__(self) -> None:
+        self.ids: Iterator[np.ndarray] = iter(())
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return self.ids
+
+
+class _WholeBatches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """A dataset whose items are batches: an index is an array of sample ids."""
+
+    def __init__(self, dataset: ImageDataset) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, sample_ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._dataset.gather(sample_ids)

@@ -1,0 +1,40 @@
+"""The on-disk formats: one line each.
+
+A writer is ``write(content, root, images, workers, keep_fds) -> Records``: it writes
+``images[split]`` images of each split into the empty folder ``root``, using ``workers`` threads
+or processes (which hold ``keep_fds`` open), and its bytes do not depend on ``workers``. A reader
+is ``read(root, spec, split) -> ArraySplit | FileSplit`` and raises
+:class:`~ddlbench.datasets.errors.DataError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddlbench.datasets import cifar, idx, imagefolder, raw
+from ddlbench.datasets.content import Content
+from ddlbench.datasets.files import Records
+from ddlbench.datasets.split_data import ArraySplit, FileSplit
+from ddlbench.experiment.dataset_spec import DataFormat, DatasetSpec
+
+__all__ = ["FORMATS", "SPLITS", "Format"]
+
+SPLITS = ("train", "val")
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a format is written and read."""
+
+    write: Callable[[Content, Path, dict[str, int], int, tuple[int, ...]], Records]
+    read: Callable[[Path, DatasetSpec, str], ArraySplit | FileSplit]
+
+
+FORMATS: dict[DataFormat, Format] = {
+    "idx": Format(idx.write, idx.read),
+    "cifar": Format(cifar.write, cifar.read),
+    "imagefolder": Format(imagefolder.write, imagefolder.read),
+    "raw": Format(raw.write, raw.read),
+}

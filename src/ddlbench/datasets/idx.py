@@ -1,0 +1,100 @@
+"""MNIST's own format: ``MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte``.
+
+A file is a big-endian header (two zero bytes, type 8 = unsigned byte, number of dimensions,
+then each dimension as 32 bits) and the bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from ddlbench.datasets.content import Content
+from ddlbench.datasets.errors import DataError
+from ddlbench.datasets.files import CheckedFile, Record, Records, in_parallel
+from ddlbench.datasets.split_data import ArraySplit
+from ddlbench.experiment.dataset_spec import DatasetSpec
+
+__all__ = ["file_paths", "read", "write"]
+
+_FOLDER = "MNIST/raw"
+_PREFIX = {"train": "train", "val": "t10k"}
+_UNSIGNED_BYTE = 8
+_IMAGES_A_BLOCK = 2048
+
+
+def file_paths(split: str) -> tuple[str, str]:
+    """Image and label file of ``split``, as paths from the root."""
+    prefix = f"{_FOLDER}/{_PREFIX[split]}"
+    return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
+
+
+def _header(*dims: int) -> bytes:
+    return struct.pack(f">HBB{len(dims)}I", 0, _UNSIGNED_BYTE, len(dims), *dims)
+
+
+def write(
+    content: Content, root: Path, images: dict[str, int], workers: int, keep_fds: tuple[int, ...]
+) -> Records:
+    """Write all splits under ``root``; see :mod:`ddlbench.datasets.formats`."""
+    (root / _FOLDER).mkdir(parents=True)
+    jobs = [partial(_write_split, content, root, split, count) for split, count in images.items()]
+    return {path: record for records in in_parallel(jobs, workers) for path, record in records}
+
+
+def _write_split(content: Content, root: Path, split: str, count: int) -> list[tuple[str, Record]]:
+    image_path, label_path = file_paths(split)
+    recipe = content.recipe(split, 0, count)
+    with CheckedFile(root / image_path) as image_file:
+        image_file.write(_header(count, content.spec.height, content.spec.width))
+        for first in range(0, count, _IMAGES_A_BLOCK):
+            image_file.write(content.draw(recipe[first : first + _IMAGES_A_BLOCK]))
+    with CheckedFile(root / label_path) as label_file:
+        label_file.write(_header(count))
+        label_file.write(recipe.labels.astype(np.uint8))
+    return [(image_path, image_file.record), (label_path, label_file.record)]
+
+
+def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
+    """One split of MNIST-like files under ``root``, mapped into memory.
+
+    Raises:
+        DataError: a file is missing, truncated, or not of ``spec``'s shape.
+
+    """
+    image_path, label_path = file_paths(split)
+    images = _map(root / image_path, 3)
+    labels = _map(root / label_path, 1)
+    if images.shape[1:] != (spec.height, spec.width) or len(images) != len(labels):
+        raise DataError(
+            f"{root / image_path} holds {images.shape} images for {len(labels)} labels, "
+            f"not images of {spec.height}x{spec.width}; give the folder of {spec.label}"
+        )
+    return ArraySplit([images[:, None]], labels.astype(np.int64))
+
+
+def _map(path: Path, num_dims: int) -> np.ndarray:
+    """Map the array in ``path``, copy-on-write (a loader's accident cannot change the file)."""
+    header_bytes = 4 * (1 + num_dims)
+    try:
+        with path.open("rb") as file:
+            header = file.read(header_bytes)
+        size = path.stat().st_size
+    except FileNotFoundError as error:
+        packed = path.with_name(path.name + ".gz")
+        hint = f"unpack it (gunzip -k {packed})" if packed.exists() else "check the data source"
+        raise DataError(f"{path} is missing; {hint}") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror})") from error
+    magic = struct.pack(">HBB", 0, _UNSIGNED_BYTE, num_dims)
+    if len(header) < header_bytes or header[:4] != magic:
+        raise DataError(f"{path} is not an idx file of {num_dims}-dimensional bytes; replace it")
+    dims = struct.unpack(f">{num_dims}I", header[4:])
+    if size != header_bytes + int(np.prod(dims, dtype=np.int64)):
+        raise DataError(f"{path} has {size} bytes, not what its header says; replace it")
+    if 0 in dims:
+        raise DataError(f"{path} holds no images; replace it")
+    return np.asarray(np.memmap(path, np.uint8, "c", offset=header_bytes, shape=dims))

@@ -1,0 +1,131 @@
+"""The user's own data, in torchvision's layout: looked at where it is, or copied to scratch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+import zlib
+from functools import partial
+from pathlib import Path
+
+from ddlbench.datasets import cifar
+from ddlbench.datasets.errors import DataError
+from ddlbench.datasets.files import Record, in_parallel, record_of
+from ddlbench.datasets.formats import FORMATS, SPLITS
+from ddlbench.datasets.idx import file_paths
+from ddlbench.datasets.imagefolder import decode
+from ddlbench.datasets.manifest import Manifest, source_folder
+from ddlbench.datasets.split_data import FileSplit
+from ddlbench.experiment.data_size import DataRequest
+
+__all__ = ["OwnData", "copy_own_data", "inspect_own_data"]
+
+
+class OwnData:
+    """What was found.
+
+    Args:
+        folder: where, as an absolute path.
+        parts: its files, or its class folders, as paths from ``folder``.
+        digest: a name (64 hex digits) of what is there: contents of idx and cifar files, names
+            of image files (reading 150 GB only to name them would take longer than many a run).
+
+    """
+
+    def __init__(self, folder: Path, parts: list[str], digest: str) -> None:
+        self.folder = folder
+        self.parts = parts
+        self.digest = digest
+
+    def size_bytes(self, workers: int) -> int:
+        """Sum of the sizes of all files; looks at each."""
+        jobs = [partial(record_of, self.folder / part, contents=False) for part in self.parts]
+        return sum(record["size_bytes"] for record in in_parallel(jobs, workers))
+
+
+def inspect_own_data(request: DataRequest) -> OwnData:
+    """Check that the data ``request`` points to can be read.
+
+    Every idx and cifar file is read; of image folders the names are listed and one image a split
+    is decoded.
+
+    Raises:
+        DataError: something is missing or cannot be read.
+
+    """
+    folder = source_folder(request)
+    if not folder.is_dir():
+        raise DataError(f"data source {folder} is not a folder; give one, or 'synthetic'")
+    facts: dict[str, object] = {}
+    parts: list[str] = []
+    for split in SPLITS:
+        data = FORMATS[request.format].read(folder, request.spec, split)
+        if isinstance(data, FileSplit):
+            decode(data.path(0), request.spec)
+            crcs = dict.fromkeys(data.classes, 0)
+            for label, name in zip(data.labels.tolist(), data.names.tolist(), strict=True):
+                key = data.classes[label]
+                crcs[key] = zlib.crc32(b"/" + name, crcs[key])
+            facts.update({f"{split}/{name}": crc for name, crc in crcs.items()})
+            parts.extend(f"{split}/{name}" for name in data.classes)
+            continue
+        top = int(data.labels.max())
+        if top >= request.spec.num_classes or int(data.labels.min()) < 0:
+            raise DataError(
+                f"{folder} has label {top} in {split}, but {request.spec.label} has "
+                f"{request.spec.num_classes} classes; check the data source"
+            )
+        parts.extend(_files(request, split))
+    if not facts:
+        extra = f"{cifar.FOLDER}/{cifar.META}"
+        if request.format == "cifar" and (folder / extra).exists():
+            parts.append(extra)
+        facts.update({part: record_of(folder / part, contents=True)["crc32"] for part in parts})
+    text = json.dumps([request.dataset, request.format, facts], sort_keys=True)
+    return OwnData(folder, parts, hashlib.blake2b(text.encode(), digest_size=32).hexdigest())
+
+
+def _files(request: DataRequest, split: str) -> list[str]:
+    if request.format == "idx":
+        return list(file_paths(split))
+    return [f"{cifar.FOLDER}/{name}" for name in cifar.BATCHES[split]]
+
+
+def copy_own_data(request: DataRequest, found: OwnData, folder: Path, workers: int) -> Manifest:
+    """Copy ``found`` into the new folder ``folder``, manifest last.
+
+    Raises:
+        OSError: a file could not be read or written.
+
+    """
+    begin = time.perf_counter()
+    folder.mkdir(parents=True)
+    jobs = [partial(_copy, found.folder / part, folder / part) for part in found.parts]
+    records = dict(zip(found.parts, in_parallel(jobs, workers), strict=True))
+    manifest = Manifest.of(
+        request,
+        records,
+        images={},
+        generation_s=time.perf_counter() - begin,
+        source_digest=found.digest,
+    )
+    manifest.write(folder)
+    return manifest
+
+
+def _copy(source: Path, target: Path) -> Record:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        target.mkdir()
+        for file in source.iterdir():
+            if file.is_file():
+                shutil.copyfile(file, target / file.name)
+    else:
+        shutil.copyfile(source, target)
+    expected = record_of(source, contents=False)
+    found = record_of(target, contents=True)
+    if (found["files"], found["size_bytes"]) != (expected["files"], expected["size_bytes"]):
+        raise DataError(f"{source} changed while it was copied; stage the data again")
+    return found

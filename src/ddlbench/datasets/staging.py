@@ -1,0 +1,229 @@
+"""Data on a node's own disk: made once, kept, checked, and made again when it is damaged.
+
+::
+
+    <scratch>/ddlbench-data/
+        mnist-idx-x1-s0-v1/         the data, complete, with manifest.json
+        mnist-idx-x1-s0-v1.lock     held while the folder beside it is looked at or made
+        .mnist-idx-x1-s0-v1.tmp-*   being made; becomes the first by one rename
+
+Whoever holds the lock is alone with the folder. The lock is the kernel's (flock): it goes with
+the last process that holds it, so whatever half-made folder is found under it is nobody's.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ddlbench.datasets.content import CONTENT_VERSION
+from ddlbench.datasets.errors import DataError, StagingError
+from ddlbench.datasets.files import available_cpus
+from ddlbench.datasets.manifest import Manifest, source_folder
+from ddlbench.datasets.own_data import OwnData, copy_own_data, inspect_own_data
+from ddlbench.datasets.writing import write_dataset
+from ddlbench.experiment.data_size import DataRequest, estimate_bytes
+
+__all__ = ["Staged", "data_folder", "remove", "stage"]
+
+_log = logging.getLogger(__name__)
+_TOP = "ddlbench-data"
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Data that is ready to be read.
+
+    Args:
+        path: its folder.
+        manifest_digest: a name (64 hex digits) of its contents.
+        reused: it was there already.
+        stage_s: how long this call took, waiting for another job included, in seconds.
+        size_bytes: sum of its files; None for the user's own data read in place.
+
+    """
+
+    path: Path
+    manifest_digest: str
+    reused: bool
+    stage_s: float
+    size_bytes: int | None
+
+
+def data_folder(request: DataRequest, scratch: Path) -> Path:
+    """Folder that the data of ``request`` has, or will have; the user's own if read in place."""
+    top = scratch / _TOP
+    name = f"{request.dataset}-{request.format}"
+    if request.is_synthetic:
+        return top / f"{name}-x{request.scale:.12g}-s{request.seed}-v{CONTENT_VERSION}"
+    source = source_folder(request)
+    if not request.copy_to_scratch:
+        return source
+    return top / f"{name}-own-{hashlib.blake2b(os.fsencode(source), digest_size=4).hexdigest()}"
+
+
+def stage(
+    request: DataRequest,
+    scratch: Path,
+    *,
+    workers: int | None = None,
+    verify: Literal["size", "full"] = "size",
+) -> Staged:
+    """Make sure that the data of ``request`` is on this node, complete.
+
+    Args:
+        request: which data.
+        scratch: a folder on the node's own disk; made if it is missing.
+        workers: threads or processes that write; None for as many as there are CPUs.
+        verify: how data that is there already is checked: that no file is missing or
+            truncated ("size"), or all its bytes ("full").
+
+    Raises:
+        StagingError: no room, no right to write, or another failure of the disk; nothing
+            half-made is left behind.
+        DataError: the user's own data is missing or cannot be read.
+
+    """
+    if verify not in ("size", "full"):
+        raise ValueError(f"verify must be 'size' or 'full', not {verify!r}")
+    begin = time.perf_counter()
+    workers = workers or available_cpus()
+    own = None if request.is_synthetic else inspect_own_data(request)
+    if own is not None and not request.copy_to_scratch:
+        return Staged(own.folder, own.digest, True, time.perf_counter() - begin, None)
+    folder = data_folder(request, scratch)
+    with _disk_errors(request, scratch), _locked(folder) as lock_fd:
+        manifest = _usable(request, own, folder, verify == "full", workers)
+        reused = manifest is not None
+        if manifest is None:
+            manifest = _make(request, own, folder, workers, lock_fd)
+    elapsed_s = time.perf_counter() - begin
+    return Staged(folder, manifest.digest, reused, elapsed_s, manifest.total_bytes)
+
+
+def remove(request: DataRequest, scratch: Path) -> bool:
+    """Delete what :func:`stage` made for ``request``; never the user's own data.
+
+    Returns:
+        Whether there was anything.
+
+    Raises:
+        StagingError: it cannot be deleted.
+
+    """
+    folder = data_folder(request, scratch)
+    if folder.parent != scratch / _TOP or not folder.parent.is_dir():
+        return False
+    with _disk_errors(request, scratch), _locked(folder):
+        _clear_leftovers(folder)
+        existed = folder.exists()
+        if existed:
+            shutil.rmtree(folder)
+    return existed
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[int]:
+    """Hold the lock of ``folder``, waiting for it; gives its descriptor."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = folder.with_name(folder.name + ".lock")
+    # Never deleted: a second job could lock the deleted file while a third makes a new one.
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _log.info("waiting for another job that stages %s", folder)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _usable(
+    request: DataRequest, own: OwnData | None, folder: Path, contents: bool, workers: int
+) -> Manifest | None:
+    """Read the manifest of ``folder`` if it holds the data of ``request``, undamaged."""
+    if not folder.exists():
+        return None
+    try:
+        manifest = Manifest.read(folder)
+    except DataError as error:
+        problem: str | None = str(error)
+    else:
+        problem = manifest.mismatch(request)
+        if own is not None and manifest.source_digest != own.digest:
+            problem = f"{own.folder} has changed since it was copied"
+        problem = problem or manifest.damage(folder, contents=contents, workers=workers)
+        if problem is None:
+            return manifest
+    _log.warning("making %s again: %s", folder, problem)
+    return None
+
+
+def _make(
+    request: DataRequest, own: OwnData | None, folder: Path, workers: int, lock_fd: int
+) -> Manifest:
+    _clear_leftovers(folder)
+    if folder.exists():
+        shutil.rmtree(folder)
+    needed = estimate_bytes(request) if own is None else own.size_bytes(workers)
+    free = shutil.disk_usage(folder.parent).free
+    if needed > free:
+        raise _no_room(request, folder.parent, needed, free)
+    temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
+    try:
+        if own is None:
+            manifest = write_dataset(request, temporary, workers=workers, keep_fds=(lock_fd,))
+        else:
+            manifest = copy_own_data(request, own, temporary, workers)
+        temporary.rename(folder)
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = shutil.disk_usage(folder.parent).free
+            raise _no_room(request, folder.parent, needed, free) from error
+        raise
+    return manifest
+
+
+def _clear_leftovers(folder: Path) -> None:
+    """Delete what a crashed job left; only under the lock."""
+    for leftover in folder.parent.glob(f".{folder.name}.tmp-*"):
+        shutil.rmtree(leftover)
+
+
+def _no_room(request: DataRequest, where: Path, needed: int, free: int) -> StagingError:
+    return StagingError(
+        f"{request.dataset} data at scale {request.scale:g} needs about {_size(needed)}, but "
+        f"{where} has {_size(free)} (or too few file entries) left; "
+        "use a smaller data scale or another scratch folder"
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
+
+
+@contextmanager
+def _disk_errors(request: DataRequest, scratch: Path) -> Iterator[None]:
+    """Turn what the system reports into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or scratch
+        reason = error.strerror or str(error)
+        raise StagingError(
+            f"cannot put {request.dataset} data on {scratch}: {where}: {reason}; "
+            "check the scratch folder, or choose another one"
+        ) from error

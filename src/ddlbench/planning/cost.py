@@ -1,0 +1,264 @@
+"""What an experiment will cost, told before anything is submitted.
+
+::
+
+    rows of the matrix -> unsupported | done (a valid result lies there) | to run
+    to run             -> jobs, node disk, device-seconds: at most, and as far as results tell
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.data_size import estimate_bytes
+from ddlbench.experiment.paths import RESULTS, result_file
+from ddlbench.experiment.result import SCHEMA_VERSION, STATUSES
+from ddlbench.experiment.site import Site
+from ddlbench.planning.data import request_of
+from ddlbench.planning.matrix import MatrixRow
+
+__all__ = ["Cost", "estimate"]
+
+Likeness = Literal["strategy", "network"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an experiment will cost on a site.
+
+    A device-second is one device held for one second. Where SLURM gives whole nodes
+    (``slurm.exclusive``), a job holds all devices of its nodes, whether its cell uses them or not.
+
+    Args:
+        site: the site's name.
+        cells: cells of the experiment; the sum of the next three.
+        done: cells with a valid result.
+        to_run: cells that will be measured.
+        unsupported: cells that cannot run, and get no job.
+        done_statuses: status -> how many of the cells that are done.
+        unsupported_reasons: reason -> how many of the unsupported cells.
+        slurm_jobs: jobs that will be submitted; 0 where cells run on this machine.
+        largest_nodes, largest_devices: of the largest cell to run.
+        device_s_upper: device-seconds if every cell to run took the site's ``cell_timeout_s``.
+        device_s_expected: device-seconds of those cells to run that a finished cell is known
+            for; None when there is none.
+        cells_known_by_strategy: cells to run that are expected to take as long as finished ones
+            of the same dataset, network, strategy and amount of work.
+        cells_known_by_network: the same, known from another strategy only.
+        cells_unknown: cells to run that nothing is known of; ``device_s_expected`` lacks them.
+        node_disk_bytes: most room that one node's scratch folder needs for datasets.
+        download_bytes: what is fetched from elsewhere: nothing, as data is generated or is the
+            site's own.
+        warnings: what the user should know before submitting, a sentence each.
+
+    """
+
+    site: str
+    cells: int
+    done: int
+    to_run: int
+    unsupported: int
+    done_statuses: dict[str, int]
+    unsupported_reasons: dict[str, int]
+    slurm_jobs: int
+    largest_nodes: int
+    largest_devices: int
+    device_s_upper: float
+    device_s_expected: float | None
+    cells_known_by_strategy: int
+    cells_known_by_network: int
+    cells_unknown: int
+    node_disk_bytes: int
+    download_bytes: int
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields as JSON values."""
+        return {**asdict(self), "warnings": list(self.warnings)}
+
+
+@dataclass(frozen=True)
+class _Finished:
+    """The few fields of a result file that a cost needs."""
+
+    cell: Cell
+    status: str
+    elapsed_s: float
+
+
+def estimate(rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS) -> Cost:
+    """Estimate what an expanded experiment still costs.
+
+    Args:
+        rows: the expanded matrix.
+        site: where it runs.
+        results_root: the folder that holds ``<site>/cells``.
+
+    """
+    finished, invalid = _read_results(rows, site.name, results_root)
+    unsupported = [row for row in rows if row.unsupported is not None]
+    supported = [row for row in rows if row.unsupported is None]
+    done = [finished[row.cell.id] for row in supported if row.cell.id in finished]
+    to_run = [row.cell for row in supported if row.cell.id not in finished]
+    largest = max(to_run, key=lambda cell: (cell.devices, cell.nodes), default=None)
+    known = _Expectation(finished.values())
+    likeness: Counter[Likeness | None] = Counter()
+    expected_s = 0.0
+    for cell in to_run:
+        alike, elapsed_s = known.of(cell)
+        likeness[alike] += 1
+        expected_s += elapsed_s * _held_devices(cell, site)
+    return Cost(
+        site=site.name,
+        cells=len(rows),
+        done=len(done),
+        to_run=len(to_run),
+        unsupported=len(unsupported),
+        done_statuses=dict(Counter(result.status for result in done).most_common()),
+        unsupported_reasons=dict(
+            Counter(str(row.unsupported) for row in unsupported).most_common()
+        ),
+        slurm_jobs=len(to_run) if site.launcher == "slurm" else 0,
+        largest_nodes=largest.nodes if largest else 0,
+        largest_devices=largest.devices if largest else 0,
+        device_s_upper=float(site.cell_timeout_s)
+        * sum(_held_devices(cell, site) for cell in to_run),
+        device_s_expected=expected_s if likeness["strategy"] or likeness["network"] else None,
+        cells_known_by_strategy=likeness["strategy"],
+        cells_known_by_network=likeness["network"],
+        cells_unknown=likeness[None],
+        node_disk_bytes=_node_disk_bytes(to_run, site),
+        download_bytes=0,
+        warnings=tuple(_warnings(rows, to_run, site, invalid)),
+    )
+
+
+def _read_results(
+    rows: Sequence[MatrixRow], site: str, results_root: Path
+) -> tuple[dict[str, _Finished], list[str]]:
+    """Read every result of the rows' datasets and networks: id -> result, and invalid ids.
+
+    Cells of other experiments are read too: they tell how long the ones to run may take.
+    """
+    cells_root = results_root / result_file(site, "").parent.relative_to(RESULTS)
+    finished: dict[str, _Finished] = {}
+    invalid = []
+    for folder in dict.fromkeys("/".join(row.cell.id.split("/")[:2]) for row in rows):
+        for path in (cells_root / folder).glob("*/*/*/rep*/result.json"):
+            cell_id = path.parent.relative_to(cells_root).as_posix()
+            result = _read_result(path, cell_id)
+            if result is None:
+                invalid.append(cell_id)
+            elif result.status != "failed":  # a crash is no result: the cell runs again
+                finished[cell_id] = result
+    return finished, invalid
+
+
+def _read_result(path: Path, cell_id: str) -> _Finished | None:
+    """Read a result's few fields; None when they are not what a result has.
+
+    Thousands of files are read while a user waits, so the whole schema is not checked here.
+    """
+    try:
+        result = json.loads(path.read_bytes())
+        cell = Cell.from_id(cell_id)
+    except (OSError, ValueError):  # ConfigError and JSONDecodeError are ValueErrors
+        return None
+    if not isinstance(result, dict) or result.get("schema_version") != SCHEMA_VERSION:
+        return None
+    status, elapsed_s = result.get("status"), result.get("elapsed_s")
+    if status not in STATUSES or result.get("cell_id") != cell_id:
+        return None
+    if not isinstance(elapsed_s, int | float) or not 0 <= elapsed_s < math.inf:
+        return None
+    return _Finished(cell, status, float(elapsed_s))
+
+
+class _Expectation:
+    """How long a cell may take: the median of the finished cells that are most like it.
+
+    Only cells with the same amount of work count: a trial run on a thousandth of a dataset says
+    nothing of the whole one.
+    """
+
+    def __init__(self, finished: Iterable[_Finished]) -> None:
+        samples: defaultdict[tuple[object, ...], list[float]] = defaultdict(list)
+        for result in finished:
+            if result.status == "ok":
+                for _, key in self._keys(result.cell):
+                    samples[key].append(result.elapsed_s)
+        self._elapsed_s = {key: median(values) for key, values in samples.items()}
+
+    def of(self, cell: Cell) -> tuple[Likeness | None, float]:
+        """Return what the expectation rests on, and the seconds; (None, 0) for an unknown cell."""
+        for likeness, key in self._keys(cell):
+            if key in self._elapsed_s:
+                return likeness, self._elapsed_s[key]
+        return None, 0.0
+
+    @staticmethod
+    def _keys(cell: Cell) -> tuple[tuple[Likeness, tuple[object, ...]], ...]:
+        """List what a cell may be known by, the most alike first."""
+        work = (cell.dataset, cell.network, cell.data_scale, cell.epochs, cell.max_steps)
+        return (
+            ("strategy", (*work, cell.strategy, cell.geometry)),
+            ("strategy", (*work, cell.strategy)),
+            ("network", work),
+        )
+
+
+def _held_devices(cell: Cell, site: Site) -> int:
+    return cell.nodes * (site.devices_per_node if _whole_nodes(site) else cell.devices_per_node)
+
+
+def _whole_nodes(site: Site) -> bool:
+    return site.launcher == "slurm" and bool(site.slurm.get("exclusive", True))
+
+
+def _node_disk_bytes(cells: Iterable[Cell], site: Site) -> int:
+    """Add up what one node holds: every dataset where they are kept, else one at a time."""
+    requests = {request_of(cell, site) for cell in cells}
+    sizes = [estimate_bytes(request) for request in requests if request.is_synthetic]
+    return sum(sizes) if site.keep_data else max(sizes, default=0)
+
+
+def _warnings(
+    rows: Sequence[MatrixRow], to_run: Sequence[Cell], site: Site, invalid: Sequence[str]
+) -> Iterable[str]:
+    supported = [row for row in rows if row.unsupported is None]
+    baseless = [row.cell.id for row in supported if row.base_id is None]
+    if baseless:
+        yield (
+            f"{_cells(baseless)} no sequential base, so no speed-up can be shown: add 'sequential' "
+            f"to matrix.strategy, or their base to include (first: {baseless[0]})"
+        )
+    broken = {row.cell.id: row.unsupported for row in rows if row.unsupported is not None}
+    stranded = [row.cell.id for row in supported if row.base_id in broken]
+    if stranded:
+        yield (
+            f"{_cells(stranded)} a sequential base that cannot run, so no speed-up can be shown "
+            f"(first: {stranded[0]})"
+        )
+    wanted = {row.cell.id for row in rows}
+    again = [cell_id for cell_id in invalid if cell_id in wanted]
+    if again:
+        yield f"{_cells(again)} an invalid result file and will run again (first: {again[0]})"
+    if _whole_nodes(site):
+        partial = [cell for cell in to_run if cell.devices_per_node < site.devices_per_node]
+        if partial:
+            yield (
+                f"{len(partial)} of {len(to_run)} cells to run use part of a node, but "
+                "slurm.exclusive holds whole nodes; the device-hours count all of their devices"
+            )
+
+
+def _cells(ids: Sequence[str]) -> str:
+    return "1 cell has" if len(ids) == 1 else f"{len(ids)} cells have"

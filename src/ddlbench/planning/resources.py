@@ -1,0 +1,100 @@
+"""What a cell asks of the scheduler: one rule serves 1x1 to NxM cells.
+
+The table was checked on a real SLURM with the Snakemake executor plugin 2.8:
+
+==========  =========  ==============  =============  ===========================
+geometry    ``mpi``    ``tasks``       per node       devices
+==========  =========  ==============  =============  ===========================
+1 x 1       -          1               -              ``gres`` is per node
+1 x D       srun       -               D              ``gres=gpu:D``
+N x 1       srun       N               -              ``tasks_per_node=1`` is refused
+N x D       srun       -               D              ``gres=gpu:D``
+==========  =========  ==============  =============  ===========================
+
+``mpi`` only tells the plugin not to wrap the job in an srun of its own: the supervisor starts
+the ranks itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.site import Site
+
+__all__ = ["SchedulerRequest", "request"]
+
+_STAGE_RUNTIME_MIN = 30
+_SPARE_RUNTIME_MIN = 5
+
+
+@dataclass(frozen=True)
+class SchedulerRequest:
+    """Resources of a cell's job, under Snakemake's names; None leaves a resource out."""
+
+    nodes: int
+    mpi: str | None
+    tasks: int | None
+    tasks_per_node: int | None
+    tasks_per_gpu: int
+    cpus_per_task: int
+    gres: str | None
+    mem_mb: int
+    runtime_min: int
+    stage_runtime_min: int
+    account: str | None
+    partition: str | None
+    qos: str | None
+    constraint: str | None
+    extra: str
+
+
+def request(cell: Cell, site: Site) -> SchedulerRequest:
+    """The request of ``cell`` at ``site``."""
+    return _request(cell.nodes, cell.devices_per_node, _Key(site), site.name)
+
+
+class _Key:
+    """A site as a cache key: sites are few and never change while a workflow is planned."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def __hash__(self) -> int:
+        return hash(self.site.name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self.site == other.site
+
+
+@cache
+def _request(nodes: int, devices: int, key: _Key, _name: str) -> SchedulerRequest:
+    site = key.site
+    slurm = {"gres": "gpu", "exclusive": True, "extra": "", **site.slurm}
+    alone = nodes * devices == 1
+    gres = None
+    if site.launcher == "slurm" and slurm["gres"]:
+        kind = f":{slurm['gpu_type']}" if slurm.get("gpu_type") else ""
+        gres = f"{slurm['gres']}{kind}:{devices}"
+    extra = [slurm["extra"]]
+    if slurm["exclusive"]:
+        extra.append("--exclusive")
+    return SchedulerRequest(
+        nodes=nodes,
+        mpi=None if alone or site.launcher == "local" else "srun",
+        tasks=nodes if nodes > 1 and devices == 1 else None,
+        tasks_per_node=devices if devices > 1 else None,
+        tasks_per_gpu=0,
+        cpus_per_task=site.cpus_per_device,
+        gres=gres,
+        mem_mb=(site.memory_per_device_mb or 0) * devices,
+        runtime_min=math.ceil(site.cell_timeout_s / 60) + _SPARE_RUNTIME_MIN,
+        stage_runtime_min=_STAGE_RUNTIME_MIN,
+        account=slurm.get("account"),
+        partition=slurm.get("partition"),
+        qos=slurm.get("qos"),
+        constraint=slurm.get("constraint"),
+        extra=" ".join(part for part in extra if part),
+    )

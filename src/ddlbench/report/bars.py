@@ -1,0 +1,283 @@
+"""Groups of bars with whiskers, and a small mark with the reason where a bar is missing.
+
+::
+
+      |        I
+      |  I     #    O        one slot a bar; slots of a group touch,
+      |  #  #  #    O        groups stand one slot apart
+      |__#__#__#____M___
+        group 1  group 2
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from ddlbench.report.colours import DatasetLook, shade
+from ddlbench.report.footer import NOISY, STALE
+from ddlbench.report.page import PanelSize
+from ddlbench.report.style import GREY, LINE_MM, MIN_PT, MM, PAGE_MM, text_width_mm, wrapped
+
+__all__ = [
+    "Bar",
+    "Group",
+    "draw_groups",
+    "message",
+    "panel_size",
+    "patch",
+    "top_of",
+]
+
+GAP = 0.8
+SLOT_MM = 2.7
+_NARROWEST_MM = 30.0
+_MOST_ROWS = 4
+_FILL = 0.86
+_WIDEST_MM = 6.0
+_NUMBER_MM = 6.0  # a slot as wide has its number written above the bar
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One slot: a value with its interval, or the mark that says why there is none."""
+
+    value: float
+    low: float
+    high: float
+    colour: str
+    look: DatasetLook
+    mark: str = ""
+    stale: bool = False
+    noisy: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """Bars side by side over one label; None is a slot the experiment does not select."""
+
+    label: str
+    bars: Sequence[Bar | None]
+
+
+def slots_width_mm(groups: int, members: int) -> float:
+    """Return the least width at which marks of neighbouring slots do not touch."""
+    return groups * (members + GAP) * SLOT_MM
+
+
+def label_width_mm(labels: Sequence[str]) -> float:
+    """Return the least width at which the labels of neighbouring groups do not touch."""
+    widths = [text_width_mm(label) for label in labels]
+    pairs = [(a + b) / 2 + 1.5 for a, b in itertools.pairwise(widths)]
+    return len(labels) * max([*pairs, 0.8 * max(widths)])
+
+
+def panel_size(
+    labels: Sequence[str],
+    members: int,
+    panels: Sequence[int],
+    *,
+    left: float,
+    between: float,
+    right: float,
+) -> PanelSize:
+    """Reckon the room for one panel of groups.
+
+    Labels lie where at least two panels stand side by side and the page is no longer than
+    paper; elsewhere panels are as narrow as their marks allow, and labels are turned.
+
+    Args:
+        labels: of the groups.
+        members: slots of a group.
+        panels: how many panels each section has.
+        left: room for the labels of a row's first panel.
+        between: room for those of the others.
+        right: room beside a row's last panel.
+
+    """
+    slots = max(slots_width_mm(len(labels), members), _NARROWEST_MM)
+    width = max(slots, label_width_mm(labels))
+    inner = PAGE_MM - 3 - left - right
+    if max(panels) > 1:
+        columns = int((inner + between) / (width + between))
+        if columns < 2 or sum(math.ceil(n / columns) for n in panels) > _MOST_ROWS:
+            width = slots
+    columns = max(1, int((inner + between) / (width + between)))
+    rows = sum(math.ceil(n / columns) for n in panels)
+    turned = max(text_width_mm(label) for label in labels) * 0.5 + 4.0
+    return PanelSize(
+        min_width=width,
+        height=34.0 if rows <= _MOST_ROWS else 27.0,
+        left=left,
+        between=between,
+        right=right,
+        bottom=lambda axes_mm: turned if is_crowded(labels, axes_mm) else 4.0,
+    )
+
+
+def is_crowded(labels: Sequence[str], width_mm: float) -> bool:
+    """Group labels must be turned to fit."""
+    return label_width_mm(labels) > width_mm
+
+
+def patch(colour: str, look: DatasetLook) -> Patch:
+    """Make a legend's sample of a bar."""
+    return Patch(
+        facecolor=shade(colour, look.white), edgecolor=colour, hatch=look.hatch, linewidth=0.6
+    )
+
+
+def top_of(groups: Sequence[Group]) -> float:
+    """Return the highest whisker; NaN where there is no bar."""
+    tops = [_top(bar) for group in groups for bar in group.bars if bar and not bar.mark]
+    return max(tops, default=math.nan)
+
+
+def draw_groups(axes: Axes, groups: Sequence[Group], width_mm: float, number: str) -> None:
+    """Draw all groups; ``number`` is how values are written above roomy bars (``"{:.2f}"``)."""
+    members = max(len(group.bars) for group in groups)
+    pitch = members + GAP
+    total = len(groups) * pitch
+    slot_mm = width_mm / total
+    fill = min(_FILL, _WIDEST_MM / slot_mm)
+    axes.set_xlim(0, total)
+    axes.set_xticks(
+        [(place + 0.5) * pitch for place in range(len(groups))], [group.label for group in groups]
+    )
+    axes.tick_params(axis="x", length=0)
+    if is_crowded([group.label for group in groups], width_mm):
+        for label in axes.get_xticklabels():
+            label.set(rotation=30, ha="right", rotation_mode="anchor")
+    for place, group in enumerate(groups):
+        start = place * pitch + GAP / 2 + (members - len(group.bars)) / 2
+        for slot, bar in enumerate(group.bars):
+            if bar is not None and not bar.mark:
+                _draw_bar(axes, start + slot + 0.5, bar, fill=fill, slot_mm=slot_mm, number=number)
+        _draw_marks(axes, start, group, slot_mm)
+
+
+def _top(bar: Bar) -> float:
+    return bar.high if math.isfinite(bar.high) else bar.value
+
+
+def _draw_bar(
+    axes: Axes, x: float, bar: Bar, *, fill: float, slot_mm: float, number: str
+) -> None:
+    edge = shade(bar.colour, 0.55) if bar.stale else bar.colour
+    drawn = axes.bar(
+        x,
+        bar.value,
+        width=fill,
+        facecolor=shade(bar.colour, max(bar.look.white, 0.6 if bar.stale else 0.0)),
+        edgecolor=edge,
+        linewidth=0.6,
+        hatch=bar.look.hatch,
+        zorder=2,
+    )
+    drawn[0].set_gid("bar")
+    if math.isfinite(bar.low) and math.isfinite(bar.high):
+        below, above = max(bar.value - bar.low, 0.0), max(bar.high - bar.value, 0.0)
+        axes.errorbar(
+            x,
+            bar.value,
+            yerr=[[below], [above]],
+            fmt="none",
+            ecolor="#333333" if bar.colour != "#000000" else "#888888",
+            elinewidth=0.7,
+            capsize=min(1.6, slot_mm * 0.45),
+            capthick=0.7,
+            zorder=3,
+        )
+    flags = (STALE if bar.stale else "") + (NOISY if bar.noisy else "")
+    text = number.format(bar.value) + flags if slot_mm >= _NUMBER_MM else flags
+    if text:
+        axes.annotate(
+            text,
+            (x, _top(bar)),
+            xytext=(0, 1.2),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=MIN_PT,
+            gid="number",
+            zorder=4,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.1},
+        )
+
+
+def _draw_marks(axes: Axes, start: float, group: Group, slot_mm: float) -> None:
+    """One mark a run of slots with the same reason."""
+    slot = 0
+    while slot < len(group.bars):
+        bar = group.bars[slot]
+        last = slot
+        if bar is not None and bar.mark:
+            while last + 1 < len(group.bars) and _mark(group.bars[last + 1]) == bar.mark:
+                last += 1
+            _draw_mark(axes, start + slot, start + last + 1, bar.mark, slot_mm)
+        slot = last + 1
+
+
+def _mark(bar: Bar | None) -> str:
+    return bar.mark if bar is not None else ""
+
+
+def _draw_mark(axes: Axes, left: float, right: float, mark: str, slot_mm: float) -> None:
+    lying = text_width_mm(mark) + 0.6 <= (right - left) * slot_mm
+    axes.plot(
+        [left + 0.1, right - 0.1],
+        [0, 0],
+        transform=axes.get_xaxis_transform(),
+        color=GREY,
+        linewidth=1.6,
+        solid_capstyle="butt",
+        clip_on=False,
+        zorder=4,
+    )
+    text = axes.text(
+        (left + right) / 2,
+        0.03,
+        mark,
+        transform=axes.get_xaxis_transform(),
+        ha="center",
+        va="bottom",
+        rotation=0 if lying else 90,
+        fontsize=MIN_PT,
+        color=GREY,
+        gid="mark",
+        zorder=5,
+    )
+    text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.2})
+
+
+def _dpi(axes: Axes) -> float:
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    return figure.dpi
+
+
+def message(axes: Axes, text: str, width_mm: float) -> None:
+    """One sentence in an empty panel: the same reason for all its cells."""
+    lines = wrapped(text, 0.9 * width_mm)
+    height_mm = axes.get_window_extent().height / _dpi(axes) / MM
+    room = max(1, int(height_mm * 0.8 / LINE_MM))
+    if len(lines) > room:
+        lines = [*lines[: room - 1], lines[room - 1] + " ..."]
+    drawn = axes.text(
+        0.5,
+        0.5,
+        "\n".join(lines),
+        transform=axes.transAxes,
+        ha="center",
+        va="center",
+        fontsize=MIN_PT,
+        color=GREY,
+        gid="message",
+        zorder=5,
+    )
+    drawn.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1.0})

@@ -1,0 +1,82 @@
+"""One colour and marker a strategy, one shade and hatch a dataset, in every figure.
+
+The colours are those of Okabe and Ito (2008), which colour-blind readers tell apart. Families
+share a hue: data parallel blue, pipeline red to orange, model green, split purple.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from matplotlib.colors import to_hex, to_rgb
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.planning.strategy import strategy_of
+
+__all__ = ["DatasetLook", "StrategyLook", "dataset_look", "shade", "strategy_look"]
+
+
+@dataclass(frozen=True)
+class StrategyLook:
+    """How a strategy is drawn."""
+
+    colour: str
+    marker: str
+
+
+@dataclass(frozen=True)
+class DatasetLook:
+    """How a dataset is drawn: its share of white, and its hatch."""
+
+    white: float
+    hatch: str
+
+
+_STRATEGIES = {
+    "sequential": StrategyLook("#000000", "o"),
+    "horovod": StrategyLook("#0072B2", "s"),
+    "ddp": StrategyLook("#56B4E9", "D"),
+    "gpipe": StrategyLook("#D55E00", "^"),
+    "pipedream": StrategyLook("#E69F00", "v"),
+    "model-parallel": StrategyLook("#009E73", "P"),
+}
+_FAMILIES = {
+    "baseline": ("#000000", "#444444"),
+    "data parallel": ("#003F66", "#3C89C9", "#8CCBF0", "#1F5F8B"),
+    "pipeline": ("#8F3F00", "#F0B040", "#B07800", "#E8854A"),
+    "model": ("#00543E", "#4DBB9D", "#2E7D5B"),
+    "split": ("#CC79A7", "#8A4A70", "#E3B3CC"),
+}
+_OTHERS = ("#F0E442", "#7A7A00", "#8C6D31", "#999999")
+_MARKERS = ("X", "p", "h", "<", ">", "*", "8", "d")
+_DATASETS = {
+    "mnist": DatasetLook(0.0, ""),
+    "cifar10": DatasetLook(0.45, "/////"),
+    "imagenet": DatasetLook(0.72, ""),
+    "highres": DatasetLook(0.88, "....."),
+}
+
+
+def strategy_look(name: str) -> StrategyLook:
+    """Give a strategy its look; one that is not listed has a shade of its family's, by name."""
+    if name in _STRATEGIES:
+        return _STRATEGIES[name]
+    try:
+        family = strategy_of(name).family
+    except ConfigError:  # a third-party strategy that this machine does not have
+        family = ""
+    number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big")
+    shades = _FAMILIES.get(family, _OTHERS)
+    return StrategyLook(shades[number % len(shades)], _MARKERS[number % len(_MARKERS)])
+
+
+def dataset_look(name: str) -> DatasetLook:
+    """Give a dataset its look."""
+    return _DATASETS.get(name, DatasetLook(0.6, "xxxxx"))
+
+
+def shade(colour: str, white: float) -> str:
+    """``colour`` mixed with a share of white."""
+    red, green, blue = to_rgb(colour)
+    return to_hex((red + (1 - red) * white, green + (1 - green) * white, blue + (1 - blue) * white))

@@ -1,0 +1,110 @@
+"""What stands under every figure: intervals, marks, site, date, commit, repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from ddlbench.report.intervals import CONFIDENCE
+from ddlbench.report.labels import STATUS_MARKS
+from ddlbench.report.tables import NOTE_BREAK
+
+__all__ = ["NOISY", "STALE", "Context", "common_notes", "footer", "interval_sentence"]
+
+STALE = "†"
+NOISY = "~"
+_SHORT_COMMIT = 7
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a figure says of itself and the tables do not hold."""
+
+    site_description: str
+
+
+def footer(shown: pd.DataFrame, context: Context, sentences: Sequence[str]) -> list[str]:
+    """Return the figure's own sentences, its marks, and where the numbers come from."""
+    marks = _marks(shown)
+    return [*sentences, *([marks] if marks else []), _origin(shown, context)]
+
+
+def interval_sentence(shown: pd.DataFrame, ratio: bool) -> str:
+    """Say what the whiskers are."""
+    good = shown[(shown["status"] == "ok") & (shown["interval_of"] != "")]
+    if not len(good):
+        return ""
+    parts = []
+    if (good["interval_of"] == "steps").any():
+        bounds = ", as a bound for the ratio" if ratio else ""
+        parts.append(f"95 % interval over the steps of the single run{bounds}")
+    repeated = good[good["interval_of"] == "repeats"]
+    if len(repeated):
+        parts.append(_over_repeats(repeated, ratio))
+    return f"Whiskers: {'; '.join(parts)}."
+
+
+def _over_repeats(repeated: pd.DataFrame, ratio: bool) -> str:
+    counts = repeated["speedup_n"] if ratio else repeated["n"]
+    counts = counts.dropna()
+    counts = counts[counts > 0]
+    if not len(counts):
+        counts = repeated["n"]
+    number = _span(int(counts.min()), int(counts.max()))
+    if ratio and counts.min() > 2:
+        return f"95 % paired bootstrap interval over {number} repeats"
+    coverage = repeated["coverage"].min()
+    if coverage < CONFIDENCE:
+        return f"range of {number} repeats (holds the median with {coverage:.0%})"
+    return f"95 % interval over {number} repeats"
+
+
+def common_notes(shown: pd.DataFrame) -> list[str]:
+    """Return the notes that every measured cell carries."""
+    good = shown[shown["status"] == "ok"]
+    if not len(good):
+        return []
+    sets = [text.split(NOTE_BREAK) for text in good["notes"]]
+    return [note for note in sets[0] if note and all(note in other for other in sets)]
+
+
+def _marks(shown: pd.DataFrame) -> str:
+    parts = []
+    if (shown["status"] == "out_of_memory").any():
+        parts.append(f"{STATUS_MARKS['out_of_memory']}: out of memory")
+    if shown["stale"].any():
+        parts.append(f"{STALE} and pale: the plan has changed since the measurement")
+    if shown["noisy"].any():
+        parts.append(f"{NOISY} noisy: quartiles of the steps spread over a quarter of the median")
+    partial = int(((shown["status"] == "ok") & (shown["n"] < shown["repeats"])).sum())
+    if partial:
+        parts.append(f"{partial} of {len(shown)} cells lack repeats (see summary.csv)")
+    return f"{'. '.join(parts)}." if parts else ""
+
+
+def _origin(shown: pd.DataFrame, context: Context) -> str:
+    site = str(shown["site"].iloc[0])
+    where = f"Site {site}: {context.site_description}" if context.site_description else site
+    days = sorted({text[:10] for text in shown["created"] if text})
+    commits = sorted({_short(c) for text in shown["commit"] for c in text.split()})
+    parts = [where.rstrip(".")]
+    parts.append(" to ".join(dict.fromkeys([days[0], days[-1]])) if days else "not measured yet")
+    if commits:
+        several = len(commits) > 3
+        names = f"{len(commits)} commits" if several else ", ".join(commits)
+        parts.append(names if several else f"commit {names}")
+    repeats = shown["repeats"]
+    number = _span(int(repeats.min()), int(repeats.max()))
+    parts.append(f"{number} repeat{'' if number == '1' else 's'}")
+    return f"{'; '.join(parts)}."
+
+
+def _short(commit: str) -> str:
+    name, _, dirty = commit.partition("-")
+    return f"{name[:_SHORT_COMMIT]}{'-' if dirty else ''}{dirty}"
+
+
+def _span(least: int, most: int) -> str:
+    return str(least) if least == most else f"{least} to {most}"

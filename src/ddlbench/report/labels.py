@@ -1,0 +1,118 @@
+"""How figures write names: networks, datasets, strategies and their variants."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from typing import Any
+
+import pandas as pd
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.report.tables import rows_of
+
+__all__ = [
+    "STATUS_MARKS",
+    "dataset_label",
+    "in_dataset_order",
+    "network_label",
+    "strategy_label",
+    "variant_labels",
+    "workers_label",
+]
+
+STATUS_MARKS = {
+    "out_of_memory": "OOM",
+    "unsupported": "unsupported",
+    "timeout": "timeout",
+    "failed": "failed",
+    "not run": "not run",
+    "invalid": "invalid",
+}
+_NETWORKS = (
+    (re.compile(r"^resnet(\d+)$"), r"ResNet-\1"),
+    (re.compile(r"^vgg(\d+)$"), r"VGG-\1"),
+    (re.compile(r"^mobilenetv(\d+)$"), r"MobileNetV\1"),
+)
+_DEFAULTS = {
+    field.name: field.default for field in fields(Cell) if field.name not in ("options", "repeat")
+}
+
+
+def network_label(name: str) -> str:
+    """``resnet18`` -> ``ResNet-18``; others as they are, without their module."""
+    short = name.rpartition(":")[2]
+    for pattern, label in _NETWORKS:
+        if pattern.match(short):
+            return pattern.sub(label, short)
+    return short
+
+
+def dataset_label(name: str) -> str:
+    """Return the dataset's own label."""
+    return DATASETS[name].label if name in DATASETS else name
+
+
+def in_dataset_order(names: list[str]) -> list[str]:
+    """From the smallest image to the largest, as papers list them; unknown ones last."""
+    order = list(DATASETS)
+    return sorted(names, key=lambda n: order.index(n) if n in order else len(order))
+
+
+def strategy_label(name: str) -> str:
+    """Return the strategy's own label; the bare name where its package is missing."""
+    try:
+        return strategy_of(name).label
+    except ConfigError:
+        return name.rpartition(":")[2]
+
+
+def workers_label(workers: int) -> str:
+    """``1 worker``, ``4 workers``."""
+    return f"{workers} worker{'' if workers == 1 else 's'}"
+
+
+def variant_labels(summary: pd.DataFrame) -> pd.Series:
+    """Say what tells cells of one dataset, network, strategy and geometry apart, if anything.
+
+    A strategy measured with two values of an option (or of any other field) has two variants;
+    defaults are written out where another value stands beside them.
+    """
+    values = [_values(str(row.configuration)) for row in rows_of(summary)]
+    groups: dict[tuple[str, str, str, str], list[int]] = {}
+    for place, row in enumerate(rows_of(summary)):
+        groups.setdefault((row.dataset, row.network, row.strategy, row.geometry), []).append(place)
+    differ: dict[str, list[str]] = {}
+    for (_, _, strategy, _), places in groups.items():
+        known = differ.setdefault(strategy, [])
+        for name in dict.fromkeys(key for place in places for key in values[place]):
+            if len({values[place].get(name) for place in places}) > 1 and name not in known:
+                known.append(name)
+    texts = [
+        ", ".join(
+            f"{name} {_readable(values[place].get(name))}" for name in differ[str(row.strategy)]
+        )
+        for place, row in enumerate(rows_of(summary))
+    ]
+    return pd.Series(texts, index=summary.index, dtype=object)
+
+
+def _values(configuration: str) -> dict[str, Any]:
+    cell = Cell.from_id(f"{configuration}/rep0")
+    placed = ("dataset", "network", "strategy", "nodes", "devices_per_node")
+    own = {name: getattr(cell, name) for name in _DEFAULTS if name not in placed}
+    try:
+        return {**own, **strategy_of(cell.strategy).option_values(cell)}
+    except ConfigError:
+        return {**own, **dict(cell.options)}
+
+
+def _readable(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,172 @@
+"""One row a cell of the matrix, whether or not it has a result."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import RESULTS, result_file
+from ddlbench.experiment.result import InvalidResult, read_result
+from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.plan import make_plan
+from ddlbench.report.columns import MEASUREMENTS
+from ddlbench.report.tables import NOTE_BREAK, frame_of
+
+__all__ = ["COLUMNS", "collect"]
+
+COLUMNS = MEASUREMENTS
+_REASON_LENGTH = 300
+_NAMED = ("batch_size", "precision", "fabric")
+
+
+def collect(
+    experiment: str, site_name: str, rows: list[MatrixRow], results_root: Path = RESULTS
+) -> pd.DataFrame:
+    """Collect the measurements of an experiment, in the order of its matrix; see :data:`COLUMNS`.
+
+    Args:
+        experiment: its name.
+        site_name: name of the site that it ran on.
+        rows: its expanded matrix.
+        results_root: the folder that holds ``<site>/cells``.
+
+    """
+    records = {
+        row.cell.id: {
+            "experiment": experiment,
+            "site": site_name,
+            "base_cell_id": row.base_id,
+            **_identity(row.cell),
+            **_outcome(row, site_name, results_root),
+        }
+        for row in rows
+    }
+    for record in records.values():
+        base = records.get(record["base_cell_id"])
+        if base is not None and _comparable(record, base):
+            record["speedup"] = base["epoch_s"] / record["epoch_s"]
+            record["base_samples_per_s"] = base["samples_per_s"]
+    return frame_of(records.values(), MEASUREMENTS)
+
+
+def _identity(cell: Cell) -> dict[str, Any]:
+    options = {name for name, _ in cell.options}
+    pairs = [(pair.partition("=")[0], pair) for pair in cell.variant.split(",")]
+    return {
+        "cell_id": cell.id,
+        "dataset": cell.dataset,
+        "network": cell.network,
+        "strategy": cell.strategy,
+        "options": ",".join(pair for name, pair in pairs if name in options),
+        "nodes": cell.nodes,
+        "devices_per_node": cell.devices_per_node,
+        "geometry": cell.geometry,
+        "workers": cell.devices,
+        "batch_size": cell.batch_size,
+        "precision": cell.precision,
+        "fabric": cell.fabric,
+        "settings": ",".join(
+            pair for name, pair in pairs if name not in options and name not in _NAMED
+        ),
+        "repeat": cell.repeat,
+    }
+
+
+def _outcome(row: MatrixRow, site: str, root: Path) -> dict[str, Any]:
+    if row.unsupported is not None:
+        return {"status": "unsupported", "reason": row.unsupported}
+    path = root / result_file(site, row.cell.id).relative_to(RESULTS)
+    if not path.is_file():
+        return {"status": "not run", "reason": "there is no result.json"}
+    try:
+        result = read_result(path)
+    except InvalidResult as error:
+        return _invalid(str(error).removeprefix(f"{path}: "))
+    if result["cell_id"] != row.cell.id:
+        return _invalid(f"the file is the result of {result['cell_id']}")
+    if result["status"] == "ok" and (result["timing"] or {}).get("epoch_s") is None:
+        return _invalid("the status is ok, but there is no epoch_s")
+    return {
+        "status": result["status"],
+        "reason": result["reason"],
+        "stale": _is_stale(result["inputs"]["plan_digest"], row.cell),
+        "workers": result["workers"] or row.cell.devices,
+        "processes": result["processes"],
+        "update_semantics": result["update_semantics"],
+        "device_kind": result["device_kind"],
+        "notes": NOTE_BREAK.join(result["notes"]),
+        "loss_last": (result["loss"] or {}).get("last"),
+        "commit": _commit(result["provenance"]),
+        "created": result["provenance"].get("created"),
+        **_timing(result["timing"] if result["status"] == "ok" else None),
+        **_memory(result["ranks"]),
+    }
+
+
+def _invalid(reason: str) -> dict[str, Any]:
+    return {
+        "status": "invalid",
+        "reason": textwrap.shorten(reason, width=_REASON_LENGTH, placeholder=" ..."),
+    }
+
+
+def _is_stale(measured: str | None, cell: Cell) -> bool:
+    if measured is None:
+        return False
+    try:
+        return make_plan(cell).digest != measured
+    except ConfigError:  # a third-party strategy that this machine does not have
+        return False
+
+
+def _timing(timing: dict[str, Any] | None) -> dict[str, Any]:
+    if timing is None:
+        return {}
+    return {
+        **{
+            name: timing[name]
+            for name in (
+                "dataset_samples",
+                "epoch_s",
+                "epoch_scaled",
+                "samples_per_s",
+                "load_s",
+                "noisy",
+            )
+        },
+        "step_median_s": timing["step_s"]["median"],
+        "step_low_s": timing["step_s"]["low"],
+        "step_high_s": timing["step_s"]["high"],
+    }
+
+
+def _memory(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    devices = [entry for rank in ranks for entry in rank["memory"]]
+    measured = [entry for entry in devices if entry["peak_bytes"] is not None]
+    fullest = max(measured, key=lambda entry: entry["peak_bytes"], default=None)
+    complete = bool(devices) and len(measured) == len(devices)
+    return {
+        "peak_memory_bytes": fullest["peak_bytes"] if fullest else None,
+        "total_memory_bytes": sum(e["peak_bytes"] for e in measured) if complete else None,
+        "device_memory_bytes": fullest["total_bytes"] if fullest else None,
+        "peak_rss_bytes": max((rank["peak_rss_bytes"] for rank in ranks), default=None),
+    }
+
+
+def _commit(provenance: dict[str, Any]) -> str | None:
+    commit = provenance.get("git_commit")
+    return f"{commit}-dirty" if commit and provenance.get("git_dirty") else commit
+
+
+def _comparable(record: dict[str, Any], base: dict[str, Any]) -> bool:
+    return (
+        record["status"] == base["status"] == "ok"
+        and record["dataset_samples"] == base["dataset_samples"]
+        and record["epoch_s"] > 0
+        and base["epoch_s"] > 0
+    )

@@ -1,0 +1,206 @@
+"""Peak memory of the fullest device, of every strategy and of the base."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from ddlbench.planning.matrix import MatrixRow
+from ddlbench.report.bars import Bar, Group, draw_groups, panel_size, patch, top_of
+from ddlbench.report.colours import DatasetLook, strategy_look
+from ddlbench.report.footer import Context, footer
+from ddlbench.report.labels import (
+    STATUS_MARKS,
+    dataset_label,
+    in_dataset_order,
+    network_label,
+    strategy_label,
+    variant_labels,
+    workers_label,
+)
+from ddlbench.report.page import Panel, Section, lay_out
+from ddlbench.report.style import GREY, MIN_PT
+from ddlbench.report.tables import Tables, rows_of
+
+__all__ = ["applicable", "draw"]
+
+NOT_MEASURED = "no value"
+_MIB, _GIB = 2**20, 2**30
+_LOG_FROM = 30
+_PLAIN = DatasetLook(0.0, "")
+_VARIANT_LOOKS = (
+    _PLAIN,
+    DatasetLook(0.5, "/////"),
+    DatasetLook(0.75, ""),
+    DatasetLook(0.88, "..."),
+)
+_TABLE = [
+    "dataset",
+    "network",
+    "geometry",
+    "workers",
+    "strategy",
+    "variant",
+    "peak_memory_bytes",
+    "total_memory_bytes",
+    "device_memory_bytes",
+    "device_kind",
+    "mark",
+    "reason",
+    "stale",
+]
+
+
+def applicable(rows: Sequence[MatrixRow]) -> bool:
+    """Any cell is run."""
+    return any(row.unsupported is None for row in rows)
+
+
+def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
+    """One panel a dataset and geometry: networks on x, strategies as colours."""
+    shown = tables.summary.assign(variant=variant_labels(tables.summary))
+    shown["mark"] = [_mark(row) for row in rows_of(shown)]
+    datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
+    networks = list(dict.fromkeys(shown["network"]))
+    base = shown[shown["strategy"] == "sequential"]
+    others = shown[shown["strategy"] != "sequential"]
+    geometries = list(others.groupby("geometry", sort=False)) or [("1x1", base.iloc[:0])]
+    members = list(dict.fromkeys(zip(shown["strategy"], shown["variant"], strict=True)))
+    members.sort(key=lambda member: member[0] != "sequential")
+    looks = _looks(members)
+    known = shown.loc[shown["mark"] == "", "peak_memory_bytes"].astype(float)
+    unit, unit_name = (_GIB, "GiB") if known.max() >= 2 * _GIB else (_MIB, "MiB")
+    sections, contents = [], []
+    for geometry, part in geometries:
+        workers = workers_label(int(part["workers"].max())) if len(part) else ""
+        heading = f"{workers} ({geometry})" if len(geometries) > 1 else ""
+        sections.append(Section(heading, [Panel(dataset_label(d)) for d in datasets]))
+        both = pd.concat([base, part])
+        contents.append(
+            [_groups(both[both["dataset"] == d], networks, members, looks, unit) for d in datasets]
+        )
+    counts = sorted(set(others["workers"]))
+    over = f" on {workers_label(int(counts[0]))}" if len(counts) == 1 else ""
+    page = lay_out(
+        f"Peak memory per device{over}",
+        [(patch(looks[m][0], looks[m][1]), _member_label(*m)) for m in members],
+        sections,
+        footer(shown.assign(noisy=False), context, [_what(shown)]),
+        panel_size(
+            [network_label(network) for network in networks],
+            len(members),
+            [len(datasets)] * len(sections),
+            left=12.5,
+            between=11.0,
+            right=2.0,
+        ),
+        share_y=False,
+    )
+    panels = [values for content in contents for g in content if (values := _values(g))]
+    logarithmic = any(max(values) / min(values) > _LOG_FROM for values in panels)
+    size_of_device = float(shown["device_memory_bytes"].astype(float).max()) / unit
+    for axes_row, content in zip(page.axes, contents, strict=True):
+        for axes, groups in zip(axes_row, content, strict=True):
+            draw_groups(axes, groups, page.width_mm, "{:,.3g}")
+            _scale(axes, groups, size_of_device, logarithmic)
+            if axes in page.first_in_row:
+                axes.set_ylabel(f"Peak memory ({unit_name})")
+    return page.figure, shown[_TABLE]
+
+
+def _mark(row: object) -> str:
+    status = str(getattr(row, "status", ""))
+    if status != "ok":
+        return STATUS_MARKS.get(status, status)
+    return NOT_MEASURED if pd.isna(getattr(row, "peak_memory_bytes", None)) else ""
+
+
+def _looks(members: list[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, DatasetLook]]:
+    """Give each member its strategy's colour; variants differ in shade."""
+    seen: dict[str, int] = {}
+    looks = {}
+    for strategy, variant in members:
+        place = seen[strategy] = seen.get(strategy, -1) + 1
+        look = _VARIANT_LOOKS[place % len(_VARIANT_LOOKS)]
+        looks[strategy, variant] = (strategy_look(strategy).colour, look)
+    return looks
+
+
+def _member_label(strategy: str, variant: str) -> str:
+    return f"{strategy_label(strategy)} ({variant})" if variant else strategy_label(strategy)
+
+
+def _groups(
+    part: pd.DataFrame,
+    networks: list[str],
+    members: list[tuple[str, str]],
+    looks: dict[tuple[str, str], tuple[str, DatasetLook]],
+    unit: int,
+) -> list[Group]:
+    found = {(r.network, (r.strategy, r.variant)): r for r in rows_of(part)}
+    groups = []
+    for network in networks:
+        bars: list[Bar | None] = []
+        for member in members:
+            row = found.get((network, member))
+            if row is None:
+                bars.append(None)
+                continue
+            value = math.nan if row.mark else float(row.peak_memory_bytes) / unit
+            bars.append(
+                Bar(value, math.nan, math.nan, *looks[member], str(row.mark), bool(row.stale))
+            )
+        groups.append(Group(network_label(network), bars))
+    return groups
+
+
+def _values(groups: list[Group]) -> list[float]:
+    return [b.value for g in groups for b in g.bars if b and not b.mark and b.value > 0]
+
+
+def _scale(axes: Axes, groups: list[Group], device: float, logarithmic: bool) -> None:
+    values = _values(groups)
+    if not values:
+        axes.set_yticks([])
+        axes.set_ylim(0, 1)
+        return
+    top = top_of(groups)
+    if logarithmic:
+        axes.set_yscale("log")
+        axes.set_ylim(min(values) / 2, top * 1.6)
+        wide = top / min(values) > 300
+        axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_ylim(0, top * 1.12)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    if math.isfinite(device) and device <= axes.get_ylim()[1] * 1.5:
+        axes.set_ylim(top=max(axes.get_ylim()[1], device * 1.12))
+        axes.axhline(device, color=GREY, linewidth=0.6, linestyle=(0, (4, 2)), gid="device size")
+        axes.text(
+            1.0,
+            device,
+            "device",
+            transform=axes.get_yaxis_transform(),
+            ha="right",
+            va="bottom",
+            fontsize=MIN_PT,
+            color=GREY,
+            gid="bound",
+        )
+
+
+def _what(shown: pd.DataFrame) -> str:
+    kinds = set(" ".join(shown["device_kind"]).split())
+    parts = []
+    if "cuda" in kinds:
+        parts.append("peak bytes allocated by CUDA's allocator")
+    if "cpu" in kinds:
+        parts.append("peak bytes of live tensors in one step, as CPUs have no memory of their own")
+    what = "; ".join(parts) or "peak bytes"
+    return f"Bars: {what}; the fullest device of all repeats."

@@ -1,0 +1,278 @@
+"""The page of a figure: title, legend, sections of equal panels, footer - in millimetres.
+
+::
+
+    Title: the question answered
+    [legend]
+    section title                       one a geometry, or one a dataset
+      panel title    panel title        one a strategy, or one a network
+      note           note
+      |axes          |axes
+    footer: base, intervals, site, date, commit
+
+Texts are measured before anything is placed, so that nothing overlaps and a figure of six cells
+is as small as it should be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ddlbench.report.style import (
+    COLUMN_MM,
+    GREY,
+    LINE_MM,
+    MIN_PT,
+    PAGE_MM,
+    TITLE_PT,
+    new_figure,
+    text_width_mm,
+    wrapped,
+)
+
+__all__ = ["Page", "Panel", "PanelSize", "Section", "lay_out"]
+
+_EDGE = 1.5
+_HEAD = 4.0
+_BETWEEN_ROWS = 2.0
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What stands above one pair of axes."""
+
+    title: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Panels that share a heading and, where asked for, their y axis."""
+
+    title: str
+    panels: Sequence[Panel]
+
+
+@dataclass(frozen=True)
+class PanelSize:
+    """Millimetres: of the axes, and of the room that their labels need.
+
+    ``left`` is for the labels of a row's first panel, ``between`` for those of the others, and
+    ``bottom`` depends on how wide the axes come out.
+    """
+
+    min_width: float
+    height: float
+    left: float
+    between: float
+    right: float
+    bottom: Callable[[float], float]
+    max_width: float = math.inf
+    max_columns: int = 99
+
+
+@dataclass
+class Page:
+    """A laid-out figure: ``axes[section][panel]``, and the width of each."""
+
+    figure: Figure
+    axes: list[list[Axes]]
+    width_mm: float
+    last_in_row: list[Axes] = field(default_factory=list)
+    first_in_row: list[Axes] = field(default_factory=list)
+
+
+def lay_out(
+    title: str,
+    legend: Sequence[tuple[Artist, str]],
+    sections: Sequence[Section],
+    *,
+    footer: Sequence[str],
+    size: PanelSize,
+    share_y: bool,
+) -> Page:
+    """Place everything; the axes are left to be drawn into."""
+    page_mm, columns = _columns(max(len(s.panels) for s in sections), size)
+    sides = 2 * _EDGE + size.left + size.right + (columns - 1) * size.between
+    width = min((page_mm - sides) / columns, size.max_width)
+    inner = page_mm - 2 * _EDGE
+    title_lines = wrapped(title, inner, TITLE_PT)
+    legend_rows = _legend_rows(legend, inner)
+    footer_lines = [line for text in footer for line in wrapped(text, inner - 1)]
+    notes = [_notes(section, columns, width) for section in sections]
+    height = _EDGE + len(title_lines) * 4.2 + len(legend_rows) * 4.2 + 1
+    for section, rows in zip(sections, notes, strict=True):
+        height += (_HEAD + 0.5) if section.title else 0
+        height += sum(_row_height(section, row, size, width) for row in rows)
+    height += 1.5 + len(footer_lines) * LINE_MM + _EDGE
+
+    figure = new_figure(page_mm, height)
+    page = Page(figure, [], width)
+    cursor = _Cursor(figure, page_mm, height)
+    for line in title_lines:
+        cursor.text(_EDGE, line, 4.2, gid="title", size=TITLE_PT, weight="bold")
+    for entries in legend_rows:
+        _draw_legend(cursor, entries)
+    cursor.y += 1
+    for section, rows in zip(sections, notes, strict=True):
+        if section.title:
+            cursor.text(_EDGE, section.title, _HEAD + 0.5, gid="section", weight="bold", size=7.5)
+        page.axes.append(_draw_section(
+                cursor, page, section=section, rows=rows, size=size, share_y=share_y
+            ))
+    cursor.y = height - _EDGE - len(footer_lines) * LINE_MM
+    for line in footer_lines:
+        cursor.text(_EDGE, line, LINE_MM, gid="footer", color=GREY)
+    return page
+
+
+def _columns(count: int, size: PanelSize) -> tuple[float, int]:
+    """Page width and columns: as few rows as fit, and the columns evenly filled."""
+    sides = 2 * _EDGE + size.left + size.right
+    if count == 1 and sides + size.min_width <= COLUMN_MM:
+        return COLUMN_MM, 1
+    fit = int((PAGE_MM - sides + size.between) / (size.min_width + size.between))
+    fit = max(1, min(fit, count, size.max_columns))
+    columns = math.ceil(count / math.ceil(count / fit))
+    return max(PAGE_MM, sides + size.min_width), columns
+
+
+def _notes(section: Section, columns: int, width: float) -> list[list[list[str]]]:
+    """Wrap the notes of every panel, row by row."""
+    lines = [wrapped(panel.note, width) for panel in section.panels]
+    return [lines[start : start + columns] for start in range(0, len(lines), columns)]
+
+
+def _head_height(section: Section, row: list[list[str]]) -> float:
+    titled = any(panel.title for panel in section.panels)
+    return (_HEAD if titled else 1.0) + max(map(len, row)) * LINE_MM
+
+
+def _row_height(section: Section, row: list[list[str]], size: PanelSize, width: float) -> float:
+    return _head_height(section, row) + size.height + size.bottom(width) + _BETWEEN_ROWS
+
+
+class _Cursor:
+    """Where the page is written next, from the top, in millimetres."""
+
+    def __init__(self, figure: Figure, width: float, height: float) -> None:
+        self.figure, self.width, self.height, self.y = figure, width, height, _EDGE
+
+    def text(
+        self,
+        x: float,
+        text: str,
+        line: float,
+        *,
+        gid: str,
+        size: float = MIN_PT,
+        weight: str = "normal",
+        color: str = "black",
+    ) -> None:
+        self.figure.text(
+            x / self.width,
+            1 - self.y / self.height,
+            text,
+            ha="left",
+            va="top",
+            gid=gid,
+            fontsize=size,
+            fontweight=weight,
+            color=color,
+        )
+        self.y += line
+
+    def axes(self, x: float, top: float, width: float, height: float) -> Axes:
+        box = (x / self.width, 1 - (top + height) / self.height)
+        return self.figure.add_axes((*box, width / self.width, height / self.height))
+
+
+def _draw_section(
+    cursor: _Cursor,
+    page: Page,
+    *,
+    section: Section,
+    rows: list[list[list[str]]],
+    size: PanelSize,
+    share_y: bool,
+) -> list[Axes]:
+    drawn: list[Axes] = []
+    for row in rows:
+        head = _head_height(section, row)
+        for column, note in enumerate(row):
+            x = _EDGE + size.left + column * (page.width_mm + size.between)
+            panel = section.panels[len(drawn)]
+            axes = cursor.axes(x, cursor.y + head, page.width_mm, size.height)
+            if share_y and drawn:
+                axes.sharey(drawn[0])
+            if share_y and column:
+                axes.tick_params(labelleft=False)
+            above = size.height + head - 0.5
+            if panel.title:
+                _above(axes, panel.title, above / size.height, "panel", 7.5)
+                above -= _HEAD - 0.5
+            for line in note:
+                _above(axes, line, above / size.height, "note", MIN_PT)
+                above -= LINE_MM
+            if column == 0:
+                page.first_in_row.append(axes)
+            if column == len(row) - 1:
+                page.last_in_row.append(axes)
+            drawn.append(axes)
+        cursor.y += _row_height(section, row, size, page.width_mm)
+    return drawn
+
+
+def _above(axes: Axes, text: str, y: float, gid: str, size: float) -> None:
+    colour, slant = ("black", "normal") if gid == "panel" else (GREY, "italic")
+    axes.text(
+        0,
+        y,
+        text,
+        transform=axes.transAxes,
+        ha="left",
+        va="top",
+        fontsize=size,
+        fontstyle=slant,
+        color=colour,
+        gid=gid,
+    )
+
+
+def _legend_rows(
+    legend: Sequence[tuple[Artist, str]], width: float
+) -> list[list[tuple[Artist, str]]]:
+    rows: list[list[tuple[Artist, str]]] = []
+    used = width
+    for entry in legend:
+        need = 9.0 + text_width_mm(entry[1])
+        if used + need > width:
+            rows.append([])
+            used = 0.0
+        rows[-1].append(entry)
+        used += need
+    return rows
+
+
+def _draw_legend(cursor: _Cursor, entries: list[tuple[Artist, str]]) -> None:
+    legend = cursor.figure.legend(
+        [handle for handle, _ in entries],
+        [label for _, label in entries],
+        loc="upper left",
+        bbox_to_anchor=(_EDGE / cursor.width, 1 - cursor.y / cursor.height),
+        ncols=len(entries),
+        borderpad=0,
+        borderaxespad=0,
+        columnspacing=1.2,
+        handlelength=1.8,
+        handletextpad=0.5,
+        handleheight=0.9,
+    )
+    legend.set_gid("legend")
+    cursor.y += 4.2

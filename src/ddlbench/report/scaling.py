@@ -1,0 +1,225 @@
+"""How speed-up grows with the number of workers: lines along the one ordered axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from ddlbench.planning.matrix import MatrixRow
+from ddlbench.report.colours import shade, strategy_look
+from ddlbench.report.footer import Context, footer, interval_sentence
+from ddlbench.report.labels import (
+    STATUS_MARKS,
+    dataset_label,
+    in_dataset_order,
+    network_label,
+    strategy_label,
+    variant_labels,
+)
+from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.style import GREY
+from ddlbench.report.tables import Tables, rows_of
+
+__all__ = ["applicable", "draw"]
+
+NO_BASE = "no base"
+_STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
+_TABLE = [
+    "dataset",
+    "network",
+    "strategy",
+    "variant",
+    "workers",
+    "geometry",
+    "speedup",
+    "speedup_low",
+    "speedup_high",
+    "speedup_n",
+    "base_samples_per_s",
+    "mark",
+    "reason",
+    "stale",
+]
+
+
+def applicable(rows: Sequence[MatrixRow]) -> bool:
+    """At least two numbers of workers have a cell that runs and a base."""
+    counts = {
+        row.cell.devices
+        for row in rows
+        if row.cell.strategy != "sequential" and row.unsupported is None and row.base_id is not None
+    }
+    return len(counts) > 1
+
+
+def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
+    """One panel a network, one section a dataset, one line a strategy."""
+    shown = tables.summary.assign(variant=variant_labels(tables.summary))
+    shown = shown[shown["strategy"] != "sequential"].reset_index(drop=True)
+    shown["mark"] = [_mark(row) for row in rows_of(shown)]
+    shown["line"] = _lines(shown)
+    datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
+    networks = list(dict.fromkeys(shown["network"]))
+    names = list(dict.fromkeys(zip(shown["strategy"], shown["line"], strict=True)))
+    styles = _styles(names)
+    sentences = [
+        "Base: sequential training on one device (samples/s in the table beside). "
+        "Dashed: linear speed-up.",
+        *filter(None, [interval_sentence(shown, ratio=True)]),
+        *_missing(shown),
+    ]
+    page = lay_out(
+        "Speed-up by number of workers",
+        _legend(names, styles),
+        [Section(dataset_label(d), [Panel(network_label(n)) for n in networks]) for d in datasets],
+        footer(shown, context, sentences),
+        PanelSize(
+            21.0 if len(networks) > 4 else 36.0, 27.0, 9.5, 3.0, 2.0, lambda _: 8.0, max_columns=6
+        ),
+        share_y=True,
+    )
+    counts = sorted({int(count) for count in shown["workers"]})
+    limits = _limits(shown)
+    for dataset, axes_row in zip(datasets, page.axes, strict=True):
+        for network, axes in zip(networks, axes_row, strict=True):
+            part = shown[(shown["dataset"] == dataset) & (shown["network"] == network)]
+            _frame(axes, counts, limits)
+            for place, name in enumerate(names):
+                own = part[(part["strategy"] == name[0]) & (part["line"] == name[1])]
+                shift = 1 + 0.03 * (place - (len(names) - 1) / 2)
+                _draw_line(axes, own.sort_values("workers"), name[0], styles[name], shift)
+            _draw_crosses(axes, part[part["mark"] != ""])
+            axes.set_xlabel("Workers", labelpad=1)
+            if axes in page.first_in_row:
+                axes.set_ylabel("Speed-up")
+    return page.figure, shown[_TABLE]
+
+
+def _mark(row: object) -> str:
+    status = str(getattr(row, "status", ""))
+    if status != "ok":
+        return STATUS_MARKS.get(status, status)
+    return "" if math.isfinite(getattr(row, "speedup", math.nan)) else NO_BASE
+
+
+def _lines(shown: pd.DataFrame) -> list[str]:
+    """Cells of one line: the variant, and devices per node where counts come in two geometries."""
+    per_count = shown.groupby("workers")["geometry"].nunique()
+    twice = bool((per_count > 1).any())
+    return [
+        ", ".join(filter(None, [row.variant, f"{row.devices_per_node} a node" if twice else ""]))
+        for row in rows_of(shown)
+    ]
+
+
+def _styles(names: list[tuple[str, str]]) -> dict[tuple[str, str], Any]:
+    seen: dict[str, int] = {}
+    styles: dict[tuple[str, str], Any] = {}
+    for name in names:
+        place = seen[name[0]] = seen.get(name[0], -1) + 1
+        styles[name] = _STYLES[place % len(_STYLES)]
+    return styles
+
+
+def _legend(
+    names: list[tuple[str, str]], styles: dict[tuple[str, str], Any]
+) -> list[tuple[Artist, str]]:
+    entries: list[tuple[Artist, str]] = []
+    for strategy, line in names:
+        look = strategy_look(strategy)
+        label = strategy_label(strategy) + (f" ({line})" if line else "")
+        handle = Line2D(
+            [], [], color=look.colour, marker=look.marker, linestyle=styles[strategy, line]
+        )
+        entries.append((handle, label))
+    return entries
+
+
+def _limits(shown: pd.DataFrame) -> tuple[float, float]:
+    good = shown[shown["mark"] == ""]
+    lows = good["speedup_low"].fillna(good["speedup"])
+    highs = good["speedup_high"].fillna(good["speedup"])
+    low = min([*lows[lows > 0], 1.0])
+    high = max([*highs, float(shown["workers"].max())])
+    return low / 1.5, high * 1.25
+
+
+def _frame(axes: Axes, counts: list[int], limits: tuple[float, float]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xlim(min(0.8, counts[0] / 1.25), counts[-1] * 1.25)
+    axes.set_ylim(*limits)
+    ends = axes.get_xlim()
+    axes.plot(ends, ends, color=GREY, linewidth=0.6, linestyle=(0, (4, 2)), zorder=1, gid="linear")
+    axes.axhline(1, color=GREY, linewidth=0.6, zorder=1)
+    axes.xaxis.set_major_locator(FixedLocator(sorted({1, *counts})))
+    powers = range(math.ceil(math.log2(limits[0])), math.floor(math.log2(limits[1])) + 1)
+    every = 1 + len(powers) // 7
+    axes.yaxis.set_major_locator(FixedLocator([2.0**p for p in powers if p % every == 0]))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _draw_line(axes: Axes, own: pd.DataFrame, strategy: str, style: Any, shift: float) -> None:
+    look = strategy_look(strategy)
+    good = own[own["mark"] == ""]
+    if len(good):
+        x = good["workers"].astype(float) * shift
+        axes.plot(x, good["speedup"], color=look.colour, linestyle=style, zorder=2, gid="line")
+        for place, row in zip(x, rows_of(good), strict=True):
+            if math.isfinite(row.speedup_low) and math.isfinite(row.speedup_high):
+                ends = [row.speedup_low, row.speedup_high]
+                axes.plot([place, place], ends, color=look.colour, linewidth=0.7, zorder=2)
+            axes.plot(
+                [place],
+                [row.speedup],
+                linestyle="none",
+                marker=look.marker,
+                color=look.colour,
+                markerfacecolor=shade(look.colour, 0.75 if row.stale else 0.0),
+                zorder=3,
+                gid="point",
+            )
+
+
+def _draw_crosses(axes: Axes, missing: pd.DataFrame) -> None:
+    """One cross a missing cell, stacked over its number of workers."""
+    height: dict[int, int] = {}
+    for row in rows_of(missing):
+        place = height[row.workers] = height.get(row.workers, -1) + 1
+        axes.plot(
+            [float(row.workers)],
+            [0.04 + 0.06 * place],
+            transform=axes.get_xaxis_transform(),
+            linestyle="none",
+            marker="x",
+            markersize=3.5,
+            color=strategy_look(str(row.strategy)).colour,
+            zorder=3,
+            gid="mark",
+        )
+
+
+def _missing(shown: pd.DataFrame) -> list[str]:
+    """Say what the crosses stand for, reason by reason."""
+    missing = shown[shown["mark"] != ""]
+    parts = []
+    for mark, part in missing.groupby("mark", sort=False):
+        cells = [
+            f"{strategy_label(str(strategy))} on {' and '.join(str(int(c)) for c in counts)}"
+            for strategy, own in part.groupby("strategy", sort=False)
+            if len(counts := sorted(set(own["workers"])))
+        ]
+        parts.append(f"{mark}: {', '.join(cells)}")
+    if not parts:
+        return []
+    return [f"Crosses stand for cells without a point: {'; '.join(parts)} workers."]

@@ -1,0 +1,215 @@
+"""Speed-up of every strategy over the sequential base: Figure 4 of DDLBench (2020)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ddlbench.planning.matrix import MatrixRow
+from ddlbench.report.bars import (
+    Bar,
+    Group,
+    draw_groups,
+    message,
+    panel_size,
+    patch,
+    top_of,
+)
+from ddlbench.report.colours import dataset_look, strategy_look
+from ddlbench.report.footer import Context, common_notes, footer, interval_sentence
+from ddlbench.report.labels import (
+    STATUS_MARKS,
+    dataset_label,
+    in_dataset_order,
+    network_label,
+    strategy_label,
+    variant_labels,
+    workers_label,
+)
+from ddlbench.report.page import Panel, Section, lay_out
+from ddlbench.report.style import GREY, MIN_PT
+from ddlbench.report.tables import Tables, rows_of
+
+__all__ = ["applicable", "draw"]
+
+NO_BASE = "no base"
+_NEUTRAL = "#444444"
+_FEW_BASES = 6
+_TABLE = [
+    "geometry",
+    "workers",
+    "strategy",
+    "variant",
+    "network",
+    "dataset",
+    "speedup",
+    "speedup_low",
+    "speedup_high",
+    "speedup_n",
+    "samples_per_s",
+    "base_samples_per_s",
+    "mark",
+    "reason",
+    "stale",
+    "noisy",
+]
+
+
+def applicable(rows: Sequence[MatrixRow]) -> bool:
+    """There is something beside the base, and a base."""
+    return any(r.cell.strategy != "sequential" and r.base_id is not None for r in rows)
+
+
+def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
+    """One panel a strategy and geometry: networks on x, datasets as shades."""
+    shown = tables.summary.assign(variant=variant_labels(tables.summary))
+    shown = shown[shown["strategy"] != "sequential"].reset_index(drop=True)
+    shown["mark"] = [_mark(row) for row in rows_of(shown)]
+    datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
+    networks = list(dict.fromkeys(shown["network"]))
+    everywhere = common_notes(shown) if shown["strategy"].nunique() > 1 else []
+    geometries = list(shown.groupby("geometry", sort=False))
+    sections, contents = [], []
+    for geometry, part in geometries:
+        panels = list(part.groupby(["strategy", "variant"], sort=False))
+        notes = ["; ".join(n for n in common_notes(p) if n not in everywhere) for _, p in panels]
+        titles = [_title(str(key[0]), str(key[1])) for key, _ in panels]
+        workers = workers_label(int(part["workers"].max()))
+        heading = f"{workers} ({geometry})" if len(geometries) > 1 else ""
+        sections.append(Section(heading, [Panel(*p) for p in zip(titles, notes, strict=True)]))
+        contents.append([(p, _groups(p, networks, datasets)) for _, p in panels])
+    labels = [network_label(network) for network in networks]
+    counted = [len(section.panels) for section in sections]
+    counts = sorted(set(shown["workers"]))
+    over = f"on {workers_label(int(counts[0]))}" if len(counts) == 1 else "by number of workers"
+    page = lay_out(
+        f"Speed-up {over}",
+        [(patch(_NEUTRAL, dataset_look(d)), dataset_label(d)) for d in datasets],
+        sections,
+        footer(shown, context, _sentences(shown, tables.summary, everywhere)),
+        panel_size(labels, len(datasets), counted, left=9.5, between=3.0, right=8.5),
+        share_y=True,
+    )
+    for axes_row, content in zip(page.axes, contents, strict=True):
+        top = max((t for _, g in content if math.isfinite(t := top_of(g))), default=1.0)
+        linear = int(content[0][0]["workers"].max())
+        for axes, (part, groups) in zip(axes_row, content, strict=True):
+            _fill(axes, part, groups, page.width_mm)
+            _bounds(axes, top, linear, labelled=axes in page.last_in_row)
+            if axes in page.first_in_row:
+                axes.set_ylabel("Speed-up")
+    return page.figure, shown[_TABLE]
+
+
+def _mark(row: object) -> str:
+    status = str(getattr(row, "status", ""))
+    if status != "ok":
+        return STATUS_MARKS.get(status, status)
+    return "" if math.isfinite(getattr(row, "speedup", math.nan)) else NO_BASE
+
+
+def _title(strategy: str, variant: str) -> str:
+    return f"{strategy_label(strategy)} ({variant})" if variant else strategy_label(strategy)
+
+
+def _groups(part: pd.DataFrame, networks: list[str], datasets: list[str]) -> list[Group]:
+    found = {(row.network, row.dataset): row for row in rows_of(part)}
+    return [
+        Group(network_label(network), [_bar(found.get((network, d))) for d in datasets])
+        for network in networks
+    ]
+
+
+def _bar(row: object | None) -> Bar | None:
+    if row is None:
+        return None
+    values = row._asdict()  # type: ignore[attr-defined]
+    return Bar(
+        values["speedup"],
+        values["speedup_low"],
+        values["speedup_high"],
+        strategy_look(values["strategy"]).colour,
+        dataset_look(values["dataset"]),
+        values["mark"],
+        values["stale"],
+        values["noisy"],
+    )
+
+
+def _fill(axes: Axes, part: pd.DataFrame, groups: list[Group], width_mm: float) -> None:
+    reasons = set(zip(part["mark"], part["reason"], strict=True))
+    mark, reason = next(iter(reasons))
+    if len(reasons) == 1 and mark and len(part) > 1:
+        empty = [Group(group.label, [None] * len(group.bars)) for group in groups]
+        draw_groups(axes, empty, width_mm, "{:.2f}")
+        message(axes, f"{mark}: {reason}" if reason else mark, width_mm)
+    else:
+        draw_groups(axes, groups, width_mm, "{:.2f}")
+
+
+def _bounds(axes: Axes, top: float, linear: int, labelled: bool) -> None:
+    """Thin lines at the base and at linear speed-up, unless that lies far above every bar."""
+    near = linear <= 3 * max(top, 1.0)
+    height = 1.14 * max(top, linear if near else 0.0, 1.0)
+    axes.set_ylim(0, height)
+    axes.axhline(1, color=GREY, linewidth=0.6, zorder=1, gid="base")
+    lines = [(1.0, "base")]
+    if near and linear > 1:
+        axes.axhline(
+            linear, color=GREY, linewidth=0.6, linestyle=(0, (4, 2)), zorder=1, gid="linear"
+        )
+        lines.append((float(linear), "linear"))
+    elif linear > 1:
+        lines.append((height, f"{linear} ↑"))
+    if labelled:
+        for y, text in lines:
+            axes.annotate(
+                text,
+                (1, y),
+                xycoords=("axes fraction", "data"),
+                xytext=(2, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=MIN_PT,
+                color=GREY,
+                gid="bound",
+            )
+
+
+def _sentences(shown: pd.DataFrame, summary: pd.DataFrame, notes: list[str]) -> list[str]:
+    return [
+        _base_sentence(shown, summary),
+        *filter(None, [interval_sentence(shown, ratio=True)]),
+        *(f"{note[0].upper()}{note[1:].rstrip('.')}." for note in notes),
+    ]
+
+
+def _base_sentence(shown: pd.DataFrame, summary: pd.DataFrame) -> str:
+    bases = summary[
+        summary["configuration"].isin(set(shown["base_configuration"]))
+        & summary["samples_per_s"].notna()
+    ]
+    if not len(bases):
+        return "Base: sequential training on one device; it has not been measured."
+    rates = bases["samples_per_s"]
+    if len(bases) <= _FEW_BASES:
+        parts = [
+            f"{dataset_label(str(dataset))}: "
+            + ", ".join(
+                f"{network_label(r.network)} {_rate(r.samples_per_s)}" for r in rows_of(own)
+            )
+            for dataset, own in bases.groupby("dataset", sort=False)
+        ]
+        return f"Base: sequential training on one device, samples/s. {'; '.join(parts)}."
+    return (
+        f"Base: sequential training on one device, {_rate(rates.min())} to "
+        f"{_rate(rates.max())} samples/s (each in the table beside)."
+    )
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,258 @@
+"""How steady the steps of a cell are: every measured step, not only their median."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from ddlbench.planning.matrix import MatrixRow
+from ddlbench.report.colours import shade, strategy_look
+from ddlbench.report.footer import NOISY, STALE, Context, footer
+from ddlbench.report.labels import (
+    STATUS_MARKS,
+    dataset_label,
+    in_dataset_order,
+    network_label,
+    strategy_label,
+    variant_labels,
+    workers_label,
+)
+from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.style import GREY, LINE_MM, MIN_PT, text_width_mm
+from ddlbench.report.tables import Tables, rows_of
+
+__all__ = ["applicable", "draw"]
+
+NO_STEPS = "no steps"
+_ALL_POINTS = 60  # up to so many steps each is drawn; beyond, only those outside the whiskers
+_BOX_FROM = 8
+_ROW_MM = 3.9
+
+
+class _Line(NamedTuple):
+    """One row of a panel."""
+
+    strategy: str
+    variant: str
+    geometry: str
+
+
+def applicable(rows: Sequence[MatrixRow]) -> bool:
+    """Any cell is run."""
+    return any(row.unsupported is None for row in rows)
+
+
+def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
+    """One panel a network, one section a dataset, one row a strategy."""
+    shown = tables.summary.assign(variant=variant_labels(tables.summary))
+    steps = tables.steps[~tables.steps["warmup"] & tables.steps["step_s"].notna()]
+    good = tables.measurements.loc[tables.measurements["status"] == "ok", "cell_id"]
+    steps = steps[steps["cell_id"].isin(set(good))]
+    durations = {
+        str(name): part["step_s"].to_numpy()
+        for name, part in steps.groupby(steps["cell_id"].str.rpartition("/")[0], sort=False)
+    }
+    datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
+    networks = list(dict.fromkeys(shown["network"]))
+    lines = _lines(shown)
+    labels = _line_labels(lines)
+    rows = {
+        (r.dataset, r.network, _Line(r.strategy, r.variant, r.geometry)): r for r in rows_of(shown)
+    }
+    page = lay_out(
+        _title(shown),
+        [],
+        [Section(dataset_label(d), [Panel(network_label(n)) for n in networks]) for d in datasets],
+        footer(shown, context, [_what(durations)]),
+        _size(labels, len(networks)),
+        share_y=True,
+    )
+    records = []
+    for dataset, axes_row in zip(datasets, page.axes, strict=True):
+        for network, axes in zip(networks, axes_row, strict=True):
+            _frame(axes, labels, axes in page.first_in_row)
+            longest = 0.0
+            marks = []
+            for place, line in enumerate(lines):
+                row = rows.get((dataset, network, line))
+                if row is None:
+                    continue
+                times = durations.get(str(row.configuration), np.array([]))
+                mark = STATUS_MARKS.get(str(row.status), "") or ("" if len(times) else NO_STEPS)
+                records.append(_record(row, times, mark))
+                if mark:
+                    marks.append((place, mark))
+                else:
+                    _draw_steps(axes, place, times, line.strategy, bool(row.stale))
+                    longest = max(longest, float(times.max()))
+            _scale(axes, longest)
+            _write(axes, marks, dataset, network, lines, rows)
+    return page.figure, pd.DataFrame(records)
+
+
+def _lines(shown: pd.DataFrame) -> list[_Line]:
+    lines = [_Line(r.strategy, r.variant, r.geometry) for r in rows_of(shown)]
+    strategies = list(dict.fromkeys(line.strategy for line in lines))
+    unique = list(dict.fromkeys(lines))
+    return sorted(unique, key=lambda line: strategies.index(line.strategy))
+
+
+def _line_labels(lines: list[_Line]) -> list[str]:
+    """Name every row; the geometry is written where strategies have several."""
+    several = len({line.geometry for line in lines if line.strategy != "sequential"}) > 1
+    labels = []
+    for line in lines:
+        parts = [strategy_label(line.strategy)]
+        if several and line.strategy != "sequential":
+            parts.append(line.geometry)
+        labels.append(" ".join([*parts, *([line.variant] if line.variant else [])]))
+    return labels
+
+
+def _title(shown: pd.DataFrame) -> str:
+    counts = sorted(set(shown.loc[shown["strategy"] != "sequential", "workers"]))
+    over = f" on {workers_label(int(counts[0]))}" if len(counts) == 1 else ""
+    return f"Time of a step{over}"
+
+
+def _size(labels: list[str], networks: int) -> PanelSize:
+    left = max(map(text_width_mm, labels)) + 2.5
+    return PanelSize(
+        min_width=21.0 if networks > 4 else 36.0,
+        height=len(labels) * _ROW_MM + 1,
+        left=left,
+        between=4.0,
+        right=2.0,
+        bottom=lambda _: 7.0,
+        max_columns=6,
+    )
+
+
+def _frame(axes: Axes, labels: list[str], first: bool) -> None:
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.tick_params(axis="y", length=0, labelleft=first)
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
+
+
+def _draw_steps(axes: Axes, place: int, times: np.ndarray, strategy: str, stale: bool) -> None:
+    colour = shade(strategy_look(strategy).colour, 0.5 if stale else 0.0)
+    low, first, median, third, high = np.percentile(times, [5, 25, 50, 75, 95])
+    points = times
+    if len(times) >= _BOX_FROM:
+        axes.plot([low, high], [place, place], color=colour, linewidth=0.7, zorder=2)
+        axes.barh(
+            place,
+            third - first,
+            left=first,
+            height=0.56,
+            facecolor=shade(colour, 0.75),
+            edgecolor=colour,
+            linewidth=0.7,
+            zorder=2,
+            gid="box",
+        )
+    if len(times) > _ALL_POINTS:
+        points = times[(times < low) | (times > high)]
+    spread = np.random.default_rng(place).uniform(-0.2, 0.2, len(points))
+    axes.plot(
+        points,
+        place + spread,
+        linestyle="none",
+        marker="o",
+        markersize=1.5,
+        markerfacecolor=colour,
+        markeredgewidth=0,
+        alpha=0.6,
+        zorder=3,
+        gid="steps",
+    )
+    axes.plot([median, median], [place - 0.34, place + 0.34], color=colour, linewidth=1.6, zorder=4)
+
+
+def _scale(axes: Axes, longest: float) -> None:
+    if longest <= 0:
+        axes.set_xlim(0, 1)
+        axes.set_xticks([])
+        return
+    unit, name = next(u for u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if longest * 1.1 >= u[0])
+    axes.set_xlim(0, longest * 1.1)
+    axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:,g}"))
+    axes.set_xlabel(f"Step ({name})", labelpad=1)
+
+
+def _write(
+    axes: Axes,
+    marks: list[tuple[int, str]],
+    dataset: str,
+    network: str,
+    lines: list[_Line],
+    rows: dict[tuple[str, str, _Line], object],
+) -> None:
+    for place, mark in marks:
+        axes.text(
+            0.02,
+            place,
+            mark,
+            transform=axes.get_yaxis_transform(),
+            va="center",
+            fontsize=MIN_PT,
+            color=GREY,
+            gid="mark",
+        )
+    for place, line in enumerate(lines):
+        row = rows.get((dataset, network, line))
+        flags = (STALE if getattr(row, "stale", False) else "") + (
+            NOISY if getattr(row, "noisy", False) else ""
+        )
+        if flags:
+            axes.annotate(
+                flags,
+                (1, place),
+                xycoords=axes.get_yaxis_transform(),
+                xytext=(LINE_MM / 3, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=MIN_PT,
+                gid="number",
+                annotation_clip=False,
+            )
+
+
+def _what(durations: dict[str, np.ndarray]) -> str:
+    counts = [len(times) for times in durations.values()]
+    if not counts:
+        return "No step has been measured."
+    number = (
+        f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
+    )
+    points = (
+        "points: every step"
+        if max(counts) <= _ALL_POINTS
+        else f"points: every step, or those outside the whiskers beyond {_ALL_POINTS} steps"
+    )
+    return (
+        f"Thick line: median; box: quartiles (from {_BOX_FROM} steps on); whiskers: 5 % to 95 %; "
+        f"{points}. {number} steps a row, warm-up left out; a step is as long as its slowest rank. "
+        "Each panel has its own scale."
+    )
+
+
+def _record(row: object, times: np.ndarray, mark: str) -> dict[str, object]:
+    names = ("dataset", "network", "geometry", "workers", "strategy", "variant")
+    record = {name: getattr(row, name) for name in names}
+    record["steps"] = len(times)
+    shares = (("min", 0), ("p05", 5), ("p25", 25), ("median", 50), ("p75", 75), ("p95", 95))
+    for name, share in (*shares, ("p99", 99), ("max", 100)):
+        record[f"step_{name}_s"] = float(np.percentile(times, share)) if not mark else None
+    record["mark"] = mark
+    record["reason"] = getattr(row, "reason", "")
+    return record

@@ -1,0 +1,172 @@
+"""One row a cell configuration: its repeats as a median with an interval.
+
+Means and medians are taken over seconds; a rate or a speed-up is derived from them once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ddlbench.report.columns import SUMMARY
+from ddlbench.report.intervals import (
+    CONFIDENCE,
+    Interval,
+    median_interval,
+    ratio_interval,
+    scaled,
+)
+from ddlbench.report.tables import NOTE_BREAK, frame_of
+
+__all__ = ["COLUMNS", "GRAVEST_FIRST", "summarise"]
+
+COLUMNS = SUMMARY
+GRAVEST_FIRST = ("out_of_memory", "timeout", "failed", "invalid", "unsupported", "not run")
+_FROM_FIRST = [
+    "site",
+    "experiment",
+    "dataset",
+    "network",
+    "strategy",
+    "options",
+    "nodes",
+    "devices_per_node",
+    "geometry",
+    "batch_size",
+    "precision",
+    "fabric",
+    "settings",
+]
+_FEWEST_TO_BOOTSTRAP = 3
+
+
+def summarise(measurements: pd.DataFrame) -> pd.DataFrame:
+    """Summarise repeats; see :data:`COLUMNS`."""
+    by_id = measurements.set_index("cell_id", drop=False)
+    configurations = measurements["cell_id"].map(_configuration)
+    return frame_of(
+        (
+            _record(str(name), runs, by_id)
+            for name, runs in measurements.groupby(configurations, sort=False)
+        ),
+        SUMMARY,
+    )
+
+
+def _configuration(cell_id: str) -> str:
+    return cell_id.rpartition("/")[0]
+
+
+def _record(configuration: str, runs: pd.DataFrame, by_id: pd.DataFrame) -> dict[str, Any]:
+    first = runs.iloc[0]
+    good = runs[runs["status"] == "ok"]
+    bases = sorted({_configuration(name) for name in runs["base_cell_id"] if name})
+    return {
+        **{name: first[name] for name in _FROM_FIRST},
+        "configuration": configuration,
+        "workers": (good if len(good) else runs)["workers"].max(),
+        "repeats": len(runs),
+        "n": len(good),
+        "base_configuration": bases[0] if bases else None,
+        **_status(runs),
+        **_epoch(good),
+        **_speedup(configuration, good, by_id),
+        **{
+            name: runs[name].max()
+            for name in runs.columns
+            if name.endswith("_bytes") and runs[name].notna().any()
+        },
+        **{
+            name: float(good[name].median())
+            for name in ("step_median_s", "load_s", "loss_last")
+            if len(good)
+        },
+        "update_semantics": _joined(runs["update_semantics"], " "),
+        "device_kind": _joined(runs["device_kind"], " "),
+        "noisy": bool(good["noisy"].any()),
+        "stale": bool(runs["stale"].any()),
+        "notes": _joined(runs["notes"], NOTE_BREAK),
+        "commit": _joined(runs["commit"], " "),
+        "created": max(runs["created"]),
+    }
+
+
+def _joined(texts: pd.Series, sign: str) -> str:
+    parts = [part for text in texts for part in text.split(sign) if part]
+    return sign.join(dict.fromkeys(parts))
+
+
+def _status(runs: pd.DataFrame) -> dict[str, str]:
+    missing = runs[runs["status"] != "ok"]
+    if not len(missing):
+        return {"status": "ok", "reason": ""}
+    rank = {status: place for place, status in enumerate(GRAVEST_FIRST)}
+    gravest = missing.iloc[int(missing["status"].map(rank).to_numpy().argmin())]
+    if len(missing) == len(runs):
+        return {"status": gravest["status"], "reason": gravest["reason"]}
+    counts = missing["status"].value_counts(sort=False)
+    parts = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return {"status": "ok", "reason": f"of {len(runs)} repeats: {parts}"}
+
+
+def _interval(runs: pd.DataFrame) -> Interval:
+    """Of ``epoch_s``: over repeats, or over the steps of the only run."""
+    if len(runs) > 1:
+        return median_interval(runs["epoch_s"].tolist())
+    run = runs.iloc[0]
+    return scaled(run["epoch_s"], run["step_median_s"], run["step_low_s"], run["step_high_s"])
+
+
+def _epoch(good: pd.DataFrame) -> dict[str, Any]:
+    if not len(good):
+        return {}
+    found = _interval(good)
+    samples = int(good["dataset_samples"].iloc[0])
+    known = not np.isnan(found.low)
+    return {
+        "interval_of": ("repeats" if len(good) > 1 else "steps") if known else None,
+        "coverage": found.coverage,
+        "epoch_s": found.median,
+        "epoch_low_s": found.low,
+        "epoch_high_s": found.high,
+        "samples_per_s": _per_second(samples, found.median),
+        "samples_low_per_s": _per_second(samples, found.high),
+        "samples_high_per_s": _per_second(samples, found.low),
+    }
+
+
+def _per_second(samples: int, seconds: float) -> float | None:
+    return samples / seconds if seconds > 0 else None
+
+
+def _speedup(configuration: str, good: pd.DataFrame, by_id: pd.DataFrame) -> dict[str, Any]:
+    pairs = good[good["speedup"].notna()]
+    if not len(pairs):
+        return {"speedup_n": 0}
+    bases = by_id.loc[pairs["base_cell_id"].tolist()]
+    found = _ratio(pairs, bases)
+    if configuration == _configuration(pairs["base_cell_id"].iloc[0]):
+        found = Interval(1.0, 1.0, 1.0, CONFIDENCE)
+    return {
+        "speedup": found.median,
+        "speedup_low": found.low,
+        "speedup_high": found.high,
+        "speedup_n": len(pairs),
+        "base_samples_per_s": _per_second(
+            int(bases["dataset_samples"].iloc[0]), float(bases["epoch_s"].median())
+        ),
+    }
+
+
+def _ratio(pairs: pd.DataFrame, bases: pd.DataFrame) -> Interval:
+    if len(pairs) >= _FEWEST_TO_BOOTSTRAP:
+        return ratio_interval(bases["epoch_s"].tolist(), pairs["epoch_s"].tolist())
+    base, cell = _interval(bases), _interval(pairs)
+    return Interval(
+        base.median / cell.median,
+        base.low / cell.high,
+        base.high / cell.low,
+        min(base.coverage, cell.coverage),
+    )

@@ -1,0 +1,165 @@
+"""From the reports of the ranks to one result.
+
+A step is as long as its slowest rank; an epoch is as long as the slowest rank's sum of steps.
+Means are taken over seconds; rates are derived once, at the end.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.stats import binom
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.planning.strategy import DeviceKind, Strategy
+from ddlbench.runtime.loop_rules import BARRIER_RULE, CLOCKS, COMBINED_RULE, WARMUP_RULE
+
+__all__ = ["NOISY_SPREAD", "median_interval", "rank_entry", "steps_csv", "timing"]
+
+# Above this (p75 - p25) / median of the steps a run is flagged as noisy.
+NOISY_SPREAD = 0.25
+
+
+def timing(
+    cell: Cell, reports: Sequence[dict[str, Any]], device_kind: DeviceKind
+) -> dict[str, Any]:
+    """The ``timing`` part of a result.
+
+    Args:
+        cell: what was measured.
+        reports: one of each rank, all ok.
+        device_kind: what clock was read.
+    """
+    step_s = np.max([report["step_s"] for report in reports], axis=0)
+    load_s = np.max([report["load_s"] for report in reports], axis=0)
+    steps = reports[0]["steps_per_epoch"]
+    samples = steps * cell.batch_size
+    dataset_samples = reports[0]["dataset_samples"]
+    per_rank = np.array([report["step_s"] for report in reports]).reshape(
+        len(reports), cell.epochs, steps
+    )
+    epoch_s = per_rank.sum(axis=2).max(axis=0)
+    mean_epoch_s = float(epoch_s.mean())
+    quartiles = np.percentile(step_s, [25, 50, 75])
+    spread = float((quartiles[2] - quartiles[0]) / quartiles[1]) if quartiles[1] > 0 else None
+    return {
+        "clock": CLOCKS[device_kind],
+        "device_synchronised": True,
+        "barrier": BARRIER_RULE,
+        "combined": COMBINED_RULE,
+        "warmup_rule": WARMUP_RULE,
+        "warmup_steps": cell.warmup_steps,
+        "epochs": [
+            {
+                "epoch": epoch + 1,
+                "steps": steps,
+                "samples": samples,
+                "elapsed_s": float(epoch_s[epoch]),
+                "load_s": float(load_s[epoch * steps : (epoch + 1) * steps].sum()),
+            }
+            for epoch in range(cell.epochs)
+        ],
+        "steps_per_epoch": steps,
+        "samples_per_epoch": samples,
+        "dataset_samples": dataset_samples,
+        "step_s": _summary(step_s),
+        "step_spread": spread,
+        "noisy": spread is not None and spread > NOISY_SPREAD,
+        "epoch_s": mean_epoch_s * dataset_samples / samples,
+        "epoch_scaled": samples != dataset_samples,
+        "samples_per_s": samples / mean_epoch_s if mean_epoch_s > 0 else None,
+        "load_s": max(sum(report["load_s"]) for report in reports),
+        "prepare_s": max(report["prepare_s"] for report in reports),
+    }
+
+
+def median_interval(values: np.ndarray, confidence: float = 0.95) -> tuple[float, float] | None:
+    """Order-statistic interval of the median; None when there are too few values for it.
+
+    The ranks come from the binomial distribution, so no shape is assumed (Hoefler and Belli
+    2015, section 3.1.3).
+    """
+    ordered = np.sort(values)
+    count = len(ordered)
+    below = int(binom.ppf((1 - confidence) / 2, count, 0.5))
+    if count < 2 or binom.cdf(below - 1, count, 0.5) > (1 - confidence) / 2 or below < 1:
+        return None
+    return float(ordered[below - 1]), float(ordered[count - below])
+
+
+def rank_entry(report: dict[str, Any]) -> dict[str, Any]:
+    """One entry of the result's ``ranks``."""
+    kept = (
+        "rank",
+        "role",
+        "node",
+        "host",
+        "local_rank",
+        "devices",
+        "stage",
+        "replica",
+        "threads",
+        "prepare_s",
+        "cpu_utilisation",
+        "gpu_utilisation",
+        "parameter_bytes",
+        "peak_rss_bytes",
+        "memory",
+    )
+    share = report["samples_per_step"] * len(report["step_s"])
+    return {
+        **{key: report[key] for key in kept},
+        "samples": share,
+        "load_s": sum(report["load_s"]),
+        "communication_wait_s": report.get("communication_wait_s"),
+    }
+
+
+def losses(reports: Sequence[dict[str, Any]]) -> list[float]:
+    """Mean loss of each measured step over the ranks that have one."""
+    rows = [report["loss"] for report in reports if report["loss"]]
+    return [float(value) for value in np.mean(rows, axis=0)] if rows else []
+
+
+def steps_csv(cell: Cell, reports: Sequence[dict[str, Any]]) -> str:
+    """steps.csv: one row a step, warm-up (epoch 0) included; the slowest rank's seconds."""
+    steps = reports[0]["steps_per_epoch"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["epoch", "step", "warmup", "step_s", "load_s", "loss"])
+    for prefix, epoch_of in (("warmup_", lambda _i: 0), ("", lambda i: i // steps + 1)):
+        step_s = np.max([report[f"{prefix}step_s"] for report in reports], axis=0)
+        load_s = np.max([report[f"{prefix}load_s"] for report in reports], axis=0)
+        rows = [report[f"{prefix}loss"] for report in reports if report[f"{prefix}loss"]]
+        loss = np.mean(rows, axis=0) if rows else [""] * len(step_s)
+        for index in range(len(step_s)):
+            epoch = epoch_of(index)
+            step = index if epoch == 0 else index % steps
+            writer.writerow(
+                [epoch, step, int(epoch == 0), f"{step_s[index]:.9g}", f"{load_s[index]:.9g}"]
+                + [f"{loss[index]:.6g}" if rows else ""]
+            )
+    return text.getvalue()
+
+
+def notes(strategy: Strategy, device_kind: DeviceKind) -> list[str]:
+    """What a reader of the numbers must know."""
+    note = strategy.note(device_kind)
+    return [] if note is None else [note]
+
+
+def _summary(step_s: np.ndarray) -> dict[str, Any]:
+    interval = median_interval(step_s)
+    return {
+        "median": float(np.median(step_s)),
+        "low": None if interval is None else interval[0],
+        "high": None if interval is None else interval[1],
+        "mean": float(step_s.mean()),
+        "p95": float(np.percentile(step_s, 95)),
+        "p99": float(np.percentile(step_s, 99)),
+        "count": len(step_s),
+    }

@@ -1,0 +1,126 @@
+"""What a result must say of where it was measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+__all__ = ["driver_provenance", "rank_provenance"]
+
+_PACKAGES = (
+    "ddlbench",
+    "torch",
+    "torchvision",
+    "torchgpipe",
+    "horovod",
+    "numpy",
+    "snakemake",
+    "snakemake-executor-plugin-slurm",
+)
+# Variables that change how fast or where things run; no other variable is recorded.
+_PREFIXES = ("OMP_", "MKL_", "KMP_", "CUDA_", "NCCL_", "GLOO_", "HOROVOD_", "TORCH_", "CUBLAS_")
+
+
+def driver_provenance(seed: int) -> dict[str, Any]:
+    """Known without running anything: source, host, time."""
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_dirty": _dirty(),
+        "packages": _packages(),
+        "python": platform.python_version(),
+        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+        "kernel": platform.release(),
+        "tcp_congestion_control": _read("/proc/sys/net/ipv4/tcp_congestion_control"),
+        "clock_resolution_s": time.get_clock_info("perf_counter").resolution,
+        "seed": seed,
+    }
+
+
+def rank_provenance() -> dict[str, Any]:
+    """Known only where a rank runs: processor, GPU, libraries, environment."""
+    import torch  # noqa: PLC0415 - the supervisor has none
+
+    values: dict[str, Any] = {
+        "host": socket.gethostname(),
+        "cpu_model": _cpu_model(),
+        "cpu_count": os.cpu_count(),
+        "environment": {
+            name: value for name, value in os.environ.items() if name.startswith(_PREFIXES)
+        },
+        "gpu_models": [],
+        "driver": None,
+        "cuda": None,
+        "nccl": None,
+    }
+    if torch.cuda.is_available():
+        values["gpu_models"] = [
+            torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
+        ]
+        values["cuda"] = torch.version.cuda
+        values["driver"] = _driver()
+        values["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    return values
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _git(*arguments: str) -> str | None:
+    root = Path(__file__).resolve().parents[3]
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _dirty() -> bool | None:
+    status = _git("status", "--porcelain", "--untracked-files=no")
+    return None if status is None else bool(status)
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+
+
+def _cpu_model() -> str | None:
+    for line in (_read("/proc/cpuinfo") or "").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or sys.platform
+
+
+def _driver() -> str | None:
+    try:
+        import pynvml  # noqa: PLC0415 - only where a GPU is
+
+        pynvml.nvmlInit()
+        text = pynvml.nvmlSystemGetDriverVersion()
+    except Exception:  # provenance must not stop a measurement
+        return None
+    return text.decode() if isinstance(text, bytes) else str(text)

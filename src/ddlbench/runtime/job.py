@@ -1,0 +1,72 @@
+"""job.json: what the supervisor tells every process of a cell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ddlbench.experiment.atomic import write_json
+from ddlbench.experiment.data_size import DataRequest
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.strategy import DeviceKind
+
+__all__ = ["Job", "log_file", "report_file"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of one cell.
+
+    Args:
+        plan: who runs where.
+        device_kind: what every process computes on.
+        scratch: the site's scratch template, filled in on the node.
+        data: the dataset.
+        interface: network interface; None lets libraries choose.
+        rendezvous_host, rendezvous_port: where rank 0 keeps the store.
+        run_dir: shared folder for the reports of the ranks.
+    """
+
+    plan: Plan
+    device_kind: DeviceKind
+    scratch: str
+    data: DataRequest
+    interface: str | None
+    rendezvous_host: str
+    rendezvous_port: int
+    run_dir: Path
+
+    def save(self) -> Path:
+        """Write job.json into the run folder and return its path."""
+        path = self.run_dir / "job.json"
+        changed = {
+            "plan": self.plan.to_dict(),
+            "data": asdict(self.data),
+            "run_dir": str(self.run_dir),
+        }
+        write_json(path, {**vars(self), **changed})
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> Job:
+        """Read what :meth:`save` wrote."""
+        values: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        changed = {
+            "plan": Plan.from_dict(values["plan"]),
+            "data": DataRequest(**values["data"]),
+            "run_dir": Path(values["run_dir"]),
+        }
+        return cls(**{**values, **changed})
+
+
+def report_file(run_dir: Path, rank: int) -> Path:
+    """Where rank ``rank`` says how it went."""
+    return run_dir / f"rank{rank}.json"
+
+
+def log_file(run_dir: Path) -> Path:
+    """Where everything that the ranks print is gathered."""
+    return run_dir / "log.txt"

@@ -1,0 +1,212 @@
+"""Starting a cell's processes: on this machine, or with srun on the nodes of a job.
+
+Both launchers give the same handle: one stream of text from all ranks, and an end for all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.strategy import Process
+from ddlbench.runtime.rendezvous_port import LISTEN_FD
+
+__all__ = ["Launch", "LocalLaunch", "SrunLaunch", "worker_environment"]
+
+_GRACE_S = 5.0
+
+
+class Launch(Protocol):
+    """Running processes of one cell."""
+
+    def lines(self, deadline: float) -> Iterator[str | None]:
+        """What the ranks print, prefixed with the rank; None now and then, until all ended."""
+        ...
+
+    def exit_codes(self) -> dict[int, int | None]:
+        """Exit code of each rank that is known by itself; None while it runs."""
+        ...
+
+    def stop(self) -> None:
+        """End every process, politely, then for certain."""
+        ...
+
+
+def worker_environment(cell: Cell, interface: str | None) -> dict[str, str]:
+    """What every worker finds in its environment beside the supervisor's own.
+
+    Thread counts must stand before numerical libraries load.
+    """
+    threads = str(cell.threads_per_device)
+    values = {
+        **os.environ,
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
+    if interface is not None:
+        values["GLOO_SOCKET_IFNAME"] = interface
+        values["NCCL_SOCKET_IFNAME"] = interface
+    return values
+
+
+class _Pipes:
+    """Lines of several processes in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._open = 0
+
+    def add(self, process: subprocess.Popen[str], prefix: str) -> None:
+        self._open += 1
+        threading.Thread(target=self._read, args=(process, prefix), daemon=True).start()
+
+    def _read(self, process: subprocess.Popen[str], prefix: str) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._lines.put(prefix + line.rstrip("\n"))
+        self._lines.put(None)
+
+    def lines(self, deadline: float) -> Iterator[str | None]:
+        while self._open:
+            left_s = deadline - time.monotonic()
+            try:
+                line = self._lines.get(timeout=max(0.0, min(0.5, left_s)))
+            except queue.Empty:
+                yield None
+                continue
+            if line is None:
+                self._open -= 1
+            else:
+                yield line
+
+
+class LocalLaunch:
+    """Each process of the plan as a child of this one, in a session of its own.
+
+    Args:
+        plan: who runs.
+        job_path: job.json.
+        interface: network interface, or None.
+        listener: bound socket of the rendezvous, handed to rank 0.
+    """
+
+    def __init__(
+        self, plan: Plan, job_path: Path, interface: str | None, listener: socket.socket
+    ) -> None:
+        self._pipes = _Pipes()
+        self._children: dict[int, subprocess.Popen[str]] = {}
+        environment = worker_environment(plan.cell, interface)
+        for process in plan.processes:
+            self._children[process.rank] = self._start(process, job_path, environment, listener)
+            self._pipes.add(self._children[process.rank], f"[{process.rank}] ")
+
+    @staticmethod
+    def _start(
+        process: Process, job_path: Path, environment: dict[str, str], listener: socket.socket
+    ) -> subprocess.Popen[str]:
+        own = {
+            "DDLBENCH_NODE": str(process.node),
+            "DDLBENCH_LOCAL_RANK": str(process.local_rank),
+        }
+        handed_over: tuple[int, ...] = ()
+        if process.rank == 0:
+            handed_over = (listener.fileno(),)
+            own[LISTEN_FD] = str(listener.fileno())
+        return subprocess.Popen(
+            [sys.executable, "-m", "ddlbench.runtime.worker", str(job_path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env={**environment, **own},
+            pass_fds=handed_over,
+            start_new_session=True,
+        )
+
+    def lines(self, deadline: float) -> Iterator[str | None]:
+        """What the ranks print."""
+        return self._pipes.lines(deadline)
+
+    def exit_codes(self) -> dict[int, int | None]:
+        """Exit code of each rank."""
+        return {rank: child.poll() for rank, child in self._children.items()}
+
+    def stop(self) -> None:
+        """End what still runs."""
+        _end(list(self._children.values()))
+
+
+class SrunLaunch:
+    """One srun step over the nodes of the job that this process runs in.
+
+    The geometry is always given: inside a job srun does not take it from the allocation.
+    """
+
+    def __init__(self, plan: Plan, job_path: Path, interface: str | None) -> None:
+        cell = plan.cell
+        per_node = len(plan.on_node(0))
+        devices = cell.devices_per_node // per_node if per_node else 1
+        self._step = subprocess.Popen(
+            [
+                "srun",
+                f"--nodes={cell.nodes}",
+                f"--ntasks={plan.world_size}",
+                f"--ntasks-per-node={per_node}",
+                f"--cpus-per-task={max(1, cell.threads_per_device * devices)}",
+                "--kill-on-bad-exit=1",
+                "--label",
+                "--unbuffered",
+                sys.executable,
+                "-m",
+                "ddlbench.runtime.worker",
+                str(job_path),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=worker_environment(cell, interface),
+            start_new_session=True,
+        )
+        self._pipes = _Pipes()
+        self._pipes.add(self._step, "")
+
+    def lines(self, deadline: float) -> Iterator[str | None]:
+        """What the ranks print; srun labels the lines."""
+        return self._pipes.lines(deadline)
+
+    def exit_codes(self) -> dict[int, int | None]:
+        """The step's exit code stands for its first rank."""
+        return {0: self._step.poll()}
+
+    def stop(self) -> None:
+        """End the step; srun passes the signal to every task."""
+        _end([self._step])
+
+
+def _end(children: list[subprocess.Popen[str]]) -> None:
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        running = [child for child in children if child.poll() is None]
+        for child in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal_number)
+        limit = time.monotonic() + _GRACE_S
+        while any(child.poll() is None for child in running) and time.monotonic() < limit:
+            time.sleep(0.05)

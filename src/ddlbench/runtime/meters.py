@@ -1,0 +1,133 @@
+"""Meters beside the clock: processor and GPU utilisation, memory of each device."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from ddlbench.runtime.live_tensors import LiveTensors
+from ddlbench.strategies.executor import StepwiseExecutor
+
+__all__ = ["Utilisation", "cpu_peak_bytes", "device_memory", "peak_rss_bytes"]
+
+_SAMPLE_S = 0.2
+
+
+class Utilisation:
+    """Mean utilisation between enter and exit.
+
+    Attributes:
+        cpu: processor seconds over wall seconds and threads, 0 to 1 (more if it used more).
+        gpu: mean of NVML's samples over the devices, 0 to 1; None without a GPU.
+    """
+
+    def __init__(self, devices: Sequence[torch.device], threads: int) -> None:
+        self.cpu: float | None = None
+        self.gpu: float | None = None
+        self._threads = threads
+        self._handles = [h for h in _nvml_handles(devices) if h is not None]
+        self._samples: list[float] = []
+        self._stop = threading.Event()
+        self._sampler = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> Utilisation:
+        """Start counting."""
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+        if self._handles:
+            self._sampler.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop counting."""
+        wall_s = time.perf_counter() - self._wall
+        if wall_s > 0:
+            self.cpu = (time.process_time() - self._cpu) / wall_s / self._threads
+        if self._handles:
+            self._stop.set()
+            self._sampler.join()
+            if self._samples:
+                self.gpu = sum(self._samples) / len(self._samples)
+
+    def _sample(self) -> None:
+        import pynvml  # noqa: PLC0415 - only where a GPU is
+
+        while not self._stop.wait(_SAMPLE_S):
+            with contextlib.suppress(pynvml.NVMLError):
+                rates = [pynvml.nvmlDeviceGetUtilizationRates(h).gpu for h in self._handles]
+                self._samples.append(sum(rates) / len(rates) / 100)
+
+
+def device_memory(devices: Sequence[torch.device], cpu_peak: int | None) -> list[dict[str, Any]]:
+    """Peak bytes of each device this process drove; CPU partitions share one process."""
+    if devices[0].type == "cpu":
+        name = "cpu" if len(devices) == 1 else f"cpu ({len(devices)} partitions together)"
+        return [_memory(name, peak_bytes=cpu_peak)]
+    handles = _nvml_handles(devices)
+    return [_cuda_memory(device, handle) for device, handle in zip(devices, handles, strict=False)]
+
+
+def cpu_peak_bytes(executor: StepwiseExecutor, mini_batch: int) -> int:
+    """Peak of live tensor bytes in one (untimed) step, communication buffers included."""
+    tensors = LiveTensors()
+    tensors.count(executor.module.parameters())
+    tensors.count(executor.module.buffers())
+    tensors.count(p.grad for p in executor.module.parameters() if p.grad is not None)
+    for state in executor.optimizer.state.values():
+        tensors.count(state.values())
+    with tensors.watching(executor.threaded_modules()):
+        executor.run(mini_batch, 1)
+    return tensors.peak_bytes + executor.buffer_bytes()
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident set of this process (Linux counts it in KiB)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _memory(device: str, **values: int | None) -> dict[str, Any]:
+    keys = ("peak_bytes", "reserved_bytes", "device_used_bytes", "total_bytes")
+    return {"device": device, **{key: values.get(key) for key in keys}}
+
+
+def _cuda_memory(device: torch.device, handle: Any) -> dict[str, Any]:
+    used: int | None = None
+    if handle is not None:
+        import pynvml  # noqa: PLC0415 - only where a GPU is
+
+        with contextlib.suppress(pynvml.NVMLError):
+            used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    return _memory(
+        str(device),
+        peak_bytes=torch.cuda.max_memory_allocated(device),
+        reserved_bytes=torch.cuda.max_memory_reserved(device),
+        device_used_bytes=used,
+        total_bytes=torch.cuda.get_device_properties(device).total_memory,
+    )
+
+
+def _nvml_handles(devices: Sequence[torch.device]) -> list[Any]:
+    """NVML handles of CUDA devices, found by UUID since NVML ignores CUDA_VISIBLE_DEVICES."""
+    if devices[0].type != "cuda":
+        return []
+    try:
+        import pynvml  # noqa: PLC0415 - only where a GPU is
+
+        pynvml.nvmlInit()
+        return [
+            pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(d).uuid}")
+            for d in devices
+        ]
+    except Exception:  # a driver without NVML must not stop a measurement
+        return [None for _ in devices]

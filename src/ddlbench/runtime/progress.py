@@ -1,0 +1,90 @@
+"""How far a cell is: rank 0 prints marked lines, the supervisor turns them into a bar."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+__all__ = ["MARK", "Display", "Reporter"]
+
+MARK = "\x1eddlbench-progress "
+_REPORT_EVERY_S = 0.5
+_LINE_EVERY_S = 15.0
+
+
+class Reporter:
+    """Counts completed steps of a process and prints a line now and then.
+
+    Args:
+        total_steps: warm-up and measured steps.
+        batch_size: samples of one step over all workers.
+    """
+
+    def __init__(self, total_steps: int, batch_size: int) -> None:
+        self._total, self._batch_size = total_steps, batch_size
+        self._before = 0
+        self._last_time, self._last_step = time.perf_counter(), 0
+
+    def phase_done(self, steps: int) -> None:
+        """A run of ``steps`` steps is over; the next counts on."""
+        self._before += steps
+
+    def __call__(self, done: int) -> None:
+        """``done`` steps of the current run are complete."""
+        now = time.perf_counter()
+        if now - self._last_time < _REPORT_EVERY_S:
+            return
+        step = self._before + done
+        rate = (step - self._last_step) * self._batch_size / (now - self._last_time)
+        self._last_time, self._last_step = now, step
+        line = json.dumps({"step": step, "total": self._total, "samples_per_s": rate})
+        print(MARK + line, flush=True)
+
+
+class Display:
+    """A progress bar on a terminal, else a plain line every quarter of a minute."""
+
+    def __init__(self, title: str, stream: TextIO | None = None) -> None:
+        self._title = title
+        self._stream = stream or sys.stderr
+        self._last_line = time.monotonic()
+        self._bar: Progress | None = None
+        if self._stream.isatty():
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[rate]} images/s"),
+                TimeRemainingColumn(),
+                console=Console(file=self._stream),
+                transient=True,
+            )
+            self._task = self._bar.add_task(title, total=None, rate="-")
+            self._bar.start()
+
+    def update(self, payload: str) -> None:
+        """Show one marked line (without its mark); a malformed one is ignored."""
+        try:
+            state = json.loads(payload)
+            step, total = int(state["step"]), int(state["total"])
+            rate = float(state["samples_per_s"])
+        except (ValueError, KeyError, TypeError):
+            return
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, total=total, rate=f"{rate:.1f}")
+        elif time.monotonic() - self._last_line >= _LINE_EVERY_S:
+            self._last_line = time.monotonic()
+            print(
+                f"{self._title}: step {step}/{total}, {rate:.1f} images/s",
+                file=self._stream,
+                flush=True,
+            )
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,39 @@
+"""Where processes of a cell find each other: one TCP store, kept by rank 0."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from ddlbench.runtime.rendezvous_port import LISTEN_FD
+
+__all__ = ["barrier", "join_store"]
+
+_PATIENCE = timedelta(minutes=10)
+
+
+def join_store(host: str, port: int, rank: int, world_size: int) -> dist.TCPStore:
+    """The store of all processes; rank 0 serves it."""
+    handed_over = os.environ.get(LISTEN_FD) if rank == 0 else None
+    if handed_over is None:
+        return dist.TCPStore(host, port, world_size, rank == 0, timeout=_PATIENCE)
+    return dist.TCPStore(
+        host,
+        port,
+        world_size,
+        True,
+        timeout=_PATIENCE,
+        master_listen_fd=int(handed_over),
+        use_libuv=False,
+    )
+
+
+def barrier(store: dist.Store | None, name: str, world_size: int) -> None:
+    """Return once every process has called it with this name."""
+    if store is None or world_size == 1:
+        return
+    if store.add(f"barrier/{name}", 1) == world_size:
+        store.set(f"barrier/{name}/open", "1")
+    store.wait([f"barrier/{name}/open"])

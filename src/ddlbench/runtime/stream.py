@@ -1,0 +1,70 @@
+"""Global mini-batch ids to samples.
+
+::
+
+    id      0 .. warm-up-1 | warm-up .. +S-1 | .. +2S-1 | ...
+    epoch   0 (its start)  | 1               | 2        |      S = steps of an epoch
+
+Warm-up reads epoch 0's order; measured epochs begin with 1. Where S is all steps of the dataset,
+the feed runs through the ends of epochs without a pause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddlbench.datasets.feed import Batch, Feed
+
+__all__ = ["EpochStream", "feed_ranges"]
+
+
+def feed_ranges(
+    first: int, count: int, warmup_steps: int, steps_per_epoch: int, feed_steps_per_epoch: int
+) -> Iterator[tuple[int, int]]:
+    """The feed's steps for ids ``first`` on, as (first step, number of steps), merged.
+
+    Args:
+        first, count: global mini-batch ids.
+        warmup_steps: ids below this are warm-up.
+        steps_per_epoch: steps of a measured epoch.
+        feed_steps_per_epoch: steps of a whole epoch of the feed.
+    """
+    begin = length = 0
+    for mini_batch in range(first, first + count):
+        if mini_batch < warmup_steps:
+            step = mini_batch % steps_per_epoch
+        else:
+            epoch, within = divmod(mini_batch - warmup_steps, steps_per_epoch)
+            step = (epoch + 1) * feed_steps_per_epoch + within
+        if length and step == begin + length:
+            length += 1
+            continue
+        if length:
+            yield begin, length
+        begin, length = step, 1
+    if length:
+        yield begin, length
+
+
+class EpochStream:
+    """A feed read by global mini-batch id.
+
+    Args:
+        feed: this process's shard of the dataset.
+        warmup_steps: ids below this are warm-up.
+        steps_per_epoch: at most the feed's own.
+    """
+
+    def __init__(self, feed: Feed, warmup_steps: int, steps_per_epoch: int) -> None:
+        self._feed = feed
+        self._warmup_steps = warmup_steps
+        self._steps_per_epoch = steps_per_epoch
+
+    def batches(self, first: int, count: int) -> Iterator[Batch]:
+        """Mini-batches ``first`` to ``first + count - 1``."""
+        whole = self._feed.steps_per_epoch
+        ranges = list(
+            feed_ranges(first, count, self._warmup_steps, self._steps_per_epoch, whole)
+        )
+        for begin, length in ranges:
+            yield from self._feed.steps(begin, length)

@@ -1,0 +1,211 @@
+"""Entry of every process of a cell: ``python -m ddlbench.runtime.worker job.json``.
+
+Who it is, it learns from DDLBENCH_NODE and DDLBENCH_LOCAL_RANK (local launcher) or from
+SLURM_NODEID and SLURM_LOCALID (srun). How it went, it writes to rank<k>.json, also when it fails.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import random
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddlbench.datasets.loading import make_feed, open_split
+from ddlbench.datasets.staging import data_folder
+from ddlbench.experiment.atomic import write_json
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.data_size import DataRequest
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.paths import scratch_dir
+from ddlbench.networks import build
+from ddlbench.planning.strategy import Process, strategy_of
+from ddlbench.runtime.environment import rank_provenance
+from ddlbench.runtime.failure import classify
+from ddlbench.runtime.job import Job, report_file
+from ddlbench.runtime.loop import Extent, Measurement, measure
+from ddlbench.runtime.meters import cpu_peak_bytes, device_memory, peak_rss_bytes
+from ddlbench.runtime.network_address import address_of
+from ddlbench.runtime.progress import Reporter
+from ddlbench.runtime.rendezvous import barrier, join_store
+from ddlbench.runtime.stream import EpochStream
+from ddlbench.strategies.executor import Context, Executor, StepwiseExecutor
+from ddlbench.strategies.precision import with_precision
+
+__all__ = ["main"]
+
+_STARTED = time.perf_counter()
+
+
+def main(job_path: str) -> int:
+    """Run this process's part of a cell; 0 when it went well."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    job = Job.load(Path(job_path))
+    process = _who_am_i(job)
+    try:
+        report = _run(job, process)
+    except BaseException as error:
+        traceback.print_exc()
+        status, reason = classify(error)
+        failure = {"rank": process.rank, "status": status, "reason": reason}
+        write_json(report_file(job.run_dir, process.rank), failure)
+        # Libraries may hang on exit when the others are gone: leave without asking them.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+    write_json(report_file(job.run_dir, process.rank), {"status": "ok", **report})
+    return 0
+
+
+def _who_am_i(job: Job) -> Process:
+    node = int(os.environ.get("DDLBENCH_NODE", os.environ.get("SLURM_NODEID", "0")))
+    local = int(os.environ.get("DDLBENCH_LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
+    return next(p for p in job.plan.processes if (p.node, p.local_rank) == (node, local))
+
+
+def _run(job: Job, process: Process) -> dict[str, Any]:
+    plan, cell = job.plan, job.plan.cell
+    threads = cell.threads_per_device
+    torch.set_num_threads(threads)
+    torch.backends.cudnn.benchmark = cell.cudnn_benchmark
+    devices = _devices(job, process)
+    store = None
+    if plan.world_size > 1:
+        host, port = job.rendezvous_host, job.rendezvous_port
+        store = join_store(host, port, process.rank, plan.world_size)
+    network = build(cell.network, DATASETS[cell.dataset], cell.seed)
+    parameter_bytes = sum(p.numel() * p.element_size() for p in network.parameters())
+    network = with_precision(network, cell.precision, job.device_kind)
+    torch.manual_seed(cell.seed + process.rank)
+    random.seed(cell.seed + process.rank)
+    stream, extent, dataset_samples = _data(job, process, devices[0])
+    reporter = Reporter(extent.total_steps, cell.batch_size)
+    executor = _executor(cell)
+    context = Context(
+        devices=devices,
+        store=store,
+        interface=job.interface,
+        local_address=address_of(job.interface),
+        progress=reporter if process.rank == 0 else (lambda _done: None),
+    )
+    executor.prepare(plan, process, network, stream, context)
+    prepare_s = time.perf_counter() - _STARTED
+
+    def meet() -> None:
+        reporter.phase_done(extent.warmup_steps)
+        barrier(store, "measured", plan.world_size)
+
+    measured = measure(executor, extent, devices, threads, meet)
+    context.progress = lambda _done: None
+    peak = None
+    if job.device_kind == "cpu" and isinstance(executor, StepwiseExecutor):
+        peak = cpu_peak_bytes(executor, extent.total_steps - 1)
+    report = {
+        "rank": process.rank,
+        "role": process.role,
+        "node": process.node,
+        "local_rank": process.local_rank,
+        "stage": process.stage,
+        "replica": process.replica,
+        "shard": process.shard,
+        "host": socket.gethostname(),
+        "devices": [str(device) for device in devices],
+        "threads": threads,
+        "prepare_s": prepare_s,
+        "parameter_bytes": parameter_bytes,
+        "peak_rss_bytes": peak_rss_bytes(),
+        "memory": device_memory(devices, peak),
+        "dataset_samples": dataset_samples,
+        "samples_per_step": _share(cell, process),
+        "steps_per_epoch": extent.steps_per_epoch,
+        "plan_details": executor.details(),
+        "provenance": rank_provenance(),
+        **_times(measured),
+    }
+    barrier(store, "reported", plan.world_size)
+    executor.close()
+    return report
+
+
+def _devices(job: Job, process: Process) -> tuple[torch.device, ...]:
+    """This process's devices; SLURM may show it only its own, or all of the node."""
+    if job.device_kind == "cpu":
+        return tuple(torch.device("cpu") for _ in process.devices)
+    visible = torch.cuda.device_count()
+    if visible == 0:
+        raise RuntimeError("the site says device: cuda, but torch finds no GPU on this node")
+    indices = process.devices
+    if visible == len(indices):
+        indices = tuple(range(visible))
+    if max(indices) >= visible:
+        raise RuntimeError(f"the cell needs GPU {max(indices)}, but torch finds {visible} here")
+    return tuple(torch.device("cuda", index) for index in indices)
+
+
+def _data(
+    job: Job, process: Process, device: torch.device
+) -> tuple[EpochStream | None, Extent, int]:
+    cell = job.plan.cell
+    request: DataRequest = job.data
+    folder = data_folder(request, scratch_dir(job.scratch))
+    dataset = open_split(folder, request, "train")
+    steps = len(dataset) // cell.batch_size
+    if cell.max_steps is not None:
+        steps = min(steps, cell.max_steps)
+    extent = Extent(cell.warmup_steps, cell.epochs, steps)
+    if steps == 0:
+        raise ValueError(
+            f"{len(dataset)} training images are fewer than one mini-batch of {cell.batch_size}"
+        )
+    if process.shard < 0:
+        return None, extent, len(dataset)
+    feed = make_feed(
+        folder,
+        request,
+        global_batch=cell.batch_size,
+        shard=process.shard,
+        num_shards=process.num_shards,
+        seed=cell.seed,
+        loader_workers=cell.loader_workers,
+        device=device,
+    )
+    return EpochStream(feed, cell.warmup_steps, steps), extent, len(dataset)
+
+
+def _share(cell: Cell, process: Process) -> int:
+    return 0 if process.shard < 0 else cell.batch_size // process.num_shards
+
+
+def _executor(cell: Cell) -> Executor:
+    module_name, _, attribute = strategy_of(cell.strategy).executor.partition(":")
+    executor: Executor = getattr(importlib.import_module(module_name), attribute)()
+    return executor
+
+
+def _times(measurement: Measurement) -> dict[str, Any]:
+    record = measurement.measured
+    return {
+        "warmup_step_s": measurement.warmup.step_s,
+        "warmup_load_s": measurement.warmup.load_s,
+        "warmup_loss": measurement.warmup.loss,
+        "step_s": record.step_s,
+        "load_s": record.load_s,
+        "loss": record.loss,
+        "spans": record.spans,
+        "cpu_utilisation": measurement.utilisation.cpu,
+        "gpu_utilisation": measurement.utilisation.gpu,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,55 @@
+"""DistributedDataParallel on gloo (CPU) or NCCL (CUDA)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddlbench.strategies.executor import StepwiseExecutor
+
+__all__ = ["DdpExecutor"]
+
+
+class DdpExecutor(StepwiseExecutor):
+    """One replica a process.
+
+    Batch-norm statistics stay with each replica (``broadcast_buffers=False``), as they do with
+    Horovod: otherwise DDP would send them at every step and the two would do unequal work.
+    """
+
+    def place(self, network: nn.Sequential) -> nn.Module:
+        """Join the process group and wrap the replica."""
+        device = self.context.devices[0]
+        dist.init_process_group(
+            backend="nccl" if device.type == "cuda" else "gloo",
+            store=self.context.store or dist.HashStore(),
+            rank=self.process.rank,
+            world_size=self.plan.world_size,
+        )
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        cap_bytes = self.plan.details["bucket_cap_bytes"]
+        return DistributedDataParallel(
+            network.to(device),
+            device_ids=[device] if device.type == "cuda" else None,
+            bucket_cap_mb=cap_bytes / 2**20,
+            broadcast_buffers=False,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights under the names of the plain network."""
+        replica = self.module.module
+        assert isinstance(replica, nn.Module)
+        return {"network": replica.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def buffer_bytes(self) -> int:
+        """Gradient buckets: as many bytes as the parameters that have gradients."""
+        return sum(p.numel() * p.element_size() for p in self.module.parameters())
+
+    def close(self) -> None:
+        """Leave the process group."""
+        dist.destroy_process_group()

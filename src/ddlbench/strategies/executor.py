@@ -1,0 +1,204 @@
+"""What runs a plan on the nodes: the protocol of every strategy, and the one step loop.
+
+::
+
+    worker                      executor
+      | prepare(plan, process,     |   build, place, wrap
+      |         network, data)     |
+      | run(0, warm-up)            |   dropped
+      | run(warm-up, measured)     |   completions: when each mini-batch was done
+      | state_dict()               |
+
+``run`` takes global mini-batch ids, so it fits a data-parallel rank, a pipeline stage with
+several mini-batches in flight, one process that drives several devices, and a parameter server
+that owns no batch: such a role gets ``data=None`` and completes what it served.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.strategy import Process
+from ddlbench.strategies.clock import StepClock
+
+__all__ = ["Context", "DataStream", "Executor", "RunRecord", "StepwiseExecutor", "Unsupported"]
+
+
+class Unsupported(Exception):  # noqa: N818 - an outcome, not a fault
+    """The strategy cannot run this cell, found only once the network was at hand."""
+
+
+class MiniBatch(Protocol):
+    """What a data stream yields: inputs (N, C, H, W) and labels (N,), on the device."""
+
+    inputs: Tensor
+    labels: Tensor
+
+
+class DataStream(Protocol):
+    """This process's part of every mini-batch, by global mini-batch id."""
+
+    def batches(self, first: int, count: int) -> Iterator[MiniBatch]:
+        """Mini-batches ``first`` to ``first + count - 1``."""
+        ...
+
+
+@dataclass
+class Context:
+    """What an executor may use of its surroundings.
+
+    Args:
+        devices: what this process drives, in the order of the plan.
+        store: key-value store of all processes (rendezvous); None for a single process.
+        interface: network interface to talk over; None lets the library choose.
+        local_address: address of this node that other processes reach.
+        progress: called after each completed mini-batch with the number completed in this run.
+    """
+
+    devices: tuple[torch.device, ...]
+    store: torch.distributed.Store | None = None
+    interface: str | None = None
+    local_address: str = "127.0.0.1"
+    progress: Callable[[int], None] = lambda _done: None
+
+
+@dataclass
+class RunRecord:
+    """What one call of ``run`` measured; lists run in the order of completion.
+
+    Args:
+        ids: global mini-batch ids.
+        step_s: seconds from one completion to the next (the first from the start).
+        load_s: seconds of that during which the process waited for data.
+        loss: mean loss over this process's samples; empty for a role without labels.
+        spans: (kind, mini-batch id, start_s, end_s), for timelines; optional.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+    load_s: list[float] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    spans: list[tuple[str, int, float, float]] = field(default_factory=list)
+
+
+class Executor(Protocol):
+    """The life of a strategy in one process."""
+
+    def prepare(
+        self,
+        plan: Plan,
+        process: Process,
+        network: nn.Sequential,
+        data: DataStream | None,
+        context: Context,
+    ) -> None:
+        """Place the network, join the others."""
+        ...
+
+    def run(self, first: int, count: int) -> RunRecord:
+        """Train mini-batches ``first`` to ``first + count - 1``."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and optimiser state of this process."""
+        ...
+
+    def details(self) -> dict[str, Any]:
+        """What was fixed only at run time (balance, buckets), as JSON values."""
+        ...
+
+    def buffer_bytes(self) -> int:
+        """Bytes that its communication library holds out of torch's sight."""
+        ...
+
+    def close(self) -> None:
+        """Leave the process group."""
+        ...
+
+
+class StepwiseExecutor:
+    """An executor whose mini-batches follow one another: subclasses say what one step is."""
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def prepare(
+        self,
+        plan: Plan,
+        process: Process,
+        network: nn.Sequential,
+        data: DataStream | None,
+        context: Context,
+    ) -> None:
+        """Place the network and make the optimiser; see :meth:`place`."""
+        self.plan, self.process, self.context = plan, process, context
+        self.data = data
+        self.loss_function = nn.CrossEntropyLoss()
+        self.module = self.place(network)
+        self.optimizer = self.make_optimizer()
+        self.module.train()
+
+    def place(self, network: nn.Sequential) -> nn.Module:
+        """The network on its device(s), wrapped as the strategy needs."""
+        return network.to(self.context.devices[0])
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """Plain SGD: the same for every strategy."""
+        cell = self.plan.cell
+        return torch.optim.SGD(
+            self.module.parameters(), lr=cell.learning_rate, momentum=cell.momentum
+        )
+
+    def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """One optimiser step; returns the detached loss."""
+        self.optimizer.zero_grad()
+        loss: Tensor = self.loss_function(self.module(inputs).float(), labels)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def run(self, first: int, count: int) -> RunRecord:
+        """The one timed loop: wait for data, step, read the clock."""
+        assert self.data is not None
+        clock = StepClock(self.context.devices)
+        losses: list[Tensor] = []
+        load_s: list[float] = []
+        progress = self.context.progress
+        batches = self.data.batches(first, count)
+        clock.start()
+        for done in range(1, count + 1):
+            asked = time.perf_counter()
+            batch = next(batches)
+            load_s.append(time.perf_counter() - asked)
+            losses.append(self.step(batch.inputs, batch.labels))
+            clock.mark()
+            progress(done)
+        step_s = clock.finish()
+        loss = torch.stack(losses).tolist() if losses else []
+        return RunRecord(list(range(first, first + count)), step_s, load_s, loss)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights under the names of the plain network, and the optimiser's state."""
+        return {"network": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def details(self) -> dict[str, Any]:
+        """Nothing but the plan, unless a strategy says more."""
+        return dict(self.plan.details)
+
+    def buffer_bytes(self) -> int:
+        """None, unless a strategy says more."""
+        return 0
+
+    def threaded_modules(self) -> list[nn.Module]:
+        """Modules whose forward runs in other threads than the loop's."""
+        return []
+
+    def close(self) -> None:
+        """Nothing to leave."""

@@ -1,0 +1,107 @@
+"""torchgpipe: one process, one thread a device, micro-batches in a pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchgpipe import GPipe
+from torchgpipe.balance import balance_by_size, balance_by_time
+
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
+
+__all__ = ["GPipeExecutor", "choose_balance"]
+
+
+class GPipeExecutor(StepwiseExecutor):
+    """The network's blocks dealt to the node's devices."""
+
+    chunks: int
+    checkpoint: str
+    balance: list[int]
+
+    def place(self, network: nn.Sequential) -> nn.Module:
+        """Cut the network and put each partition on its device."""
+        details = self.plan.details
+        self.chunks = int(details.get("chunks", 1))
+        self.checkpoint = str(details.get("checkpoint", "never"))
+        devices = list(self.context.devices)
+        cell = self.plan.cell
+        sample = torch.rand(cell.batch_size // self.chunks, *DATASETS[cell.dataset].shape)
+        rule = str(details["balance"])
+        self.balance = choose_balance(rule, network, sample, devices, self.chunks)
+        return GPipe(
+            network,
+            balance=self.balance,
+            devices=devices,
+            chunks=self.chunks,
+            checkpoint=self.checkpoint,
+        )
+
+    def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """One step; labels wait on the last partition's device, where the output appears."""
+        return super().step(inputs, labels.to(self.context.devices[-1]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights under the names of the plain network: torchgpipe adds a partition's index."""
+        assert isinstance(self.module, GPipe)
+        network = {
+            name.split(".", 2)[2]: value for name, value in self.module.state_dict().items()
+        }
+        return {"network": network, "optimizer": self.optimizer.state_dict()}
+
+    def threaded_modules(self) -> list[nn.Module]:
+        """Each partition computes in its device's thread."""
+        assert isinstance(self.module, GPipe)
+        return list(self.module.partitions)
+
+    def details(self) -> dict[str, Any]:
+        """Micro-batches and the balance that was used."""
+        return {
+            **super().details(),
+            "chunks": self.chunks,
+            "checkpoint": self.checkpoint,
+            "blocks_per_device": self.balance,
+        }
+
+
+def choose_balance(
+    rule: str,
+    network: nn.Sequential,
+    sample: Tensor,
+    devices: list[torch.device],
+    chunks: int,
+) -> list[int]:
+    """Blocks of each device.
+
+    Args:
+        rule: "time", "size" or "blocks", else the numbers themselves, as "5+9".
+        network: the whole network, on CPU.
+        sample: one micro-batch of inputs, (N, C, H, W).
+        devices: where the partitions go.
+        chunks: micro-batches of a mini-batch.
+
+    Raises:
+        Unsupported: there are fewer blocks than devices, or the numbers do not add up.
+    """
+    blocks, parts = len(network), len(devices)
+    if blocks < parts:
+        raise Unsupported(f"the network has {blocks} blocks, too few for {parts} devices")
+    if rule == "time":
+        return list(balance_by_time(parts, network, sample, device=devices[0]))
+    if rule == "size":
+        if devices[0].type != "cuda":
+            raise Unsupported("balance 'size' reads CUDA's memory counters; use time or blocks")
+        mini_batch = sample.repeat(chunks, 1, 1, 1)
+        return list(balance_by_size(parts, network, mini_batch, chunks, device=devices[0]))
+    if rule == "blocks":
+        return [blocks // parts + (part < blocks % parts) for part in range(parts)]
+    balance = [int(part) for part in rule.split("+")]
+    if sum(balance) != blocks or len(balance) != parts:
+        raise Unsupported(
+            f"balance {rule} deals {sum(balance)} blocks to {len(balance)} devices, "
+            f"the network has {blocks} for {parts}"
+        )
+    return balance

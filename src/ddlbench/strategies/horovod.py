@@ -1,0 +1,116 @@
+"""Real Horovod, started by our own processes: no ssh, no mpirun, no horovodrun.
+
+::
+
+    rank 0   RendezvousServer(port) -- port --> store
+    all      HOROVOD_* variables  ->  hvd.init()  ->  gloo connects through the server
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.strategy import Process
+from ddlbench.strategies.executor import Context, StepwiseExecutor, Unsupported
+
+__all__ = ["HorovodExecutor"]
+
+
+class HorovodExecutor(StepwiseExecutor):
+    """``hvd.DistributedOptimizer`` over a replica a process."""
+
+    def place(self, network: nn.Sequential) -> nn.Module:
+        """Join, and give every replica rank 0's weights."""
+        _set_environment(self.plan, self.process, self.context)
+        try:
+            self.hvd = importlib.import_module("horovod.torch")
+        except ImportError as error:
+            raise Unsupported(f"Horovod is not installed here: {error}") from error
+        self.hvd.init()
+        device = self.context.devices[0]
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        replica = network.to(device)
+        self.hvd.broadcast_parameters(replica.state_dict(), root_rank=0)
+        return replica
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """SGD that averages gradients before it steps."""
+        optimizer: torch.optim.Optimizer = self.hvd.DistributedOptimizer(
+            super().make_optimizer(), named_parameters=self.module.named_parameters()
+        )
+        return optimizer
+
+    def details(self) -> dict[str, Any]:
+        """The operations that this build of Horovod has."""
+        hvd = self.hvd
+        built = {
+            "gloo": bool(hvd.gloo_built()),
+            "mpi": bool(hvd.mpi_built()),
+            "nccl": bool(hvd.nccl_built()),
+        }
+        return {**super().details(), "horovod_built_with": built}
+
+    def buffer_bytes(self) -> int:
+        """The fusion buffer, which is no larger than all gradients need."""
+        gradients = sum(p.numel() * p.element_size() for p in self.module.parameters())
+        return min(int(self.plan.details["fusion_threshold_bytes"]), gradients)
+
+    def close(self) -> None:
+        """Leave together; rank 0's server ends with its process."""
+        self.hvd.shutdown()
+
+
+def _set_environment(plan: Plan, process: Process, context: Context) -> None:
+    """Tell Horovod who this process is, in the variables that its launcher would set."""
+    local_size = len(plan.on_node(process.node))
+    nodes = sorted({p.node for p in plan.processes})
+    values = {
+        "HOROVOD_RANK": process.rank,
+        "HOROVOD_SIZE": plan.world_size,
+        "HOROVOD_LOCAL_RANK": process.local_rank,
+        "HOROVOD_LOCAL_SIZE": local_size,
+        "HOROVOD_CROSS_RANK": nodes.index(process.node),
+        "HOROVOD_CROSS_SIZE": len(nodes),
+        "HOROVOD_HOSTNAME": socket.gethostname(),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_FUSION_THRESHOLD": int(plan.details["fusion_threshold_bytes"]),
+        "HOROVOD_CYCLE_TIME": float(plan.details["cycle_time_s"]) * 1e3,
+    }
+    if context.interface is not None:
+        values["HOROVOD_GLOO_IFACE"] = context.interface
+    if plan.world_size > 1:
+        address, port = _rendezvous(plan, process, context)
+        values["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = address
+        values["HOROVOD_GLOO_RENDEZVOUS_PORT"] = port
+    os.environ.update({name: str(value) for name, value in values.items()})
+
+
+def _rendezvous(plan: Plan, process: Process, context: Context) -> tuple[str, int]:
+    """Start the rendezvous server on rank 0; address and port reach all through the store."""
+    store = context.store
+    assert store is not None
+    host = socket.gethostname()
+    store.set(f"horovod/host/{process.rank}", host)
+    if process.rank == 0:
+        hosts_module = importlib.import_module("horovod.runner.common.util.hosts")
+        server_module = importlib.import_module("horovod.runner.http.http_server")
+        slots: dict[str, int] = {}
+        for rank in range(plan.world_size):
+            name = store.get(f"horovod/host/{rank}").decode()
+            slots[name] = slots.get(name, 0) + 1
+        server = server_module.RendezvousServer(verbose=0)
+        port = server.start()
+        infos = [hosts_module.HostInfo(name, count) for name, count in slots.items()]
+        server.init(hosts_module.get_host_assignments(infos, plan.world_size))
+        store.set("horovod/rendezvous", f"{context.local_address} {port}")
+    address, port_text = store.get("horovod/rendezvous").decode().split()
+    return address, int(port_text)

@@ -1,0 +1,57 @@
+"""What the workflow's scripts share: a log that says one sentence, and the matrix."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ddlbench.experiment.atomic import write_json
+from ddlbench.experiment.config import Experiment, parse_experiment
+from ddlbench.experiment.paths import RESULTS, figures_dir, tables_dir
+from ddlbench.experiment.site import Site, load_site
+from ddlbench.planning.matrix import MatrixRow, expand
+from ddlbench.report import figures_for, make_figure, make_tables
+
+__all__ = ["logged", "make_report", "matrix_of", "write_json"]
+
+
+@contextmanager
+def logged(path: str) -> Iterator[None]:
+    """Keep the traceback of what fails in the rule's log, and tell the user one sentence."""
+    log = Path(path)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("", encoding="utf-8")
+    try:
+        yield
+    except Exception as error:
+        log.write_text(traceback.format_exc(), encoding="utf-8")
+        print(f"ddlbench: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def matrix_of(
+    config: Mapping[str, Any], where: str = "the configuration"
+) -> tuple[Experiment, Site, list[MatrixRow]]:
+    """The experiment, its site and its cells.
+
+    Raises:
+        ConfigError: something in the configuration is wrong; ``where`` names it.
+    """
+    experiment = parse_experiment(config, where)
+    site = load_site(experiment.site)
+    return experiment, site, expand(experiment, site)
+
+
+def make_report(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> list[Path]:
+    """Tables and figures of the results that are there; returns the figures."""
+    tables = tables_dir(site.name, experiment.name)
+    make_tables(experiment.name, site.name, rows, RESULTS, tables)
+    figures = []
+    for name in figures_for(rows):
+        figures.append(figures_dir(site.name, experiment.name) / f"{name}.png")
+        make_figure(name, tables, figures[-1], site.description)
+    return figures

@@ -1,0 +1,173 @@
+"""config/README.md explains every key, with the default that the code has."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.config import parse_experiment
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.registry import NETWORKS, STRATEGIES
+from ddlbench.experiment.schema import read_yaml
+from ddlbench.experiment.site import Site, load_site
+from ddlbench.planning.matrix import expand
+from ddlbench.planning.strategy import strategy_of
+
+CONFIG = Path(__file__).parents[3] / "config"
+README = (CONFIG / "README.md").read_text("utf-8")
+SCHEMAS = {
+    name: read_yaml(CONFIG / "schemas" / f"{name}.schema.yaml") for name in ("experiment", "site")
+}
+KEYWORDS = set(Draft202012Validator.VALIDATORS) | {
+    "$schema", "$defs", "title", "description", "default",
+}  # fmt: skip
+
+
+def _resolved(root: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema with what it refers to; its own words win."""
+    target = schema.get("$ref")
+    return {**root["$defs"][target.split("/")[-1]], **schema} if target else schema
+
+
+def _properties(root: dict[str, Any], schema: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Every property of a schema, however deep, with its place."""
+    if isinstance(schema, dict):
+        for key, value in schema.get("properties", {}).items():
+            yield f"{place}.{key}", _resolved(root, value)
+        for key, value in schema.items():
+            if key != "$schema":
+                yield from _properties(root, value, f"{place}.{key}")
+
+
+def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """Every schema inside a schema."""
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    for key in ("properties", "$defs"):
+        for value in schema.get(key, {}).values():
+            yield from _schemas(value)
+    for key in ("items", "additionalProperties", "propertyNames"):
+        yield from _schemas(schema.get(key))
+
+
+ALL = [
+    pytest.param(root, place, schema, id=place)
+    for name, root in SCHEMAS.items()
+    for place, schema in _properties(root, root, name)
+]
+
+
+@pytest.mark.parametrize(("root", "place", "schema"), ALL)
+def test_every_property_has_a_description(
+    root: dict[str, Any], place: str, schema: dict[str, Any]
+) -> None:
+    said = schema.get("description") or _resolved(root, schema.get("items", {})).get("description")
+    assert said, place
+
+
+@pytest.mark.parametrize(("root", "place", "schema"), ALL)
+def test_every_property_is_in_the_readme(
+    root: dict[str, Any], place: str, schema: dict[str, Any]
+) -> None:
+    key = place.split(".")[-1]
+    assert re.search(rf"`(slurm: )?{key}`", README), key
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_schemas_hold_nothing_but_keywords(name: str) -> None:
+    """A comma in an unquoted description makes a stray key and cuts the description short."""
+    Draft202012Validator.check_schema(SCHEMAS[name])
+    for schema in _schemas(SCHEMAS[name]):
+        assert set(schema) <= KEYWORDS, set(schema) - KEYWORDS
+
+
+def _row(key: str) -> list[str]:
+    """The cells of the table row that explains a key."""
+    line = next(line for line in README.splitlines() if re.match(rf"\|[^|]*`{key}` \|", line))
+    return [cell.strip() for cell in line.strip("|").split(" | ")]
+
+
+def _shown(value: object) -> str:
+    if value is None or value == "":
+        return "empty"
+    text = {True: "true", False: "false"}.get(value) if isinstance(value, bool) else None
+    return f"`{text or (f'{value:g}' if isinstance(value, float) else value)}`"
+
+
+def test_defaults_of_settings() -> None:
+    for field in dataclasses.fields(Cell):
+        if field.name in SCHEMAS["experiment"]["$defs"]["settings"]["properties"]:
+            wanted = {"batch_size": "none", "options": "`{}`"}.get(field.name)
+            assert _row(field.name)[2] == (wanted or _shown(field.default)), field.name
+
+
+def test_settings_are_the_fields_of_a_cell() -> None:
+    definitions = SCHEMAS["experiment"]["$defs"]
+    settings = set(definitions["settings"]["properties"])
+    placed = {"dataset", "network", "strategy", "nodes", "devices_per_node", "repeat"}
+    assert settings == {f.name for f in dataclasses.fields(Cell)} - placed | {"batch_per_device"}
+    where = {"dataset", "network", "strategy", "geometry"}
+    axes = settings - {"options"} | where
+    properties = SCHEMAS["experiment"]["properties"]
+    assert set(properties["matrix"]["properties"]) == axes
+    assert set(definitions["selector"]["propertyNames"]["enum"]) == axes
+    assert set(properties["include"]["items"]["properties"]) == axes | {"options"}
+
+
+def test_defaults_of_both_files() -> None:
+    rows = {
+        **SCHEMAS["experiment"]["properties"],
+        **SCHEMAS["site"]["properties"],
+        **SCHEMAS["site"]["properties"]["slurm"]["properties"],
+    }
+    for key, schema in rows.items():
+        if "default" in schema:
+            assert _row(key if key in README else f"slurm: {key}")[2] == _shown(schema["default"])
+
+
+def test_options_of_strategies() -> None:
+    for name in STRATEGIES:
+        assert f"`{name}`" in README
+        for option, schema in strategy_of(name).options.items():
+            assert schema["description"]
+            assert f"`{option}` | `{_shown(schema['default']).strip('`')}` |" in README
+
+
+def test_names_and_files() -> None:
+    for name in (*DATASETS, *NETWORKS, *STRATEGIES):
+        assert f"`{name}`" in README, name
+    for folder in (".", "experiments", "sites"):
+        for path in (CONFIG / folder).glob("*.yaml"):
+            assert f"`{path.relative_to(CONFIG)}`" in README, path
+
+
+def test_the_first_example_runs() -> None:
+    block = README.split("## The experiment file")[1].split("\n| key")[0]
+    experiment = parse_experiment(yaml.safe_load(block), "README")
+    site = Site(**{**vars(load_site("local")), "devices_per_node": 2})
+    assert [row.unsupported for row in expand(experiment, site)] == [None, None]
+
+
+def test_the_recipes_are_valid() -> None:
+    """Every indented block that is YAML of an experiment passes its schema."""
+    blocks = re.findall(r"\n\n((?:    .*\n)+)", README)
+    base = {
+        "experiment": "e",
+        "matrix": {"dataset": ["mnist"], "network": ["vgg11"], "strategy": ["sequential"]}
+        | {"geometry": ["1x1"]},
+    }
+    tried = 0
+    for block in blocks:
+        if re.match(r"    (matrix|settings|strategies|include):", block):
+            parse_experiment({**base, **yaml.safe_load(block)}, "README")
+            tried += 1
+    assert tried == 4

@@ -1,0 +1,182 @@
+"""A cell's path is its identity: what is written is read back, and nothing else is accepted."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlbench.experiment.atomic import digest_of
+from ddlbench.experiment.cell import Cell, parse_geometry
+from ddlbench.experiment.errors import ConfigError
+
+CELL = Cell("cifar10", "resnet18", "gpipe", batch_size=64)
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+safe_text = st.text("abcXYZ019_.:+@-", min_size=1, max_size=12)
+option_values = st.one_of(st.booleans(), st.integers(), finite, safe_text)
+option_names = st.from_regex(r"[a-z][a-z_]{0,8}_x", fullmatch=True)
+counts = st.integers(1, 10**6)
+
+cells = st.builds(
+    Cell,
+    dataset=st.sampled_from(["mnist", "cifar10", "imagenet", "highres"]),
+    network=st.sampled_from(["resnet18", "my_package.models:tiny", "vgg16"]),
+    strategy=st.sampled_from(["sequential", "model-parallel", "other.place:Mine"]),
+    batch_size=counts,
+    nodes=counts,
+    devices_per_node=counts,
+    repeat=st.integers(0, 1000),
+    epochs=counts,
+    warmup_steps=st.integers(0, 100),
+    max_steps=st.none() | counts,
+    data_scale=st.floats(0, 1, exclude_min=True),
+    data_format=st.sampled_from(["native", "raw"]),
+    data_source=st.sampled_from(["synthetic", "real"]),
+    precision=st.sampled_from(["fp32", "tf32", "bf16"]),
+    cudnn_benchmark=st.booleans(),
+    fabric=st.sampled_from(["default", "10gbit", "true", "none", "1e3", "7"]),
+    learning_rate=st.sampled_from([0.01, 1e-5, 1, 0.1 + 0.2]),
+    momentum=st.floats(0, 1, exclude_max=True),
+    seed=st.integers(0, 2**31),
+).filter(lambda cell: len(cell.variant) < 200)
+
+
+@given(cells)
+def test_fields_are_read_back_from_the_path(cell: Cell) -> None:
+    again = Cell.from_id(cell.id)
+    assert again == cell
+    assert again.id == cell.id
+    assert [type(v) for v in again.to_dict().values()] == [type(v) for v in cell.to_dict().values()]
+
+
+@given(st.dictionaries(option_names, option_values, max_size=4))
+def test_options_are_read_back_from_the_path(options: dict[str, Any]) -> None:
+    cell = CELL.with_(options=tuple(options.items()))
+    again = Cell.from_id(cell.id)
+    assert again == cell
+    assert digest_of(again.to_dict()) == digest_of(cell.to_dict())
+
+
+@given(cells, st.dictionaries(option_names, option_values, max_size=2))
+def test_fields_are_read_back_from_a_result(cell: Cell, options: dict[str, Any]) -> None:
+    cell = cell.with_(options=tuple(options.items()))
+    assert Cell.from_dict(cell.to_dict()) == cell
+
+
+@given(cells, cells)
+def test_different_cells_have_different_paths(one: Cell, other: Cell) -> None:
+    assert (one == other) == (one.id == other.id)
+
+
+def test_the_path_is_readable() -> None:
+    cell = CELL.with_(
+        batch_size=2048, devices_per_node=4, repeat=2, data_scale=0.5, options=(("chunks", 32),)
+    )
+    assert cell.id == "cifar10/resnet18/gpipe/1x4/batch_size=2048,data_scale=0.5,chunks=32/rep2"
+
+
+def test_a_module_path_stands_in_one_folder() -> None:
+    cell = CELL.with_(network="my_package.models:tiny")
+    assert cell.id.split("/")[1] == "my_package.models@tiny"
+    assert Cell.from_id(cell.id).network == "my_package.models:tiny"
+
+
+def test_defaults_do_not_appear() -> None:
+    assert CELL.variant == "batch_size=64"
+
+
+@pytest.mark.parametrize(
+    ("given_as", "kept_as"),
+    [
+        (4.0, 4),
+        ("4", 4),
+        ("true", True),
+        ("none", "none"),
+        ("nan", "nan"),
+        ("+5", "+5"),
+        (0.5, 0.5),
+    ],
+)
+def test_an_option_has_one_form(given_as: Any, kept_as: Any) -> None:
+    kept = CELL.with_(options=(("depth", given_as),)).option("depth")
+    assert kept == kept_as
+    assert type(kept) is type(kept_as)
+
+
+def test_numbers_of_fields_have_one_form() -> None:
+    assert digest_of(CELL.with_(data_scale=1).to_dict()) == digest_of(CELL.to_dict())
+
+
+def test_option_order_is_no_difference() -> None:
+    one = CELL.with_(options=(("chunks", 8), ("balance", "size")))
+    assert one == CELL.with_(options=(("balance", "size"), ("chunks", 8)))
+
+
+HEAD = "cifar10/resnet18/gpipe/1x4"
+
+
+@pytest.mark.parametrize(
+    ("path", "remark"),
+    [
+        ("cifar10/resnet18", "write dataset/network/strategy/NxD"),
+        (f"{HEAD}/batch_size=64/rep", "write dataset/network/strategy/NxD"),
+        (f"{HEAD}/batch_size=64/rep01", "is not how this cell is written"),
+        (f"{HEAD}/batch_size=64,epochs=3/rep0", "is not how this cell is written"),
+        (f"{HEAD}/epochs=4,batch_size=64/rep0", "is not how this cell is written"),
+        (f"{HEAD}/epochs=4/rep0", "batch_size=... is missing"),
+        (f"{HEAD}/batch_size/rep0", "is not name=value"),
+        (f"{HEAD}/batch_size=many/rep0", "batch_size=many is not of type int"),
+        (f"{HEAD}/batch_size=6.5/rep0", "batch_size=6.5 is not of type int"),
+        (f"{HEAD}/batch_size=none/rep0", "batch_size=none is not of type int"),
+        (f"{HEAD}/batch_size=64,cudnn_benchmark=0/rep0", "cudnn_benchmark=0 is not of type bool"),
+        (f"{HEAD}/batch_size=64,momentum=nan/rep0", "momentum=nan is not of type float"),
+        ("cifar10/resnet18/gpipe/4/batch_size=64/rep0", "write for example 2x4"),
+    ],
+)
+def test_other_paths_are_refused(path: str, remark: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Cell.from_id(path)
+    message = str(caught.value)
+    assert remark in message
+    assert path in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "remark"),
+    [
+        ({"network": "../up:there"}, "network '../up:there' cannot stand in a path"),
+        ({"network": "with space"}, "use letters"),
+        ({"options": (("seed", 3),)}, "cannot have an option 'seed'"),
+        ({"options": (("a=b", 3),)}, "cannot have an option 'a=b'"),
+        ({"options": (("balance", "5,9"),)}, "'5,9' cannot stand in a path"),
+        ({"options": (("balance", ""),)}, "'' cannot stand in a path"),
+        ({"options": (("a" * 300, 1),)}, "longer than the 255 characters"),
+    ],
+)
+def test_what_cannot_stand_in_a_path_is_refused(changes: dict[str, Any], remark: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        CELL.with_(**changes)
+    assert remark in str(caught.value)
+
+
+def test_every_field_is_documented() -> None:
+    documented = Cell.__doc__ or ""
+    assert all(field.name in documented for field in dataclasses.fields(Cell))
+
+
+def test_geometry() -> None:
+    assert parse_geometry("2x4", "here") == (2, 4)
+    assert CELL.with_(nodes=2, devices_per_node=4).devices == 8
+
+
+@pytest.mark.parametrize(
+    "text", ["2*4", "4", "0x4", "2x0", "2x4 ", "2x4\n", "2X4", "x4", "", "-1x2"]
+)
+def test_bad_geometry(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^here: geometry .* write for example 2x4$"):
+        parse_geometry(text, "here")

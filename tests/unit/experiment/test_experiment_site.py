@@ -1,0 +1,83 @@
+"""Site files: their mistakes, their defaults, and what a site has no room for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.site import Site, load_site
+
+CELL = Cell("mnist", "resnet18", "ddp", batch_size=8)
+
+
+def _load(tmp_path: Path, text: str) -> Site:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    return load_site(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("node: 4", "'node' is not a key here; did you mean 'nodes'?"),
+        ("slurm: {acount: x}", "slurm: 'acount' is not a key here; did you mean 'account'?"),
+        ("nodes: 0", "nodes: 0 is too small; write at least 1"),
+        ("nodes: two", "nodes: 'two' is not a whole number (Largest"),
+        ("devices_per_node: four", "devices_per_node: 'four' does not fit (Devices of one node"),
+        ("devices_per_node: 0", "devices_per_node: 0 is too small; write at least 1"),
+        ("scratch: ''", "scratch: must not be empty (Node-local folder"),
+        ("cell_timeout_s: 0", "cell_timeout_s: 0 is too small; write more than 0"),
+        ("real_data: {mnist: 3}", "real_data.mnist: 3 is not a text"),
+        ("slurm:", "slurm: is empty; write a group of 'key: value' lines, or leave the key out"),
+    ],
+)
+def test_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path, f"device: cpu\nlauncher: local\n{text}\n")
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'mine.yaml'}: {sentence}")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("device: gpu\nlauncher: local", "device: 'gpu' is not allowed; write cpu or cuda"),
+        ("launcher: local", "'device' is missing; add it (What a worker computes on"),
+        ("device: cuda\nlauncher: slurm", "devices_per_node: auto counts this machine's cores"),
+        ("device: cuda\nlauncher: local", "write the number of devices that one node has"),
+        ("device: cpu\nlauncher: slurm", "write the number of devices that one node has"),
+    ],
+)
+def test_what_a_site_must_say(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path, text)
+    assert sentence in str(caught.value)
+
+
+def test_unknown_site() -> None:
+    with pytest.raises(ConfigError, match=r"^site 'nowhere' has no file .*; known: .*local"):
+        load_site("nowhere")
+
+
+def test_defaults(tmp_path: Path) -> None:
+    site = _load(tmp_path, "device: cpu\nlauncher: local")
+    assert site.name == "mine"
+    assert site.nodes == 1
+    assert site.devices_per_node == len(os.sched_getaffinity(0))
+    assert site.keep_data is True
+    assert site.slurm["exclusive"] is True
+    assert site.slurm["gres"] == "gpu"
+
+
+def test_what_a_site_has_no_room_for(tmp_path: Path) -> None:
+    site = _load(tmp_path, "device: cpu\nlauncher: local\nnodes: 2\ndevices_per_node: 2")
+    assert site.supports(CELL.with_(nodes=2, devices_per_node=2)) is None
+    assert "has 2 node(s) of 2 device(s)" in str(site.supports(CELL.with_(devices_per_node=3)))
+    assert "the cell asks for 3x1" in str(site.supports(CELL.with_(nodes=3)))
+    assert "names no real data for mnist" in str(site.supports(CELL.with_(data_source="real")))
+    assert "GPUs only" in str(site.supports(CELL.with_(precision="tf32")))

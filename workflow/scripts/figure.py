@@ -1,0 +1,14 @@
+"""Rule figure: one figure from the tables."""
+
+from pathlib import Path
+
+from ddlbench.report import make_figure
+from ddlbench.workflow import logged
+
+with logged(snakemake.log[0]):
+    make_figure(
+        snakemake.wildcards.figure,
+        Path(snakemake.input[0]).parent,
+        Path(snakemake.output.png),
+        snakemake.params.site,
+    )
