@@ -6,6 +6,8 @@ rule cell:
         result=str(result_file(SITE.name, "{cell}")),
     log:
         str(cell_dir(SITE.name, "{cell}") / "supervisor.log"),
+    conda:
+        "../envs/environment.yaml"
     group:
         "cell"
     threads: cell_threads

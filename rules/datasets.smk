@@ -5,6 +5,8 @@ rule stage:
         temp(str(cell_dir(SITE.name, "{cell}") / "staged.json")),
     log:
         str(cell_dir(SITE.name, "{cell}") / "stage.log"),
+    conda:
+        "../envs/environment.yaml"
     group:
         "cell"
     threads: cell_threads

@@ -12,6 +12,8 @@ rule tables:
         steps=str(TABLES / "steps.csv"),
     log:
         str(TABLES / "tables.log"),
+    conda:
+        "../envs/environment.yaml"
     localrule: True
     params:
         cells=CELLS,
@@ -36,6 +38,8 @@ rule figure:
         csv=str(FIGURES / "{figure}.csv"),
     log:
         str(FIGURES / "{figure}.log"),
+    conda:
+        "../envs/environment.yaml"
     localrule: True
     params:
         site=SITE.description,
@@ -52,6 +56,8 @@ rule partial:
     localrule: True
     log:
         str(TABLES / "partial.log"),
+    conda:
+        "../envs/environment.yaml"
     message:
         "{EXPERIMENT.name} on {SITE.name}: report of the cells that are there"
     script:

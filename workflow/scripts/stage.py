@@ -8,8 +8,7 @@ from ddlbench.runtime.staging import stage_cell
 from ddlbench.workflow import logged, write_json
 
 with logged(snakemake.log[0]):
+    cell = Cell.from_id(snakemake.params.cell)
+    site = load_site(snakemake.config.get("site", "local"))
     output = Path(snakemake.output[0])
-    staged = stage_cell(
-        Cell.from_id(snakemake.params.cell), load_site(snakemake.config.get("site", "local")), output.parent
-    )
-    write_json(output, staged)
+    write_json(output, stage_cell(cell, site, output.parent))

@@ -122,7 +122,7 @@ class Feed:
         self._seed = seed
         self._device = torch.device(device)
         self._dtype = dtype
-        self._order: tuple[int, np.ndarray] | None = None
+        self._orders: dict[int, np.ndarray] = {}
         self._turn = 0
         self._loader_workers = loader_workers
         self._plan = _Plan()
@@ -207,8 +207,10 @@ class Feed:
         self._check_turn(turn)
         assert self._loader is not None
         self._plan.ids = self._ids(first, count)
-        for ids, (images, labels) in zip(self._ids(first, count), self._loader, strict=True):
+        read = iter(self._loader)
+        for ids in self._ids(first, count):
             self._check_turn(turn)
+            images, labels = next(read)
             yield self._batch(ids, images, labels)
 
     def _check_turn(self, turn: int) -> None:
@@ -228,9 +230,11 @@ class Feed:
             yield self._order_of(epoch)[begin : begin + self.batch]
 
     def _order_of(self, epoch: int) -> np.ndarray:
-        if self._order is None or self._order[0] != epoch:
-            self._order = epoch, epoch_order(len(self.dataset), self._seed, epoch)
-        return self._order[1]
+        if epoch not in self._orders:
+            # The last one is kept too: workers read ahead into the next epoch.
+            self._orders = dict(list(self._orders.items())[-1:])
+            self._orders[epoch] = epoch_order(len(self.dataset), self._seed, epoch)
+        return self._orders[epoch]
 
 
 class _Plan:

@@ -52,7 +52,7 @@ def load(group: str, name: str) -> Any:
     target = known(group).get(name, name)
     module_name, _, attribute = target.partition(":")
     if not attribute:
-        kind = group.removeprefix("ddlbench.").removesuffix("s")
+        kind = {"ddlbench.networks": "network", "ddlbench.strategies": "strategy"}[group]
         raise ConfigError(
             f"unknown {kind} {name!r}; known: {', '.join(known(group))}, "
             "or write package.module:attribute"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.schema import check_against, fill_defaults, nearest, read_yaml
@@ -63,6 +64,10 @@ def load_site(name: str) -> Site:
     values = read_yaml(path)
     check_against("site", values, where=str(path))
     values = fill_defaults("site", values)
+    for dataset in values["real_data"]:
+        if dataset not in DATASETS:
+            remark = nearest(dataset, DATASETS)
+            raise ConfigError(f"{path}: real_data: unknown dataset {dataset!r}; {remark}")
     if values["devices_per_node"] == "auto":
         if values["launcher"] != "local" or values["device"] != "cpu":
             raise ConfigError(

@@ -17,6 +17,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.data_size import estimate_bytes
 from ddlbench.experiment.paths import RESULTS, result_file
@@ -25,7 +29,7 @@ from ddlbench.experiment.site import Site
 from ddlbench.planning.data import request_of
 from ddlbench.planning.matrix import MatrixRow
 
-__all__ = ["Cost", "estimate"]
+__all__ = ["Cost", "estimate", "render"]
 
 Likeness = Literal["strategy", "network"]
 
@@ -47,7 +51,8 @@ class Cost:
         unsupported_reasons: reason -> how many of the unsupported cells.
         slurm_jobs: jobs that will be submitted; 0 where cells run on this machine.
         largest_nodes, largest_devices: of the largest cell to run.
-        device_s_upper: device-seconds if every cell to run took the site's ``cell_timeout_s``.
+        device_s_upper: device-seconds if every cell to run took the site's ``cell_timeout_s``;
+            making its data on the node comes before that.
         device_s_expected: device-seconds of those cells to run that a finished cell is known
             for; None when there is none.
         cells_known_by_strategy: cells to run that are expected to take as long as finished ones
@@ -177,7 +182,9 @@ def _read_result(path: Path, cell_id: str) -> _Finished | None:
     status, elapsed_s = result.get("status"), result.get("elapsed_s")
     if status not in STATUSES or result.get("cell_id") != cell_id:
         return None
-    if not isinstance(elapsed_s, int | float) or not 0 <= elapsed_s < math.inf:
+    if not isinstance(elapsed_s, int | float) or isinstance(elapsed_s, bool):
+        return None
+    if not 0 <= elapsed_s < math.inf:
         return None
     return _Finished(cell, status, float(elapsed_s))
 
@@ -250,7 +257,10 @@ def _warnings(
     wanted = {row.cell.id for row in rows}
     again = [cell_id for cell_id in invalid if cell_id in wanted]
     if again:
-        yield f"{_cells(again)} an invalid result file and will run again (first: {again[0]})"
+        yield (
+            f"{_cells(again)} an invalid result.json, which the workflow takes for a result: "
+            f"delete it to measure again (first: {again[0]})"
+        )
     if _whole_nodes(site):
         partial = [cell for cell in to_run if cell.devices_per_node < site.devices_per_node]
         if partial:
@@ -262,3 +272,68 @@ def _warnings(
 
 def _cells(ids: Sequence[str]) -> str:
     return "1 cell has" if len(ids) == 1 else f"{len(ids)} cells have"
+
+
+def render(cost: Cost) -> RenderableType:
+    """Lay a cost out as a table, with the reasons and warnings below it."""
+    table = Table(title=f"What it costs on {cost.site}", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in _lines(cost):
+        table.add_row(name, Text(value))
+    parts: list[RenderableType] = [table]
+    if cost.unsupported_reasons:
+        parts.append(Text("Unsupported (no job is submitted):", style="bold"))
+        parts += [Text(f"  {count} x {why}") for why, count in cost.unsupported_reasons.items()]
+    parts += [Text(f"Warning: {warning}", style="yellow") for warning in cost.warnings]
+    return Group(*parts)
+
+
+def _lines(cost: Cost) -> list[tuple[str, str]]:
+    jobs = f"{cost.slurm_jobs:,}" if cost.slurm_jobs else "none: cells run on this machine"
+    largest = f"{cost.largest_nodes} node(s), {cost.largest_devices} device(s)"
+    return [
+        ("cells", f"{cost.cells:,}"),
+        ("  done", _with_statuses(cost)),
+        ("  to run", f"{cost.to_run:,}"),
+        ("  unsupported", f"{cost.unsupported:,}"),
+        ("SLURM jobs", jobs if cost.to_run else "none"),
+        ("largest job", largest if cost.to_run else "none"),
+        ("device-hours, at most", _hours(cost.device_s_upper)),
+        ("device-hours, expected", _expected(cost)),
+        ("disk of a node", _size(cost.node_disk_bytes)),
+        ("download", _size(cost.download_bytes)),
+    ]
+
+
+def _with_statuses(cost: Cost) -> str:
+    statuses = ", ".join(f"{count:,} {status}" for status, count in cost.done_statuses.items())
+    return f"{cost.done:,} ({statuses})" if statuses else f"{cost.done:,}"
+
+
+def _expected(cost: Cost) -> str:
+    if not cost.to_run:
+        return _hours(0)
+    if cost.device_s_expected is None:
+        return "unknown: no cell like these has been measured here"
+    known = cost.cells_known_by_strategy + cost.cells_known_by_network
+    text = f"{_hours(cost.device_s_expected)} for {known:,} of {cost.to_run:,} cells, measured"
+    if cost.cells_known_by_network:
+        text += f" ({cost.cells_known_by_network:,} with another strategy)"
+    return f"{text}; nothing is known of {cost.cells_unknown:,}" if cost.cells_unknown else text
+
+
+def _hours(seconds: float) -> str:
+    hours = seconds / 3600
+    return f"{hours:,.2f}" if hours < _FEW_HOURS else f"{hours:,.0f}"
+
+
+def _size(count: int) -> str:
+    """Write bytes in decimal units, as disks are sold."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:,.1f} {unit}"
+    return f"{count} bytes" if count else "none"
+
+
+_FEW_HOURS = 10

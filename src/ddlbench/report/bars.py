@@ -165,9 +165,7 @@ def _top(bar: Bar) -> float:
     return bar.high if math.isfinite(bar.high) else bar.value
 
 
-def _draw_bar(
-    axes: Axes, x: float, bar: Bar, *, fill: float, slot_mm: float, number: str
-) -> None:
+def _draw_bar(axes: Axes, x: float, bar: Bar, *, fill: float, slot_mm: float, number: str) -> None:
     edge = shade(bar.colour, 0.55) if bar.stale else bar.colour
     drawn = axes.bar(
         x,

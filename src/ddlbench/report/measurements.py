@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -78,11 +79,9 @@ def _identity(cell: Cell) -> dict[str, Any]:
 
 
 def _outcome(row: MatrixRow, site: str, root: Path) -> dict[str, Any]:
-    if row.unsupported is not None:
-        return {"status": "unsupported", "reason": row.unsupported}
     path = root / result_file(site, row.cell.id).relative_to(RESULTS)
     if not path.is_file():
-        return {"status": "not run", "reason": "there is no result.json"}
+        return _without_result(row, path)
     try:
         result = read_result(path)
     except InvalidResult as error:
@@ -106,6 +105,16 @@ def _outcome(row: MatrixRow, site: str, root: Path) -> dict[str, Any]:
         **_timing(result["timing"] if result["status"] == "ok" else None),
         **_memory(result["ranks"]),
     }
+
+
+def _without_result(row: MatrixRow, path: Path) -> dict[str, Any]:
+    if row.unsupported is not None:
+        return {"status": "unsupported", "reason": row.unsupported}
+    failure = path.with_name("failure.json")
+    try:
+        return {"status": "failed", "reason": json.loads(failure.read_text("utf-8"))["reason"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {"status": "not run", "reason": "there is no result.json"}
 
 
 def _invalid(reason: str) -> dict[str, Any]:

@@ -90,8 +90,8 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         f"Peak memory per device{over}",
         [(patch(looks[m][0], looks[m][1]), _member_label(*m)) for m in members],
         sections,
-        footer(shown.assign(noisy=False), context, [_what(shown)]),
-        panel_size(
+        footer=footer(shown.assign(noisy=False), context, [_what(shown)]),
+        size=panel_size(
             [network_label(network) for network in networks],
             len(members),
             [len(datasets)] * len(sections),
@@ -109,7 +109,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             draw_groups(axes, groups, page.width_mm, "{:,.3g}")
             _scale(axes, groups, size_of_device, logarithmic)
             if axes in page.first_in_row:
-                axes.set_ylabel(f"Peak memory ({unit_name})")
+                axes.set_ylabel(f"Peak memory ({unit_name}{', log' if logarithmic else ''})")
     return page.figure, shown[_TABLE]
 
 

@@ -123,9 +123,9 @@ def lay_out(
     for section, rows in zip(sections, notes, strict=True):
         if section.title:
             cursor.text(_EDGE, section.title, _HEAD + 0.5, gid="section", weight="bold", size=7.5)
-        page.axes.append(_draw_section(
-                cursor, page, section=section, rows=rows, size=size, share_y=share_y
-            ))
+        page.axes.append(
+            _draw_section(cursor, page, section=section, rows=rows, size=size, share_y=share_y)
+        )
     cursor.y = height - _EDGE - len(footer_lines) * LINE_MM
     for line in footer_lines:
         cursor.text(_EDGE, line, LINE_MM, gid="footer", color=GREY)

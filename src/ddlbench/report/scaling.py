@@ -80,9 +80,15 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         "Speed-up by number of workers",
         _legend(names, styles),
         [Section(dataset_label(d), [Panel(network_label(n)) for n in networks]) for d in datasets],
-        footer(shown, context, sentences),
-        PanelSize(
-            21.0 if len(networks) > 4 else 36.0, 27.0, 9.5, 3.0, 2.0, lambda _: 8.0, max_columns=6
+        footer=footer(shown, context, sentences),
+        size=PanelSize(
+            min_width=21.0 if len(networks) > 4 else 36.0,
+            height=27.0,
+            left=9.5,
+            between=3.0,
+            right=2.0,
+            bottom=lambda _: 8.0,
+            max_columns=6,
         ),
         share_y=True,
     )

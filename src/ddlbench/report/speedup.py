@@ -90,8 +90,8 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         f"Speed-up {over}",
         [(patch(_NEUTRAL, dataset_look(d)), dataset_label(d)) for d in datasets],
         sections,
-        footer(shown, context, _sentences(shown, tables.summary, everywhere)),
-        panel_size(labels, len(datasets), counted, left=9.5, between=3.0, right=8.5),
+        footer=footer(shown, context, _sentences(shown, tables.summary, everywhere)),
+        size=panel_size(labels, len(datasets), counted, left=9.5, between=3.0, right=8.5),
         share_y=True,
     )
     for axes_row, content in zip(page.axes, contents, strict=True):

@@ -24,7 +24,7 @@ from ddlbench.report.labels import (
     workers_label,
 )
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
-from ddlbench.report.style import GREY, LINE_MM, MIN_PT, text_width_mm
+from ddlbench.report.style import GREY, MIN_PT, text_width_mm
 from ddlbench.report.tables import Tables, rows_of
 
 __all__ = ["applicable", "draw"]
@@ -54,9 +54,10 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     steps = tables.steps[~tables.steps["warmup"] & tables.steps["step_s"].notna()]
     good = tables.measurements.loc[tables.measurements["status"] == "ok", "cell_id"]
     steps = steps[steps["cell_id"].isin(set(good))]
+    configurations = steps["cell_id"].str.replace(r"/rep\d+$", "", regex=True)
     durations = {
         str(name): part["step_s"].to_numpy()
-        for name, part in steps.groupby(steps["cell_id"].str.rpartition("/")[0], sort=False)
+        for name, part in steps.groupby(configurations, sort=False)
     }
     datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
     networks = list(dict.fromkeys(shown["network"]))
@@ -69,8 +70,8 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         _title(shown),
         [],
         [Section(dataset_label(d), [Panel(network_label(n)) for n in networks]) for d in datasets],
-        footer(shown, context, [_what(durations)]),
-        _size(labels, len(networks)),
+        footer=footer(shown, context, [_what(durations)]),
+        size=_size(labels, len(networks)),
         share_y=True,
     )
     records = []
@@ -78,7 +79,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         for network, axes in zip(networks, axes_row, strict=True):
             _frame(axes, labels, axes in page.first_in_row)
             longest = 0.0
-            marks = []
+            marks, flags = [], []
             for place, line in enumerate(lines):
                 row = rows.get((dataset, network, line))
                 if row is None:
@@ -86,13 +87,14 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
                 times = durations.get(str(row.configuration), np.array([]))
                 mark = STATUS_MARKS.get(str(row.status), "") or ("" if len(times) else NO_STEPS)
                 records.append(_record(row, times, mark))
+                flags.append((place, STALE * bool(row.stale) + NOISY * bool(row.noisy)))
                 if mark:
                     marks.append((place, mark))
                 else:
                     _draw_steps(axes, place, times, line.strategy, bool(row.stale))
                     longest = max(longest, float(times.max()))
             _scale(axes, longest)
-            _write(axes, marks, dataset, network, lines, rows)
+            _write(axes, marks, flags)
     return page.figure, pd.DataFrame(records)
 
 
@@ -182,49 +184,29 @@ def _scale(axes: Axes, longest: float) -> None:
         axes.set_xlim(0, 1)
         axes.set_xticks([])
         return
-    unit, name = next(u for u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if longest * 1.1 >= u[0])
-    axes.set_xlim(0, longest * 1.1)
+    unit, name = next(u for u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if longest * 1.12 >= u[0])
+    axes.set_xlim(0, longest * 1.12)
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:,g}"))
     axes.set_xlabel(f"Step ({name})", labelpad=1)
 
 
-def _write(
-    axes: Axes,
-    marks: list[tuple[int, str]],
-    dataset: str,
-    network: str,
-    lines: list[_Line],
-    rows: dict[tuple[str, str, _Line], object],
-) -> None:
-    for place, mark in marks:
-        axes.text(
-            0.02,
-            place,
-            mark,
-            transform=axes.get_yaxis_transform(),
-            va="center",
-            fontsize=MIN_PT,
-            color=GREY,
-            gid="mark",
-        )
-    for place, line in enumerate(lines):
-        row = rows.get((dataset, network, line))
-        flags = (STALE if getattr(row, "stale", False) else "") + (
-            NOISY if getattr(row, "noisy", False) else ""
-        )
-        if flags:
-            axes.annotate(
-                flags,
-                (1, place),
-                xycoords=axes.get_yaxis_transform(),
-                xytext=(LINE_MM / 3, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=MIN_PT,
-                gid="number",
-                annotation_clip=False,
-            )
+def _write(axes: Axes, marks: list[tuple[int, str]], flags: list[tuple[int, str]]) -> None:
+    """Write why rows are empty, inside, and what is odd about the others, at the right edge."""
+    for gid, x, side, texts in (("mark", 0.02, "left", marks), ("number", 0.995, "right", flags)):
+        for place, text in texts:
+            if text:
+                axes.text(
+                    x,
+                    place,
+                    text,
+                    transform=axes.get_yaxis_transform(),
+                    ha=side,
+                    va="center",
+                    fontsize=MIN_PT,
+                    color=GREY if gid == "mark" else "black",
+                    gid=gid,
+                )
 
 
 def _what(durations: dict[str, np.ndarray]) -> str:

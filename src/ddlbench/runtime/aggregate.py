@@ -139,10 +139,9 @@ def steps_csv(cell: Cell, reports: Sequence[dict[str, Any]]) -> str:
         for index in range(len(step_s)):
             epoch = epoch_of(index)
             step = index if epoch == 0 else index % steps
-            writer.writerow(
-                [epoch, step, int(epoch == 0), f"{step_s[index]:.9g}", f"{load_s[index]:.9g}"]
-                + [f"{loss[index]:.6g}" if rows else ""]
-            )
+            seconds = (f"{step_s[index]:.9g}", f"{load_s[index]:.9g}")
+            mean_loss = f"{loss[index]:.6g}" if rows else ""
+            writer.writerow([epoch, step, int(epoch == 0), *seconds, mean_loss])
     return text.getvalue()
 
 

@@ -86,9 +86,7 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self._tensors = tensors
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and count what it made."""
         results = func(*args, **(kwargs or {}))
         self._tensors.count(tree_leaves(results))

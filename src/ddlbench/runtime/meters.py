@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ddlbench.runtime.live_tensors import LiveTensors
-from ddlbench.strategies.executor import StepwiseExecutor
+from ddlbench.strategies.executor import Executor
 
 __all__ = ["Utilisation", "cpu_peak_bytes", "device_memory", "peak_rss_bytes"]
 
@@ -78,14 +78,10 @@ def device_memory(devices: Sequence[torch.device], cpu_peak: int | None) -> list
     return [_cuda_memory(device, handle) for device, handle in zip(devices, handles, strict=False)]
 
 
-def cpu_peak_bytes(executor: StepwiseExecutor, mini_batch: int) -> int:
+def cpu_peak_bytes(executor: Executor, mini_batch: int) -> int:
     """Peak of live tensor bytes in one (untimed) step, communication buffers included."""
     tensors = LiveTensors()
-    tensors.count(executor.module.parameters())
-    tensors.count(executor.module.buffers())
-    tensors.count(p.grad for p in executor.module.parameters() if p.grad is not None)
-    for state in executor.optimizer.state.values():
-        tensors.count(state.values())
+    tensors.count(executor.persistent_tensors())
     with tensors.watching(executor.threaded_modules()):
         executor.run(mini_batch, 1)
     return tensors.peak_bytes + executor.buffer_bytes()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from ddlbench.runtime.rendezvous_port import LISTEN_FD
 
-__all__ = ["barrier", "join_store"]
+__all__ = ["barrier", "join_store", "leave"]
 
+_POLL_S = 0.01
 _PATIENCE = timedelta(minutes=10)
 
 
@@ -37,3 +39,15 @@ def barrier(store: dist.Store | None, name: str, world_size: int) -> None:
     if store.add(f"barrier/{name}", 1) == world_size:
         store.set(f"barrier/{name}/open", "1")
     store.wait([f"barrier/{name}/open"])
+
+
+def leave(store: dist.Store | None, rank: int, world_size: int) -> None:
+    """Return once this process may end: rank 0 serves the store until all others have left."""
+    if store is None or world_size == 1:
+        return
+    if rank != 0:
+        store.add("left", 1)
+        return
+    limit = time.monotonic() + _PATIENCE.total_seconds()
+    while store.add("left", 0) < world_size - 1 and time.monotonic() < limit:
+        time.sleep(_POLL_S)

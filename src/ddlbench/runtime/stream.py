@@ -24,7 +24,8 @@ def feed_ranges(
     """The feed's steps for ids ``first`` on, as (first step, number of steps), merged.
 
     Args:
-        first, count: global mini-batch ids.
+        first: first global mini-batch id.
+        count: number of ids.
         warmup_steps: ids below this are warm-up.
         steps_per_epoch: steps of a measured epoch.
         feed_steps_per_epoch: steps of a whole epoch of the feed.
@@ -63,8 +64,6 @@ class EpochStream:
     def batches(self, first: int, count: int) -> Iterator[Batch]:
         """Mini-batches ``first`` to ``first + count - 1``."""
         whole = self._feed.steps_per_epoch
-        ranges = list(
-            feed_ranges(first, count, self._warmup_steps, self._steps_per_epoch, whole)
-        )
+        ranges = list(feed_ranges(first, count, self._warmup_steps, self._steps_per_epoch, whole))
         for begin, length in ranges:
             yield from self._feed.steps(begin, length)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -79,7 +80,7 @@ def run_cell(
             {"status": status, "reason": reason, "log_tail": tail, "cell_id": cell.id},
         )
         raise CellFailed(f"{cell.id}: {reason}; the log is {cell_folder / 'log.txt'}")
-    result = _result(plan, site, status, reason, list(reports.values()), staging)
+    result = _result(plan, site, status, reason, list(reports.values()), staging=staging)
     result["log_tail"] = tail
     result["elapsed_s"] = time.monotonic() - started
     if status == "ok":
@@ -94,7 +95,7 @@ class _Outcome:
     def __init__(self) -> None:
         self.timed_out = False
         self.killed_for_memory = False
-        self.exit_codes: dict[int, int | None] = {}
+        self.killed_first: dict[int, int] = {}
         self.tail: list[str] = []
 
 
@@ -127,8 +128,9 @@ def _launch_and_watch(plan: Plan, site: Site, run_dir: Path) -> _Outcome:
         _watch(launch, deadline, outcome, run_dir, f"{cell.id}")
     finally:
         launch.stop()
-    outcome.exit_codes = launch.exit_codes()
-    outcome.killed_for_memory = _oom_kills() > kills_before and -9 in outcome.exit_codes.values()
+    outcome.killed_for_memory = (
+        _oom_kills() > kills_before and -signal.SIGKILL in outcome.killed_first.values()
+    )
     return outcome
 
 
@@ -144,9 +146,10 @@ def _watch(launch: Launch, deadline: float, outcome: _Outcome, run_dir: Path, ti
                 if now > deadline:
                     outcome.timed_out = True
                     break
-                failed = any(code not in (None, 0) for code in launch.exit_codes().values())
+                failed = {rank: code for rank, code in launch.exit_codes().items() if code}
                 if failed and followers_until == float("inf"):
                     followers_until = now + _FOLLOWERS_S
+                    outcome.killed_first = {r: code for r, code in failed.items() if code < 0}
                 if now > followers_until:
                     break
     finally:
@@ -173,7 +176,7 @@ def _read_reports(plan: Plan, run_dir: Path) -> dict[int, dict[str, Any]]:
 def _judge(
     plan: Plan, reports: dict[int, dict[str, Any]], outcome: _Outcome
 ) -> tuple[str, str | None]:
-    """Status and reason of the cell; a result that explains beats one that follows from it."""
+    """Status and reason of the cell; what explains the end beats what follows from it."""
     for wanted in ("out_of_memory", "unsupported"):
         for report in reports.values():
             if report["status"] == wanted:
@@ -182,15 +185,18 @@ def _judge(
         return "out_of_memory", "the kernel killed a rank because memory ran out"
     if outcome.timed_out:
         return "timeout", "the cell ran into the site's cell_timeout_s"
+    crash = _crash(plan, reports, outcome)
+    return ("ok", None) if crash is None else ("failed", crash)
+
+
+def _crash(plan: Plan, reports: dict[int, dict[str, Any]], outcome: _Outcome) -> str | None:
+    for rank, code in outcome.killed_first.items():
+        return f"rank {rank} was killed by signal {-code}"
     for report in reports.values():
         if report["status"] != "ok":
-            return "failed", f"rank {report['rank']}: {report['reason']}"
+            return f"rank {report['rank']}: {report['reason']}"
     missing = sorted({p.rank for p in plan.processes} - set(reports))
-    if missing:
-        code = outcome.exit_codes.get(missing[0])
-        how = f"was killed by signal {-code}" if code is not None and code < 0 else "went away"
-        return "failed", f"rank {missing[0]} {how} without a report"
-    return "ok", None
+    return f"rank {missing[0]} went away without a report" if missing else None
 
 
 def _result(
@@ -199,6 +205,7 @@ def _result(
     status: str,
     reason: str | None,
     reports: Sequence[dict[str, Any]],
+    *,
     staging: dict[str, Any] | None,
 ) -> dict[str, Any]:
     cell, strategy = plan.cell, strategy_of(plan.cell.strategy)

@@ -36,9 +36,9 @@ from ddlbench.runtime.loop import Extent, Measurement, measure
 from ddlbench.runtime.meters import cpu_peak_bytes, device_memory, peak_rss_bytes
 from ddlbench.runtime.network_address import address_of
 from ddlbench.runtime.progress import Reporter
-from ddlbench.runtime.rendezvous import barrier, join_store
+from ddlbench.runtime.rendezvous import barrier, join_store, leave
 from ddlbench.runtime.stream import EpochStream
-from ddlbench.strategies.executor import Context, Executor, StepwiseExecutor
+from ddlbench.strategies.executor import Context, Executor
 from ddlbench.strategies.precision import with_precision
 
 __all__ = ["main"]
@@ -108,7 +108,7 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
     measured = measure(executor, extent, devices, threads, meet)
     context.progress = lambda _done: None
     peak = None
-    if job.device_kind == "cpu" and isinstance(executor, StepwiseExecutor):
+    if job.device_kind == "cpu":
         peak = cpu_peak_bytes(executor, extent.total_steps - 1)
     report = {
         "rank": process.rank,
@@ -134,6 +134,7 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
     }
     barrier(store, "reported", plan.world_size)
     executor.close()
+    leave(store, process.rank, plan.world_size)
     return report
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 
@@ -51,10 +52,10 @@ class StepClock:
     def finish(self) -> list[float]:
         """Seconds of each step, slowest device; waits for the devices."""
         if not self._cuda:
-            return [later - earlier for earlier, later in zip(self._host, self._host[1:])]
+            return [later - earlier for earlier, later in pairwise(self._host)]
         for index in self._cuda:
             torch.cuda.synchronize(index)
         per_device = [
-            [a.elapsed_time(b) / 1e3 for a, b in zip(events, events[1:])] for events in self._events
+            [a.elapsed_time(b) / 1e3 for a, b in pairwise(events)] for events in self._events
         ]
         return [max(step) for step in zip(*per_device, strict=True)]

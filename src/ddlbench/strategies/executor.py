@@ -38,8 +38,15 @@ class Unsupported(Exception):  # noqa: N818 - an outcome, not a fault
 class MiniBatch(Protocol):
     """What a data stream yields: inputs (N, C, H, W) and labels (N,), on the device."""
 
-    inputs: Tensor
-    labels: Tensor
+    @property
+    def inputs(self) -> Tensor:
+        """Images."""
+        ...
+
+    @property
+    def labels(self) -> Tensor:
+        """Classes."""
+        ...
 
 
 class DataStream(Protocol):
@@ -114,6 +121,14 @@ class Executor(Protocol):
         """What was fixed only at run time (balance, buckets), as JSON values."""
         ...
 
+    def persistent_tensors(self) -> Iterator[Tensor]:
+        """Tensors that live from step to step: weights, gradients, optimiser state."""
+        ...
+
+    def threaded_modules(self) -> list[nn.Module]:
+        """Modules whose forward runs in other threads than the loop's."""
+        ...
+
     def buffer_bytes(self) -> int:
         """Bytes that its communication library holds out of torch's sight."""
         ...
@@ -159,7 +174,10 @@ class StepwiseExecutor:
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """One optimiser step; returns the detached loss."""
         self.optimizer.zero_grad()
-        loss: Tensor = self.loss_function(self.module(inputs).float(), labels)
+        outputs = self.module(inputs)
+        if outputs.dtype == torch.bfloat16:
+            outputs = outputs.float()
+        loss: Tensor = self.loss_function(outputs, labels)
         loss.backward()
         self.optimizer.step()
         return loss.detach()
@@ -196,8 +214,18 @@ class StepwiseExecutor:
         """None, unless a strategy says more."""
         return 0
 
+    def persistent_tensors(self) -> Iterator[Tensor]:
+        """Weights, buffers, gradients and the optimiser's state."""
+        for parameter in self.module.parameters():
+            yield parameter
+            if parameter.grad is not None:
+                yield parameter.grad
+        yield from self.module.buffers()
+        for state in self.optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
     def threaded_modules(self) -> list[nn.Module]:
-        """Modules whose forward runs in other threads than the loop's."""
+        """None, unless a strategy says more."""
         return []
 
     def close(self) -> None:

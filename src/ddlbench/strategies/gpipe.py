@@ -47,9 +47,7 @@ class GPipeExecutor(StepwiseExecutor):
     def state_dict(self) -> dict[str, Any]:
         """Weights under the names of the plain network: torchgpipe adds a partition's index."""
         assert isinstance(self.module, GPipe)
-        network = {
-            name.split(".", 2)[2]: value for name, value in self.module.state_dict().items()
-        }
+        network = {name.split(".", 2)[2]: value for name, value in self.module.state_dict().items()}
         return {"network": network, "optimizer": self.optimizer.state_dict()}
 
     def threaded_modules(self) -> list[nn.Module]:

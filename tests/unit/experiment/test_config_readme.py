@@ -78,7 +78,7 @@ def test_every_property_has_a_description(
 def test_every_property_is_in_the_readme(
     root: dict[str, Any], place: str, schema: dict[str, Any]
 ) -> None:
-    key = place.split(".")[-1]
+    key = place.rsplit(".", maxsplit=1)[-1]
     assert re.search(rf"`(slurm: )?{key}`", README), key
 
 
@@ -92,7 +92,9 @@ def test_schemas_hold_nothing_but_keywords(name: str) -> None:
 
 def _row(key: str) -> list[str]:
     """The cells of the table row that explains a key."""
-    line = next(line for line in README.splitlines() if re.match(rf"\|[^|]*`{key}` \|", line))
+    line = next(
+        line for line in README.splitlines() if re.match(rf"\|[^|]*`(slurm: )?{key}` \|", line)
+    )
     return [cell.strip() for cell in line.strip("|").split(" | ")]
 
 
@@ -131,7 +133,7 @@ def test_defaults_of_both_files() -> None:
     }
     for key, schema in rows.items():
         if "default" in schema:
-            assert _row(key if key in README else f"slurm: {key}")[2] == _shown(schema["default"])
+            assert _row(key)[2] == _shown(schema["default"]), key
 
 
 def test_options_of_strategies() -> None:

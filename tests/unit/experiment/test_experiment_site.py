@@ -32,6 +32,7 @@ def _load(tmp_path: Path, text: str) -> Site:
         ("scratch: ''", "scratch: must not be empty (Node-local folder"),
         ("cell_timeout_s: 0", "cell_timeout_s: 0 is too small; write more than 0"),
         ("real_data: {mnist: 3}", "real_data.mnist: 3 is not a text"),
+        ("real_data: {imgnet: /x}", "real_data: unknown dataset 'imgnet'; did you mean 'imagenet'"),
         ("slurm:", "slurm: is empty; write a group of 'key: value' lines, or leave the key out"),
     ],
 )

@@ -1,0 +1,162 @@
+"""``docs/results.md``, printed from the columns of the tables and the schema of result.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from typing import Any
+
+from ddlbench.report.columns import MEASUREMENTS, STEPS, SUMMARY, Column
+
+__all__ = ["results_page", "schema_fields"]
+
+_INTRODUCTION = """\
+# Results: files, fields and columns
+
+Every finished cell leaves `results/<site>/cells/<cell id>/result.json`, written last and whole.
+Of these an experiment makes three tables in `results/<site>/<experiment>/tables/` and figures in
+`results/<site>/<experiment>/figures/`: each a PNG, a PDF, and a CSV with the plotted numbers.
+
+Seconds end in `_s`, bytes in `_bytes`, rates in `_per_s`. An unknown number or text is an empty
+field. This page is printed by `python -m ddlbench.report`; a test compares it with the code.
+
+## How numbers are made
+
+- Times are summarised as medians; a rate or a speed-up is derived from seconds once, at the end.
+- The base of a speed-up is the sequential cell of the same axes and the same repeat. Without it,
+  or when the two saw different numbers of images, there is no speed-up.
+- Intervals assume no distribution. From 6 repeats on they are order statistics of the median at
+  95 %. Fewer repeats cannot give 95 %: the interval is their whole range, and `coverage` says how
+  surely it holds the median (2: 50 %, 3: 75 %, 4: 88 %, 5: 94 %).
+- A single run has the 95 % interval of its median step, scaled to the epoch; `interval_of` then
+  says `steps`. Such an interval knows nothing of the difference between runs.
+- The interval of a speed-up is a seeded bootstrap of the ratio of medians over paired repeats,
+  from 3 repeats on; with so few it holds the ratio less often than in 95 % of cases. With one or
+  two it is a bound: the base's low over the cell's high, and so on.
+- A cell whose plan differs today from the one that was measured is `stale`: it is shown, marked,
+  and not run again. A `noisy` run is marked too, and never cleaned.
+"""
+
+# What the schema leaves unsaid because the name says most of it.
+_MEANINGS = {
+    "schema_version": "version of this format",
+    "status": "how the cell ended",
+    "site": "name of the site",
+    "cell_id": "the cell's path below `results/<site>/cells/`",
+    "cell": "every field of the cell, options as a mapping",
+    "inputs.plan_digest": "of the plan that was run",
+    "inputs.dataset_digest": "of the data that was read",
+    "inputs.links_digest": "of the links that the plan used",
+    "inputs.profile_digest": "of the profile that the plan used",
+    "processes": "processes that ran",
+    "devices": "devices that the cell occupied",
+    "device_kind": "what kind of device",
+    "update_semantics": "whether gradients are of the current weights",
+    "notes": "what a reader of the numbers must know",
+    "ranks[].rank": "index over the whole cell",
+    "ranks[].role": "what the process does",
+    "ranks[].node": "index of its node",
+    "ranks[].host": "name of its host",
+    "ranks[].local_rank": "index among the processes of its node",
+    "ranks[].devices": "devices that it drives",
+    "ranks[].stage": "index of its pipeline stage",
+    "ranks[].replica": "which copy of that stage it is",
+    "ranks[].memory[].device": "which device",
+    "timing": "null when not measured",
+    "timing.warmup_rule": "which steps are dropped",
+    "timing.warmup_steps": "how many steps are dropped",
+    "timing.epochs[].epoch": "index of the measured epoch",
+    "timing.epochs[].steps": "steps of the epoch",
+    "timing.epochs[].samples": "samples of the epoch",
+    "timing.epochs[].elapsed_s": "duration of the epoch",
+    "timing.epochs[].load_s": "wait for data in the epoch",
+    "timing.steps_per_epoch": "steps of one epoch",
+    "timing.step_s.median": "median step",
+    "timing.step_s.low": "lower end of the median's 95 % interval",
+    "timing.step_s.high": "upper end of the median's 95 % interval",
+    "timing.step_s.mean": "mean step",
+    "timing.step_s.p95": "95th percentile",
+    "timing.step_s.p99": "99th percentile",
+    "timing.step_s.count": "measured steps",
+    "timing.noisy": "step_spread is above its threshold",
+    "timing.samples_per_s": "samples over seconds, derived last",
+    "staging": "null when nothing was staged",
+    "staging.seconds": "duration of bringing the data to the nodes",
+    "staging.reused": "the data lay there already",
+    "staging.bytes": "size of the data on one node",
+    "staging.nodes": "nodes that hold the data",
+    "loss": "null when not measured",
+    "loss.first": "of the first step",
+    "loss.last": "of the last step",
+    "loss.mean_last_epoch": "mean over the last epoch",
+    "communication": "counters of what was sent, where the strategy can tell",
+    "provenance.created": "when the result was written",
+    "provenance.git_commit": "commit of the measuring code",
+    "provenance.git_dirty": "the code had changes beside the commit",
+    "provenance.packages": "versions by package",
+    "provenance.python": "version of Python",
+    "provenance.hosts": "names of the hosts",
+    "provenance.cpu_model": "processor",
+    "provenance.cpu_count": "cores",
+    "provenance.gpu_models": "GPUs",
+    "provenance.driver": "GPU driver",
+    "provenance.cuda": "CUDA",
+    "provenance.nccl": "NCCL",
+    "provenance.kernel": "operating system's kernel",
+    "provenance.tcp_congestion_control": "of the kernel",
+    "provenance.clock_resolution_s": "smallest step of the clock",
+    "provenance.slurm_job_id": "where SLURM ran the cell",
+    "provenance.seed": "of weights, data and order",
+}
+
+
+def results_page() -> str:
+    """Write the whole page, as Markdown."""
+    parts = [
+        _INTRODUCTION,
+        _table("measurements.csv: one row a cell of the matrix", MEASUREMENTS),
+        _table("summary.csv: one row a cell configuration, over its repeats", SUMMARY),
+        _table("steps.csv: one row a step of every cell", STEPS),
+        "## result.json\n\n| field | type | meaning |\n|---|---|---|\n"
+        + "".join(f"| `{name}` | {kind} | {text} |\n" for name, kind, text in schema_fields()),
+    ]
+    return "\n".join(parts)
+
+
+def schema_fields() -> list[tuple[str, str, str]]:
+    """List every field of result.json with its type and meaning."""
+    text = files("ddlbench.experiment").joinpath("result.schema.json").read_text("utf-8")
+    return list(_walk("", json.loads(text)))
+
+
+def _table(title: str, columns: Sequence[Column]) -> str:
+    meanings = [column.description.replace("|", r"\|") for column in columns]
+    lines = [
+        f"| `{column.name}` | {column.kind} | {column.unit} | {meaning} |\n"
+        for column, meaning in zip(columns, meanings, strict=True)
+    ]
+    return f"## {title}\n\n| column | kind | unit | meaning |\n|---|---|---|---|\n{''.join(lines)}"
+
+
+def _walk(prefix: str, schema: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for name, entry in schema.get("properties", {}).items():
+        path = f"{prefix}{name}"
+        known = next((o for o in entry.get("anyOf", []) if o["type"] != "null"), entry)
+        nested = "properties" in known or "properties" in known.get("items", {})
+        if not nested or path in _MEANINGS:
+            meaning = entry.get("description") or _MEANINGS.get(path, "")
+            yield path, _kind(entry), meaning
+        yield from _walk(f"{path}.", known)
+        yield from _walk(f"{path}[].", known.get("items", {}))
+
+
+def _kind(entry: dict[str, Any]) -> str:
+    if "enum" in entry:
+        return ", ".join(f"`{value}`" for value in entry["enum"])
+    if "const" in entry:
+        return f"`{entry['const']}`"
+    if "anyOf" in entry:
+        return " or ".join(dict.fromkeys(_kind(option) for option in entry["anyOf"]))
+    kinds = entry.get("type", "any")
+    return " or ".join(kinds) if isinstance(kinds, list) else str(kinds)

@@ -1,0 +1,229 @@
+"""What is written is what was drawn, byte for byte the same whoever wrote it, and readable."""
+
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ddlbench.datasets import cifar
+from ddlbench.datasets import raw as raw_format
+from ddlbench.datasets.content import Content
+from ddlbench.datasets.errors import DataError
+from ddlbench.datasets.formats import FORMATS
+from ddlbench.datasets.imagefolder import decode
+from ddlbench.datasets.loading import open_split
+from ddlbench.datasets.manifest import MANIFEST_NAME, Manifest
+from ddlbench.datasets.writing import write_dataset
+from ddlbench.experiment.data_size import DataRequest
+from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
+from ddlbench.networks.torchvision_compat import datasets as torchvision_datasets
+
+REQUESTS = [
+    DataRequest("mnist", "idx", 0.003),
+    DataRequest("mnist", "raw", 0.003),
+    DataRequest("mnist", "imagefolder", 0.003),
+    DataRequest("cifar10", "cifar", 0.003),
+    DataRequest("cifar10", "raw", 0.003),
+    DataRequest("cifar10", "imagefolder", 0.003),
+]
+
+
+def _name(request):
+    return f"{request.dataset}-{request.format}"
+
+
+def _bytes_of(folder):
+    files = [p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST_NAME]
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def _expected(request, split):
+    content = Content(request.spec, request.seed)
+    recipe = content.recipe(split, 0, request.num_images(split))
+    return content.draw(recipe), recipe.labels
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=_name)
+def test_files_do_not_depend_on_the_number_of_writers(request_, tmp_path, monkeypatch):
+    monkeypatch.setattr(raw_format, "_SHARD_BYTES", 50_000)  # several shards
+    manifests = [
+        write_dataset(request_, tmp_path / str(workers), workers=workers) for workers in (1, 3)
+    ]
+    assert manifests[0].digest == manifests[1].digest
+    one, three = _bytes_of(tmp_path / "1"), _bytes_of(tmp_path / "3")
+    assert one == three
+    assert manifests[0].total_bytes == sum(map(len, one.values()))
+    assert Manifest.read(tmp_path / "1") == manifests[0]
+    assert manifests[0].damage(tmp_path / "1", contents=True, workers=2) is None
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=_name)
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_what_is_read_is_what_was_drawn(request_, split, tmp_path, monkeypatch):
+    monkeypatch.setattr(raw_format, "_SHARD_BYTES", 50_000)
+    write_dataset(request_, tmp_path)
+    images, labels = _expected(request_, split)
+    dataset = open_split(tmp_path, request_, split)
+    ids = np.random.default_rng(0).permutation(len(dataset))
+    found, found_labels = dataset.gather(ids)
+    image, label = dataset[int(ids[5])]
+    assert len(dataset) == len(labels)
+    assert label == found_labels[5]
+    assert np.array_equal(image, found[5])
+    if request_.format == "imagefolder":  # in torchvision's order: class by class
+        order = np.argsort(labels, kind="stable")
+        np.testing.assert_array_equal(found_labels.numpy(), labels[order][ids])
+        difference = found.numpy().astype(int) - images[order][ids]
+        assert np.abs(difference).mean() < 25
+        assert np.abs(difference.mean((2, 3))).max() < 8  # colours of the right image
+    else:
+        np.testing.assert_array_equal(found_labels.numpy(), labels[ids])
+        np.testing.assert_array_equal(found.numpy(), images[ids])
+
+
+def test_torchvision_reads_mnist(tmp_path):
+    write_dataset(REQUESTS[0], tmp_path)
+    for split in ("train", "val"):
+        images, labels = _expected(REQUESTS[0], split)
+        found = torchvision_datasets.MNIST(tmp_path, train=split == "train")
+        np.testing.assert_array_equal(found.data.numpy(), images[:, 0])
+        np.testing.assert_array_equal(found.targets.numpy(), labels)
+
+
+def test_torchvision_reads_cifar10_and_notices_changed_files(tmp_path):
+    from ddlbench.datasets.torchvision_cifar import StagedCIFAR10
+
+    request = DataRequest("cifar10", "cifar", 0.003)
+    write_dataset(request, tmp_path)
+    for split in ("train", "val"):
+        images, labels = _expected(request, split)
+        found = StagedCIFAR10(tmp_path, train=split == "train")
+        np.testing.assert_array_equal(found.data, images.transpose(0, 2, 3, 1))
+        assert found.targets == labels.tolist()
+        assert len(found.classes) == 10
+    path = tmp_path / "cifar-10-batches-py" / "data_batch_3"
+    content = bytearray(path.read_bytes())
+    content[-200] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RuntimeError, match="corrupted"):
+        StagedCIFAR10(tmp_path)
+
+
+def test_torchvision_reads_image_folders_in_the_same_order(tmp_path):
+    request = DataRequest("cifar10", "imagefolder", 0.003)
+    write_dataset(request, tmp_path)
+    ours = open_split(tmp_path, request, "train")
+    theirs = torchvision_datasets.ImageFolder(tmp_path / "train")
+    assert theirs.classes == [f"{label:04d}" for label in range(10)]
+    assert len(theirs) == len(ours)
+    for index in range(0, len(ours), 17):
+        image, label = theirs[index]
+        found, found_label = ours[index]
+        assert label == found_label
+        np.testing.assert_array_equal(np.asarray(image).transpose(2, 0, 1), found)
+
+
+def test_all_classes_have_a_folder_even_without_images(tmp_path):
+    request = DataRequest("mnist", "imagefolder", 0.0001)
+    write_dataset(request, tmp_path, workers=1)
+    assert len(list((tmp_path / "train").iterdir())) == 10
+    assert len(list((tmp_path / "val").iterdir())) == 10
+    assert len(list((tmp_path / "val").rglob("*.jpg"))) == 1
+    dataset = open_split(tmp_path, request, "val")
+    assert dataset[0][1] == Content(request.spec, 0).labels("val", 0, 1)[0]
+
+
+def test_a_smaller_scale_is_the_beginning_of_a_larger_one(tmp_path):
+    small, large = DataRequest("mnist", "raw", 0.001), DataRequest("mnist", "raw", 0.002)
+    for request in (small, large):
+        write_dataset(request, tmp_path / str(request.scale))
+    few = open_split(tmp_path / "0.001", small, "val")
+    many = open_split(tmp_path / "0.002", large, "val")
+    ids = np.arange(len(few))
+    assert np.array_equal(few.gather(ids)[0], many.gather(ids)[0])
+    with pytest.raises(DataError, match="made for scale"):
+        open_split(tmp_path / "0.001", large, "val")
+
+
+class _Evil:
+    def __reduce__(self):
+        return print, ("never run",)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ({"data": _Evil(), "labels": [1]}, r"asks for builtins.print"),
+        ({"data": np.array([_Evil()]), "labels": [1]}, r"array of 'O8'"),
+        ({"data": np.zeros((1, 7), np.uint8), "labels": [1]}, "not a CIFAR batch"),
+        ({"data": np.zeros((1, 3072), np.uint8), "labels": [10]}, "not a CIFAR batch"),
+        ([1, 2], "no dictionary"),
+    ],
+)
+def test_a_cifar_batch_may_hold_data_only(value, reason, tmp_path, capsys):
+    request = DataRequest("cifar10", "cifar", 0.001)
+    write_dataset(request, tmp_path)
+    path = tmp_path / "cifar-10-batches-py" / "test_batch"
+    path.write_bytes(pickle.dumps(value))
+    with pytest.raises(DataError, match=reason) as caught:
+        open_split(tmp_path, request, "val")
+    assert str(path) in str(caught.value)
+    assert "never run" not in capsys.readouterr().out
+
+
+def test_a_batch_in_the_style_of_the_original_is_read(tmp_path):
+    """Protocol 2, as Python 2 wrote them."""
+    data = np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072)
+    path = tmp_path / "batch"
+    path.write_bytes(pickle.dumps({"data": data, "labels": [3, 4]}, protocol=2))
+    np.testing.assert_array_equal(cifar.load_pickle(path)["data"], data)
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=_name)
+def test_damage_is_a_sentence(request_, tmp_path):
+    write_dataset(request_, tmp_path, workers=1)
+    for path in sorted(p for p in tmp_path.rglob("*") if p.is_file()):
+        if path.name != MANIFEST_NAME:
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(DataError) as caught:
+        open_split(tmp_path, request_, "train").gather(np.arange(3))
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_images_of_another_size_are_scaled_and_cropped(tmp_path):
+    wide = np.zeros((100, 300, 3), np.uint8)
+    wide[:, 100:200] = (255, 0, 0)
+    Image.fromarray(wide).save(tmp_path / "a.png")
+    spec = replace(DATASETS["cifar10"], height=50, width=50)
+    image = decode(tmp_path / "a.png", spec)
+    assert image.shape == (3, 50, 50)
+    assert image[0].min() > 200
+    assert image[1].max() < 50
+
+
+def test_raw_shards_are_few_and_all_but_the_last_are_full():
+    spec = DATASETS["imagenet"]
+    step = raw_format.images_per_shard(spec, spec.num_train)
+    assert -(-spec.num_train // step) <= 512
+    assert raw_format.images_per_shard(spec, 10) * spec.image_bytes >= 60 << 20
+    huge = DatasetSpec("x", "x", 2, 3, 10_000, 10_000, 10, 10, "raw")
+    assert raw_format.images_per_shard(huge, 10) == 1
+
+
+def test_every_format_is_in_the_table():
+    assert set(FORMATS) == {"idx", "cifar", "imagefolder", "raw"}
+
+
+def test_writing_and_staging_need_no_torch():
+    code = (
+        "import sys, ddlbench.datasets, ddlbench.datasets.jpeg_worker;print('torch' in sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "False"

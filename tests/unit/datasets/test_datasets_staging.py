@@ -1,0 +1,286 @@
+"""Staged once, reused, made again when damaged, and clear about a full disk."""
+
+import errno
+import json
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddlbench.datasets import (
+    DataError,
+    DataRequest,
+    StagingError,
+    estimate_bytes,
+    remove,
+    stage,
+    staging,
+)
+from ddlbench.datasets.loading import open_split
+from ddlbench.datasets.staging import data_folder
+from ddlbench.datasets.writing import write_dataset
+
+MNIST = DataRequest("mnist", scale=0.002)
+FOLDERS = DataRequest("mnist", "imagefolder", 0.002)
+
+
+def _largest_file(folder):
+    files = [p for p in folder.rglob("*") if p.is_file() and p.name != "manifest.json"]
+    return max(files, key=lambda p: p.stat().st_size)
+
+
+def test_first_makes_then_reuses(tmp_path):
+    first = stage(MNIST, tmp_path / "new")
+    again = stage(MNIST, tmp_path / "new", verify="full")
+    assert first.path == tmp_path / "new" / "ddlbench-data" / "mnist-idx-x0.002-s0-v1"
+    assert (first.reused, again.reused) == (False, True)
+    assert first.manifest_digest == again.manifest_digest
+    assert first.size_bytes == again.size_bytes == 140 * 785 + 2 * 24
+    assert first.stage_s > 0
+
+
+def test_digest_names_contents(tmp_path):
+    digests = [
+        stage(DataRequest("mnist", scale=0.001, seed=seed), tmp_path / place).manifest_digest
+        for seed, place in ((0, "a"), (0, "b"), (1, "a"))
+    ]
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize("request_", [MNIST, FOLDERS], ids=["idx", "imagefolder"])
+@pytest.mark.parametrize("harm", ["truncate", "delete", "no_manifest", "torn_manifest", "version"])
+def test_incomplete_data_is_made_again(request_, harm, tmp_path):
+    staged = stage(request_, tmp_path, workers=1)
+    manifest = staged.path / "manifest.json"
+    victim = _largest_file(staged.path / ("MNIST" if request_ is MNIST else "train"))
+    whole = victim.read_bytes()
+    if harm == "truncate":
+        os.truncate(victim, len(whole) - 1)
+    elif harm == "delete":
+        victim.unlink()
+    elif harm == "no_manifest":
+        manifest.unlink()
+    elif harm == "torn_manifest":
+        manifest.write_text(manifest.read_text()[:100])
+    else:
+        facts = json.loads(manifest.read_text())
+        manifest.write_text(json.dumps({**facts, "content_version": 0}))
+    again = stage(request_, tmp_path, workers=1)
+    assert not again.reused
+    assert again.manifest_digest == staged.manifest_digest
+    assert victim.read_bytes() == whole
+
+
+@pytest.mark.parametrize("request_", [MNIST, FOLDERS], ids=["idx", "imagefolder"])
+def test_same_size_corruption_is_found_by_a_full_check(request_, tmp_path):
+    staged = stage(request_, tmp_path, workers=1)
+    victim = _largest_file(staged.path)
+    whole = victim.read_bytes()
+    victim.write_bytes(whole[:500] + bytes([whole[500] ^ 1]) + whole[501:])
+    assert stage(request_, tmp_path).reused  # sizes are right
+    assert not stage(request_, tmp_path, verify="full", workers=1).reused
+    assert victim.read_bytes() == whole
+
+
+def _stage_and_tell(scratch, barrier, results):
+    barrier.wait()
+    staged = stage(DataRequest("cifar10", scale=0.05), Path(scratch), workers=1)
+    results.put((staged.reused, staged.manifest_digest))
+
+
+def test_of_jobs_that_arrive_at_once_one_writes(tmp_path):
+    context = multiprocessing.get_context("forkserver")
+    barrier, results = context.Barrier(2), context.Queue()
+    jobs = [
+        context.Process(target=_stage_and_tell, args=(str(tmp_path), barrier, results))
+        for _ in range(2)
+    ]
+    for job in jobs:
+        job.start()
+    told = [results.get(timeout=60) for _ in jobs]
+    for job in jobs:
+        job.join()
+    assert sorted(reused for reused, _ in told) == [False, True]
+    assert told[0][1] == told[1][1]
+
+
+def test_what_a_crashed_job_left_is_cleared(tmp_path):
+    folder = data_folder(MNIST, tmp_path)
+    leftover = folder.with_name(f".{folder.name}.tmp-123")
+    (leftover / "MNIST").mkdir(parents=True)
+    other = folder.with_name(".cifar10-cifar-x1-s0-v1.tmp-9")
+    other.mkdir()
+    stage(MNIST, tmp_path)
+    assert not leftover.exists()
+    assert other.exists()  # under another lock, perhaps at work
+
+
+def test_a_killed_stager_leaves_nothing_that_counts(tmp_path):
+    """Killed while helper processes write: they end, and the next job starts over."""
+    code = (
+        "import sys; from pathlib import Path; from ddlbench.datasets import *;"
+        "stage(DataRequest('cifar10', 'imagefolder', 0.5), Path(sys.argv[1]), workers=2)"
+    )
+    job = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+    request = DataRequest("cifar10", "imagefolder", 0.5)
+    folder = data_folder(request, tmp_path)
+    while not list(folder.parent.glob(f".{folder.name}.tmp-*/train/*/*.jpg")):
+        assert job.poll() is None
+    job.kill()
+    job.wait()
+    assert not folder.exists()
+    with staging._locked(folder):  # waits for the helpers, too
+        staging._clear_leftovers(folder)
+        assert not list(folder.parent.glob(".*tmp*"))
+
+
+def test_too_little_room_is_said_before_writing(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=5_000_000))
+    with pytest.raises(StagingError) as caught:
+        stage(DataRequest("mnist"), tmp_path)
+    sentence = str(caught.value)
+    assert "needs about 55.08 MB" in sentence
+    assert "has 5.00 MB" in sentence
+    assert str(tmp_path) in sentence
+    assert not list((tmp_path / "ddlbench-data").glob("*mnist*[!k]"))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_fails_midway_is_left_clean(number, tmp_path, monkeypatch):
+    real, calls = os.write, []
+
+    def failing(fd, data):
+        calls.append(fd)
+        if len(calls) > 2:
+            raise OSError(number, os.strerror(number))
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", failing)
+    with pytest.raises(StagingError) as caught:
+        stage(MNIST, tmp_path, workers=1)
+    assert "scratch folder" in str(caught.value)
+    assert [p.suffix for p in (tmp_path / "ddlbench-data").iterdir()] == [".lock"]
+    monkeypatch.undo()
+    assert not stage(MNIST, tmp_path).reused
+
+
+def test_a_helper_process_that_cannot_write_is_a_sentence(tmp_path, monkeypatch):
+    def spoiled(*arguments, **options):
+        monkeypatch.undo()
+        folder = arguments[1]
+        folder.mkdir()
+        (folder / "val").write_text("a file where a folder should be")
+        return write_dataset(*arguments, **options)
+
+    monkeypatch.setattr(staging, "write_dataset", spoiled)
+    with pytest.raises(StagingError, match=r"val/0000: Not a directory|val/.*File exists"):
+        stage(FOLDERS, tmp_path, workers=2)
+
+
+def test_scratch_that_cannot_be_used_is_a_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StagingError, match="Not a directory"):
+        stage(MNIST, tmp_path / "file")
+
+
+def test_remove(tmp_path):
+    assert not remove(MNIST, tmp_path)
+    staged = stage(MNIST, tmp_path)
+    assert remove(MNIST, tmp_path)
+    assert not staged.path.exists()
+    assert not remove(MNIST, tmp_path)
+
+
+def test_verify_is_one_of_two(tmp_path):
+    with pytest.raises(ValueError, match="verify"):
+        stage(MNIST, tmp_path, verify="fast")
+
+
+OWN = [
+    DataRequest("mnist", "idx", 0.002),
+    DataRequest("cifar10", "cifar", 0.002),
+    DataRequest("mnist", "imagefolder", 0.002),
+]
+
+
+@pytest.fixture(params=OWN, ids=lambda request: request.format)
+def own(request, tmp_path):
+    """A folder in torchvision's layout, without our manifest, and the request for it."""
+    folder = tmp_path / "own"
+    write_dataset(request.param, folder, workers=1)
+    (folder / "manifest.json").unlink()
+    return DataRequest(request.param.dataset, request.param.format, source=str(folder))
+
+
+def test_own_data_is_used_in_place(own, tmp_path):
+    scratch = tmp_path / "scratch"
+    staged = stage(own, scratch)
+    assert staged.path == Path(own.source)
+    assert staged.reused
+    assert not scratch.exists()
+    assert not remove(own, scratch)
+    assert len(open_split(staged.path, own, "train")) in (100, 120)
+
+
+def test_own_data_is_copied_if_asked_and_copied_again_when_it_changes(own, tmp_path):
+    scratch = tmp_path / "scratch"
+    copied = DataRequest(own.dataset, own.format, source=own.source, copy_to_scratch=True)
+    first = stage(copied, scratch)
+    assert first.path.is_relative_to(scratch)
+    assert not first.reused
+    assert stage(copied, scratch, verify="full").reused
+    mine, theirs = (open_split(path, copied, "val") for path in (first.path, Path(own.source)))
+    ids = np.arange(len(mine))
+    assert np.array_equal(mine.gather(ids)[0], theirs.gather(ids)[0])
+    victim = _largest_file(Path(own.source))
+    victim.rename(victim.with_name("x" + victim.name))
+    if own.format == "imagefolder":
+        assert not stage(copied, scratch).reused
+    else:
+        with pytest.raises(DataError, match="is missing"):
+            stage(copied, scratch)
+    assert remove(copied, scratch)
+    assert Path(own.source).exists()
+
+
+def test_own_data_can_be_thinned(own):
+    half = DataRequest(own.dataset, own.format, scale=0.5, source=own.source)
+    whole, part = (open_split(Path(own.source), r, "train") for r in (own, half))
+    assert len(part) == len(whole) // 2
+    image, label = part[3]
+    assert label == whole[6][1]
+    assert np.array_equal(image, whole[6][0])
+
+
+def test_own_data_that_is_not_there(tmp_path):
+    with pytest.raises(DataError, match="is not a folder"):
+        stage(DataRequest("mnist", source=str(tmp_path / "none")), tmp_path)
+    with pytest.raises(DataError, match="ubyte is missing"):
+        stage(DataRequest("mnist", source=str(tmp_path)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        DataRequest("mnist"),
+        DataRequest("cifar10", scale=0.1),
+        DataRequest("mnist", "raw", 0.5),
+        DataRequest("mnist", "imagefolder", 0.02),
+        DataRequest("cifar10", "imagefolder", 0.02),
+    ],
+    ids=lambda r: f"{r.dataset}-{r.format}",
+)
+def test_the_estimate_covers_what_is_written_and_little_more(request_, tmp_path):
+    staged = stage(request_, tmp_path)
+    assert staged.size_bytes is not None
+    files = [p for p in staged.path.rglob("*") if p.is_file()]
+    on_disk = sum(p.stat().st_blocks * 512 for p in files)
+    estimate = estimate_bytes(request_)
+    assert staged.size_bytes <= estimate
+    assert estimate <= 1.3 * on_disk + 800_000

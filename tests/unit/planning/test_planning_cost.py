@@ -1,0 +1,331 @@
+"""What an experiment will cost, from its matrix and from results that are there."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.data_size import DataRequest, estimate_bytes
+from ddlbench.experiment.site import Site
+from ddlbench.planning.cost import Cost, estimate, render
+from ddlbench.planning.matrix import MatrixRow
+
+LOCAL = Site(
+    name="here",
+    description="",
+    device="cpu",
+    launcher="local",
+    nodes=4,
+    devices_per_node=4,
+    cpus_per_device=1,
+    memory_per_device_mb=None,
+    scratch="/tmp",
+    keep_data=True,
+    interface=None,
+    cell_timeout_s=600,
+)
+WHOLE_NODES = replace(LOCAL, launcher="slurm", slurm={"exclusive": True})
+SHARED_NODES = replace(LOCAL, launcher="slurm", slurm={"exclusive": False})
+
+BASE = Cell("mnist", "resnet18", "sequential", batch_size=32)
+DDP = BASE.with_(strategy="ddp", devices_per_node=2)
+GPIPE = BASE.with_(strategy="gpipe", devices_per_node=2)
+
+
+def _rows(*cells: Cell, base: Cell | None = BASE) -> list[MatrixRow]:
+    return [MatrixRow(cell, base.id if base else None, None) for cell in cells]
+
+
+def _finish(root: Path, cell: Cell, elapsed_s: float = 10.0, **changes: Any) -> Path:
+    """Leave the fields of a result that a cost reads."""
+    path = root / "here" / "cells" / cell.id / "result.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    result = {"schema_version": 1, "status": "ok", "cell_id": cell.id, "elapsed_s": elapsed_s}
+    path.write_text(json.dumps({**result, **changes}))
+    return path
+
+
+def _shown(cost: Cost) -> str:
+    console = Console(file=StringIO(), width=200)
+    console.print(render(cost))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+# Counting ----------------------------------------------------------------------------------------
+
+
+def test_nothing_is_there(tmp_path: Path) -> None:
+    cost = estimate(_rows(BASE, DDP, GPIPE), LOCAL, tmp_path)
+    assert (cost.cells, cost.done, cost.to_run, cost.unsupported) == (3, 0, 3, 0)
+    assert cost.device_s_upper == (1 + 2 + 2) * 600
+    assert cost.device_s_expected is None
+    assert (cost.cells_known_by_strategy, cost.cells_known_by_network, cost.cells_unknown) == (
+        0,
+        0,
+        3,
+    )
+    assert cost.slurm_jobs == 0
+    assert cost.download_bytes == 0
+    assert cost.warnings == ()
+
+
+def test_every_cell_is_counted_once(tmp_path: Path) -> None:
+    _finish(tmp_path, BASE)
+    reason = "it spans nodes"
+    broken = [MatrixRow(GPIPE.with_(nodes=n), BASE.id, reason) for n in (2, 4)]
+    _finish(tmp_path, broken[0].cell, status="unsupported")
+    cost = estimate([*_rows(BASE, DDP), *broken], LOCAL, tmp_path)
+    assert (cost.cells, cost.done, cost.to_run, cost.unsupported) == (4, 1, 1, 2)
+    assert cost.unsupported_reasons == {reason: 2}
+
+
+@pytest.mark.parametrize(
+    ("status", "done"),
+    [("ok", 1), ("out_of_memory", 1), ("unsupported", 1), ("timeout", 1), ("failed", 0)],
+)
+def test_which_results_are_done(tmp_path: Path, status: str, done: int) -> None:
+    _finish(tmp_path, BASE, status=status)
+    cost = estimate(_rows(BASE), LOCAL, tmp_path)
+    assert (cost.done, cost.to_run) == (done, 1 - done)
+    assert cost.done_statuses == ({status: 1} if done else {})
+    assert cost.warnings == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schema_version": 0},
+        {"schema_version": None},
+        {"status": "fine"},
+        {"status": None},
+        {"cell_id": DDP.id},
+        {"elapsed_s": "10"},
+        {"elapsed_s": -1},
+        {"elapsed_s": None},
+        {"elapsed_s": True},
+    ],
+)
+def test_a_result_that_is_none_must_run_again(tmp_path: Path, changes: dict[str, Any]) -> None:
+    _finish(tmp_path, BASE, **changes)
+    cost = estimate(_rows(BASE), LOCAL, tmp_path)
+    assert (cost.done, cost.to_run, cost.cells_unknown) == (0, 1, 1)
+    assert cost.warnings == (
+        "1 cell has an invalid result.json, which the workflow takes for a result: "
+        f"delete it to measure again (first: {BASE.id})",
+    )
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '"text"', "\x00", "{}", '{"elapsed_s": NaN}'])
+def test_a_broken_file_must_run_again(tmp_path: Path, text: str) -> None:
+    _finish(tmp_path, BASE).write_text(text)
+    assert estimate(_rows(BASE), LOCAL, tmp_path).to_run == 1
+
+
+def test_a_file_that_is_no_text_must_run_again(tmp_path: Path) -> None:
+    _finish(tmp_path, BASE).write_bytes(b"\xff\xfe\xfd")
+    assert estimate(_rows(BASE), LOCAL, tmp_path).to_run == 1
+
+
+def test_a_folder_that_is_no_cell_is_passed_over(tmp_path: Path) -> None:
+    _finish(tmp_path, BASE)
+    stray = tmp_path / "here" / "cells" / "mnist" / "resnet18" / "ddp" / "old" / "x" / "rep0"
+    stray.mkdir(parents=True)
+    (stray / "result.json").write_text("{}")
+    cost = estimate(_rows(BASE), LOCAL, tmp_path)
+    assert (cost.done, cost.warnings) == (1, ())
+
+
+def test_networks_of_other_packages_are_found(tmp_path: Path) -> None:
+    cell = BASE.with_(network="my_package.models:tiny")
+    _finish(tmp_path, cell)
+    assert estimate(_rows(cell), LOCAL, tmp_path).done == 1
+
+
+# Time --------------------------------------------------------------------------------------------
+
+
+def test_expectation_prefers_what_is_most_alike(tmp_path: Path) -> None:
+    wide = DDP.with_(devices_per_node=4)
+    cost = estimate(_rows(DDP.with_(repeat=1)), LOCAL, tmp_path)
+    assert cost.device_s_expected is None
+    _finish(tmp_path, GPIPE, 70.0)
+    cost = estimate(_rows(DDP.with_(repeat=1)), LOCAL, tmp_path)
+    assert (cost.device_s_expected, cost.cells_known_by_network) == (2 * 70.0, 1)
+    _finish(tmp_path, wide, 50.0)
+    cost = estimate(_rows(DDP.with_(repeat=1)), LOCAL, tmp_path)
+    assert (cost.device_s_expected, cost.cells_known_by_strategy) == (2 * 50.0, 1)
+    _finish(tmp_path, DDP, 30.0)
+    cost = estimate(_rows(DDP.with_(repeat=1)), LOCAL, tmp_path)
+    assert (cost.device_s_expected, cost.cells_known_by_strategy) == (2 * 30.0, 1)
+
+
+def test_expectation_is_a_median(tmp_path: Path) -> None:
+    for repeat, elapsed_s in enumerate([10.0, 11.0, 90.0]):
+        _finish(tmp_path, BASE.with_(repeat=repeat), elapsed_s)
+    cost = estimate(_rows(BASE.with_(repeat=3)), LOCAL, tmp_path)
+    assert cost.device_s_expected == 11.0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data_scale": 0.1},
+        {"epochs": 1},
+        {"max_steps": 5},
+        {"network": "vgg11"},
+        {"dataset": "cifar10"},
+    ],
+)
+def test_other_work_tells_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
+    _finish(tmp_path, BASE.with_(**changes))
+    cost = estimate([*_rows(DDP), *_rows(DDP.with_(**changes))], LOCAL, tmp_path)
+    assert cost.cells_unknown == 1
+    assert cost.cells_known_by_network == 1
+
+
+@pytest.mark.parametrize("status", ["out_of_memory", "timeout", "failed", "unsupported"])
+def test_what_was_cut_short_tells_nothing(tmp_path: Path, status: str) -> None:
+    _finish(tmp_path, BASE, status=status)
+    assert estimate(_rows(DDP), LOCAL, tmp_path).device_s_expected is None
+
+
+def test_expectation_covers_known_cells_only(tmp_path: Path) -> None:
+    _finish(tmp_path, BASE, 20.0)
+    cost = estimate(_rows(BASE, DDP, DDP.with_(network="vgg11")), LOCAL, tmp_path)
+    assert cost.device_s_expected == 2 * 20.0
+    assert (cost.cells_known_by_network, cost.cells_unknown) == (1, 1)
+
+
+def test_whole_nodes_are_held(tmp_path: Path) -> None:
+    rows = _rows(BASE, DDP.with_(nodes=2, devices_per_node=4))
+    shared, whole = (estimate(rows, site, tmp_path) for site in (SHARED_NODES, WHOLE_NODES))
+    assert shared.device_s_upper == (1 + 8) * 600
+    assert whole.device_s_upper == (4 + 8) * 600
+    assert shared.warnings == ()
+    assert whole.warnings == (
+        "1 of 2 cells to run use part of a node, but slurm.exclusive holds whole nodes; "
+        "the device-hours count all of their devices",
+    )
+
+
+# Jobs and disk -----------------------------------------------------------------------------------
+
+
+def test_jobs(tmp_path: Path) -> None:
+    _finish(tmp_path, DDP.with_(nodes=4, devices_per_node=4))
+    rows = _rows(BASE, DDP.with_(nodes=2), DDP.with_(devices_per_node=4))
+    cost = estimate([*rows, *_rows(DDP.with_(nodes=4, devices_per_node=4))], SHARED_NODES, tmp_path)
+    assert cost.slurm_jobs == cost.to_run == 3
+    assert (cost.largest_nodes, cost.largest_devices) == (2, 4)  # 2x2, as wide as 1x4
+
+
+def test_disk_of_a_node(tmp_path: Path) -> None:
+    cells = [
+        BASE,
+        DDP,  # the same data
+        BASE.with_(seed=1),
+        BASE.with_(data_scale=0.5),
+        BASE.with_(data_format="raw"),
+        BASE.with_(dataset="highres"),
+    ]
+    sizes = [
+        estimate_bytes(DataRequest("mnist")),
+        estimate_bytes(DataRequest("mnist", seed=1)),
+        estimate_bytes(DataRequest("mnist", scale=0.5)),
+        estimate_bytes(DataRequest("mnist", data_format="raw")),
+        estimate_bytes(DataRequest("highres")),
+    ]
+    assert estimate(_rows(*cells), LOCAL, tmp_path).node_disk_bytes == sum(sizes)
+    fresh = replace(LOCAL, keep_data=False)
+    assert estimate(_rows(*cells), fresh, tmp_path).node_disk_bytes == max(sizes)
+
+
+def test_own_data_and_finished_cells_need_no_disk(tmp_path: Path) -> None:
+    site = replace(LOCAL, real_data={"mnist": "/data/mnist"})
+    _finish(tmp_path, BASE.with_(dataset="imagenet"))
+    rows = _rows(BASE.with_(data_source="real"), BASE.with_(dataset="imagenet"))
+    cost = estimate(rows, site, tmp_path)
+    assert cost.to_run == 1
+    assert cost.node_disk_bytes == 0
+
+
+# Warnings and what is shown ----------------------------------------------------------------------
+
+
+def test_cells_without_a_base(tmp_path: Path) -> None:
+    cost = estimate([*_rows(BASE), *_rows(DDP, GPIPE, base=None)], LOCAL, tmp_path)
+    assert cost.warnings == (
+        "2 cells have no sequential base, so no speed-up can be shown: add 'sequential' to "
+        f"matrix.strategy, or their base to include (first: {DDP.id})",
+    )
+
+
+def test_cells_whose_base_cannot_run(tmp_path: Path) -> None:
+    cost = estimate([MatrixRow(BASE, BASE.id, "too small"), *_rows(DDP)], LOCAL, tmp_path)
+    assert cost.warnings == (
+        "1 cell has a sequential base that cannot run, so no speed-up can be shown "
+        f"(first: {DDP.id})",
+    )
+
+
+def test_it_is_data(tmp_path: Path) -> None:
+    _finish(tmp_path, BASE)
+    cost = estimate(_rows(BASE, DDP), WHOLE_NODES, tmp_path)
+    again = json.loads(json.dumps(cost.to_dict()))
+    assert Cost(**{**again, "warnings": tuple(again["warnings"])}) == cost
+
+
+def test_rendering(tmp_path: Path) -> None:
+    _finish(tmp_path, BASE, 3600.0)
+    _finish(tmp_path, GPIPE, 3600.0, status="timeout")
+    rows = [
+        *_rows(BASE, DDP, DDP.with_(dataset="cifar10"), GPIPE),
+        MatrixRow(GPIPE.with_(nodes=2), BASE.id, "one [node] only"),
+    ]
+    text = " ".join(
+        _shown(estimate(rows, replace(SHARED_NODES, cell_timeout_s=3600), tmp_path)).split()
+    )
+    for line in (
+        "What it costs on here",
+        "done │ 2 (1 ok, 1 timeout)",
+        "to run │ 2",
+        "unsupported │ 1",
+        "SLURM jobs │ 2",
+        "largest job │ 1 node(s), 2 device(s)",
+        "device-hours, at most │ 4.00",
+        "device-hours, expected │ 2.00 for 1 of 2 cells, measured (1 with another strategy); "
+        "nothing is known of 1",
+        "download │ none",
+        "1 x one [node] only",
+    ):
+        assert line in text
+
+
+def test_rendering_when_all_is_done(tmp_path: Path) -> None:
+    _finish(tmp_path, BASE)
+    text = " ".join(_shown(estimate(_rows(BASE), WHOLE_NODES, tmp_path)).split())
+    assert "to run │ 0" in text
+    assert "SLURM jobs │ none │" in text
+    assert "largest job │ none │" in text
+    assert "device-hours, expected │ 0.00 │" in text
+
+
+@pytest.mark.slow
+def test_thousands_of_results(tmp_path: Path) -> None:
+    cells = [DDP.with_(seed=seed, repeat=repeat) for seed in range(500) for repeat in range(10)]
+    ballast = {"ranks": [{"rank": rank, "memory": list(range(60))} for rank in range(16)]}
+    for cell in cells:
+        _finish(tmp_path, cell, **ballast)
+    rows = _rows(*cells)
+    started = time.perf_counter()
+    cost = estimate(rows, LOCAL, tmp_path)
+    print(f"5,000 results read in {time.perf_counter() - started:.2f} s")
+    assert cost.done == 5000

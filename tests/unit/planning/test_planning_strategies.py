@@ -1,0 +1,200 @@
+"""What strategies say of themselves: who runs where, and what they cannot do."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.registry import STRATEGIES
+from ddlbench.planning.strategy import Process, Strategy, normalise, strategy_of
+
+DATA_PARALLEL = ("horovod", "ddp")
+ONE_PROCESS = ("gpipe", "model-parallel")
+
+
+def _cell(strategy: str, nodes: int = 1, devices: int = 1, batch: int = 48, **options: Any) -> Cell:
+    return Cell(
+        "mnist",
+        "resnet18",
+        strategy,
+        batch_size=batch,
+        nodes=nodes,
+        devices_per_node=devices,
+        options=tuple(options.items()),
+    )
+
+
+def _placement(strategy: str, nodes: int, devices: int) -> tuple[Process, ...]:
+    return strategy_of(strategy).placement(_cell(strategy, nodes, devices))
+
+
+# Placement: (rank, node, local rank, devices, shard, num_shards) ---------------------------------
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_one_device(strategy: str) -> None:
+    (process,) = _placement(strategy, 1, 1)
+    assert process == Process(
+        rank=0, role=process.role, node=0, local_rank=0, devices=(0,), shard=0, num_shards=1
+    )
+    assert process.needs == ("inputs", "labels")
+
+
+@pytest.mark.parametrize("strategy", DATA_PARALLEL)
+def test_data_parallel_on_one_node(strategy: str) -> None:
+    processes = _placement(strategy, 1, 4)
+    assert [
+        (p.rank, p.node, p.local_rank, p.devices, p.shard, p.num_shards) for p in processes
+    ] == [
+        (0, 0, 0, (0,), 0, 4),
+        (1, 0, 1, (1,), 1, 4),
+        (2, 0, 2, (2,), 2, 4),
+        (3, 0, 3, (3,), 3, 4),
+    ]
+    assert {p.role for p in processes} == {"worker"}
+
+
+@pytest.mark.parametrize("strategy", DATA_PARALLEL)
+def test_data_parallel_on_two_nodes(strategy: str) -> None:
+    processes = _placement(strategy, 2, 4)
+    assert [(p.rank, p.node, p.local_rank, p.devices) for p in processes] == [
+        (0, 0, 0, (0,)),
+        (1, 0, 1, (1,)),
+        (2, 0, 2, (2,)),
+        (3, 0, 3, (3,)),
+        (4, 1, 0, (0,)),
+        (5, 1, 1, (1,)),
+        (6, 1, 2, (2,)),
+        (7, 1, 3, (3,)),
+    ]
+
+
+@pytest.mark.parametrize("strategy", ONE_PROCESS)
+def test_one_process_drives_a_node(strategy: str) -> None:
+    (process,) = _placement(strategy, 1, 4)
+    assert (process.rank, process.node, process.local_rank) == (0, 0, 0)
+    assert process.devices == (0, 1, 2, 3)
+    assert (process.shard, process.num_shards) == (0, 1)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@given(nodes=st.integers(1, 5), devices=st.integers(1, 5))
+def test_placements_are_whole(strategy: str, nodes: int, devices: int) -> None:
+    cell = normalise(_cell(strategy, nodes, devices, batch=nodes * devices * 4))
+    if strategy_of(strategy).supports(cell) is not None:
+        return
+    processes = strategy_of(strategy).placement(cell)
+    assert [p.rank for p in processes] == list(range(len(processes)))
+    # Every device of the cell is driven once.
+    driven = sorted((p.node, device) for p in processes for device in p.devices)
+    assert driven == [(n, d) for n in range(cell.nodes) for d in range(cell.devices_per_node)]
+    # Every part of a mini-batch is consumed once.
+    (parts,) = {p.num_shards for p in processes}
+    assert sorted(p.shard for p in processes) == list(range(parts))
+    for node in range(cell.nodes):
+        local = [p.local_rank for p in processes if p.node == node]
+        assert local == list(range(len(local)))
+
+
+# What they cannot do -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cell", "reason"),
+    [
+        (_cell("sequential"), None),
+        (_cell("sequential", 1, 2), "sequential training uses one device; write 1x1"),
+        (_cell("ddp", 4, 4), None),
+        (_cell("ddp", 1, 5), "a mini-batch of 48 does not divide over 5 workers; make batch_size"),
+        (_cell("horovod", 2, 4), None),
+        (_cell("horovod", 2, 5), "a mini-batch of 48 does not divide over 10 workers; make batch"),
+        (_cell("gpipe", 1, 4), None),
+        (_cell("gpipe", 2, 4), "drives the devices of one node and cannot span 2; write 1xD"),
+        (_cell("gpipe", 1, 4, batch=50), "does not divide into 4 micro-batches; make batch_size a"),
+        (_cell("gpipe", 1, 4, chunks=5), "does not divide into 5 micro-batches; make batch_size a"),
+        (_cell("gpipe", 1, 2, balance="5+9"), None),
+        (_cell("gpipe", 1, 4, balance="5+9"), "balance 5+9 has 2 parts for 4 devices"),
+        (_cell("gpipe", 1, 1, balance=14), None),
+        (_cell("gpipe", 1, 2, balance=14), "balance 14 has 1 parts for 2 devices"),
+        (_cell("model-parallel", 1, 4, batch=50), None),
+        (_cell("model-parallel", 2, 1), "drives the devices of one node and cannot span 2"),
+        (_cell("model-parallel", 1, 3, balance="5+9"), "balance 5+9 has 2 parts for 3 devices"),
+    ],
+)
+def test_reasons(cell: Cell, reason: str | None) -> None:
+    said = strategy_of(cell.strategy).supports(cell)
+    assert said is None if reason is None else reason in str(said)
+
+
+def test_the_baseline_has_one_form() -> None:
+    cell = _cell("sequential", 2, 4).with_(fabric="1gbit")
+    assert normalise(cell) == _cell("sequential")
+    other = _cell("ddp", 2, 4).with_(fabric="1gbit")
+    assert normalise(other) is other
+
+
+# Options and labels ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_descriptors_are_complete(name: str) -> None:
+    strategy = strategy_of(name)
+    assert strategy.name == name
+    assert strategy.label
+    assert strategy.family in {"baseline", "data parallel", "pipeline", "model", "split"}
+    module, _, attribute = strategy.executor.partition(":")
+    assert importlib.util.find_spec(module) is not None
+    assert attribute
+    strategy.check_options({key: s["default"] for key, s in strategy.options.items()}, "defaults")
+    assert set(strategy.details(_cell(name))) == set(strategy.options)
+
+
+def test_options_that_are_defaults_are_dropped() -> None:
+    checked = strategy_of("gpipe").check_options({"chunks": 4, "checkpoint": "never"}, "here")
+    assert checked == {"checkpoint": "never"}
+
+
+def test_option_values_are_whole() -> None:
+    values = strategy_of("gpipe").option_values(_cell("gpipe", chunks=8))
+    assert values == {"chunks": 8, "checkpoint": "except_last", "balance": "time"}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_notes(name: str) -> None:
+    assert strategy_of(name).note("cuda") is None
+    assert (strategy_of(name).note("cpu") is not None) == (name in ONE_PROCESS)
+
+
+@pytest.mark.parametrize(
+    "name", ["ddlbench.planning.plan:Plan", "ddlbench.planning.plan:make_plan"]
+)
+def test_what_is_no_descriptor(name: str) -> None:
+    with pytest.raises(ConfigError, match="must name a subclass of Strategy"):
+        strategy_of(name)
+
+
+def test_the_base_class_asks_for_what_it_needs() -> None:
+    with pytest.raises(NotImplementedError):
+        Strategy().supports(_cell("ddp"))
+    with pytest.raises(NotImplementedError):
+        Strategy().placement(_cell("ddp"))
+
+
+def test_planning_needs_no_torch() -> None:
+    """A login node may have none: importing all that plans must not ask for it."""
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import ddlbench.planning.cost, ddlbench.planning.matrix, ddlbench.planning.plan\n"
+        "from ddlbench.experiment.registry import STRATEGIES\n"
+        "from ddlbench.planning.strategy import strategy_of\n"
+        "[strategy_of(name) for name in STRATEGIES]\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

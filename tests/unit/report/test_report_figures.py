@@ -1,0 +1,201 @@
+import itertools
+
+import pytest
+from matplotlib.text import Text
+from report_factory import DATASETS, NETWORKS, SITE_NAME, experiment, matrix, site, write_all
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.planning.matrix import expand
+from ddlbench.report import figures_for, make_figure, make_tables
+from ddlbench.report.figures import FIGURES, _attribute
+from ddlbench.report.footer import Context
+from ddlbench.report.style import MIN_PT, style
+
+CASES = {
+    "demo": {},
+    "repeated": {"repeats": 3},
+    "big": {
+        "datasets": DATASETS,
+        "networks": NETWORKS,
+        "strategies": ["sequential", "horovod", "gpipe", "model-parallel"],
+        "geometry": ["1x4"],
+    },
+    "geometries": {"geometry": ["1x2", "1x4", "2x4"]},
+    "one": {"datasets": ["mnist"], "networks": ["resnet18"], "strategies": ["sequential", "ddp"]},
+}
+DRAWN = [
+    *itertools.product(CASES, ["speedup", "memory", "steps"]),
+    ("geometries", "scaling"),
+    ("variants", "speedup"),
+    ("variants", "memory"),
+    ("empty", "speedup"),
+    ("empty", "memory"),
+    ("empty", "steps"),
+]
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """Every figure of every case, drawn once."""
+    patch = pytest.MonkeyPatch()
+    figures = {}
+    cases = {name: matrix(patch, **axes) for name, axes in CASES.items()}
+    cases["empty"] = cases["demo"]
+    chosen = experiment(strategies=["sequential", "gpipe", "ddp"], geometry=["1x4"])
+    chosen.strategies["gpipe"] = {"chunks": [2, 4, 8]}
+    cases["variants"] = expand(chosen, site())
+    for case, rows in cases.items():
+        root = tmp_path_factory.mktemp(case)
+        if case != "empty":
+            write_all(root, rows)
+        tables = make_tables("demo", SITE_NAME, rows, root, root / "tables")
+        for own, name in DRAWN:
+            if own == case:
+                with style():
+                    figure, plotted = _attribute(name)(tables, Context("this machine, CPU"))
+                    figure.canvas.draw()
+                figures[case, name] = (figure, plotted)
+    patch.undo()
+    return figures
+
+
+def _texts(figure):
+    """Every text that is drawn; axes keep the labels of ticks that are out of sight."""
+    hidden = set()
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            room = 1e-9 * (high - low)
+            for all_ticks, used in (
+                (axis.majorTicks, axis.get_major_ticks()),
+                (axis.minorTicks, axis.get_minor_ticks()),
+            ):
+                for tick in all_ticks:
+                    if tick not in used or not low - room <= tick.get_loc() <= high + room:
+                        hidden |= {tick.label1, tick.label2}
+    return [
+        text
+        for text in figure.findobj(Text)
+        if text.get_visible() and text.get_text().strip() and text not in hidden
+    ]
+
+
+def _box(text, renderer):
+    return text.get_window_extent(renderer)
+
+
+def _of(figure, gid):
+    return [artist for artist in figure.findobj() if artist.get_gid() == gid]
+
+
+@pytest.mark.parametrize("key", DRAWN, ids="-".join)
+def test_no_text_is_too_small_or_outside(drawn, key):
+    figure, _ = drawn[key]
+    renderer = figure.canvas.get_renderer()
+    page = figure.bbox
+    for text in _texts(figure):
+        assert text.get_fontsize() >= MIN_PT, text.get_text()
+        box = _box(text, renderer)
+        inside = box.x0 >= -1 and box.y0 >= -1 and box.x1 <= page.x1 + 1 and box.y1 <= page.y1 + 1
+        assert inside, (text.get_text(), box, page)
+
+
+@pytest.mark.parametrize("key", DRAWN, ids="-".join)
+def test_no_texts_overlap(drawn, key):
+    figure, _ = drawn[key]
+    renderer = figure.canvas.get_renderer()
+    texts = [text for text in _texts(figure) if text.get_rotation() % 90 == 0]
+    boxes = [(text.get_text(), _box(text, renderer)) for text in texts]
+    for (one, a), (other, b) in itertools.combinations(boxes, 2):
+        wide = min(a.x1, b.x1) - max(a.x0, b.x0)
+        high = min(a.y1, b.y1) - max(a.y0, b.y0)
+        assert min(wide, high) <= 2.0, (one, other, wide, high)  # pixels at 200 dpi: 0.25 mm
+
+
+@pytest.mark.parametrize("case", [*CASES, "variants", "empty"])
+def test_every_cell_is_a_bar_or_has_a_mark(drawn, case):
+    figure, plotted = drawn[case, "speedup"]
+    assert len(_of(figure, "bar")) == int((plotted["mark"] == "").sum())
+    written = {text.get_text() for text in _of(figure, "mark")}
+    written |= {text.get_text().split(":")[0] for text in _of(figure, "message")}
+    assert written == set(plotted["mark"]) - {""}
+
+
+def test_the_demo_shows_what_the_table_says(drawn):
+    figure, plotted = drawn["demo", "speedup"]
+    assert len(plotted) == 2 * 3 * 4
+    assert [text.get_text() for text in _of(figure, "panel")] == [
+        "Horovod",
+        "DDP",
+        "GPipe",
+        "Model parallel",
+    ]
+    marks = sorted(text.get_text() for text in _of(figure, "mark"))
+    assert marks == ["OOM", "not run", "timeout"]
+    heights = sorted(bar.get_height() for bar in _of(figure, "bar"))
+    assert heights == pytest.approx(sorted(plotted["speedup"].dropna()))
+    assert _of(figure, "title")[0].get_text() == "Speed-up on 2 workers"
+    assert len(_of(figure, "linear")) == 4
+    words = " ".join(text.get_text() for text in figure.texts)
+    for said in ("Base: sequential", "samples/s", "over the steps", "commit 0123456", "2031-04-05"):
+        assert said in words
+    notes = " ".join(text.get_text() for text in _of(figure, "note"))
+    assert notes.count("torchgpipe runs its CPU partitions") == 2
+
+
+def test_a_panel_with_one_reason_says_it_once(drawn):
+    figure, _ = drawn["geometries", "speedup"]
+    messages = [text.get_text().replace("\n", " ") for text in _of(figure, "message")]
+    assert len(messages) == 2
+    assert all(text.startswith("unsupported: torchgpipe drives") for text in messages)
+
+
+def test_variants_of_a_strategy_have_panels_of_their_own(drawn):
+    figure, _ = drawn["variants", "speedup"]
+    titles = [text.get_text() for text in _of(figure, "panel")]
+    assert titles == ["GPipe (chunks 2)", "GPipe (chunks 4)", "GPipe (chunks 8)", "DDP"]
+
+
+def test_memory_shows_the_base_beside_the_others(drawn):
+    figure, plotted = drawn["demo", "memory"]
+    assert len(_of(figure, "bar")) == int((plotted["mark"] == "").sum()) == 27
+    assert set(plotted["strategy"]) >= {"sequential", "ddp"}
+
+
+def test_steps_have_a_box_each_and_their_table(drawn):
+    figure, plotted = drawn["demo", "steps"]
+    assert len(_of(figure, "box")) == int((plotted["mark"] == "").sum()) == 27
+    assert set(plotted["steps"]) == {0, 24}
+
+
+def test_scaling_draws_points_and_crosses(drawn):
+    figure, plotted = drawn["geometries", "scaling"]
+    assert len(_of(figure, "point")) == int((plotted["mark"] == "").sum())
+    assert len(_of(figure, "mark")) == int((plotted["mark"] != "").sum())
+
+
+def test_figures_are_chosen_before_anything_runs(monkeypatch):
+    assert figures_for(matrix(monkeypatch)) == ["speedup", "memory", "steps"]
+    several = matrix(monkeypatch, geometry=["1x2", "1x4"])
+    assert figures_for(several) == list(FIGURES)
+    alone = matrix(monkeypatch, strategies=["sequential"])
+    assert figures_for(alone) == ["memory", "steps"]
+    without_base = matrix(monkeypatch, strategies=["ddp"])
+    assert "speedup" not in figures_for(without_base)
+
+
+def test_a_figure_is_three_files_that_are_the_same_twice(tmp_path, monkeypatch):
+    rows = matrix(monkeypatch, datasets=["mnist"], networks=["vgg11"])
+    write_all(tmp_path, rows)
+    make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables")
+    for folder in ("one", "two"):
+        make_figure("speedup", tmp_path / "tables", tmp_path / folder / "speedup.png", "a site")
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert names == ["speedup.csv", "speedup.pdf", "speedup.png"]
+    for name in names:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_an_unknown_figure_is_named():
+    with pytest.raises(ConfigError, match="unknown figure 'nothing'; known: speedup"):
+        make_figure("nothing", None, None)

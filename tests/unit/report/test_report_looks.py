@@ -1,0 +1,67 @@
+import pandas as pd
+from matplotlib.colors import to_rgb
+
+from ddlbench.experiment.registry import STRATEGIES
+from ddlbench.report.colours import shade, strategy_look
+from ddlbench.report.labels import network_label, strategy_label, variant_labels
+from ddlbench.report.style import text_width_mm, wrapped
+
+
+def test_every_strategy_of_ours_has_a_look_of_its_own():
+    looks = [strategy_look(name) for name in STRATEGIES]
+    assert len({look.colour for look in looks}) == len(looks)
+    assert len({look.marker for look in looks}) == len(looks)
+
+
+def test_a_strategy_from_elsewhere_has_always_the_same_look():
+    name = "some_package.module:Thing"
+    assert strategy_look(name) == strategy_look(name)
+    assert len(to_rgb(strategy_look(name).colour)) == 3
+    assert strategy_label(name) == "Thing"
+
+
+def test_a_shade_is_between_its_colour_and_white():
+    assert shade("#0072B2", 0.0) == "#0072b2"
+    assert shade("#0072B2", 1.0) == "#ffffff"
+
+
+def test_networks_are_written_as_in_papers():
+    assert network_label("resnet152") == "ResNet-152"
+    assert network_label("vgg11") == "VGG-11"
+    assert network_label("mobilenetv2") == "MobileNetV2"
+    assert network_label("mine.nets:tiny") == "tiny"
+
+
+def _summary(*configurations):
+    rows = []
+    for configuration in configurations:
+        dataset, network, strategy, geometry, _ = configuration.split("/")
+        rows.append((configuration, dataset, network, strategy, geometry))
+    names = ["configuration", "dataset", "network", "strategy", "geometry"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def test_only_what_differs_within_a_group_is_a_variant():
+    summary = _summary(
+        "mnist/vgg11/gpipe/1x2/batch_size=16",
+        "mnist/vgg11/gpipe/1x2/batch_size=16,chunks=8",
+        "imagenet/vgg11/ddp/1x2/batch_size=4",
+        "mnist/vgg11/ddp/1x2/batch_size=16",
+        "mnist/vgg11/horovod/1x2/batch_size=16,precision=bf16",
+        "mnist/vgg11/horovod/1x2/batch_size=16",
+    )
+    assert list(variant_labels(summary)) == [
+        "chunks 4",
+        "chunks 8",
+        "",
+        "",
+        "precision bf16",
+        "precision fp32",
+    ]
+
+
+def test_wrapped_lines_fit_and_lose_nothing():
+    text = "torchgpipe runs its CPU partitions one after the other: no speed-up can show here"
+    lines = wrapped(text, 40.0)
+    assert " ".join(lines) == text
+    assert all(text_width_mm(line) <= 40.0 for line in lines)

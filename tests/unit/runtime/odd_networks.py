@@ -1,0 +1,126 @@
+"""Networks that misbehave, and a strategy with a role that owns no batch; used by name."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+from torch import Tensor, nn
+
+from ddlbench.planning.strategy import Process, Strategy
+from ddlbench.strategies.executor import RunRecord, StepwiseExecutor
+
+
+class Misbehave(nn.Module):
+    def __init__(self, act):
+        super().__init__()
+        self.act = act
+        self.calls = 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        if self.calls > 2:
+            self.act()
+        return inputs
+
+
+def _small(spec, act=lambda: None) -> nn.Sequential:
+    return nn.Sequential(
+        Misbehave(act), nn.Flatten(), nn.Linear(spec.image_bytes, 8), nn.ReLU(), nn.Linear(8, 10)
+    )
+
+
+def plain(spec):
+    return _small(spec)
+
+
+def out_of_memory(spec):
+    def act():
+        raise MemoryError("can't allocate memory: you tried to allocate 10 TB")
+
+    return _small(spec, act)
+
+
+def crash_on_rank_1(spec):
+    def act():
+        if os.environ.get("DDLBENCH_LOCAL_RANK") == "1":
+            raise ZeroDivisionError("a bug on rank 1")
+
+    return _small(spec, act)
+
+
+def killed(spec):
+    def act():
+        if os.environ.get("DDLBENCH_LOCAL_RANK") == "1":
+            os.kill(os.getpid(), 9)
+
+    return _small(spec, act)
+
+
+def hang(spec):
+    return _small(spec, lambda: time.sleep(3600))
+
+
+class TwoRoles(Strategy):
+    """One worker that computes gradients, one server that owns the weights and no batch."""
+
+    name = "two-roles"
+    label = "Two roles"
+    family = "data parallel"
+    executor = "odd_networks:TwoRolesExecutor"
+
+    def supports(self, cell):
+        return None if cell.devices == 2 else "two roles need two devices"
+
+    def placement(self, cell):
+        worker = Process(rank=0, role="worker", node=0, local_rank=0, devices=(0,))
+        server = Process(
+            rank=1, role="server", node=0, local_rank=1, devices=(1,), shard=-1, needs=()
+        )
+        return worker, server
+
+
+class TwoRolesExecutor(StepwiseExecutor):
+    """Gradients go to the server, weights come back, as plain bytes through the store."""
+
+    def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        turn = self.turn = getattr(self, "turn", -1) + 1
+        self.optimizer.zero_grad()
+        loss = self.loss_function(self.module(inputs), labels)
+        loss.backward()
+        gradients = [parameter.grad for parameter in self.module.parameters()]
+        self._send(f"gradients/{turn}", gradients)
+        self._receive(f"weights/{turn}", list(self.module.parameters()))
+        return loss.detach()
+
+    def run(self, first, count):
+        if self.process.role == "worker":
+            return super().run(first, count)
+        record = RunRecord()
+        for mini_batch in range(first, first + count):
+            began = time.perf_counter()
+            turn = self.turn = getattr(self, "turn", -1) + 1
+            parameters = list(self.module.parameters())
+            for parameter in parameters:
+                parameter.grad = torch.zeros_like(parameter)
+            self._receive(f"gradients/{turn}", [parameter.grad for parameter in parameters])
+            self.optimizer.step()
+            self._send(f"weights/{turn}", parameters)
+            record.ids.append(mini_batch)
+            record.step_s.append(time.perf_counter() - began)
+            record.load_s.append(0.0)
+        return record
+
+    def _send(self, key, tensors):
+        flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
+        self.context.store.set(key, flat.numpy().tobytes().hex())
+
+    def _receive(self, key, tensors):
+        data = bytearray(bytes.fromhex(self.context.store.get(key).decode()))
+        flat = torch.frombuffer(data, dtype=torch.float32)
+        offset = 0
+        with torch.no_grad():
+            for tensor in tensors:
+                tensor.copy_(flat[offset : offset + tensor.numel()].view_as(tensor))
+                offset += tensor.numel()

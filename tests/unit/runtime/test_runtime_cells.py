@@ -1,0 +1,163 @@
+"""Whole cells with real processes: what becomes of them when they run, crash, hang or starve."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.result import read_result
+from ddlbench.experiment.site import load_site
+from ddlbench.runtime.staging import stage_cell
+from ddlbench.runtime.supervise import CellFailed, run_cell
+
+HERE = str(Path(__file__).parent)
+
+
+@pytest.fixture(autouse=True)
+def _odd_networks_are_importable(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", HERE)
+    monkeypatch.setattr(sys, "path", [HERE, *sys.path])
+
+
+@pytest.fixture
+def site(tmp_path):
+    site = load_site("local")
+    return dataclasses.replace(site, scratch=str(tmp_path / "scratch"), devices_per_node=2)
+
+
+def cell_of(network: str, strategy: str = "ddp", **changes) -> Cell:
+    return Cell(
+        dataset="mnist",
+        network=f"odd_networks:{network}",
+        strategy=strategy,
+        batch_size=8,
+        devices_per_node=2,
+        epochs=2,
+        warmup_steps=1,
+        data_scale=0.0008,
+    ).with_(**changes)
+
+
+def measure(cell, site, tmp_path, **site_changes):
+    site = dataclasses.replace(site, **site_changes)
+    folder = tmp_path / "cells" / cell.id
+    staging = stage_cell(cell, site, tmp_path)
+    return run_cell(cell, site, folder, staging), folder
+
+
+def nobody_is_left() -> bool:
+    return not any(
+        "ddlbench.runtime.worker" in " ".join(child.cmdline())
+        for child in psutil.Process().children(recursive=True)
+        if child.status() != psutil.STATUS_ZOMBIE
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes"),
+    [
+        ("sequential", {"devices_per_node": 1}),
+        ("ddp", {}),
+        ("gpipe", {"options": (("balance", "blocks"), ("chunks", 2))}),
+        ("ddp", {"max_steps": 3, "warmup_steps": 0}),
+        ("sequential", {"devices_per_node": 1, "precision": "bf16", "loader_workers": 1}),
+    ],
+)
+def test_a_cell_leaves_a_complete_result(strategy, changes, site, tmp_path):
+    cell = cell_of("plain", strategy, **changes)
+    result, folder = measure(cell, site, tmp_path)
+    assert read_result(folder / "result.json") == result
+    assert result["status"] == "ok"
+    assert Cell.from_dict(result["cell"]) == cell
+    timing = result["timing"]
+    steps = cell.max_steps or 48 // 8
+    assert [epoch["steps"] for epoch in timing["epochs"]] == [steps, steps]
+    assert timing["samples_per_epoch"] == steps * 8
+    assert timing["epoch_scaled"] == (steps * 8 != 48)
+    elapsed = sum(epoch["elapsed_s"] for epoch in timing["epochs"]) / 2
+    assert timing["epoch_s"] == pytest.approx(elapsed * 48 / (steps * 8))
+    assert timing["samples_per_s"] == pytest.approx(48 / timing["epoch_s"])
+    assert sum(rank["samples"] for rank in result["ranks"]) == 2 * steps * 8
+    assert result["processes"] == len(result["ranks"])
+    assert result["workers"] == cell.devices
+    for rank in result["ranks"]:
+        assert rank["threads"] == cell.threads_per_device
+        assert rank["memory"][0]["peak_bytes"] > rank["parameter_bytes"]
+    rows = (folder / "steps.csv").read_text().splitlines()
+    assert len(rows) == 1 + cell.warmup_steps + 2 * steps
+    assert result["provenance"]["packages"]["torch"]
+    assert result["staging"]["seconds"] > 0
+    assert (folder / "log.txt").is_file()
+    assert not list(folder.glob(".run-*"))
+
+
+def test_a_role_without_a_batch_takes_part(site, tmp_path):
+    result, _ = measure(cell_of("plain", "odd_networks:TwoRoles"), site, tmp_path)
+    worker, server = result["ranks"]
+    assert (worker["role"], server["role"]) == ("worker", "server")
+    assert server["samples"] == 0
+    assert worker["samples"] == 2 * 48
+    assert result["workers"] == 1
+    assert result["devices"] == 2
+    assert result["loss"]["last"] is not None
+    reference, _ = measure(cell_of("plain", "sequential", devices_per_node=1), site, tmp_path)
+    assert result["loss"]["last"] == pytest.approx(reference["loss"]["last"], rel=1e-4)
+
+
+def test_out_of_memory_is_a_result(site, tmp_path):
+    result, folder = measure(cell_of("out_of_memory"), site, tmp_path)
+    assert result["status"] == "out_of_memory"
+    assert "10 TB" in result["reason"]
+    assert result["timing"] is None
+    assert result["log_tail"]
+    assert read_result(folder / "result.json")["status"] == "out_of_memory"
+    assert nobody_is_left()
+
+
+def test_what_only_the_network_shows_to_be_impossible_is_unsupported(site, tmp_path):
+    cell = cell_of("plain", "gpipe", options=(("balance", "1+1"),))
+    result, _ = measure(cell, site, tmp_path)
+    assert result["status"] == "unsupported"
+    assert "the network has 5" in result["reason"]
+
+
+def test_a_cell_that_hangs_times_out_and_all_ranks_end(site, tmp_path):
+    result, _ = measure(cell_of("hang"), site, tmp_path, cell_timeout_s=12)
+    assert result["status"] == "timeout"
+    assert nobody_is_left()
+
+
+@pytest.mark.parametrize(
+    ("network", "sentence"),
+    [("crash_on_rank_1", "a bug on rank 1"), ("killed", "killed by signal 9")],
+)
+def test_a_crash_is_no_result_and_takes_all_ranks_along(network, sentence, site, tmp_path):
+    cell = cell_of(network)
+    folder = tmp_path / "cells" / cell.id
+    with pytest.raises(CellFailed, match="log.txt"):
+        measure(cell, site, tmp_path)
+    assert not (folder / "result.json").exists()
+    failure = json.loads((folder / "failure.json").read_text())
+    assert failure["status"] == "failed"
+    assert sentence in failure["reason"]
+    assert nobody_is_left()
+
+
+def test_missing_data_says_what_to_do(site, tmp_path):
+    cell = cell_of("plain")
+    folder = tmp_path / "cells" / cell.id
+    with pytest.raises(CellFailed):
+        run_cell(cell, site, folder, None)
+    assert "stage" in json.loads((folder / "failure.json").read_text())["reason"]
+
+
+def test_a_gpu_site_without_a_gpu_is_an_error_not_a_cpu_run(site, tmp_path):
+    cell = cell_of("plain", "sequential", devices_per_node=1)
+    with pytest.raises(CellFailed, match="finds no GPU"):
+        measure(cell, site, tmp_path, device="cuda")

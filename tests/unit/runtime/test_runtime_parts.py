@@ -1,0 +1,204 @@
+"""The parts of the runtime, each by itself."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.runtime import aggregate
+from ddlbench.runtime.failure import classify
+from ddlbench.runtime.live_tensors import LiveTensors
+from ddlbench.runtime.network_address import address_of
+from ddlbench.runtime.progress import MARK, Display, Reporter
+from ddlbench.runtime.stream import feed_ranges
+from ddlbench.strategies.clock import StepClock
+from ddlbench.strategies.executor import Unsupported
+from ddlbench.strategies.precision import with_precision
+
+CELL = Cell("mnist", "tiny", "ddp", batch_size=8, devices_per_node=2, epochs=2, warmup_steps=1)
+
+
+@given(
+    first=st.integers(0, 40),
+    count=st.integers(0, 60),
+    warmup=st.integers(0, 20),
+    steps=st.integers(1, 9),
+    more=st.integers(0, 5),
+)
+def test_ids_map_to_the_feed_one_by_one(first, count, warmup, steps, more):
+    whole = steps + more
+    ranges = list(feed_ranges(first, count, warmup, steps, whole))
+    found = [step for begin, length in ranges for step in range(begin, begin + length)]
+    expected = []
+    for mini_batch in range(first, first + count):
+        if mini_batch < warmup:
+            expected.append(mini_batch % steps)
+        else:
+            epoch, within = divmod(mini_batch - warmup, steps)
+            expected.append((epoch + 1) * whole + within)
+    assert found == expected
+
+
+def test_whole_epochs_are_one_range():
+    assert list(feed_ranges(2, 30, 2, 10, feed_steps_per_epoch=10)) == [(10, 30)]
+
+
+@given(st.lists(st.floats(0.001, 10), min_size=1, max_size=60))
+def test_the_median_lies_in_its_interval(values):
+    interval = aggregate.median_interval(np.array(values))
+    if len(values) < 6:
+        assert interval is None
+    else:
+        low, high = interval
+        assert low <= np.median(values) <= high
+
+
+def test_the_median_interval_covers_as_often_as_it_says():
+    random = np.random.default_rng(1)
+    hits = sum(
+        low <= 1.0 <= high
+        for low, high in (aggregate.median_interval(random.lognormal(size=25)) for _ in range(2000))
+    )
+    assert 0.94 <= hits / 2000 <= 0.985
+
+
+def report(step_s, loss, **changes):
+    return {
+        "step_s": step_s,
+        "load_s": [0.001] * len(step_s),
+        "loss": loss,
+        "warmup_step_s": [9.0],
+        "warmup_load_s": [0.5],
+        "warmup_loss": [3.0] if loss else [],
+        "steps_per_epoch": 2,
+        "dataset_samples": 20,
+        "prepare_s": 1.0,
+        **changes,
+    }
+
+
+REPORTS = [
+    report([0.1, 0.2, 0.1, 0.1], [2.0, 1.5, 1.0, 0.5]),
+    report([0.2, 0.1, 0.1, 0.3], [], prepare_s=2.0),
+]
+
+
+def test_the_slowest_rank_makes_the_step_and_the_epoch():
+    timing = aggregate.timing(CELL, REPORTS, "cpu")
+    assert [epoch["elapsed_s"] for epoch in timing["epochs"]] == pytest.approx([0.3, 0.4])
+    assert timing["step_s"]["median"] == pytest.approx(0.2)
+    assert timing["epoch_s"] == pytest.approx(0.35 * 20 / 16)
+    assert timing["samples_per_s"] == pytest.approx(16 / 0.35)
+    assert timing["epoch_scaled"]
+    assert timing["prepare_s"] == 2.0
+
+
+def test_steps_csv_keeps_warm_up_apart_and_averages_only_ranks_with_labels():
+    rows = list(csv.DictReader(io.StringIO(aggregate.steps_csv(CELL, REPORTS))))
+    assert [(row["epoch"], row["step"], row["warmup"]) for row in rows] == [
+        ("0", "0", "1"),
+        ("1", "0", "0"),
+        ("1", "1", "0"),
+        ("2", "0", "0"),
+        ("2", "1", "0"),
+    ]
+    assert [float(row["step_s"]) for row in rows] == [9.0, 0.2, 0.2, 0.1, 0.3]
+    assert [float(row["loss"]) for row in rows] == [3.0, 2.0, 1.5, 1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (MemoryError(), "out_of_memory"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "out_of_memory"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 8 bytes"),
+            "out_of_memory",
+        ),
+        (RuntimeError("shape mismatch"), "failed"),
+        (ValueError("out of memory"), "failed"),
+        (Unsupported("too few blocks"), "unsupported"),
+        (KeyboardInterrupt(), "failed"),
+    ],
+)
+def test_why_a_rank_ended(error, status):
+    assert classify(error)[0] == status
+    assert "\n" not in classify(error)[1]
+
+
+def test_live_tensors_count_storages_once_and_until_they_go():
+    tensors = LiveTensors()
+    with tensors.watching():
+        kept = torch.zeros(1000, dtype=torch.float32)
+        view = kept[10:20]
+        other = torch.ones(500, dtype=torch.float64) * 2  # the ones are gone at once
+        assert tensors.current_bytes == 4000 + 4000
+        assert tensors.peak_bytes == 4000 + 4000 + 4000
+        del kept
+        assert tensors.current_bytes == 8000  # the view keeps the storage
+        del view
+        assert tensors.current_bytes == 4000
+        del other
+    assert tensors.current_bytes == 0
+
+
+def test_live_tensors_see_what_autograd_keeps():
+    network = nn.Sequential(nn.Linear(100, 200), nn.Sigmoid(), nn.Linear(200, 10))
+    tensors = LiveTensors()
+    with tensors.watching():
+        loss = network(torch.zeros(50, 100)).sum()
+        held = tensors.current_bytes
+        # input, sigmoid's output (the first linear's is gone), output, its sum
+        assert held >= 4 * (50 * 100 + 50 * 200)
+        loss.backward()
+    assert tensors.peak_bytes >= held
+
+
+def test_step_clock_gives_one_interval_a_mark():
+    clock = StepClock([torch.device("cpu")])
+    clock.start()
+    for _ in range(5):
+        clock.mark()
+    assert len(clock.finish()) == 5
+    assert all(step >= 0 for step in clock.finish())
+
+
+def test_bf16_blocks_carry_their_autocast_into_other_threads():
+    network = with_precision(nn.Sequential(nn.Linear(4, 4)), "bf16", "cpu")
+    assert network(torch.zeros(2, 4)).dtype == torch.bfloat16
+    assert next(network.parameters()).dtype == torch.float32
+    plain = nn.Sequential(nn.Linear(4, 4))
+    assert with_precision(plain, "fp32", "cpu") is plain
+
+
+def test_an_unknown_interface_is_named_with_those_there_are():
+    assert address_of("lo") == "127.0.0.1"
+    with pytest.raises(ValueError, match="no network interface 'ib7'.*lo"):
+        address_of("ib7")
+
+
+def test_progress_lines_reach_the_display(capsys):
+    reporter = Reporter(total_steps=10, batch_size=4)
+    reporter._last_time -= 1  # half a second has passed
+    reporter(2)
+    reporter.phase_done(2)
+    reporter._last_time -= 1
+    reporter(3)
+    lines = [line for line in capsys.readouterr().out.split("\n") if line.startswith(MARK)]
+    assert [json.loads(line.removeprefix(MARK))["step"] for line in lines] == [2, 5]
+    stream = io.StringIO()
+    display = Display("a cell", stream)
+    display._last_line -= 60
+    display.update(lines[-1].removeprefix(MARK))
+    display.update("not json")
+    display.close()
+    assert stream.getvalue().startswith("a cell: step 5/10, ")
