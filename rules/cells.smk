@@ -6,10 +6,10 @@ rule cell:
         result=str(result_file(SITE.name, "{cell}")),
     log:
         str(cell_dir(SITE.name, "{cell}") / "supervisor.log"),
-    conda:
-        "../envs/environment.yaml"
     group:
         "cell"
+    conda:
+        "../envs/environment.yaml"
     threads: cell_threads
     resources:
         nodes=lambda w: cell_request(w).nodes,

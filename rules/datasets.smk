@@ -5,10 +5,10 @@ rule stage:
         temp(str(cell_dir(SITE.name, "{cell}") / "staged.json")),
     log:
         str(cell_dir(SITE.name, "{cell}") / "stage.log"),
-    conda:
-        "../envs/environment.yaml"
     group:
         "cell"
+    conda:
+        "../envs/environment.yaml"
     threads: cell_threads
     resources:
         nodes=lambda w: cell_request(w).nodes,

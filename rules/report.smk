@@ -12,9 +12,9 @@ rule tables:
         steps=str(TABLES / "steps.csv"),
     log:
         str(TABLES / "tables.log"),
+    localrule: True
     conda:
         "../envs/environment.yaml"
-    localrule: True
     params:
         cells=CELLS,
     message:
@@ -38,9 +38,9 @@ rule figure:
         csv=str(FIGURES / "{figure}.csv"),
     log:
         str(FIGURES / "{figure}.log"),
+    localrule: True
     conda:
         "../envs/environment.yaml"
-    localrule: True
     params:
         site=SITE.description,
     message:
@@ -53,9 +53,9 @@ rule figure:
 rule partial:
     input:
         existing_results,
-    localrule: True
     log:
         str(TABLES / "partial.log"),
+    localrule: True
     conda:
         "../envs/environment.yaml"
     message:

@@ -71,7 +71,7 @@ def _dump(root: Path, name: str, value: dict[str, Any]) -> tuple[str, Record]:
 
 
 def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
-    """One split of CIFAR-like batches under ``root``, in memory; a shard is a batch.
+    """One split of CIFAR-like batches under ``root``, in memory.
 
     Raises:
         DataError: a file is missing, damaged, not a CIFAR batch, or holds forbidden objects.
@@ -101,7 +101,7 @@ def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
     all_labels = np.concatenate(labels)
     if not len(all_labels):
         raise DataError(f"{root / FOLDER} holds no {split} images; replace it")
-    return ArraySplit([shard for shard in shards if len(shard)], all_labels)
+    return ArraySplit([np.concatenate(shards)], all_labels)
 
 
 def load_pickle(path: Path) -> dict[str, Any]:

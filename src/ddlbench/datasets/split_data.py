@@ -17,7 +17,6 @@ class ArraySplit:
 
     Args:
         shards: uint8 arrays of shape (n_k, C, H, W); a sample's id counts through them.
-            All but the last hold equally many images, unless there are few shards.
         labels: int64 of shape (N,).
 
     """

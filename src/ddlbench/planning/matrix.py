@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.cell import Cell, parse_geometry
@@ -239,5 +241,8 @@ def _missing_package(names: tuple[str, ...]) -> str | None:
         return None
     for name in names:
         if importlib.util.find_spec(name) is None:
-            return f"the package {name} is not installed in this environment; see envs/README.md"
+            # Set-up leaves a sentence beside the environment when it could not build a package.
+            why = Path(sys.prefix) / f"{name}-missing.txt"
+            reason = f" ({why.read_text('utf-8').strip()})" if why.is_file() else ""
+            return f"the package {name} is not installed here{reason}; see envs/README.md"
     return None

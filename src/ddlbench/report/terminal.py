@@ -27,7 +27,8 @@ def summary_table(tables_dir: Path) -> Table:
         title="Speed-up over sequential training (with 95 % interval)",
         title_justify="left",
         box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+        show_edge=False,
+        padding=0,
     )
     for name in ("dataset", "network", "strategy"):
         table.add_column(name, no_wrap=True)

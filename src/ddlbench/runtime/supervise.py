@@ -146,14 +146,29 @@ def _watch(launch: Launch, deadline: float, outcome: _Outcome, run_dir: Path, ti
                 if now > deadline:
                     outcome.timed_out = True
                     break
-                failed = {rank: code for rank, code in launch.exit_codes().items() if code}
-                if failed and followers_until == float("inf"):
+                if followers_until == float("inf") and _note_failures(launch, outcome):
                     followers_until = now + _FOLLOWERS_S
-                    outcome.killed_first = {r: code for r, code in failed.items() if code < 0}
                 if now > followers_until:
                     break
+        if followers_until == float("inf") and not outcome.timed_out:
+            _note_ends(launch, outcome)
     finally:
         display.close()
+
+
+def _note_failures(launch: Launch, outcome: _Outcome) -> bool:
+    """Whether a rank has failed; remembers those that a signal killed before we stop the rest."""
+    failed = {rank: code for rank, code in launch.exit_codes().items() if code}
+    outcome.killed_first = {rank: code for rank, code in failed.items() if code < 0}
+    return bool(failed)
+
+
+def _note_ends(launch: Launch, outcome: _Outcome) -> None:
+    """All ranks have closed their output: wait a moment for their exit codes."""
+    limit = time.monotonic() + _FOLLOWERS_S
+    while None in launch.exit_codes().values() and time.monotonic() < limit:
+        time.sleep(0.01)
+    _note_failures(launch, outcome)
 
 
 def _take(line: str, write: Any, display: Display, outcome: _Outcome) -> None:

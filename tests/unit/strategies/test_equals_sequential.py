@@ -194,14 +194,13 @@ def test_weights_equal_sequential_training(cell, parts, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", ["vgg11", "mobilenetv2"])
 @pytest.mark.parametrize(
-    ("strategy", "devices", "parts"),
+    ("network", "strategy", "devices", "parts"),
     [
-        ("ddp", 2, 2),
-        pytest.param("horovod", 2, 2, marks=needs_horovod),
-        ("gpipe", 2, 4),
-        ("model-parallel", 2, 1),
+        ("vgg11", "ddp", 2, 2),
+        pytest.param("mobilenetv2", "horovod", 2, 2, marks=needs_horovod),
+        ("mobilenetv2", "gpipe", 2, 4),
+        ("vgg11", "model-parallel", 2, 1),
     ],
 )
 def test_the_papers_networks_too(network, strategy, devices, parts, tmp_path):
