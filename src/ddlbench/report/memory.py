@@ -201,6 +201,9 @@ def _what(shown: pd.DataFrame) -> str:
     if "cuda" in kinds:
         parts.append("peak bytes allocated by CUDA's allocator")
     if "cpu" in kinds:
-        parts.append("peak bytes of live tensors in one step, as CPUs have no memory of their own")
+        parts.append(
+            "peak bytes of live tensors of a process in one step, as CPUs have no memory of their "
+            "own (GPipe and model parallel: one process holds all partitions)"
+        )
     what = "; ".join(parts) or "peak bytes"
     return f"Bars: {what}; the fullest device of all repeats."
