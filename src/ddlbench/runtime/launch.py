@@ -1,6 +1,8 @@
 """Starting a cell's processes: on this machine, or with srun on the nodes of a job.
 
-Both launchers give the same handle: one stream of text from all ranks, and an end for all.
+Both launchers give the same handle: one stream of text from all ranks, and an end for all. A cell
+of one device is started directly on SLURM too: its job runs inside a step already, and a step
+inside a step would wait for that step's own cores.
 """
 
 from __future__ import annotations

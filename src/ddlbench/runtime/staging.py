@@ -1,8 +1,15 @@
-"""A cell's dataset on every node that the cell uses, timed apart from training."""
+"""A cell's dataset on every node that the cell uses, timed apart from training.
+
+::
+
+    local site, or a job of one device    this process does it
+    job of several devices                srun, one task a node; each leaves a report
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ddlbench.datasets import stage
+from ddlbench.datasets import StagingError, remove, stage
 from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.data_size import DataRequest
@@ -19,7 +26,7 @@ from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.site import Site
 from ddlbench.planning.data import request_of
 
-__all__ = ["main", "stage_cell"]
+__all__ = ["main", "stage_cell", "unstage_cell"]
 
 
 def stage_cell(cell: Cell, site: Site, report_dir: Path) -> dict[str, Any]:
@@ -31,15 +38,17 @@ def stage_cell(cell: Cell, site: Site, report_dir: Path) -> dict[str, Any]:
         report_dir: shared folder in which the nodes leave their reports.
 
     Returns:
-        ``seconds`` (of all nodes together, the slowest decides), ``reused`` (on every node),
-        ``bytes`` (on one node), ``nodes``, ``digest`` and ``per_node``.
+        ``seconds`` (until the slowest node is ready), ``reused`` (on every node), ``bytes`` (on
+        one node), ``nodes``, ``digest`` and ``per_node``.
+
+    Raises:
+        StagingError: a node could not; the sentence is that node's.
     """
-    request = request_of(cell, site)
     begin = time.monotonic()
-    if site.launcher == "local":
-        reports = [_stage_here(request, site.scratch)]
-    else:
-        reports = _stage_on_nodes(request, site.scratch, cell.nodes, report_dir)
+    reports = _on_every_node("stage", cell, site, report_dir)
+    failed = [report for report in reports if report.get("error")]
+    if failed:
+        raise StagingError(f"{failed[0]['host']}: {failed[0]['error']}")
     return {
         "seconds": time.monotonic() - begin,
         "reused": all(report["reused"] for report in reports),
@@ -50,11 +59,58 @@ def stage_cell(cell: Cell, site: Site, report_dir: Path) -> dict[str, Any]:
     }
 
 
-def _stage_here(request: DataRequest, scratch: str) -> dict[str, Any]:
-    staged = stage(request, scratch_dir(scratch))
+def unstage_cell(cell: Cell, site: Site, report_dir: Path) -> None:
+    """Delete the cell's generated data from its nodes; the user's own data is never touched."""
+    _on_every_node("remove", cell, site, report_dir)
+
+
+def _on_every_node(action: str, cell: Cell, site: Site, report_dir: Path) -> list[dict[str, Any]]:
+    request = request_of(cell, site)
+    # A job of one device runs inside a step already: another step would wait for its cores.
+    if site.launcher == "local" or cell.devices == 1:
+        return [_here(action, request, site.scratch)]
+    reports = report_dir / f".{action}-{time.time_ns()}"
+    reports.mkdir(parents=True)
+    arguments = {
+        "action": action,
+        "request": asdict(request),
+        "scratch": site.scratch,
+        "reports": str(reports.resolve()),
+    }
+    try:
+        step = subprocess.run(
+            [
+                "srun",
+                f"--nodes={cell.nodes}",
+                f"--ntasks={cell.nodes}",
+                "--ntasks-per-node=1",
+                sys.executable,
+                "-m",
+                "ddlbench.runtime.staging",
+                json.dumps(arguments),
+            ],
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        found = [json.loads(p.read_text("utf-8")) for p in sorted(reports.glob("*.json"))]
+    finally:
+        shutil.rmtree(reports, ignore_errors=True)
+    if len(found) != cell.nodes:
+        raise StagingError(
+            f"only {len(found)} of {cell.nodes} nodes answered (srun ended with {step.returncode})"
+        )
+    return found
+
+
+def _here(action: str, request: DataRequest, scratch: str) -> dict[str, Any]:
+    folder = scratch_dir(scratch)
+    host = socket.gethostname()
+    if action == "remove":
+        return {"host": host, "removed": remove(request, folder)}
+    staged = stage(request, folder)
     status = staged.path.stat()
     return {
-        "host": socket.gethostname(),
+        "host": host,
         "path": str(staged.path),
         "device_number": status.st_dev,
         "inode": status.st_ino,
@@ -65,35 +121,14 @@ def _stage_here(request: DataRequest, scratch: str) -> dict[str, Any]:
     }
 
 
-def _stage_on_nodes(
-    request: DataRequest, scratch: str, nodes: int, report_dir: Path
-) -> list[dict[str, Any]]:
-    """One task a node; each leaves its report in the shared folder."""
-    report_dir.mkdir(parents=True, exist_ok=True)
-    arguments = {"request": asdict(request), "scratch": scratch, "report_dir": str(report_dir)}
-    subprocess.run(
-        [
-            "srun",
-            f"--nodes={nodes}",
-            f"--ntasks={nodes}",
-            "--ntasks-per-node=1",
-            "--kill-on-bad-exit=1",
-            sys.executable,
-            "-m",
-            "ddlbench.runtime.staging",
-            json.dumps(arguments),
-        ],
-        check=True,
-        stdin=subprocess.DEVNULL,
-    )
-    return [json.loads(p.read_text("utf-8")) for p in sorted(report_dir.glob("stage-*.json"))]
-
-
 def main(arguments: str) -> None:
-    """Entry on each node."""
+    """Entry on each node: do it, and report how it went."""
     values = json.loads(arguments)
-    report = _stage_here(DataRequest(**values["request"]), values["scratch"])
-    write_json(Path(values["report_dir"]) / f"stage-{report['host']}.json", report)
+    try:
+        report = _here(values["action"], DataRequest(**values["request"]), values["scratch"])
+    except Exception as error:  # the sentence must reach the node that asked
+        report = {"host": socket.gethostname(), "error": str(error)}
+    write_json(Path(values["reports"]) / f"{report['host']}.json", report)
 
 
 if __name__ == "__main__":

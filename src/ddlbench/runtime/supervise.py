@@ -118,7 +118,7 @@ def _launch_and_watch(plan: Plan, site: Site, run_dir: Path) -> _Outcome:
     deadline = time.monotonic() + site.cell_timeout_s
     kills_before = _oom_kills()
     launch: Launch
-    if site.launcher == "local":
+    if site.launcher == "local" or cell.devices == 1:
         launch = LocalLaunch(plan, job_path, interface, listener)
         listener.close()
     else:
