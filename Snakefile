@@ -27,7 +27,7 @@ rule all:
     default_target: True
     input:
         rules.tables.output,
-        figure_files(),
+        figure_files,
     localrule: True
     message:
         "{EXPERIMENT.name} on {SITE.name}: all tables and figures are there"

@@ -25,8 +25,6 @@ rule cell:
         qos=lambda w: cell_request(w).qos,
         constraint=lambda w: cell_request(w).constraint,
         slurm_extra=lambda w: cell_request(w).extra,
-    params:
-        cell="{cell}",
     message:
         "measuring {wildcards.cell}"
     script:
@@ -36,7 +34,7 @@ rule cell:
 # All cells of the experiment, without the report.
 rule cells:
     input:
-        results(),
+        results,
     localrule: True
     message:
         "{EXPERIMENT.name} on {SITE.name}: every cell has a result"

@@ -1,6 +1,8 @@
 """The matrix of this experiment, and where each of its files lies. No rules here."""
 
 import sys
+from functools import cache
+from os.path import relpath
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import parse_experiment
@@ -12,14 +14,22 @@ from ddlbench.planning.resources import request
 from ddlbench.report import figures_for
 from ddlbench.workflow import make_report
 
+
+
+def config_files():
+    """Where the configuration comes from, for messages."""
+    return ", ".join(relpath(file) for file in workflow.configfiles)
+
+
 try:
-    EXPERIMENT = parse_experiment(config, where="the configuration")
+    EXPERIMENT = parse_experiment(config, where=config_files() or "the configuration")
     SITE = load_site(EXPERIMENT.site)
     ROWS = expand_matrix(EXPERIMENT, SITE)
 except ConfigError as error:
     sys.exit(f"ddlbench: {error}")
 
 CELLS = [row.cell.id for row in ROWS if row.unsupported is None]
+RESULTS = [str(result_file(SITE.name, cell)) for cell in CELLS]
 TABLES = tables_dir(SITE.name, EXPERIMENT.name)
 FIGURES = figures_dir(SITE.name, EXPERIMENT.name)
 
@@ -29,24 +39,29 @@ wildcard_constraints:
     figure=r"[a-z_]+",
 
 
-def results():
+def results(wildcards):
     """Results that this experiment asks for."""
-    return [str(result_file(SITE.name, cell)) for cell in CELLS]
+    return RESULTS
 
 
 def existing_results(wildcards):
     """Results that are there already."""
-    return [file for file in results() if exists(file)]
+    return [file for file in RESULTS if exists(file)]
 
 
-def figure_files():
+def figure_files(wildcards):
     """Figures that suit this matrix."""
     return [str(FIGURES / f"{name}.png") for name in figures_for(ROWS)]
 
 
+@cache
+def _request(cell):
+    return request(Cell.from_id(cell), SITE)
+
+
 def cell_request(wildcards):
-    """What the cell asks of the scheduler."""
-    return request(Cell.from_id(wildcards.cell), SITE)
+    """What the cell asks of the scheduler; each of its resources asks for it."""
+    return _request(wildcards.cell)
 
 
 def cell_threads(wildcards):

@@ -24,8 +24,6 @@ rule stage:
         qos=lambda w: cell_request(w).qos,
         constraint=lambda w: cell_request(w).constraint,
         slurm_extra=lambda w: cell_request(w).extra,
-    params:
-        cell="{cell}",
     message:
         "data for {wildcards.cell}"
     script:

@@ -1,7 +1,7 @@
 # Tidy tables: one row a cell (also those that could not run), one a configuration, one a step.
 rule tables:
     input:
-        results(),
+        results,
     output:
         measurements=report(
             str(TABLES / "measurements.csv"),

@@ -14,7 +14,6 @@ from ddlbench.experiment.config import Experiment, parse_experiment
 from ddlbench.experiment.paths import RESULTS, figures_dir, tables_dir
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning.matrix import MatrixRow, expand
-from ddlbench.report import figures_for, make_figure, make_tables
 
 __all__ = ["logged", "make_report", "matrix_of", "write_json"]
 
@@ -48,6 +47,9 @@ def matrix_of(
 
 def make_report(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> list[Path]:
     """Tables and figures of the results that are there; returns the figures."""
+    # Here, because every measured cell imports this module and none needs what draws.
+    from ddlbench.report import figures_for, make_figure, make_tables  # noqa: PLC0415
+
     tables = tables_dir(site.name, experiment.name)
     make_tables(experiment.name, site.name, rows, RESULTS, tables)
     figures = []

@@ -10,7 +10,7 @@ from ddlbench.runtime.supervise import run_cell
 from ddlbench.workflow import logged
 
 with logged(snakemake.log[0]):
-    cell = Cell.from_id(snakemake.params.cell)
+    cell = Cell.from_id(snakemake.wildcards.cell)
     site = load_site(snakemake.config.get("site", "local"))
     folder = Path(snakemake.output.result).parent
     staged = json.loads(Path(snakemake.input.staged).read_text(encoding="utf-8"))

@@ -8,7 +8,7 @@ from ddlbench.runtime.staging import stage_cell
 from ddlbench.workflow import logged, write_json
 
 with logged(snakemake.log[0]):
-    cell = Cell.from_id(snakemake.params.cell)
+    cell = Cell.from_id(snakemake.wildcards.cell)
     site = load_site(snakemake.config.get("site", "local"))
     output = Path(snakemake.output[0])
     write_json(output, stage_cell(cell, site, output.parent))

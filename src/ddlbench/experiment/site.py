@@ -32,6 +32,7 @@ class Site:
     keep_data: bool
     interface: str | None
     cell_timeout_s: float
+    hang_timeout_s: float
     real_data: dict[str, str] = field(default_factory=dict)
     slurm: dict[str, Any] = field(default_factory=dict)
 

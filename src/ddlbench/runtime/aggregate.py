@@ -15,7 +15,7 @@ import numpy as np
 from scipy.stats import binom
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.strategy import DeviceKind, Strategy
+from ddlbench.planning.strategy import DeviceKind
 from ddlbench.runtime.loop_rules import BARRIER_RULE, CLOCKS, COMBINED_RULE, WARMUP_RULE
 
 __all__ = ["NOISY_SPREAD", "median_interval", "rank_entry", "steps_csv", "timing"]
@@ -143,12 +143,6 @@ def steps_csv(cell: Cell, reports: Sequence[dict[str, Any]]) -> str:
             mean_loss = f"{loss[index]:.6g}" if rows else ""
             writer.writerow([epoch, step, int(epoch == 0), *seconds, mean_loss])
     return text.getvalue()
-
-
-def notes(strategy: Strategy, device_kind: DeviceKind) -> list[str]:
-    """What a reader of the numbers must know."""
-    note = strategy.note(device_kind)
-    return [] if note is None else [note]
 
 
 def _summary(step_s: np.ndarray) -> dict[str, Any]:

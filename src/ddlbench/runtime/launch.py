@@ -37,8 +37,12 @@ class Launch(Protocol):
         """What the ranks print, prefixed with the rank; None now and then, until all ended."""
         ...
 
-    def exit_codes(self) -> dict[int, int | None]:
-        """Exit code of each rank that is known by itself; None while it runs."""
+    def has_failed(self) -> bool:
+        """Whether a process has ended badly."""
+        ...
+
+    def dump_stacks(self) -> None:
+        """Have every rank print where it is."""
         ...
 
     def stop(self) -> None:
@@ -111,11 +115,11 @@ class LocalLaunch:
         self, plan: Plan, job_path: Path, interface: str | None, listener: socket.socket
     ) -> None:
         self._pipes = _Pipes()
-        self._children: dict[int, subprocess.Popen[str]] = {}
+        self._children: list[subprocess.Popen[str]] = []
         environment = worker_environment(plan.cell, interface)
         for process in plan.processes:
-            self._children[process.rank] = self._start(process, job_path, environment, listener)
-            self._pipes.add(self._children[process.rank], f"[{process.rank}] ")
+            self._children.append(self._start(process, job_path, environment, listener))
+            self._pipes.add(self._children[-1], f"[{process.rank}] ")
 
     @staticmethod
     def _start(
@@ -130,7 +134,7 @@ class LocalLaunch:
             handed_over = (listener.fileno(),)
             own[LISTEN_FD] = str(listener.fileno())
         return subprocess.Popen(
-            [sys.executable, "-m", "ddlbench.runtime.worker", str(job_path)],
+            [sys.executable, "-m", "ddlbench.runtime.rank_guard", str(job_path)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -145,13 +149,17 @@ class LocalLaunch:
         """What the ranks print."""
         return self._pipes.lines(deadline)
 
-    def exit_codes(self) -> dict[int, int | None]:
-        """Exit code of each rank."""
-        return {rank: child.poll() for rank, child in self._children.items()}
+    def has_failed(self) -> bool:
+        """Whether a rank has ended badly."""
+        return any(child.poll() for child in self._children)
+
+    def dump_stacks(self) -> None:
+        """The guards pass the signal on."""
+        _signal(self._children, signal.SIGUSR1)
 
     def stop(self) -> None:
         """End what still runs."""
-        _end(list(self._children.values()))
+        _end(self._children)
 
 
 class SrunLaunch:
@@ -176,7 +184,7 @@ class SrunLaunch:
                 "--unbuffered",
                 sys.executable,
                 "-m",
-                "ddlbench.runtime.worker",
+                "ddlbench.runtime.rank_guard",
                 str(job_path),
             ],
             stdin=subprocess.DEVNULL,
@@ -194,13 +202,24 @@ class SrunLaunch:
         """What the ranks print; srun labels the lines."""
         return self._pipes.lines(deadline)
 
-    def exit_codes(self) -> dict[int, int | None]:
-        """The step's exit code stands for its first rank."""
-        return {0: self._step.poll()}
+    def has_failed(self) -> bool:
+        """Whether the step has ended badly."""
+        return bool(self._step.poll())
+
+    def dump_stacks(self) -> None:
+        """Have srun signal every task; the guards pass it on to their ranks."""
+        _signal([self._step], signal.SIGUSR1)
 
     def stop(self) -> None:
         """End the step; srun passes the signal to every task."""
         _end([self._step])
+
+
+def _signal(children: list[subprocess.Popen[str]], number: signal.Signals) -> None:
+    for child in children:
+        if child.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(number)
 
 
 def _end(children: list[subprocess.Popen[str]]) -> None:

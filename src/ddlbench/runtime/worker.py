@@ -1,7 +1,6 @@
 """Entry of every process of a cell: ``python -m ddlbench.runtime.worker job.json``.
 
-Who it is, it learns from DDLBENCH_NODE and DDLBENCH_LOCAL_RANK (local launcher) or from
-SLURM_NODEID and SLURM_LOCALID (srun). How it went, it writes to rank<k>.json, also when it fails.
+How it went, it writes to rank<k>.json, also when it fails. SIGUSR1 makes it dump its stacks.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from ddlbench.networks import build
 from ddlbench.planning.strategy import Process, strategy_of
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.failure import classify
+from ddlbench.runtime.identity import own_process
 from ddlbench.runtime.job import Job, report_file
 from ddlbench.runtime.loop import Extent, Measurement, measure
 from ddlbench.runtime.meters import cpu_peak_bytes, device_memory, peak_rss_bytes
@@ -51,7 +51,7 @@ def main(job_path: str) -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     job = Job.load(Path(job_path))
-    process = _who_am_i(job)
+    process = own_process(job.plan)
     try:
         report = _run(job, process)
     except BaseException as error:
@@ -65,12 +65,6 @@ def main(job_path: str) -> int:
         os._exit(1)
     write_json(report_file(job.run_dir, process.rank), {"status": "ok", **report})
     return 0
-
-
-def _who_am_i(job: Job) -> Process:
-    node = int(os.environ.get("DDLBENCH_NODE", os.environ.get("SLURM_NODEID", "0")))
-    local = int(os.environ.get("DDLBENCH_LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
-    return next(p for p in job.plan.processes if (p.node, p.local_rank) == (node, local))
 
 
 def _run(job: Job, process: Process) -> dict[str, Any]:

@@ -133,6 +133,19 @@ def test_a_cell_that_hangs_times_out_and_all_ranks_end(site, tmp_path):
     assert nobody_is_left()
 
 
+def test_a_cell_that_does_not_move_is_ended_with_the_stacks_of_every_rank(site, tmp_path):
+    cell = cell_of("hang")
+    folder = tmp_path / "cells" / cell.id
+    with pytest.raises(CellFailed, match="no step finished"):
+        measure(cell, site, tmp_path, hang_timeout_s=8)
+    log = (folder / "log.txt").read_text()
+    for rank in ("[0]", "[1]"):
+        where = [line for line in log.splitlines() if line.startswith(rank)]
+        assert any(("odd_networks.py" in line and "in act" in line) or "<lambda>" in line
+                   for line in where), log  # fmt: skip
+    assert nobody_is_left()
+
+
 @pytest.mark.parametrize(
     ("network", "sentence"),
     [("crash_on_rank_1", "a bug on rank 1"), ("killed", "killed by signal 9")],

@@ -1,0 +1,94 @@
+"""result.json from the plan, the site and the reports of the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ddlbench.experiment.result import SCHEMA_VERSION
+from ddlbench.experiment.site import Site
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.strategy import DeviceKind, Strategy, strategy_of
+from ddlbench.runtime import aggregate
+from ddlbench.runtime.environment import driver_provenance
+
+__all__ = ["assemble"]
+
+_STAGING = ("seconds", "reused", "bytes", "nodes")
+
+
+def assemble(
+    plan: Plan,
+    site: Site,
+    status: str,
+    reason: str | None,
+    *,
+    reports: Sequence[dict[str, Any]],
+    staging: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """The result of a cell that is done.
+
+    Args:
+        plan: what ran.
+        site: where.
+        status: ok, out_of_memory, unsupported or timeout.
+        reason: why it is not ok.
+        reports: of the ranks that left one.
+        staging: what staging reported.
+    """
+    cell, strategy = plan.cell, strategy_of(plan.cell.strategy)
+    ok = sorted((r for r in reports if r["status"] == "ok"), key=lambda r: r["rank"])
+    complete = status == "ok"
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "status": status,
+        "reason": reason,
+        "site": site.name,
+        "cell_id": cell.id,
+        "cell": cell.to_dict(),
+        "inputs": {
+            "plan_digest": plan.digest,
+            "dataset_digest": None if staging is None else staging["digest"],
+            "links_digest": None,
+            "profile_digest": None,
+        },
+        "processes": plan.world_size,
+        "devices": cell.devices,
+        "workers": sum(len(p.devices) for p in plan.processes if p.shard >= 0),
+        "device_kind": site.device,
+        "update_semantics": "synchronous" if strategy.synchronous else "stale",
+        "notes": _notes(strategy, site.device),
+        "plan_details": ok[0]["plan_details"] if complete else plan.details,
+        "ranks": [aggregate.rank_entry(r) for r in ok],
+        "timing": aggregate.timing(cell, ok, site.device) if complete else None,
+        "staging": None if staging is None else {key: staging[key] for key in _STAGING},
+        "loss": _loss(ok) if complete else None,
+        "communication": None,
+        "log_tail": [],
+        "elapsed_s": 0.0,
+        "provenance": _provenance(cell.seed, ok),
+    }
+
+
+def _notes(strategy: Strategy, device_kind: DeviceKind) -> list[str]:
+    note = strategy.note(device_kind)
+    return [] if note is None else [note]
+
+
+def _loss(reports: Sequence[dict[str, Any]]) -> dict[str, float] | None:
+    loss = aggregate.losses(reports)
+    if not loss:
+        return None
+    last_epoch = loss[-reports[0]["steps_per_epoch"] :]
+    mean = sum(last_epoch) / len(last_epoch)
+    return {"first": loss[0], "last": loss[-1], "mean_last_epoch": mean}
+
+
+def _provenance(seed: int, reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    values = driver_provenance(seed)
+    values["hosts"] = sorted({r["provenance"]["host"] for r in reports})
+    if reports:
+        of_a_rank = dict(reports[0]["provenance"])
+        of_a_rank.pop("host")
+        values.update(of_a_rank)
+    return values

@@ -1,0 +1,96 @@
+"""A light parent for each rank, on the rank's own node: it knows how the rank ended.
+
+A rank that the kernel kills for memory cannot say so, and srun on another node sees only a signal.
+The guard does: it reads the cgroup's count of such kills before and after, and leaves the report
+that its rank could not write. A signal that asks for a stack dump or for the end is passed on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from ddlbench.experiment.atomic import write_json
+from ddlbench.runtime.identity import own_process
+from ddlbench.runtime.job import Job, report_file
+from ddlbench.runtime.rendezvous_port import LISTEN_FD
+
+__all__ = ["main", "oom_kills"]
+
+
+def main(job_path: str) -> int:
+    """Run the rank and return its exit status."""
+    before = oom_kills()
+    inherited = os.environ.get(LISTEN_FD)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "ddlbench.runtime.worker", job_path],
+        stdin=subprocess.DEVNULL,
+        pass_fds=[int(inherited)] if inherited else [],
+    )
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, lambda received, _frame: child.send_signal(received))
+    code = child.wait()
+    if code < 0:
+        _report_signal(job_path, -code, oom_kills() > before)
+        return 128 - code
+    return code
+
+
+def _report_signal(job_path: str, number: int, for_memory: bool) -> None:
+    job = Job.load(Path(job_path))
+    process = own_process(job.plan)
+    report = {
+        "rank": process.rank,
+        "status": "failed",
+        "reason": f"killed by signal {number} ({signal.Signals(number).name})",
+        "signal": number,
+    }
+    if number == signal.SIGKILL and for_memory:
+        report["status"] = "out_of_memory"
+        report["reason"] = "the kernel killed the rank because memory ran out"
+    path = report_file(job.run_dir, process.rank)
+    if not path.exists():
+        write_json(path, report)
+
+
+def oom_kills() -> int:
+    """Kills for memory so far: of this process's cgroups, else of the whole machine."""
+    counts = [_count(path, key) for path, key in _cgroup_files()]
+    known = [count for count in counts if count is not None]
+    if known:
+        return sum(known)
+    return _count(Path("/proc/vmstat"), "oom_kill") or 0
+
+
+def _cgroup_files() -> list[tuple[Path, str]]:
+    """Files that count kills, for cgroup v2 (memory.events) and v1 (memory.oom_control)."""
+    found = []
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            found.append((Path(f"/sys/fs/cgroup{path}/memory.events"), "oom_kill"))
+        elif "memory" in controllers.split(","):
+            found.append((Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control"), "oom_kill"))
+    return [(path, key) for path, key in found if os.access(path, os.R_OK)]
+
+
+def _count(path: Path, key: str) -> int | None:
+    try:
+        for line in path.read_text(encoding="ascii").splitlines():
+            name, _, value = line.partition(" ")
+            if name == key:
+                return int(value)
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
