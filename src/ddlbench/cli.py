@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ddlbench import __version__
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import RESULTS, figures_dir, tables_dir
+from ddlbench.experiment.paths import RESULTS, figures_dir, result_file, tables_dir
 from ddlbench.experiment.schema import read_yaml
 from ddlbench.experiment.site import Site
 from ddlbench.planning.matrix import MatrixRow
@@ -100,6 +100,52 @@ def report(experiment: Any, site: Site, rows: list[MatrixRow], show: bool) -> No
     console.print(summary_table(tables))
     console.print(f"tables:  {tables}/measurements.csv")
     console.print(f"figures: {figures_dir(site.name, experiment.name)}/speedup.png")
+
+
+_STATES = ("ok", "out_of_memory", "unsupported", "timeout", "failed", "invalid", "not run")
+
+
+@commands.command()
+@_with_matrix
+@click.option("--state", type=click.Choice([*_STATES, "running"]), help="Only cells in this state.")
+@click.option("--paths", is_flag=True, help="Print the cells' result files, one a line.")
+def status(
+    experiment: Any, site: Site, rows: list[MatrixRow], state: str | None, paths: bool
+) -> None:
+    """List cells by state, with the reason of those that have no measurement.
+
+    To run only the failed ones again: snakemake --profile profiles/slurm $(ddlbench status
+    --state failed --paths)
+    """
+    from ddlbench.report.status import states, states_table  # noqa: PLC0415
+
+    found = states(experiment.name, site.name, rows)
+    if state is not None:
+        found = [cell for cell in found if cell.state == state]
+    if paths:
+        for cell in found:
+            click.echo(result_file(site.name, cell.cell_id))
+    else:
+        Console().print(states_table(found))
+
+
+@commands.command()
+@_with_matrix
+@click.option(
+    "--state",
+    type=click.Choice(["ok", "out_of_memory", "timeout", "invalid"]),
+    required=True,
+    help="Which results to delete.",
+)
+@click.confirmation_option(prompt="Delete these results, so that the cells are measured again?")
+def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> None:
+    """Delete the results of cells in a state, so that the next run measures them again."""
+    from ddlbench.report.status import states  # noqa: PLC0415
+
+    chosen = [c for c in states(experiment.name, site.name, rows) if c.state == state]
+    for cell in chosen:
+        result_file(site.name, cell.cell_id).unlink()
+    click.echo(f"{len(chosen)} results deleted")
 
 
 if __name__ == "__main__":

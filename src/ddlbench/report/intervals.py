@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 __all__ = ["CONFIDENCE", "Interval", "median_interval", "ratio_interval", "scaled"]
 
@@ -38,6 +37,8 @@ def median_interval(values: Sequence[float]) -> Interval:
     Fewer than six values cannot give 95 %: their whole range is returned with the coverage
     that it has, and a single value has no interval.
     """
+    from scipy import stats  # noqa: PLC0415 - slow to import, and no figure needs it
+
     ordered = np.sort(np.asarray(values, dtype=float))
     count = len(ordered)
     median = float(np.median(ordered))
@@ -53,6 +54,8 @@ def median_interval(values: Sequence[float]) -> Interval:
 
 def ratio_interval(base: Sequence[float], cell: Sequence[float]) -> Interval:
     """Ratio of medians, base over cell, with a seeded bootstrap over their paired repeats."""
+    from scipy import stats  # noqa: PLC0415 - as above
+
     over = np.asarray(base, dtype=float)
     under = np.asarray(cell, dtype=float)
     ratio = float(np.median(over) / np.median(under))

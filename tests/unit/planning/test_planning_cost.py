@@ -31,6 +31,7 @@ LOCAL = Site(
     keep_data=True,
     interface=None,
     cell_timeout_s=600,
+    hang_timeout_s=600,
 )
 WHOLE_NODES = replace(LOCAL, launcher="slurm", slurm={"exclusive": True})
 SHARED_NODES = replace(LOCAL, launcher="slurm", slurm={"exclusive": False})

@@ -30,6 +30,7 @@ SITE = Site(
     keep_data=True,
     interface=None,
     cell_timeout_s=60,
+    hang_timeout_s=600,
 )
 AXES = {
     "dataset": ["mnist"],

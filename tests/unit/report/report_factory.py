@@ -37,6 +37,7 @@ def site(**changes: Any) -> Site:
         "keep_data": False,
         "interface": None,
         "cell_timeout_s": 600.0,
+        "hang_timeout_s": 600.0,
     }
     return Site(**{**values, **changes})
 
