@@ -16,7 +16,7 @@ from ddlbench import __version__
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, figures_dir, result_file, tables_dir
 from ddlbench.experiment.schema import read_yaml
-from ddlbench.experiment.site import Site
+from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning.matrix import MatrixRow
 
 __all__ = ["main"]
@@ -146,6 +146,43 @@ def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> No
     for cell in chosen:
         result_file(site.name, cell.cell_id).unlink()
     click.echo(f"{len(chosen)} results deleted")
+
+
+@commands.command()
+@click.argument("name")
+@click.option("--partition", "partition_name", help="Partition; asked for if left out.")
+@click.option("--account", help="Account to charge; asked for where there are several.")
+@click.option("--scratch", help="Node-local folder for generated data.")
+@click.option("--interface", help="Network interface between the nodes, for example ib0.")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="What workers compute on.")
+@click.option("--devices-per-node", type=click.IntRange(1), help="Workers of one node.")
+@click.option("--yes", is_flag=True, help="Ask nothing: take the first of everything.")
+@click.option("--overwrite", is_flag=True, help="Replace a site file of that name.")
+def init(name: str, overwrite: bool, **given: Any) -> None:
+    """Write a site file for this cluster: SLURM is asked first, then you."""
+    from ddlbench.cluster.init import write_site  # noqa: PLC0415
+    from ddlbench.cluster.interview import interview  # noqa: PLC0415
+
+    path = write_site(interview(name, **given), overwrite)
+    click.echo(f"{path} is written. Next: ddlbench doctor --site {name}")
+
+
+@commands.command()
+@click.option("--site", "site_name", required=True, help="A file in config/sites/.")
+@click.option("--nodes", type=click.IntRange(1), default=2, show_default=True, help="Of the job.")
+def doctor(site_name: str, nodes: int) -> None:
+    """Check a site inside a small job, and say what to change. Exit status 1 if anything is."""
+    from ddlbench.cluster.doctor import examine  # noqa: PLC0415
+
+    site = load_site(site_name)
+    console, wrong = Console(), 0
+    for finding in examine(site, min(nodes, site.nodes)):
+        mark = "[green]ok[/green]" if finding.ok else "[red]!![/red]"
+        console.print(f"{mark} {finding.what}: {finding.says}", soft_wrap=True)
+        wrong += not finding.ok
+    if wrong:
+        console.print(f"{wrong} thing(s) to change in config/sites/{site.name}.yaml")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,213 @@
+"""How long `snakemake -n` thinks about a large experiment, against Snakefiles that do nothing.
+
+    python benchmarks/dryrun/run.py [--cells N] [--pairs N] [--json]
+
+Three workflows of the same graph, each timed as `snakemake -n --quiet` in a process of its own:
+
+    stage -> cell -> one aggregate        ours   this project: its matrix, checks, resources, groups
+     (one chain a cell)                   plain  nothing but names; its jobs are scripts, as ours
+                                          bare   the same with shell commands instead of scripts
+
+They take turns, each round in the other order than the one before, and only ratios within a
+round are summarised. CPU time is shown beside wall time: other work on the machine changes it less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[2]
+PROFILE = PROJECT / "profiles" / "slurm"
+
+# 19 cells of every dataset and network can run on the example cluster: 1 sequential, 4 geometries
+# x 2 buckets of ddp, 2 geometries x 4 chunks of gpipe, 2 geometries of model-parallel.
+CELLS_A_REPEAT = 4 * 6 * 19
+EXPERIMENT = """\
+experiment: dryrun
+site: slurm-example
+repeats: {repeats}
+matrix:
+  dataset: [mnist, cifar10, imagenet, highres]
+  network: [resnet18, resnet50, resnet152, vgg11, vgg16, mobilenetv2]
+  strategy: [sequential, ddp, gpipe, model-parallel]
+  geometry: [1x2, 1x4, 2x4, 4x4]
+settings: {{batch_size: 256}}
+strategies:
+  ddp: {{bucket_cap_bytes: [1048576, 26214400]}}
+  gpipe: {{chunks: [2, 4, 8, 16]}}
+"""
+PLAIN = """\
+CELLS = [f"cell{{number}}" for number in range({cells})]
+
+rule all:
+    input: "all.txt"
+
+rule stage:
+    output: temp("cells/{{cell}}/staged.json")
+    {action}
+
+rule cell:
+    input: "cells/{{cell}}/staged.json"
+    output: "cells/{{cell}}/result.json"
+    {action}
+
+rule aggregate:
+    input: [f"cells/{{cell}}/result.json" for cell in CELLS]
+    output: "all.txt"
+    {action}
+"""
+ACTIONS = {"plain": 'script: "nothing.py"', "bare": 'shell: "touch {output}"'}
+
+
+def main() -> None:
+    """Time the workflows and print what was seen."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cells", type=int, default=5000, help="at least so many (default 5000)")
+    parser.add_argument("--pairs", type=int, default=5, help="rounds to time (default 5)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="ddlbench-dryrun-") as folder:
+        commands, cells = prepare(Path(folder), arguments.cells)
+        jobs = {name: count_jobs(command) for name, command in commands.items()}
+        rounds = measure(commands, arguments.pairs)
+    report = {
+        "cells": cells,
+        "jobs": jobs,
+        "rounds": rounds,
+        "ratio_to_plain": ratios(rounds, "plain"),
+        "ratio_to_bare": ratios(rounds, "bare"),
+        "machine": {
+            "processor": processor(),
+            "cpus": os.cpu_count(),
+            "python": platform.python_version(),
+            "snakemake": version("snakemake"),
+        },
+    }
+    print(json.dumps(report, indent=1) if arguments.json else text(report))
+
+
+def prepare(folder: Path, wanted: int) -> tuple[dict[str, list[str]], int]:
+    """Write the three workflows; returns their commands, and how many cells each has."""
+    repeats = max(1, -(-wanted // CELLS_A_REPEAT))
+    cells = repeats * CELLS_A_REPEAT
+    snakefiles = {"ours": PROJECT / "Snakefile"}
+    for name in ("ours", *ACTIONS):
+        (folder / name).mkdir()
+    for name, action in ACTIONS.items():
+        snakefiles[name] = folder / name / "Snakefile"
+        snakefiles[name].write_text(PLAIN.format(cells=cells, action=action), encoding="utf-8")
+        (folder / name / "nothing.py").write_text("", encoding="utf-8")
+    configfile = folder / "experiment.yaml"
+    configfile.write_text(EXPERIMENT.format(repeats=repeats), encoding="utf-8")
+    commands = {}
+    for name, snakefile in snakefiles.items():
+        command = [sys.executable, "-m", "snakemake", "-n", "--quiet", "all"]
+        command += ["--profile", str(PROFILE), "--snakefile", str(snakefile)]
+        command += ["--directory", str(folder / name)]
+        if name == "ours":
+            command += ["--configfile", str(configfile)]
+        commands[name] = command
+    return commands, cells
+
+
+def count_jobs(command: list[str]) -> int:
+    """How many jobs Snakemake plans; this first run also warms the file cache."""
+    counting = [word if word != "all" else "rules" for word in command]
+    done = subprocess.run(counting, capture_output=True, text=True, check=False)
+    total = re.search(r"^total\s+(\d+)", done.stdout + done.stderr, re.MULTILINE)
+    if done.returncode or total is None:
+        sys.exit(f"{' '.join(counting)}\nfailed:\n{done.stderr}")
+    return int(total[1])
+
+
+def measure(commands: dict[str, list[str]], rounds: int) -> list[dict[str, dict[str, float]]]:
+    """Time every workflow once a round."""
+    found = []
+    for number in range(rounds):
+        names = list(commands) if number % 2 == 0 else list(reversed(commands))
+        times = {name: run(commands[name]) for name in names}
+        found.append({name: times[name] for name in commands})
+    return found
+
+
+def run(command: list[str]) -> dict[str, float]:
+    """Wall and CPU seconds of one process, and its peak memory."""
+    began = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    wall_s = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"{' '.join(command)}\nended with {process.returncode}")
+    return {
+        "wall_s": wall_s,
+        "cpu_s": usage.ru_utime + usage.ru_stime,
+        "peak_rss_bytes": usage.ru_maxrss * 1024.0,
+    }
+
+
+def ratios(rounds: list[dict[str, dict[str, float]]], other: str) -> dict[str, Any]:
+    """Median, smallest and largest ratio of ours to another workflow in the same round."""
+    found = {}
+    for kind in ("wall_s", "cpu_s"):
+        values = [each["ours"][kind] / each[other][kind] for each in rounds]
+        found[kind] = {
+            "median": statistics.median(values),
+            "low": min(values),
+            "high": max(values),
+        }
+    return found
+
+
+def processor() -> str:
+    """Name the processor."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    except OSError:
+        found = None
+    return found[1] if found else platform.machine()
+
+
+def text(report: dict[str, Any]) -> str:
+    """Lay the report out for a person."""
+    machine = report["machine"]
+    lines = [
+        f"{report['cells']:,} cells; {len(report['rounds'])} rounds; Snakemake "
+        f"{machine['snakemake']}, Python {machine['python']}, {machine['cpus']} x "
+        f"{machine['processor']}",
+        "",
+        "          jobs   wall s (range)         CPU s   MB",
+    ]
+    for name, jobs in report["jobs"].items():
+        times = {k: [r[name][k] for r in report["rounds"]] for k in report["rounds"][0][name]}
+        wall_s = times["wall_s"]
+        lines.append(
+            f"{name:6} {jobs:>7,}   {statistics.median(wall_s):6.2f} "
+            f"({min(wall_s):.2f}-{max(wall_s):.2f})   {statistics.median(times['cpu_s']):6.2f}"
+            f"   {max(times['peak_rss_bytes']) / 1e6:.0f}"
+        )
+    lines.append("")
+    for other in ACTIONS:
+        for kind in ("wall_s", "cpu_s"):
+            ratio = report[f"ratio_to_{other}"][kind]
+            lines.append(
+                f"ours / {other:5}  {kind.removesuffix('_s'):4}  {ratio['median']:.2f} "
+                f"({ratio['low']:.2f}-{ratio['high']:.2f})"
+            )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

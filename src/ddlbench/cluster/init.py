@@ -1,0 +1,95 @@
+"""Write a site file from what the cluster says, and what only the user knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddlbench.cluster.query import Partition
+from ddlbench.experiment.atomic import write_text
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import project_root
+from ddlbench.experiment.site import load_site
+
+__all__ = ["Answers", "site_text", "write_site"]
+
+_DEFAULT_TIMEOUT_S = 3600
+_SPARE_MEMORY = 0.9
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the user chose.
+
+    Args:
+        name: of the site; the file's name.
+        partition: the kind of node to use.
+        account: to charge; None for none.
+        scratch: node-local folder.
+        interface: network interface; None lets libraries choose.
+        device: "cuda" or "cpu".
+        devices_per_node: workers of a node.
+        max_nodes: largest cell.
+    """
+
+    name: str
+    partition: Partition
+    account: str | None
+    scratch: str
+    interface: str | None
+    device: str
+    devices_per_node: int
+    max_nodes: int
+
+
+def site_text(answers: Answers) -> str:
+    """The site file, with a remark beside every key."""
+    partition = answers.partition
+    cpus = max(1, partition.cpus_per_node // answers.devices_per_node)
+    memory_mb = int(partition.memory_mb * _SPARE_MEMORY / answers.devices_per_node)
+    limit_s = partition.time_limit_s
+    timeout_s = _DEFAULT_TIMEOUT_S
+    if limit_s is not None:
+        timeout_s = max(60, min(timeout_s, limit_s - 600))
+    what = f"{partition.gpus_per_node}x {partition.gpu_type or 'GPU'}"
+    if answers.device == "cpu":
+        what = f"{answers.devices_per_node} CPU workers"
+    return f"""\
+# Written by `ddlbench init` from what SLURM says of partition {partition.name}; edit it freely.
+# Every key is explained in config/README.md. Check it with `ddlbench doctor --site {answers.name}`.
+
+description: "{answers.name}: {what} a node, partition {partition.name}"
+device: {answers.device}
+launcher: slurm
+
+nodes: {answers.max_nodes}                # largest cell; the partition has {partition.nodes}
+devices_per_node: {answers.devices_per_node}
+cpus_per_device: {cpus}      # {partition.cpus_per_node} cores of a node, shared by its devices
+memory_per_device_mb: {memory_mb}   # {partition.memory_mb} MB of a node, less a tenth
+
+scratch: {answers.scratch}
+keep_data: true         # false if scratch is emptied after each job anyway
+interface: {answers.interface or "null"}
+cell_timeout_s: {timeout_s}
+
+slurm:
+  account: {answers.account or "null"}
+  partition: {partition.name}
+  gpu_type: {(partition.gpu_type or "null") if answers.device == "cuda" else "null"}
+  gres: "{partition.gres if partition.gpus_per_node else ""}"
+  exclusive: true       # whole nodes: no neighbour disturbs a measurement
+"""
+
+
+def write_site(answers: Answers, overwrite: bool = False) -> Path:
+    """Write ``config/sites/<name>.yaml`` and read it back.
+
+    Raises:
+        ConfigError: the file is there already, or what was answered makes no valid site.
+    """
+    path = project_root() / "config" / "sites" / f"{answers.name}.yaml"
+    if path.exists() and not overwrite:
+        raise ConfigError(f"{path} is there already; give another name, or --overwrite")
+    write_text(path, site_text(answers))
+    load_site(answers.name)
+    return path

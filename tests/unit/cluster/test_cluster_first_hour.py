@@ -1,0 +1,197 @@
+"""`ddlbench init` and `ddlbench doctor`, on the words of clusters that are not here."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from click.testing import CliRunner
+
+from ddlbench import cli
+from ddlbench.cluster import doctor, interview
+from ddlbench.cluster.doctor import judge_nodes, judge_partition
+from ddlbench.cluster.init import Answers, site_text, write_site
+from ddlbench.cluster.query import parse_gres, parse_partitions
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import project_root
+from ddlbench.experiment.site import load_site
+
+SINFO = """\
+cpu|20|64|256000|(null)|2-00:00:00|up
+gpu|4|24|190000|gpu:titanrtx:4(S:0-1)|5-00:00:00|up
+short|2|24|190000+|gpu:4|1:00:00|up
+old|1|8|32000|gpu:k80:2|infinite|down
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project folder of our own, so that no site file is written into the real one."""
+    real = project_root()
+    (tmp_path / "Snakefile").write_text("")
+    shutil.copytree(real / "config" / "schemas", tmp_path / "config" / "schemas")
+    (tmp_path / "config" / "sites").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("(null)", ("", "", 0)),
+        ("gpu:4", ("gpu", "", 4)),
+        ("gpu:a100:8", ("gpu", "a100", 8)),
+        ("gpu:titanrtx:4(S:0-1)", ("gpu", "titanrtx", 4)),
+        ("gpu:a100:4(S:0,1),nvme:1", ("gpu", "a100", 4)),
+        ("nvme:2,gpu:v100:2,gpu:v100:2", ("gpu", "v100", 4)),
+        ("gpu", ("gpu", "", 1)),
+    ],
+)
+def test_gres(text, found):
+    assert parse_gres(text) == found
+
+
+def test_partitions_with_the_default_first():
+    found = parse_partitions(SINFO, default="gpu")
+    assert [p.name for p in found] == ["gpu", "short", "old", "cpu"]
+    assert found[0].time_limit_s == 5 * 24 * 3600
+    assert found[1].memory_mb == 190_000
+    assert found[1].time_limit_s == 3600
+    assert found[2].time_limit_s is None
+    assert not found[2].is_up
+
+
+def answers(name="alpha", which="gpu", **changes):
+    partition = next(p for p in parse_partitions(SINFO, "gpu") if p.name == which)
+    values = {
+        "name": name,
+        "partition": partition,
+        "account": "proj42",
+        "scratch": "/scratch/$USER",
+        "interface": "ib0",
+        "device": "cuda" if partition.gpus_per_node else "cpu",
+        "devices_per_node": partition.gpus_per_node or 64,
+        "max_nodes": partition.nodes,
+    }
+    return Answers(**{**values, **changes})
+
+
+@pytest.mark.parametrize("which", ["gpu", "short", "cpu", "old"])
+def test_what_init_writes_is_a_valid_site(which, project):
+    written = answers(which=which)
+    write_site(written)
+    site = load_site("alpha")
+    assert site.slurm["partition"] == which
+    assert site.nodes == written.partition.nodes
+    assert site.devices_per_node * site.cpus_per_device <= written.partition.cpus_per_node
+    limit_s = written.partition.time_limit_s
+    assert limit_s is None or site.cell_timeout_s < limit_s
+    assert (site.slurm["gres"] == "") == (which == "cpu")
+
+
+def test_init_does_not_overwrite(project):
+    write_site(answers())
+    with pytest.raises(ConfigError, match="is there already"):
+        write_site(answers())
+    write_site(answers(account=None), overwrite=True)
+    assert "account: null" in (project / "config" / "sites" / "alpha.yaml").read_text()
+
+
+def test_init_asks_for_what_slurm_cannot_know(project, monkeypatch):
+    monkeypatch.setattr(interview, "partitions", lambda: parse_partitions(SINFO, "gpu"))
+    monkeypatch.setattr(interview, "accounts", lambda: ["proj1", "proj2"])
+    asked = CliRunner().invoke(
+        cli.commands, ["init", "beta"], input="short\nproj2\n/local\nib1\n", catch_exceptions=False
+    )
+    assert asked.exit_code == 0, asked.output
+    site = load_site("beta")
+    assert (site.slurm["partition"], site.slurm["account"]) == ("short", "proj2")
+    assert (site.scratch, site.interface) == ("/local", "ib1")
+    silent = CliRunner().invoke(cli.commands, ["init", "gamma", "--yes"], catch_exceptions=False)
+    assert silent.exit_code == 0
+    assert load_site("gamma").slurm["partition"] == "gpu"
+
+
+def test_without_slurm_init_says_so(project, monkeypatch):
+    monkeypatch.setenv("PATH", str(project))
+    with pytest.raises(ConfigError, match=r"sinfo is not on this machine.*'local'"):
+        CliRunner().invoke(cli.commands, ["init", "x", "--yes"], catch_exceptions=False)
+
+
+def site_of(project, **changes):
+    text = site_text(answers())
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    (project / "config" / "sites" / "alpha.yaml").write_text(text)
+    return load_site("alpha")
+
+
+def test_doctor_agrees_with_what_init_wrote(project):
+    assert all(f.ok for f in judge_partition(site_of(project), parse_partitions(SINFO, "gpu")))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("partition: gpu", "partition: gpuu", "there is no partition 'gpuu'"),
+        ("partition: gpu", "partition: old", "old is down"),
+        ("nodes: 4 ", "nodes: 9 ", "write nodes: 4"),
+        ("devices_per_node: 4", "devices_per_node: 8", "write devices_per_node: 4"),
+        ("cell_timeout_s: 3600", "cell_timeout_s: 999999", "write cell_timeout_s: 431400"),
+    ],
+)
+def test_doctor_says_what_to_change(old, new, sentence, project):
+    findings = judge_partition(site_of(project, **{old: new}), parse_partitions(SINFO, "gpu"))
+    assert any(not f.ok and sentence in f.says for f in findings), findings
+
+
+NODE = {
+    "host": "n1",
+    "address": "10.0.0.1",
+    "address_error": None,
+    "own_name_is": "10.0.0.1",
+    "visible_gpus": "0,1,2,3",
+    "torch": "2.13.0",
+    "gpus": 4,
+    "scratch": "/scratch",
+    "scratch_error": None,
+    "scratch_free_bytes": 10**12,
+    "port": 4000,
+    "unreachable": [],
+    "met": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"torch": None}, "run make setup"),
+        ({"gpus": 0}, "sees no GPU"),
+        ({"scratch_error": "Permission denied"}, "write another scratch"),
+        ({"unreachable": ["n2 (10.0.0.2)"]}, "write another interface"),
+        ({"address_error": "n1 has no network interface 'ib0'"}, "no network interface"),
+        ({"own_name_is": "127.0.0.1"}, "Horovod between nodes will fail"),
+    ],
+)
+def test_doctor_reads_the_nodes(changes, sentence, project):
+    site = site_of(project)
+    good = judge_nodes(site, 2, [NODE, {**NODE, "host": "n2"}], "")
+    assert all(finding.ok for finding in good)
+    findings = judge_nodes(site, 2, [{**NODE, **changes}, {**NODE, "host": "n2"}], "")
+    assert [f.what.split(":")[0] for f in findings if not f.ok] == ["n1"]
+    assert any(sentence in f.says for f in findings if not f.ok)
+
+
+def test_doctor_tells_when_the_job_did_not_run(project):
+    site = site_of(project)
+    (finding,) = judge_nodes(site, 2, [], "srun: error: Invalid account")
+    assert not finding.ok
+    assert "Invalid account" in finding.says
+    with pytest.raises(ConfigError, match="make demo"):
+        doctor.examine(load_site(str(_local(project))), 1)
+
+
+def _local(project):
+    path = project / "config" / "sites" / "here.yaml"
+    path.write_text("device: cpu\nlauncher: local\n")
+    return path
