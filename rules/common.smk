@@ -13,14 +13,12 @@ from ddlbench.planning.matrix import expand as expand_matrix
 from ddlbench.planning.resources import request
 from ddlbench.workflow import make_report
 
-
-def config_files():
-    """Where the configuration comes from, for messages."""
-    return ", ".join(relpath(file) for file in workflow.configfiles)
-
+CONFIG_FILES = [relpath(file) for file in workflow.configfiles]
 
 try:
-    EXPERIMENT = parse_experiment(config, where=config_files() or "the configuration")
+    EXPERIMENT = parse_experiment(
+        config, ", ".join(CONFIG_FILES) or "the configuration"
+    )
     SITE = load_site(EXPERIMENT.site)
     ROWS = expand_matrix(EXPERIMENT, SITE)
 except ConfigError as error:

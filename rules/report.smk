@@ -1,7 +1,9 @@
 # Tidy tables: one row a cell (also those that could not run), one a configuration, one a step.
+# What cannot run has no result, so the configuration is an input of its own.
 rule tables:
     input:
         results,
+        CONFIG_FILES,
     output:
         measurements=report(
             str(TABLES / "measurements.csv"),
@@ -15,8 +17,6 @@ rule tables:
     localrule: True
     conda:
         "../envs/environment.yaml"
-    params:
-        cells=CELLS,
     message:
         "tables of {EXPERIMENT.name} on {SITE.name}"
     script:

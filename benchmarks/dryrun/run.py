@@ -113,7 +113,7 @@ def prepare(folder: Path, wanted: int) -> tuple[dict[str, list[str]], int]:
     configfile.write_text(EXPERIMENT.format(repeats=repeats), encoding="utf-8")
     commands = {}
     for name, snakefile in snakefiles.items():
-        command = [sys.executable, "-m", "snakemake", "-n", "--quiet", "all"]
+        command = [sys.executable, "-m", "snakemake", "-n", "--quiet"]
         command += ["--profile", str(PROFILE), "--snakefile", str(snakefile)]
         command += ["--directory", str(folder / name)]
         if name == "ours":
@@ -124,7 +124,7 @@ def prepare(folder: Path, wanted: int) -> tuple[dict[str, list[str]], int]:
 
 def count_jobs(command: list[str]) -> int:
     """How many jobs Snakemake plans; this first run also warms the file cache."""
-    counting = [word if word != "all" else "rules" for word in command]
+    counting = [*command, "--quiet", "rules"]
     done = subprocess.run(counting, capture_output=True, text=True, check=False)
     total = re.search(r"^total\s+(\d+)", done.stdout + done.stderr, re.MULTILINE)
     if done.returncode or total is None:

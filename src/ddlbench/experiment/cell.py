@@ -123,9 +123,9 @@ class Cell:
     def variant(self) -> str:
         """What differs from the defaults, as ``name=value`` pairs."""
         pairs = [
-            f"{field.name}={_encode(getattr(self, field.name))}"
-            for field in fields(self)
-            if field.name not in _PLACED and getattr(self, field.name) != field.default
+            f"{name}={_encode(getattr(self, name))}"
+            for name, default in _VARIED_DEFAULTS
+            if getattr(self, name) != default
         ]
         pairs += [f"{name}={_encode(value)}" for name, value in self.options]
         return ",".join(pairs)
@@ -216,6 +216,7 @@ def parse_geometry(text: str, where: str) -> tuple[int, int]:
 # Each field's declared type, as the text of its annotation ("int", "int | None", ...).
 _FIELDS: dict[str, str] = {field.name: str(field.type) for field in fields(Cell)}
 _VARIED = {name: kind for name, kind in _FIELDS.items() if name not in _PLACED}
+_VARIED_DEFAULTS = [(field.name, field.default) for field in fields(Cell) if field.name in _VARIED]
 _FLOATS = tuple(name for name, kind in _FIELDS.items() if kind == "float")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import binom
+from scipy.special import bdtr
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.strategy import DeviceKind
@@ -84,11 +84,13 @@ def median_interval(values: np.ndarray, confidence: float = 0.95) -> tuple[float
     2015, section 3.1.3).
     """
     ordered = np.sort(values)
-    count = len(ordered)
-    below = int(binom.ppf((1 - confidence) / 2, count, 0.5))
-    if count < 2 or binom.cdf(below - 1, count, 0.5) > (1 - confidence) / 2 or below < 1:
+    count, tail = len(ordered), (1 - confidence) / 2
+    # How many values may lie outside on each side: P(at most k of count fall below the median).
+    chances = bdtr(np.arange(count), count, 0.5)
+    outside = int(np.searchsorted(chances, tail, side="right"))
+    if outside < 1:
         return None
-    return float(ordered[below - 1]), float(ordered[count - below])
+    return float(ordered[outside - 1]), float(ordered[count - outside])
 
 
 def rank_entry(report: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from ddlbench.datasets.loading import make_feed, open_split
@@ -42,8 +43,6 @@ from ddlbench.strategies.executor import Context, Executor
 from ddlbench.strategies.precision import with_precision
 
 __all__ = ["main"]
-
-_STARTED = time.perf_counter()
 
 
 def main(job_path: str) -> int:
@@ -93,7 +92,7 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
         progress=reporter if process.rank == 0 else (lambda _done: None),
     )
     executor.prepare(plan, process, network, stream, context)
-    prepare_s = time.perf_counter() - _STARTED
+    prepare_s = time.time() - psutil.Process().create_time()
 
     def meet() -> None:
         reporter.phase_done(extent.warmup_steps)

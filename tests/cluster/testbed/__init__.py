@@ -2,11 +2,13 @@
 
 ::
 
-    host (login node)   slurmctld, munged [, slurmdbd, mariadbd]
+    host (login node)   munged; sbatch, srun, Snakemake
        | ddlbench0
-    switch              a bridge in a network namespace of its own
+    switch -------- controller   slurmctld [, slurmdbd, MariaDB], in a network namespace
        | | | |
     n1 n2 n3 n4         namespaces: network (eth0), host name, mounts (scratch, /dev/shm); slurmd
+
+The switch is a bridge, in a namespace too.
 
 Use it from the shell (``python tests/cluster/testbed up``) or as a context manager::
 

@@ -1,4 +1,4 @@
-"""``python tests/cluster/testbed``, or ``python -m tests.cluster.testbed`` in the repository root."""
+"""``python tests/cluster/testbed``; in the repository's root also with ``-m``."""
 
 import sys
 from importlib import import_module

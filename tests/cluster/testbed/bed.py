@@ -121,9 +121,11 @@ class TestBed:
         daemons.make_devices(options)
         configuration.write(options)
         self._started(munged=daemons.start_munge())
+        controller = daemons.start_controller_holder()
+        self._started(**{"holder-controller": controller})
         if options.accounting:
-            self._started(**daemons.start_accounting())
-        self._started(slurmctld=daemons.start_slurmctld())
+            self._started(**daemons.start_accounting(controller))
+        self._started(slurmctld=daemons.start_slurmctld(controller))
         for node in options.node_names:
             holder = daemons.start_holder(node, options)
             self._started(**{f"holder-{node}": holder})
@@ -238,11 +240,11 @@ class TestBed:
         Its namespaces stay: ``start_slurmd`` brings it back, with its scratch.
         """
         holder = self._holder(node)
-        own = os.readlink(f"/proc/{holder.pid}/ns/net")
+        own = Path(f"/proc/{holder.pid}/ns/net").readlink()
         victims = []
         for one in network.processes_within():
             with contextlib.suppress(OSError):
-                if one != holder and os.readlink(f"/proc/{one.pid}/ns/net") == own:
+                if one != holder and Path(f"/proc/{one.pid}/ns/net").readlink() == own:
                     victims.append(one)
         end(victims, grace_s=0.0)
 

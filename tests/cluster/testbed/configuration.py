@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
 
 from .errors import TestBedError
 from .hooks import EPILOG, TASK_PROLOG
-from .layout import CONFIG, CONFIG_FILES, DEVICES, HOME, LOGS, MARKER
+from .layout import CONFIG, CONFIG_FILES, CONTROLLER, DEVICES, HOME, LOGS, MARKER
 from .options import Options
 
 __all__ = ["MUNGE_SOCKET", "check_ours", "remove", "write"]
@@ -39,7 +38,7 @@ def write(options: Options) -> None:
         "cgroup.conf": "IgnoreSystemd=yes\n",  # for version 2 without systemd
     }
     if options.accounting:
-        texts["slurmdbd.conf"] = _slurmdbd()
+        texts["slurmdbd.conf"] = _slurmdbd(options)
     for name, text in texts.items():
         path = CONFIG / name
         path.touch(mode=0o600 if name == "slurmdbd.conf" else 0o644)
@@ -58,8 +57,7 @@ def _slurm(options: Options) -> str:
     memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
     lines = [
         "ClusterName=testbed",
-        f"SlurmctldHost={socket.gethostname().split('.')[0]}({options.host_address})",
-        "CommunicationParameters=NoCtldInAddrAny",  # slurmctld listens on that address only
+        f"SlurmctldHost={CONTROLLER}({options.controller_address})",
         "SlurmUser=root",
         "AuthType=auth/munge",
         f"AuthInfo=socket={MUNGE_SOCKET}",
@@ -98,7 +96,8 @@ def _slurm(options: Options) -> str:
     if options.accounting:
         lines += [
             "AccountingStorageType=accounting_storage/slurmdbd",
-            "AccountingStorageHost=127.0.0.1",
+            f"AccountingStorageHost={options.controller_address}",
+            f"AccountingStoragePass={MUNGE_SOCKET}",  # here a munge socket
             "AccountingStorageTRES=gres/gpu",
         ]
     shape = (
@@ -120,13 +119,13 @@ def _gres(options: Options) -> str:
     return f"NodeName={nodes} Name=gpu Type=virtual File={files}\n"
 
 
-def _slurmdbd() -> str:
+def _slurmdbd(options: Options) -> str:
     return "\n".join(
         [
             "AuthType=auth/munge",
             f"AuthInfo=socket={MUNGE_SOCKET}",
-            "DbdHost=localhost",
-            "DbdAddr=127.0.0.1",
+            f"DbdHost={CONTROLLER}",
+            f"DbdAddr={options.controller_address}",
             "SlurmUser=root",
             f"LogFile={LOGS}/slurmdbd.log",
             f"PidFile={HOME}/slurmdbd.pid",

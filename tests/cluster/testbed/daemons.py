@@ -6,10 +6,11 @@ import os
 import shutil
 import stat
 import subprocess
+from pathlib import Path
 
 from .configuration import MUNGE_SOCKET
 from .errors import TestBedError
-from .layout import DEVICES, HOME, LOGS, SCRATCH, namespace, node_home
+from .layout import CONTROLLER, DEVICES, HOME, LOGS, SCRATCH, namespace, node_home
 from .options import Options
 from .processes import Identity, alive, end, spawn, tail, wait_until
 from .shell import system
@@ -18,6 +19,7 @@ __all__ = [
     "inside",
     "make_devices",
     "start_accounting",
+    "start_controller_holder",
     "start_holder",
     "start_munge",
     "start_slurmctld",
@@ -63,10 +65,16 @@ def start_munge() -> Identity:
     return process
 
 
-def start_slurmctld() -> Identity:
-    """The controller, on the host's address at the bridge."""
+def start_controller_holder() -> Identity:
+    """A process that holds the controller's namespaces: its network and its host name."""
+    ready = HOME / CONTROLLER
+    return _hold(CONTROLLER, ready, [f"hostname {CONTROLLER}"])
+
+
+def start_slurmctld(holder: Identity) -> Identity:
+    """The controller's daemon."""
     (HOME / "slurmctld").mkdir(parents=True, exist_ok=True)
-    return spawn(["slurmctld", "-D"], LOGS / "slurmctld.out")
+    return spawn([*inside(holder), "slurmctld", "-D"], LOGS / "slurmctld.out")
 
 
 def start_holder(node: str, options: Options) -> Identity:
@@ -84,30 +92,32 @@ def start_holder(node: str, options: Options) -> Identity:
     else:
         scratch = f"mount -t tmpfs -o size={options.scratch_mb * 10**6} scratch {SCRATCH}"
     steps = [
-        "set -e",
         f"hostname {node}",
         scratch,
         "mount -t tmpfs -o mode=1777 shm /dev/shm",
         *([f"mount --bind {home}/tmp /tmp"] if options.private_tmp else []),
-        f"touch {home}/ready",
-        "exec sleep infinity",
     ]
-    log = LOGS / f"holder-{node}.log"
+    return _hold(node, home / "ready", steps)
+
+
+def _hold(name: str, ready: Path, steps: list[str]) -> Identity:
+    """Run ``steps`` in new namespaces (of host name and mounts) and stay."""
+    log = LOGS / f"holder-{name}.log"
     process = spawn(
         [
-            *("nsenter", f"--net=/run/netns/{namespace(node)}"),
+            *("nsenter", f"--net=/run/netns/{namespace(name)}"),
             *("unshare", "--uts", "--mount", "--propagation", "slave"),
-            *("sh", "-c", "\n".join(steps)),
+            *("sh", "-c", "\n".join(["set -e", *steps, f"touch {ready}", "exec sleep infinity"])),
         ],
         log,
     )
     wait_until(
-        lambda: (home / "ready").exists() or not alive(process),
+        lambda: ready.exists() or not alive(process),
         10,
-        lambda: f"node {node} does not come up: {tail(log)}",
+        lambda: f"{name} does not come up: {tail(log)}",
     )
     if not alive(process):
-        raise TestBedError(f"node {node} cannot be set up: {tail(log)}")
+        raise TestBedError(f"{name} cannot be set up: {tail(log)}")
     return process
 
 
@@ -121,8 +131,8 @@ def start_slurmd(node: str, holder: Identity) -> Identity:
     return spawn([*inside(holder), "slurmd", "-D", "-N", node], LOGS / f"slurmd-{node}.out")
 
 
-def start_accounting() -> dict[str, Identity]:
-    """A MariaDB that listens on a socket of its own only, and slurmdbd."""
+def start_accounting(holder: Identity) -> dict[str, Identity]:
+    """A MariaDB that listens on a socket of its own only, and slurmdbd, both on the controller."""
     folder = HOME / "mariadb"
     folder.mkdir(parents=True)
     socket = folder / "socket"
@@ -134,7 +144,14 @@ def start_accounting() -> dict[str, Identity]:
     log = LOGS / "mariadb.log"
     database = spawn(
         [
-            *("mariadbd", *common, "--user=root", "--skip-networking", f"--socket={socket}"),
+            *(
+                *inside(holder),
+                "mariadbd",
+                *common,
+                "--user=root",
+                "--skip-networking",
+                f"--socket={socket}",
+            ),
             *(f"--pid-file={folder}/pid", "--innodb-buffer-pool-size=64M"),
             *("--innodb-lock-wait-timeout=900", "--innodb-flush-log-at-trx-commit=2"),
         ],
@@ -146,7 +163,11 @@ def start_accounting() -> dict[str, Identity]:
         lambda: f"MariaDB does not start: {tail(log)}",
     )
     try:
-        daemon = spawn(["slurmdbd", "-D"], LOGS / "slurmdbd.out", MYSQL_UNIX_PORT=str(socket))
+        daemon = spawn(
+            [*inside(holder), "slurmdbd", "-D"],
+            LOGS / "slurmdbd.out",
+            MYSQL_UNIX_PORT=str(socket),
+        )
         _register_cluster(daemon)
     except BaseException:
         end([database])

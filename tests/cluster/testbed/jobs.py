@@ -15,17 +15,10 @@ from .shell import system
 __all__ = ["ENDED", "JobEnd", "NodeProcess", "clean_environment", "job_end", "processes_of"]
 
 ENDED = frozenset(
-    [
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "TIMEOUT",
-    ]
+    {
+        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),
+        *("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"),
+    }
 )
 
 
@@ -65,12 +58,12 @@ def job_end(job: int) -> JobEnd:
 
 def processes_of(job: int, holders: Mapping[str, Identity]) -> dict[str, list[NodeProcess]]:
     """Processes of the job by node: those that carry its id, wherever they hide."""
-    node_of = {os.readlink(f"/proc/{one.pid}/ns/net"): node for node, one in holders.items()}
+    node_of = {Path(f"/proc/{one.pid}/ns/net").readlink(): node for node, one in holders.items()}
     found: dict[str, list[NodeProcess]] = {node: [] for node in holders}
     mark = f"SLURM_JOB_ID={job}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            node = node_of.get(os.readlink(folder / "ns" / "net"))
+            node = node_of.get((folder / "ns" / "net").readlink())
             if node is None or mark not in (folder / "environ").read_bytes().split(b"\0"):
                 continue
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()

@@ -5,6 +5,7 @@ from pathlib import Path
 __all__ = [
     "CONFIG",
     "CONFIG_FILES",
+    "CONTROLLER",
     "DEVICES",
     "HOME",
     "HOSTS",
@@ -28,6 +29,7 @@ CONFIG = Path("/etc/slurm")
 CONFIG_FILES = ("slurm.conf", "gres.conf", "cgroup.conf", "slurmdbd.conf")
 MARKER = "# Written by the test bed of ddlbench; `testbed down` removes it."
 SCRATCH = Path("/scratch")
+CONTROLLER = "controller"
 SWITCH = f"{PREFIX}switch"
 HOST_LINK = "ddlbench0"
 

@@ -1,4 +1,4 @@
-"""Nodes' network: a namespace each, joined by a bridge in a namespace of its own.
+"""The network: a namespace for each node and the controller, joined by a bridge in another one.
 
 The bridge is not on the host, so that the host's firewall (Docker's drops what it forwards) has no
 say in what nodes send to each other. The host has one link to it.
@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from .errors import TestBedError
-from .layout import HOST_LINK, PREFIX, SWITCH, namespace
+from .layout import CONTROLLER, HOST_LINK, PREFIX, SWITCH, namespace
 from .options import Options, bytes_per_s
 from .processes import Identity, end, identify
 from .shell import system
@@ -43,16 +43,17 @@ def check_free(options: Options) -> None:
 
 
 def build(options: Options) -> None:
-    """Make the switch, the host's link to it, and every node's namespace with eth0."""
+    """Make the switch, the host's link to it, and the namespaces with their eth0."""
     system("ip", "netns", "add", SWITCH, hint=_KERNEL_HINT)
     system("ip", "-n", SWITCH, "link", "add", "br0", "type", "bridge", hint=_KERNEL_HINT)
     for link in ("lo", "br0"):
         system("ip", "-n", SWITCH, "link", "set", link, "up")
     _connect(None, HOST_LINK, "host", options.host_address, options)
-    for node in options.node_names:
-        system("ip", "netns", "add", namespace(node), hint=_KERNEL_HINT)
-        system("ip", "-n", namespace(node), "link", "set", "lo", "up")
-        _connect(namespace(node), "eth0", node, options.address(node), options)
+    addresses = {node: options.address(node) for node in options.node_names}
+    for name, address in {CONTROLLER: options.controller_address, **addresses}.items():
+        system("ip", "netns", "add", namespace(name), hint=_KERNEL_HINT)
+        system("ip", "-n", namespace(name), "link", "set", "lo", "up")
+        _connect(namespace(name), "eth0", name, address, options)
     if options.bandwidth is not None:
         shape(options.node_names, options.bandwidth)
 

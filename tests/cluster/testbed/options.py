@@ -12,7 +12,7 @@ from .errors import TestBedError
 __all__ = ["Options", "bytes_per_s"]
 
 _MAX_NODES = 64
-_FIRST_NODE = 11
+_FIRST_NODE = 11  # .1 is the controller, .2 the host
 _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
 
@@ -94,9 +94,14 @@ class Options:
         return self.cpu_share is not None or self.memory_mb is not None
 
     @property
-    def host_address(self) -> str:
-        """Where slurmctld listens: the host's address on the bridge."""
+    def controller_address(self) -> str:
+        """Where slurmctld and slurmdbd listen."""
         return str(ipaddress.IPv4Network(self.subnet)[1])
+
+    @property
+    def host_address(self) -> str:
+        """This machine's own address towards the nodes: it is the login node."""
+        return str(ipaddress.IPv4Network(self.subnet)[2])
 
     @property
     def prefix_length(self) -> int:

@@ -36,14 +36,8 @@ _ACCOUNTING = {
 }
 # nftables makes lossy links (see docs/testbed.md).
 _INSTALLED = [
-    "slurm-wlm",
-    "slurmctld",
-    "slurmd",
-    "munge",
-    "iproute2",
-    "nftables",
-    "iputils-ping",
-    "util-linux",
+    *("slurm-wlm", "slurmctld", "slurmd", "munge"),
+    *("iproute2", "nftables", "iputils-ping", "util-linux"),
 ]
 _INSTALLED_FOR_ACCOUNTING = ["slurmdbd", "mariadb-server-core", "mariadb-client-core"]
 
