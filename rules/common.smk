@@ -1,14 +1,13 @@
 """The matrix of this experiment, and where each of its files lies. No rules here."""
 
 import sys
-from functools import cache
 from os.path import relpath
 
-from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import cell_dir, figures_dir, result_file, tables_dir
 from ddlbench.experiment.site import load_site
+from ddlbench.planning.matrix import cell_of
 from ddlbench.planning.matrix import expand as expand_matrix
 from ddlbench.planning.resources import request
 from ddlbench.workflow import make_report
@@ -24,7 +23,7 @@ try:
 except ConfigError as error:
     sys.exit(f"ddlbench: {error}")
 
-CELLS = [row.cell.id for row in ROWS if row.unsupported is None]
+CELLS = {row.cell.id: row.cell for row in ROWS if row.unsupported is None}
 RESULTS = [str(result_file(SITE.name, cell)) for cell in CELLS]
 TABLES = tables_dir(SITE.name, EXPERIMENT.name)
 FIGURES = figures_dir(SITE.name, EXPERIMENT.name)
@@ -53,14 +52,25 @@ def figure_files(wildcards):
     return [str(FIGURES / f"{name}.png") for name in figures_for(ROWS)]
 
 
-@cache
-def _request(cell):
-    return request(Cell.from_id(cell), SITE)
+def known_cell(wildcards):
+    """The cell of a path; one that no matrix made is checked as an entry of `include` is."""
+    if wildcards.cell not in CELLS:
+        try:
+            CELLS[wildcards.cell] = cell_of(wildcards.cell, SITE)
+        except ConfigError as error:
+            sys.exit(f"ddlbench: {error}")
+    return CELLS[wildcards.cell]
+
+
+def checked(wildcards):
+    """No input: a wrong path on the command line ends here, before any job runs."""
+    known_cell(wildcards)
+    return []
 
 
 def cell_request(wildcards):
-    """What the cell asks of the scheduler; each of its resources asks for it."""
-    return _request(wildcards.cell)
+    """What the cell asks of the scheduler."""
+    return request(known_cell(wildcards), SITE)
 
 
 def cell_threads(wildcards):

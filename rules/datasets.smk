@@ -1,6 +1,8 @@
 # The cell's dataset on the node-local storage of each of its nodes. Its report carries the cell's
 # name, so that it runs in the same job as the cell it serves and never joins two cells.
 rule stage:
+    input:
+        checked,
     output:
         temp(str(cell_dir(SITE.name, "{cell}") / "staged.json")),
     log:

@@ -29,7 +29,7 @@ from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
 from ddlbench.planning.strategy import Strategy, normalise, strategy_of
 
-__all__ = ["MatrixRow", "expand"]
+__all__ = ["MatrixRow", "cell_of", "expand"]
 
 _FIELDS = {field.name for field in fields(Cell)}
 _DEFAULTS = {field.name: field.default for field in fields(Cell) if field.default is not MISSING}
@@ -80,6 +80,27 @@ def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
         MatrixRow(cell, base_id if base_id in chosen else None, reason)
         for cell, base_id, reason in chosen.values()
     ]
+
+
+def cell_of(cell_id: str, site: Site) -> Cell:
+    """Read the cell that somebody asks for by its path.
+
+    Raises:
+        ConfigError: there is no such cell, or it cannot run.
+
+    """
+    cell = Cell.from_id(cell_id)
+    _check_dataset(cell.dataset, cell_id)
+    _check_name("ddlbench.networks", cell.network, cell_id)
+    _check_name("ddlbench.strategies", cell.strategy, cell_id)
+    options = _strategy(cell.strategy).check_options(dict(cell.options), cell_id)
+    written = normalise(cell.with_(options=tuple(options.items())))
+    if written != cell:
+        raise ConfigError(f"{cell_id!r} is not how this cell is written: use {written.id!r}")
+    reason = _unsupported(cell, site)
+    if reason is not None:
+        raise ConfigError(f"{cell_id}: {cell.strategy} cannot run this cell: {reason}")
+    return cell
 
 
 def _choose(

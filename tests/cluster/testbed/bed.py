@@ -113,6 +113,8 @@ class TestBed:
             SCRATCH.mkdir()
         groups = Cgroups.find() if options.limited else None
         if groups is not None:
+            self._state.cgroups = groups.roots
+            self._state.save()
             groups.create()
         write_hooks(options, groups)
         hosts.add(options)
@@ -303,19 +305,16 @@ class TestBed:
         return jobs.processes_of(job, {node: self._holder(node) for node in self.nodes})
 
 
-def _clean(state: State | None) -> None:
+def _clean(old: State | None) -> None:
     """Remove everything that a bed, whole or half, has left on this machine."""
-    if state is not None:
-        daemons_first = [one for name, one in state.processes.items() if "holder" not in name]
-        end(reversed(daemons_first))
+    state = old or State(Options())
+    end(one for name, one in reversed(state.processes.items()) if not name.startswith("holder"))
     network.remove()
-    if state is not None:
-        end(state.processes.values())
-    with contextlib.suppress(TestBedError):
-        Cgroups.find().remove()
+    end(state.processes.values())
+    Cgroups.remove(state.cgroups)
     hosts.remove()
     configuration.remove()
-    for folder in state.folders if state is not None else []:
+    for folder in state.folders:
         with contextlib.suppress(OSError):  # somebody put something there
             Path(folder).rmdir()
     shutil.rmtree(HOME, ignore_errors=True)

@@ -15,6 +15,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,12 +94,18 @@ class Cgroups:
         """Version 2: let the children of ``group`` have limits."""
         (group / "cgroup.subtree_control").write_text("+cpu +memory", encoding="ascii")
 
-    def remove(self) -> None:
+    @property
+    def roots(self) -> list[str]:
+        """The one or two roots, for the state file."""
+        return sorted({str(self.cpu), str(self.memory)})
+
+    @staticmethod
+    def remove(roots: Iterable[str]) -> None:
         """End what runs in the groups and remove them."""
-        for root in {self.cpu, self.memory}:
+        for root in map(Path, roots):
             limit = time.monotonic() + 5.0
             while root.is_dir():
-                self._sweep(root)
+                Cgroups._sweep(root)
                 if time.monotonic() > limit:
                     raise TestBedError(
                         f"control group {root} cannot be removed: it is still in use"

@@ -116,7 +116,7 @@ exit 0
 def write_hooks(options: Options, groups: Cgroups | None, folder: Path = HOME) -> None:
     """Write the two scripts; the first only where something is limited."""
     epilog = folder / EPILOG.name
-    roots = sorted({str(groups.cpu), str(groups.memory)}) if groups else []
+    roots = groups.roots if groups else []
     _write(epilog, _EPILOG.format(roots=" ".join(roots) or "''"))
     if groups is None:
         return

@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 import subprocess
-from pathlib import Path
 
 from .cgroups import Cgroups
 from .errors import TestBedError
@@ -85,8 +84,6 @@ def check(options: Options) -> None:
         )
     if options.limited:
         Cgroups.find()
-    if not Path("/proc/self/ns/uts").exists():
-        raise TestBedError("this kernel has no UTS namespaces (CONFIG_UTS_NS)")
 
 
 def install(accounting: bool) -> None:

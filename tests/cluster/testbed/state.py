@@ -32,6 +32,7 @@ class State:
         owner: the process whose ``with`` block the bed belongs to; None: a person's, stays.
         processes: what was started, by name, in the order of starting.
         folders: folders made outside the bed's own.
+        cgroups: roots of the bed's control groups.
     """
 
     options: Options
@@ -39,6 +40,7 @@ class State:
     owner: Identity | None = None
     processes: dict[str, Identity] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
+    cgroups: list[str] = field(default_factory=list)
 
     @staticmethod
     def load() -> State | None:
@@ -54,6 +56,7 @@ class State:
             owner=None if owner is None else Identity(**owner),
             processes={name: Identity(**one) for name, one in values["processes"].items()},
             folders=values["folders"],
+            cgroups=values["cgroups"],
         )
 
     def save(self) -> None:

@@ -179,7 +179,7 @@ def test_a_helper_process_that_cannot_write_is_a_sentence(tmp_path, monkeypatch)
         return write_dataset(*arguments, **options)
 
     monkeypatch.setattr(staging, "write_dataset", spoiled)
-    with pytest.raises(StagingError, match=r"val/0000: Not a directory|val/.*File exists"):
+    with pytest.raises(StagingError, match=r"val/\d+: Not a directory|val.*File exists"):
         stage(FOLDERS, tmp_path, workers=2)
 
 
