@@ -26,6 +26,7 @@ report: "workflow/report/workflow.rst"
 rule all:
     default_target: True
     input:
+        lost_results,
         rules.tables.output,
         figure_files,
     localrule: True

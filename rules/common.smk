@@ -44,6 +44,14 @@ def existing_results(wildcards):
     return [file for file in RESULTS if exists(file)]
 
 
+def lost_results(wildcards):
+    """Results that the tables were made without, or that were deleted since: Snakemake would not
+    ask for them again while tables and figures are there."""
+    if not (TABLES / "measurements.csv").exists():
+        return []
+    return [file for file in RESULTS if not exists(file)]
+
+
 def figure_files(wildcards):
     """Figures that suit this matrix."""
     # Here, because a job that measures a cell reads this file too and draws nothing.

@@ -30,7 +30,7 @@ rule figure:
     output:
         png=report(
             str(FIGURES / "{figure}.png"),
-            caption="../workflow/report/{figure}.rst",
+            caption="../workflow/report/figure.rst",
             category="Figures",
             labels={"figure": "{figure}"},
         ),

@@ -85,8 +85,7 @@ class TestBed:
         check(self.options)
         with only_one():
             old = State.load()
-            if old is not None and old.someone_elses:
-                raise TestBedError(f"process {old.owner and old.owner.pid} is using a test bed")
+            _refuse_anothers(old)
             if old is not None and old.healthy and not old.orphaned:
                 if owner is None and old.options == self.options:
                     self._state = old
@@ -141,9 +140,15 @@ class TestBed:
         self._state.save()
 
     def down(self) -> None:
-        """End the bed and everything that runs on it; nothing of it stays."""
+        """End the bed and everything that runs on it; nothing of it stays.
+
+        Raises:
+            TestBedError: it belongs to the ``with`` block of another process.
+        """
         with only_one():
-            _clean(State.load() or self._state)
+            old = State.load()
+            _refuse_anothers(old)
+            _clean(old)
 
     # --- what it is like ---------------------------------------------------------------------
 
@@ -305,10 +310,18 @@ class TestBed:
         return jobs.processes_of(job, {node: self._holder(node) for node in self.nodes})
 
 
+def _refuse_anothers(state: State | None) -> None:
+    if state is not None and state.owner is not None and state.someone_elses:
+        raise TestBedError(
+            f"process {state.owner.pid} is using the test bed; wait until it ends, or end it"
+        )
+
+
 def _clean(old: State | None) -> None:
     """Remove everything that a bed, whole or half, has left on this machine."""
     state = old or State(Options())
-    end(one for name, one in reversed(state.processes.items()) if not name.startswith("holder"))
+    running = [one for name, one in state.processes.items() if not name.startswith("holder")]
+    end(reversed(running), grace_s=1.0)  # nothing that they might still write is kept
     network.remove()
     end(state.processes.values())
     Cgroups.remove(state.cgroups)

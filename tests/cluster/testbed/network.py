@@ -74,14 +74,15 @@ def _connect(where: str | None, link: str, port: str, address: str, options: Opt
 def shape(nodes: list[str], rate: str | None) -> None:
     """Limit both directions of the nodes' links to ``rate``; None takes the limit away.
 
-    The bucket holds 1 ms of the link's rate (at least 16 KiB): so much passes at once.
+    The bucket holds 2 ms of the link's rate (at least 32 KiB): so much passes at once. With less, a
+    late timer loses time that cannot be made up: 1 ms gave 270 of 400 Mbit/s.
     """
     for node in nodes:
         for where, link in ((namespace(node), "eth0"), (SWITCH, node)):
             if rate is None:
                 system("tc", "-n", where, "qdisc", "delete", "dev", link, "root", check=False)
                 continue
-            burst = max(16 * 1024, round(bytes_per_s(rate) * 1e-3))
+            burst = max(32 * 1024, round(bytes_per_s(rate) * 2e-3))
             system(
                 *("tc", "-n", where, "qdisc", "replace", "dev", link, "root", "tbf"),
                 *("rate", rate, "burst", f"{burst}b", "latency", "50ms"),
@@ -120,7 +121,7 @@ def processes_within() -> list[Identity]:
 
 def remove() -> None:
     """End what runs in the namespaces and delete them with all links."""
-    end(processes_within(), grace_s=2.0)
+    end(processes_within(), grace_s=0.5)
     if Path("/sys/class/net", HOST_LINK).exists():
         system("ip", "link", "delete", HOST_LINK, check=False)
     for name in _namespaces():

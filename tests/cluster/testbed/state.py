@@ -50,14 +50,10 @@ class State:
         except FileNotFoundError:
             return None
         owner = values["owner"]
-        return State(
-            options=Options(**values["options"]),
-            complete=values["complete"],
-            owner=None if owner is None else Identity(**owner),
-            processes={name: Identity(**one) for name, one in values["processes"].items()},
-            folders=values["folders"],
-            cgroups=values["cgroups"],
-        )
+        values["options"] = Options(**values["options"])
+        values["owner"] = None if owner is None else Identity(**owner)
+        values["processes"] = {name: Identity(**one) for name, one in values["processes"].items()}
+        return State(**values)
 
     def save(self) -> None:
         """Write it, whole or not at all."""

@@ -1,0 +1,204 @@
+"""The real workflow on a real SLURM: geometry, node-local data, and only missing cells."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from testbed import Options, TestBed, missing
+
+from ddlbench.experiment.cell import Cell
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(bool(missing()), reason=f"no test bed here: {missing()}"),
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPERIMENT = {
+    "experiment": "geometry",
+    "site": "testbed",
+    "matrix": {
+        "dataset": ["mnist"],
+        "network": ["cluster_network:plain"],
+        "strategy": ["sequential", "horovod", "ddp", "gpipe", "model-parallel"],
+        "geometry": ["1x2", "1x4", "2x2", "4x1"],
+    },
+    "settings": {"batch_size": 16, "data_scale": 0.0008, "epochs": 1, "warmup_steps": 1},
+    "strategies": {"gpipe": {"balance": "blocks"}, "model-parallel": {"balance": "blocks"}},
+}
+NETWORK = """
+from torch import nn
+
+def plain(spec):
+    return nn.Sequential(nn.Flatten(), nn.Linear(spec.image_bytes, 64), nn.ReLU(),
+                         nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+another = plain
+"""
+
+
+class Project:
+    """A copy of the project on a file system that all nodes share."""
+
+    def __init__(self, folder: Path, bed: TestBed) -> None:
+        self.folder, self.bed = folder, bed
+        for name in ("rules", "workflow", "config", "profiles", "envs"):
+            shutil.copytree(ROOT / name, folder / name)
+        shutil.copy(ROOT / "Snakefile", folder)
+        (folder / "cluster_network.py").write_text(NETWORK)
+        (folder / "config" / "sites" / "testbed.yaml").write_text(bed.site_text())
+        self.configure(EXPERIMENT)
+
+    def configure(self, experiment: dict) -> None:
+        (self.folder / "experiment.yaml").write_text(yaml.safe_dump(experiment))
+
+    def snakemake(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run the workflow as a person on the login node would, only with shorter pauses."""
+        command = [
+            *(sys.executable, "-m", "snakemake", "--profile", "profiles/slurm"),
+            *("--configfile", "experiment.yaml", "--jobs", "3"),
+            *("--slurm-status-command", "squeue"),
+            *("--slurm-init-seconds-before-status-checks", "3"),
+            *("--seconds-between-status-checks", "3", "--max-status-checks-per-second", "1"),
+            *("--max-jobs-per-timespan", "100/1s", "--latency-wait", "10"),
+        ]
+        bin_folder = str(Path(sys.executable).parent)
+        return subprocess.run(
+            [*command, *arguments],
+            cwd=self.folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(self.folder),
+                "PATH": f"{bin_folder}:{os.environ['PATH']}",
+            },
+            capture_output=True,
+            text=True,
+            timeout=1200,
+            check=False,
+        )
+
+    def results(self) -> dict[Cell, dict]:
+        found = {}
+        for path in self.folder.glob("results/testbed/cells/**/result.json"):
+            result = json.loads(path.read_text())
+            found[Cell.from_dict(result["cell"])] = result
+        return found
+
+    def jobs_submitted(self, run: subprocess.CompletedProcess[str]) -> int:
+        return (run.stdout + run.stderr).count("has been submitted with SLURM jobid")
+
+
+@pytest.fixture(scope="module")
+def bed():
+    with TestBed(Options(nodes=4, devices=4, bandwidth="1gbit")) as bed:
+        yield bed
+
+
+@pytest.fixture(scope="module")
+def project(bed, tmp_path_factory):
+    return Project(tmp_path_factory.mktemp("cluster"), bed)
+
+
+@pytest.fixture(scope="module")
+def first_run(project):
+    run = project.snakemake()
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-6000:]
+    return run
+
+
+def test_every_geometry_of_every_strategy_runs_in_one_job_a_cell(project, first_run):
+    results = project.results()
+    geometries = {
+        strategy: {cell.geometry for cell in results if cell.strategy == strategy}
+        for strategy in EXPERIMENT["matrix"]["strategy"]
+    }
+    everywhere = {"1x2", "1x4", "2x2", "4x1"}
+    assert geometries == {
+        "sequential": {"1x1"},
+        "horovod": everywhere,
+        "ddp": everywhere,
+        "gpipe": {"1x2", "1x4"},
+        "model-parallel": {"1x2", "1x4"},
+    }
+    assert {result["status"] for result in results.values()} == {"ok"}
+    assert project.jobs_submitted(first_run) == len(results)
+    jobs = {result["provenance"]["slurm_job_id"] for result in results.values()}
+    assert len(jobs) == len(results)
+    assert None not in jobs
+
+
+def test_processes_sit_on_the_right_nodes(project, first_run):
+    for cell, result in project.results().items():
+        hosts = {}
+        for rank in result["ranks"]:
+            hosts.setdefault(rank["node"], set()).add(rank["host"])
+        assert sorted(hosts) == list(range(cell.nodes))
+        # One host a node, and no host twice.
+        assert all(len(names) == 1 for names in hosts.values())
+        assert len(set.union(*hosts.values())) == cell.nodes
+        devices = sum(len(rank["devices"]) for rank in result["ranks"])
+        assert devices == cell.devices
+        one_process = cell.strategy in ("gpipe", "model-parallel")
+        assert result["processes"] == (1 if one_process else cell.devices)
+        assert result["staging"]["nodes"] == cell.nodes
+
+
+def test_each_node_has_its_own_copy_of_the_data(project, first_run, bed):
+    places = set()
+    for node in bed.nodes:
+        found = bed.run(node, "sh", "-c", "stat -c '%d:%i' /scratch/ddlbench-data/mnist-*/")
+        places.add(found.stdout.strip())
+    assert len(places) == len(bed.nodes)
+
+
+def test_a_second_run_submits_nothing(project, first_run):
+    run = project.snakemake()
+    assert run.returncode == 0
+    assert project.jobs_submitted(run) == 0
+
+
+def test_a_deleted_result_is_measured_again_and_alone(project, first_run):
+    before = {cell: r["provenance"]["created"] for cell, r in project.results().items()}
+    victim = next(cell for cell in before if cell.geometry == "2x2" and cell.strategy == "ddp")
+    (project.folder / "results/testbed/cells" / victim.id / "result.json").unlink()
+    run = project.snakemake()
+    assert run.returncode == 0, run.stderr[-4000:]
+    assert project.jobs_submitted(run) == 1
+    after = {cell: r["provenance"]["created"] for cell, r in project.results().items()}
+    assert {cell for cell in before if before[cell] != after[cell]} == {victim}
+
+
+def test_adding_a_network_submits_only_its_cells(project, first_run):
+    more = json.loads(json.dumps(EXPERIMENT))
+    more["matrix"]["network"].append("cluster_network:another")
+    more["matrix"]["strategy"] = ["sequential", "ddp"]
+    more["matrix"]["geometry"] = ["2x2"]
+    project.configure(more)
+    run = project.snakemake()
+    project.configure(EXPERIMENT)
+    assert run.returncode == 0, run.stderr[-4000:]
+    assert project.jobs_submitted(run) == 2
+
+
+def test_a_node_that_lost_its_data_makes_it_anew_and_only_that_node(project, first_run, bed):
+    cell = next(c for c in project.results() if c.geometry == "4x1" and c.strategy == "ddp")
+    folder = project.folder / "results/testbed/cells" / cell.id
+    inodes = {node: _inode(bed, node) for node in bed.nodes}
+    bed.run("n3", "sh", "-c", "rm -rf /scratch/ddlbench-data")
+    (folder / "result.json").unlink()
+    run = project.snakemake()
+    assert run.returncode == 0, run.stderr[-4000:]
+    changed = {node for node in bed.nodes if _inode(bed, node) != inodes[node]}
+    assert changed == {"n3"}
+
+
+def _inode(bed: TestBed, node: str) -> str:
+    found = bed.run(node, "sh", "-c", "stat -c '%i' /scratch/ddlbench-data/mnist-*/")
+    return found.stdout.strip()

@@ -1,0 +1,97 @@
+"""What is wrong in a configuration ends a run before any job, in one sentence."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from workflow_project import PROJECT, SETTINGS
+
+from ddlbench.experiment.config import parse_experiment
+from ddlbench.experiment.schema import read_yaml
+from ddlbench.experiment.site import load_site
+from ddlbench.planning.matrix import expand
+
+GPIPE_ON_TWO_NODES = {
+    "dataset": "mnist",
+    "network": "resnet18",
+    "strategy": "gpipe",
+    "geometry": "2x1",
+    "batch_size": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"settings": {**SETTINGS, "epoks": 1}}, "'epoks' is not a key here"),
+        ({"matrix": {"geometry": "1x2"}}, "is not a list"),
+        ({"matrix": {"network": ["resnet19"]}}, "unknown network 'resnet19'"),
+        ({"settings": {**SETTINGS, "max_steps": -1}}, "-1 is too small"),
+        ({"include": [GPIPE_ON_TWO_NODES]}, "gpipe cannot run this cell"),
+    ],
+    ids=["unknown key", "wrong type", "unknown network", "negative count", "impossible cell"],
+)
+def test_a_wrong_configuration_is_one_sentence_before_any_job(workflow, changes, sentence):
+    config = workflow.experiment("wrong.yaml", **changes)
+    ended = workflow.snakemake(config=config)
+    assert ended.code != 0
+    ours = [line for line in ended.text.splitlines() if "ddlbench: " in line]
+    assert len(ours) == 1, ended.text
+    assert ours[0].startswith("ddlbench: wrong.yaml: ")
+    assert sentence in ours[0]
+    # Beside it, Snakemake only says which profile it read.
+    others = [line for line in ended.text.splitlines() if line and line not in ours]
+    assert all("profile" in line for line in others), ended.text
+    assert not (workflow.folder / "results").exists()
+
+
+def test_plan_says_the_same_sentence_and_exits_with_2(workflow):
+    config = workflow.experiment("wrong.yaml", settings={**SETTINGS, "epoks": 1})
+    ended = workflow.ddlbench("plan", "--configfile", config)
+    assert ended.code == 2
+    assert ended.stdout == ""
+    assert re.fullmatch(r"ddlbench: wrong\.yaml: settings: 'epoks' is not [^\n]+\n", ended.text)
+
+
+def test_a_missing_site_is_one_sentence(workflow):
+    ended = workflow.ddlbench("plan", "--configfile", workflow.experiment(), "--site", "boxx")
+    assert ended.code == 2
+    assert re.fullmatch(
+        r"ddlbench: site 'boxx' has no file [^\n]+did you mean 'box'\?\n", ended.text
+    )
+
+
+def shipped():
+    return ["config/config.yaml", *(f"config/experiments/{p.name}" for p in EXPERIMENTS)]
+
+
+EXPERIMENTS = sorted((PROJECT / "config" / "experiments").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_shipped_experiment_plans_the_jobs_of_its_matrix(workflow, name):
+    values = read_yaml(PROJECT / name)
+    experiment = parse_experiment(values, name)
+    site = load_site(experiment.site)
+    cells = sum(row.unsupported is None for row in expand(experiment, site))
+    if site.launcher == "slurm":
+        pytest.importorskip("snakemake_executor_plugin_slurm")
+    profile = "slurm" if site.launcher == "slurm" else "local"
+    ended = workflow.snakemake("-n", "--quiet", "rules", config=name, profile=profile)
+    assert ended.code == 0, ended.text
+    jobs = ended.jobs
+    assert jobs.pop("figure") >= 3
+    assert jobs == {"stage": cells, "cell": cells, "tables": 1, "all": 1}
+
+
+def test_the_workflow_is_lint_clean(workflow):
+    ended = workflow.run([sys.executable, "-m", "snakemake", "--lint"])
+    assert ended.code == 0, ended.text
+
+
+def test_the_rules_are_formatted(workflow):
+    pytest.importorskip("snakefmt")
+    ended = workflow.run([sys.executable, "-m", "snakefmt", "--check", "Snakefile", "rules"])
+    assert ended.code == 0, ended.text

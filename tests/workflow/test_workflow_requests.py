@@ -1,0 +1,54 @@
+"""What a cell asks of SLURM, by geometry: the table of `ddlbench.planning.resources`."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.site import Site, load_site
+from ddlbench.planning.resources import request
+
+
+def cell(geometry: str) -> Cell:
+    nodes, devices = geometry.split("x")
+    return Cell(
+        dataset="mnist",
+        network="resnet18",
+        strategy="ddp",
+        batch_size=16,
+        nodes=int(nodes),
+        devices_per_node=int(devices),
+    )
+
+
+@pytest.mark.parametrize(
+    ("geometry", "asked"),
+    [
+        # nodes, mpi, tasks, tasks per node, devices of a node
+        ("1x1", (1, None, None, None, "gpu:1")),
+        ("1x4", (1, "srun", None, 4, "gpu:4")),
+        ("2x4", (2, "srun", None, 4, "gpu:4")),
+        ("4x1", (4, "srun", 4, None, "gpu:1")),
+    ],
+)
+def test_one_rule_asks_for_every_geometry(geometry, asked):
+    found = request(cell(geometry), load_site("slurm-example"))
+    assert asked == (found.nodes, found.mpi, found.tasks, found.tasks_per_node, found.gres)
+    assert found.tasks_per_gpu == 0
+    assert found.cpus_per_task == 6
+    assert found.mem_mb == 45000 * int(geometry.split("x")[1])
+    assert found.runtime_min == 86400 / 60 + 5
+    assert found.extra == "--exclusive"
+
+
+def test_sites_of_one_name_are_not_mixed_up():
+    site = load_site("slurm-example")
+    other = Site(**{**vars(site), "slurm": {**site.slurm, "gpu_type": "v100", "exclusive": False}})
+    assert request(cell("1x2"), site).gres == "gpu:2"
+    assert request(cell("1x2"), other).gres == "gpu:v100:2"
+    assert request(cell("1x2"), other).extra == ""
+
+
+def test_this_machine_is_asked_for_nothing():
+    found = request(cell("1x2"), load_site("local"))
+    assert (found.mpi, found.gres, found.account, found.partition) == (None, None, None, None)

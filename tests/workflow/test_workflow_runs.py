@@ -1,0 +1,195 @@
+"""One experiment, run and run again: only what is missing is measured.
+
+The tests of this module share one copy of the project and build on each other, in order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zipfile
+
+import pytest
+
+CELLS = [("plain", "sequential"), ("plain", "ddp"), ("plain", "gpipe")]
+FIGURES = {f"{name}.{kind}" for name in ("speedup", "memory", "steps") for kind in ("png", "pdf")}
+
+
+@pytest.fixture(scope="module")
+def first(workflow):
+    """The first run; what the plan said before it is kept."""
+    config = workflow.experiment()
+    before = workflow.ddlbench("plan", "--configfile", config, "--json")
+    ended = workflow.snakemake(config=config)
+    assert ended.code == 0, ended.text
+    return before, ended
+
+
+def test_first_run_measures_every_cell(workflow, first):
+    _, ended = first
+    assert ended.jobs == {"stage": 3, "cell": 3, "tables": 1, "figure": 3, "all": 1}
+    for cell in CELLS:
+        assert workflow.result(*cell)["status"] == "ok"
+        assert (workflow.cell(*cell) / "steps.csv").is_file()
+        left = {path.name for path in workflow.cell(*cell).iterdir()}
+        assert "staged.json" not in left
+        assert not any(name.startswith(".run-") for name in left)
+
+
+def test_first_run_makes_tables_and_figures(workflow, first):
+    assert {row["status"] for row in workflow.measurements().values()} == {"ok"}
+    assert len(workflow.measurements()) == len(CELLS)
+    assert workflow.figures() >= FIGURES | {"speedup.csv", "memory.csv", "steps.csv"}
+
+
+def test_first_run_prints_no_python_traceback(first):
+    assert "Traceback" not in first[1].text
+
+
+def test_later_cells_find_the_data_that_the_first_one_made(workflow, first):
+    reused = sorted(workflow.result(*cell)["staging"]["reused"] for cell in CELLS)
+    assert reused == [False, True, True]
+    digests = {workflow.result(*cell)["inputs"]["dataset_digest"] for cell in CELLS}
+    assert len(digests) == 1
+
+
+def test_plan_counts_cells_before_and_after(workflow, first):
+    before = first[0]
+    assert before.code == 0, before.text
+    after = workflow.ddlbench("plan", "--configfile", "experiment.yaml", "--json")
+    counts = [json.loads(ended.stdout) for ended in (before, after)]
+    assert [(count["done"], count["to_run"]) for count in counts] == [(0, 3), (3, 0)]
+    table = workflow.ddlbench("plan", "--configfile", "experiment.yaml")
+    assert table.code == 0
+    assert "3 (3 ok)" in table.text
+
+
+def test_second_run_has_nothing_to_do(workflow, first):
+    assert workflow.snakemake(config="experiment.yaml").did_nothing
+
+
+def test_touched_sources_are_no_reason_to_measure_again(workflow, first):
+    later = time.time() + 5
+    touched = [workflow.folder / "Snakefile"]
+    for part in ("rules", "workflow", "profiles", "envs", "src", "config"):
+        touched += [path for path in (workflow.folder / part).rglob("*") if path.is_file()]
+    for path in touched:
+        os.utime(path, (later, later))
+    script = workflow.folder / "workflow" / "scripts" / "run_cell.py"
+    script.write_text(script.read_text() + "\n# A comment that changes the script.\n")
+    assert workflow.snakemake(config="experiment.yaml").did_nothing
+
+
+def test_a_new_network_adds_its_own_cells_only(workflow, first):
+    grown = workflow.experiment(
+        "grown.yaml", matrix={"network": ["tiny_networks:plain", "tiny_networks:other"]}
+    )
+    jobs = workflow.snakemake("-n", "--quiet", "reason", config=grown)
+    assert jobs.jobs == {"stage": 3, "cell": 3, "tables": 1, "figure": 3, "all": 1}
+    assert "tiny_networks@other" in jobs.text
+    assert "measuring mnist/tiny_networks@plain" not in jobs.text
+
+
+def test_more_repeats_add_the_new_ones_only(workflow, first):
+    more = workflow.experiment("more.yaml", repeats=2)
+    jobs = workflow.snakemake("-n", "--quiet", "reason", config=more)
+    assert jobs.jobs["cell"] == 3
+    assert jobs.text.count("/rep1\n") == 6
+    assert "/rep0\n" not in jobs.text
+
+
+def test_cells_that_cannot_run_reach_the_tables_without_a_job(workflow, first):
+    wider = workflow.experiment("wider.yaml", matrix={"geometry": ["1x2", "1x3"]})
+    jobs = workflow.snakemake("-n", "--quiet", "rules", config=wider)
+    assert jobs.jobs == {"tables": 1, "figure": 3, "all": 1}
+
+
+def test_a_deleted_result_is_measured_again_alone(workflow, first):
+    before = workflow.results()
+    gone = workflow.cell("plain", "ddp") / "result.json"
+    gone.unlink()
+    ended = workflow.snakemake(config="experiment.yaml")
+    assert ended.code == 0, ended.text
+    assert ended.jobs == {"stage": 1, "cell": 1, "tables": 1, "figure": 3, "all": 1}
+    after = workflow.results()
+    again = str(gone.relative_to(workflow.folder))
+    assert after.keys() == before.keys()
+    assert {path for path in after if after[path] != before[path]} == {again}
+    assert workflow.result("plain", "ddp")["staging"]["reused"] is True
+    assert workflow.snakemake(config="experiment.yaml").did_nothing
+
+
+def test_any_cell_can_be_asked_for_by_its_path(workflow, first):
+    variant = "batch_size=4,epochs=1,warmup_steps=0,max_steps=1,data_scale=0.0008"
+    folder = workflow.cell("other", "sequential", variant)
+    target = str(folder.relative_to(workflow.folder) / "result.json")
+    before = workflow.results()
+    ended = workflow.snakemake(target, config="experiment.yaml")
+    assert ended.code == 0, ended.text
+    assert ended.jobs == {"stage": 1, "cell": 1}
+    assert workflow.results().keys() - before.keys() == {target}
+
+
+@pytest.mark.parametrize(
+    ("cell", "sentence"),
+    [
+        ("mnist/resnet18/gpipe/2x1/batch_size=8/rep0", "cannot span 2"),
+        ("mnist/resnet18/ddp/1x2/batch_size=8,warmup=3/rep0", "'warmup' is not a key here"),
+    ],
+)
+def test_a_path_that_is_no_cell_is_refused_before_any_job(workflow, cell, sentence):
+    ended = workflow.snakemake(
+        f"results/box/cells/{cell}/result.json", config=workflow.experiment()
+    )
+    assert ended.code != 0
+    assert sentence in ended.text
+    assert ended.text.count("ddlbench: ") == 1
+    assert "Traceback" not in ended.text
+    assert not (workflow.folder / "results/box/cells" / cell).exists()
+
+
+def test_partial_reports_what_is_there(workflow, first):
+    more = workflow.experiment("more.yaml", experiment="more", repeats=2)
+    ended = workflow.snakemake("partial", config=more)
+    assert ended.code == 0, ended.text
+    rows = workflow.measurements("more").values()
+    assert sorted((row["repeat"], row["status"]) for row in rows) == [
+        *[("0", "ok")] * 3,
+        *[("1", "not run")] * 3,
+    ]
+    assert workflow.figures("more") >= FIGURES
+
+
+def test_report_command_works_with_missing_cells(workflow, first):
+    more = workflow.experiment("again.yaml", experiment="again", repeats=2)
+    ended = workflow.ddlbench("report", "--configfile", more)
+    assert ended.code == 0, ended.text
+    assert "Speed-up over sequential training" in ended.text
+    assert workflow.figures("again") >= FIGURES
+    shown = workflow.ddlbench("report", "--configfile", more, "--show")
+    assert shown.code == 0
+    assert "DDP" in shown.text
+
+
+def test_snakemakes_report_has_figures_and_captions(workflow, first):
+    ended = workflow.snakemake("--report", "report.zip", config=workflow.experiment())
+    assert ended.code == 0, ended.text
+    with zipfile.ZipFile(workflow.folder / "report.zip") as archive:
+        names = archive.namelist()
+        page = "\n".join(
+            archive.read(name).decode("utf-8", "replace")
+            for name in names
+            if name.endswith((".html", ".js", ".json"))
+        )
+    for figure in ("speedup", "memory", "steps"):
+        assert any(name.endswith(f"{figure}.png") for name in names), names
+    assert any(name.endswith("measurements.csv") for name in names)
+    for caption in (
+        "How much faster an epoch is than sequential training",
+        "Peak memory of the fullest device",
+        "Every measured step, not only its median",
+        "One row a cell of the matrix",
+        "Each cell of the experiment is one job",
+    ):
+        assert caption in page

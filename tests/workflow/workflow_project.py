@@ -1,0 +1,163 @@
+"""A copy of the project that Snakemake really runs in: other rules, results and data than yours."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PROJECT = Path(__file__).resolve().parents[2]
+PARTS = ("Snakefile", "rules", "workflow", "config", "profiles", "envs")
+SETTINGS = {"batch_size": 8, "data_scale": 0.0008, "epochs": 1, "warmup_steps": 1, "max_steps": 2}
+VARIANT = "batch_size=8,epochs=1,warmup_steps=1,max_steps=2,data_scale=0.0008"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it said."""
+
+    code: int
+    text: str
+    stdout: str
+
+    @property
+    def jobs(self) -> dict[str, int]:
+        """Snakemake's table of jobs: rule -> how many."""
+        _, _, table = self.text.partition("Job stats:\n")
+        rows = re.findall(r"^([a-z]+) +(\d+)$", table.partition("\n\n")[0], re.MULTILINE)
+        return {rule: int(count) for rule, count in rows if rule != "total"}
+
+    @property
+    def did_nothing(self) -> bool:
+        return self.code == 0 and "Nothing to be done" in self.text
+
+
+class Workflow:
+    """The project in a folder of its own, with a site of two small devices."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "project"
+        self.folder.mkdir()
+        for part in PARTS:
+            copy = shutil.copytree if (PROJECT / part).is_dir() else shutil.copyfile
+            copy(PROJECT / part, self.folder / part)
+        # The package too: a test touches it, and its mtime in your checkout is yours.
+        self.package = self.folder / "src" / "ddlbench"
+        shutil.copytree(
+            PROJECT / "src" / "ddlbench",
+            self.package,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+        self.scratch = folder / "scratch"
+        self.fixed = folder / "fixed"
+        site = {
+            "description": "a test",
+            "device": "cpu",
+            "launcher": "local",
+            "devices_per_node": 2,
+            "scratch": str(self.scratch),
+            "cell_timeout_s": 120,
+        }
+        self.write("config/sites/box.yaml", site)
+        search = [str(self.package.parent), str(Path(__file__).parent)]
+        if os.environ.get("PYTHONPATH"):
+            search.append(os.environ["PYTHONPATH"])
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(search),
+            "TINY_NETWORKS_FIXED": str(self.fixed),
+            "NO_COLOR": "1",
+            "COLUMNS": "100",
+        }
+
+    def write(self, name: str, values: dict[str, Any]) -> str:
+        """Write a YAML file of the project; returns its name."""
+        (self.folder / name).write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+        return name
+
+    def experiment(self, name: str = "experiment.yaml", **changes: Any) -> str:
+        """Write an experiment: one network, three strategies, unless ``changes`` say otherwise."""
+        matrix = {
+            "dataset": ["mnist"],
+            "network": ["tiny_networks:plain"],
+            "strategy": ["sequential", "ddp", "gpipe"],
+            "geometry": ["1x2"],
+            **changes.pop("matrix", {}),
+        }
+        values = {
+            "experiment": "tiny",
+            "site": "box",
+            "matrix": matrix,
+            "settings": SETTINGS,
+            "strategies": {"gpipe": {"balance": "blocks"}},
+            **changes,
+        }
+        return self.write(name, values)
+
+    def snakemake(
+        self, *arguments: str, config: str | None = None, profile: str = "local"
+    ) -> Ended:
+        """Run Snakemake in the copy; targets come first, as options take many values."""
+        command = [sys.executable, "-m", "snakemake", *arguments]
+        command += ["--profile", f"profiles/{profile}"]
+        if config is not None:
+            command += ["--configfile", config]
+        return self.run(command)
+
+    def ddlbench(self, *arguments: str) -> Ended:
+        """Run the `ddlbench` command in the copy."""
+        return self.run([sys.executable, "-m", "ddlbench.cli", *arguments])
+
+    def run(self, command: list[str]) -> Ended:
+        """Run any command in the copy."""
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        return Ended(done.returncode, done.stdout + done.stderr, done.stdout)
+
+    def cell(self, network: str, strategy: str, variant: str = VARIANT, repeat: int = 0) -> Path:
+        """Folder of a cell on its usual geometry."""
+        geometry = "1x1" if strategy == "sequential" else "1x2"
+        balance = ",balance=blocks" if strategy == "gpipe" else ""
+        cells = self.folder / "results" / "box" / "cells" / "mnist"
+        return (
+            cells / f"tiny_networks@{network}" / strategy / geometry / (variant + balance)
+        ) / f"rep{repeat}"
+
+    def results(self) -> dict[str, tuple[bytes, int]]:
+        """Every result there is: path -> content and time of change."""
+        return {
+            str(path.relative_to(self.folder)): (path.read_bytes(), path.stat().st_mtime_ns)
+            for path in (self.folder / "results").rglob("result.json")
+        }
+
+    def result(self, network: str, strategy: str) -> dict[str, Any]:
+        """One cell's result."""
+        return json.loads((self.cell(network, strategy) / "result.json").read_bytes())
+
+    def measurements(self, experiment: str = "tiny") -> dict[str, dict[str, str]]:
+        """Rows of ``measurements.csv`` by cell."""
+        table = self.folder / "results" / "box" / experiment / "tables" / "measurements.csv"
+        with table.open(encoding="utf-8", newline="") as lines:
+            return {row["cell_id"]: row for row in csv.DictReader(lines)}
+
+    def figures(self, experiment: str = "tiny") -> set[str]:
+        """Names of the files of its figures that are not empty."""
+        folder = self.folder / "results" / "box" / experiment / "figures"
+        return {path.name for path in folder.glob("*.*") if path.stat().st_size > 0}
