@@ -1,5 +1,6 @@
 # make demo   sets everything up and runs the main job on this machine, figures at the end
 # make test   unit and workflow tests, formatting, types
+# make test-cluster   the workflow on a real SLURM of four virtual nodes (root and SLURM's packages)
 # Where things lie: DDLBENCH_ENV (environment, default .venv), DDLBENCH_CACHE (Horovod wheel).
 
 SHELL := /bin/bash
@@ -7,10 +8,10 @@ DDLBENCH_ENV ?= .venv
 export DDLBENCH_ENV
 export PATH := $(abspath $(DDLBENCH_ENV))/bin:$(PATH)
 
-.PHONY: help setup demo test lint unit workflow-tests bench clean
+.PHONY: help setup demo test lint unit workflow-tests test-cluster bench clean
 
 help:
-	@sed -n '1,3s/^# //p' Makefile
+	@sed -n '1,4s/^# //p' Makefile
 
 setup:
 	@bash envs/setup.sh
@@ -34,9 +35,13 @@ unit: setup
 workflow-tests: setup
 	pytest tests/workflow
 
+test-cluster: setup
+	pytest tests/cluster
+
 bench: setup
 	python benchmarks/overhead/run.py
 	python benchmarks/datasets/run.py
+	python benchmarks/dryrun/run.py
 
 clean:
 	rm -rf .snakemake results

@@ -26,7 +26,11 @@ rule stage:
         qos=lambda w: cell_request(w).qos,
         constraint=lambda w: cell_request(w).constraint,
         slurm_extra=lambda w: cell_request(w).extra,
+    params:
+        python=sys.executable,
+        site=EXPERIMENT.site,
     message:
         "data for {wildcards.cell}"
-    script:
-        "../workflow/scripts/stage.py"
+    shell:
+        "{params.python:q} workflow/scripts/stage.py {params.site:q} {wildcards.cell:q}"
+        " {output:q} {log:q}"

@@ -11,6 +11,7 @@ from typing import Any
 
 from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.config import Experiment, parse_experiment
+from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, figures_dir, tables_dir
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning.matrix import MatrixRow, expand
@@ -19,15 +20,21 @@ __all__ = ["logged", "make_report", "matrix_of", "write_json"]
 
 
 @contextmanager
-def logged(path: str) -> Iterator[None]:
-    """Keep the traceback of what fails in the rule's log, and tell the user one sentence."""
+def logged(path: str, *explained: type[Exception]) -> Iterator[None]:
+    """Keep the traceback of what fails in the rule's log, and tell the user one sentence.
+
+    Args:
+        path: the rule's log.
+        explained: exceptions whose sentence says all; our own traceback would only hide it.
+    """
     log = Path(path)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("", encoding="utf-8")
     try:
         yield
     except Exception as error:
-        log.write_text(traceback.format_exc(), encoding="utf-8")
+        told = isinstance(error, (ConfigError, *explained))
+        log.write_text(f"{error}\n" if told else traceback.format_exc(), encoding="utf-8")
         print(f"ddlbench: {error}", file=sys.stderr)
         sys.exit(1)
 

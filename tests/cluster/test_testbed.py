@@ -430,7 +430,11 @@ class TestWithoutTheBed:
             assert owner.stdout is not None
             assert owner.stdout.readline() == "up\n"
             owner.kill()
-        assert HOME.exists()
+        status = subprocess.run(
+            [sys.executable, str(PROGRAM), "status"], check=False, capture_output=True, text=True
+        )
+        assert status.returncode == 1
+        assert "removes this bed" in status.stdout
         with TestBed(Options(nodes=1, devices=1)) as bed:
             assert bed.srun("hostname").stdout == "n1\n"
             bed.shape("100mbit")

@@ -54,6 +54,8 @@ def test_a_crash_says_why(workflow, crashed):
     sentences = [line for line in crashed.text.splitlines() if line.startswith("ddlbench: ")]
     assert len(sentences) == 1, crashed.text
     assert "a bug on the second worker" in sentences[0]
+    assert "Traceback" not in crashed.text
+    assert "Traceback" in (workflow.cell(*CRASHED) / "log.txt").read_text(encoding="utf-8")
 
 
 def test_the_run_that_failed_has_made_the_report_of_the_others(workflow, crashed):

@@ -121,7 +121,7 @@ def test_a_deleted_result_is_measured_again_alone(workflow, first):
 
 
 def test_any_cell_can_be_asked_for_by_its_path(workflow, first):
-    variant = "batch_size=4,epochs=1,warmup_steps=0,max_steps=1,data_scale=0.0008"
+    variant = "batch_size=4+epochs=1+warmup_steps=0+max_steps=1+data_scale=0.0008"
     folder = workflow.cell("other", "sequential", variant)
     target = str(folder.relative_to(workflow.folder) / "result.json")
     before = workflow.results()
@@ -135,7 +135,7 @@ def test_any_cell_can_be_asked_for_by_its_path(workflow, first):
     ("cell", "sentence"),
     [
         ("mnist/resnet18/gpipe/2x1/batch_size=8/rep0", "cannot span 2"),
-        ("mnist/resnet18/ddp/1x2/batch_size=8,warmup=3/rep0", "'warmup' is not a key here"),
+        ("mnist/resnet18/ddp/1x2/batch_size=8+warmup=3/rep0", "'warmup' is not a key here"),
     ],
 )
 def test_a_path_that_is_no_cell_is_refused_before_any_job(workflow, cell, sentence):

@@ -18,7 +18,7 @@ import yaml
 PROJECT = Path(__file__).resolve().parents[2]
 PARTS = ("Snakefile", "rules", "workflow", "config", "profiles", "envs")
 SETTINGS = {"batch_size": 8, "data_scale": 0.0008, "epochs": 1, "warmup_steps": 1, "max_steps": 2}
-VARIANT = "batch_size=8,epochs=1,warmup_steps=1,max_steps=2,data_scale=0.0008"
+VARIANT = "batch_size=8+epochs=1+warmup_steps=1+max_steps=2+data_scale=0.0008"
 
 
 @dataclass(frozen=True)

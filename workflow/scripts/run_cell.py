@@ -1,21 +1,23 @@
-"""Rule cell: one measurement."""
+"""Rule cell: one measurement.
+
+python workflow/scripts/run_cell.py SITE CELL STAGED_JSON RESULT_JSON LOG
+"""
 
 import json
+import sys
 from pathlib import Path
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import load_site
 from ddlbench.runtime.staging import unstage_cell
-from ddlbench.runtime.supervise import run_cell
+from ddlbench.runtime.supervise import CellFailed, run_cell
 from ddlbench.workflow import logged
 
-with logged(snakemake.log[0]):
-    cell = Cell.from_id(snakemake.wildcards.cell)
-    site = load_site(snakemake.config.get("site", "local"))
-    folder = Path(snakemake.output.result).parent
-    staged = json.loads(Path(snakemake.input.staged).read_text(encoding="utf-8"))
+site_name, cell_id, staged, result, log = sys.argv[1:]
+with logged(log, CellFailed):
+    cell, site, folder = Cell.from_id(cell_id), load_site(site_name), Path(result).parent
     try:
-        run_cell(cell, site, folder, staged)
+        run_cell(cell, site, folder, json.loads(Path(staged).read_text(encoding="utf-8")))
     finally:
         if not site.keep_data:
             unstage_cell(cell, site, folder)

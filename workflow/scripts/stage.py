@@ -1,5 +1,9 @@
-"""Rule stage: the cell's dataset on the nodes of this job."""
+"""Rule stage: the cell's dataset on the nodes of this job.
 
+python workflow/scripts/stage.py SITE CELL STAGED_JSON LOG
+"""
+
+import sys
 from pathlib import Path
 
 from ddlbench.experiment.cell import Cell
@@ -7,8 +11,7 @@ from ddlbench.experiment.site import load_site
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.workflow import logged, write_json
 
-with logged(snakemake.log[0]):
-    cell = Cell.from_id(snakemake.wildcards.cell)
-    site = load_site(snakemake.config.get("site", "local"))
-    output = Path(snakemake.output[0])
-    write_json(output, stage_cell(cell, site, output.parent))
+site_name, cell_id, output, log = sys.argv[1:]
+with logged(log):
+    report_dir = Path(output).parent
+    write_json(Path(output), stage_cell(Cell.from_id(cell_id), load_site(site_name), report_dir))

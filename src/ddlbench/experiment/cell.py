@@ -2,7 +2,7 @@
 
 A cell's identity is its path below ``results/<site>/cells/``::
 
-    cifar10/resnet18/gpipe/1x4/batch_size=2048,chunks=32/rep0
+    cifar10/resnet18/gpipe/1x4/batch_size=2048+chunks=32/rep0
     dataset network  strategy  |  only what differs      repeat
                             nodes x devices per node
 
@@ -27,6 +27,9 @@ OptionValue = bool | int | float | str
 _GEOMETRY = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)")
 _SAFE = re.compile(r"[A-Za-z0-9_.:+@-]+")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_.]+)?")
+# Snakemake parts a job's wildcards at commas when it hands the job to a cluster, so pairs are
+# parted by a plus. A value may hold one too (a balance of 5+9): only one before a name counts.
+_BETWEEN_PAIRS = re.compile(r"\+(?=[A-Za-z_][A-Za-z0-9_]*=)")
 _OPTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST_FOLDER_NAME = 255
 # Fields that have a place of their own in the path; all others appear by name when not default.
@@ -120,15 +123,19 @@ class Cell:
         return f"{self.nodes}x{self.devices_per_node}"
 
     @property
-    def variant(self) -> str:
-        """What differs from the defaults, as ``name=value`` pairs."""
+    def variant_pairs(self) -> list[tuple[str, str]]:
+        """What differs from the defaults: fields, then options, as (name, value) texts."""
         pairs = [
-            f"{name}={_encode(getattr(self, name))}"
+            (name, _encode(getattr(self, name)))
             for name, default in _VARIED_DEFAULTS
             if getattr(self, name) != default
         ]
-        pairs += [f"{name}={_encode(value)}" for name, value in self.options]
-        return ",".join(pairs)
+        return pairs + [(name, _encode(value)) for name, value in self.options]
+
+    @property
+    def variant(self) -> str:
+        """The same as one folder name, ``name=value+name=value``."""
+        return "+".join(f"{name}={value}" for name, value in self.variant_pairs)
 
     @property
     def id(self) -> str:
@@ -150,12 +157,12 @@ class Cell:
         if len(parts) != 6 or not re.fullmatch(r"rep\d+", parts[5]):
             raise ConfigError(
                 f"{cell_id!r} is not a cell: write "
-                "dataset/network/strategy/NxD/batch_size=...,.../repK"
+                "dataset/network/strategy/NxD/batch_size=...+.../repK"
             )
         nodes, devices_per_node = parse_geometry(parts[3], where=cell_id)
         values: dict[str, Any] = {}
         options: dict[str, OptionValue] = {}
-        for pair in parts[4].split(","):
+        for pair in _BETWEEN_PAIRS.split(parts[4]):
             name, equals, text = pair.partition("=")
             if not equals:
                 raise ConfigError(f"{cell_id!r} is not a cell: {pair!r} is not name=value")

@@ -57,7 +57,7 @@ def collect(
 
 def _identity(cell: Cell) -> dict[str, Any]:
     options = {name for name, _ in cell.options}
-    pairs = [(pair.partition("=")[0], pair) for pair in cell.variant.split(",")]
+    pairs = [(name, f"{name}={value}") for name, value in cell.variant_pairs]
     return {
         "cell_id": cell.id,
         "dataset": cell.dataset,

@@ -106,13 +106,14 @@ def _status(_: argparse.Namespace) -> int:
     states = bed.node_states()
     for node in bed.nodes:
         print(f"  {node}  {bed.address(node):15}  {states.get(node, 'no answer')}")
-    if state.someone_elses and state.owner:
-        print(f"held by process {state.owner.pid}")
+    if state.owner is not None:
+        gone = " (gone: the next `up` or `down` removes this bed)" if state.orphaned else ""
+        print(f"held by process {state.owner.pid}{gone}")
     if bed.broken():
         print(f"ended: {', '.join(bed.broken())}; `testbed up` makes it anew")
     elif not state.complete:
         print("it never came up whole; `testbed up` makes it anew")
-    return 0 if bed.healthy else 1
+    return 0 if bed.healthy and not state.orphaned else 1
 
 
 def _site(_: argparse.Namespace) -> int:

@@ -76,7 +76,7 @@ def test_the_path_is_readable() -> None:
     cell = CELL.with_(
         batch_size=2048, devices_per_node=4, repeat=2, data_scale=0.5, options=(("chunks", 32),)
     )
-    assert cell.id == "cifar10/resnet18/gpipe/1x4/batch_size=2048,data_scale=0.5,chunks=32/rep2"
+    assert cell.id == "cifar10/resnet18/gpipe/1x4/batch_size=2048+data_scale=0.5+chunks=32/rep2"
 
 
 def test_a_module_path_stands_in_one_folder() -> None:
@@ -125,15 +125,15 @@ HEAD = "cifar10/resnet18/gpipe/1x4"
         ("cifar10/resnet18", "write dataset/network/strategy/NxD"),
         (f"{HEAD}/batch_size=64/rep", "write dataset/network/strategy/NxD"),
         (f"{HEAD}/batch_size=64/rep01", "is not how this cell is written"),
-        (f"{HEAD}/batch_size=64,epochs=3/rep0", "is not how this cell is written"),
-        (f"{HEAD}/epochs=4,batch_size=64/rep0", "is not how this cell is written"),
+        (f"{HEAD}/batch_size=64+epochs=3/rep0", "is not how this cell is written"),
+        (f"{HEAD}/epochs=4+batch_size=64/rep0", "is not how this cell is written"),
         (f"{HEAD}/epochs=4/rep0", "batch_size=... is missing"),
         (f"{HEAD}/batch_size/rep0", "is not name=value"),
         (f"{HEAD}/batch_size=many/rep0", "batch_size=many is not of type int"),
         (f"{HEAD}/batch_size=6.5/rep0", "batch_size=6.5 is not of type int"),
         (f"{HEAD}/batch_size=none/rep0", "batch_size=none is not of type int"),
-        (f"{HEAD}/batch_size=64,cudnn_benchmark=0/rep0", "cudnn_benchmark=0 is not of type bool"),
-        (f"{HEAD}/batch_size=64,momentum=nan/rep0", "momentum=nan is not of type float"),
+        (f"{HEAD}/batch_size=64+cudnn_benchmark=0/rep0", "cudnn_benchmark=0 is not of type bool"),
+        (f"{HEAD}/batch_size=64+momentum=nan/rep0", "momentum=nan is not of type float"),
         ("cifar10/resnet18/gpipe/4/batch_size=64/rep0", "write for example 2x4"),
     ],
 )

@@ -117,7 +117,7 @@ def test_published_batches(dataset: str) -> None:
             assert cell.batch_size == per_worker * cell.devices
     bases = {row.base_id for row in rows}
     assert len(bases) == 6 * REPEATS
-    assert all(f"/sequential/1x1/batch_size={per_worker}," in str(base) for base in bases)
+    assert all(f"/sequential/1x1/batch_size={per_worker}+" in str(base) for base in bases)
 
 
 def test_published_horovod_settings() -> None:

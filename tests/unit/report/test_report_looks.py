@@ -44,10 +44,10 @@ def _summary(*configurations):
 def test_only_what_differs_within_a_group_is_a_variant():
     summary = _summary(
         "mnist/vgg11/gpipe/1x2/batch_size=16",
-        "mnist/vgg11/gpipe/1x2/batch_size=16,chunks=8",
+        "mnist/vgg11/gpipe/1x2/batch_size=16+chunks=8",
         "imagenet/vgg11/ddp/1x2/batch_size=4",
         "mnist/vgg11/ddp/1x2/batch_size=16",
-        "mnist/vgg11/horovod/1x2/batch_size=16,precision=bf16",
+        "mnist/vgg11/horovod/1x2/batch_size=16+precision=bf16",
         "mnist/vgg11/horovod/1x2/batch_size=16",
     )
     assert list(variant_labels(summary)) == [
