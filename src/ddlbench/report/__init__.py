@@ -1,13 +1,22 @@
 """From results to tidy tables and figures; needs no torch.
 
 ``make_tables`` once an experiment, then ``make_figure`` for each of ``figures_for(rows)``.
+The names are imported when they are first used: planning a large experiment asks only which
+figures it will have, and must not wait for the libraries that draw them.
 """
 
-from ddlbench.report.figures import FIGURES, figures_for, make_figure
-from ddlbench.report.make import make_tables
-from ddlbench.report.measurements import collect
-from ddlbench.report.step_table import collect_steps
-from ddlbench.report.summary import summarise
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "FIGURES": "selection",
+    "collect": "measurements",
+    "collect_steps": "step_table",
+    "figures_for": "selection",
+    "make_figure": "figures",
+    "make_tables": "make",
+    "summarise": "summary",
+}
 
 __all__ = [
     "FIGURES",
@@ -18,3 +27,10 @@ __all__ = [
     "make_tables",
     "summarise",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its module."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

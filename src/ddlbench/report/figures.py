@@ -1,35 +1,18 @@
-"""Which figures there are, which an experiment has, and how one is made.
-
-A figure is a module with ``draw(tables, context) -> (figure, table)`` and ``applicable(rows)``,
-and a line in :data:`FIGURES`.
-"""
+"""How a figure is made: drawn by its module, saved with the numbers that it shows."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.footer import Context
+from ddlbench.report.selection import FIGURES
 from ddlbench.report.style import save_figure, style
 from ddlbench.report.tables import read_tables, write_table
 
-__all__ = ["FIGURES", "figures_for", "make_figure"]
-
-FIGURES: dict[str, str] = {
-    "speedup": "ddlbench.report.speedup:draw",
-    "memory": "ddlbench.report.memory:draw",
-    "steps": "ddlbench.report.steps:draw",
-    "scaling": "ddlbench.report.scaling:draw",
-}
-
-
-def figures_for(rows: Sequence[MatrixRow]) -> list[str]:
-    """Names of the figures that a matrix has something to show in, known before it runs."""
-    return [name for name in FIGURES if _attribute(name, "applicable")(rows)]
+__all__ = ["make_figure"]
 
 
 def make_figure(name: str, tables_dir: Path, out_png: Path, site_description: str = "") -> None:
@@ -45,7 +28,7 @@ def make_figure(name: str, tables_dir: Path, out_png: Path, site_description: st
         ConfigError: there is no such figure.
 
     """
-    drawing = _attribute(name)
+    drawing = _drawing(name)
     tables = read_tables(tables_dir)
     with style():
         figure, plotted = drawing(tables, Context(site_description))
@@ -53,8 +36,8 @@ def make_figure(name: str, tables_dir: Path, out_png: Path, site_description: st
         save_figure(figure, out_png)
 
 
-def _attribute(name: str, attribute: str | None = None) -> Any:
+def _drawing(name: str) -> Any:
     if name not in FIGURES:
         raise ConfigError(f"unknown figure {name!r}; known: {', '.join(FIGURES)}")
-    module, _, drawing = FIGURES[name].partition(":")
-    return getattr(importlib.import_module(module), attribute or drawing)
+    module, _, function = FIGURES[name].draw.partition(":")
+    return getattr(importlib.import_module(module), function)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.bars import Bar, Group, draw_groups, panel_size, patch, top_of
 from ddlbench.report.colours import DatasetLook, strategy_look
 from ddlbench.report.footer import Context, footer
@@ -27,7 +25,7 @@ from ddlbench.report.page import Panel, Section, lay_out
 from ddlbench.report.style import GREY, MIN_PT
 from ddlbench.report.tables import Tables, rows_of
 
-__all__ = ["applicable", "draw"]
+__all__ = ["draw"]
 
 NOT_MEASURED = "no value"
 _MIB, _GIB = 2**20, 2**30
@@ -54,11 +52,6 @@ _TABLE = [
     "reason",
     "stale",
 ]
-
-
-def applicable(rows: Sequence[MatrixRow]) -> bool:
-    """Any cell is run."""
-    return any(row.unsupported is None for row in rows)
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -13,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.colours import shade, strategy_look
 from ddlbench.report.footer import Context, footer, interval_sentence
 from ddlbench.report.labels import (
@@ -28,7 +26,7 @@ from ddlbench.report.page import Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import GREY
 from ddlbench.report.tables import Tables, rows_of
 
-__all__ = ["applicable", "draw"]
+__all__ = ["draw"]
 
 NO_BASE = "no base"
 _STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
@@ -48,16 +46,6 @@ _TABLE = [
     "reason",
     "stale",
 ]
-
-
-def applicable(rows: Sequence[MatrixRow]) -> bool:
-    """At least two numbers of workers have a cell that runs and a base."""
-    counts = {
-        row.cell.devices
-        for row in rows
-        if row.cell.strategy != "sequential" and row.unsupported is None and row.base_id is not None
-    }
-    return len(counts) > 1
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.bars import (
     Bar,
     Group,
@@ -34,7 +32,7 @@ from ddlbench.report.page import Panel, Section, lay_out
 from ddlbench.report.style import GREY, MIN_PT
 from ddlbench.report.tables import Tables, rows_of
 
-__all__ = ["applicable", "draw"]
+__all__ = ["draw"]
 
 NO_BASE = "no base"
 _NEUTRAL = "#444444"
@@ -57,11 +55,6 @@ _TABLE = [
     "stale",
     "noisy",
 ]
-
-
-def applicable(rows: Sequence[MatrixRow]) -> bool:
-    """There is something beside the base, and a base."""
-    return any(r.cell.strategy != "sequential" and r.base_id is not None for r in rows)
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:

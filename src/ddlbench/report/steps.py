@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.colours import shade, strategy_look
 from ddlbench.report.footer import NOISY, STALE, Context, footer
 from ddlbench.report.labels import (
@@ -27,7 +25,7 @@ from ddlbench.report.page import Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import GREY, MIN_PT, text_width_mm
 from ddlbench.report.tables import Tables, rows_of
 
-__all__ = ["applicable", "draw"]
+__all__ = ["draw"]
 
 NO_STEPS = "no steps"
 _ALL_POINTS = 60  # up to so many steps each is drawn; beyond, only those outside the whiskers
@@ -41,11 +39,6 @@ class _Line(NamedTuple):
     strategy: str
     variant: str
     geometry: str
-
-
-def applicable(rows: Sequence[MatrixRow]) -> bool:
-    """Any cell is run."""
-    return any(row.unsupported is None for row in rows)
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:

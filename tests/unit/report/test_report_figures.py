@@ -7,8 +7,9 @@ from report_factory import DATASETS, NETWORKS, SITE_NAME, experiment, matrix, si
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.matrix import expand
 from ddlbench.report import figures_for, make_figure, make_tables
-from ddlbench.report.figures import FIGURES, _attribute
+from ddlbench.report.figures import _drawing
 from ddlbench.report.footer import Context
+from ddlbench.report.selection import FIGURES
 from ddlbench.report.style import MIN_PT, style
 
 CASES = {
@@ -52,7 +53,7 @@ def drawn(tmp_path_factory):
         for own, name in DRAWN:
             if own == case:
                 with style():
-                    figure, plotted = _attribute(name)(tables, Context("this machine, CPU"))
+                    figure, plotted = _drawing(name)(tables, Context("this machine, CPU"))
                     figure.canvas.draw()
                 figures[case, name] = (figure, plotted)
     patch.undo()

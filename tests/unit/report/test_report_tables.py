@@ -102,10 +102,21 @@ def test_reports_need_no_torch():
     code = (
         "import sys, ddlbench.report, importlib\n"
         "from ddlbench.report import FIGURES\n"
-        "[importlib.import_module(f.split(':')[0]) for f in FIGURES.values()]\n"
+        "[importlib.import_module(f.draw.split(':')[0]) for f in FIGURES.values()]\n"
         "wings = 'datasets networks strategies runtime'.split()\n"
         "wing = ['torch', *(f'ddlbench.{w}' for w in wings)]\n"
         "print([m for m in sys.modules if m.startswith(tuple(wing))])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_choosing_figures_needs_no_library_that_draws():
+    code = (
+        "import sys\n"
+        "from ddlbench.report import figures_for\n"
+        "figures_for([])\n"
+        "print([m for m in ('matplotlib', 'pandas', 'scipy') if m in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
