@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
 # After `conda env create`: what conda cannot install (torchgpipe, this package, Horovod).
-# Run it inside the environment, from the project's folder.
+# Run it inside the environment, from the project's folder; Snakemake, which runs a copy of it,
+# starts it there too.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+if [ ! -f envs/build_horovod.sh ]; then
+    echo "run this from the folder that holds the Snakefile" >&2
+    exit 1
+fi
 python -m pip install --no-build-isolation --no-deps torchgpipe==0.0.7
 python -m pip install --no-build-isolation --no-deps --editable .
 bash envs/build_horovod.sh "$(command -v python)" "${DDLBENCH_CACHE:-$HOME/.cache/ddlbench}" ||
