@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-import yaml
+from cluster_project import Project
 from testbed import Options, TestBed, missing
-
-from ddlbench.experiment.cell import Cell
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.skipif(bool(missing()), reason=f"no test bed here: {missing()}"),
 ]
 
-ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENT = {
     "experiment": "geometry",
     "site": "testbed",
@@ -44,57 +36,6 @@ another = plain
 """
 
 
-class Project:
-    """A copy of the project on a file system that all nodes share."""
-
-    def __init__(self, folder: Path, bed: TestBed) -> None:
-        self.folder, self.bed = folder, bed
-        for name in ("rules", "workflow", "config", "profiles", "envs"):
-            shutil.copytree(ROOT / name, folder / name)
-        shutil.copy(ROOT / "Snakefile", folder)
-        (folder / "cluster_network.py").write_text(NETWORK)
-        (folder / "config" / "sites" / "testbed.yaml").write_text(bed.site_text())
-        self.configure(EXPERIMENT)
-
-    def configure(self, experiment: dict) -> None:
-        (self.folder / "experiment.yaml").write_text(yaml.safe_dump(experiment))
-
-    def snakemake(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run the workflow as a person on the login node would, only with shorter pauses."""
-        command = [
-            *(sys.executable, "-m", "snakemake", "--profile", "profiles/slurm"),
-            *("--configfile", "experiment.yaml", "--jobs", "3"),
-            *("--slurm-status-command", "squeue"),
-            *("--slurm-init-seconds-before-status-checks", "3"),
-            *("--seconds-between-status-checks", "3", "--max-status-checks-per-second", "1"),
-            *("--max-jobs-per-timespan", "100/1s", "--latency-wait", "10"),
-        ]
-        bin_folder = str(Path(sys.executable).parent)
-        return subprocess.run(
-            [*command, *arguments],
-            cwd=self.folder,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(self.folder),
-                "PATH": f"{bin_folder}:{os.environ['PATH']}",
-            },
-            capture_output=True,
-            text=True,
-            timeout=1200,
-            check=False,
-        )
-
-    def results(self) -> dict[Cell, dict]:
-        found = {}
-        for path in self.folder.glob("results/testbed/cells/**/result.json"):
-            result = json.loads(path.read_text())
-            found[Cell.from_dict(result["cell"])] = result
-        return found
-
-    def jobs_submitted(self, run: subprocess.CompletedProcess[str]) -> int:
-        return (run.stdout + run.stderr).count("has been submitted with SLURM jobid")
-
-
 @pytest.fixture(scope="module")
 def bed():
     with TestBed(Options(nodes=4, devices=4, bandwidth="1gbit")) as bed:
@@ -103,7 +44,7 @@ def bed():
 
 @pytest.fixture(scope="module")
 def project(bed, tmp_path_factory):
-    return Project(tmp_path_factory.mktemp("cluster"), bed)
+    return Project(tmp_path_factory.mktemp("cluster"), bed, EXPERIMENT, NETWORK)
 
 
 @pytest.fixture(scope="module")

@@ -134,7 +134,7 @@ class Workflow:
     def cell(self, network: str, strategy: str, variant: str = VARIANT, repeat: int = 0) -> Path:
         """Folder of a cell on its usual geometry."""
         geometry = "1x1" if strategy == "sequential" else "1x2"
-        balance = ",balance=blocks" if strategy == "gpipe" else ""
+        balance = "+balance=blocks" if strategy == "gpipe" else ""
         cells = self.folder / "results" / "box" / "cells" / "mnist"
         return (
             cells / f"tiny_networks@{network}" / strategy / geometry / (variant + balance)

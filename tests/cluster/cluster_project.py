@@ -1,0 +1,80 @@
+"""A copy of the project on a file system that all nodes of a test bed share."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+from testbed import TestBed
+
+from ddlbench.experiment.cell import Cell
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Project:
+    """A copy of the project on a file system that all nodes share."""
+
+    def __init__(self, folder: Path, bed: TestBed, experiment: dict, networks: str) -> None:
+        self.folder, self.bed = folder, bed
+        for name in ("rules", "workflow", "config", "profiles", "envs"):
+            shutil.copytree(ROOT / name, folder / name)
+        shutil.copy(ROOT / "Snakefile", folder)
+        (folder / "cluster_network.py").write_text(networks)
+        (folder / "config" / "sites" / "testbed.yaml").write_text(bed.site_text())
+        self.configure(experiment)
+
+    def configure(self, experiment: dict) -> None:
+        (self.folder / "experiment.yaml").write_text(yaml.safe_dump(experiment))
+
+    def command(self, *arguments: str) -> list[str]:
+        """The workflow as a person on the login node would run it, only with shorter pauses."""
+        return [
+            *(sys.executable, "-m", "snakemake", *arguments, "--profile", "profiles/slurm"),
+            *("--configfile", "experiment.yaml", "--jobs", "3"),
+            *("--slurm-status-command", "squeue"),
+            *("--slurm-init-seconds-before-status-checks", "3"),
+            *("--seconds-between-status-checks", "3", "--max-status-checks-per-second", "1"),
+            *("--max-jobs-per-timespan", "100/1s", "--latency-wait", "10"),
+        ]
+
+    def environment(self) -> dict[str, str]:
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return {**os.environ, "PYTHONPATH": str(self.folder), "PATH": path}
+
+    def snakemake(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=self.folder,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=1200,
+            check=False,
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start the workflow in the background."""
+        return subprocess.Popen(
+            self.command(*arguments),
+            cwd=self.folder,
+            env=self.environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def results(self) -> dict[Cell, dict]:
+        found = {}
+        for path in self.folder.glob("results/testbed/cells/**/result.json"):
+            result = json.loads(path.read_text())
+            found[Cell.from_dict(result["cell"])] = result
+        return found
+
+    def jobs_submitted(self, run: subprocess.CompletedProcess[str]) -> int:
+        return (run.stdout + run.stderr).count("has been submitted with SLURM jobid")
