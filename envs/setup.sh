@@ -33,11 +33,11 @@ fi
 say "1/5 environment in $env ($("$python" --version))"
 [ -x "$env/bin/python" ] || "$python" -m venv "$env"
 pip() { "$env/bin/python" -m pip --disable-pip-version-check "$@"; }
-quiet=(--quiet --progress-bar on)
+quiet=(--quiet)
 pip install "${quiet[@]}" --constraint envs/constraints.txt --upgrade pip setuptools wheel
 
 say "2/5 torch (the largest download; see envs/README.md for the small CPU build)"
-pip install "${quiet[@]}" --constraint envs/constraints.txt torch torchvision
+pip install --progress-bar on --constraint envs/constraints.txt torch torchvision
 
 say "3/5 torchgpipe, Snakemake and the libraries"
 # torchgpipe's last release predates build isolation: it needs the setuptools that is here.
