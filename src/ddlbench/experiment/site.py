@@ -45,6 +45,11 @@ class Site:
             )
         if cell.data_source == "real" and cell.dataset not in self.real_data:
             return f"site {self.name} names no real data for {cell.dataset}; add it to real_data"
+        if self.launcher == "slurm" and cell.threads_per_device > self.cpus_per_device:
+            return (
+                f"site {self.name} gives a device {self.cpus_per_device} core(s), "
+                f"the cell computes with {cell.threads_per_device} threads"
+            )
         if self.device == "cpu" and cell.precision == "tf32":
             return "tf32 exists on GPUs only"
         return None

@@ -165,10 +165,13 @@ class LocalLaunch:
 class SrunLaunch:
     """One srun step over the nodes of the job that this process runs in.
 
-    The geometry is always given: inside a job srun does not take it from the allocation.
+    The geometry is always given: inside a job srun does not take it from the allocation. A task
+    gets the cores of all its devices, so that data-loading processes have theirs too.
     """
 
-    def __init__(self, plan: Plan, job_path: Path, interface: str | None) -> None:
+    def __init__(
+        self, plan: Plan, job_path: Path, interface: str | None, cpus_per_device: int
+    ) -> None:
         cell = plan.cell
         per_node = len(plan.on_node(0))
         devices = cell.devices_per_node // per_node if per_node else 1
@@ -178,7 +181,7 @@ class SrunLaunch:
                 f"--nodes={cell.nodes}",
                 f"--ntasks={plan.world_size}",
                 f"--ntasks-per-node={per_node}",
-                f"--cpus-per-task={max(1, cell.threads_per_device * devices)}",
+                f"--cpus-per-task={cpus_per_device * devices}",
                 "--kill-on-bad-exit=1",
                 "--label",
                 "--unbuffered",

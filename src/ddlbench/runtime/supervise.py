@@ -135,7 +135,7 @@ def _launch_and_watch(plan: Plan, site: Site, run_dir: Path) -> Outcome:
         listener.close()
     else:
         listener.close()
-        launch = SrunLaunch(plan, job_path, interface)
+        launch = SrunLaunch(plan, job_path, interface, site.cpus_per_device)
     try:
         return watch(
             launch,

@@ -20,7 +20,8 @@ from typing import Any
 import psutil
 import torch
 
-from ddlbench.datasets.loading import make_feed, open_split
+from ddlbench.datasets.feed import Feed
+from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.staging import data_folder
 from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.cell import Cell
@@ -163,9 +164,8 @@ def _data(
         )
     if process.shard < 0:
         return None, extent, len(dataset)
-    feed = make_feed(
-        folder,
-        request,
+    feed = Feed(
+        dataset,
         global_batch=cell.batch_size,
         shard=process.shard,
         num_shards=process.num_shards,
@@ -173,6 +173,7 @@ def _data(
         loader_workers=cell.loader_workers,
         device=device,
     )
+    feed.start()
     return EpochStream(feed, cell.warmup_steps, steps), extent, len(dataset)
 
 

@@ -82,3 +82,11 @@ def test_what_a_site_has_no_room_for(tmp_path: Path) -> None:
     assert "the cell asks for 3x1" in str(site.supports(CELL.with_(nodes=3)))
     assert "names no real data for mnist" in str(site.supports(CELL.with_(data_source="real")))
     assert "GPUs only" in str(site.supports(CELL.with_(precision="tf32")))
+
+
+def test_more_threads_than_a_devices_cores_are_refused_on_slurm(tmp_path):
+    path = tmp_path / "there.yaml"
+    path.write_text("device: cpu\nlauncher: slurm\ndevices_per_node: 2\ncpus_per_device: 2\n")
+    site = load_site(str(path))
+    assert site.supports(CELL.with_(threads_per_device=2)) is None
+    assert "2 core(s)" in site.supports(CELL.with_(threads_per_device=3))
