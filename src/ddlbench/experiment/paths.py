@@ -6,6 +6,8 @@
                                   /plan.json       who runs where, and how
                                   /steps.csv       one row a step
                                   /log.txt         what every rank printed
+    results/<site>/links/<fabric>/links.json       latency and bandwidth between devices
+    results/<site>/profiles/<profile id>/profile.json   times and bytes of a network's layers
     results/<site>/<experiment>/tables/*.csv
                                /figures/*.png, *.pdf
 """
@@ -20,6 +22,8 @@ __all__ = [
     "cell_dir",
     "experiment_dir",
     "figures_dir",
+    "links_file",
+    "profile_file",
     "project_root",
     "result_file",
     "schema_file",
@@ -52,6 +56,16 @@ def cell_dir(site: str, cell_id: str) -> Path:
 def result_file(site: str, cell_id: str) -> Path:
     """The file whose presence says that the cell is done."""
     return cell_dir(site, cell_id) / "result.json"
+
+
+def links_file(site: str, fabric: str) -> Path:
+    """How fast the devices of a site talk under one link condition."""
+    return RESULTS / site / "links" / fabric / "links.json"
+
+
+def profile_file(site: str, profile_id: str) -> Path:
+    """Times and bytes of one network's layers on one device."""
+    return RESULTS / site / "profiles" / profile_id / "profile.json"
 
 
 def experiment_dir(site: str, experiment: str) -> Path:

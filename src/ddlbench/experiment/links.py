@@ -1,0 +1,75 @@
+"""links.json: how fast the devices of a site talk to each other, one file a fabric.
+
+Measured by ``ddlbench.interconnect`` or given by hand in the site file; read by predictors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ddlbench.experiment.document import Document
+from ddlbench.experiment.errors import ConfigError
+
+__all__ = ["LINKS_VERSION", "InvalidLinks", "read_links", "write_links"]
+
+LINKS_VERSION = 1
+
+
+class InvalidLinks(ConfigError):  # noqa: N818 - a state of a file, shown as such
+    """A links file that is missing, truncated, of another version, or wrong in itself."""
+
+
+_DOCUMENT = Document("links", "links file", InvalidLinks)
+
+
+def write_links(path: Path, links: dict[str, Any]) -> None:
+    """Check and write a links file atomically.
+
+    Raises:
+        InvalidLinks: it does not fit the schema, or a matrix is not square.
+    """
+    _check_shapes(links, str(path))
+    _DOCUMENT.write(path, links)
+
+
+def read_links(path: Path) -> dict[str, Any]:
+    """Read and check a links file.
+
+    Raises:
+        InvalidLinks: there is none, or it is not what the schema says.
+    """
+    if not path.is_file():
+        raise InvalidLinks(
+            f"{path}: no such links file; measure it with `snakemake --profile ... links`"
+        )
+    links = _DOCUMENT.read(path)
+    _check_shapes(links, str(path))
+    return links
+
+
+def _check_shapes(links: dict[str, Any], where: str) -> None:
+    """Matrices are square over their endpoints, hold no hole but the diagonal, nothing negative."""
+    for index, pair in enumerate(links.get("pairs", [])):
+        size = len(pair["endpoints"])
+        place = f"{where}: pairs.{index}"
+        if len(pair["nodes"]) != size:
+            raise InvalidLinks(f"{place}: {size} endpoints, but {len(pair['nodes'])} node indices")
+        for key in ("bandwidth_bytes_per_s", "latency_s"):
+            matrix = pair[key]
+            if len(matrix) != size or any(len(row) != size for row in matrix):
+                raise InvalidLinks(f"{place}.{key}: not {size} rows of {size} numbers")
+            for row, values in enumerate(matrix):
+                for column, value in enumerate(values):
+                    if row == column:
+                        continue
+                    if value is None:
+                        raise InvalidLinks(
+                            f"{place}.{key}: a hole at row {row}, column {column}: "
+                            "measure that pair again"
+                        )
+                    if value < 0 or (key == "bandwidth_bytes_per_s" and value == 0):
+                        raise InvalidLinks(
+                            f"{place}.{key}: {value} at row {row}, column {column}: "
+                            "a bandwidth is above zero, a latency not below"
+                        )
