@@ -16,18 +16,42 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import Plan
+from ddlbench.experiment.site import Site
 from ddlbench.planning.strategy import Process
 from ddlbench.runtime.rendezvous_port import LISTEN_FD
 
-__all__ = ["Launch", "LocalLaunch", "SrunLaunch", "worker_environment"]
+__all__ = ["Launch", "LocalLaunch", "SrunLaunch", "Step", "launch", "worker_environment"]
 
 _GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is started, and how often.
+
+    Args:
+        command: of every process, after the Python interpreter.
+        processes: one entry a process.
+        nodes, devices_per_node: of the job.
+        threads: CPU threads of one device.
+        interface: network interface, or None.
+    """
+
+    command: tuple[str, ...]
+    processes: Sequence[Process]
+    nodes: int
+    devices_per_node: int
+    threads: int
+    interface: str | None
+
+    @property
+    def per_node(self) -> int:
+        """Processes of one node."""
+        return sum(process.node == 0 for process in self.processes)
 
 
 class Launch(Protocol):
@@ -50,12 +74,28 @@ class Launch(Protocol):
         ...
 
 
-def worker_environment(cell: Cell, interface: str | None) -> dict[str, str]:
+def launch(step: Step, site: Site, listener: socket.socket) -> Launch:
+    """Start ``step`` on this machine or over the nodes of this job.
+
+    Args:
+        step: what to start.
+        site: where.
+        listener: bound socket of the rendezvous; closed here, as a child inherits it or opens it.
+    """
+    try:
+        if site.launcher == "local" or step.nodes * step.devices_per_node == 1:
+            return LocalLaunch(step, listener)
+    finally:
+        listener.close()
+    return SrunLaunch(step, site.cpus_per_device)
+
+
+def worker_environment(step: Step) -> dict[str, str]:
     """What every worker finds in its environment beside the supervisor's own.
 
     Thread counts must stand before numerical libraries load.
     """
-    threads = str(cell.threads_per_device)
+    threads = str(step.threads)
     values = {
         **os.environ,
         "OMP_NUM_THREADS": threads,
@@ -64,9 +104,9 @@ def worker_environment(cell: Cell, interface: str | None) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
     }
-    if interface is not None:
-        values["GLOO_SOCKET_IFNAME"] = interface
-        values["NCCL_SOCKET_IFNAME"] = interface
+    if step.interface is not None:
+        values["GLOO_SOCKET_IFNAME"] = step.interface
+        values["NCCL_SOCKET_IFNAME"] = step.interface
     return values
 
 
@@ -102,28 +142,22 @@ class _Pipes:
 
 
 class LocalLaunch:
-    """Each process of the plan as a child of this one, in a session of its own.
+    """Each process as a child of this one, in a session of its own."""
 
-    Args:
-        plan: who runs.
-        job_path: job.json.
-        interface: network interface, or None.
-        listener: bound socket of the rendezvous, handed to rank 0.
-    """
-
-    def __init__(
-        self, plan: Plan, job_path: Path, interface: str | None, listener: socket.socket
-    ) -> None:
+    def __init__(self, step: Step, listener: socket.socket) -> None:
         self._pipes = _Pipes()
         self._children: list[subprocess.Popen[str]] = []
-        environment = worker_environment(plan.cell, interface)
-        for process in plan.processes:
-            self._children.append(self._start(process, job_path, environment, listener))
+        environment = worker_environment(step)
+        for process in step.processes:
+            self._children.append(self._start(process, step.command, environment, listener))
             self._pipes.add(self._children[-1], f"[{process.rank}] ")
 
     @staticmethod
     def _start(
-        process: Process, job_path: Path, environment: dict[str, str], listener: socket.socket
+        process: Process,
+        command: tuple[str, ...],
+        environment: dict[str, str],
+        listener: socket.socket,
     ) -> subprocess.Popen[str]:
         own = {
             "DDLBENCH_NODE": str(process.node),
@@ -134,7 +168,7 @@ class LocalLaunch:
             handed_over = (listener.fileno(),)
             own[LISTEN_FD] = str(listener.fileno())
         return subprocess.Popen(
-            [sys.executable, "-m", "ddlbench.runtime.rank_guard", str(job_path)],
+            [sys.executable, *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -169,33 +203,27 @@ class SrunLaunch:
     gets the cores of all its devices, so that data-loading processes have theirs too.
     """
 
-    def __init__(
-        self, plan: Plan, job_path: Path, interface: str | None, cpus_per_device: int
-    ) -> None:
-        cell = plan.cell
-        per_node = len(plan.on_node(0))
-        devices = cell.devices_per_node // per_node if per_node else 1
+    def __init__(self, step: Step, cpus_per_device: int) -> None:
+        devices = step.devices_per_node // step.per_node
         self._step = subprocess.Popen(
             [
                 "srun",
-                f"--nodes={cell.nodes}",
-                f"--ntasks={plan.world_size}",
-                f"--ntasks-per-node={per_node}",
+                f"--nodes={step.nodes}",
+                f"--ntasks={len(step.processes)}",
+                f"--ntasks-per-node={step.per_node}",
                 f"--cpus-per-task={cpus_per_device * devices}",
                 "--kill-on-bad-exit=1",
                 "--label",
                 "--unbuffered",
                 sys.executable,
-                "-m",
-                "ddlbench.runtime.rank_guard",
-                str(job_path),
+                *step.command,
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env=worker_environment(cell, interface),
+            env=worker_environment(step),
             start_new_session=True,
         )
         self._pipes = _Pipes()

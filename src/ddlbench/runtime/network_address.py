@@ -7,8 +7,9 @@ import socket
 import psutil
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.site import Site
 
-__all__ = ["address_of"]
+__all__ = ["address_of", "meeting_point"]
 
 
 def address_of(interface: str | None) -> str:
@@ -32,3 +33,10 @@ def address_of(interface: str | None) -> str:
         if entry.family == socket.AF_INET:
             return entry.address
     raise ConfigError(f"interface {interface!r} of {socket.gethostname()} has no IPv4 address")
+
+
+def meeting_point(site: Site) -> tuple[str, str | None]:
+    """Address that all processes of a job reach this node by, and the interface they talk over."""
+    if site.launcher == "local":
+        return "127.0.0.1", "lo"
+    return address_of(site.interface), site.interface

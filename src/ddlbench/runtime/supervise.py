@@ -26,9 +26,9 @@ from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.runtime import aggregate
 from ddlbench.runtime.assemble import assemble
 from ddlbench.runtime.job import Job, log_file, report_file
-from ddlbench.runtime.launch import Launch, LocalLaunch, SrunLaunch
+from ddlbench.runtime.launch import Step, launch
 from ddlbench.runtime.lease import Claim, Owner, claim, keep, release
-from ddlbench.runtime.network_address import address_of
+from ddlbench.runtime.network_address import meeting_point
 from ddlbench.runtime.rendezvous_port import listen
 from ddlbench.runtime.watch import Outcome, watch
 
@@ -115,8 +115,7 @@ def _concluded(
 
 def _launch_and_watch(plan: Plan, site: Site, run_dir: Path) -> Outcome:
     cell = plan.cell
-    address = "127.0.0.1" if site.launcher == "local" else address_of(site.interface)
-    interface = "lo" if site.launcher == "local" else site.interface
+    address, interface = meeting_point(site)
     listener = listen(address)
     job = Job(
         plan=plan,
@@ -129,23 +128,25 @@ def _launch_and_watch(plan: Plan, site: Site, run_dir: Path) -> Outcome:
         run_dir=run_dir.resolve(),
     )
     job_path = job.save()
-    launch: Launch
-    if site.launcher == "local" or cell.devices == 1:
-        launch = LocalLaunch(plan, job_path, interface, listener)
-        listener.close()
-    else:
-        listener.close()
-        launch = SrunLaunch(plan, job_path, interface, site.cpus_per_device)
+    step = Step(
+        command=("-m", "ddlbench.runtime.rank_guard", str(job_path)),
+        processes=plan.processes,
+        nodes=cell.nodes,
+        devices_per_node=cell.devices_per_node,
+        threads=cell.threads_per_device,
+        interface=interface,
+    )
+    running = launch(step, site, listener)
     try:
         return watch(
-            launch,
+            running,
             log_file(run_dir),
             cell.id,
             timeout_s=site.cell_timeout_s,
             hang_timeout_s=site.hang_timeout_s,
         )
     finally:
-        launch.stop()
+        running.stop()
 
 
 def _read_reports(plan: Plan, run_dir: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,254 @@
+"""Latency-bandwidth fits of message sweeps.
+
+::
+
+    time  |                 ____/        time = alpha + beta * message_bytes in each piece
+          |           ___/ |             (Hockney 1994); pieces end where the transport changes
+          |  ________/     |             its protocol, and the data say how many there are
+          +---------|------|------ message_bytes
+
+Errors are relative: a sweep spans five decades, and 10 % of a microsecond counts as much as 10 % of
+a second. Outliers weigh less (Huber). The number of pieces is what the Bayesian information
+criterion prefers, in its form for breaks that are sought in the data (Zhang and Siegmund 2007).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import t as student
+
+from ddlbench.experiment.errors import ConfigError
+
+__all__ = ["fit_hockney", "given_hockney", "hockney_time_s"]
+
+Floats = NDArray[np.float64]
+
+# A piece of fewer sizes would fit anything.
+_LEAST_SIZES = 3
+# Relative residuals below this are finer than any timer: they must not buy another piece.
+_FINEST_RESIDUAL = 1e-3
+# Beyond so many standard deviations an error is an outlier (95 % efficiency on normal errors).
+_HUBER = 1.345
+_ROUNDS = 20
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A fitted piece over points ``first`` to ``last`` (exclusive), sorted by size."""
+
+    first: int
+    last: int
+    alpha_s: float
+    beta_s_per_byte: float
+    alpha_interval_s: tuple[float, float] | None
+    beta_interval_s_per_byte: tuple[float, float] | None
+    residuals: Floats
+
+    def time_s(self, size_bytes: float) -> float:
+        return self.alpha_s + self.beta_s_per_byte * size_bytes
+
+
+def fit_hockney(points: Sequence[Mapping[str, Any]], max_pieces: int = 3) -> dict[str, Any]:
+    """Fit ``time = alpha + beta * bytes`` in one to ``max_pieces`` pieces.
+
+    Args:
+        points: mappings with ``message_bytes`` and ``time_s``, as in a sweep of links.json; in any
+            order, a size may appear more than once.
+        max_pieces: most pieces to try.
+
+    Returns:
+        The ``fit`` object of links.schema.json: pieces from 0 to no end, alpha in s and beta in
+        s per byte, both not negative, each with its 95 % interval (None where as many parameters
+        as points leave no freedom), and the median and largest relative residual over all points.
+
+    Raises:
+        ConfigError: fewer than two sizes, a size below zero, or a time not above zero.
+    """
+    sizes, times = _columns(points)
+    edges = np.flatnonzero(np.diff(sizes)) + 1  # a piece never parts equal sizes
+    starts = [0, *(int(edge) for edge in edges)]
+    ends = [*starts[1:], len(sizes)]
+    lines: dict[tuple[int, int], _Line] = {}
+    best: tuple[float, list[_Line]] | None = None
+    for pieces in range(1, max_pieces + 1):
+        for cuts in _cuts(len(starts), pieces):
+            chosen = []
+            for begin, end in itertools.pairwise((0, *cuts, len(starts))):
+                key = (starts[begin], ends[end - 1])
+                if key not in lines:
+                    lines[key] = _fit_line(sizes, times, *key)
+                chosen.append(lines[key])
+            score = _score(chosen)
+            if best is None or score < best[0]:
+                best = (score, chosen)
+    assert best is not None  # one piece is always tried
+    return _as_fit(best[1], sizes)
+
+
+def given_hockney(latency_s: float, bandwidth_bytes_per_s: float) -> dict[str, Any]:
+    """The ``fit`` object of a link whose speed somebody wrote down: one piece, nothing fitted.
+
+    Raises:
+        ConfigError: a latency below zero, or a bandwidth not above it.
+    """
+    if not latency_s >= 0:
+        raise ConfigError(f"latency {latency_s} s: a latency is not below zero; give seconds")
+    if not bandwidth_bytes_per_s > 0:
+        raise ConfigError(
+            f"bandwidth {bandwidth_bytes_per_s} bytes/s: a bandwidth is above zero; "
+            "give bytes per second"
+        )
+    nothing = np.zeros(1)
+    line = _Line(0, 1, latency_s, 1 / bandwidth_bytes_per_s, None, None, nothing)
+    return _as_fit([line], nothing)
+
+
+def hockney_time_s(fit: Mapping[str, Any], message_bytes: float) -> float:
+    """Time of one message by a ``fit`` object of links.json; beyond the sweep the ends go on."""
+    pieces = fit["pieces"]
+    for piece in pieces:
+        if piece["to_bytes"] is None or message_bytes < piece["to_bytes"]:
+            break
+    return float(piece["alpha_s"] + piece["beta_s_per_byte"] * message_bytes)
+
+
+def _columns(points: Sequence[Mapping[str, Any]]) -> tuple[Floats, Floats]:
+    """Sizes and times as arrays sorted by size."""
+    sizes = np.array([point["message_bytes"] for point in points], dtype=float)
+    times = np.array([point["time_s"] for point in points], dtype=float)
+    if len(np.unique(sizes)) < 2:
+        raise ConfigError(
+            "a latency and a bandwidth cannot be told from fewer than two message sizes; "
+            f"the sweep has {len(np.unique(sizes))}"
+        )
+    for size, time in zip(sizes, times, strict=True):
+        if not (size >= 0 and 0 < time < math.inf):
+            raise ConfigError(
+                f"a message of {size:g} bytes in {time:g} s: sizes are not below zero and times "
+                "above zero; measure that point again"
+            )
+    order = np.argsort(sizes, kind="stable")
+    return sizes[order], times[order]
+
+
+def _cuts(sizes: int, pieces: int) -> Iterable[tuple[int, ...]]:
+    """Ways to part so many sizes into pieces of at least three."""
+    if pieces == 1:
+        return [()]
+    return (
+        cuts
+        for cuts in itertools.combinations(range(_LEAST_SIZES, sizes), pieces - 1)
+        if all(b - a >= _LEAST_SIZES for a, b in itertools.pairwise((0, *cuts, sizes)))
+    )
+
+
+def _fit_line(sizes: Floats, times: Floats, first: int, last: int) -> _Line:
+    """Non-negative line through points, least relative error, outliers weighted down."""
+    columns = np.stack([np.ones(last - first), sizes[first:last]], axis=1)
+    columns = columns / times[first:last, None]  # so that the target is 1, the error relative
+    weights = np.ones(last - first)
+    for _ in range(_ROUNDS):
+        alpha, beta = _non_negative(columns, weights)
+        residuals = columns @ np.array([alpha, beta]) - 1
+        spread = max(float(np.median(np.abs(residuals))) / 0.6745, _FINEST_RESIDUAL)
+        previous, weights = weights, np.minimum(1, _HUBER * spread / np.abs(residuals).clip(1e-300))
+        if np.allclose(previous, weights, rtol=1e-3):
+            break
+    intervals = _intervals(columns, weights, residuals, (alpha, beta))
+    return _Line(first, last, alpha, beta, intervals[0], intervals[1], residuals)
+
+
+def _non_negative(columns: Floats, weights: Floats) -> tuple[float, float]:
+    """Weighted least squares of ``columns @ (alpha, beta) = 1`` with both not below zero."""
+    ones, slopes = columns[:, 0], columns[:, 1]
+    a11, a12, a22 = (
+        float(weights @ (x * y)) for x, y in ((ones, ones), (ones, slopes), (slopes, slopes))
+    )
+    b1, b2 = float(weights @ ones), float(weights @ slopes)
+    determinant = a11 * a22 - a12 * a12
+    if determinant > 1e-12 * a11 * a22:
+        alpha, beta = (b1 * a22 - b2 * a12) / determinant, (b2 * a11 - b1 * a12) / determinant
+        if alpha >= 0 and beta >= 0:
+            return alpha, beta
+        if alpha < 0:
+            return 0.0, b2 / a22
+    return b1 / a11, 0.0
+
+
+def _intervals(
+    columns: Floats, weights: Floats, residuals: Floats, values: tuple[float, float]
+) -> list[tuple[float, float] | None]:
+    """95 % intervals (Student's t) of alpha and beta, cut at zero."""
+    freedom = len(residuals) - 2
+    matrix = columns.T @ (weights[:, None] * columns)
+    scale = np.sqrt(np.diag(matrix))
+    if freedom < 1 or np.any(scale == 0):
+        return [None, None]
+    # Scaled to ones on the diagonal, as alpha and beta differ by ten decades.
+    inverse = np.linalg.pinv(matrix / np.outer(scale, scale)) / np.outer(scale, scale)
+    variance = float(weights @ residuals**2) / freedom
+    reach = student.ppf(0.975, freedom) * np.sqrt(variance * np.diag(inverse))
+    return [
+        (max(0.0, value - float(half)), value + float(half))
+        for value, half in zip(values, reach, strict=True)
+    ]
+
+
+def _score(lines: Sequence[_Line]) -> float:
+    """Bayesian information criterion of a piecewise fit; lower is better."""
+    residuals = np.concatenate([line.residuals for line in lines])
+    spread = max(float(np.median(np.abs(residuals))) / 0.6745, _FINEST_RESIDUAL)
+    size = np.abs(residuals)
+    losses = np.where(
+        size <= _HUBER * spread, size**2, 2 * _HUBER * spread * size - (_HUBER * spread) ** 2
+    )
+    count = len(residuals)
+    # Alpha and beta of each piece; a break counts twice, as it is sought among many (Zhang and
+    # Siegmund 2007).
+    parameters = 4 * len(lines) - 2
+    mean_loss = max(float(losses.mean()), _FINEST_RESIDUAL**2)
+    return count * math.log(mean_loss) + parameters * math.log(count)
+
+
+def _as_fit(lines: Sequence[_Line], sizes: Floats) -> dict[str, Any]:
+    breaks = [_break(a, b, sizes) for a, b in itertools.pairwise(lines)]
+    pieces = [
+        {
+            "from_bytes": start,
+            "to_bytes": end,
+            "alpha_s": line.alpha_s,
+            "beta_s_per_byte": line.beta_s_per_byte,
+            "alpha_interval_s": _pair(line.alpha_interval_s),
+            "beta_interval_s_per_byte": _pair(line.beta_interval_s_per_byte),
+        }
+        for line, (start, end) in zip(lines, itertools.pairwise((0.0, *breaks, None)), strict=True)
+    ]
+    residuals = np.abs(np.concatenate([line.residuals for line in lines]))
+    return {
+        "model": "piecewise-hockney",
+        "pieces": pieces,
+        "median_relative_residual": float(np.median(residuals)),
+        "largest_relative_residual": float(residuals.max()),
+    }
+
+
+def _pair(interval: tuple[float, float] | None) -> list[float] | None:
+    return None if interval is None else list(interval)
+
+
+def _break(left: _Line, right: _Line, sizes: Floats) -> float:
+    """Where one piece hands over to the next: where they cross, else between their points."""
+    low, high = float(sizes[left.last - 1]), float(sizes[right.first])
+    slope = left.beta_s_per_byte - right.beta_s_per_byte
+    if slope != 0:
+        crossing = (right.alpha_s - left.alpha_s) / slope
+        if low < crossing < high:
+            return crossing
+    return math.sqrt(low * high) if low > 0 else high / 2

@@ -1,0 +1,169 @@
+"""Tools that run on several devices beside cells: link sweeps, layer profiles.
+
+::
+
+    run_tool(site, (nodes, devices), "package.module", settings)      in the job, on its first node
+      '-> python -m package.module task.json     once a device, on every node
+            tool_main(work)  ->  work(Surroundings) -> report       rank<k>.json
+      <- the reports of all ranks
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddlbench.experiment.atomic import write_json
+from ddlbench.experiment.site import Site
+from ddlbench.planning.strategy import DeviceKind, Process
+from ddlbench.runtime.failure import classify
+from ddlbench.runtime.job import log_file, report_file
+from ddlbench.runtime.launch import Step, launch
+from ddlbench.runtime.network_address import meeting_point
+from ddlbench.runtime.rendezvous_port import listen
+from ddlbench.runtime.watch import watch
+
+__all__ = ["Surroundings", "ToolFailed", "run_tool", "tool_main"]
+
+
+class ToolFailed(RuntimeError):  # noqa: N818 - what happened
+    """A process of the tool ended without a report, or did not end in time."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What one process of a tool finds.
+
+    Args:
+        process: which one it is; ``process.devices`` is what it drives.
+        world_size: how many there are.
+        device_kind: what they compute on.
+        scratch: the site's scratch template.
+        interface: network interface; None lets libraries choose.
+        host, port: where rank 0 serves the store; see ``rendezvous.join_store``.
+        settings: what ``run_tool`` was given.
+    """
+
+    process: Process
+    world_size: int
+    device_kind: DeviceKind
+    scratch: str
+    interface: str | None
+    host: str
+    port: int
+    settings: dict[str, Any]
+
+
+def run_tool(
+    site: Site,
+    geometry: tuple[int, int],
+    module: str,
+    settings: dict[str, Any],
+    folder: Path,
+    *,
+    threads: int = 1,
+) -> list[dict[str, Any]]:
+    """Run ``python -m module`` once a device and gather what the processes report.
+
+    Args:
+        site: where; on a cluster this process runs inside a job of that size.
+        geometry: nodes, and devices of each; every device gets one process.
+        module: calls :func:`tool_main` when run.
+        settings: JSON values that every process gets.
+        folder: shared; gets log.txt.
+        threads: CPU threads of each process.
+
+    Returns:
+        the reports, in the order of ranks, each with ``status`` ("ok", "out_of_memory") and, if
+        not ok, ``reason``.
+
+    Raises:
+        ToolFailed: a process crashed, hung, or ran into the site's time limit.
+    """
+    nodes, devices_per_node = geometry
+    processes = [
+        Process(rank, "worker", rank // devices_per_node, rank % devices_per_node,
+                (rank % devices_per_node,), shard=rank, num_shards=nodes * devices_per_node)
+        for rank in range(nodes * devices_per_node)
+    ]  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    run_dir = (folder / f".run-{time.time_ns()}").resolve()
+    run_dir.mkdir()
+    address, interface = meeting_point(site)
+    listener = listen(address)
+    task = {
+        "processes": [process.to_dict() for process in processes],
+        "device_kind": site.device,
+        "scratch": site.scratch,
+        "interface": interface,
+        "host": address,
+        "port": listener.getsockname()[1],
+        "settings": settings,
+    }
+    write_json(run_dir / "task.json", task)
+    command = ("-m", module, str(run_dir / "task.json"))
+    step = Step(command, processes, nodes, devices_per_node, threads, interface)
+    running = launch(step, site, listener)
+    try:
+        outcome = watch(
+            running,
+            log_file(run_dir),
+            module.rpartition(".")[2],
+            timeout_s=site.cell_timeout_s,
+            hang_timeout_s=site.cell_timeout_s,
+        )
+    finally:
+        running.stop()
+        shutil.copyfile(log_file(run_dir), folder / "log.txt")
+    paths = [report_file(run_dir, process.rank) for process in processes]
+    reports = [json.loads(path.read_text("utf-8")) for path in paths if path.is_file()]
+    shutil.rmtree(run_dir, ignore_errors=True)
+    _judge(reports, len(processes), outcome.timed_out, folder)
+    return reports
+
+
+def _judge(reports: list[dict[str, Any]], wanted: int, timed_out: bool, folder: Path) -> None:
+    for report in reports:
+        if report["status"] == "failed":
+            raise ToolFailed(f"rank {report['rank']}: {report['reason']}; see {folder / 'log.txt'}")
+    if timed_out:
+        raise ToolFailed(f"not done within the site's cell_timeout_s; see {folder / 'log.txt'}")
+    if len(reports) < wanted:
+        raise ToolFailed(
+            f"{wanted - len(reports)} of {wanted} processes went away without a report; "
+            f"see {folder / 'log.txt'}"
+        )
+
+
+def tool_main(work: Callable[[Surroundings], dict[str, Any]]) -> None:
+    """Entry of one process: do ``work``, report how it went, exit."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    path = Path(sys.argv[1])
+    task = json.loads(path.read_text(encoding="utf-8"))
+    processes = [Process.from_dict(entry) for entry in task.pop("processes")]
+    node = int(os.environ.get("DDLBENCH_NODE", os.environ.get("SLURM_NODEID", "0")))
+    local = int(os.environ.get("DDLBENCH_LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
+    process = next(p for p in processes if (p.node, p.local_rank) == (node, local))
+    report: dict[str, Any] = {"rank": process.rank}
+    try:
+        report.update(status="ok", **work(Surroundings(process, len(processes), **task)))
+    except BaseException as error:
+        traceback.print_exc()
+        status, reason = classify(error)
+        report.update(status=status, reason=reason)
+    write_json(report_file(path.parent, process.rank), report)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Communication libraries may hang on exit when others are gone: leave without asking them.
+    os._exit(0 if report["status"] == "ok" else 1)

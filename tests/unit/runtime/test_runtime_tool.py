@@ -1,0 +1,46 @@
+"""Tools beside cells: one process a device, all reports or one sentence."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from ddlbench.experiment.site import load_site
+from ddlbench.runtime.tool import ToolFailed, run_tool
+
+
+@pytest.fixture
+def site(monkeypatch):
+    here = str(Path(__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
+    return dataclasses.replace(load_site("local"), cell_timeout_s=60)
+
+
+def run(site, folder, mode):
+    return run_tool(site, (1, 2), "tool_samples", {"mode": mode}, folder, threads=1)
+
+
+def test_every_device_reports(site, tmp_path):
+    reports = run(site, tmp_path, "report")
+    assert [report["rank"] for report in reports] == [0, 1]
+    assert {(r["status"], r["world_size"], r["threads"]) for r in reports} == {("ok", 2, "1")}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.txt"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "sentence"),
+    [
+        ("crash", "rank 1: ValueError: rank 1 had enough"),
+        ("vanish", "1 of 2 processes went away without a report"),
+    ],
+)
+def test_what_went_wrong_is_one_sentence(site, tmp_path, mode, sentence):
+    with pytest.raises(ToolFailed, match=sentence):
+        run(site, tmp_path, mode)
+    assert (tmp_path / "log.txt").is_file()
+
+
+def test_a_tool_that_hangs_is_ended(site, tmp_path):
+    with pytest.raises(ToolFailed, match="cell_timeout_s"):
+        run(dataclasses.replace(site, cell_timeout_s=8), tmp_path, "hang")

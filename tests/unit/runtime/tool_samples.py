@@ -1,0 +1,25 @@
+"""Tools for test_runtime_tool: python -m runs them in other processes."""
+
+import os
+import time
+
+from ddlbench.runtime.rendezvous import barrier, join_store, leave
+from ddlbench.runtime.tool import tool_main
+
+
+def work(here):
+    mode = here.settings["mode"]
+    store = join_store(here.host, here.port, here.process.rank, here.world_size)
+    barrier(store, "met", here.world_size)
+    leave(store, here.process.rank, here.world_size)
+    if mode == "crash" and here.process.rank == 1:
+        raise ValueError("rank 1 had enough")
+    if mode == "vanish" and here.process.rank == 1:
+        os._exit(0)
+    if mode == "hang":
+        time.sleep(600)
+    return {"world_size": here.world_size, "threads": os.environ["OMP_NUM_THREADS"]}
+
+
+if __name__ == "__main__":
+    tool_main(work)
