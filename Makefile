@@ -1,6 +1,7 @@
 # make demo   sets everything up and runs the main job on this machine, figures at the end
-# make test   unit and workflow tests, formatting, types
-# make test-cluster   the workflow on a real SLURM of four virtual nodes (root and SLURM's packages)
+# make test   formatting, types, unit and workflow tests, and test-cluster where it can run
+# make test-cluster   the workflow on a real SLURM of virtual nodes (root and SLURM's packages)
+# make validate   the long measured studies on that SLURM; writes docs/validation/ (hours)
 # Where things lie: DDLBENCH_ENV (environment, default .venv), DDLBENCH_CACHE (Horovod wheel).
 
 SHELL := /bin/bash
@@ -8,10 +9,10 @@ DDLBENCH_ENV ?= .venv
 export DDLBENCH_ENV
 export PATH := $(abspath $(DDLBENCH_ENV))/bin:$(PATH)
 
-.PHONY: help setup demo test lint unit workflow-tests test-cluster bench clean
+.PHONY: help setup demo test lint unit workflow-tests test-cluster validate bench clean
 
 help:
-	@sed -n '1,4s/^# //p' Makefile
+	@sed -n '1,5s/^# //p' Makefile
 
 setup:
 	@bash envs/setup.sh
@@ -20,7 +21,7 @@ demo: setup
 	snakemake --profile profiles/local
 	@ddlbench report --show
 
-test: setup lint unit workflow-tests
+test: setup lint unit workflow-tests test-cluster
 
 lint: setup
 	ruff check .
@@ -37,6 +38,10 @@ workflow-tests: setup
 
 test-cluster: setup
 	pytest tests/cluster
+
+validate: setup
+	bash validation/faults.sh
+	python validation/speedup.py
 
 bench: setup
 	python benchmarks/overhead/run.py

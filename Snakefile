@@ -1,6 +1,7 @@
 """ddlbench: measure, predict and choose how to parallelise DNN training.
 
     config -> stage -> cell -> tables -> figures
+           -> links, profiles -> predictions
 
 Run `snakemake --profile profiles/local` here, `snakemake --profile profiles/slurm` on a cluster.
 """
@@ -16,6 +17,8 @@ if "experiment" not in config:
 
 include: "rules/common.smk"
 include: "rules/datasets.smk"
+include: "rules/interconnect.smk"
+include: "rules/profiling.smk"
 include: "rules/cells.smk"
 include: "rules/report.smk"
 

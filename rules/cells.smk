@@ -26,6 +26,7 @@ rule cell:
         qos=lambda w: cell_request(w).qos,
         constraint=lambda w: cell_request(w).constraint,
         slurm_extra=lambda w: cell_request(w).extra,
+        attempt=lambda w, attempt: attempt,
     params:
         python=sys.executable,
         site=EXPERIMENT.site,
@@ -33,7 +34,7 @@ rule cell:
         "measuring {wildcards.cell}"
     shell:
         "{params.python:q} workflow/scripts/run_cell.py {params.site:q} {wildcards.cell:q}"
-        " {input.staged:q} {output.result:q} {log:q}"
+        " {input.staged:q} {output.result:q} {log:q} {resources.attempt}"
 
 
 # All cells of the experiment, without the report.

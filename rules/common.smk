@@ -2,10 +2,13 @@
 
 import sys
 from os.path import relpath
+from pathlib import Path
 
+from ddlbench.cluster.plugin_fixes import mend_slurm_executor
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import cell_dir, figures_dir, result_file, tables_dir
+from ddlbench.experiment.result import put_aside_if_broken
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import cell_of
 from ddlbench.planning.matrix import expand as expand_matrix
@@ -27,6 +30,13 @@ CELLS = {row.cell.id: row.cell for row in ROWS if row.unsupported is None}
 RESULTS = [str(result_file(SITE.name, cell)) for cell in CELLS]
 TABLES = tables_dir(SITE.name, EXPERIMENT.name)
 FIGURES = figures_dir(SITE.name, EXPERIMENT.name)
+
+mend_slurm_executor()
+# Not in the jobs that measure: one process looks after the results.
+if workflow.is_main_process:
+    for file in RESULTS:
+        if put_aside_if_broken(Path(file)):
+            print(f"ddlbench: {file} was broken and is put aside", file=sys.stderr)
 
 
 wildcard_constraints:

@@ -13,6 +13,9 @@ import click
 from rich.console import Console
 
 from ddlbench import __version__
+from ddlbench.commands.interconnect import interconnect
+from ddlbench.commands.partition import partition_command
+from ddlbench.commands.predict import accuracy, predict, recommend
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, figures_dir, result_file, tables_dir
 from ddlbench.experiment.schema import read_yaml
@@ -88,10 +91,13 @@ def plan(experiment: Any, site: Site, rows: list[MatrixRow], as_json: bool) -> N
 @commands.command()
 @_with_matrix
 @click.option("--show", is_flag=True, help="Only print the summary of the tables that are there.")
-def report(experiment: Any, site: Site, rows: list[MatrixRow], show: bool) -> None:
+@click.option("--also-site", multiple=True, help="Compare with this site; may be given again.")
+def report(
+    experiment: Any, site: Site, rows: list[MatrixRow], show: bool, also_site: tuple[str, ...]
+) -> None:
     """Make tables and figures of the results that are there, however many are missing."""
     from ddlbench.report.terminal import summary_table  # noqa: PLC0415
-    from ddlbench.workflow import make_report  # noqa: PLC0415
+    from ddlbench.workflow import compare_sites, make_report  # noqa: PLC0415
 
     tables = tables_dir(site.name, experiment.name)
     if not show or not (tables / "summary.csv").is_file():
@@ -100,6 +106,12 @@ def report(experiment: Any, site: Site, rows: list[MatrixRow], show: bool) -> No
     console.print(summary_table(tables))
     console.print(f"tables:  {tables}/measurements.csv")
     console.print(f"figures: {figures_dir(site.name, experiment.name)}/speedup.png")
+    if also_site:
+        context = click.get_current_context()
+        configfile = context.params["configfile"]
+        names = [context.params["site_name"] or experiment.site, *also_site]
+        figure = compare_sites(read_yaml(configfile), names, str(configfile))
+        console.print(f"sites:   {figure}")
 
 
 _STATES = ("ok", "out_of_memory", "unsupported", "timeout", "failed", "invalid", "not run")
@@ -183,6 +195,10 @@ def doctor(site_name: str, nodes: int) -> None:
     if wrong:
         console.print(f"{wrong} thing(s) to change in config/sites/{site.name}.yaml")
         sys.exit(1)
+
+
+for _command in (interconnect, partition_command, predict, recommend, accuracy):
+    commands.add_command(_command)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ddlbench.experiment.paths import RESULTS, figures_dir, tables_dir
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning.matrix import MatrixRow, expand
 
-__all__ = ["logged", "make_report", "matrix_of", "write_json"]
+__all__ = ["compare_sites", "logged", "make_report", "matrix_of", "write_json"]
 
 
 @contextmanager
@@ -64,3 +64,31 @@ def make_report(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> li
         figures.append(figures_dir(site.name, experiment.name) / f"{name}.png")
         make_figure(name, tables, figures[-1], site.description)
     return figures
+
+
+def compare_sites(config: Mapping[str, Any], sites: Sequence[str], where: str) -> Path:
+    """Tables of an experiment on several sites, and the figure that compares them.
+
+    Args:
+        config: the experiment.
+        sites: names of the sites; the first one's folder gets the figure.
+        where: names the configuration in messages.
+    """
+    from ddlbench.report import make_tables  # noqa: PLC0415
+    from ddlbench.report.footer import Context  # noqa: PLC0415
+    from ddlbench.report.sites import draw_sites  # noqa: PLC0415
+    from ddlbench.report.style import save_figure, style  # noqa: PLC0415
+    from ddlbench.report.tables import write_table  # noqa: PLC0415
+
+    tables, contexts = {}, {}
+    for name in sites:
+        experiment, site, rows = matrix_of({**config, "site": name}, where)
+        folder = tables_dir(site.name, experiment.name)
+        tables[site.name] = make_tables(experiment.name, site.name, rows, RESULTS, folder)
+        contexts[site.name] = Context(site.description)
+    path = figures_dir(next(iter(tables)), experiment.name) / "sites.png"
+    with style():
+        figure, plotted = draw_sites(tables, contexts)
+        write_table(path.with_suffix(".csv"), plotted)
+        save_figure(figure, path)
+    return path

@@ -20,14 +20,26 @@ ROOT = Path(__file__).resolve().parents[2]
 class Project:
     """A copy of the project on a file system that all nodes share."""
 
-    def __init__(self, folder: Path, bed: TestBed, experiment: dict, networks: str) -> None:
-        self.folder, self.bed = folder, bed
+    def __init__(
+        self,
+        folder: Path,
+        bed: TestBed,
+        experiment: dict,
+        networks: str,
+        status_command: str = "squeue",
+    ) -> None:
+        self.folder, self.bed, self.status_command = folder, bed, status_command
         for name in ("rules", "workflow", "config", "profiles", "envs"):
             shutil.copytree(ROOT / name, folder / name)
         shutil.copy(ROOT / "Snakefile", folder)
         (folder / "cluster_network.py").write_text(networks)
         (folder / "config" / "sites" / "testbed.yaml").write_text(bed.site_text())
         self.configure(experiment)
+
+    def change_site(self, **keys: object) -> None:
+        """Change keys of the site file."""
+        path = self.folder / "config" / "sites" / "testbed.yaml"
+        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **keys}))
 
     def configure(self, experiment: dict) -> None:
         (self.folder / "experiment.yaml").write_text(yaml.safe_dump(experiment))
@@ -37,7 +49,7 @@ class Project:
         return [
             *(sys.executable, "-m", "snakemake", *arguments, "--profile", "profiles/slurm"),
             *("--configfile", "experiment.yaml", "--jobs", "3"),
-            *("--slurm-status-command", "squeue"),
+            *("--slurm-status-command", self.status_command),
             *("--slurm-init-seconds-before-status-checks", "3"),
             *("--seconds-between-status-checks", "3", "--max-status-checks-per-second", "1"),
             *("--max-jobs-per-timespan", "100/1s", "--latency-wait", "10"),

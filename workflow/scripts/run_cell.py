@@ -1,6 +1,6 @@
 """Rule cell: one measurement.
 
-python workflow/scripts/run_cell.py SITE CELL STAGED_JSON RESULT_JSON LOG
+python workflow/scripts/run_cell.py SITE CELL STAGED_JSON RESULT_JSON LOG ATTEMPT
 """
 
 import json
@@ -13,11 +13,12 @@ from ddlbench.runtime.staging import unstage_cell
 from ddlbench.runtime.supervise import CellFailed, run_cell
 from ddlbench.workflow import logged
 
-site_name, cell_id, staged, result, log = sys.argv[1:]
+site_name, cell_id, staged, result, log, attempt = sys.argv[1:]
 with logged(log, CellFailed):
     cell, site, folder = Cell.from_id(cell_id), load_site(site_name), Path(result).parent
     try:
-        run_cell(cell, site, folder, json.loads(Path(staged).read_text(encoding="utf-8")))
+        staging = json.loads(Path(staged).read_text(encoding="utf-8"))
+        run_cell(cell, site, folder, staging, int(attempt))
     finally:
         if not site.keep_data:
             unstage_cell(cell, site, folder)

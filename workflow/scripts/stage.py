@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import load_site
-from ddlbench.runtime.staging import stage_cell
+from ddlbench.runtime.staging import StagingFailed, stage_cell
 from ddlbench.workflow import logged, write_json
 
 site_name, cell_id, output, log = sys.argv[1:]
-with logged(log):
+with logged(log, StagingFailed):
     report_dir = Path(output).parent
     write_json(Path(output), stage_cell(Cell.from_id(cell_id), load_site(site_name), report_dir))

@@ -26,6 +26,7 @@ class Experiment:
         overrides: ``{when: {...}, set: {...}}``, applied in order.
         exclude: cells of the product to leave out.
         include: further cells, written out by hand.
+        profile: at which batch sizes networks are profiled, and for how long.
         where: the file's name, for messages.
 
     """
@@ -39,6 +40,7 @@ class Experiment:
     overrides: list[dict[str, dict[str, Any]]]
     exclude: list[dict[str, Any]]
     include: list[dict[str, Any]]
+    profile: dict[str, Any]
     where: str
 
 
@@ -68,6 +70,7 @@ def parse_experiment(config: Mapping[str, Any], where: str = "config") -> Experi
         overrides=values["overrides"],
         exclude=values["exclude"],
         include=values["include"],
+        profile=values["profile"],
         where=where,
     )
 

@@ -10,6 +10,7 @@
     results/<site>/profiles/<profile id>/profile.json   times and bytes of a network's layers
     results/<site>/<experiment>/tables/*.csv
                                /figures/*.png, *.pdf
+                               /predictions.json    what every predictor said of its cells
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ __all__ = [
     "experiment_dir",
     "figures_dir",
     "links_file",
+    "predictions_file",
     "profile_file",
     "project_root",
     "result_file",
@@ -81,6 +83,11 @@ def tables_dir(site: str, experiment: str) -> Path:
 def figures_dir(site: str, experiment: str) -> Path:
     """Folder of the figures."""
     return experiment_dir(site, experiment) / "figures"
+
+
+def predictions_file(site: str, experiment: str) -> Path:
+    """What every predictor says of an experiment's cells, beside what was measured."""
+    return experiment_dir(site, experiment) / "predictions.json"
 
 
 def scratch_dir(template: str) -> Path:

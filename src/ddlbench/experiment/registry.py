@@ -1,4 +1,4 @@
-"""Where every named part is found: one line a network, one a strategy.
+"""Where every named part is found: one line a network, a strategy, a predictor.
 
 The tables hold ``module:attribute`` strings, so that a login node can name, check and plan what
 only a compute node can import. Third-party packages add to them by entry points of the same
@@ -14,7 +14,7 @@ from typing import Any
 
 from ddlbench.experiment.errors import ConfigError
 
-__all__ = ["NETWORKS", "STRATEGIES", "known", "load"]
+__all__ = ["NETWORKS", "PREDICTORS", "STRATEGIES", "known", "load"]
 
 NETWORKS: dict[str, str] = {
     "resnet18": "ddlbench.networks.resnet:resnet18",
@@ -33,7 +33,29 @@ STRATEGIES: dict[str, str] = {
     "model-parallel": "ddlbench.planning.model_parallel:ModelParallel",
 }
 
-_BUILT_IN = {"ddlbench.networks": NETWORKS, "ddlbench.strategies": STRATEGIES}
+_PREDICTORS = "ddlbench.predict.predictors"
+PREDICTORS: dict[str, str] = {
+    "sequential": f"{_PREDICTORS}.sequential:Sequential",
+    "ddlbench-eq1": f"{_PREDICTORS}.ddlbench_eq1:DdlbenchEq1",
+    "ddlbench-eq2": f"{_PREDICTORS}.ddlbench_eq2:DdlbenchEq2",
+    "ddlbench-eq3": f"{_PREDICTORS}.ddlbench_eq3:DdlbenchEq3",
+    "thesis-5.1-p2p": f"{_PREDICTORS}.thesis_5_1:Thesis51P2p",
+    "thesis-5.1-transport": f"{_PREDICTORS}.thesis_5_1:Thesis51Transport",
+    "thesis-6": f"{_PREDICTORS}.thesis_6:Thesis6",
+    "model-parallel": f"{_PREDICTORS}.model_parallel:ModelParallel",
+    "ddp-buckets": f"{_PREDICTORS}.ddp_buckets:DdpBuckets",
+    "ddp-all-reduce": f"{_PREDICTORS}.ddp_buckets:DdpAllReduce",
+    "data-extrapolation": f"{_PREDICTORS}.data_extrapolation:DataExtrapolation",
+    "hardware-extrapolation": f"{_PREDICTORS}.hardware_extrapolation:HardwareExtrapolation",
+    "linear": f"{_PREDICTORS}.linear:Linear",
+    "carry-forward": f"{_PREDICTORS}.carry_forward:CarryForward",
+}
+
+_BUILT_IN = {
+    "ddlbench.networks": NETWORKS,
+    "ddlbench.strategies": STRATEGIES,
+    "ddlbench.predictors": PREDICTORS,
+}
 
 
 @cache
@@ -52,7 +74,7 @@ def load(group: str, name: str) -> Any:
     target = known(group).get(name, name)
     module_name, _, attribute = target.partition(":")
     if not attribute:
-        kind = {"ddlbench.networks": "network", "ddlbench.strategies": "strategy"}[group]
+        kind = group.removeprefix("ddlbench.").removesuffix("s").replace("strategie", "strategy")
         raise ConfigError(
             f"unknown {kind} {name!r}; known: {', '.join(known(group))}, "
             "or write package.module:attribute"

@@ -7,12 +7,20 @@ Results are JSON and are only ever parsed, never unpickled or executed.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.document import Document
 
-__all__ = ["SCHEMA_VERSION", "STATUSES", "InvalidResult", "read_result", "write_result"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "STATUSES",
+    "InvalidResult",
+    "put_aside_if_broken",
+    "read_result",
+    "write_result",
+]
 
 SCHEMA_VERSION = 1
 STATUSES = ("ok", "out_of_memory", "unsupported", "timeout", "failed")
@@ -41,3 +49,20 @@ def read_result(path: Path) -> dict[str, Any]:
         InvalidResult: the file is no result of this schema version.
     """
     return _DOCUMENT.read(path)
+
+
+def put_aside_if_broken(path: Path) -> bool:
+    """Rename a result that is no whole JSON object to ``result.json.broken``.
+
+    Results are written atomically, so only a failing disk or a hand truncates one. Its cell is
+    then measured again, and the remains are kept. Cheap: the schema is checked by readers.
+    """
+    try:
+        if isinstance(json.loads(path.read_bytes()), dict):
+            return False
+    except ValueError:
+        pass
+    except OSError:
+        return False
+    path.replace(path.with_name(f"{path.name}.broken"))
+    return True

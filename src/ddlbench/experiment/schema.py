@@ -86,7 +86,7 @@ def _filled(schema: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, An
     for key, sub in schema.get("properties", {}).items():
         if key not in filled and "default" in sub:
             filled[key] = json.loads(json.dumps(sub["default"]))
-        if sub.get("type") == "object" and "properties" in sub and key in filled:
+        if "properties" in sub and isinstance(filled.get(key), Mapping):
             filled[key] = _filled(sub, filled[key])
     return filled
 

@@ -34,6 +34,9 @@ class Site:
     cell_timeout_s: float
     hang_timeout_s: float
     real_data: dict[str, str] = field(default_factory=dict)
+    setup: tuple[str, ...] = ()
+    container: dict[str, Any] | None = None
+    interconnect: dict[str, Any] = field(default_factory=dict)
     slurm: dict[str, Any] = field(default_factory=dict)
 
     def supports(self, cell: Cell) -> str | None:

@@ -21,14 +21,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import t as student
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.predict.lines import Floats, non_negative
 
-__all__ = ["fit_hockney", "given_hockney", "hockney_time_s"]
-
-Floats = NDArray[np.float64]
+__all__ = ["fit_hockney", "given_hockney", "hockney_terms", "hockney_time_s"]
 
 # A piece of fewer sizes would fit anything.
 _LEAST_SIZES = 3
@@ -37,6 +34,8 @@ _FINEST_RESIDUAL = 1e-3
 # Beyond so many standard deviations an error is an outlier (95 % efficiency on normal errors).
 _HUBER = 1.345
 _ROUNDS = 20
+# Of the penalty for parameters, where there are few points.
+_LARGEST_CORRECTION = 2.0
 
 
 @dataclass(frozen=True)
@@ -112,11 +111,16 @@ def given_hockney(latency_s: float, bandwidth_bytes_per_s: float) -> dict[str, A
 
 def hockney_time_s(fit: Mapping[str, Any], message_bytes: float) -> float:
     """Time of one message by a ``fit`` object of links.json; beyond the sweep the ends go on."""
+    alpha_s, beta_s_per_byte = hockney_terms(fit, message_bytes)
+    return alpha_s + beta_s_per_byte * message_bytes
+
+
+def hockney_terms(fit: Mapping[str, Any], message_bytes: float) -> tuple[float, float]:
+    """Alpha and beta of the piece that a message falls into."""
     pieces = fit["pieces"]
-    for piece in pieces:
-        if piece["to_bytes"] is None or message_bytes < piece["to_bytes"]:
-            break
-    return float(piece["alpha_s"] + piece["beta_s_per_byte"] * message_bytes)
+    last = pieces[-1]
+    found = next((p for p in pieces[:-1] if message_bytes < p["to_bytes"]), last)
+    return float(found["alpha_s"]), float(found["beta_s_per_byte"])
 
 
 def _columns(points: Sequence[Mapping[str, Any]]) -> tuple[Floats, Floats]:
@@ -155,7 +159,7 @@ def _fit_line(sizes: Floats, times: Floats, first: int, last: int) -> _Line:
     columns = columns / times[first:last, None]  # so that the target is 1, the error relative
     weights = np.ones(last - first)
     for _ in range(_ROUNDS):
-        alpha, beta = _non_negative(columns, weights)
+        alpha, beta = non_negative(columns, weights)
         residuals = columns @ np.array([alpha, beta]) - 1
         spread = max(float(np.median(np.abs(residuals))) / 0.6745, _FINEST_RESIDUAL)
         previous, weights = weights, np.minimum(1, _HUBER * spread / np.abs(residuals).clip(1e-300))
@@ -165,27 +169,12 @@ def _fit_line(sizes: Floats, times: Floats, first: int, last: int) -> _Line:
     return _Line(first, last, alpha, beta, intervals[0], intervals[1], residuals)
 
 
-def _non_negative(columns: Floats, weights: Floats) -> tuple[float, float]:
-    """Weighted least squares of ``columns @ (alpha, beta) = 1`` with both not below zero."""
-    ones, slopes = columns[:, 0], columns[:, 1]
-    a11, a12, a22 = (
-        float(weights @ (x * y)) for x, y in ((ones, ones), (ones, slopes), (slopes, slopes))
-    )
-    b1, b2 = float(weights @ ones), float(weights @ slopes)
-    determinant = a11 * a22 - a12 * a12
-    if determinant > 1e-12 * a11 * a22:
-        alpha, beta = (b1 * a22 - b2 * a12) / determinant, (b2 * a11 - b1 * a12) / determinant
-        if alpha >= 0 and beta >= 0:
-            return alpha, beta
-        if alpha < 0:
-            return 0.0, b2 / a22
-    return b1 / a11, 0.0
-
-
 def _intervals(
     columns: Floats, weights: Floats, residuals: Floats, values: tuple[float, float]
 ) -> list[tuple[float, float] | None]:
     """95 % intervals (Student's t) of alpha and beta, cut at zero."""
+    from scipy.stats import t as student  # noqa: PLC0415 - slow to import, and only fitting needs it
+
     freedom = len(residuals) - 2
     matrix = columns.T @ (weights[:, None] * columns)
     scale = np.sqrt(np.diag(matrix))
@@ -211,10 +200,12 @@ def _score(lines: Sequence[_Line]) -> float:
     )
     count = len(residuals)
     # Alpha and beta of each piece; a break counts twice, as it is sought among many (Zhang and
-    # Siegmund 2007).
+    # Siegmund 2007). Few points for many parameters cost more (McQuarrie 1999), but at most twice
+    # as much: a sweep of ten sizes may still have three pieces.
     parameters = 4 * len(lines) - 2
+    correction = min(_LARGEST_CORRECTION, count / max(count - parameters - 2, 1))
     mean_loss = max(float(losses.mean()), _FINEST_RESIDUAL**2)
-    return count * math.log(mean_loss) + parameters * math.log(count)
+    return count * math.log(mean_loss) + correction * parameters * math.log(count)
 
 
 def _as_fit(lines: Sequence[_Line], sizes: Floats) -> dict[str, Any]:

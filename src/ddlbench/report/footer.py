@@ -11,7 +11,16 @@ from ddlbench.report.intervals import CONFIDENCE
 from ddlbench.report.labels import STATUS_MARKS
 from ddlbench.report.tables import NOTE_BREAK
 
-__all__ = ["NOISY", "STALE", "Context", "common_notes", "footer", "interval_sentence"]
+__all__ = [
+    "NOISY",
+    "STALE",
+    "Context",
+    "common_notes",
+    "footer",
+    "interval_sentence",
+    "marks",
+    "origin",
+]
 
 STALE = "†"
 NOISY = "~"
@@ -27,8 +36,7 @@ class Context:
 
 def footer(shown: pd.DataFrame, context: Context, sentences: Sequence[str]) -> list[str]:
     """Return the figure's own sentences, its marks, and where the numbers come from."""
-    marks = _marks(shown)
-    return [*sentences, *([marks] if marks else []), _origin(shown, context)]
+    return [*sentences, *marks(shown), origin(shown, context)]
 
 
 def interval_sentence(shown: pd.DataFrame, ratio: bool) -> str:
@@ -70,7 +78,8 @@ def common_notes(shown: pd.DataFrame) -> list[str]:
     return [note for note in sets[0] if note and all(note in other for other in sets)]
 
 
-def _marks(shown: pd.DataFrame) -> str:
+def marks(shown: pd.DataFrame) -> list[str]:
+    """Say what the marks beside numbers mean, if there are any."""
     parts = []
     if (shown["status"] == "out_of_memory").any():
         parts.append(f"{STATUS_MARKS['out_of_memory']}: out of memory")
@@ -81,10 +90,11 @@ def _marks(shown: pd.DataFrame) -> str:
     partial = int(((shown["status"] == "ok") & (shown["n"] < shown["repeats"])).sum())
     if partial:
         parts.append(f"{partial} of {len(shown)} cells lack repeats (see summary.csv)")
-    return f"{'. '.join(parts)}." if parts else ""
+    return [f"{'. '.join(parts)}."] if parts else []
 
 
-def _origin(shown: pd.DataFrame, context: Context) -> str:
+def origin(shown: pd.DataFrame, context: Context) -> str:
+    """Say where and when the numbers of one site were measured."""
     site = str(shown["site"].iloc[0])
     where = f"Site {site}: {context.site_description}" if context.site_description else site
     days = sorted({text[:10] for text in shown["created"] if text})

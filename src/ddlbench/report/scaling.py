@@ -26,11 +26,11 @@ from ddlbench.report.page import Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import GREY
 from ddlbench.report.tables import Tables, rows_of
 
-__all__ = ["draw"]
+__all__ = ["TABLE", "draw", "draw_lines", "missing_sentence", "per_node_lines", "without_base"]
 
 NO_BASE = "no base"
 _STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
-_TABLE = [
+TABLE = [
     "dataset",
     "network",
     "strategy",
@@ -50,25 +50,37 @@ _TABLE = [
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     """One panel a network, one section a dataset, one line a strategy."""
-    shown = tables.summary.assign(variant=variant_labels(tables.summary))
-    shown = shown[shown["strategy"] != "sequential"].reset_index(drop=True)
-    shown["mark"] = [_mark(row) for row in rows_of(shown)]
-    shown["line"] = _lines(shown)
-    datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
-    networks = list(dict.fromkeys(shown["network"]))
-    names = list(dict.fromkeys(zip(shown["strategy"], shown["line"], strict=True)))
-    styles = _styles(names)
+    shown = without_base(tables.summary)
+    shown["line"] = per_node_lines(shown)
     sentences = [
         "Base: sequential training on one device (samples/s in the table beside). "
         "Dashed: linear speed-up.",
         *filter(None, [interval_sentence(shown, ratio=True)]),
-        *_missing(shown),
+        *missing_sentence(shown),
     ]
+    below = footer(shown, context, sentences)
+    return draw_lines(shown, "Speed-up by number of workers", below), shown[TABLE]
+
+
+def without_base(summary: pd.DataFrame) -> pd.DataFrame:
+    """The strategies' configurations, with ``variant`` and ``mark`` (why there is no point)."""
+    shown = summary.assign(variant=variant_labels(summary))
+    shown = shown[shown["strategy"] != "sequential"].reset_index(drop=True)
+    shown["mark"] = [_mark(row) for row in rows_of(shown)]
+    return shown
+
+
+def draw_lines(shown: pd.DataFrame, title: str, below: list[str]) -> Figure:
+    """Draw ``shown``: cells that share ``strategy`` and ``line`` are one line over workers."""
+    datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
+    networks = list(dict.fromkeys(shown["network"]))
+    names = list(dict.fromkeys(zip(shown["strategy"], shown["line"], strict=True)))
+    styles = _styles(names)
     page = lay_out(
-        "Speed-up by number of workers",
+        title,
         _legend(names, styles),
         [Section(dataset_label(d), [Panel(network_label(n)) for n in networks]) for d in datasets],
-        footer=footer(shown, context, sentences),
+        footer=below,
         size=PanelSize(
             min_width=21.0 if len(networks) > 4 else 36.0,
             height=27.0,
@@ -94,7 +106,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             axes.set_xlabel("Workers", labelpad=1)
             if axes in page.first_in_row:
                 axes.set_ylabel("Speed-up")
-    return page.figure, shown[_TABLE]
+    return page.figure
 
 
 def _mark(row: object) -> str:
@@ -104,8 +116,8 @@ def _mark(row: object) -> str:
     return "" if math.isfinite(getattr(row, "speedup", math.nan)) else NO_BASE
 
 
-def _lines(shown: pd.DataFrame) -> list[str]:
-    """Cells of one line: the variant, and devices per node where counts come in two geometries."""
+def per_node_lines(shown: pd.DataFrame) -> list[str]:
+    """Name each cell's line: its variant, and devices per node if counts come in two shapes."""
     per_count = shown.groupby("workers")["geometry"].nunique()
     twice = bool((per_count > 1).any())
     return [
@@ -203,7 +215,7 @@ def _draw_crosses(axes: Axes, missing: pd.DataFrame) -> None:
         )
 
 
-def _missing(shown: pd.DataFrame) -> list[str]:
+def missing_sentence(shown: pd.DataFrame) -> list[str]:
     """Say what the crosses stand for, reason by reason."""
     missing = shown[shown["mark"] != ""]
     parts = []

@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 import re
+from typing import Any, Literal
 
 from ddlbench.strategies.executor import Unsupported
 
-__all__ = ["classify"]
+__all__ = ["Cause", "cause_of", "classify"]
 
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|can't allocate memory|cannot allocate memory|not enough memory|"
     r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|std::bad_alloc",
     re.IGNORECASE,
 )
+
+Cause = Literal["program", "infrastructure"]
+
+# What a rank says when its node, the network or a disk let it down, not its own program.
+_LET_DOWN = re.compile(
+    r"ConnectionError|ConnectionReset|ConnectionRefused|BrokenPipe|TimeoutError|DistStoreError|"
+    r"DistNetworkError|No space left|Stale file handle|Input/output error|Connection reset|"
+    r"Connection closed|Connection refused|closed by peer|timed out|Broken pipe|"
+    r"NCCL error|unhandled system error|uncorrectable ECC|device is busy or unavailable|"
+    r"has no network interface|HorovodInternalError",
+    re.IGNORECASE,
+)
+
+
+def cause_of(failed: list[dict[str, Any]]) -> Cause:
+    """Whose fault a failure is, by the reports of the failed ranks.
+
+    A rank that was killed or went away without a word is the infrastructure's; so are broken
+    connections, unless another rank says what it did itself: then the connections broke after it.
+    """
+    if any("signal" in report for report in failed):
+        return "infrastructure"
+    if all(_LET_DOWN.search(report["reason"]) for report in failed):
+        return "infrastructure"
+    return "program"
 
 
 def classify(error: BaseException) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from ddlbench.experiment.data_size import DataRequest
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import DeviceKind
 
-__all__ = ["Job", "log_file", "report_file"]
+__all__ = ["Job", "log_file", "report_file", "stacks_file"]
 
 
 @dataclass(frozen=True)
@@ -70,3 +70,8 @@ def report_file(run_dir: Path, rank: int) -> Path:
 def log_file(run_dir: Path) -> Path:
     """Where everything that the ranks print is gathered."""
     return run_dir / "log.txt"
+
+
+def stacks_file(run_dir: Path, rank: int) -> Path:
+    """Where rank ``rank`` dumps its stacks when it is asked to."""
+    return run_dir / f"stacks{rank}.txt"

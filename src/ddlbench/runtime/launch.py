@@ -13,7 +13,6 @@ import queue
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -34,7 +33,7 @@ class Step:
     """What is started, and how often.
 
     Args:
-        command: of every process, after the Python interpreter.
+        command: of every process.
         processes: one entry a process.
         nodes, devices_per_node: of the job.
         threads: CPU threads of one device.
@@ -87,7 +86,7 @@ def launch(step: Step, site: Site, listener: socket.socket) -> Launch:
             return LocalLaunch(step, listener)
     finally:
         listener.close()
-    return SrunLaunch(step, site.cpus_per_device)
+    return SrunLaunch(step, site.cpus_per_device, site.slurm.get("mpi"))
 
 
 def worker_environment(step: Step) -> dict[str, str]:
@@ -168,7 +167,7 @@ class LocalLaunch:
             handed_over = (listener.fileno(),)
             own[LISTEN_FD] = str(listener.fileno())
         return subprocess.Popen(
-            [sys.executable, *command],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -203,7 +202,7 @@ class SrunLaunch:
     gets the cores of all its devices, so that data-loading processes have theirs too.
     """
 
-    def __init__(self, step: Step, cpus_per_device: int) -> None:
+    def __init__(self, step: Step, cpus_per_device: int, mpi: str | None = None) -> None:
         devices = step.devices_per_node // step.per_node
         self._step = subprocess.Popen(
             [
@@ -212,10 +211,10 @@ class SrunLaunch:
                 f"--ntasks={len(step.processes)}",
                 f"--ntasks-per-node={step.per_node}",
                 f"--cpus-per-task={cpus_per_device * devices}",
+                *([f"--mpi={mpi}"] if mpi else []),
                 "--kill-on-bad-exit=1",
                 "--label",
                 "--unbuffered",
-                sys.executable,
                 *step.command,
             ],
             stdin=subprocess.DEVNULL,

@@ -9,20 +9,21 @@ import psutil
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import Site
 
-__all__ = ["address_of", "meeting_point"]
+__all__ = ["address_of", "interface_to_use", "meeting_point"]
 
 
 def address_of(interface: str | None) -> str:
     """IPv4 address of ``interface``; without one, what the host's own name resolves to.
 
+    Where that name resolves to nothing, or to loopback as in many clusters' /etc/hosts, the first
+    interface that is up is taken: no other node could reach a loopback address.
+
     Raises:
         ConfigError: there is no such interface, or it has no address.
     """
     if interface is None:
-        try:
-            return socket.gethostbyname(socket.gethostname())
-        except OSError:
-            return "127.0.0.1"
+        address = _resolved()
+        return address if address is not None else _first_up()[1]
     found = psutil.net_if_addrs()
     if interface not in found:
         raise ConfigError(
@@ -33,6 +34,35 @@ def address_of(interface: str | None) -> str:
         if entry.family == socket.AF_INET:
             return entry.address
     raise ConfigError(f"interface {interface!r} of {socket.gethostname()} has no IPv4 address")
+
+
+def interface_to_use(interface: str | None) -> str | None:
+    """``interface``; without one, None where the host's name resolves, else the first that is up.
+
+    Communication libraries look the host's name up themselves when no interface is named.
+    """
+    if interface is not None or _resolved() is not None:
+        return interface
+    return _first_up()[0]
+
+
+def _resolved() -> str | None:
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return None
+    return None if address.startswith("127.") else address
+
+
+def _first_up() -> tuple[str, str]:
+    """Name and address of the first interface that is up; loopback only where there is no other."""
+    states = psutil.net_if_stats()
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            up = states[name].isup if name in states else False
+            if entry.family == socket.AF_INET and up and not entry.address.startswith("127."):
+                return name, entry.address
+    return "lo", "127.0.0.1"
 
 
 def meeting_point(site: Site) -> tuple[str, str | None]:

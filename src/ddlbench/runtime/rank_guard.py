@@ -2,7 +2,9 @@
 
 A rank that the kernel kills for memory cannot say so, and srun on another node sees only a signal.
 The guard does: it reads the cgroup's count of such kills before and after, and leaves the report
-that its rank could not write. A signal that asks for a stack dump or for the end is passed on.
+that its rank could not write. A signal that asks for the end is passed on; so is one that asks for
+a stack dump. The rank dumps into a file and the guard prints that whole, as srun labels every small
+write as a line.
 """
 
 from __future__ import annotations
@@ -11,14 +13,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from ddlbench.experiment.atomic import write_json
 from ddlbench.runtime.identity import own_process
-from ddlbench.runtime.job import Job, report_file
+from ddlbench.runtime.job import Job, report_file, stacks_file
 from ddlbench.runtime.rendezvous_port import LISTEN_FD
 
 __all__ = ["main", "oom_kills"]
+
+_DUMP_S = 1.0
 
 
 def main(job_path: str) -> int:
@@ -30,13 +35,23 @@ def main(job_path: str) -> int:
         stdin=subprocess.DEVNULL,
         pass_fds=[int(inherited)] if inherited else [],
     )
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _frame: child.send_signal(received))
+    signal.signal(signal.SIGUSR1, lambda received, _frame: _dump(job_path, child))
     code = child.wait()
     if code < 0:
         _report_signal(job_path, -code, oom_kills() > before)
         return 128 - code
     return code
+
+
+def _dump(job_path: str, child: subprocess.Popen[bytes]) -> None:
+    child.send_signal(signal.SIGUSR1)
+    time.sleep(_DUMP_S)
+    job = Job.load(Path(job_path))
+    path = stacks_file(job.run_dir, own_process(job.plan).rank)
+    if path.is_file():
+        print(path.read_text(encoding="utf-8", errors="replace"), flush=True)
 
 
 def _report_signal(job_path: str, number: int, for_memory: bool) -> None:

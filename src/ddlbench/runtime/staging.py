@@ -19,14 +19,20 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.datasets import StagingError, remove, stage
+from ddlbench.datasets.errors import DataError
 from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.data_size import DataRequest
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.site import Site
 from ddlbench.planning.data import request_of
+from ddlbench.runtime.command import python_command
 
-__all__ = ["main", "stage_cell", "unstage_cell"]
+__all__ = ["StagingFailed", "main", "stage_cell", "unstage_cell"]
+
+
+class StagingFailed(RuntimeError):  # noqa: N818 - what happened
+    """A node could not make or keep the cell's data; failure.json says so too."""
 
 
 def stage_cell(cell: Cell, site: Site, report_dir: Path) -> dict[str, Any]:
@@ -42,13 +48,24 @@ def stage_cell(cell: Cell, site: Site, report_dir: Path) -> dict[str, Any]:
         one node), ``nodes``, ``digest`` and ``per_node``.
 
     Raises:
-        StagingError: a node could not; the sentence is that node's.
+        StagingFailed: a node could not; the sentence is that node's.
     """
     begin = time.monotonic()
-    reports = _on_every_node("stage", cell, site, report_dir)
-    failed = [report for report in reports if report.get("error")]
-    if failed:
-        raise StagingError(f"{failed[0]['host']}: {failed[0]['error']}")
+    try:
+        reports = _on_every_node("stage", cell, site, report_dir)
+        failed = [report for report in reports if report.get("error")]
+        if failed:
+            raise StagingError(f"{failed[0]['host']}: {failed[0]['error']}")
+    except (DataError, StagingError) as error:
+        failure = {
+            "status": "failed",
+            "cause": "infrastructure",
+            "reason": f"staging: {error}",
+            "log_tail": [],
+            "cell_id": cell.id,
+        }
+        write_json(report_dir / "failure.json", failure)
+        raise StagingFailed(f"{cell.id}: {error}") from error
     return {
         "seconds": time.monotonic() - begin,
         "reused": all(report["reused"] for report in reports),
@@ -84,10 +101,7 @@ def _on_every_node(action: str, cell: Cell, site: Site, report_dir: Path) -> lis
                 f"--nodes={cell.nodes}",
                 f"--ntasks={cell.nodes}",
                 "--ntasks-per-node=1",
-                sys.executable,
-                "-m",
-                "ddlbench.runtime.staging",
-                json.dumps(arguments),
+                *python_command(site, "-m", "ddlbench.runtime.staging", json.dumps(arguments)),
             ],
             check=False,
             stdin=subprocess.DEVNULL,

@@ -25,6 +25,8 @@ from ddlbench.planning.data import request_of
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.runtime import aggregate
 from ddlbench.runtime.assemble import assemble
+from ddlbench.runtime.command import python_command
+from ddlbench.runtime.failure import cause_of
 from ddlbench.runtime.job import Job, log_file, report_file
 from ddlbench.runtime.launch import Step, launch
 from ddlbench.runtime.lease import Claim, Owner, claim, keep, release
@@ -40,7 +42,11 @@ class CellFailed(RuntimeError):  # noqa: N818 - what happened to the cell
 
 
 def run_cell(
-    cell: Cell, site: Site, cell_folder: Path, staging: dict[str, Any] | None = None
+    cell: Cell,
+    site: Site,
+    cell_folder: Path,
+    staging: dict[str, Any] | None = None,
+    attempt: int = 1,
 ) -> dict[str, Any]:
     """Measure a cell and write its result, unless another job does or did so just now.
 
@@ -49,10 +55,14 @@ def run_cell(
         site: where.
         cell_folder: gets plan.json, log.txt, steps.csv and, last, result.json.
         staging: what the staging of its dataset reported.
+        attempt: 2 and more where the workflow tries a failed cell again by itself; a program that
+            crashed would crash again, so only what the infrastructure broke is measured anew.
 
     Raises:
         CellFailed: a rank crashed; failure.json and log.txt say why.
     """
+    if attempt > 1:
+        _refuse_to_repeat(cell, cell_folder / "failure.json")
     claimed = claim(cell_folder, Owner.here())
     if claimed.kind == "adopted":
         assert claimed.result is not None
@@ -93,7 +103,13 @@ def _measure(
     if status == "failed":
         write_json(
             cell_folder / "failure.json",
-            {"status": status, "reason": reason, "log_tail": tail, "cell_id": cell.id},
+            {
+                "status": status,
+                "cause": cause_of([r for r in reports if r["status"] == "failed"]),
+                "reason": reason,
+                "log_tail": tail,
+                "cell_id": cell.id,
+            },
         )
         raise CellFailed(f"{cell.id}: {reason}; the log is {cell_folder / 'log.txt'}")
     result = assemble(plan, site, status, reason, reports=reports, staging=staging)
@@ -102,6 +118,14 @@ def _measure(
     if status == "ok":
         write_text(cell_folder / "steps.csv", aggregate.steps_csv(cell, reports))
     return result
+
+
+def _refuse_to_repeat(cell: Cell, failure_file: Path) -> None:
+    if not failure_file.is_file():
+        return
+    failure = json.loads(failure_file.read_text(encoding="utf-8"))
+    if failure.get("cause") == "program":
+        raise CellFailed(f"{cell.id}: {failure['reason']} (not tried again: it would crash again)")
 
 
 def _concluded(
@@ -129,7 +153,7 @@ def _launch_and_watch(plan: Plan, site: Site, run_dir: Path) -> Outcome:
     )
     job_path = job.save()
     step = Step(
-        command=("-m", "ddlbench.runtime.rank_guard", str(job_path)),
+        command=tuple(python_command(site, "-m", "ddlbench.runtime.rank_guard", str(job_path))),
         processes=plan.processes,
         nodes=cell.nodes,
         devices_per_node=cell.devices_per_node,

@@ -26,6 +26,7 @@ from typing import Any
 from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.site import Site
 from ddlbench.planning.strategy import DeviceKind, Process
+from ddlbench.runtime.command import python_command
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.job import log_file, report_file
 from ddlbench.runtime.launch import Step, launch
@@ -111,7 +112,7 @@ def run_tool(
         "settings": settings,
     }
     write_json(run_dir / "task.json", task)
-    command = ("-m", module, str(run_dir / "task.json"))
+    command = tuple(python_command(site, "-m", module, str(run_dir / "task.json")))
     step = Step(command, processes, nodes, devices_per_node, threads, interface)
     running = launch(step, site, listener)
     try:

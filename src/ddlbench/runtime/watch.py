@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections import deque
@@ -25,6 +26,7 @@ __all__ = ["Outcome", "watch"]
 _TAIL_LINES = 40
 _FOLLOWERS_S = 5.0
 _DUMP_S = 3.0
+_LOOK_S = 2.0
 
 
 @dataclass
@@ -58,6 +60,7 @@ def watch(
     display = Display(title)
     deadline = time.monotonic() + timeout_s
     moved, stop_at = time.monotonic(), math.inf
+    reports = _Reports(log_path.parent)
     try:
         with log_path.open("w", encoding="utf-8") as log:
             for line in launch.lines(deadline):
@@ -71,7 +74,7 @@ def watch(
                 if now > deadline:
                     outcome.timed_out = True
                     break
-                if launch.has_failed():
+                if launch.has_failed() or reports.tell_of_failure(now):
                     stop_at = now + _FOLLOWERS_S
                 elif now - moved > hang_timeout_s:
                     outcome.hung_s = now - moved
@@ -80,6 +83,22 @@ def watch(
     finally:
         display.close()
     return outcome
+
+
+class _Reports:
+    """Reports of ranks that ended badly: srun goes on waiting for a node that does not answer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._next_look = folder, 0.0
+
+    def tell_of_failure(self, now: float) -> bool:
+        if now < self._next_look:
+            return False
+        self._next_look = now + _LOOK_S
+        for path in self._folder.glob("rank*.json"):
+            if json.loads(path.read_text(encoding="utf-8")).get("status") != "ok":
+                return True
+        return False
 
 
 def _take(line: str, log: TextIO, display: Display, outcome: Outcome) -> bool:

@@ -33,10 +33,10 @@ from ddlbench.planning.strategy import Process, strategy_of
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.identity import own_process
-from ddlbench.runtime.job import Job, report_file
+from ddlbench.runtime.job import Job, report_file, stacks_file
 from ddlbench.runtime.loop import Extent, Measurement, measure
 from ddlbench.runtime.meters import cpu_peak_bytes, device_memory, peak_rss_bytes
-from ddlbench.runtime.network_address import address_of
+from ddlbench.runtime.network_address import address_of, interface_to_use
 from ddlbench.runtime.progress import Reporter
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
 from ddlbench.runtime.stream import EpochStream
@@ -49,9 +49,10 @@ __all__ = ["main"]
 def main(job_path: str) -> int:
     """Run this process's part of a cell; 0 when it went well."""
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
     job = Job.load(Path(job_path))
     process = own_process(job.plan)
+    stacks = stacks_file(job.run_dir, process.rank).open("w", encoding="utf-8")
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     try:
         report = _run(job, process)
     except BaseException as error:
@@ -69,6 +70,9 @@ def main(job_path: str) -> int:
 
 def _run(job: Job, process: Process) -> dict[str, Any]:
     plan, cell = job.plan, job.plan.cell
+    interface = interface_to_use(job.interface)
+    if interface is not None:
+        os.environ.update(GLOO_SOCKET_IFNAME=interface, NCCL_SOCKET_IFNAME=interface)
     threads = cell.threads_per_device
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = cell.cudnn_benchmark
@@ -88,8 +92,8 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
     context = Context(
         devices=devices,
         store=store,
-        interface=job.interface,
-        local_address=address_of(job.interface),
+        interface=interface,
+        local_address=address_of(interface),
         progress=reporter if process.rank == 0 else (lambda _done: None),
     )
     executor.prepare(plan, process, network, stream, context)

@@ -4,6 +4,9 @@
 
     rank 0   RendezvousServer(port) -- port --> store
     all      HOROVOD_* variables  ->  hvd.init()  ->  gloo connects through the server
+
+Where srun starts the processes with MPI (site key ``slurm.mpi``) and Horovod was built with MPI,
+they meet by MPI instead.
 """
 
 from __future__ import annotations
@@ -28,11 +31,14 @@ class HorovodExecutor(StepwiseExecutor):
 
     def place(self, network: nn.Sequential) -> nn.Module:
         """Join, and give every replica rank 0's weights."""
-        _set_environment(self.plan, self.process, self.context)
         try:
             self.hvd = importlib.import_module("horovod.torch")
         except ImportError as error:
             raise Unsupported(f"Horovod is not installed here: {error}") from error
+        if _started_by_mpi() and self.hvd.mpi_built():
+            _set_tuning(self.plan)
+        else:
+            _set_environment(self.plan, self.process, self.context)
         self.hvd.init()
         device = self.context.devices[0]
         if device.type == "cuda":
@@ -82,8 +88,6 @@ def _set_environment(plan: Plan, process: Process, context: Context) -> None:
         "HOROVOD_HOSTNAME": socket.gethostname(),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_FUSION_THRESHOLD": int(plan.details["fusion_threshold_bytes"]),
-        "HOROVOD_CYCLE_TIME": float(plan.details["cycle_time_s"]) * 1e3,
     }
     if context.interface is not None:
         values["HOROVOD_GLOO_IFACE"] = context.interface
@@ -92,6 +96,17 @@ def _set_environment(plan: Plan, process: Process, context: Context) -> None:
         values["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = address
         values["HOROVOD_GLOO_RENDEZVOUS_PORT"] = port
     os.environ.update({name: str(value) for name, value in values.items()})
+    _set_tuning(plan)
+
+
+def _set_tuning(plan: Plan) -> None:
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = str(int(plan.details["fusion_threshold_bytes"]))
+    os.environ["HOROVOD_CYCLE_TIME"] = str(float(plan.details["cycle_time_s"]) * 1e3)
+
+
+def _started_by_mpi() -> bool:
+    """Whether srun gave this process its place by PMI (site key ``slurm.mpi``)."""
+    return any(name in os.environ for name in ("PMIX_RANK", "PMI_RANK"))
 
 
 def _rendezvous(plan: Plan, process: Process, context: Context) -> tuple[str, int]:

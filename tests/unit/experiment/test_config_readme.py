@@ -79,7 +79,7 @@ def test_every_property_is_in_the_readme(
     root: dict[str, Any], place: str, schema: dict[str, Any]
 ) -> None:
     key = place.rsplit(".", maxsplit=1)[-1]
-    assert re.search(rf"`(slurm: )?{key}`", README), key
+    assert re.search(rf"`(\w+: )?{key}`", README), key
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -93,7 +93,7 @@ def test_schemas_hold_nothing_but_keywords(name: str) -> None:
 def _row(key: str) -> list[str]:
     """The cells of the table row that explains a key."""
     line = next(
-        line for line in README.splitlines() if re.match(rf"\|[^|]*`(slurm: )?{key}` \|", line)
+        line for line in README.splitlines() if re.match(rf"\|[^|]*`(\w+: )?{key}` \|", line)
     )
     return [cell.strip() for cell in line.strip("|").split(" | ")]
 

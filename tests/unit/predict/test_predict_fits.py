@@ -58,6 +58,29 @@ def test_a_protocol_change_makes_a_second_piece():
     assert rendezvous["beta_s_per_byte"] == pytest.approx(1 / 8e9, rel=0.1)
 
 
+@pytest.mark.parametrize("sizes", [SIZES, SIZES[::2]])
+@pytest.mark.parametrize("seed", range(4))
+def test_three_planted_pieces_are_found_in_long_and_short_sweeps(sizes, seed):
+    def time_s(size):
+        if size < 1 << 16:
+            return 1e-5 + size / 1e9
+        return 1e-4 + size / (4e9 if size < 1 << 23 else 1.5e9)
+
+    fit = fit_hockney(sweep(time_s, noise=0.03, seed=seed, sizes=sizes))
+    assert len(fit["pieces"]) == 3
+    errors = [abs(hockney_time_s(fit, size) / time_s(size) - 1) for size in sizes]
+    assert np.median(errors) < 0.04
+
+
+@pytest.mark.parametrize("sizes", [SIZES, SIZES[::2]])
+def test_noise_seldom_buys_a_piece(sizes):
+    pieces = [
+        len(fit_hockney(sweep(lambda s: 2e-5 + s / 1e9, 0.05, seed, sizes))["pieces"])
+        for seed in range(20)
+    ]
+    assert pieces.count(1) >= 18
+
+
 def test_an_outlier_neither_bends_the_line_nor_buys_a_piece():
     points = sweep(lambda size: 2e-5 + size / 1e9, noise=0.02)
     points[7]["time_s"] *= 8

@@ -1,0 +1,46 @@
+include: "profiling_common.smk"
+
+
+# Times and bytes of one network's layers on one device, and how replicas on a node slow each other.
+rule profile:
+    output:
+        str(profile_file(SITE.name, "{profile}")),
+    log:
+        str(profile_file(SITE.name, "{profile}").with_name("profile.log")),
+    conda:
+        "../envs/environment.yaml"
+    threads: profile_threads
+    resources:
+        nodes=lambda w: profile_resources(w).nodes,
+        mpi=lambda w: profile_resources(w).mpi,
+        tasks=lambda w: profile_resources(w).tasks,
+        tasks_per_node=lambda w: profile_resources(w).tasks_per_node,
+        tasks_per_gpu=lambda w: profile_resources(w).tasks_per_gpu,
+        gres=lambda w: profile_resources(w).gres,
+        mem_mb=lambda w: profile_resources(w).mem_mb,
+        runtime=lambda w: (
+            profile_resources(w).runtime_min + profile_resources(w).stage_runtime_min
+        ),
+        slurm_account=lambda w: profile_resources(w).account,
+        slurm_partition=lambda w: profile_resources(w).partition,
+        qos=lambda w: profile_resources(w).qos,
+        constraint=lambda w: profile_resources(w).constraint,
+        slurm_extra=lambda w: profile_resources(w).extra,
+    params:
+        python=sys.executable,
+        site=EXPERIMENT.site,
+        needs=lambda w: json.dumps(profile_needs(w).to_dict()),
+    message:
+        "profiling {wildcards.profile}"
+    shell:
+        "{params.python:q} -P workflow/scripts/profile.py {params.site:q} {params.needs:q}"
+        " {output:q} {log:q}"
+
+
+# All profiles of the experiment.
+rule profiles:
+    input:
+        PROFILES,
+    localrule: True
+    message:
+        "{EXPERIMENT.name} on {SITE.name}: every network has a profile"

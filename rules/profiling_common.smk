@@ -1,0 +1,32 @@
+"""What the profiles of this experiment need. No rules here."""
+
+import json
+
+from ddlbench.experiment.paths import profile_file
+from ddlbench.planning.profiles import needs_of, profile_request, profiles_of
+
+PROFILES = [str(profile_file(SITE.name, key.id)) for key in profiles_of(ROWS)]
+
+
+wildcard_constraints:
+    profile=r"[^./][^/]*/[^/]+/[^/]+",
+
+
+def profile_needs(wildcards):
+    """Batch sizes and settings of a profile; a wrong path ends here, before any job runs."""
+    try:
+        return needs_of(wildcards.profile, ROWS, EXPERIMENT.profile, SITE)
+    except ConfigError as error:
+        sys.exit(f"ddlbench: {error}")
+
+
+def profile_resources(wildcards):
+    """What a profile asks of the scheduler: all devices of a node."""
+    return profile_request(SITE, profile_needs(wildcards).cell)
+
+
+def profile_threads(wildcards):
+    """All cores of this machine, as for a cell; on a cluster, what one task needs."""
+    if SITE.launcher == "local":
+        return workflow.cores or 1
+    return profile_resources(wildcards).cpus_per_task

@@ -1,0 +1,1 @@
+"""Command groups of `ddlbench`, one file a subject."""

@@ -1,0 +1,171 @@
+"""``ddlbench partition``: cut a profiled network into pipeline stages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.planning.partition import (
+    COST_MODELS,
+    Chain,
+    Level,
+    MemoryLimit,
+    Partition,
+    partition,
+    read_chain,
+    stage_memory_bytes,
+)
+from ddlbench.planning.warmup import warmups
+
+__all__ = ["partition_command"]
+
+LISTS = ("--machines", "--bandwidth")
+
+
+class _ListCommand(click.Command):
+    """A command whose list options may be written ``--machines 4 4`` (click wants one each)."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _one_each(args))
+
+
+def _one_each(args: Sequence[str]) -> list[str]:
+    """``--machines 4 4`` as ``--machines 4 --machines 4``."""
+    spread: list[str] = []
+    current: str | None = None
+    for arg in args:
+        name, equals, value = arg.partition("=")
+        if name in LISTS:
+            current = name
+            spread += [name, value] if equals else []
+        elif current is not None and _is_number(arg):
+            spread += [current, arg]
+        else:
+            if current is not None and current not in spread:
+                spread.append(current)  # without a number: let click say so
+            current = None
+            spread.append(arg)
+    if current is not None and current not in spread:
+        spread.append(current)
+    return spread
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+@click.command("partition", cls=_ListCommand)
+@click.argument("profile", type=click.Path(path_type=Path))
+@click.option(
+    "--machines",
+    type=int,
+    multiple=True,
+    required=True,
+    metavar="N [N ...]",
+    help="Devices of a node, then nodes, and so on outwards.",
+)
+@click.option(
+    "--bandwidth",
+    type=float,
+    multiple=True,
+    required=True,
+    metavar="B [B ...]",
+    help="Bytes per second of the links of each level.",
+)
+@click.option(
+    "--cost-model",
+    type=click.Choice(list(COST_MODELS)),
+    default="released",
+    show_default=True,
+    help="The released optimizer's formula, or the paper's.",
+)
+@click.option("--straight", is_flag=True, help="A stage a device, no replication.")
+@click.option("--memory-bytes", type=float, help="Memory of one device; no limit if left out.")
+@click.option(
+    "--optimizer-states",
+    type=click.FloatRange(0),
+    default=1.0,
+    show_default=True,
+    help="Tensors as large as the weights that the optimizer keeps (SGD with momentum: 1).",
+)
+@click.option(
+    "--extra-warmup",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="More mini-batches in flight than the schedule needs; counts towards memory.",
+)
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    help="Samples of a mini-batch (a .json profile only); the largest measured if left out.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def partition_command(
+    *,
+    profile: Path,
+    machines: tuple[int, ...],
+    bandwidth: tuple[float, ...],
+    cost_model: str,
+    straight: bool,
+    memory_bytes: float | None,
+    optimizer_states: float,
+    extra_warmup: int,
+    batch_size: int | None,
+    as_json: bool,
+) -> None:
+    """Cut the network of PROFILE into pipeline stages with PipeDream's partitioner.
+
+    A stage is printed as [first, last, replicas]: it runs the nodes first, first + 1, ... last - 1
+    of the profile, counted from 0 without its Input, so last is the first node of the next stage.
+    """
+    if len(machines) != len(bandwidth):
+        raise ConfigError(
+            f"--machines has {len(machines)} level(s) and --bandwidth {len(bandwidth)}; "
+            "write one bandwidth for each number of machines"
+        )
+    levels = [Level(count, link) for count, link in zip(machines, bandwidth, strict=True)]
+    limit = None
+    if memory_bytes is not None:
+        limit = MemoryLimit(memory_bytes, optimizer_states, extra_warmup)
+    chain = read_chain(profile, batch_size)
+    found = partition(chain, levels, cost_model, straight, limit)
+    if as_json:
+        click.echo(json.dumps(found.to_dict()))
+        return
+    terms = limit or MemoryLimit(float("inf"), optimizer_states, extra_warmup)
+    Console().print(_table(found, chain, terms))
+
+
+def _table(found: Partition, chain: Chain, terms: MemoryLimit) -> Table:
+    alone_s = float(chain.time_s[0, -1])
+    speedup = f", {alone_s / found.period_s:.2f}x one device" if found.period_s else ""
+    table = Table(title=f"{found.period_s:.6g} s per mini-batch{speedup}")
+    headings = ("stage", "nodes", "replicas", "compute (s)", "weights (MB)", "in flight")
+    for heading in (*headings, "memory (MB)"):
+        table.add_column(heading, justify="right")
+    waiting = warmups(found.replicas, terms.extra_warmup)
+    memory = stage_memory_bytes(found, chain, terms)
+    for number, stage in enumerate(found.stages):
+        inside = (stage.first, stage.last - 1)
+        table.add_row(
+            str(number),
+            f"{stage.first} .. {stage.last - 1}",
+            str(stage.replicas),
+            f"{chain.time_s[inside]:.4g}",
+            f"{chain.parameter_bytes[inside] / 1e6:.1f}",
+            str(waiting[number] + 1),
+            f"{memory[number] / 1e6:.1f}",
+        )
+    table.caption = "of one device: computation per mini-batch, weights, mini-batches in flight"
+    return table

@@ -1,0 +1,217 @@
+"""``ddlbench predict``, ``recommend`` and ``accuracy``: what files say of time and memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+
+from ddlbench.commands.predict_display import (
+    frame_table,
+    prediction_dict,
+    records,
+    show_predictions,
+    show_recommendation,
+)
+from ddlbench.experiment.cell import OptionValue, parse_geometry
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import tables_dir
+from ddlbench.experiment.registry import known
+from ddlbench.experiment.schema import read_yaml
+from ddlbench.experiment.site import load_site
+
+if TYPE_CHECKING:
+    from ddlbench.predict.prediction import Prediction
+    from ddlbench.predict.question import Question
+
+__all__ = ["accuracy", "predict", "recommend"]
+
+
+def _cell_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say what is trained, on how much."""
+    for option in reversed(
+        (
+            click.option("--site", "site_name", default="local", show_default=True, help="Site."),
+            click.option("--network", required=True, help="Name, or package.module:callable."),
+            click.option("--dataset", required=True, help="Name of the dataset."),
+            click.option("--geometry", required=True, help="Nodes x devices per node: 2x4."),
+            click.option(
+                "--batch-size", type=click.IntRange(1), required=True, help="Samples of one step."
+            ),
+            click.option("--fabric", default="default", show_default=True, help="Link condition."),
+            click.option("--precision", default="fp32", show_default=True),
+            click.option("--threads", type=click.IntRange(1), default=1, help="Of a CPU device."),
+            click.option(
+                "--option", "options", multiple=True, help="Of a strategy: gpipe.chunks=8."
+            ),
+            click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@_cell_options
+@click.option("--strategy", required=True, help="Name of the strategy.")
+@click.option("--predictor", "names", multiple=True, help="Only this one; may be repeated.")
+def predict(
+    site_name: str, strategy: str, names: tuple[str, ...], as_json: bool, **asked: Any
+) -> None:
+    """Predict one cell: time of a step, its parts, memory of each device."""
+    from ddlbench.planning.plan import make_plan  # noqa: PLC0415 - slow to import
+    from ddlbench.planning.strategy import strategy_of  # noqa: PLC0415
+    from ddlbench.predict.inputs import Inputs  # noqa: PLC0415
+    from ddlbench.predict.measurements import measured_of  # noqa: PLC0415
+    from ddlbench.predict.prediction import ask, predictor_of  # noqa: PLC0415
+
+    cell, site = _question(asked).cell(strategy), load_site(site_name)
+    reason = strategy_of(strategy).supports(cell) or site.supports(cell)
+    if reason is not None:
+        raise ConfigError(f"{strategy} cannot run this cell: {reason}")
+    inputs, plan = Inputs(site.name), make_plan(cell)
+    workload, links = inputs.workload(cell), inputs.links(cell)
+    history = measured_of(cell.dataset, cell.network, site.name)
+    told: list[Prediction] = []
+    silent: dict[str, str] = {}
+    for name in names or known("ddlbench.predictors"):
+        try:
+            told.append(ask(predictor_of(name), workload, links, plan, history))
+        except ConfigError as error:
+            silent[name] = str(error)
+    if not told:
+        raise ConfigError("; ".join(dict.fromkeys(silent.values())))
+    if as_json:
+        predictions = [prediction_dict(prediction) for prediction in told]
+        click.echo(json.dumps({"cell_id": cell.id, "predictions": predictions}, indent=1))
+        return
+    show_predictions(cell.id, told)
+
+
+@click.command()
+@_cell_options
+@click.option(
+    "--recommender",
+    default="measured-links",
+    show_default=True,
+    help="measured-links, thesis, ddlbench, or a predictor that speaks of every strategy.",
+)
+@click.option("--allow-stale", is_flag=True, help="Also strategies that update with old weights.")
+@click.option(
+    "--device-memory-bytes",
+    type=click.IntRange(1),
+    help="Memory of one device, where profile and site do not say it.",
+)
+def recommend(
+    site_name: str,
+    recommender: str,
+    allow_stale: bool,
+    device_memory_bytes: int | None,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Rank the strategies for a network, a dataset and so many devices."""
+    from ddlbench.predict.inputs import Inputs  # noqa: PLC0415 - slow to import
+    from ddlbench.predict.measurements import measured_of  # noqa: PLC0415
+    from ddlbench.predict.recommend import recommend as ranked  # noqa: PLC0415
+
+    question, site = _question(asked), load_site(site_name)
+    found = ranked(
+        question,
+        site,
+        Inputs(site.name),
+        recommender=recommender,
+        allow_stale=allow_stale,
+        device_memory_bytes=device_memory_bytes,
+        history=measured_of(question.dataset, question.network, site.name),
+    )
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=1))
+    else:
+        show_recommendation(found)
+
+
+@click.command()
+@click.option(
+    "--configfile",
+    type=click.Path(path_type=Path),
+    default=Path("config/config.yaml"),
+    show_default=True,
+    help="The experiment.",
+)
+@click.option("--site", "site_name", default=None, help="Another site than the file names.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def accuracy(configfile: Path, site_name: str | None, as_json: bool) -> None:
+    """Compare every predictor and baseline with what an experiment measured.
+
+    Writes predictions.json and the tables accuracy.csv, table_8_1.csv and table_8_2.csv.
+    """
+    from ddlbench.predict.accuracy import errors, write_predictions  # noqa: PLC0415
+    from ddlbench.predict.choices import table_8_1, table_8_2, with_choices  # noqa: PLC0415
+    from ddlbench.predict.table import predictions  # noqa: PLC0415
+    from ddlbench.report.tables import write_table  # noqa: PLC0415
+    from ddlbench.workflow import matrix_of  # noqa: PLC0415
+
+    config = read_yaml(configfile)
+    if site_name is not None:
+        config["site"] = site_name
+    experiment, site, rows = matrix_of(config, where=str(configfile))
+    frame = predictions(rows, site.name)
+    path = write_predictions(frame, site.name, experiment.name)
+    cases = table_8_1(frame)
+    rates = table_8_2(cases)
+    tables = {"accuracy": with_choices(errors(frame), rates), "table_8_1": cases}
+    tables["table_8_2"] = rates
+    for name, table in tables.items():
+        write_table(tables_dir(site.name, experiment.name) / f"{name}.csv", table)
+    if as_json:
+        click.echo(json.dumps({name: records(table) for name, table in tables.items()}, indent=1))
+        return
+    console = Console()
+    console.print(frame_table(tables["accuracy"], "Prediction errors"))
+    console.print(frame_table(rates, "Recommendations (Table 8.2)"))
+    if cases.empty:
+        console.print("no case with two measured strategies: nothing to recommend")
+    console.print(f"predictions: {path}", soft_wrap=True)
+    console.print(f"tables:      {tables_dir(site.name, experiment.name)}", soft_wrap=True)
+
+
+def _question(asked: dict[str, Any]) -> Question:
+    """What the options of :func:`_cell_options` ask."""
+    from ddlbench.predict.question import Question  # noqa: PLC0415
+
+    nodes, devices_per_node = parse_geometry(asked["geometry"], "--geometry")
+    question = Question(
+        network=asked["network"],
+        dataset=asked["dataset"],
+        nodes=nodes,
+        devices_per_node=devices_per_node,
+        batch_size=asked["batch_size"],
+        settings={
+            "fabric": asked["fabric"],
+            "precision": asked["precision"],
+            "threads_per_device": asked["threads"],
+        },
+        options=_options(asked["options"]),
+    )
+    question.check_names()
+    return question
+
+
+def _options(texts: Sequence[str]) -> dict[str, dict[str, OptionValue]]:
+    """``gpipe.chunks=8`` as strategy -> option -> value."""
+    found: dict[str, dict[str, OptionValue]] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        strategy, dot, option = name.rpartition(".")
+        if not (equals and dot and strategy and option):
+            raise ConfigError(f"--option {text!r}: write strategy.option=value, as gpipe.chunks=8")
+        try:
+            found.setdefault(strategy, {})[option] = json.loads(value)
+        except ValueError:
+            found.setdefault(strategy, {})[option] = value
+    return found

@@ -1,0 +1,75 @@
+"""Some of the ranks as one process group, made as training makes it and left again."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import distributed as dist
+
+from ddlbench.planning.strategy import Process
+
+__all__ = ["Group", "joined", "members_of"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """What a process knows of its group.
+
+    Args:
+        members: its processes, in the order of ranks.
+        me: this one.
+        store: of this group alone.
+        device: what this process computes on.
+        interface: network interface, or None.
+    """
+
+    members: tuple[Process, ...]
+    me: Process
+    store: dist.Store
+    device: torch.device
+    interface: str | None
+
+    @property
+    def rank(self) -> int:
+        """Of this process in the group."""
+        return self.members.index(self.me)
+
+    @property
+    def transport(self) -> str:
+        """What torch.distributed carries its messages with."""
+        return "nccl" if self.device.type == "cuda" else "gloo"
+
+    def hosts(self) -> list[str]:
+        """Host of each rank."""
+        return [self.store.get(f"host/{rank}").decode() for rank in range(len(self.members))]
+
+
+def members_of(nodes: int, devices: int, per_node: int) -> tuple[Process, ...]:
+    """The first ``devices`` processes of the first ``nodes`` nodes; a node has ``per_node``."""
+    total = nodes * per_node
+    return tuple(
+        Process(rank, "worker", node, local, (local,), shard=rank, num_shards=total)
+        for node in range(nodes)
+        for local in range(devices)
+        for rank in [node * per_node + local]
+    )
+
+
+@contextmanager
+def joined(group: Group) -> Iterator[None]:
+    """Inside it, torch.distributed's default group is ``group``; beside NCCL it has gloo."""
+    group.store.set(f"host/{group.rank}", socket.gethostname())
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if group.transport == "nccl" else "gloo",
+        store=group.store,
+        rank=group.rank,
+        world_size=len(group.members),
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,67 @@
+"""Horovod over a group of ranks, as ``strategies/horovod.py`` joins it for the ranks of a plan."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ddlbench.interconnect.group import Group
+from ddlbench.planning.horovod import Horovod
+from ddlbench.runtime.network_address import address_of
+
+__all__ = ["horovod_world"]
+
+
+@contextmanager
+def horovod_world(hvd: Any, group: Group) -> Iterator[None]:
+    """Inside it ``hvd`` spans ``group`` over gloo, with its own defaults for fusion and cycle."""
+    server = _serve(group) if group.rank == 0 else None
+    host, port = group.store.get("horovod/rendezvous").decode().split()
+    # By host name, as Horovod itself knows hosts: nodes that share one count as one.
+    hosts = group.hosts()
+    names = list(dict.fromkeys(hosts))
+    local = [rank for rank, name in enumerate(hosts) if name == hosts[group.rank]]
+    values: dict[str, Any] = {
+        "HOROVOD_RANK": group.rank,
+        "HOROVOD_SIZE": len(group.members),
+        "HOROVOD_LOCAL_RANK": local.index(group.rank),
+        "HOROVOD_LOCAL_SIZE": len(local),
+        "HOROVOD_CROSS_RANK": names.index(hosts[group.rank]),
+        "HOROVOD_CROSS_SIZE": len(names),
+        "HOROVOD_HOSTNAME": socket.gethostname(),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_FUSION_THRESHOLD": Horovod.options["fusion_threshold_bytes"]["default"],
+        "HOROVOD_CYCLE_TIME": Horovod.options["cycle_time_s"]["default"] * 1e3,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
+    }
+    if group.interface is not None:
+        values["HOROVOD_GLOO_IFACE"] = group.interface
+    os.environ.update({name: str(value) for name, value in values.items()})
+    hvd.init()
+    try:
+        yield
+    finally:
+        hvd.shutdown()
+        if server is not None:
+            server.stop()
+
+
+def _serve(group: Group) -> Any:
+    """The rendezvous server of this group; it needs the number of ranks on each host."""
+    assign = importlib.import_module("horovod.runner.common.util.hosts")
+    http = importlib.import_module("horovod.runner.http.http_server")
+    slots: dict[str, int] = {}
+    for name in group.hosts():
+        slots[name] = slots.get(name, 0) + 1
+    server = http.RendezvousServer(verbose=0)
+    port = server.start()
+    infos = [assign.HostInfo(name, count) for name, count in slots.items()]
+    server.init(assign.get_host_assignments(infos, len(group.members)))
+    group.store.set("horovod/rendezvous", f"{address_of(group.interface)} {port}")
+    return server

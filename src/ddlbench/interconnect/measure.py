@@ -1,0 +1,129 @@
+"""links.json of one fabric: given by hand, or measured inside a job that holds the nodes.
+
+::
+
+    run_tool(node_pairs)   pairs within each node         -+
+    run_tool(sweep)        groups of ranks, all pairs      +-> assemble -> slow pairs -> links.json
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.links import LINKS_VERSION, write_links
+from ddlbench.experiment.site import Site
+from ddlbench.interconnect.assemble import node_type_pairs, sweeps_of, world_pairs
+from ddlbench.interconnect.given import given_parts
+from ddlbench.interconnect.job import is_given
+from ddlbench.interconnect.slow_pairs import slow_pairs
+from ddlbench.interconnect.worlds import worlds
+from ddlbench.runtime.environment import driver_provenance
+from ddlbench.runtime.tool import ToolFailed, run_tool
+
+__all__ = ["LinksFailed", "largest_bytes", "measure_links"]
+
+_LARGEST_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
+_SWEEP_BUDGET_S = 3.0
+_MODULES = "ddlbench.interconnect"
+
+
+class LinksFailed(ConfigError):  # noqa: N818 - what happened
+    """The links could not be measured; one sentence says why."""
+
+
+def largest_bytes(site: Site) -> int:
+    """Largest message of a sweep."""
+    return int(site.interconnect.get("largest_bytes") or _LARGEST_BYTES[site.device])
+
+
+def measure_links(site: Site, fabric: str, path: Path) -> dict[str, Any]:
+    """Measure the links of ``site`` under ``fabric``, or take them from the site file.
+
+    Args:
+        site: where; on a cluster this process runs in a job of all its nodes and devices.
+        fabric: link condition that is in force now; only noted here.
+        path: of links.json; log files of the tools go beside it.
+
+    Returns:
+        what was written to ``path``.
+
+    Raises:
+        LinksFailed: a process of a tool failed, or there are no two devices to measure between.
+        ConfigError: links given by hand are incomplete.
+        InvalidLinks: a matrix has a hole, or a value that cannot be.
+    """
+    links: dict[str, Any] = {
+        "schema_version": LINKS_VERSION,
+        "site": site.name,
+        "fabric": fabric,
+        "device_kind": site.device,
+        "pairs": [],
+        "sweeps": [],
+        "notes": [],
+        "provenance": driver_provenance(seed=0),
+    }
+    if is_given(site, fabric):
+        links["pairs"], links["sweeps"] = given_parts(site, fabric)
+        links["provenance"]["source"] = "given"
+        links["notes"].append("given by hand in the site file; nothing was measured")
+    else:
+        links["provenance"]["source"] = "measured"
+        _measure(site, links, path.parent)
+    for pair in links["pairs"]:
+        pair["slow_pairs"] = slow_pairs(pair)
+    write_links(path, links)
+    return links
+
+
+def _measure(site: Site, links: dict[str, Any], folder: Path) -> None:
+    nodes, devices = site.nodes, site.devices_per_node
+    if nodes * devices < 2:
+        raise LinksFailed(
+            f"site {site.name} has one device: there is no link to measure; raise nodes or "
+            "devices_per_node in the site file"
+        )
+    settings = {
+        "interconnect": site.interconnect,
+        "largest_bytes": largest_bytes(site),
+        "budget_s": float(site.interconnect.get("sweep_budget_s", _SWEEP_BUDGET_S)),
+        "devices_per_node": devices,
+        "worlds": worlds(nodes, devices),
+    }
+    links["provenance"]["settings"] = settings
+    if devices > 1:
+        geometry = (nodes, devices if site.device == "cpu" else 1)
+        reports = _run(site, geometry, "node_pairs", settings, folder)
+        links["pairs"] += node_type_pairs(reports)
+    reports = _run(site, (nodes, devices), "sweep", settings, folder)
+    first = reports[0]
+    links["pairs"].append(world_pairs(first["pairs"]))
+    links["sweeps"], notes = sweeps_of(first["sweeps"])
+    links["notes"] += [*first["notes"], *notes]
+    links["provenance"]["ranks"] = [
+        report["provenance"] for rank, report in enumerate(reports) if rank % devices == 0
+    ]
+
+
+def _run(
+    site: Site, geometry: tuple[int, int], module: str, settings: dict[str, Any], folder: Path
+) -> list[dict[str, Any]]:
+    """Run a tool; what goes wrong is one sentence."""
+    try:
+        reports = run_tool(
+            site,
+            geometry,
+            f"{_MODULES}.{module}",
+            settings,
+            folder / module,
+        )
+    except ToolFailed as error:
+        raise LinksFailed(f"the links of site {site.name} are not measured: {error}") from None
+    for report in reports:
+        if report["status"] != "ok":
+            raise LinksFailed(
+                f"the links of site {site.name} are not measured: rank {report['rank']}: "
+                f"{report.get('reason', report['status'])}"
+            )
+    return reports

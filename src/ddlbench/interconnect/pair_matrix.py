@@ -1,0 +1,109 @@
+"""One pair matrix of links.json: row = sender, column = receiver."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ddlbench.experiment.errors import ConfigError
+
+__all__ = ["Matrix", "finite", "median_of_runs", "pair_matrix", "scaled", "transposed"]
+
+Matrix = list[list[float | None]]
+
+
+def pair_matrix(
+    *,
+    scope: str,
+    method: str,
+    endpoints: Sequence[str],
+    nodes: Sequence[int],
+    bandwidth_bytes_per_s: Matrix,
+    latency_s: Matrix,
+    access: str | None = None,
+    direction: str = "unidirectional",
+    operation: str | None = None,
+    repeats: int = 1,
+) -> dict[str, Any]:
+    """An entry of ``pairs``, as links.schema.json has it; slow pairs are sought later."""
+    return {
+        "scope": scope,
+        "method": method,
+        "access": access,
+        "direction": direction,
+        "operation": operation,
+        "node_type": None,
+        "endpoints": list(endpoints),
+        "nodes": list(nodes),
+        "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
+        "latency_s": latency_s,
+        "repeats": repeats,
+        "slow_pairs": [],
+    }
+
+
+def finite(value: float) -> float | None:
+    """None for what is no measurement: inf and nan."""
+    return value if math.isfinite(value) else None
+
+
+def scaled(matrix: Matrix, factor: float = 1.0, divisor: float = 1.0) -> Matrix:
+    """Every value times ``factor``, over ``divisor``: 21.35 / 1e6 is exact, 21.35 * 1e-6 is not."""
+    return [
+        [None if value is None else value * factor / divisor for value in row] for row in matrix
+    ]
+
+
+def transposed(matrix: Matrix) -> Matrix:
+    """Rows as columns."""
+    return [list(column) for column in zip(*matrix, strict=True)]
+
+
+def median_of_runs(runs: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Matrices whose every value is the median of the runs that have it.
+
+    Args:
+        runs: the matrices of each run, in the same order in all.
+
+    Raises:
+        ConfigError: the runs saw different devices or measured different things.
+    """
+    first = runs[0]
+    kinds = [_kind(pair) for pair in first]
+    for number, run in enumerate(runs[1:], start=2):
+        if [_kind(pair) for pair in run] != kinds:
+            raise ConfigError(
+                f"run {number} measured other devices or other matrices than run 1: "
+                "measure again while nothing changes on the node"
+            )
+    merged = []
+    for index, pair in enumerate(first):
+        same = [run[index] for run in runs]
+        merged.append({**pair, "repeats": sum(entry["repeats"] for entry in same)})
+        for key in ("bandwidth_bytes_per_s", "latency_s"):
+            merged[-1][key] = _median([entry[key] for entry in same])
+    return merged
+
+
+def _kind(pair: dict[str, Any]) -> tuple[Any, ...]:
+    return (
+        *(pair[key] for key in ("method", "access", "direction", "operation")),
+        tuple(pair["endpoints"]),
+    )
+
+
+def _median(matrices: Sequence[Matrix]) -> Matrix:
+    """Element by element; None where no run has a value."""
+    values = np.array(matrices, dtype=float)  # None becomes nan
+    size = values.shape[1]
+    result: Matrix = [[None] * size for _ in range(size)]
+    for row in range(size):
+        for column in range(size):
+            found = values[:, row, column]
+            found = found[np.isfinite(found)]
+            if len(found):
+                result[row][column] = float(np.median(found))
+    return result

@@ -1,0 +1,57 @@
+"""Which groups of ranks are swept, and with which messages.
+
+::
+
+    within a node      1x2  1x3  1x4        one, and more, devices of the first node
+    between nodes      2x1  3x1  4x1        one device of each node
+    both               4x4                  all
+
+Beyond eight, numbers double: the cost of a collective changes slowly with many ranks.
+"""
+
+from __future__ import annotations
+
+__all__ = ["OPERATIONS", "buffer_bytes", "level_of", "message_sizes", "worlds"]
+
+OPERATIONS = ("p2p", "all_reduce", "broadcast", "all_gather", "reduce_scatter")
+_EVERY_UP_TO = 8
+_SMALLEST_BYTES = 1024
+_DOUBLE_UP_TO_BYTES = 64 * 1024
+
+
+def worlds(nodes: int, devices_per_node: int) -> list[tuple[int, int]]:
+    """Groups as (nodes, devices per node), the smallest first; none for a single device."""
+    found = [(1, count) for count in _counts(devices_per_node)]
+    found += [(count, 1) for count in _counts(nodes)]
+    if nodes > 1 and devices_per_node > 1:
+        found.append((nodes, devices_per_node))
+    return found
+
+
+def level_of(nodes: int) -> str:
+    """Level of the slowest link of a group."""
+    return "network" if nodes > 1 else "node"
+
+
+def message_sizes(largest_bytes: int) -> list[int]:
+    """From 1 KiB: powers of two up to 64 KiB, where protocols change, then powers of four."""
+    sizes = []
+    size = _SMALLEST_BYTES
+    while size <= largest_bytes:
+        sizes.append(size)
+        size *= 2 if size < _DOUBLE_UP_TO_BYTES else 4
+    return sizes
+
+
+def buffer_bytes(operation: str, message_bytes: int, ranks: int) -> int:
+    """The largest buffer of one rank: what ``largest_bytes`` limits."""
+    return message_bytes * ranks if operation == "all_gather" else message_bytes
+
+
+def _counts(most: int) -> list[int]:
+    counts = list(range(2, min(most, _EVERY_UP_TO) + 1))
+    count = 2 * _EVERY_UP_TO
+    while count < most:
+        counts.append(count)
+        count *= 2
+    return [*counts, most] if most > _EVERY_UP_TO else counts

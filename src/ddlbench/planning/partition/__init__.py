@@ -1,0 +1,29 @@
+"""Where to cut a network into pipeline stages, and how often to replicate each."""
+
+from ddlbench.planning.partition.chain import Chain, Node
+from ddlbench.planning.partition.cost import COST_MODELS, Level
+from ddlbench.planning.partition.memory import MemoryLimit
+from ddlbench.planning.partition.read import chain_of_profile, read_chain, read_table
+from ddlbench.planning.partition.stages import (
+    Partition,
+    Stage,
+    balance,
+    partition,
+    stage_memory_bytes,
+)
+
+__all__ = [
+    "COST_MODELS",
+    "Chain",
+    "Level",
+    "MemoryLimit",
+    "Node",
+    "Partition",
+    "Stage",
+    "balance",
+    "chain_of_profile",
+    "partition",
+    "read_chain",
+    "read_table",
+    "stage_memory_bytes",
+]

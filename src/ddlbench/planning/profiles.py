@@ -1,0 +1,157 @@
+"""Which profiles an experiment needs, and at which batch sizes of one device.
+
+::
+
+    sequential   1x1  batch 16    ->  16                     whole steps at 4, 8 and 16
+    ddp          1x2  batch 16    ->  16 / 2 shards  =  8    layers at three sizes from 4 to 16
+    gpipe        1x2  batch 16    ->  16 / 4 chunks  =  4, and 16
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.profile import ProfileKey
+from ddlbench.experiment.registry import known
+from ddlbench.experiment.schema import nearest
+from ddlbench.experiment.site import Site
+from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.plan import make_plan
+from ddlbench.planning.resources import SchedulerRequest, request
+
+__all__ = ["ProfileNeeds", "device_batches", "needs_of", "profile_request", "profiles_of"]
+
+
+@dataclass(frozen=True)
+class ProfileNeeds:
+    """What is measured for one profile.
+
+    Args:
+        cell: the sequential cell whose settings whole steps run with; its batch does not matter.
+        step_batches: batch sizes of whole steps, ascending.
+        layer_batches: batch sizes at which layers and blocks are timed, ascending.
+        replica_batch: batch size of each replica where several share a node.
+        budget_s: seconds that the profile should take.
+    """
+
+    cell: Cell
+    step_batches: tuple[int, ...]
+    layer_batches: tuple[int, ...]
+    replica_batch: int
+    budget_s: float
+
+    @property
+    def key(self) -> ProfileKey:
+        """The profile that these needs make."""
+        return ProfileKey.of(self.cell)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {**asdict(self), "cell": self.cell.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ProfileNeeds:
+        """Read the form that :meth:`to_dict` writes."""
+        batches = {key: tuple(values[key]) for key in ("step_batches", "layer_batches")}
+        return cls(**{**values, **batches, "cell": Cell.from_dict(values["cell"])})
+
+
+def profiles_of(rows: Iterable[MatrixRow]) -> list[ProfileKey]:
+    """Every profile that the cells of a matrix need, each once, in their order."""
+    return list(dict.fromkeys(ProfileKey.of(r.cell) for r in rows if r.unsupported is None))
+
+
+def device_batches(cell: Cell) -> set[int]:
+    """Samples that one device of the cell computes on at once: its share, and its micro-batch."""
+    plan = make_plan(cell)
+    shards = {process.num_shards for process in plan.processes if process.shard >= 0}
+    shares = {cell.batch_size // count for count in shards}
+    chunks = int(plan.details.get("chunks", 1))
+    return shares | {max(share // chunks, 1) for share in shares}
+
+
+def needs_of(
+    profile_id: str, rows: Sequence[MatrixRow], settings: Mapping[str, Any], site: Site
+) -> ProfileNeeds:
+    """What to measure for a profile.
+
+    A network that the matrix does not have takes the batch sizes and settings of the other
+    networks of its dataset; failing those, of all.
+
+    Args:
+        profile_id: the profile's path.
+        rows: of the experiment.
+        settings: the experiment's ``profile``.
+        site: where.
+
+    Raises:
+        ConfigError: no such dataset or network, or the site cannot run it.
+    """
+    key = ProfileKey.from_id(profile_id)
+    _check(key)
+    cells = _nearest_cells(key, [row.cell for row in rows if row.unsupported is None])
+    if not cells:
+        raise ConfigError(f"profile {profile_id}: the experiment has no cell that can run")
+    template = next((cell for cell in cells if cell.strategy == "sequential"), cells[0])
+    cell = template.with_(
+        dataset=key.dataset,
+        network=key.network,
+        precision=key.precision,
+        threads_per_device=key.threads_per_device,
+        strategy="sequential",
+        nodes=1,
+        devices_per_node=1,
+        fabric="default",
+        repeat=0,
+        options=(),
+    )
+    reason = site.supports(cell)
+    if reason is not None:
+        raise ConfigError(f"profile {profile_id}: {reason}")
+    steps = sorted(set().union(*(device_batches(cell) for cell in cells)))
+    shared = [c.batch_size // make_plan(c).processes[0].num_shards for c in cells if c.devices > 1]
+    return ProfileNeeds(
+        cell=cell,
+        step_batches=tuple(steps),
+        layer_batches=tuple(sorted(set(settings["batch_sizes"]))) or _between(steps[0], steps[-1]),
+        replica_batch=min(shared or steps),
+        budget_s=float(settings["budget_s"]),
+    )
+
+
+def profile_request(site: Site, cell: Cell) -> SchedulerRequest:
+    """All devices of one node: replicas share it without talking."""
+    return request(cell.with_(nodes=1, devices_per_node=site.devices_per_node), site)
+
+
+def _between(smallest: int, largest: int) -> tuple[int, ...]:
+    """Three batch sizes, evenly spread in ratio; from a quarter of the largest at least."""
+    low = max(1, min(smallest, largest // 4))
+    middle = round(math.sqrt(low * largest))
+    if middle in (low, largest):
+        middle = low + 1
+    return tuple(sorted({low, middle, max(largest, middle + 1)}))
+
+
+def _nearest_cells(key: ProfileKey, cells: list[Cell]) -> list[Cell]:
+    own = [cell for cell in cells if ProfileKey.of(cell) == key]
+    return own or [cell for cell in cells if cell.dataset == key.dataset] or cells
+
+
+def _check(key: ProfileKey) -> None:
+    where = f"profile {key.id}"
+    if key.dataset not in DATASETS:
+        remark = nearest(key.dataset, DATASETS)
+        raise ConfigError(f"{where}: unknown dataset {key.dataset!r}; {remark}")
+    networks = known("ddlbench.networks")
+    if key.network not in networks and ":" not in key.network:
+        remark = nearest(key.network, networks)
+        raise ConfigError(f"{where}: unknown network {key.network!r}; {remark}")
+    if key.precision not in ("fp32", "tf32", "bf16"):
+        raise ConfigError(f"{where}: precision {key.precision!r} is none; write fp32, tf32 or bf16")

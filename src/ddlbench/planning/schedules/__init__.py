@@ -1,0 +1,46 @@
+"""Pipeline schedules as data: who does what, in which order. No torch here."""
+
+from ddlbench.planning.schedules.action import Action, InvalidSchedule, Schedule
+from ddlbench.planning.schedules.check import check
+from ddlbench.planning.schedules.deadlock import blocked
+from ddlbench.planning.schedules.gpipe import gpipe
+from ddlbench.planning.schedules.interleaved import interleaved_1f1b
+from ddlbench.planning.schedules.model_parallel import model_parallel
+from ddlbench.planning.schedules.one_f_one_b import one_f_one_b
+from ddlbench.planning.schedules.pipedream import pipedream, weight_version
+from ddlbench.planning.schedules.replay import (
+    Durations,
+    Links,
+    StageDurations,
+    TimedAction,
+    Timeline,
+    no_links,
+    replay,
+)
+from ddlbench.planning.schedules.replicate import replicate
+from ddlbench.planning.schedules.zero_bubble import interleaved_zero_bubble
+from ddlbench.planning.schedules.zero_bubble_v import zero_bubble_v
+
+__all__ = [
+    "Action",
+    "Durations",
+    "InvalidSchedule",
+    "Links",
+    "Schedule",
+    "StageDurations",
+    "TimedAction",
+    "Timeline",
+    "blocked",
+    "check",
+    "gpipe",
+    "interleaved_1f1b",
+    "interleaved_zero_bubble",
+    "model_parallel",
+    "no_links",
+    "one_f_one_b",
+    "pipedream",
+    "replay",
+    "replicate",
+    "weight_version",
+    "zero_bubble_v",
+]

@@ -1,0 +1,117 @@
+"""Proof that a schedule runs to its end and trains what it should."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from ddlbench.planning.schedules.action import Action, InvalidSchedule, Kind, Schedule
+from ddlbench.planning.schedules.deadlock import blocked
+
+__all__ = ["check"]
+
+ANSWERS: dict[Kind, Kind] = {
+    "send_activation": "receive_activation",
+    "send_gradient": "receive_gradient",
+}
+
+
+def check(schedule: Schedule) -> None:
+    """Prove a schedule right by going through it.
+
+    Every micro-batch passes every stage once, forwards before backwards, on the rank that
+    ``rank_of`` names; every backward pass is followed by an update; each replica of a stage takes
+    part in the same updates; each channel's messages are received once, in the order in which they
+    are sent; no rank holds more than its ``in_flight``; and nothing ends in a deadlock, with sends
+    that return at once and with sends that wait for their receiver.
+
+    Raises:
+        InvalidSchedule: one of these is not so; says which, and where.
+    """
+    _check_passes(schedule)
+    _check_updates(schedule)
+    _check_messages(schedule)
+    _check_in_flight(schedule)
+    for sends in ("buffered", "synchronous"):
+        stuck = blocked(schedule, synchronous=sends == "synchronous")
+        if stuck:
+            places = ", ".join(f"rank {rank} at {action}" for rank, action in stuck.items())
+            raise _invalid(schedule, f"deadlock with {sends} sends: {places}")
+
+
+def _invalid(schedule: Schedule, what: str) -> InvalidSchedule:
+    return InvalidSchedule(f"schedule {schedule.name}: {what}")
+
+
+def _check_passes(schedule: Schedule) -> None:
+    done: dict[tuple[int, int], list[Kind]] = defaultdict(list)
+    for rank in range(schedule.world_size):
+        for action in schedule.computations(rank):
+            if schedule.rank_of(action.stage, action.micro_batch) != rank:
+                raise _invalid(schedule, f"rank {rank} has {action} of stage {action.stage}")
+            done[action.stage, action.micro_batch].append(action.kind)
+    whole = (["forward", "backward"], ["forward", "backward_input", "backward_weight"])
+    for stage in range(schedule.num_stages):
+        for number in range(schedule.micro_batches):
+            kinds = done.pop((stage, number), [])
+            if kinds not in whole:
+                raise _invalid(schedule, f"micro-batch {number} passes stage {stage} as {kinds}")
+    if done:
+        raise _invalid(schedule, f"passes of unknown (stage, micro-batch) {sorted(done)}")
+
+
+def _check_updates(schedule: Schedule) -> None:
+    for stage, ranks in enumerate(schedule.stage_ranks):
+        each = [[a for a in schedule.actions[rank] if a.stage == stage] for rank in ranks]
+        updates = [[(a.kind, a.micro_batch) for a in x if _is_update(a)] for x in each]
+        if any(found != updates[0] for found in updates):
+            raise _invalid(schedule, f"the replicas of stage {stage} update at different times")
+        if len(ranks) > 1:
+            reduced = [number for kind, number in updates[0] if kind == "all_reduce"]
+            if reduced != [number for kind, number in updates[0] if kind == "update"]:
+                raise _invalid(schedule, f"stage {stage} updates without its replicas' gradients")
+        if any(not x or x[-1].kind != "update" for x in each):
+            raise _invalid(schedule, f"stage {stage} does not end with an update")
+
+
+def _is_update(action: Action) -> bool:
+    return action.kind in ("all_reduce", "update")
+
+
+def _check_messages(schedule: Schedule) -> None:
+    Message = tuple[int, int]  # stage that receives, micro-batch  # noqa: N806
+    sent: dict[tuple[Kind, int, int], list[Message]] = defaultdict(list)
+    received: dict[tuple[Kind, int, int], list[Message]] = defaultdict(list)
+    for rank, actions in enumerate(schedule.actions):
+        for action in actions:
+            if action.peer is None:
+                continue
+            if action.kind in ANSWERS:
+                towards = 1 if action.kind == "send_activation" else -1
+                channel = (ANSWERS[action.kind], rank, action.peer)
+                sent[channel].append((action.stage + towards, action.micro_batch))
+            else:
+                channel = (action.kind, action.peer, rank)
+                received[channel].append((action.stage, action.micro_batch))
+    for channel in sent.keys() | received.keys():
+        kind, source, target = channel
+        if sent[channel] != received[channel]:
+            lost = Counter(sent[channel]) - Counter(received[channel])
+            awaited = Counter(received[channel]) - Counter(sent[channel])
+            raise _invalid(
+                schedule,
+                f"{kind} from rank {source} to {target}: sent but not received {sorted(lost)}, "
+                f"awaited but not sent {sorted(awaited)}, else in another order",
+            )
+
+
+def _check_in_flight(schedule: Schedule) -> None:
+    for rank in range(schedule.world_size):
+        held = most = 0
+        for action in schedule.computations(rank):
+            held += action.kind == "forward"
+            held -= action.kind in ("backward", "backward_weight")
+            most = max(most, held)
+        if most > schedule.in_flight[rank]:
+            raise _invalid(
+                schedule, f"rank {rank} holds {most} passes, more than {schedule.in_flight[rank]}"
+            )

@@ -1,0 +1,112 @@
+"""PipeDream: 1F1B without a flush, with weight versions and replicated stages.
+
+::
+
+    r = (1, 1, 1, 1), W = 3, 2, 1, 0         the update follows every backward pass
+    rank 0   F0 F1 F2 F3          B0 F4 B1 F5 B2 F6 ...
+    rank 1      F0 F1 F2       B0 F3 B1 F4 B2 F5 ...          steady state: no bubble
+    rank 2         F0 F1    B0 F2 B1 F3 B2 F4 ...
+    rank 3            F0 B0 F1 B1 F2 B2 F3 ...
+
+    r = (2, 1, 1), W = 1, 1, 0               g runs on replica g mod r_s of stage s
+    stage 0, replica 0   F0 F2          B0 . F4   B2 . F6 ...         . all-reduce: replicas meet
+    stage 0, replica 1   F1 F3          B1 . F5   B3 . F7 ...
+    stage 1                 F0 F1    B0 F2 B1 F3 ...
+    stage 2                    F0 B0 F1 B1 F2 B2 ...
+
+A replica's b-th mini-batch uses the weights after ``max(0, b - W_s)`` updates, forwards and
+backwards, so ``W_s + 1`` versions are kept. Update t of a stage averages mini-batches
+``t r_s .. (t + 1) r_s - 1``; in the last one, a replica that has none joins with zeros, so no
+mini-batch is dropped and nobody waits for ever.
+
+The gradient goes to the stage before ahead of the all-reduce, so that replicas which wait for each
+other hold up nobody else.
+
+Sources: PipeDream (Narayanan et al., SOSP 2019), sections 3.2 and 3.3, figures 4 and 8. Other than
+there: the warm-up (:mod:`ddlbench.planning.warmup`), and routing by global number instead of the
+release's per-replica counters, which need r_s r_{s+1} to divide the number of mini-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddlbench.planning.schedules.action import Action, InvalidSchedule, Schedule
+from ddlbench.planning.schedules.assemble import passes, positive, with_messages
+from ddlbench.planning.schedules.one_f_one_b import alternate
+from ddlbench.planning.warmup import check_replicas, warmups
+
+__all__ = ["pipedream", "weight_version"]
+
+
+def pipedream(
+    replicas: Sequence[int],
+    mini_batches: int,
+    extra_warmup: int = 0,
+    warmup_counts: Sequence[int] | None = None,
+) -> Schedule:
+    """The schedule of so many mini-batches; ranks are numbered stage by stage.
+
+    Args:
+        replicas: of each stage, first to last.
+        mini_batches: of all replicas together; any number.
+        extra_warmup: more mini-batches in flight on every stage but the last.
+        warmup_counts: warm-up of each stage instead of the rule's, for studying other rules;
+            check such a schedule before it is run.
+
+    Raises:
+        ConfigError: a count does not fit.
+    """
+    check_replicas(replicas)
+    positive(mini_batches=mini_batches)
+    counts = tuple(warmups(replicas, extra_warmup) if warmup_counts is None else warmup_counts)
+    if len(counts) != len(replicas) or min(counts) < 0:
+        raise InvalidSchedule(f"warm-ups {list(counts)}: write one, 0 or more, for each stage")
+    stage_ranks, orders, in_flight = _ranks(replicas), [], []
+    for stage, count in enumerate(replicas):
+        for replica in range(count):
+            own = range(replica, mini_batches, count)
+            orders.append(_replica(stage, own, counts[stage], -(-mini_batches // count), count))
+            in_flight.append(min(counts[stage] + 1, len(own)))
+    return Schedule(
+        name="pipedream",
+        micro_batches=mini_batches,
+        stage_ranks=stage_ranks,
+        actions=with_messages(orders, stage_ranks),
+        in_flight=tuple(in_flight),
+        warmups=counts,
+        receives_ahead=max(counts) + 1,  # as many as a sender can have under way
+    )
+
+
+def weight_version(schedule: Schedule, stage: int, mini_batch: int) -> int:
+    """Updates that the weights have seen that serve a mini-batch on a stage, both ways."""
+    local = mini_batch // len(schedule.stage_ranks[stage])
+    return max(0, local - schedule.warmups[stage])
+
+
+def _ranks(replicas: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    starts = [sum(replicas[:stage]) for stage in range(len(replicas))]
+    return tuple(
+        tuple(range(start, start + count)) for start, count in zip(starts, replicas, strict=True)
+    )
+
+
+def _replica(stage: int, own: range, warmup: int, updates: int, replicas: int) -> list[Action]:
+    """Passes and updates of one replica that runs mini-batches ``own``."""
+    order = alternate(passes("forward", stage, own), passes("backward", stage, own), warmup)
+    actions: list[Action] = []
+    done = 0
+    for action in order:
+        actions.append(action)
+        if action.kind == "backward":
+            actions += _update(stage, done, replicas)
+            done += 1
+    for number in range(done, updates):  # the tail: others have one mini-batch more
+        actions += _update(stage, number, replicas)
+    return actions
+
+
+def _update(stage: int, number: int, replicas: int) -> list[Action]:
+    meet = [Action("all_reduce", stage, number)] if replicas > 1 else []
+    return [*meet, Action("update", stage, number)]

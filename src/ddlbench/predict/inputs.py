@@ -1,0 +1,77 @@
+"""Find and open what predictors read: one profile a network, one links file a fabric."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.links import read_links
+from ddlbench.experiment.paths import RESULTS, links_file, profile_file
+from ddlbench.experiment.profile import InvalidProfile, ProfileKey, read_profile
+from ddlbench.predict.link_table import LinkTable
+from ddlbench.predict.workload import Workload
+
+__all__ = ["Inputs", "open_links", "open_workload"]
+
+
+def open_workload(path: Path) -> Workload:
+    """Read a profile.
+
+    Raises:
+        InvalidProfile: there is none, or it is not what the schema says.
+    """
+    return Workload(read_profile(path), str(path))
+
+
+def open_links(path: Path) -> LinkTable:
+    """Read a links file.
+
+    Raises:
+        InvalidLinks: there is none, it is not what the schema says, a matrix has a hole, or a
+            bandwidth is not above zero.
+    """
+    return LinkTable(read_links(path), str(path))
+
+
+class Inputs:
+    """The profiles and links of one site, each read once.
+
+    Args:
+        site: its name.
+        results_root: the folder that holds ``<site>/``.
+    """
+
+    def __init__(self, site: str, results_root: Path = RESULTS) -> None:
+        self._site, self._root = site, results_root
+        self.workload_of = cache(self._workload)
+        self.links_of = cache(self._links)
+
+    def workload(self, cell: Cell) -> Workload:
+        """The profile that serves a cell.
+
+        Raises:
+            InvalidProfile: it is missing or wrong; the message says what makes it.
+        """
+        return self.workload_of(ProfileKey.of(cell))
+
+    def links(self, cell: Cell) -> LinkTable | None:
+        """The links of a cell's fabric; None where nobody measured or gave them.
+
+        Raises:
+            InvalidLinks: the file is there, and wrong.
+        """
+        return self.links_of(cell.fabric)
+
+    def _workload(self, key: ProfileKey) -> Workload:
+        path = self._root / profile_file(self._site, key.id).relative_to(RESULTS)
+        if not path.is_file():
+            raise InvalidProfile(
+                f"there is no profile of {key.network} on {key.dataset} at site {self._site}; make "
+                f"it with: snakemake --profile profiles/<slurm or local> {path}"
+            )
+        return open_workload(path)
+
+    def _links(self, fabric: str) -> LinkTable | None:
+        path = self._root / links_file(self._site, fabric).relative_to(RESULTS)
+        return open_links(path) if path.is_file() else None

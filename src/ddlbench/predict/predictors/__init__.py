@@ -1,0 +1,1 @@
+"""One module a predictor; their names stand in ``ddlbench.experiment.registry.PREDICTORS``."""

@@ -1,0 +1,221 @@
+"""Which strategy to train with: a ranking by predicted time of what fits into memory.
+
+::
+
+    network, dataset, nodes x devices, batch
+        -> a cell for each strategy -> can it run? -> predicted step, memory -> does it fit?
+        -> fastest first; what does not fit, cannot run or has no prediction stands below, with why
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.registry import known
+from ddlbench.experiment.site import Site
+from ddlbench.planning.plan import Plan, make_plan
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.predict.inputs import Inputs
+from ddlbench.predict.memory import fits, fullest_bytes
+from ddlbench.predict.prediction import NO_HISTORY, History, Prediction, ask, predictor_of
+from ddlbench.predict.question import Question
+from ddlbench.predict.recommenders import DEFAULT_RECOMMENDER, predictor_for
+from ddlbench.predict.workload import Workload
+
+__all__ = ["Candidate", "Recommendation", "capacity_bytes", "recommend"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One strategy's place in the ranking.
+
+    Args:
+        cell: what would be run.
+        label: the strategy, as figures write it.
+        synchronous: its updates use gradients of the current weights.
+        prediction: None where it cannot run or nothing predicts it.
+        memory_bytes: of the fullest device (on CPU: process); None where unknown.
+        capacity_bytes: memory of one device; None where unknown.
+        fits: None where memory or capacity is unknown.
+        why: one sentence.
+    """
+
+    cell: Cell
+    label: str
+    synchronous: bool
+    prediction: Prediction | None
+    memory_bytes: int | None
+    capacity_bytes: float | None
+    fits: bool | None
+    why: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        told = self.prediction
+        return {
+            "strategy": self.cell.strategy,
+            "cell_id": self.cell.id,
+            "synchronous": self.synchronous,
+            "predictor": told.predictor if told else None,
+            "predicted_step_s": told.step_s if told else None,
+            "interval_s": list(told.interval_s) if told and told.interval_s else None,
+            "samples_per_s": self.cell.batch_size / told.step_s if told else None,
+            "compute_s": told.compute_s if told else None,
+            "communication_s": told.communication_s if told else None,
+            "exposed_communication_s": told.exposed_communication_s if told else None,
+            "bubble_s": told.bubble_s if told else None,
+            "memory_bytes": self.memory_bytes,
+            "device_memory_bytes": self.capacity_bytes,
+            "fits": self.fits,
+            "why": self.why,
+            "limits": list(told.limits) if told else [],
+            "notes": list(told.notes) if told else [],
+        }
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Candidates, best first; ``best`` is None where none can run and fits."""
+
+    recommender: str
+    ranking: tuple[Candidate, ...]
+
+    @property
+    def best(self) -> Candidate | None:
+        """The fastest that can run and is not known to be too large."""
+        first = self.ranking[0] if self.ranking else None
+        return first if first and first.prediction and first.fits is not False else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "recommender": self.recommender,
+            "recommended": self.best.cell.strategy if self.best else None,
+            "ranking": [candidate.to_dict() for candidate in self.ranking],
+        }
+
+
+def recommend(
+    question: Question,
+    site: Site,
+    inputs: Inputs,
+    *,
+    recommender: str = DEFAULT_RECOMMENDER,
+    allow_stale: bool = False,
+    device_memory_bytes: float | None = None,
+    history: History = NO_HISTORY,
+) -> Recommendation:
+    """Rank every strategy that is known here.
+
+    Args:
+        question: what is to be trained.
+        site: where.
+        inputs: its profiles and links.
+        recommender: a name in :data:`~ddlbench.predict.recommenders.RECOMMENDERS`, or a predictor
+            that speaks of every strategy.
+        allow_stale: also strategies whose updates use gradients of older weights; they do less
+            for the same time, so they are left out by default.
+        device_memory_bytes: memory of one device, instead of what profile and site say.
+        history: measured cells, for predictors that carry measurements on.
+
+    Raises:
+        ConfigError: a name is unknown, or the profile or the links are missing or wrong.
+    """
+    question.check_names()
+    candidates = []
+    for name in known("ddlbench.strategies"):
+        strategy = strategy_of(name)
+        if strategy.synchronous or allow_stale:
+            cell = question.cell(name)
+            reason = strategy.supports(cell) or site.supports(cell)
+            if reason is not None:
+                candidates.append(_impossible(cell, f"cannot run: {reason}"))
+                continue
+            workload = inputs.workload(cell)
+            capacity = device_memory_bytes or capacity_bytes(workload, site)
+            candidates.append(
+                _candidate(
+                    cell,
+                    workload,
+                    inputs,
+                    recommender=recommender,
+                    capacity=capacity,
+                    history=history,
+                )
+            )
+    return Recommendation(recommender, tuple(sorted(candidates, key=_place)))
+
+
+def capacity_bytes(workload: Workload, site: Site) -> float | None:
+    """Memory of one device: the profile's, on CPU what the site gives it; None where unknown."""
+    if workload.device_memory_bytes:
+        return float(workload.device_memory_bytes)
+    if site.device == "cpu" and site.memory_per_device_mb is not None:
+        return site.memory_per_device_mb * 1e6
+    return None
+
+
+def _candidate(
+    cell: Cell,
+    workload: Workload,
+    inputs: Inputs,
+    *,
+    recommender: str,
+    capacity: float | None,
+    history: History,
+) -> Candidate:
+    name = predictor_for(recommender, cell.strategy)
+    if name is None:
+        return _impossible(cell, f"recommender {recommender} has no predictor for it")
+    plan = make_plan(cell)
+    try:
+        prediction = ask(predictor_of(name), workload, inputs.links(cell), plan, history)
+    except ConfigError as error:
+        return _impossible(cell, f"no prediction: {error}")
+    strategy = strategy_of(cell.strategy)
+    devices = prediction.memory_bytes
+    needed = fullest_bytes(workload, plan, devices) if devices else None
+    fit = None
+    if devices and capacity is not None:
+        fit = fits(workload, plan, devices, capacity)
+    why = _why(prediction, fit, needed, capacity, plan)
+    return Candidate(
+        cell, strategy.label, strategy.synchronous, prediction, needed, capacity, fit, why
+    )
+
+
+def _why(
+    told: Prediction, fit: bool | None, needed: int | None, capacity: float | None, plan: Plan
+) -> str:
+    if fit is False and needed is not None and capacity is not None:
+        return f"does not fit: {_gb(needed)} needed, a device has {_gb(capacity)}"
+    parts = [f"compute {told.compute_s:.3g} s"]
+    if told.bubble_s:
+        parts.append(f"bubble {told.bubble_s:.3g} s")
+    if plan.cell.devices > 1:
+        hidden = max(0.0, told.communication_s - told.exposed_communication_s)
+        parts.append(f"waits {told.exposed_communication_s:.3g} s for communication")
+        parts.append(f"hides {hidden:.3g} s of it")
+    if fit is None:
+        parts.append("memory of a device unknown" if needed else "memory unknown")
+    return ", ".join(parts)
+
+
+def _impossible(cell: Cell, why: str) -> Candidate:
+    strategy = strategy_of(cell.strategy)
+    return Candidate(cell, strategy.label, strategy.synchronous, None, None, None, None, why)
+
+
+def _place(candidate: Candidate) -> tuple[int, float, str]:
+    """Sort key: what fits by time, then what does not, then what has no prediction."""
+    if candidate.prediction is None:
+        return (2, 0.0, candidate.cell.strategy)
+    group = 1 if candidate.fits is False else 0
+    return (group, candidate.prediction.step_s, candidate.cell.strategy)
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.3g} GB"

@@ -1,0 +1,205 @@
+"""A read-only view of profile.json: times and bytes of a network at any batch size."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.predict.lines import Timing
+
+__all__ = ["Block", "Step", "Tensor", "Workload"]
+
+_FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Block:
+    """One child of the flat network; a pipeline cuts between blocks. Bytes a sample where named."""
+
+    name: str
+    parameter_bytes: int
+    buffer_bytes: int
+    input_bytes: float
+    output_bytes: float
+    saved_bytes: float
+    forward: Timing
+    backward: Timing
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One parameter tensor; its gradient is ready after ``ready_fraction`` of the backward pass."""
+
+    name: str
+    bytes: int
+    ready_fraction: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """A sequential optimiser step at one batch size, seconds; ``low_s``, ``high_s``: 95 %."""
+
+    step_s: float
+    load_s: float
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    low_s: float | None
+    high_s: float | None
+    remark: str | None
+
+    def interval(self, factor: float, further_s: float) -> tuple[float, float] | None:
+        """Interval of ``factor`` steps and ``further_s`` that is taken as certain."""
+        if self.low_s is None or self.high_s is None:
+            return None
+        return self.low_s * factor + further_s, self.high_s * factor + further_s
+
+
+class Workload:
+    """What one network on one dataset costs one device of a site.
+
+    Args:
+        profile: a profile that was checked against its schema.
+        where: the file, for messages.
+    """
+
+    def __init__(self, profile: Mapping[str, Any], where: str = "the profile") -> None:
+        self._profile, self._where = profile, where
+        self.network: str = profile["network"]
+        self.dataset: str = profile["dataset"]
+        self.device_kind: str = profile["device_kind"]
+        self.fixed_memory_bytes: int = profile["fixed_memory_bytes"]
+        self.device_memory_bytes: int | None = profile.get("device_memory_bytes")
+        self._steps: dict[float, Step] = {}
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Blocks in forward order; summed from their layers where blocks were not timed."""
+        entries = self._profile.get("blocks") or []
+        if not entries:
+            return self._blocks_of_layers()
+        return tuple(
+            Block(
+                name=entry["name"],
+                parameter_bytes=entry["parameter_bytes"],
+                buffer_bytes=entry["buffer_bytes"],
+                input_bytes=entry["input_bytes_per_sample"],
+                output_bytes=entry["output_bytes_per_sample"],
+                saved_bytes=entry["saved_bytes_per_sample"],
+                forward=self._timing(entry["forward"], f"block {entry['name']}"),
+                backward=self._timing(entry["backward"], f"block {entry['name']}"),
+            )
+            for entry in sorted(entries, key=lambda entry: entry["block"])
+        )
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Parameter tensors in the order in which their gradients are ready."""
+        return tuple(
+            Tensor(entry["name"], entry["bytes"], entry["ready_fraction"])
+            for entry in self._profile["tensors"]
+        )
+
+    @cached_property
+    def parameter_bytes(self) -> int:
+        """Bytes of all parameters, which is what their gradients have too."""
+        if self.tensors:
+            return sum(tensor.bytes for tensor in self.tensors)
+        return sum(block.parameter_bytes for block in self.blocks)
+
+    def step(self, batch_size: float) -> Step:
+        """A sequential step with ``batch_size`` samples, data loading included.
+
+        Where no whole step was measured (the network was profiled piece by piece) it is the sum of
+        the blocks' forward and backward times, and ``remark`` says so.
+        """
+        if batch_size not in self._steps:
+            self._steps[batch_size] = self._step(batch_size)
+        return self._steps[batch_size]
+
+    def slowdown(self, replicas: int) -> float:
+        """Step time of a replica among so many silent ones on a node, over one alone.
+
+        Between measured numbers of replicas it is linear; beyond them the last one holds.
+        """
+        points = {1: 1.0} | {
+            entry["replicas"]: entry["slowdown"] for entry in self._profile["node_slowdown"]
+        }
+        if replicas in points:
+            return points[replicas]
+        below = max(count for count in points if count < replicas)
+        above = min((count for count in points if count > replicas), default=below)
+        if above == below:
+            return points[below]
+        share = (replicas - below) / (above - below)
+        return points[below] + share * (points[above] - points[below])
+
+    def _step(self, batch_size: float) -> Step:
+        entries = {entry["batch_size"]: entry for entry in self._profile["steps"]}
+        if not entries:
+            forward_s = sum(block.forward.at(batch_size) for block in self.blocks)
+            backward_s = sum(block.backward.at(batch_size) for block in self.blocks)
+            lack = "no whole step was measured: the sum of the blocks, without load and optimiser"
+            return Step(forward_s + backward_s, 0.0, forward_s, backward_s, 0.0, None, None, lack)
+        parts = {name: timing.at(batch_size) for name, timing in self._step_timings.items()}
+        measured = entries.get(batch_size)
+        low_s, high_s = (measured or {}).get("interval_s") or (None, None)
+        outside = self._step_timings["step_s"].extrapolates(batch_size)
+        remark: str | None = None
+        if measured is None:
+            sizes = ", ".join(str(size) for size in sorted(entries))
+            kind = "extrapolated" if outside else "interpolated"
+            remark = f"step time at batch {batch_size:g} is {kind} from batch {sizes}"
+        return Step(**parts, low_s=low_s, high_s=high_s, remark=remark)
+
+    @cached_property
+    def _step_timings(self) -> dict[str, Timing]:
+        names = ("step_s", "load_s", "forward_s", "backward_s", "optimizer_s")
+        return {
+            name: self._timing(
+                [{**entry, "time_s": entry[name]} for entry in self._profile["steps"]],
+                f"{name} of a step",
+            )
+            for name in names
+        }
+
+    def _timing(self, entries: list[dict[str, Any]], what: str) -> Timing:
+        points = [(entry["batch_size"], entry["time_s"]) for entry in entries]
+        return Timing.through(points, f"{self._where}: {what}")
+
+    def _blocks_of_layers(self) -> tuple[Block, ...]:
+        if self.dataset not in DATASETS:
+            raise ConfigError(f"{self._where}: unknown dataset {self.dataset!r}")
+        grouped: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+        for layer in self._profile["layers"]:
+            grouped[layer["block"]].append(layer)
+        blocks: list[Block] = []
+        entering = DATASETS[self.dataset].image_bytes * float(_FLOAT32_BYTES)
+        for _, layers in sorted(grouped.items()):
+            name = layers[0]["block_name"]
+            blocks.append(
+                Block(
+                    name=name,
+                    parameter_bytes=sum(layer["parameter_bytes"] for layer in layers),
+                    buffer_bytes=0,
+                    input_bytes=entering,
+                    output_bytes=layers[-1]["output_bytes_per_sample"],
+                    saved_bytes=sum(layer["saved_bytes_per_sample"] for layer in layers),
+                    forward=self._sum([layer["forward"] for layer in layers], name),
+                    backward=self._sum([layer["backward"] for layer in layers], name),
+                )
+            )
+            entering = blocks[-1].output_bytes
+        return tuple(blocks)
+
+    def _sum(self, timings: list[list[dict[str, Any]]], name: str) -> Timing:
+        """Sum over layers, at the batch sizes that every one of them was timed at."""
+        tables = [{entry["batch_size"]: entry["time_s"] for entry in one} for one in timings]
+        shared = set(tables[0]).intersection(*tables[1:])
+        points = [(size, sum(table[size] for table in tables)) for size in sorted(shared)]
+        return Timing.through(points, f"{self._where}: block {name}")

@@ -1,0 +1,53 @@
+"""A profile as the table that pipeline partitioners read: a row a block, milliseconds and bytes.
+
+``node,layer,forward_ms,backward_ms,activation_bytes,parameter_bytes``, nodes numbered from 1. Node
+1 is the input, as in PipeDream's profiles, without time of its own.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+from ddlbench.experiment.profile import InvalidProfile
+
+__all__ = ["as_csv"]
+
+_COLUMNS = ("node", "layer", "forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
+
+
+def as_csv(profile: dict[str, Any], batch_size: int) -> str:
+    """The table at one of the profile's batch sizes.
+
+    Raises:
+        InvalidProfile: some block was not timed at that batch size.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    blocks = profile["blocks"]
+    image_bytes = blocks[0]["input_bytes_per_sample"] * batch_size
+    writer.writerow((1, "Input", "0.000", "0.000", round(image_bytes), 0))
+    for node, block in enumerate(blocks, start=2):
+        writer.writerow(
+            (
+                node,
+                block["name"],
+                f"{_seconds(profile, block, 'forward', batch_size) * 1e3:.6f}",
+                f"{_seconds(profile, block, 'backward', batch_size) * 1e3:.6f}",
+                round(block["output_bytes_per_sample"] * batch_size),
+                block["parameter_bytes"],
+            )
+        )
+    return out.getvalue()
+
+
+def _seconds(profile: dict[str, Any], block: dict[str, Any], phase: str, batch_size: int) -> float:
+    for timing in block[phase]:
+        if timing["batch_size"] == batch_size:
+            return float(timing["time_s"])
+    raise InvalidProfile(
+        f"profile {profile['profile_id']}: block {block['name']!r} was not timed at batch size "
+        f"{batch_size}; take one of {', '.join(map(str, profile['batch_sizes']))}"
+    )

@@ -1,0 +1,217 @@
+"""Whole steps, as a sequential cell runs them; what they are made of; their peak memory.
+
+::
+
+    cell    | warm-up             | measured .................. |  one for memory
+    here    | 1 | memory | more   | measured ... | marked ... |
+                  peak_bytes        step_s         shares of forward,
+                                    load_s         backward, optimiser
+
+The same executor reads the same staged data through the same feed, in a fresh process, and the
+measured steps are one run, as in a cell. ``step_s`` is the median over windows of consecutive steps
+of a window's mean: a cell's epoch is a sum of steps, and the median of single steps would leave out
+what a control group takes away between them. Marks stand in steps of their own.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ddlbench.datasets.feed import Feed, ImageDataset
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.networks import build
+from ddlbench.planning.plan import make_plan
+from ddlbench.profiling.budget import passes, steps_per_window
+from ddlbench.profiling.clock import Marks, marks_on
+from ddlbench.profiling.gradients import ReadyOrder
+from ddlbench.profiling.samples import median_with_interval
+from ddlbench.runtime.meters import cpu_peak_bytes, device_memory
+from ddlbench.runtime.stream import EpochStream
+from ddlbench.strategies.executor import Context
+from ddlbench.strategies.precision import with_precision
+from ddlbench.strategies.sequential import SequentialExecutor
+
+__all__ = ["StepRunner", "Steps", "measure_steps"]
+
+_FEWEST_STEPS = 3
+_ENOUGH_STEPS = 6  # have a 95 % interval
+_MOST_STEPS = 3000
+
+
+class StepRunner:
+    """A prepared sequential executor, and the ids of its next mini-batches.
+
+    Args:
+        cell: sequential; its batch size is the one that is run.
+        dataset: staged training images.
+        device: where.
+
+    Attributes:
+        network: the plain network that it trains.
+    """
+
+    def __init__(self, cell: Cell, dataset: ImageDataset, device: torch.device) -> None:
+        self.network = build(cell.network, DATASETS[cell.dataset], cell.seed)
+        running = with_precision(self.network, cell.precision, device.type)
+        torch.manual_seed(cell.seed)
+        self._feed = Feed(
+            dataset,
+            global_batch=cell.batch_size,
+            seed=cell.seed,
+            loader_workers=cell.loader_workers,
+            device=device,
+        )
+        self._feed.start()
+        stream = EpochStream(self._feed, cell.warmup_steps, self._feed.steps_per_epoch)
+        plan = make_plan(cell)
+        self.executor = SequentialExecutor()
+        self.executor.prepare(plan, plan.processes[0], running, stream, Context((device,)))
+        self.next_id = 0
+
+    def run(self, count: int) -> tuple[list[float], list[float]]:
+        """Train so many mini-batches in one run; seconds of each step, and of its loading."""
+        record = self.executor.run(self.next_id, count)
+        self.next_id += count
+        return record.step_s, record.load_s
+
+    def close(self) -> None:
+        """Stop the data-loading processes."""
+        self._feed.close()
+        self.executor.close()
+
+
+@dataclass(frozen=True)
+class Steps:
+    """An entry of ``steps``, and when gradients were ready in the marked steps."""
+
+    entry: dict[str, Any]
+    ready: list[tuple[str, float]]
+    fixed_bytes: int
+
+
+def measure_steps(
+    cell: Cell, dataset: ImageDataset, device: torch.device, budget_s: float
+) -> Steps:
+    """Measure steps of one batch size.
+
+    Args:
+        cell: sequential.
+        dataset: staged training images.
+        device: where.
+        budget_s: seconds to spend, loosely.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    fixed = 0
+    runner = StepRunner(cell, dataset, device)
+    try:
+        warm_s = runner.run(1)[0]
+        peak = _cpu_peak(runner, device)
+        warm_s += runner.run(passes(0.15 * budget_s, warm_s[0], 0, max(cell.warmup_steps - 2, 3)))[
+            0
+        ]
+        count = passes(0.6 * budget_s, statistics.median(warm_s), _FEWEST_STEPS, _MOST_STEPS)
+        step_s, load_s = runner.run(count)
+        window = steps_per_window(sum(step_s) / count, count)
+        median_s, interval_s = median_with_interval(_means(step_s, window))
+        loading_s = statistics.median(_means(load_s, window))
+        marked = passes(0.1 * budget_s, median_s, 1, count)
+        parts, ready = _marked(runner, marked, marks_on(device, cell.threads_per_device))
+        if peak is None:
+            peak, fixed = _cuda_memory(device)
+    finally:
+        runner.close()
+    computing_s = max(median_s - loading_s, 0.0)
+    entry = {
+        "batch_size": cell.batch_size,
+        "count": count,
+        "step_s": median_s,
+        "interval_s": interval_s,
+        "load_s": loading_s,
+        **{f"{name}_s": part * computing_s for name, part in parts.items()},
+        "peak_bytes": peak,
+    }
+    return Steps(entry, ready, fixed)
+
+
+def _means(values: list[float], window: int) -> list[float]:
+    """Means of whole windows."""
+    whole = len(values) // window * window
+    return [sum(values[i : i + window]) / window for i in range(0, whole, window)]
+
+
+def _marked(
+    runner: StepRunner, count: int, marks: Marks
+) -> tuple[dict[str, float], list[tuple[str, float]]]:
+    """Shares of forward (with loss), backward and optimiser, and the order of gradients."""
+    with _listening(runner.executor, marks) as found, _orders(runner, marks) as order:
+        runner.run(count)
+    marks.finish()
+    spans = list(zip(*(found[name] for name in _POINTS), strict=True))
+    seconds = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
+    for points in spans:
+        for name, begin, end in zip(seconds, points, points[1:], strict=False):
+            seconds[name] += marks.busy_s(begin, end)
+    total_s = sum(seconds.values()) or 1.0
+    last_backward = found["backward"][-1], found["optimizer"][-1]
+    ready = order.fractions(marks, *last_backward)
+    return {name: value / total_s for name, value in seconds.items()}, ready
+
+
+_POINTS = ("forward", "backward", "optimizer", "end")
+
+
+@contextmanager
+def _listening(executor: SequentialExecutor, marks: Marks) -> Iterator[dict[str, list[int]]]:
+    """Marks where the parts of each step begin, by hooks: the step itself stays the cell's."""
+    found: dict[str, list[int]] = {name: [] for name in _POINTS}
+
+    def mark(name: str) -> Any:
+        return lambda *_: found[name].append(marks.mark())
+
+    handles = [
+        executor.module.register_forward_pre_hook(mark("forward")),
+        executor.loss_function.register_forward_hook(mark("backward")),
+        executor.optimizer.register_step_pre_hook(mark("optimizer")),
+        executor.optimizer.register_step_post_hook(mark("end")),
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _orders(runner: StepRunner, marks: Marks) -> Iterator[ReadyOrder]:
+    """The order of gradients in the last of the steps."""
+    order = ReadyOrder()
+    handle = runner.executor.module.register_forward_pre_hook(lambda *_: order.clear())
+    with order.listening(runner.network, marks):
+        try:
+            yield order
+        finally:
+            handle.remove()
+
+
+def _cpu_peak(runner: StepRunner, device: torch.device) -> int | None:
+    """Live tensors in one step, which is the second: gradients and momentum are there by then."""
+    if device.type != "cpu":
+        return None
+    runner.next_id += 1
+    return cpu_peak_bytes(runner.executor, runner.next_id - 1)
+
+
+def _cuda_memory(device: torch.device) -> tuple[int | None, int]:
+    """The allocator's peak so far; what the device holds beside the allocator."""
+    memory = device_memory([device], None)[0]
+    used = memory["device_used_bytes"]
+    fixed = 0 if used is None else max(used - memory["reserved_bytes"], 0)
+    return memory["peak_bytes"], fixed

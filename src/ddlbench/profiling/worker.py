@@ -1,0 +1,168 @@
+"""One process of a profile, run by ``ddlbench.runtime.tool``; rank 0 measures, the others help.
+
+::
+
+    rank 0      | steps | replicas | bytes | blocks | leaves |
+    the others  | wait  | replicas |
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import Store
+
+from ddlbench.datasets.feed import ImageDataset
+from ddlbench.datasets.loading import open_split
+from ddlbench.datasets.staging import data_folder
+from ddlbench.experiment.data_size import DataRequest
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.paths import scratch_dir
+from ddlbench.networks import build
+from ddlbench.planning.profiles import ProfileNeeds
+from ddlbench.profiling.budget import SHARES
+from ddlbench.profiling.layers import measure_layers
+from ddlbench.profiling.replicas import run_rounds
+from ddlbench.profiling.room import has_room
+from ddlbench.profiling.steps import StepRunner, Steps, measure_steps
+from ddlbench.runtime.environment import rank_provenance
+from ddlbench.runtime.failure import classify
+from ddlbench.runtime.meters import peak_rss_bytes
+from ddlbench.runtime.rendezvous import join_store, leave
+from ddlbench.runtime.tool import Surroundings, tool_main
+
+__all__ = ["work"]
+
+
+def work(here: Surroundings) -> dict[str, Any]:
+    """This process's part of a profile."""
+    needs = ProfileNeeds.from_dict(here.settings["needs"])
+    rank, replicas = here.process.rank, here.world_size
+    torch.set_num_threads(needs.cell.threads_per_device)
+    torch.backends.cudnn.benchmark = needs.cell.cudnn_benchmark
+    torch.manual_seed(needs.cell.seed + rank)
+    random.seed(needs.cell.seed + rank)
+    device = _device(here)
+    store = None
+    if replicas > 1:
+        store = join_store(here.host, here.port, rank, replicas)
+        store.set_timeout(timedelta(seconds=here.settings["patience_s"]))
+    request = DataRequest(**here.settings["data"])
+    dataset = open_split(data_folder(request, scratch_dir(here.scratch)), request, "train")
+    spent_s: dict[str, float] = {}
+    report: dict[str, Any] = {"notes": [], "spent_s": spent_s}
+    ready: list[tuple[str, float]] = []
+    room = math.inf
+    if rank == 0:
+        with _timed("steps", spent_s):
+            limit = here.settings["memory_bytes"] if device.type == "cpu" else None
+            steps, room = _steps(needs, dataset, device, limit, report["notes"])
+        report["steps"] = [step.entry for step in steps]
+        report["fixed_memory_bytes"] = max((step.fixed_bytes for step in steps), default=0)
+        ready = steps[-1].ready if steps else []
+    if store is not None:
+        with _timed("replicas", spent_s):
+            report["replicas"] = _replicas(
+                needs, dataset, device, store=store, here=here, room=room
+            )
+    if rank == 0:
+        report |= measure_layers(needs, device, ready, room, report["notes"])
+        spent_s |= report.pop("layers_spent_s")
+        report["device_memory_bytes"] = (
+            torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+        )
+        report["provenance"] = rank_provenance()
+    leave(store, rank, replicas)
+    return report
+
+
+def _device(here: Surroundings) -> torch.device:
+    """SLURM may show a process only its own GPU, or all of the node."""
+    if here.device_kind == "cpu":
+        return torch.device("cpu")
+    visible = torch.cuda.device_count()
+    if visible == 0:
+        raise RuntimeError("the site says device: cuda, but torch finds no GPU on this node")
+    device = torch.device("cuda", 0 if visible == 1 else here.process.devices[0])
+    torch.cuda.set_device(device)
+    return device
+
+
+def _steps(
+    needs: ProfileNeeds,
+    dataset: ImageDataset,
+    device: torch.device,
+    limit_bytes: int | None,
+    notes: list[str],
+) -> tuple[list[Steps], float]:
+    """Whole steps, smallest batch first: what one leaves in the allocator, a larger one would too.
+
+    Also returns the largest batch size that has room: 0 if none has, infinity if all have.
+    """
+    found: list[Steps] = []
+    # In proportion, so that every batch size gets about as many steps.
+    share_s = SHARES["steps"] * needs.budget_s / sum(needs.step_batches)
+    weights = 0 if limit_bytes is None else _parameter_bytes(needs)
+    for batch_size in needs.step_batches:
+        if batch_size > len(dataset):
+            notes.append(f"no steps at batch size {batch_size}: {len(dataset)} training images")
+            continue
+        entries = [step.entry for step in found]
+        try:
+            if not has_room(batch_size, limit_bytes, peak_rss_bytes(), weights, entries):
+                raise MemoryError
+            cell = needs.cell.with_(batch_size=batch_size)
+            found.append(measure_steps(cell, dataset, device, share_s * batch_size))
+        except (RuntimeError, MemoryError) as error:
+            if classify(error)[0] != "out_of_memory":
+                raise
+            notes.append(f"no whole steps at batch size {batch_size} or more: out of memory")
+            return found, found[-1].entry["batch_size"] if found else 0
+    return found, math.inf
+
+
+def _parameter_bytes(needs: ProfileNeeds) -> int:
+    network = build(needs.cell.network, DATASETS[needs.cell.dataset], needs.cell.seed)
+    return sum(p.numel() * p.element_size() for p in network.parameters())
+
+
+def _replicas(
+    needs: ProfileNeeds,
+    dataset: ImageDataset,
+    device: torch.device,
+    *,
+    store: Store,
+    here: Surroundings,
+    room: float,
+) -> dict[str, list[float]] | None:
+    """This replica's seconds; None where rank 0 found no room for a replica."""
+    rank, replicas = here.process.rank, here.world_size
+    if rank == 0:
+        store.set("replica batch", str(int(min(needs.replica_batch, room, len(dataset)))))
+    batch_size = int(store.get("replica batch"))  # waits for rank 0
+    if batch_size == 0:
+        return None
+    runner = StepRunner(needs.cell.with_(batch_size=batch_size), dataset, device)
+    try:
+        share_s = SHARES["replicas"] * needs.budget_s
+        return run_rounds(runner, store, rank, replicas, share_s)
+    finally:
+        runner.close()
+
+
+@contextmanager
+def _timed(part: str, spent_s: dict[str, float]) -> Iterator[None]:
+    begin = time.perf_counter()
+    yield
+    spent_s[part] = time.perf_counter() - begin
+
+
+if __name__ == "__main__":
+    tool_main(work)

@@ -1,0 +1,75 @@
+"""Networks that misbehave on purpose; copied beside the workflow as ``cluster_network``."""
+
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+HERE = Path(__file__).parent
+STEPS = 36  # 3 epochs of 12
+
+
+def note(name):
+    with (HERE / name).open("a") as file:
+        file.write(f"{os.environ['SLURM_JOB_ID']}\n")
+
+
+class Slow(nn.Module):
+    """Takes its time; notes when rank 0 has done all steps."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+        self.steps = 0
+
+    def forward(self, inputs):
+        time.sleep(self.seconds)
+        self.steps += 1
+        if self.steps == STEPS and os.environ.get("SLURM_PROCID") == "0":
+            note("complete.txt")
+        return inputs
+
+
+class Greedy(nn.Module):
+    def forward(self, inputs):
+        self.kept = [torch.ones(250_000_000) for _ in range(8)]  # 8 GB
+        return inputs
+
+
+class Stuck(nn.Module):
+    def forward(self, inputs):
+        if os.environ.get("SLURM_PROCID") == "1":
+            time.sleep(3600)
+        return inputs
+
+
+class Wrong(nn.Module):
+    def forward(self, inputs):
+        raise ZeroDivisionError("a bug")
+
+
+def _network(spec, first):
+    note("runs.txt")
+    return nn.Sequential(first, nn.Flatten(), nn.Linear(spec.image_bytes, 10))
+
+
+def slow(spec):
+    return _network(spec, Slow(0.25))
+
+
+def slower(spec):
+    return _network(spec, Slow(0.5))
+
+
+def greedy(spec):
+    return _network(spec, Greedy())
+
+
+def stuck(spec):
+    return _network(spec, Stuck())
+
+
+def wrong(spec):
+    return _network(spec, Wrong())

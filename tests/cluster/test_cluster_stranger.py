@@ -1,0 +1,75 @@
+"""A stranger's first hour on a cluster: init, doctor, and the smoke experiment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+from cluster_project import ROOT, Project
+from testbed import Options, TestBed, missing
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(bool(missing()), reason=f"no test bed here: {missing()}"),
+]
+
+
+@pytest.fixture(scope="module")
+def bed():
+    with TestBed(Options(nodes=2, devices=2, bandwidth="1gbit")) as bed:
+        yield bed
+
+
+@pytest.fixture(scope="module")
+def project(bed, tmp_path_factory):
+    smoke = yaml.safe_load((ROOT / "config/experiments/smoke.yaml").read_text())
+    return Project(tmp_path_factory.mktemp("stranger"), bed, {**smoke, "site": "mine"}, "")
+
+
+def ddlbench(project, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "ddlbench.cli", *arguments],
+        cwd=project.folder,
+        env=project.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_init_asks_slurm_and_writes_a_site_file_that_passes_the_doctor(project):
+    written = ddlbench(
+        project, "init", "mine", "--yes", "--scratch", "/scratch", "--interface", "eth0",
+        "--device", "cpu",
+    )  # fmt: skip
+    assert written.returncode == 0, written.stdout + written.stderr
+    site = yaml.safe_load((project.folder / "config/sites/mine.yaml").read_text())
+    assert (site["nodes"], site["devices_per_node"]) == (2, 2)
+    assert site["slurm"]["partition"] == "gpu"
+    checked = ddlbench(project, "doctor", "--site", "mine")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_doctor_says_what_to_change(project):
+    good = project.folder / "config/sites/mine.yaml"
+    site = {**yaml.safe_load(good.read_text()), "scratch": "/proc/nowhere"}
+    (project.folder / "config/sites/wrong.yaml").write_text(yaml.safe_dump(site))
+    checked = ddlbench(project, "doctor", "--site", "wrong")
+    assert checked.returncode == 1
+    assert "scratch" in checked.stdout
+    assert "Traceback" not in checked.stdout + checked.stderr
+
+
+def test_the_smoke_experiment_measures_every_strategy(project):
+    run = project.snakemake()
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+    shown = ddlbench(project, "status", "--configfile", "experiment.yaml")
+    assert shown.returncode == 0
+    folder = project.folder / "results/mine/smoke"
+    assert (folder / "figures/speedup.png").stat().st_size > 0
+    cells = list((project.folder / "results/mine/cells").rglob("result.json"))
+    assert len(cells) == 7  # five strategies on one node, two of them also on two

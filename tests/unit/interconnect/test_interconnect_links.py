@@ -1,0 +1,339 @@
+"""From raw times or the site file to links.json; groups of ranks, slow pairs, requests."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.links import InvalidLinks, read_links, write_links
+from ddlbench.experiment.site import Site, load_site
+from ddlbench.interconnect.assemble import node_type_pairs, points_of, sweeps_of
+from ddlbench.interconnect.job import links_request
+from ddlbench.interconnect.measure import LinksFailed, measure_links
+from ddlbench.interconnect.pair_matrix import median_of_runs, pair_matrix
+from ddlbench.interconnect.repeats import PASSES, Sweep
+from ddlbench.interconnect.slow_pairs import slow_pairs
+from ddlbench.interconnect.worlds import buffer_bytes, message_sizes, worlds
+
+TABLE = {  # as a site file has it
+    "node": {"latency_s": 5e-6, "bandwidth_bytes_per_s": 12e9},
+    "network": {"latency_s": 3e-5, "bandwidth_bytes_per_s": 1.25e9},
+}
+
+
+def matrix(bandwidth, nodes=None, latency=1e-6, **others):
+    size = len(bandwidth)
+    return pair_matrix(
+        scope="world",
+        method="gloo",
+        endpoints=[f"rank {rank}" for rank in range(size)],
+        nodes=nodes or [0] * size,
+        bandwidth_bytes_per_s=bandwidth,
+        latency_s=[[None if i == j else latency for j in range(size)] for i in range(size)],
+        **others,
+    )
+
+
+def even(size, value=10e9):
+    return [[None if i == j else value for j in range(size)] for i in range(size)]
+
+
+def links(pairs, **others):
+    return {
+        "schema_version": 1,
+        "site": "here",
+        "fabric": "default",
+        "device_kind": "cpu",
+        "pairs": pairs,
+        "sweeps": [],
+        "notes": [],
+        "provenance": {},
+        **others,
+    }
+
+
+def site(tmp_path: Path, text: str) -> Site:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"device: cpu\nlauncher: local\n{text}\n")
+    return load_site(str(path))
+
+
+# Groups of ranks and messages
+
+
+@pytest.mark.parametrize(
+    ("nodes", "devices", "found"),
+    [
+        (1, 1, []),
+        (1, 4, [(1, 2), (1, 3), (1, 4)]),
+        (4, 1, [(2, 1), (3, 1), (4, 1)]),
+        (2, 2, [(1, 2), (2, 1), (2, 2)]),
+        (20, 1, [(n, 1) for n in (2, 3, 4, 5, 6, 7, 8, 16, 20)]),
+        (16, 1, [(n, 1) for n in (2, 3, 4, 5, 6, 7, 8, 16)]),
+    ],
+)
+def test_groups(nodes, devices, found):
+    assert worlds(nodes, devices) == found
+
+
+def test_messages_reach_the_largest():
+    sizes = message_sizes(256 * 2**20)
+    assert (sizes[0], sizes[-1]) == (1024, 256 * 2**20)
+    assert {b // a for a, b in itertools.pairwise(sizes)} == {2, 4}
+    assert buffer_bytes("all_gather", 1024, 4) == 4096
+
+
+# Repeats
+
+
+class Link:
+    """A link of alpha and beta whose clock is its own; remembers what it was asked."""
+
+    def __init__(self, alpha_s, beta_s_per_byte):
+        self.alpha_s, self.beta_s_per_byte = alpha_s, beta_s_per_byte
+        self.spent_s, self.asked = 0.0, []
+
+    def run(self, size, count):
+        self.asked.append((size, count))
+        times = [self.alpha_s + self.beta_s_per_byte * size] * count
+        self.spent_s += sum(times)
+        return times
+
+
+def swept(link, budget_s):
+    sweep = Sweep(message_sizes(2**26), link.run)
+    sweep.probe(budget_s)
+    for turn in range(PASSES):
+        sweep.take(turn)
+    return sweep
+
+
+def test_a_fast_link_gets_many_repeats_of_every_size():
+    link = Link(1e-5, 1e-10)
+    sweep = swept(link, 3.0)
+    assert list(sweep.times_s) == message_sizes(2**26)
+    assert sweep.ended == ""
+    assert min(len(times) for times in sweep.times_s.values()) >= 6
+    assert link.spent_s <= 3.0
+
+
+def test_a_slow_link_ends_the_sweep_within_three_budgets():
+    link = Link(0.01, 1e-6)  # 1 MB/s
+    sweep = swept(link, 3.0)
+    assert link.spent_s <= 9.0
+    assert max(sweep.times_s) < 2**26
+    assert sweep.ended == f"no message above {max(sweep.times_s)} bytes, to keep within the budget"
+    assert all(len(times) >= 4 for times in sweep.times_s.values())
+
+
+def test_sizes_are_measured_in_passes():
+    link = Link(1e-5, 1e-10)
+    swept(link, 3.0)
+    smallest = [index for index, (size, _) in enumerate(link.asked) if size == 1024]
+    assert len(smallest) == PASSES + 1
+    assert smallest[2] - smallest[1] == len(message_sizes(2**26))
+
+
+# Points, fits, matrices
+
+
+def raw(times_of, **others):
+    return {
+        "operation": "all_reduce",
+        "transport": "gloo",
+        "nodes": 2,
+        "devices_per_node": 1,
+        "ranks": 2,
+        "points": [
+            {"message_bytes": size, "times_s": times_of(size)} for size in message_sizes(2**26)
+        ],
+        "ended": "",
+        **others,
+    }
+
+
+def test_fits_recover_what_was_planted():
+    random = np.random.default_rng(1)
+
+    def times(size):
+        return [(2e-4 + size / 1.25e9) * random.normal(1, 0.02) for _ in range(20)]
+
+    (sweep,), notes = sweeps_of([raw(times)])
+    (piece,) = sweep["fit"]["pieces"]
+    assert piece["alpha_s"] == pytest.approx(2e-4, rel=0.03)
+    assert piece["beta_s_per_byte"] == pytest.approx(1 / 1.25e9, rel=0.03)
+    assert sweep["level"] == "network"
+    assert notes == []
+
+
+def test_intervals_need_six_repeats():
+    few, many = points_of(
+        [
+            {"message_bytes": 1, "times_s": [3.0, 1.0, 2.0]},
+            {"message_bytes": 2, "times_s": [float(n) for n in range(1, 10)]},
+        ]
+    )
+    assert (few["time_s"], few["interval_s"], few["repeats"]) == (2.0, None, 3)
+    assert (many["time_s"], many["interval_s"], many["repeats"]) == (5.0, [2.0, 8.0], 9)
+
+
+def test_what_is_missing_is_noted():
+    one = raw(lambda _: [1.0])
+    one["points"] = one["points"][:1]
+    _, notes = sweeps_of([raw(lambda size: [1e-9 * size] * 6, ended="too slow"), one])
+    assert notes == [
+        "all_reduce over 2x1 with gloo: too slow",
+        "all_reduce over 2x1 with gloo: left out, as fewer than two sizes cannot be fitted",
+    ]
+
+
+def test_each_type_of_node_is_kept_once():
+    reports = [
+        {"rank": rank, "node_type": kind, "pairs": [f"of rank {rank}"]}
+        for rank, kind in ((2, "b"), (0, "a"), (1, "a"))
+    ]
+    assert node_type_pairs(reports) == ["of rank 0", "of rank 2"]
+
+
+def test_medians_skip_what_a_run_has_not():
+    runs = [[matrix([[None, a], [b, None]])] for a, b in ((1.0, None), (5.0, None), (2.0, 4.0))]
+    (merged,) = median_of_runs(runs)
+    assert merged["bandwidth_bytes_per_s"] == [[None, 2.0], [4.0, None]]
+    assert merged["repeats"] == 3
+    with pytest.raises(ConfigError, match="run 2 measured other devices"):
+        median_of_runs([runs[0], [matrix(even(3))]])
+
+
+# Slow pairs
+
+
+def test_a_pair_is_judged_by_its_own_level():
+    bandwidth = [
+        [None if i == j else (12e9 if i // 2 == j // 2 else 1e9) for j in range(4)]
+        for i in range(4)
+    ]
+    bandwidth[0][1] = 6e9
+    bandwidth[2][1] = 0.79e9
+    bandwidth[1][3] = 0.81e9
+    found = slow_pairs(matrix(bandwidth, nodes=[0, 0, 1, 1]))
+    assert [(entry["from"], entry["to"]) for entry in found] == [(0, 1), (2, 1)]
+    assert found[0]["bandwidth_ratio"] == pytest.approx(0.5)
+
+
+def test_of_two_pairs_none_is_slow():
+    assert slow_pairs(matrix([[None, 1e9], [9e9, None]])) == []
+
+
+# Links given by hand
+
+
+def test_links_of_a_site_file(tmp_path):
+    given = replace(load_site("local"), nodes=2, devices_per_node=2)
+    given = replace(given, interconnect={"links": {"slow": TABLE}})
+    path = tmp_path / "slow" / "links.json"
+    measure_links(given, "slow", path)
+    found = read_links(path)
+    assert found["provenance"]["source"] == "given"
+    (world,) = found["pairs"]
+    assert (world["method"], world["nodes"]) == ("given", [0, 0, 1, 1])
+    assert world["bandwidth_bytes_per_s"][0] == [None, 12e9, 1.25e9, 1.25e9]
+    assert world["latency_s"][3] == [3e-5, 3e-5, 5e-6, None]
+    fits = {sweep["level"]: sweep["fit"]["pieces"] for sweep in found["sweeps"]}
+    for level, link in TABLE.items():
+        (piece,) = fits[level]
+        assert piece["alpha_s"] == link["latency_s"]
+        assert 1 / piece["beta_s_per_byte"] == pytest.approx(link["bandwidth_bytes_per_s"])
+
+
+def test_a_level_that_is_missing_is_one_sentence(tmp_path):
+    given = replace(load_site("local"), nodes=2, devices_per_node=1)
+    given = replace(given, interconnect={"links": {"default": {"node": TABLE["node"]}}})
+    with pytest.raises(ConfigError, match="interconnect.links.default: 'network' is missing"):
+        measure_links(given, "default", tmp_path / "links.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{latency_s: 0.1, bandwidth_bytes_per_s: -1}", "-1 is too small; write more than 0"),
+        ("{latency_s: -1, bandwidth_bytes_per_s: 1}", "-1 is too small; write at least 0"),
+        ("{latency_s: 0.1}", "'bandwidth_bytes_per_s' is missing"),
+        ("{latency_s: 5e-6, bandwidth_bytes_per_s: 1}", "'5e-6' is not a number; write 5e-06"),
+        ("{latency: 1}", "'latency' is not a key here; did you mean 'latency_s'"),
+    ],
+)
+def test_wrong_links_by_hand_are_one_sentence(tmp_path, text, sentence):
+    with pytest.raises(ConfigError) as caught:
+        site(tmp_path, f"interconnect: {{links: {{default: {{node: {text}}}}}}}")
+    message = str(caught.value)
+    assert "interconnect.links.default.node" in message
+    assert sentence in message
+    assert "\n" not in message
+
+
+def test_defaults_of_the_site_file(tmp_path):
+    found = site(tmp_path, "").interconnect
+    assert found == {
+        "p2p_binary": None,
+        "cuda_samples": None,
+        "nvbandwidth": None,
+        "largest_bytes": None,
+        "sweep_budget_s": 3,
+        "links": {},
+    }
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "latency", "sentence"),
+    [
+        ([[None, -1.0], [1.0, None]], 1e-6, "-1.0 at row 0, column 1: a bandwidth is above zero"),
+        ([[None, 1.0], [None, None]], 1e-6, "a hole at row 1, column 0"),
+        ([[None, 1.0], [1.0]], 1e-6, "not 2 rows of 2 numbers"),
+        (even(2), -1e-6, "-1e-06 at row 0, column 1"),
+    ],
+)
+def test_bad_matrices_are_one_sentence(tmp_path, bandwidth, latency, sentence):
+    with pytest.raises(InvalidLinks, match=sentence):
+        write_links(tmp_path / "links.json", links([matrix(bandwidth, latency=latency)]))
+    assert not (tmp_path / "links.json").exists()
+
+
+def test_one_device_has_no_links(tmp_path):
+    alone = replace(load_site("local"), nodes=1, devices_per_node=1)
+    with pytest.raises(LinksFailed, match="has one device: there is no link to measure"):
+        measure_links(alone, "default", tmp_path / "links.json")
+
+
+# What is asked of the scheduler, and imported on a login node
+
+
+def test_the_job_holds_the_whole_site_unless_links_are_given():
+    cluster = load_site("slurm-example")
+    asked = links_request(cluster, "default")
+    assert (asked.nodes, asked.mpi, asked.tasks_per_node, asked.gres) == (4, "srun", 4, "gpu:4")
+    given = replace(cluster, interconnect={"links": {"default": TABLE}})
+    asked = links_request(given, "default")
+    assert (asked.nodes, asked.mpi, asked.gres) == (1, None, "gpu:1")
+
+
+def test_planning_and_parsing_need_no_torch():
+    code = (
+        "import sys\n"
+        "import ddlbench.interconnect.job, ddlbench.interconnect.p2p_text\n"
+        "import ddlbench.interconnect.nvbandwidth_json, ddlbench.commands.interconnect\n"
+        "import ddlbench.interconnect.given, ddlbench.interconnect.assemble\n"
+        "import ddlbench.interconnect.slow_pairs, ddlbench.report.links_figures\n"
+        "print([m for m in sys.modules if m.split('.')[0] in ('torch', 'horovod')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

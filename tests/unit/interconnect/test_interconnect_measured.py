@@ -1,0 +1,108 @@
+"""The tools really run: copies, gloo and Horovod between local processes."""
+
+import importlib.util
+import math
+from dataclasses import replace
+
+import pytest
+
+from ddlbench.experiment.links import read_links
+from ddlbench.experiment.site import load_site
+from ddlbench.interconnect.measure import LinksFailed, measure_links
+from ddlbench.report.links_figures import make_links_figures
+
+LARGEST = 2**20
+
+
+def small_site(nodes, devices):
+    return replace(
+        load_site("local"),
+        nodes=nodes,
+        devices_per_node=devices,
+        cell_timeout_s=240,
+        interconnect={"largest_bytes": LARGEST, "sweep_budget_s": 0.3, "links": {}},
+    )
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    path = tmp_path_factory.mktemp("links") / "links.json"
+    measure_links(small_site(1, 2), "default", path)
+    return path
+
+
+def test_both_scopes_have_all_pairs(measured):
+    found = read_links(measured)
+    assert [(p["scope"], p["method"]) for p in found["pairs"]] == [
+        ("node", "device-copies"),
+        ("world", "gloo"),
+    ]
+    for pair in found["pairs"]:
+        for key in ("bandwidth_bytes_per_s", "latency_s"):
+            values = [pair[key][0][1], pair[key][1][0]]
+            assert all(0 < value < math.inf for value in values)
+    assert found["pairs"][0]["node_type"]
+
+
+def test_every_operation_is_swept_and_fitted(measured):
+    found = read_links(measured)
+    kinds = {(sweep["operation"], sweep["transport"]) for sweep in found["sweeps"]}
+    wanted = {
+        (operation, "gloo")
+        for operation in ("p2p", "all_reduce", "broadcast", "all_gather", "reduce_scatter")
+    }
+    if importlib.util.find_spec("horovod"):
+        wanted.add(("all_reduce", "horovod"))
+    assert kinds == wanted
+    for sweep in found["sweeps"]:
+        assert (sweep["level"], sweep["ranks"]) == ("node", 2)
+        sizes = [point["message_bytes"] for point in sweep["points"]]
+        assert sizes == sorted(sizes)
+        assert sizes[0] == 1024
+        assert sweep["fit"]["pieces"]
+        # On a machine that is busy a sweep may end early, but never in silence.
+        name = f"{sweep['operation']} over 1x2 with {sweep['transport']}"
+        if not any(note.startswith(name) for note in found["notes"]):
+            gathers = sweep["operation"] == "all_gather"
+            assert sizes[-1] == (LARGEST // 4 if gathers else LARGEST)
+
+
+def test_figures_lie_beside(measured):
+    make_links_figures(read_links(measured), measured.parent)
+    names = {path.name for path in measured.parent.iterdir() if path.is_file()}
+    wanted = {f"{name}.{kind}" for name in ("links", "sweeps") for kind in ("png", "pdf", "csv")}
+    assert wanted <= names
+
+
+@pytest.mark.slow
+def test_groups_of_ranks_within_and_between_nodes(tmp_path):
+    """Local processes stand for two nodes: every group joins anew."""
+    found = measure_links(small_site(2, 2), "emulated", tmp_path / "links.json")
+    groups = {(s["nodes"], s["devices_per_node"], s["ranks"], s["level"]) for s in found["sweeps"]}
+    assert groups == {(1, 2, 2, "node"), (2, 1, 2, "network"), (2, 2, 4, "network")}
+    world = next(pair for pair in found["pairs"] if pair["scope"] == "world")
+    assert world["nodes"] == [0, 0, 1, 1]
+    assert len(world["bandwidth_bytes_per_s"]) == 4
+    assert found["fabric"] == "emulated"
+
+
+def test_a_gpu_site_without_a_gpu_is_one_sentence(tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    broken = replace(small_site(1, 2), device="cuda")
+    with pytest.raises(LinksFailed, match="torch finds no GPU on this node") as caught:
+        measure_links(broken, "default", tmp_path / "links.json")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "links.json").exists()
+
+
+def test_a_failed_link_test_is_one_sentence(tmp_path):
+    fake = tmp_path / "fake"
+    fake.write_text("#!/bin/sh\necho \"Cuda failure x.cu:610: 'driver version is insufficient'\"\n")
+    fake.chmod(0o755)
+    broken = replace(small_site(1, 2), device="cuda")
+    broken = replace(broken, interconnect={**broken.interconnect, "p2p_binary": str(fake)})
+    with pytest.raises(LinksFailed, match="the test failed: driver version is insufficient"):
+        measure_links(broken, "default", tmp_path / "links.json")

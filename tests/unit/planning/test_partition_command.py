@@ -1,0 +1,79 @@
+"""``ddlbench partition`` as a person types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ddlbench.commands.partition import partition_command
+from ddlbench.experiment.errors import ConfigError
+
+VGG16 = str(Path(__file__).with_name("pipedream_vgg16_profile.csv"))
+
+
+def _run(*args: str):
+    return CliRunner().invoke(partition_command, [VGG16, *args])
+
+
+def test_json() -> None:
+    result = _run("--machines", "4", "--bandwidth", "1e9", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output) == {
+        "stages": [[0, 17, 3], [17, 40, 1]],
+        "period_s": 0.205520896,
+    }
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--machines", "4", "4", "--bandwidth", "32e9", "5e9", "--json", VGG16],
+        [VGG16, "--machines=4", "4", "--json", "--bandwidth=32e9", "5e9"],
+        ["--machines", "4", "--machines", "4", VGG16, "--bandwidth", "32e9", "5e9", "--json"],
+    ],
+)
+def test_levels_in_any_spelling(args) -> None:
+    result = CliRunner().invoke(partition_command, args)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["stages"] == [[0, 17, 12], [17, 25, 3], [25, 40, 1]]
+
+
+def test_options_reach_the_programme() -> None:
+    machines = ("--machines", "4", "--bandwidth", "1e9", "--json")
+    straight = json.loads(_run(*machines, "--straight").output)
+    assert [stage[2] for stage in straight["stages"]] == [1, 1, 1, 1]
+    fast = ("--machines", "4", "--bandwidth", "32e9", "--json", "--cost-model", "paper")
+    assert json.loads(_run(*fast).output)["stages"] == [[0, 40, 4]]
+    tight = json.loads(_run(*machines, "--memory-bytes", "26e9").output)
+    assert tight["period_s"] > 0.205520896
+
+
+def test_table() -> None:
+    output = _run("--machines", "4", "--bandwidth", "1e9").output
+    assert "0.205521 s per mini-batch, 3.27x one device" in output
+    assert "17 .. 39" in output
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--machines", "4", "4", "--bandwidth", "1e9"], "2 level.* 1; write one bandwidth"),
+        (["--machines", "0", "--bandwidth", "1e9"], "machines 0"),
+        (["--machines", "4", "--bandwidth", "-1e9"], "bandwidth -1000000000.0"),
+        (["--machines", "4", "--bandwidth", "1e9", "--memory-bytes", "1e9"], "does not fit"),
+        (["--machines", "64", "--bandwidth", "1e9", "--straight"], "40 nodes cannot make 64"),
+    ],
+)
+def test_bad_input_is_one_sentence(args, says) -> None:
+    with pytest.raises(ConfigError, match=says):
+        partition_command.main([VGG16, *args], standalone_mode=False)
+
+
+@pytest.mark.parametrize("args", [["--machines"], ["--machines", "4"], ["--bandwidth", "1e9"]])
+def test_missing_options_are_usage_errors(args) -> None:
+    result = _run(*args)
+    assert result.exit_code == 2
+    assert "Error" in result.output

@@ -1,0 +1,161 @@
+"""Profiles become chains; what is wrong with one is said in one sentence."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import pytest
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.planning.partition import (
+    Chain,
+    Level,
+    MemoryLimit,
+    Node,
+    balance,
+    chain_of_profile,
+    partition,
+    read_chain,
+)
+
+VGG16 = Path(__file__).with_name("pipedream_vgg16_profile.csv")
+HEADER = "node,layer,forward_ms,backward_ms,activation_bytes,parameter_bytes\n"
+
+
+def _block(number: int, **changes):
+    timings = [
+        {"batch_size": 32, "time_s": 0.1, "interval_s": None},
+        {"batch_size": 64, "time_s": 0.3, "interval_s": None},
+    ]
+    return {
+        "block": number,
+        "name": f"block{number}",
+        "parameter_bytes": 400,
+        "buffer_bytes": 8,
+        "input_bytes_per_sample": 4.0,
+        "output_bytes_per_sample": 16.0,
+        "saved_bytes_per_sample": 20.0,
+        "forward": timings,
+        "backward": timings,
+    } | changes
+
+
+def _profile(**changes):
+    blocks = [_block(0), _block(1)]
+    return {
+        "profile_id": "mnist/vgg11/fp32-1t",
+        "fixed_memory_bytes": 7,
+        "blocks": blocks,
+    } | changes
+
+
+def test_our_profile_at_a_batch_size_between_two() -> None:
+    chain = chain_of_profile(_profile(), 48)
+    assert chain.fixed_bytes == 7
+    node = chain.nodes[0]
+    assert node.time_s == pytest.approx(0.4)
+    assert (node.output_bytes, node.saved_bytes) == (16.0 * 48, 20.0 * 48)
+    assert (node.parameter_bytes, node.buffer_bytes) == (400.0, 8.0)
+
+
+def test_the_largest_measured_batch_size_is_taken() -> None:
+    assert chain_of_profile(_profile()).nodes[0].time_s == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(
+    ("profile", "batch", "says"),
+    [
+        (_profile(), 128, "block block0: measured at 32 to 64, not at 128"),
+        (_profile(), 16, "not at 16"),
+        (_profile(blocks=[]), None, "holds no blocks"),
+        (_profile(blocks=[_block(0, forward=[])]), 32, "measured at no batch size"),
+    ],
+)
+def test_profile_that_cannot_serve(profile, batch, says) -> None:
+    with pytest.raises(ConfigError, match=says):
+        chain_of_profile(profile, batch)
+
+
+def test_table_leaves_input_out_and_a_shape_carries_its_tensor() -> None:
+    chain = read_chain(VGG16)
+    assert chain.nodes[0].name == "2 Conv2d"
+    size = next(node for node in chain.nodes if node.name.endswith("Size"))
+    assert size.output_bytes == 12845056 + 4
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("node,layer,forward_ms\n1,Conv2d,3\n", "no column backward_ms, activation_bytes"),
+        (HEADER + "2,Conv2d,-1,1,1,1\n", "node 2: forward_ms is -1"),
+        (HEADER + "2,Conv2d,1,soon,1,1\n", "node 2: backward_ms is soon"),
+        (HEADER + "2,Conv2d,1,1,,1\n", "node 2: activation_bytes is nan"),
+        (HEADER, "holds no layer"),
+        (HEADER + "1,Input,1,1,1,1\n", "holds no layer"),
+        ("", "not a readable table"),
+        (HEADER + "1,2,3,4,5,6,7,8\n1\n2,2,2,2,2,2,2,2,2,2,2\n", "not a readable table"),
+    ],
+)
+def test_wrong_tables(tmp_path, text, says) -> None:
+    path = tmp_path / "profile.csv"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=says) as error:
+        read_chain(path)
+    assert str(path) in str(error.value)
+
+
+def test_wrong_files(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="no such profile"):
+        read_chain(tmp_path / "none.csv")
+    with pytest.raises(ConfigError, match=r"a \.csv or a \.json"):
+        (tmp_path / "profile.txt").write_text("")
+        read_chain(tmp_path / "profile.txt")
+    with pytest.raises(ConfigError, match="not a readable profile"):
+        (tmp_path / "profile.json").write_text("{")
+        read_chain(tmp_path / "profile.json")
+    with pytest.raises(ConfigError, match="one batch size"):
+        read_chain(VGG16, 64)
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_chain_has_no_impossible_times(value) -> None:
+    with pytest.raises(ConfigError, match="node 0 .conv."):
+        Chain((Node("conv", value, 1.0, 1.0, 1.0),))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Chain(()),
+        lambda: Level(0, 1e9),
+        lambda: Level(1, 0.0),
+        lambda: Level(1, float("nan")),
+        lambda: MemoryLimit(0),
+        lambda: MemoryLimit(1, optimizer_states=-1),
+        lambda: partition(read_chain(VGG16), []),
+        lambda: partition(read_chain(VGG16), [Level(2, 1e9)], "guess"),
+    ],
+)
+def test_impossible_values_are_config_errors(make) -> None:
+    with pytest.raises(ConfigError):
+        make()
+
+
+def test_balance_is_the_best_split_by_time() -> None:
+    times = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0]
+    chain = Chain(tuple(Node(str(t), t, 1e9, 1e9, 1e9) for t in times))
+    for parts in range(1, len(times) + 1):
+        sizes = balance(chain, parts)
+        assert sum(sizes) == len(times)
+        assert len(sizes) == parts
+        best = min(_slowest(times, cuts) for cuts in combinations(range(1, len(times)), parts - 1))
+        ends = [sum(sizes[:n]) for n in range(1, parts)]
+        assert _slowest(times, ends) == best
+    with pytest.raises(ConfigError, match="8 nodes cannot make 9 stages"):
+        balance(chain, 9)
+
+
+def _slowest(times, cuts) -> float:
+    ends = [0, *cuts, len(times)]
+    return max(sum(times[a:b]) for a, b in pairwise(ends))

@@ -1,0 +1,101 @@
+"""The commands: tables, JSON, and one sentence for what is wrong."""
+
+import json
+
+import predict_factory as make
+import pytest
+from click.testing import CliRunner
+from predict_results import write_ok
+
+from ddlbench.commands.predict import accuracy, predict, recommend
+from ddlbench.experiment.errors import ConfigError
+
+CELL = ["--network", "vgg11", "--dataset", "mnist", "--geometry", "1x2", "--batch-size", "16"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    make.write_site(tmp_path / "results", make.profile(), make.links())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(command, *arguments):
+    result = CliRunner().invoke(command, list(arguments), catch_exceptions=True)
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: range(4))
+
+
+def test_predict_json_has_every_predictor_that_speaks_of_the_cell(folder):
+    out = run(predict, *CELL, "--strategy", "horovod", "--json").output
+    told = {entry["predictor"]: entry for entry in json.loads(out)["predictions"]}
+    assert {"ddlbench-eq1", "thesis-5.1-p2p", "thesis-5.1-transport", "linear"} <= set(told)
+    assert told["linear"]["step_s"] == pytest.approx((0.1 + 0.16) / 2)
+    assert len(told["linear"]["memory_bytes"]) == 2
+
+
+def test_predict_prints_a_table_with_limits(folder):
+    out = run(predict, *CELL, "--strategy", "gpipe", "--option", "gpipe.chunks=8").output
+    assert "chunks=8" in out
+    assert "thesis-6" in out
+    assert "on CPU all partitions share one process" in out
+
+
+def test_recommend_json_and_table(folder):
+    told = json.loads(run(recommend, *CELL, "--json").output)
+    assert told["recommended"] == told["ranking"][0]["strategy"]
+    assert {entry["strategy"] for entry in told["ranking"]} >= {"horovod", "ddp", "gpipe"}
+    out = run(recommend, *CELL, "--device-memory-bytes", "1").output
+    assert "nothing that can run is predicted to fit" in out
+    assert "recommended:" in run(recommend, *CELL, "--recommender", "thesis").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--strategy", "gpipe", "--option", "chunks"], "write strategy.option=value"),
+        (["--strategy", "ddp", "--fabric", "x", "--predictor", "ddp-buckets"], "needs the links"),
+        (["--strategy", "ddp", "--threads", "2"], "there is no profile of vgg11 on mnist"),
+        (["--strategy", "ddp", "--predictor", "eq9"], "unknown predictor 'eq9'"),
+        (["--strategy", "dpp"], "unknown strategy"),
+    ],
+)
+def test_predict_says_what_is_wrong(folder, arguments, says):
+    with pytest.raises(ConfigError, match=says):
+        run(predict, *CELL, *arguments)
+
+
+def test_accuracy_writes_predictions_and_tables(folder):
+    config = folder / "experiment.yaml"
+    config.write_text(
+        "experiment: trial\nsite: local\n"
+        "matrix: {dataset: [mnist], network: [vgg11], strategy: [sequential, ddp, model-parallel],"
+        " geometry: [1x2]}\nsettings: {batch_size: 16}\n"
+    )
+    for strategy, step_s in (("sequential", 0.3), ("ddp", 0.2), ("model-parallel", 0.4)):
+        geometry = "1x1" if strategy == "sequential" else "1x2"
+        write_ok(folder / "results", make.cell(strategy, geometry, 16), step_s)
+    told = json.loads(run(accuracy, "--configfile", str(config), "--json").output)
+    assert {entry["predictor"] for entry in told["accuracy"]} >= {"sequential", "ddp-buckets"}
+    assert told["table_8_1"][0]["fastest"] == "ddp"
+    lying = folder / "results" / "local" / "trial"
+    assert (lying / "predictions.json").is_file()
+    names = {path.name for path in (lying / "tables").iterdir()}
+    assert names == {"accuracy.csv", "table_8_1.csv", "table_8_2.csv"}
+    assert "Prediction errors" in run(accuracy, "--configfile", str(config)).output
+
+
+def test_measured_cells_of_the_site_serve_predictors_that_carry_them_on(folder):
+    write_ok(folder / "results", make.cell("ddp", "1x2", 16), 0.2)
+    asked = ["--network", "vgg11", "--dataset", "mnist", "--geometry", "1x4", "--batch-size", "32"]
+    out = run(predict, *asked, "--strategy", "ddp", "--predictor", "carry-forward", "--json").output
+    assert json.loads(out)["predictions"][0]["step_s"] == pytest.approx(0.2)
+    ranked = json.loads(run(recommend, *asked, "--recommender", "carry-forward", "--json").output)
+    assert ranked["recommended"] == "ddp"

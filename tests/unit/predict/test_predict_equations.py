@@ -1,0 +1,228 @@
+"""Every predictor against numbers worked by hand from its equation."""
+
+import subprocess
+import sys
+
+import predict_factory as make
+import pytest
+from predict_factory import MB
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.registry import PREDICTORS
+from ddlbench.predict.prediction import Measured, NotPredictable, ask, predictor_of
+from ddlbench.predict.predictors.ddp_buckets import buckets, exposed_s
+from ddlbench.predict.predictors.ring import ring_all_reduce_s
+from ddlbench.predict.predictors.thesis_6 import communication_s
+from ddlbench.predict.workload import Tensor
+
+SLOW_RING = make.pair([0, 0, 0, 0], bandwidth=1e9, latency_s=1e-4, slow={(3, 0): 5e8})
+
+
+def told(name, plan, links=None, history=(), **profile):
+    return ask(predictor_of(name), make.workload(**profile), links, plan, history)
+
+
+def test_sequential_is_the_profiles_own_step():
+    found = told("sequential", make.plan("sequential", "1x1", 32))
+    assert found.step_s == pytest.approx(0.42)
+    assert found.interval_s == pytest.approx((0.98 * 0.42, 1.02 * 0.42))
+    assert found.notes == ()
+
+
+def test_sequential_at_another_batch_is_read_off_the_line_and_says_so():
+    found = told("sequential", make.plan("sequential", "1x1", 64))
+    assert found.step_s == pytest.approx(0.1 + 0.64)
+    assert found.interval_s is None
+    assert "extrapolated from batch 8, 16, 32" in found.notes[0]
+    assert "interpolated" in told("sequential", make.plan("sequential", "1x1", 24)).notes[0]
+
+
+def test_ddlbench_eq1():
+    options = {"fusion_threshold_bytes": 64 * MB}
+    found = told("ddlbench-eq1", make.plan("horovod", options=options), make.table(SLOW_RING))
+    # G = 100 MB > th; the hop from rank 3 to 0 is the slowest of the ring.
+    exposed = 2 * 3 * (1e-4 + 64e6 / (4 * 5e8))
+    assert found.compute_s == pytest.approx(0.42 / 4)
+    assert found.exposed_communication_s == pytest.approx(exposed)
+    assert found.communication_s == pytest.approx(exposed + 2 * 3 * (1e-4 + 36e6 / (4 * 5e8)))
+    assert found.step_s == pytest.approx(0.42 / 4 + exposed)
+
+
+def test_eq1_sends_all_gradients_below_the_threshold_and_the_last_tensor_without_fusion():
+    small = told("ddlbench-eq1", make.plan("horovod"), make.table(), parameters=(2 * MB, 6 * MB))
+    assert small.exposed_communication_s == pytest.approx(6 * (1e-4 + 8e6 / 4e9))
+    options = {"fusion_threshold_bytes": 0}
+    unfused = told("ddlbench-eq1", make.plan("horovod", options=options), make.table())
+    assert unfused.exposed_communication_s == pytest.approx(6 * (1e-4 + 10e6 / 4e9))
+
+
+def test_thesis_5_1_takes_the_workers_batch_and_its_own_links():
+    p2p = make.pair([0, 0, 0, 0], bandwidth=8e9, latency_s=0.0, method="device-copies")
+    gloo = make.pair([0, 0, 0, 0], bandwidth=1e9, latency_s=0.0, method="gloo")
+    table = make.table(gloo, p2p)
+    ring = {"thesis-5.1-p2p": 6 * 100e6 / (4 * 8e9), "thesis-5.1-transport": 6 * 100e6 / (4 * 1e9)}
+    for name, exposed in ring.items():
+        found = told(name, make.plan("horovod"), table)
+        assert found.compute_s == pytest.approx(0.1 + 0.01 * 8)  # t(B/W), not t(B)/W
+        assert found.exposed_communication_s == pytest.approx(exposed)
+
+
+def test_ddlbench_eq2():
+    found = told("ddlbench-eq2", make.plan("gpipe", options={"chunks": 8}), make.table())
+    # 3 cuts, there and back, of one micro-batch of 4 samples of 1000 bytes.
+    exposed = 2 * 3 * (1e-4 + 4000 / 1e9)
+    assert found.exposed_communication_s == pytest.approx(exposed)
+    assert found.communication_s == pytest.approx(8 * exposed)
+    assert found.compute_s + found.bubble_s == pytest.approx(0.42 * (4 + 8 - 1) / (4 * 8))
+    assert any("on CPU" in limit for limit in found.limits)
+
+
+def test_model_parallelism_is_eq2_with_one_micro_batch():
+    found = told("model-parallel", make.plan("model-parallel"), make.table())
+    assert found.compute_s == pytest.approx(0.42)
+    assert found.bubble_s == 0
+    assert found.exposed_communication_s == pytest.approx(2 * 3 * (1e-4 + 32_000 / 1e9))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "share"), [(12, 15 / 48), (20, 23 / 80), (28, 31 / 112), (30, 33 / 120)]
+)
+def test_eq_6_1_factors_of_the_thesis_table_6_1(chunks, share):
+    batch = 16 * chunks
+    plan = make.plan("gpipe", batch_size=batch, options={"chunks": chunks})
+    found = told("thesis-6", plan, make.table())
+    sequential = chunks * (0.1 + 0.16)  # T_seq at the micro-batch size
+    assert found.compute_s + found.bubble_s == pytest.approx(sequential * share)
+
+
+def test_eq_6_2():
+    # W = 4: fill 1 + 2, steady (12 - 2) 3, drain 3 + 3
+    assert communication_s([1, 2, 3], 12) == 2 * (3 + 30 + 6)
+    assert communication_s([3, 1, 2], 12) == 2 * (6 + 30 + (2 + 2))
+    assert communication_s([5], 4) == 2 * 4 * 5
+    assert communication_s([], 4) == 0
+    assert communication_s([1, 1, 1], 1) == 2 * (2 + 0 + 2)  # steady never below zero
+
+
+def test_eq_6_2_reads_cut_sizes_and_links():
+    chain = make.pair([0, 0], bandwidth=1e6, latency_s=0.01)
+    plan = make.plan("gpipe", "1x2", 32, options={"chunks": 4})
+    found = told("thesis-6", plan, make.table(chain))
+    assert found.exposed_communication_s == pytest.approx(2 * 4 * (0.01 + 8 * 1000 / 1e6))
+
+
+def test_ddlbench_eq3_and_linear_are_a_share_of_the_sequential_step():
+    linear = told("linear", make.plan("ddp"))
+    assert linear.step_s == pytest.approx(0.42 / 4)
+    plan = make.plan("ddp")
+    eq3 = predictor_of("ddlbench-eq3").predict(make.workload(), None, plan, plan.cell)
+    assert eq3.step_s == linear.step_s
+
+
+def test_buckets_fill_in_the_order_of_readiness():
+    tensors = [Tensor("a", 10, 0.2), Tensor("b", 20, 0.5), Tensor("c", 5, 0.7), Tensor("d", 1, 1.0)]
+    assert buckets(tensors, 25) == [(30, 0.5), (6, 1.0)]
+    assert buckets(tensors, 1) == [(10, 0.2), (20, 0.5), (5, 0.7), (1, 1.0)]
+    assert buckets(tensors, 1000) == [(36, 1.0)]
+
+
+def test_buckets_queue_behind_each_other():
+    # Ready at 0.5 and 1.0 s; one second each: 0.5..1.5, then 1.5..2.5, backward ends at 1.0.
+    assert exposed_s([(1, 0.5), (1, 1.0)], 1.0, lambda size: 1.0) == pytest.approx(1.5)
+    assert exposed_s([(1, 0.5), (1, 1.0)], 1.0, lambda size: 0.1) == pytest.approx(0.1)
+
+
+def test_ddp_by_ring_and_by_measured_all_reduce():
+    plan = make.plan("ddp", options={"bucket_cap_bytes": 1000 * MB})  # one bucket, ready at the end
+    table = make.table(make.pair([0] * 4, method="gloo"), sweeps=(make.sweep(0.01, 1e9, 4),))
+    ring = told("ddp-buckets", plan, table)
+    assert ring.compute_s == pytest.approx(0.18)
+    assert ring.exposed_communication_s == pytest.approx(6 * (1e-4 + 100e6 / 4e9))
+    swept = told("ddp-all-reduce", plan, table)
+    assert swept.compute_s == pytest.approx(1.6 * 0.18)  # four silent replicas on a node
+    assert swept.exposed_communication_s == pytest.approx(0.01 + 0.1)
+
+
+def test_one_worker_communicates_nothing():
+    for name, strategy in (("ddlbench-eq1", "horovod"), ("ddp-all-reduce", "ddp")):
+        found = told(name, make.plan(strategy, "1x1"), make.table(make.pair([0, 0])))
+        assert found.exposed_communication_s == found.communication_s == 0
+    assert ring_all_reduce_s([], 1e9) == 0
+
+
+def history(*cells_and_steps):
+    return tuple(Measured(cell, step_s) for cell, step_s in cells_and_steps)
+
+
+def test_carry_forward_scales_the_smallest_size_by_samples_a_device():
+    past = history(
+        (make.cell("ddp", "1x2", 16), 0.3),
+        (make.cell("ddp", "1x2", 16, repeat=1), 0.5),
+        (make.cell("ddp", "1x3", 30), 9.0),
+        (make.cell("gpipe", "1x2", 16), 7.0),
+    )
+    found = told("carry-forward", make.plan("ddp", "1x4", 64), history=past)
+    assert found.step_s == pytest.approx(0.4 * (64 / 4) / (16 / 2))
+    with pytest.raises(NotPredictable, match="no smaller ddp cell"):
+        told("carry-forward", make.plan("ddp", "1x2", 64), history=past)
+
+
+def test_hardware_extrapolation_goes_from_one_node_to_many():
+    past = history((make.cell("ddp", "1x4", 32), 0.4), (make.cell("ddp", "1x2", 16), 0.1))
+    found = told("hardware-extrapolation", make.plan("ddp", "4x4", 128), history=past)
+    assert found.step_s == pytest.approx(0.4)
+    with pytest.raises(NotPredictable, match="from one node to more than one"):
+        told("hardware-extrapolation", make.plan("ddp", "1x4"), history=past)
+    with pytest.raises(NotPredictable, match="not measured on one node with 8"):
+        told("hardware-extrapolation", make.plan("ddp", "2x8"), history=past)
+
+
+def test_data_extrapolation_is_the_first_steps_of_repeat_0(tmp_path):
+    steps = tmp_path / "steps.csv"
+    rows = ["0,0,1,9.0,0,0", *(f"1,{n},0,{0.1 * n},0,0" for n in range(1, 30))]
+    steps.write_text("epoch,step,warmup,step_s,load_s,loss\n" + "\n".join(rows) + "\n")
+    plan = make.plan("ddp", repeat=2)
+    past = (Measured(plan.cell.with_(repeat=0), 1.0, steps),)
+    found = told("data-extrapolation", plan, history=past)
+    assert found.step_s == pytest.approx(0.55)  # median of 0.1 .. 1.0
+    with pytest.raises(NotPredictable):
+        told("data-extrapolation", plan)
+
+
+@pytest.mark.parametrize("name", sorted(PREDICTORS))
+def test_a_step_is_compute_and_bubble_and_exposed_communication(name):
+    predictor = predictor_of(name)
+    strategy = (predictor.strategies or ("ddp",))[0]
+    assert predictor.name == name
+    assert predictor.source
+    if strategy == "pipedream" or name in ("carry-forward", "hardware-extrapolation"):
+        return
+    if name == "data-extrapolation":
+        return
+    geometry = "1x1" if strategy == "sequential" else "1x4"
+    table = make.table(sweeps=(make.sweep(1e-3, 1e9, 4),))
+    found = told(name, make.plan(strategy, geometry), table)
+    total = found.compute_s + found.bubble_s + found.exposed_communication_s
+    assert found.step_s == pytest.approx(total)
+    assert found.communication_s >= found.exposed_communication_s >= 0
+    assert found.step_s > 0
+    assert found.memory_bytes
+    assert found.limits
+
+
+def test_a_predictor_refuses_what_it_does_not_speak_of():
+    with pytest.raises(NotPredictable, match="speaks of horovod, not of ddp"):
+        told("ddlbench-eq1", make.plan("ddp"), make.table())
+    with pytest.raises(NotPredictable, match="needs the links of this fabric"):
+        told("ddlbench-eq1", make.plan("horovod"), None)
+    with pytest.raises(ConfigError, match="unknown predictor 'eq1'"):
+        predictor_of("eq1")
+    with pytest.raises(ConfigError, match="is not a predictor"):
+        predictor_of("ddlbench.experiment.cell:Cell")
+
+
+def test_the_reading_wing_needs_no_torch():
+    modules = [target.partition(":")[0] for target in PREDICTORS.values()]
+    modules += ["ddlbench.predict.table", "ddlbench.predict.choices", "ddlbench.predict.recommend"]
+    code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,170 @@
+"""Views of profiles and links: interpolation, hops, all-reduce times, and what is refused."""
+
+import predict_factory as make
+import pytest
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.links import InvalidLinks
+from ddlbench.experiment.profile import InvalidProfile
+from ddlbench.predict.inputs import Inputs, open_links, open_workload
+from ddlbench.predict.lines import Timing
+from ddlbench.predict.partitions import balanced, partitions_of
+
+
+def test_timing_is_measured_where_it_was_and_a_line_elsewhere():
+    timing = Timing.through([(8, 0.9), (16, 1.7), (32, 3.4)], "a layer")
+    assert timing.at(16) == 1.7
+    assert timing.at(24) == pytest.approx(timing.fixed_s + 24 * timing.per_sample_s)
+    assert timing.at(24) == pytest.approx(2.5, rel=0.05)
+    assert not timing.extrapolates(24)
+    assert timing.extrapolates(64)
+
+
+def test_timing_has_no_negative_coefficient():
+    steep = Timing.through([(1, 0.1), (2, 0.4), (4, 1.6)], "a layer")
+    falling = Timing.through([(1, 1.0), (2, 0.5), (4, 0.2)], "a layer")
+    assert steep.fixed_s == 0
+    assert falling.per_sample_s == 0
+    assert Timing.through([(4, 2.0)], "a layer").at(8) == pytest.approx(4.0)
+    assert Timing.through([(4, 0.0)], "a layer").at(8) == 0
+
+
+@pytest.mark.parametrize(("points", "says"), [([], "no batch size"), ([(1, -1.0)], "below zero")])
+def test_a_layer_without_times_is_refused(points, says):
+    with pytest.raises(ConfigError, match=says):
+        Timing.through(points, "a layer")
+
+
+def test_blocks_are_summed_from_layers_where_none_were_timed():
+    values = make.profile()
+    del values["blocks"]
+    workload = make.Workload(values)
+    assert [block.parameter_bytes for block in workload.blocks] == [
+        layer["parameter_bytes"] for layer in values["layers"]
+    ]
+    assert workload.blocks[0].input_bytes == 28 * 28 * 4  # one MNIST image in fp32
+    assert workload.blocks[1].input_bytes == workload.blocks[0].output_bytes
+    assert workload.blocks[0].forward.at(10) == pytest.approx(0.01)
+
+
+def test_without_whole_steps_a_step_is_the_sum_of_its_blocks():
+    step = make.workload(steps=[]).step(10)
+    assert step.step_s == pytest.approx(4 * 0.03)
+    assert step.remark is not None
+    assert "no whole step was measured" in step.remark
+
+
+def test_slowdown_is_linear_between_and_constant_beyond():
+    workload = make.workload()
+    assert [workload.slowdown(n) for n in (1, 2, 4, 8)] == pytest.approx([1, 1.2, 1.6, 1.6])
+
+
+@pytest.mark.parametrize(
+    ("costs", "parts", "best"),
+    [([1, 1, 1, 1], 2, [2, 2]), ([1, 2, 3, 9], 2, [3, 1]), ([5, 1, 1], 3, [1, 1, 1])],
+)
+def test_balance_makes_the_dearest_partition_cheap(costs, parts, best):
+    assert balanced(costs, parts) == best
+
+
+def test_partitions_by_rule():
+    workload = make.workload(parameters=(1, 2, 3, 4, 5))
+    sizes = {
+        rule: [len(p) for p in partitions_of(workload, plan_with(rule), 8)]
+        for rule in ("blocks", "4+1", "time")
+    }
+    assert sizes["blocks"] == [3, 2]
+    assert sizes["4+1"] == [4, 1]
+    assert sorted(sizes["time"]) == [2, 3]
+    with pytest.raises(ConfigError, match=r"balance 4\+4 deals 8 blocks to 2 devices"):
+        partitions_of(workload, plan_with("4+4"), 8)
+    with pytest.raises(ConfigError, match="has 1 blocks, too few for 2 devices"):
+        partitions_of(make.workload(parameters=(1,)), plan_with("time"), 8)
+
+
+def plan_with(balance):
+    return make.plan("gpipe", "1x2", options={"balance": balance})
+
+
+def test_hops_prefer_the_kind_and_the_better_access():
+    table = make.table(
+        make.pair([0, 0], bandwidth=1, method="gloo"),
+        make.pair([0, 0], bandwidth=2, method="p2pBandwidthLatencyTest", access="staged"),
+        make.pair([0, 0], bandwidth=3, method="p2pBandwidthLatencyTest", access="direct"),
+        make.pair([0, 0], bandwidth=4, method="given"),
+    )
+    assert table.hop("p2p", (0, 0), (0, 1))[0].bandwidth_bytes_per_s == 3
+    assert table.hop("transport", (0, 1), (0, 0))[0].bandwidth_bytes_per_s == 1
+
+
+def test_a_node_matrix_serves_every_node_and_a_world_matrix_the_hops_between():
+    table = make.table(
+        make.pair([0, 0], bandwidth=10), make.pair([0, 1], bandwidth=1, method="given")
+    )
+    hops, remarks = table.ring("p2p", make.plan("horovod", "2x2"))
+    assert [hop.bandwidth_bytes_per_s for hop in hops] == [10, 1, 10, 1]
+    assert any("between nodes that were not measured" in remark for remark in remarks)
+
+
+def test_a_sweep_serves_where_no_matrix_does():
+    sweep = make.sweep(0.02, 5e6, 2, operation="p2p", level="network", nodes=2, devices_per_node=1)
+    table = make.table(make.pair([0, 0]), sweeps=(sweep,))
+    hop, remark = table.hop("p2p", (0, 0), (1, 0))
+    assert (hop.latency_s, hop.bandwidth_bytes_per_s) == pytest.approx((0.02, 5e6))
+    assert "sweep of gloo" in remark
+
+
+def test_links_that_are_not_there_are_asked_for():
+    with pytest.raises(ConfigError, match="there are no links between nodes; measure them, or"):
+        make.table(make.pair([0, 0])).ring("p2p", make.plan("horovod", "2x2"))
+    with pytest.raises(ConfigError, match="no all-reduce through gloo was swept between nodes"):
+        make.table().all_reduce(2, 2, "gloo")
+
+
+def test_an_all_reduce_is_carried_to_other_ranks_by_the_ring():
+    table = make.table(sweeps=(make.sweep(0.006, 1e9, 4), make.sweep(0.002, 2e9, 2)))
+    exact = table.all_reduce(1, 4, "gloo")
+    assert exact.time_s(1e9) == pytest.approx(1.006)
+    assert exact.notes == ()
+    carried = table.all_reduce(1, 8, "gloo")
+    assert carried.time_s(1e9) == pytest.approx(0.006 * 7 / 3 + (7 / 8) / (3 / 4))
+    assert "carried from 4" in carried.notes[0]
+
+
+def test_files_of_a_site_are_found_and_read_once(tmp_path):
+    make.write_site(tmp_path, make.profile(), make.links())
+    inputs = Inputs("local", tmp_path)
+    cell = make.cell("ddp")
+    assert inputs.workload(cell) is inputs.workload(cell.with_(batch_size=64))
+    assert inputs.links(cell) is inputs.links(cell)
+    assert inputs.links(cell.with_(fabric="slow")) is None
+
+
+def test_a_missing_profile_is_one_sentence_with_its_command(tmp_path):
+    cell = make.cell("ddp", network="mine.nets:tiny")
+    with pytest.raises(InvalidProfile) as error:
+        Inputs("local", tmp_path).workload(cell)
+    text = str(error.value)
+    assert "there is no profile of mine.nets:tiny on mnist at site local" in text
+    assert "snakemake" in text
+    assert "mine.nets@tiny/fp32-1t/profile.json" in text
+    with pytest.raises(InvalidProfile, match="no such profile"):
+        open_workload(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("bandwidth_bytes_per_s", -1.0, "a bandwidth is above zero"),
+        ("bandwidth_bytes_per_s", None, "a hole at row 0, column 1"),
+        ("latency_s", -1e-6, "a latency not below"),
+    ],
+)
+def test_wrong_matrices_are_one_sentence(tmp_path, key, value, says):
+    from ddlbench.experiment.atomic import write_json
+
+    values = make.links()
+    values["pairs"][0][key][0][1] = value
+    write_json(tmp_path / "links.json", values)
+    with pytest.raises(InvalidLinks, match=says):
+        open_links(tmp_path / "links.json")

@@ -1,0 +1,126 @@
+"""Memory of simple networks, worked by hand."""
+
+import predict_factory as make
+import pytest
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.predict.memory import fits, fullest_bytes, memory_bytes
+
+# Two blocks of 1000 and 500 bytes of weights; a sample keeps 30 and 40 bytes, 10 enter, 20 cross.
+BLOCKS = [
+    make.block(
+        0,
+        1000,
+        buffer_bytes=8,
+        input_bytes_per_sample=10,
+        output_bytes_per_sample=20,
+        saved_bytes_per_sample=30,
+    ),
+    make.block(
+        1,
+        500,
+        input_bytes_per_sample=20,
+        output_bytes_per_sample=5,
+        saved_bytes_per_sample=40,
+    ),
+]
+TENSORS = [
+    {"name": "w1", "block": 1, "bytes": 500, "ready_fraction": 0.5},
+    {"name": "w0", "block": 0, "bytes": 1000, "ready_fraction": 1.0},
+]
+
+
+def workload(**changes):
+    return make.workload(blocks=BLOCKS, tensors=TENSORS, **changes)
+
+
+def peak(strategy, geometry="1x1", batch_size=8, **changes):
+    return memory_bytes(workload(), make.plan(strategy, geometry, batch_size, **changes))
+
+
+def test_sequential_peaks_where_activations_and_gradients_together_are_most():
+    # Weights and momentum 3000, buffers 8. At the last block: 8 (70 + 20 + 5) + 500 = 1260;
+    # at the first: 8 (30 + 10 + 20) + 1500 = 1980.
+    assert peak("sequential") == (3008 + 1980,)
+    # With a large batch the activations win: 100 (70 + 25) + 500.
+    assert peak("sequential", batch_size=100) == (3008 + 10_000,)
+
+
+def test_plain_sgd_has_no_momentum():
+    assert peak("sequential", momentum=0.0) == (1508 + 1980,)
+
+
+def test_fixed_memory_is_added():
+    plan = make.plan("sequential", "1x1", 8)
+    assert memory_bytes(workload(fixed_memory_bytes=7), plan) == (3008 + 1980 + 7,)
+
+
+def test_ddp_holds_all_gradients_once_more_in_buckets():
+    assert peak("ddp", "1x2", 16) == (3008 + 1980 + 1500,) * 2
+
+
+def test_horovods_fusion_buffer_is_no_larger_than_its_threshold():
+    assert peak("horovod", "1x2", 16) == (3008 + 1980 + 1500,) * 2
+    assert (
+        peak("horovod", "1x2", 16, options={"fusion_threshold_bytes": 100})
+        == (3008 + 1980 + 100,) * 2
+    )
+
+
+def pipeline(checkpoint, chunks=4, batch_size=8):
+    options = {"checkpoint": checkpoint, "chunks": chunks, "balance": "1+1"}
+    return peak("gpipe", "1x2", batch_size, options=options)
+
+
+def test_gpipe_keeps_every_micro_batch_without_recomputation():
+    # mb = 2. Device 0: persistent 2008; first backward 3 x 60 + [2 (30 + 30) + 1000];
+    # second 2 x 60 + [2 (30 + 30) + 1000 + 1000], as gradients exist.
+    # Device 1: persistent 1000; 3 x 80 + [2 (40 + 25) + 500]; 2 x 80 + [130 + 500 + 500].
+    assert pipeline("never") == (2008 + 120 + 2120, 1000 + 160 + 1130)
+
+
+def test_gpipe_recomputes_all_but_the_last_micro_batch():
+    # The input of a partition waits instead: 20 and 40 bytes a micro-batch of 2; while one is
+    # recomputed its input is still there.
+    assert pipeline("except_last") == (2008 + 40 + 20 + 2120, 1000 + 80 + 40 + 1130)
+    assert pipeline("always") == pipeline("except_last")
+
+
+def test_gpipe_with_one_micro_batch_recomputes_nothing_unless_told():
+    device0 = 2008 + 8 * 60 + 1000
+    assert pipeline("except_last", chunks=1)[0] == device0
+    assert pipeline("always", chunks=1)[0] == device0 + 8 * 10
+
+
+def test_recomputation_saves_memory_where_activations_are_large():
+    assert all(
+        less < more
+        for less, more in zip(
+            pipeline("except_last", 8, 8000), pipeline("never", 8, 8000), strict=True
+        )
+    )
+
+
+def test_model_parallel_is_one_micro_batch_of_a_partition():
+    options = {"balance": "1+1"}
+    assert peak("model-parallel", "1x2", 8, options=options) == (
+        2008 + 8 * 60 + 1000,
+        1000 + 8 * 65 + 500,
+    )
+
+
+def test_partitions_of_one_process_share_its_memory_on_cpu_only():
+    plan = make.plan("gpipe", "1x2", 8)
+    cpu, gpu = workload(), workload(device_kind="cuda")
+    assert fullest_bytes(cpu, plan, (30, 10)) == 40
+    assert fullest_bytes(gpu, plan, (30, 10)) == 30
+    assert fits(cpu, plan, (30, 10), 20)
+    assert not fits(gpu, plan, (30, 10), 20)
+    ddp = make.plan("ddp", "1x2", 8)
+    assert fullest_bytes(cpu, ddp, (30, 10)) == 30
+    assert not fits(cpu, ddp, (30, 10), 20)
+
+
+def test_uneven_shares_are_refused():
+    with pytest.raises(ConfigError, match="a mini-batch of 9 does not divide over 2 workers"):
+        peak("ddp", "1x2", 9)

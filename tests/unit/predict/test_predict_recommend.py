@@ -1,0 +1,165 @@
+"""The ranking: fastest of what fits, never what does not, and why."""
+
+import predict_factory as make
+import pytest
+from predict_factory import MB
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.registry import STRATEGIES, known
+from ddlbench.experiment.site import Site
+from ddlbench.planning.ddp import DistributedDataParallel
+from ddlbench.predict.inputs import Inputs
+from ddlbench.predict.question import Question
+from ddlbench.predict.recommend import recommend
+
+SITE = Site(
+    name="local",
+    description="",
+    device="cpu",
+    launcher="local",
+    nodes=4,
+    devices_per_node=8,
+    cpus_per_device=1,
+    memory_per_device_mb=None,
+    scratch="/tmp",
+    keep_data=False,
+    interface=None,
+    cell_timeout_s=60.0,
+    hang_timeout_s=60.0,
+)
+
+
+class Stale(DistributedDataParallel):
+    """A strategy that is like DDP, but updates with old gradients."""
+
+    synchronous = False
+
+
+def question(geometry=(1, 4), batch_size=32, **changes):
+    values = {
+        "network": "vgg11",
+        "dataset": "mnist",
+        "nodes": geometry[0],
+        "devices_per_node": geometry[1],
+        "batch_size": batch_size,
+        "settings": {},
+        "options": {},
+    }
+    return Question(**{**values, **changes})
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    links = make.links(make.pair([0] * 8), make.pair([0, 1, 2, 3], bandwidth=1e8))
+    make.write_site(tmp_path, make.profile(), links)
+    return Inputs("local", tmp_path)
+
+
+def by_strategy(found):
+    return {candidate.cell.strategy: candidate for candidate in found.ranking}
+
+
+def test_the_ranking_is_by_predicted_time(inputs):
+    found = recommend(question(), SITE, inputs)
+    told = [c.prediction.step_s for c in found.ranking if c.prediction]
+    assert told == sorted(told)
+    assert len(told) >= 5
+    assert found.best is found.ranking[0]
+    assert all(c.cell.batch_size == 32 for c in found.ranking)
+
+
+def test_a_slow_link_turns_the_recommendation(tmp_path):
+    make.write_site(tmp_path, make.profile(), make.links(make.pair([0] * 4, bandwidth=1e6)))
+    found = recommend(question(), SITE, Inputs("local", tmp_path))
+    assert found.best.cell.strategy in ("gpipe", "sequential", "model-parallel")
+    assert by_strategy(found)["horovod"].prediction.exposed_communication_s > 100
+
+
+@pytest.mark.parametrize("recommender", ["measured-links", "thesis", "ddlbench", "linear"])
+@pytest.mark.parametrize("memory", [10 * MB, 150 * MB, 250 * MB, 280 * MB, 320 * MB, 10_000 * MB])
+def test_what_does_not_fit_is_never_recommended(inputs, recommender, memory):
+    found = recommend(
+        question(batch_size=64), SITE, inputs, recommender=recommender, device_memory_bytes=memory
+    )
+    for candidate in found.ranking:
+        if candidate.prediction and candidate.memory_bytes:
+            devices = candidate.cell.devices
+            shared = candidate.cell.strategy in ("gpipe", "model-parallel")
+            assert candidate.fits == (candidate.memory_bytes <= memory * (devices if shared else 1))
+    best = found.best
+    if best is None:
+        assert not any(c.fits for c in found.ranking)
+    else:
+        assert best.fits
+        fitting = [c for c in found.ranking if c.fits]
+        assert best.prediction.step_s == min(c.prediction.step_s for c in fitting)
+    told = [c for c in found.ranking if c.prediction]
+    assert [c.fits for c in told] == sorted((c.fits for c in told), reverse=True)
+
+
+def test_nothing_fits_is_said(inputs):
+    found = recommend(question(), SITE, inputs, device_memory_bytes=1)
+    assert found.best is None
+    assert found.to_dict()["recommended"] is None
+    assert "does not fit" in by_strategy(found)["ddp"].why
+
+
+def test_the_sites_memory_counts_on_cpu(inputs):
+    from dataclasses import replace
+
+    found = recommend(question(), replace(SITE, memory_per_device_mb=1), inputs)
+    assert found.best is None
+    unknown = recommend(question(), SITE, inputs)
+    assert unknown.best.fits is None
+    assert "memory of a device unknown" in unknown.best.why
+
+
+def test_what_cannot_run_stands_below_with_its_reason(inputs):
+    across = by_strategy(recommend(question((2, 2)), SITE, inputs))
+    assert across["gpipe"].prediction is None
+    assert "cannot span 2" in across["gpipe"].why
+    uneven = by_strategy(recommend(question(batch_size=30), SITE, inputs))
+    assert "does not divide" in uneven["ddp"].why
+
+
+def test_stale_strategies_only_when_asked_for(inputs, monkeypatch):
+    monkeypatch.setitem(STRATEGIES, "stale", f"{__name__}:Stale")
+    known.cache_clear()
+    try:
+        assert "stale" not in by_strategy(recommend(question(), SITE, inputs))
+        shown = by_strategy(recommend(question(), SITE, inputs, allow_stale=True))
+        assert not shown["stale"].synchronous
+        assert "has no predictor" in shown["stale"].why
+    finally:
+        known.cache_clear()
+
+
+def test_options_reach_their_strategy(inputs):
+    found = recommend(question(options={"gpipe": {"chunks": 8}}), SITE, inputs)
+    assert by_strategy(found)["gpipe"].cell.option("chunks") == 8
+    with pytest.raises(ConfigError, match="options of gpipe"):
+        recommend(question(options={"gpipe": {"chunk": 8}}), SITE, inputs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"dataset": "cifar"}, "did you mean 'cifar10'"),
+        ({"network": "vgg"}, "unknown network 'vgg'"),
+        ({"options": {"gpip": {}}}, "did you mean 'gpipe'"),
+    ],
+)
+def test_names_are_checked(inputs, changes, says):
+    asked = question(**changes)
+    with pytest.raises(ConfigError, match=says):
+        recommend(asked, SITE, inputs)
+
+
+def test_an_unknown_recommender_is_refused(inputs):
+    with pytest.raises(ConfigError, match="unknown recommender 'theses'; did you mean 'thesis'"):
+        recommend(question(), SITE, inputs, recommender="theses")
+
+
+def test_a_network_of_ones_own_needs_its_profile(inputs):
+    with pytest.raises(ConfigError, match=r"no profile of mine.nets:tiny .* make it with"):
+        recommend(question(network="mine.nets:tiny"), SITE, inputs)

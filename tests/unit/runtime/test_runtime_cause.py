@@ -1,0 +1,43 @@
+"""Whose fault a failure is decides whether the cell is tried again by itself."""
+
+import socket
+
+import pytest
+
+from ddlbench.runtime.failure import cause_of
+from ddlbench.runtime.network_address import address_of, interface_to_use
+
+
+@pytest.mark.parametrize(
+    ("failed", "cause"),
+    [
+        ([{"reason": "ValueError: wrong shape"}], "program"),
+        ([{"reason": "killed by signal 9 (SIGKILL)", "signal": 9}], "infrastructure"),
+        ([{"reason": "RuntimeError: Connection closed by peer [10.0.0.1]"}], "infrastructure"),
+        # The connection broke because the program crashed.
+        ([{"reason": "Connection reset"}, {"reason": "KeyError: 'x'"}], "program"),
+        ([{"reason": "OSError: [Errno 28] No space left on device"}], "infrastructure"),
+        ([], "infrastructure"),
+    ],
+)
+def test_cause(failed, cause):
+    assert cause_of(failed) == cause
+
+
+def unresolvable(_name):
+    raise socket.gaierror
+
+
+@pytest.mark.parametrize("resolve", [unresolvable, lambda _name: "127.0.1.1"])
+def test_a_host_name_that_leads_nowhere_is_not_used(monkeypatch, resolve):
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    interface = interface_to_use(None)
+    assert interface is not None
+    assert address_of(None) == address_of(interface)
+
+
+def test_a_host_name_that_resolves_is_used(monkeypatch):
+    monkeypatch.setattr(socket, "gethostbyname", lambda _name: "10.1.2.3")
+    assert interface_to_use(None) is None
+    assert address_of(None) == "10.1.2.3"
+    assert interface_to_use("lo") == "lo"

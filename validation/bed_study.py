@@ -1,0 +1,91 @@
+"""Run an experiment on a test bed, as a person on its login node would.
+
+Results stay in ``validation/.work/``: a study that was interrupted measures only what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "cluster"))
+
+from testbed import Options, TestBed, missing  # noqa: E402
+
+__all__ = ["Study"]
+
+_PARTS = ("rules", "workflow", "config", "profiles", "envs")
+
+
+class Study:
+    """A copy of the project's workflow, whose results stay.
+
+    Args:
+        name: folder below ``validation/.work``.
+        experiment: the experiment file's content, without ``site``.
+    """
+
+    def __init__(self, name: str, experiment: dict[str, Any]) -> None:
+        lacking = missing()
+        if lacking:
+            sys.exit(f"no test bed here: {lacking}")
+        self.folder = ROOT / "validation" / ".work" / name
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for part in _PARTS:
+            shutil.rmtree(self.folder / part, ignore_errors=True)
+            shutil.copytree(ROOT / part, self.folder / part)
+        shutil.copy(ROOT / "Snakefile", self.folder)
+        (self.folder / "experiment.yaml").write_text(yaml.safe_dump(experiment, sort_keys=False))
+
+    def describe_site(self, site: str, options: Options) -> None:
+        """Write the site file of a test bed of these options."""
+        with_text = TestBed(options).site_text()
+        (self.folder / "config" / "sites" / f"{site}.yaml").write_text(with_text)
+
+    def run(self, site: str, options: Options, *targets: str) -> None:
+        """Measure what is missing on a test bed of these options; one cell at a time."""
+        self.describe_site(site, options)
+        with TestBed(options) as bed:
+            bed.wait_idle()
+            self._call(
+                *(sys.executable, "-m", "snakemake", *targets, "--profile", "profiles/slurm"),
+                *("--configfile", "experiment.yaml", "--config", f"site={site}", "--jobs", "1"),
+                *("--slurm-status-command", "squeue"),
+                *("--slurm-init-seconds-before-status-checks", "3"),
+                *("--seconds-between-status-checks", "3", "--max-status-checks-per-second", "1"),
+                *("--max-jobs-per-timespan", "100/1s", "--latency-wait", "20"),
+            )
+
+    def ddlbench(self, *arguments: str) -> str:
+        """Run the ``ddlbench`` command in the study's folder; returns what it printed."""
+        return self._call(sys.executable, "-m", "ddlbench.cli", *arguments, capture=True)
+
+    def keep(self, source: Path, target: Path) -> None:
+        """Copy a figure or table of the study into the documentation."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(self.folder / source, target)
+
+    def _call(self, *command: str, capture: bool = False) -> str:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(self.folder),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE if capture else None,
+            check=False,
+        )
+        if done.returncode != 0:
+            sys.exit(f"{' '.join(command[:4])} ... ended with {done.returncode}")
+        return done.stdout or ""

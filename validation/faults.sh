@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Faults put into real runs; writes docs/validation/faults.csv.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+DDLBENCH_FAULT_TABLE="$PWD/docs/validation/faults.csv" \
+    pytest -q tests/cluster/test_cluster_faults.py tests/cluster/test_cluster_accounting.py
