@@ -82,9 +82,9 @@ def _text(file: Path) -> str:
 
 def _fits(links: Mapping[str, Any]) -> Table:
     table = Table(title=f"Fits of {links['site']}, fabric {links['fabric']}", title_justify="left")
-    for name in ("operation", "transport", "group", "from"):
-        table.add_column(name)
-    for name in ("latency (µs)", "bandwidth (MB/s)", "residual", "largest"):
+    for name in ("operation", "transport", "group"):
+        table.add_column(name, no_wrap=True)
+    for name in ("from KiB", "latency µs", "MB/s", "residual", "largest"):
         table.add_column(name, justify="right")
     for sweep in links["sweeps"]:
         fit = sweep["fit"]
@@ -103,7 +103,7 @@ def _fits(links: Mapping[str, Any]) -> Table:
             beta = piece["beta_s_per_byte"]
             table.add_row(
                 *(head if number == 0 else ("", "", "")),
-                f"{piece['from_bytes']:,.0f} B",
+                f"{piece['from_bytes'] / 1024:,.0f}",
                 f"{piece['alpha_s'] * 1e6:,.1f}",
                 f"{1e-6 / beta:,.1f}" if beta > 0 else "-",
                 *(tail if number == 0 else ("", "")),

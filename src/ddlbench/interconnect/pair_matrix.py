@@ -51,7 +51,7 @@ def finite(value: float) -> float | None:
 
 
 def scaled(matrix: Matrix, factor: float = 1.0, divisor: float = 1.0) -> Matrix:
-    """Every value times ``factor``, over ``divisor``: 21.35 / 1e6 is exact, 21.35 * 1e-6 is not."""
+    """Every value times ``factor``, over ``divisor``; None stays None."""
     return [
         [None if value is None else value * factor / divisor for value in row] for row in matrix
     ]

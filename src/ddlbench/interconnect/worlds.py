@@ -16,7 +16,6 @@ __all__ = ["OPERATIONS", "buffer_bytes", "level_of", "message_sizes", "worlds"]
 OPERATIONS = ("p2p", "all_reduce", "broadcast", "all_gather", "reduce_scatter")
 _EVERY_UP_TO = 8
 _SMALLEST_BYTES = 1024
-_DOUBLE_UP_TO_BYTES = 64 * 1024
 
 
 def worlds(nodes: int, devices_per_node: int) -> list[tuple[int, int]]:
@@ -34,12 +33,12 @@ def level_of(nodes: int) -> str:
 
 
 def message_sizes(largest_bytes: int) -> list[int]:
-    """From 1 KiB: powers of two up to 64 KiB, where protocols change, then powers of four."""
+    """Powers of two from 1 KiB: a piece of a fit needs three sizes, at the long end too."""
     sizes = []
     size = _SMALLEST_BYTES
     while size <= largest_bytes:
         sizes.append(size)
-        size *= 2 if size < _DOUBLE_UP_TO_BYTES else 4
+        size *= 2
     return sizes
 
 

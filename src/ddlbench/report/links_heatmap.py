@@ -183,7 +183,7 @@ def _what(pairs: list[dict[str, Any]]) -> str:
     framed = (
         f" Framed: {slow} pair(s) below 0.8 of the median bandwidth of their level."
         if slow
-        else " No pair is marked slow (below 0.8 of its level's median, if the level has three or more)."
+        else " No pair is slow (below 0.8 of its level's median; two pairs cannot tell)."
     )
     counts = sorted({pair["repeats"] for pair in pairs})
     runs = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]]))

@@ -46,10 +46,6 @@ class DdpExecutor(StepwiseExecutor):
         assert isinstance(replica, nn.Module)
         return {"network": replica.state_dict(), "optimizer": self.optimizer.state_dict()}
 
-    def buffer_bytes(self) -> int:
-        """Gradient buckets: as many bytes as the parameters that have gradients."""
-        return sum(p.numel() * p.element_size() for p in self.module.parameters())
-
     def close(self) -> None:
         """Leave the process group."""
         dist.destroy_process_group()

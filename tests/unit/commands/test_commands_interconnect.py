@@ -44,7 +44,7 @@ def test_p2p_as_json(tmp_path):
     parsed = json.loads(done.stdout)
     assert parsed["devices"] == ["Tesla T4"]
     assert parsed["pairs"][0]["bandwidth_bytes_per_s"] == [[239.79e9]]
-    assert parsed["pairs"][0]["latency_s"] == [[1.43e-6]]
+    assert parsed["pairs"][0]["latency_s"] == [[pytest.approx(1.43e-6)]]
     assert json.loads(run("parse-p2p", "-", input=P2P).stdout) == parsed
 
 

@@ -64,7 +64,7 @@ def test_every_operation_is_swept_and_fitted(measured):
         name = f"{sweep['operation']} over 1x2 with {sweep['transport']}"
         if not any(note.startswith(name) for note in found["notes"]):
             gathers = sweep["operation"] == "all_gather"
-            assert sizes[-1] == (LARGEST // 4 if gathers else LARGEST)
+            assert sizes[-1] == (LARGEST // 2 if gathers else LARGEST)
 
 
 def test_figures_lie_beside(measured):

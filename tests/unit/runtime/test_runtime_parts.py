@@ -202,3 +202,30 @@ def test_progress_lines_reach_the_display(capsys):
     display.update("not json")
     display.close()
     assert stream.getvalue().startswith("a cell: step 5/10, ")
+
+
+def test_gradient_buckets_of_ddp_are_counted_once():
+    """Weights, gradients, momentum and buckets: four copies, and the activations of a step."""
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        network = torch.nn.Linear(1000, 1000, bias=False)
+        replica = torch.nn.parallel.DistributedDataParallel(network)
+        optimizer = torch.optim.SGD(replica.parameters(), 0.1, momentum=0.9)
+
+        def step():
+            optimizer.zero_grad()
+            replica(torch.ones(1, 1000)).sum().backward()
+            optimizer.step()
+
+        step()
+        step()
+        tensors = LiveTensors()
+        (weight,) = network.parameters()
+        tensors.count([weight, weight.grad, optimizer.state[weight]["momentum_buffer"]])
+        with tensors.watching():
+            step()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert round(tensors.peak_bytes / 4e6, 1) == 4.0
