@@ -49,7 +49,9 @@ PARTS = {
     "link-1000": experiment("link-1000", ALL, ["1x4", "4x1"]),
     "link-100": experiment("link-100", ["sequential", "horovod", "ddp"], ["4x1"]),
 }
-REPEATED = experiment("link-1000", ["sequential"], ["1x4"], repeats=3)
+REPEATED = experiment(
+    "link-1000", ["sequential"], ["1x4"], repeats=3, experiment="repeatability"
+)
 
 
 def options(site: str) -> Options:
@@ -62,15 +64,16 @@ def main() -> None:
     for site, part in PARTS.items():
         Study("prediction", part).run(site, options(site), "links", "profiles", "cells")
     Study("prediction", REPEATED).run("link-1000", options("link-1000"), "cells")
-    for site, part in PARTS.items():
+    for part in (*PARTS.values(), REPEATED):
+        site = part["site"]
         study = Study("prediction", part)
         study.describe_site(site, options(site))
         study.ddlbench("report", "--configfile", "experiment.yaml")
         study.ddlbench("accuracy", "--configfile", "experiment.yaml")
-        folder = Path("results") / site / "prediction"
+        folder = Path("results") / site / part["experiment"]
         for path in sorted((study.folder / folder).rglob("*")):
             if path.name in KEPT or path.suffix == ".png":
-                study.keep(path.relative_to(study.folder), OUT / site / path.name)
+                study.keep(path.relative_to(study.folder), OUT / folder.name / site / path.name)
 
 
 if __name__ == "__main__":

@@ -20,20 +20,20 @@ EXPERIMENT = {
         "dataset": ["cifar10"],
         "network": ["resnet18"],
         "strategy": ["sequential", "horovod", "ddp"],
-        "geometry": ["1x2", "1x4", "2x1", "2x2", "4x1"],
+        "geometry": ["1x4", "2x1", "2x2", "4x1"],
     },
     "settings": {
         "batch_per_device": 32,
         "data_scale": 0.05,
         "epochs": 1,
-        "warmup_steps": 2,
-        "max_steps": 6,
+        "warmup_steps": 1,
+        "max_steps": 5,
     },
 }
 SECOND = {
     **EXPERIMENT,
     "site": "share-0125",
-    "repeats": 2,
+    "repeats": 1,
     "matrix": {**EXPERIMENT["matrix"], "geometry": ["2x1", "4x1"]},
 }
 TABLES = Path("results/share-025/speedup/tables")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -81,10 +82,16 @@ def _text(file: Path) -> str:
 
 
 def _fits(links: Mapping[str, Any]) -> Table:
-    table = Table(title=f"Fits of {links['site']}, fabric {links['fabric']}", title_justify="left")
+    table = Table(
+        title=f"Fits of {links['site']}, fabric {links['fabric']}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1),
+        pad_edge=False,
+    )
     for name in ("operation", "transport", "group"):
         table.add_column(name, no_wrap=True)
-    for name in ("from KiB", "latency µs", "MB/s", "residual", "largest"):
+    for name in ("from KiB", "latency µs", "MB/s", "error", "worst"):
         table.add_column(name, justify="right")
     for sweep in links["sweeps"]:
         fit = sweep["fit"]
@@ -105,14 +112,20 @@ def _fits(links: Mapping[str, Any]) -> Table:
                 *(head if number == 0 else ("", "", "")),
                 f"{piece['from_bytes'] / 1024:,.0f}",
                 f"{piece['alpha_s'] * 1e6:,.1f}",
-                f"{1e-6 / beta:,.1f}" if beta > 0 else "-",
+                f"{1e-6 / beta:,.0f}" if beta > 0 else "-",
                 *(tail if number == 0 else ("", "")),
             )
     return table
 
 
 def _pairs(links: Mapping[str, Any]) -> Table:
-    table = Table(title="Slow pairs (below 0.8 of their level's median)", title_justify="left")
+    table = Table(
+        title="Slow pairs (below 0.8 of their level's median)",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1),
+        pad_edge=False,
+    )
     for name in ("matrix", "from", "to"):
         table.add_column(name)
     for name in ("bandwidth (MB/s)", "of the median"):
