@@ -49,9 +49,7 @@ PARTS = {
     "link-1000": experiment("link-1000", ALL, ["1x4", "4x1"]),
     "link-100": experiment("link-100", ["sequential", "horovod", "ddp"], ["4x1"]),
 }
-REPEATED = experiment(
-    "link-1000", ["sequential"], ["1x4"], repeats=3, experiment="repeatability"
-)
+REPEATED = experiment("link-1000", ["sequential"], ["1x4"], repeats=3, experiment="repeatability")
 
 
 def options(site: str) -> Options:

@@ -20,7 +20,7 @@ EXPERIMENT = {
         "dataset": ["cifar10"],
         "network": ["resnet18"],
         "strategy": ["sequential", "horovod", "ddp"],
-        "geometry": ["1x4", "2x1", "2x2", "4x1"],
+        "geometry": ["1x4", "2x2", "4x1"],
     },
     "settings": {
         "batch_per_device": 32,
@@ -30,36 +30,39 @@ EXPERIMENT = {
         "max_steps": 5,
     },
 }
-SECOND = {
+# Figures 5 and 6 of the paper: one device a node, one, two and four nodes, two clusters.
+NODES = {
     **EXPERIMENT,
-    "site": "share-0125",
+    "experiment": "nodes",
     "repeats": 1,
     "matrix": {**EXPERIMENT["matrix"], "geometry": ["2x1", "4x1"]},
 }
-TABLES = Path("results/share-025/speedup/tables")
-FIGURES = Path("results/share-025/speedup/figures")
+SITES = {
+    "share-025": Options(nodes=4, devices=4, cpu_share=0.25, bandwidth="1gbit"),
+    "share-0125": Options(nodes=4, devices=1, cpu_share=0.125, bandwidth="1gbit"),
+}
+RESULTS = Path("results/share-025")
 
 
 def main() -> None:
-    """Run both sites and keep tables and figures."""
+    """Run both experiments and keep tables and figures."""
     study = Study("speedup", EXPERIMENT)
-    study.run("share-025", Options(nodes=4, devices=4, cpu_share=0.25, bandwidth="1gbit"))
-    second = Study("speedup", SECOND)
-    second.run("share-0125", Options(nodes=4, devices=1, cpu_share=0.125, bandwidth="1gbit"))
-    # Figures 5 and 6 of the paper: one device a node, so the same two geometries on both.
-    study.describe_site("share-025", Options(nodes=4, devices=4, cpu_share=0.25, bandwidth="1gbit"))
-    second.ddlbench(
+    study.run("share-025", SITES["share-025"])
+    for name in ("scaling.png", "scaling.csv", "speedup.png", "speedup.csv"):
+        study.keep(RESULTS / "speedup" / "figures" / name, OUT / name)
+    study.keep(RESULTS / "speedup" / "tables" / "summary.csv", OUT / "summary.csv")
+
+    study = Study("speedup", NODES)
+    for site, options in SITES.items():
+        study.run(site, options)
+    for site, options in SITES.items():
+        study.describe_site(site, options)
+    study.ddlbench(
         *("report", "--configfile", "experiment.yaml", "--site", "share-025"),
         *("--also-site", "share-0125"),
     )
     for name in ("sites.png", "sites.csv"):
-        second.keep(FIGURES / name, OUT / name)
-    again = Study("speedup", EXPERIMENT)
-    again.describe_site("share-025", Options(nodes=4, devices=4, cpu_share=0.25, bandwidth="1gbit"))
-    again.ddlbench("report", "--configfile", "experiment.yaml")
-    for name in ("scaling.png", "scaling.csv", "speedup.png", "speedup.csv"):
-        again.keep(FIGURES / name, OUT / name)
-    again.keep(TABLES / "summary.csv", OUT / "summary.csv")
+        study.keep(RESULTS / "nodes" / "figures" / name, OUT / name)
 
 
 if __name__ == "__main__":

@@ -41,12 +41,16 @@ class ImageDataset(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Images, uint8 (n, C, H, W), and labels, int64 (n,), of ``sample_ids``, int64 (n,)."""
 
+    def labels(self, sample_ids: np.ndarray, /) -> torch.Tensor:
+        """Labels alone, int64 (n,), without reading an image."""
+
 
 class Batch(NamedTuple):
     """One consumer's part of a global batch.
 
     Args:
-        inputs: normalised images, floating point, (n, C, H, W), on the feed's device.
+        inputs: normalised images, floating point, (n, C, H, W), on the feed's device; (0, C, H, W)
+            of a feed that reads labels alone.
         labels: int64, (n,), on the feed's device.
         sample_ids: global sample ids, int64, (n,), on the CPU.
 
@@ -84,6 +88,8 @@ class Feed:
             program's main module must be importable without side effects.
         device: where batches end up; for CUDA they pass through pinned memory.
         dtype: floating-point type of the inputs.
+        labels_only: read no images, as a pipeline's last stage needs none; then the caller's
+            thread reads, whatever ``loader_workers`` says.
 
     Raises:
         ValueError: the arguments do not fit together.
@@ -102,6 +108,7 @@ class Feed:
         loader_workers: int = 0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        labels_only: bool = False,
     ) -> None:
         if global_batch < 1 or num_shards < 1 or global_batch % num_shards:
             raise ValueError(
@@ -124,7 +131,8 @@ class Feed:
         self._dtype = dtype
         self._orders: dict[int, np.ndarray] = {}
         self._turn = 0
-        self._loader_workers = loader_workers
+        self._labels_only = labels_only
+        self._loader_workers = 0 if labels_only else loader_workers
         self._plan = _Plan()
         self._loader: DataLoader[tuple[torch.Tensor, torch.Tensor]] | None = None
 
@@ -201,7 +209,11 @@ class Feed:
         pin = self._device.type == "cuda"
         for ids in self._ids(first, count):
             self._check_turn(turn)
-            yield self._batch(ids, *self.dataset.gather(ids, pin_memory=pin))
+            if self._labels_only:
+                none = torch.empty((0, *self.dataset.shape), dtype=torch.uint8)
+                yield self._batch(ids, none, self.dataset.labels(ids))
+            else:
+                yield self._batch(ids, *self.dataset.gather(ids, pin_memory=pin))
 
     def _loaded(self, turn: int, first: int, count: int) -> Iterator[Batch]:
         self._check_turn(turn)

@@ -130,12 +130,16 @@ class ArrayImages(Dataset[tuple[torch.Tensor, int]]):
         self, sample_ids: np.ndarray, *, pin_memory: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Images, uint8 (n, C, H, W), and labels, int64 (n,), of ``sample_ids``, int64 (n,)."""
-        labels = torch.from_numpy(self._labels[sample_ids])
+        labels = self.labels(sample_ids)
         places = sample_ids if self._keep is None else self._keep[sample_ids]
         shape = (len(places), *self.shape)
         images = torch.empty(shape, dtype=torch.uint8, pin_memory=pin_memory)
         self._copy(places, images.numpy())
         return images, labels
+
+    def labels(self, sample_ids: np.ndarray) -> torch.Tensor:
+        """Labels alone, int64 (n,)."""
+        return torch.from_numpy(self._labels[sample_ids])
 
     def _copy(self, places: np.ndarray, out: np.ndarray) -> None:
         shards = self._shards
@@ -178,7 +182,11 @@ class FolderImages(Dataset[tuple[torch.Tensor, int]]):
         images = torch.empty(shape, dtype=torch.uint8, pin_memory=pin_memory)
         for target, sample_id in zip(images.numpy(), sample_ids, strict=True):
             target[...] = decode(self._data.path(int(sample_id)), self._spec)
-        return images, torch.from_numpy(self._data.labels[sample_ids])
+        return images, self.labels(np.asarray(sample_ids))
+
+    def labels(self, sample_ids: np.ndarray) -> torch.Tensor:
+        """Labels alone, int64 (n,); no file is read."""
+        return torch.from_numpy(self._data.labels[sample_ids])
 
 
 def _in_range(sample_id: int, length: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.plan import Plan
-from ddlbench.predict.fits import hockney_terms
+from ddlbench.predict.fits import given_hockney, hockney_terms
 
 __all__ = ["AllReduce", "Hop", "Kind", "LinkTable", "Place"]
 
@@ -104,6 +104,8 @@ class LinkTable:
             and sweep["level"] == level
             and (transport is None or sweep["transport"] in (transport, "given"))
         ]
+        if not sweeps and any(pair["method"] == "given" for pair in self.links["pairs"]):
+            return self._ring_of_given_links(nodes, devices_per_node)
         if not sweeps:
             through = f" through {transport}" if transport else ""
             raise ConfigError(
@@ -128,6 +130,17 @@ class LinkTable:
             ((ranks - 1) / ranks) / ((swept - 1) / swept),
             (note,),
         )
+
+    def _ring_of_given_links(self, nodes: int, devices_per_node: int) -> AllReduce:
+        """Links given by hand hold no collective: the ring's formula makes one of their hops."""
+        ranks = nodes * devices_per_node
+        hop, _ = self.hop("transport", (0, 0), (1, 0) if nodes > 1 else (0, 1))
+        fit = given_hockney(
+            2 * (ranks - 1) * hop.latency_s,
+            hop.bandwidth_bytes_per_s * ranks / (2 * (ranks - 1)),
+        )
+        note = "all-reduce by the ring's formula from links given by hand"
+        return AllReduce(fit, 1.0, 1.0, (note,))
 
     def _path(
         self, kind: Kind, sources: Sequence[Place], targets: Sequence[Place]

@@ -18,7 +18,14 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.planning.strategy import DeviceKind
 from ddlbench.runtime.loop_rules import BARRIER_RULE, CLOCKS, COMBINED_RULE, WARMUP_RULE
 
-__all__ = ["NOISY_SPREAD", "median_interval", "rank_entry", "steps_csv", "timing"]
+__all__ = [
+    "NOISY_SPREAD",
+    "median_interval",
+    "partitions_csv",
+    "rank_entry",
+    "steps_csv",
+    "timing",
+]
 
 # Above this (p75 - p25) / median of the steps a run is flagged as noisy.
 NOISY_SPREAD = 0.25
@@ -144,6 +151,22 @@ def steps_csv(cell: Cell, reports: Sequence[dict[str, Any]]) -> str:
             seconds = (f"{step_s[index]:.9g}", f"{load_s[index]:.9g}")
             mean_loss = f"{loss[index]:.6g}" if rows else ""
             writer.writerow([epoch, step, int(epoch == 0), *seconds, mean_loss])
+    return text.getvalue()
+
+
+def partitions_csv(reports: Sequence[dict[str, Any]]) -> str:
+    """partitions.csv: one row a partition, micro-batch and kind of work; empty where none has any.
+
+    Seconds from the start of one step after the timed region.
+    """
+    spans = [span for report in reports for span in report.get("partition_spans", [])]
+    if not spans:
+        return ""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["partition", "kind", "micro_batch", "start_s", "end_s"])
+    for partition, kind, micro_batch, start_s, end_s in spans:
+        writer.writerow([partition, kind, micro_batch, f"{start_s:.9g}", f"{end_s:.9g}"])
     return text.getvalue()
 
 

@@ -53,7 +53,8 @@ def run_cell(
     Args:
         cell: what to measure.
         site: where.
-        cell_folder: gets plan.json, log.txt, steps.csv and, last, result.json.
+        cell_folder: gets plan.json, log.txt, steps.csv, where there are partitions partitions.csv, and,
+            last, result.json.
         staging: what the staging of its dataset reported.
         attempt: 2 and more where the workflow tries a failed cell again by itself; a program that
             crashed would crash again, so only what the infrastructure broke is measured anew.
@@ -117,6 +118,9 @@ def _measure(
     result["elapsed_s"] = time.monotonic() - started
     if status == "ok":
         write_text(cell_folder / "steps.csv", aggregate.steps_csv(cell, reports))
+        spans = aggregate.partitions_csv(reports)
+        if spans:
+            write_text(cell_folder / "partitions.csv", spans)
     return result
 
 

@@ -108,6 +108,7 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
     peak = None
     if job.device_kind == "cpu":
         peak = cpu_peak_bytes(executor, extent.total_steps - 1)
+    spans = getattr(executor, "partition_spans", None)
     report = {
         "rank": process.rank,
         "role": process.role,
@@ -127,6 +128,7 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
         "samples_per_step": _share(cell, process),
         "steps_per_epoch": extent.steps_per_epoch,
         "plan_details": executor.details(),
+        "partition_spans": spans(extent.total_steps - 1) if spans else [],
         "provenance": rank_provenance(),
         **_times(measured),
     }
@@ -166,7 +168,7 @@ def _data(
         raise ValueError(
             f"{len(dataset)} training images are fewer than one mini-batch of {cell.batch_size}"
         )
-    if process.shard < 0:
+    if process.shard < 0 or not process.needs:
         return None, extent, len(dataset)
     feed = Feed(
         dataset,
@@ -176,13 +178,16 @@ def _data(
         seed=cell.seed,
         loader_workers=cell.loader_workers,
         device=device,
+        labels_only="inputs" not in process.needs,
     )
     feed.start()
     return EpochStream(feed, cell.warmup_steps, steps), extent, len(dataset)
 
 
 def _share(cell: Cell, process: Process) -> int:
-    return 0 if process.shard < 0 else cell.batch_size // process.num_shards
+    """Samples of a step that enter here; a pipeline's later stages take them from the first."""
+    owns = process.shard >= 0 and "inputs" in process.needs
+    return cell.batch_size // process.num_shards if owns else 0
 
 
 def _executor(cell: Cell) -> Executor:

@@ -11,6 +11,7 @@ from torchgpipe.balance import balance_by_size, balance_by_time
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
+from ddlbench.strategies.gpipe_spans import PartitionSpan, recording
 
 __all__ = ["GPipeExecutor", "choose_balance"]
 
@@ -54,6 +55,13 @@ class GPipeExecutor(StepwiseExecutor):
         """Each partition computes in its device's thread."""
         assert isinstance(self.module, GPipe)
         return list(self.module.partitions)
+
+    def partition_spans(self, mini_batch: int) -> list[PartitionSpan]:
+        """When each partition computed which micro-batch, in one more step that is not timed."""
+        assert isinstance(self.module, GPipe)
+        with recording(list(self.module.partitions), self.context.devices) as recorder:
+            self.run(mini_batch, 1)
+        return recorder.spans()
 
     def details(self) -> dict[str, Any]:
         """Micro-batches and the balance that was used."""

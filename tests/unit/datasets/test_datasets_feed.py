@@ -36,6 +36,20 @@ def test_shards_make_up_the_global_batch(staged, request_):
                 assert torch.equal(torch.cat([part[field] for part in parts]), expected[field])
 
 
+@pytest.mark.parametrize("request_", [CIFAR, FOLDERS], ids=["cifar", "imagefolder"])
+def test_labels_alone_are_those_of_whole_batches(staged, request_):
+    settings_ = {"global_batch": 16, "shard": 1, "num_shards": 2}
+    whole = make_feed(staged[request_], request_, **settings_)
+    dataset = open_split(staged[request_], request_, "train")
+    dataset.gather = None  # no image is asked for
+    labels = Feed(dataset, **settings_, loader_workers=2, labels_only=True)
+    labels.start()
+    for expected, found in zip(whole.batches(1), labels.batches(1), strict=True):
+        assert torch.equal(found.labels, expected.labels)
+        assert torch.equal(found.sample_ids, expected.sample_ids)
+        assert found.inputs.shape == (0, 3, 32, 32)
+
+
 @settings(max_examples=100)
 @given(st.integers(1, 500), st.integers(0, 2**31), st.integers(0, 50))
 def test_an_order_is_a_permutation(num_samples, seed, epoch):

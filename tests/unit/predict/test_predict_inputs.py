@@ -1,13 +1,18 @@
 """Views of profiles and links: interpolation, hops, all-reduce times, and what is refused."""
 
+import dataclasses
+
 import predict_factory as make
 import pytest
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.links import InvalidLinks
 from ddlbench.experiment.profile import InvalidProfile
+from ddlbench.experiment.site import load_site
+from ddlbench.interconnect.given import given_parts
 from ddlbench.predict.inputs import Inputs, open_links, open_workload
 from ddlbench.predict.lines import Timing
+from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.partitions import balanced, partitions_of
 
 
@@ -118,7 +123,7 @@ def test_links_that_are_not_there_are_asked_for():
     with pytest.raises(ConfigError, match="there are no links between nodes; measure them, or"):
         make.table(make.pair([0, 0])).ring("p2p", make.plan("horovod", "2x2"))
     with pytest.raises(ConfigError, match="no all-reduce through gloo was swept between nodes"):
-        make.table().all_reduce(2, 2, "gloo")
+        make.table(make.pair([0, 0], method="gloo")).all_reduce(2, 2, "gloo")
 
 
 def test_an_all_reduce_is_carried_to_other_ranks_by_the_ring():
@@ -168,3 +173,18 @@ def test_wrong_matrices_are_one_sentence(tmp_path, key, value, says):
     write_json(tmp_path / "links.json", values)
     with pytest.raises(InvalidLinks, match=says):
         open_links(tmp_path / "links.json")
+
+
+def test_links_given_by_hand_make_an_all_reduce_by_the_rings_formula():
+    site = dataclasses.replace(
+        load_site("local"),
+        nodes=4,
+        devices_per_node=1,
+        interconnect={
+            "links": {"default": {"network": {"latency_s": 1e-4, "bandwidth_bytes_per_s": 1e9}}}
+        },
+    )
+    pairs, sweeps = given_parts(site, "default")
+    table = LinkTable({"pairs": pairs, "sweeps": sweeps})
+    # 2 (P-1) latency + 2 (P-1)/P bytes / bandwidth, with P = 4.
+    assert table.all_reduce(4, 1, "gloo").time_s(8e6) == pytest.approx(6e-4 + 1.5 * 8e6 / 1e9)

@@ -1,0 +1,260 @@
+"""Synchronous pipelines of torch.distributed.pipelining: one process a device, any number of nodes.
+
+::
+
+    replica 0   rank 0  F0 F1 F2 F3 B0 B1 B2 B3 .. |all-reduce| update      stage 0
+                rank 1     F0 B0 F1 B1 F2 B2 F3 B3 |    |     | update      stage 1
+    replica 1   rank 2  F0 F1 F2 F3 B0 B1 B2 B3 .. |all-reduce| update      stage 0
+                rank 3     F0 B0 F1 B1 F2 B2 F3 B3 |          | update      stage 1
+
+Each replica takes one contiguous part of the mini-batch and cuts it into micro-batches. All
+schedules flush: every update uses gradients of the current weights.
+
+Ranks are numbered replica by replica, so a pipeline's stages lie on as few nodes as can be. Who
+does what in which order is :meth:`SynchronousPipeline.schedule`; the executor checks that torch
+keeps to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.planning.block_counts import blocks_of
+from ddlbench.planning.schedules import (
+    InvalidSchedule,
+    Schedule,
+    gpipe,
+    interleaved_1f1b,
+    interleaved_zero_bubble,
+    one_f_one_b,
+    replicate,
+    zero_bubble_v,
+)
+from ddlbench.planning.strategy import Needs, Process, Strategy
+
+__all__ = [
+    "Interleaved1F1B",
+    "OneFOneB",
+    "SynchronousPipeline",
+    "TorchGPipeSchedule",
+    "ZeroBubble",
+    "ZeroBubbleV",
+]
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "chunks": {
+        "type": "integer",
+        "minimum": 1,
+        "default": 4,
+        "description": "Micro-batches that a replica's part of a mini-batch is cut into.",
+    },
+    "replicas": {
+        "type": "integer",
+        "minimum": 1,
+        "default": 1,
+        "description": "Copies of the whole pipeline that average their gradients.",
+    },
+    "balance": {
+        "type": ["string", "integer"],
+        "pattern": r"^(work|size|blocks|[1-9]\d*(\+[1-9]\d*)*)$",
+        "minimum": 1,
+        "default": "work",
+        "description": (
+            "How blocks are dealt to stages: 'work' evens out floating-point operations, 'size' "
+            "parameters, 'blocks' their number, '5+9' says it by hand."
+        ),
+    },
+}
+_STAGES_PER_RANK: dict[str, Any] = {
+    "type": "integer",
+    "minimum": 1,
+    "default": 2,
+    "description": "Stages of each device; stage s is on device s modulo the pipeline's devices.",
+}
+
+
+class SynchronousPipeline(Strategy):
+    """What the five schedules share; a subclass says its schedule."""
+
+    family: ClassVar[str] = "pipeline"
+    executor: ClassVar[str] = "ddlbench.strategies.pipelines:PipelineExecutor"
+    options: ClassVar[dict[str, dict[str, Any]]] = _OPTIONS
+
+    def stages_per_rank(self, cell: Cell) -> int:
+        """Stages that each process holds."""
+        return int(self.option_values(cell).get("stages_per_rank", 1))
+
+    def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
+        """The schedule of one replica.
+
+        Raises:
+            InvalidSchedule: the numbers do not fit.
+        """
+        raise NotImplementedError
+
+    def pipeline_schedule(self, cell: Cell) -> Schedule:
+        """The schedule of one of the cell's replicas, ranks and micro-batches counted within it.
+
+        Raises:
+            InvalidSchedule: the numbers do not fit.
+        """
+        values = self.option_values(cell)
+        ranks = cell.devices // int(values["replicas"])
+        return self.one_pipeline(ranks, self.stages_per_rank(cell), int(values["chunks"]))
+
+    def schedule(self, cell: Cell) -> Schedule:
+        """Who does what in one optimizer step: all ranks of all replicas."""
+        return replicate(self.pipeline_schedule(cell), int(self.option_values(cell)["replicas"]))
+
+    def supports(self, cell: Cell) -> str | None:
+        """Equal pipelines, equal micro-batches, a schedule for them, a block for every stage."""
+        values = self.option_values(cell)
+        replicas, chunks = int(values["replicas"]), int(values["chunks"])
+        if cell.devices % replicas:
+            return (
+                f"{cell.devices} devices do not make {replicas} equal pipelines; "
+                f"write replicas that divide {cell.devices}"
+            )
+        if cell.batch_size % (replicas * chunks):
+            return (
+                f"a mini-batch of {cell.batch_size} does not divide into {chunks} micro-batches "
+                f"on each of {replicas} replicas; "
+                f"make batch_size a multiple of {replicas * chunks}"
+            )
+        try:
+            stages = self.pipeline_schedule(cell).num_stages
+        except InvalidSchedule as error:
+            return str(error)
+        return _uncuttable(cell, str(values["balance"]), stages)
+
+    def placement(self, cell: Cell) -> tuple[Process, ...]:
+        """One process a device, replica by replica."""
+        one = self.pipeline_schedule(cell)
+        replicas = int(self.option_values(cell)["replicas"])
+        return tuple(
+            Process(
+                rank=rank,
+                role="stage",
+                node=rank // cell.devices_per_node,
+                local_rank=rank % cell.devices_per_node,
+                devices=(rank % cell.devices_per_node,),
+                stage=rank % one.world_size,
+                replica=rank // one.world_size,
+                shard=rank // one.world_size,
+                num_shards=replicas,
+                needs=_needs(one, rank % one.world_size),
+            )
+            for rank in range(cell.devices)
+        )
+
+    def details(self, cell: Cell) -> dict[str, Any]:
+        """The options, the schedule's name and the ranks of every stage, one for each replica."""
+        one = self.pipeline_schedule(cell)
+        values = self.option_values(cell)
+        copies = range(int(values["replicas"]))
+        return {
+            **values,
+            "schedule": one.name,
+            "stage_ranks": [[r + copy * one.world_size for copy in copies] for (r,) in one.stage_ranks],
+        }
+
+
+def _needs(one: Schedule, rank: int) -> tuple[Needs, ...]:
+    """Inputs enter at the first stage, labels meet the outputs of the last."""
+    needs: list[Needs] = []
+    if rank in one.stage_ranks[0]:
+        needs.append("inputs")
+    if rank in one.stage_ranks[-1]:
+        needs.append("labels")
+    return tuple(needs)
+
+
+def _uncuttable(cell: Cell, balance: str, stages: int) -> str | None:
+    """Why the network cannot be cut into so many stages; None as far as a plan can tell."""
+    parts = balance.split("+")
+    blocks = blocks_of(cell)
+    if parts[0].isdigit():
+        if len(parts) != stages:
+            return f"balance {balance} has {len(parts)} parts for {stages} stages"
+        dealt = sum(map(int, parts))
+        if blocks is not None and dealt != blocks:
+            return f"balance {balance} deals {dealt} blocks, {cell.network} has {blocks}"
+    if blocks is not None and blocks < stages:
+        return (
+            f"{cell.network} has {blocks} blocks, too few for {stages} stages; "
+            "use fewer devices or more replicas"
+        )
+    return None
+
+
+class TorchGPipeSchedule(SynchronousPipeline):
+    """All forward passes, then all backward passes (Huang et al. 2019), without recomputation."""
+
+    name: ClassVar[str] = "pipe-gpipe"
+    label: ClassVar[str] = "GPipe (torch)"
+
+    def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
+        """Backward passes begin with the first micro-batch, as in torch."""
+        return gpipe(ranks, micro_batches, last_first=False)
+
+
+class OneFOneB(SynchronousPipeline):
+    """1F1B with a flush (Narayanan et al. 2021)."""
+
+    name: ClassVar[str] = "pipe-1f1b"
+    label: ClassVar[str] = "1F1B"
+
+    def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
+        """torch asks for a micro-batch a stage at least."""
+        if micro_batches < ranks:
+            raise InvalidSchedule(
+                f"1F1B needs at least as many micro-batches as stages, and {micro_batches} are "
+                f"fewer than {ranks}; raise chunks to {ranks} or more"
+            )
+        return one_f_one_b(ranks, micro_batches)
+
+
+class Interleaved1F1B(SynchronousPipeline):
+    """1F1B on several stages a device (Narayanan et al. 2021, Megatron-LM)."""
+
+    name: ClassVar[str] = "pipe-interleaved"
+    label: ClassVar[str] = "Interleaved 1F1B"
+    options: ClassVar[dict[str, dict[str, Any]]] = {
+        **_OPTIONS,
+        "stages_per_rank": _STAGES_PER_RANK,
+    }
+
+    def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
+        """Micro-batches go in equal rounds."""
+        return interleaved_1f1b(ranks, stages_per_rank, micro_batches)
+
+
+class ZeroBubble(SynchronousPipeline):
+    """Interleaved zero bubble: weight gradients fill the bubble (Qi et al. 2024, ZB-H1)."""
+
+    name: ClassVar[str] = "pipe-zb"
+    label: ClassVar[str] = "Zero bubble"
+    options: ClassVar[dict[str, dict[str, Any]]] = {
+        **_OPTIONS,
+        "stages_per_rank": _STAGES_PER_RANK,
+    }
+
+    def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
+        """Micro-batches go in equal rounds."""
+        return interleaved_zero_bubble(ranks, stages_per_rank, micro_batches)
+
+
+class ZeroBubbleV(SynchronousPipeline):
+    """Zero bubble with two stages a device laid out as a V (Qi et al. 2024, ZB-V)."""
+
+    name: ClassVar[str] = "pipe-zbv"
+    label: ClassVar[str] = "Zero bubble V"
+
+    def stages_per_rank(self, cell: Cell) -> int:
+        """Always two."""
+        return 2
+
+    def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
+        """Rank r holds the stages r and 2p - 1 - r."""
+        return zero_bubble_v(ranks, micro_batches)
