@@ -21,6 +21,7 @@ include: "rules/interconnect.smk"
 include: "rules/profiling.smk"
 include: "rules/cells.smk"
 include: "rules/report.smk"
+include: "rules/predict.smk"
 
 
 report: "workflow/report/workflow.rst"
@@ -32,6 +33,7 @@ rule all:
         lost_results,
         rules.tables.output,
         figure_files,
+        predictions_if_wanted,
     localrule: True
     message:
         "{EXPERIMENT.name} on {SITE.name}: all tables and figures are there"

@@ -2,6 +2,7 @@ from ddlbench.experiment.paths import links_file
 from ddlbench.interconnect.job import links_request
 
 LINKS = links_file(SITE.name, "{fabric}")
+FABRICS = sorted({cell.fabric for cell in CELLS.values()})
 
 
 # How fast the devices of the site talk to each other under one link condition. A shell command, as
@@ -65,10 +66,7 @@ rule links_of_fabric:
 # The links of every fabric of this experiment.
 rule links:
     input:
-        [
-            links_file(SITE.name, fabric)
-            for fabric in sorted({cell.fabric for cell in CELLS.values()})
-        ],
+        expand(str(LINKS), fabric=FABRICS),
     localrule: True
     message:
         "links of {SITE.name} are there"

@@ -1,6 +1,7 @@
 """Run an experiment on a test bed, as a person on its login node would.
 
 Results stay in ``validation/.work/``: a study that was interrupted measures only what is missing.
+The study runs a copy of workflow and package, so that edits meanwhile do not reach its jobs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from testbed import Options, TestBed, missing  # noqa: E402
 
 __all__ = ["Study"]
 
-_PARTS = ("rules", "workflow", "config", "profiles", "envs")
+_PARTS = ("rules", "workflow", "config", "profiles", "envs", "src")
 
 
 class Study:
@@ -75,7 +76,7 @@ class Study:
     def _call(self, *command: str, capture: bool = False) -> str:
         environment = {
             **os.environ,
-            "PYTHONPATH": str(self.folder),
+            "PYTHONPATH": f"{self.folder}:{self.folder / 'src'}",
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         }
         done = subprocess.run(

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ddlbench import __version__
 from ddlbench.commands.interconnect import interconnect
+from ddlbench.commands.oracle import oracle
 from ddlbench.commands.partition import partition_command
 from ddlbench.commands.predict import accuracy, predict, recommend
 from ddlbench.experiment.errors import ConfigError
@@ -197,7 +198,7 @@ def doctor(site_name: str, nodes: int) -> None:
         sys.exit(1)
 
 
-for _command in (interconnect, partition_command, predict, recommend, accuracy):
+for _command in (interconnect, partition_command, predict, recommend, accuracy, oracle):
     commands.add_command(_command)
 
 

@@ -6,17 +6,37 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.config import Experiment, parse_experiment
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import RESULTS, figures_dir, tables_dir
+from ddlbench.experiment.paths import (
+    RESULTS,
+    figures_dir,
+    prediction_figures_dir,
+    predictions_file,
+    tables_dir,
+)
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning.matrix import MatrixRow, expand
 
-__all__ = ["compare_sites", "logged", "make_report", "matrix_of", "write_json"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "PredictionTables",
+    "compare_sites",
+    "draw_predictions",
+    "logged",
+    "make_predictions",
+    "make_recommendations",
+    "make_report",
+    "matrix_of",
+    "write_json",
+]
 
 
 @contextmanager
@@ -64,6 +84,69 @@ def make_report(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> li
         figures.append(figures_dir(site.name, experiment.name) / f"{name}.png")
         make_figure(name, tables, figures[-1], site.description)
     return figures
+
+
+@dataclass(frozen=True)
+class PredictionTables:
+    """What predictions come to; see docs/prediction.md."""
+
+    accuracy: pd.DataFrame
+    table_6_1: pd.DataFrame
+    table_8_1: pd.DataFrame
+    table_8_2: pd.DataFrame
+
+
+def make_predictions(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> PredictionTables:
+    """Ask every predictor about every cell, and write predictions.json and its tables.
+
+    Raises:
+        ConfigError: nothing could be predicted; the message says why.
+    """
+    from ddlbench.predict.accuracy import errors, write_predictions  # noqa: PLC0415 - as above
+    from ddlbench.predict.choices import table_8_1, table_8_2, with_choices  # noqa: PLC0415
+    from ddlbench.predict.table import predictions  # noqa: PLC0415
+    from ddlbench.report.choice_tables import write_choices  # noqa: PLC0415
+    from ddlbench.report.micro_batches import table_6_1  # noqa: PLC0415
+    from ddlbench.report.tables import write_table  # noqa: PLC0415
+
+    frame = predictions(rows, site.name)
+    cases = table_8_1(frame)
+    rates = table_8_2(cases)
+    tables = PredictionTables(with_choices(errors(frame), rates), table_6_1(frame), cases, rates)
+    folder = tables_dir(site.name, experiment.name)
+    for field in fields(tables):
+        write_table(folder / f"{field.name}.csv", getattr(tables, field.name))
+    write_choices(cases, rates, folder)
+    write_predictions(frame, site.name, experiment.name)
+    return tables
+
+
+def draw_predictions(
+    experiment: Experiment, site: Site, rows: list[MatrixRow], names: Sequence[str] | None = None
+) -> list[Path]:
+    """Draw figures of the predictions that are there: all that suit the matrix, or those named."""
+    from ddlbench.report.prediction_figures import (  # noqa: PLC0415
+        make_prediction_figures,
+        prediction_figures_for,
+    )
+
+    return make_prediction_figures(
+        names or prediction_figures_for(rows),
+        predictions_file(site.name, experiment.name),
+        tables_dir(site.name, experiment.name),
+        prediction_figures_dir(site.name, experiment.name),
+        site_description=site.description,
+    )
+
+
+def make_recommendations(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> pd.DataFrame:
+    """Rank strategies for every case of the matrix, and write recommendations.csv."""
+    from ddlbench.predict.cases import recommendations  # noqa: PLC0415
+    from ddlbench.report.tables import write_table  # noqa: PLC0415
+
+    table = recommendations(rows, site)
+    write_table(tables_dir(site.name, experiment.name) / "recommendations.csv", table)
+    return table
 
 
 def compare_sites(config: Mapping[str, Any], sites: Sequence[str], where: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from ddlbench.commands.predict_display import (
 )
 from ddlbench.experiment.cell import OptionValue, parse_geometry
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import tables_dir
+from ddlbench.experiment.paths import predictions_file, tables_dir
 from ddlbench.experiment.registry import known
 from ddlbench.experiment.schema import read_yaml
 from ddlbench.experiment.site import load_site
@@ -144,40 +145,49 @@ def recommend(
     help="The experiment.",
 )
 @click.option("--site", "site_name", default=None, help="Another site than the file names.")
+@click.option("--figures", is_flag=True, help="Draw the figures too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-def accuracy(configfile: Path, site_name: str | None, as_json: bool) -> None:
+def accuracy(configfile: Path, site_name: str | None, figures: bool, as_json: bool) -> None:
     """Compare every predictor and baseline with what an experiment measured.
 
-    Writes predictions.json and the tables accuracy.csv, table_8_1.csv and table_8_2.csv.
+    Writes predictions.json and the tables accuracy, table_6_1, table_8_1 and table_8_2.
     """
-    from ddlbench.predict.accuracy import errors, write_predictions  # noqa: PLC0415
-    from ddlbench.predict.choices import table_8_1, table_8_2, with_choices  # noqa: PLC0415
-    from ddlbench.predict.table import predictions  # noqa: PLC0415
-    from ddlbench.report.tables import write_table  # noqa: PLC0415
-    from ddlbench.workflow import matrix_of  # noqa: PLC0415
+    from ddlbench.report.choice_tables import (  # noqa: PLC0415 - slow to import
+        choices_by_case,
+        rates_by_recommender,
+    )
+    from ddlbench.workflow import (  # noqa: PLC0415
+        draw_predictions,
+        make_predictions,
+        make_report,
+        matrix_of,
+    )
 
     config = read_yaml(configfile)
     if site_name is not None:
         config["site"] = site_name
     experiment, site, rows = matrix_of(config, where=str(configfile))
-    frame = predictions(rows, site.name)
-    path = write_predictions(frame, site.name, experiment.name)
-    cases = table_8_1(frame)
-    rates = table_8_2(cases)
-    tables = {"accuracy": with_choices(errors(frame), rates), "table_8_1": cases}
-    tables["table_8_2"] = rates
-    for name, table in tables.items():
-        write_table(tables_dir(site.name, experiment.name) / f"{name}.csv", table)
+    told = make_predictions(experiment, site, rows)
+    drawn: list[Path] = []
+    if figures:
+        make_report(experiment, site, rows)  # the footers speak of its tables
+        drawn = draw_predictions(experiment, site, rows)
     if as_json:
-        click.echo(json.dumps({name: records(table) for name, table in tables.items()}, indent=1))
+        tables = {field.name: records(getattr(told, field.name)) for field in fields(told)}
+        click.echo(json.dumps(tables, indent=1))
         return
     console = Console()
-    console.print(frame_table(tables["accuracy"], "Prediction errors"))
-    console.print(frame_table(rates, "Recommendations (Table 8.2)"))
-    if cases.empty:
+    console.print(frame_table(told.accuracy, "Prediction errors"))
+    if told.table_8_1.empty:
         console.print("no case with two measured strategies: nothing to recommend")
+    else:
+        console.print(frame_table(choices_by_case(told.table_8_1), "Recommendations (Table 8.1)"))
+        console.print(frame_table(rates_by_recommender(told.table_8_2), "Right (Table 8.2)"))
+    path = predictions_file(site.name, experiment.name)
     console.print(f"predictions: {path}", soft_wrap=True)
     console.print(f"tables:      {tables_dir(site.name, experiment.name)}", soft_wrap=True)
+    if drawn:
+        console.print(f"figures:     {drawn[0].parent}", soft_wrap=True)
 
 
 def _question(asked: dict[str, Any]) -> Question:

@@ -192,8 +192,8 @@ class Feed:
             )
         return self.steps(epoch * steps + first_step, count)
 
-    def steps(self, first: int, count: int) -> Iterator[Batch]:
-        """Iterate over global steps ``first`` to ``first + count``, across epochs.
+    def steps(self, first: int, count: int, every: int = 1) -> Iterator[Batch]:
+        """Iterate over ``count`` global steps ``first``, ``first + every``, ..., across epochs.
 
         Step ``s`` is step ``s % steps_per_epoch`` of epoch ``s // steps_per_epoch``. A new call
         ends the iterator of the one before.
@@ -202,12 +202,12 @@ class Feed:
         self._order_of(first // self.steps_per_epoch)  # now, not when the first batch is timed
         if self._loader_workers:
             self.start()
-            return self._loaded(self._turn, first, count)
-        return self._gathered(self._turn, first, count)
+            return self._loaded(self._turn, range(first, first + count * every, every))
+        return self._gathered(self._turn, range(first, first + count * every, every))
 
-    def _gathered(self, turn: int, first: int, count: int) -> Iterator[Batch]:
+    def _gathered(self, turn: int, steps: range) -> Iterator[Batch]:
         pin = self._device.type == "cuda"
-        for ids in self._ids(first, count):
+        for ids in self._ids(steps):
             self._check_turn(turn)
             if self._labels_only:
                 none = torch.empty((0, *self.dataset.shape), dtype=torch.uint8)
@@ -215,12 +215,12 @@ class Feed:
             else:
                 yield self._batch(ids, *self.dataset.gather(ids, pin_memory=pin))
 
-    def _loaded(self, turn: int, first: int, count: int) -> Iterator[Batch]:
+    def _loaded(self, turn: int, steps: range) -> Iterator[Batch]:
         self._check_turn(turn)
         assert self._loader is not None
-        self._plan.ids = self._ids(first, count)
+        self._plan.ids = self._ids(steps)
         read = iter(self._loader)
-        for ids in self._ids(first, count):
+        for ids in self._ids(steps):
             self._check_turn(turn)
             images, labels = next(read)
             yield self._batch(ids, images, labels)
@@ -234,9 +234,9 @@ class Feed:
         labels = labels.to(self._device, non_blocking=True)
         return Batch(normalise(images, self._dtype), labels, torch.from_numpy(ids))
 
-    def _ids(self, first: int, count: int) -> Iterator[np.ndarray]:
+    def _ids(self, steps: range) -> Iterator[np.ndarray]:
         """Yield the consumer's sample ids of each step."""
-        for step in range(first, first + count):
+        for step in steps:
             epoch, within = divmod(step, self.steps_per_epoch)
             begin = within * self.global_batch + self._offset
             yield self._order_of(epoch)[begin : begin + self.batch]

@@ -27,6 +27,7 @@ class Experiment:
         exclude: cells of the product to leave out.
         include: further cells, written out by hand.
         profile: at which batch sizes networks are profiled, and for how long.
+        predict: predictions are part of what the workflow makes unasked.
         where: the file's name, for messages.
 
     """
@@ -41,6 +42,7 @@ class Experiment:
     exclude: list[dict[str, Any]]
     include: list[dict[str, Any]]
     profile: dict[str, Any]
+    predict: bool
     where: str
 
 
@@ -71,6 +73,7 @@ def parse_experiment(config: Mapping[str, Any], where: str = "config") -> Experi
         exclude=values["exclude"],
         include=values["include"],
         profile=values["profile"],
+        predict=values["predict"],
         where=where,
     )
 

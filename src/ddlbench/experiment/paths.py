@@ -10,6 +10,7 @@
     results/<site>/profiles/<profile id>/profile.json   times and bytes of a network's layers
     results/<site>/<experiment>/tables/*.csv
                                /figures/*.png, *.pdf
+                               /figures/predictions/*.png, *.pdf
                                /predictions.json    what every predictor said of its cells
 """
 
@@ -24,6 +25,7 @@ __all__ = [
     "experiment_dir",
     "figures_dir",
     "links_file",
+    "prediction_figures_dir",
     "predictions_file",
     "profile_file",
     "project_root",
@@ -83,6 +85,11 @@ def tables_dir(site: str, experiment: str) -> Path:
 def figures_dir(site: str, experiment: str) -> Path:
     """Folder of the figures."""
     return experiment_dir(site, experiment) / "figures"
+
+
+def prediction_figures_dir(site: str, experiment: str) -> Path:
+    """Folder of the figures that compare predictions with measurements."""
+    return figures_dir(site, experiment) / "predictions"
 
 
 def predictions_file(site: str, experiment: str) -> Path:

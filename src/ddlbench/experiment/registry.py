@@ -31,6 +31,13 @@ STRATEGIES: dict[str, str] = {
     "ddp": "ddlbench.planning.ddp:DistributedDataParallel",
     "gpipe": "ddlbench.planning.gpipe:GPipe",
     "model-parallel": "ddlbench.planning.model_parallel:ModelParallel",
+    "model-parallel-p2p": "ddlbench.planning.pipedream:ModelParallelP2p",
+    "pipedream": "ddlbench.planning.pipedream:PipeDream",
+    "pipe-gpipe": "ddlbench.planning.pipelines:TorchGPipeSchedule",
+    "pipe-1f1b": "ddlbench.planning.pipelines:OneFOneB",
+    "pipe-interleaved": "ddlbench.planning.pipelines:Interleaved1F1B",
+    "pipe-zb": "ddlbench.planning.pipelines:ZeroBubble",
+    "pipe-zbv": "ddlbench.planning.pipelines:ZeroBubbleV",
 }
 
 _PREDICTORS = "ddlbench.predict.predictors"

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.block_counts import blocks_of
+from ddlbench.planning.pipeline_stages import BALANCE_OPTION, stages_of, why_no_stages
 from ddlbench.planning.schedules import (
     InvalidSchedule,
     Schedule,
@@ -55,16 +55,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "default": 1,
         "description": "Copies of the whole pipeline that average their gradients.",
     },
-    "balance": {
-        "type": ["string", "integer"],
-        "pattern": r"^(work|size|blocks|[1-9]\d*(\+[1-9]\d*)*)$",
-        "minimum": 1,
-        "default": "work",
-        "description": (
-            "How blocks are dealt to stages: 'work' evens out floating-point operations, 'size' "
-            "parameters, 'blocks' their number, '5+9' says it by hand."
-        ),
-    },
+    "balance": BALANCE_OPTION,
 }
 _STAGES_PER_RANK: dict[str, Any] = {
     "type": "integer",
@@ -126,7 +117,7 @@ class SynchronousPipeline(Strategy):
             stages = self.pipeline_schedule(cell).num_stages
         except InvalidSchedule as error:
             return str(error)
-        return _uncuttable(cell, str(values["balance"]), stages)
+        return why_no_stages(cell, str(values["balance"]), (1,) * stages)
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         """One process a device, replica by replica."""
@@ -148,16 +139,32 @@ class SynchronousPipeline(Strategy):
             for rank in range(cell.devices)
         )
 
-    def details(self, cell: Cell) -> dict[str, Any]:
-        """The options, the schedule's name and the ranks of every stage, one for each replica."""
-        one = self.pipeline_schedule(cell)
+    def plan(
+        self, cell: Cell, site: str | None = None
+    ) -> tuple[tuple[Process, ...], dict[str, Any]]:
+        """Processes, options, the schedule's name, and the stages.
+
+        A stage is ``[first block, behind the last, replicas]``; ``stage_ranks`` has the ranks of
+        its replicas.
+
+        Raises:
+            ConfigError: balance is ``profile``, and what was measured is missing or wrong.
+        """
         values = self.option_values(cell)
-        copies = range(int(values["replicas"]))
-        return {
+        one = self.pipeline_schedule(cell)
+        starts = range(0, cell.devices, one.world_size)
+        alone = (1,) * one.num_stages
+        stages, _ = stages_of(cell, str(values["balance"]), alone, site)
+        return self.placement(cell), {
             **values,
             "schedule": one.name,
-            "stage_ranks": [[r + copy * one.world_size for copy in copies] for (r,) in one.stage_ranks],
+            "stages": [[stage.first, stage.last, len(starts)] for stage in stages],
+            "stage_ranks": [[start + rank for start in starts] for (rank,) in one.stage_ranks],
         }
+
+    def details(self, cell: Cell) -> dict[str, Any]:
+        """What :meth:`plan` says beside the processes."""
+        return self.plan(cell)[1]
 
 
 def _needs(one: Schedule, rank: int) -> tuple[Needs, ...]:
@@ -168,24 +175,6 @@ def _needs(one: Schedule, rank: int) -> tuple[Needs, ...]:
     if rank in one.stage_ranks[-1]:
         needs.append("labels")
     return tuple(needs)
-
-
-def _uncuttable(cell: Cell, balance: str, stages: int) -> str | None:
-    """Why the network cannot be cut into so many stages; None as far as a plan can tell."""
-    parts = balance.split("+")
-    blocks = blocks_of(cell)
-    if parts[0].isdigit():
-        if len(parts) != stages:
-            return f"balance {balance} has {len(parts)} parts for {stages} stages"
-        dealt = sum(map(int, parts))
-        if blocks is not None and dealt != blocks:
-            return f"balance {balance} deals {dealt} blocks, {cell.network} has {blocks}"
-    if blocks is not None and blocks < stages:
-        return (
-            f"{cell.network} has {blocks} blocks, too few for {stages} stages; "
-            "use fewer devices or more replicas"
-        )
-    return None
 
 
 class TorchGPipeSchedule(SynchronousPipeline):
@@ -206,7 +195,7 @@ class OneFOneB(SynchronousPipeline):
     label: ClassVar[str] = "1F1B"
 
     def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
-        """torch asks for a micro-batch a stage at least."""
+        """A micro-batch for every stage at least: so torch asks."""
         if micro_batches < ranks:
             raise InvalidSchedule(
                 f"1F1B needs at least as many micro-batches as stages, and {micro_batches} are "

@@ -56,7 +56,14 @@ class Plan:
         return digest_of(self.to_dict())
 
 
-def make_plan(cell: Cell) -> Plan:
-    """The plan of a cell that its strategy supports."""
-    strategy = strategy_of(cell.strategy)
-    return Plan(cell, strategy.placement(cell), strategy.details(cell))
+def make_plan(cell: Cell, site: str | None = None) -> Plan:
+    """The plan of a cell that its strategy supports.
+
+    Args:
+        cell: the cell.
+        site: where it runs; a plan that is made from the site's measurements needs it.
+
+    Raises:
+        ConfigError: the plan is made from measurements that are not there.
+    """
+    return Plan(cell, *strategy_of(cell.strategy).plan(cell, site))

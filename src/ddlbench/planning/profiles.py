@@ -22,6 +22,7 @@ from ddlbench.experiment.registry import known
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.pipeline_stages import NeedsProfile
 from ddlbench.planning.plan import make_plan
 from ddlbench.planning.resources import SchedulerRequest, request
 
@@ -69,7 +70,10 @@ def profiles_of(rows: Iterable[MatrixRow]) -> list[ProfileKey]:
 
 def device_batches(cell: Cell) -> set[int]:
     """Samples that one device of the cell computes on at once: its share, and its micro-batch."""
-    plan = make_plan(cell)
+    try:
+        plan = make_plan(cell)
+    except NeedsProfile:  # its stages take whole mini-batches, wherever the profile cuts
+        return {cell.batch_size}
     shards = {process.num_shards for process in plan.processes if process.shard >= 0}
     shares = {cell.batch_size // count for count in shards}
     chunks = int(plan.details.get("chunks", 1))
@@ -115,7 +119,7 @@ def needs_of(
     if reason is not None:
         raise ConfigError(f"profile {profile_id}: {reason}")
     steps = sorted(set().union(*(device_batches(cell) for cell in cells)))
-    shared = [c.batch_size // make_plan(c).processes[0].num_shards for c in cells if c.devices > 1]
+    shared = [max(device_batches(c)) for c in cells if c.devices > 1]
     return ProfileNeeds(
         cell=cell,
         step_batches=tuple(steps),

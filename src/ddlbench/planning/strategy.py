@@ -34,6 +34,7 @@ class Process:
         stage: index of its pipeline stage; 0 where there are none.
         replica: which copy of that stage it is.
         shard, num_shards: which part of each mini-batch it consumes; shard -1 owns none.
+        turns: it consumes one in so many mini-batches of a run, the ``replica``-th first.
         needs: what of a batch it reads; a server reads nothing.
     """
 
@@ -46,11 +47,15 @@ class Process:
     replica: int = 0
     shard: int = 0
     num_shards: int = 1
+    turns: int = 1
     needs: tuple[Needs, ...] = ("inputs", "labels")
 
     def to_dict(self) -> dict[str, Any]:
         """The form that plan.json holds."""
-        return {**asdict(self), "devices": list(self.devices), "needs": list(self.needs)}
+        values = {**asdict(self), "devices": list(self.devices), "needs": list(self.needs)}
+        if self.turns == 1:  # the rule; plans that keep to it look as they always did
+            del values["turns"]
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Process:
@@ -91,6 +96,12 @@ class Strategy:
     def details(self, cell: Cell) -> dict[str, Any]:
         """What else the plan fixes (micro-batches, balance, schedule), as JSON values."""
         return self.option_values(cell)
+
+    def plan(
+        self, cell: Cell, site: str | None = None
+    ) -> tuple[tuple[Process, ...], dict[str, Any]]:
+        """Processes and details; ``site`` names whose measurements a plan may be made from."""
+        return self.placement(cell), self.details(cell)
 
     def note(self, device_kind: DeviceKind) -> str | None:
         """What a reader of this strategy's numbers must know on such devices."""

@@ -31,6 +31,7 @@ __all__ = [
     "message",
     "panel_size",
     "patch",
+    "slot_centre",
     "top_of",
 ]
 
@@ -138,6 +139,19 @@ def top_of(groups: Sequence[Group]) -> float:
     return max(tops, default=math.nan)
 
 
+def slot_centre(place: int, slot: int, members: int, of: int) -> float:
+    """Return where on x a bar stands.
+
+    Args:
+        place: index of its group.
+        slot: index of the bar in it.
+        members: slots of the widest group.
+        of: slots of this group.
+
+    """
+    return place * (members + GAP) + GAP / 2 + (members - of) / 2 + slot + 0.5
+
+
 def draw_groups(axes: Axes, groups: Sequence[Group], width_mm: float, number: str) -> None:
     """Draw all groups; ``number`` is how values are written above roomy bars (``"{:.2f}"``)."""
     members = max(len(group.bars) for group in groups)
@@ -154,10 +168,11 @@ def draw_groups(axes: Axes, groups: Sequence[Group], width_mm: float, number: st
         for label in axes.get_xticklabels():
             label.set(rotation=30, ha="right", rotation_mode="anchor")
     for place, group in enumerate(groups):
-        start = place * pitch + GAP / 2 + (members - len(group.bars)) / 2
         for slot, bar in enumerate(group.bars):
             if bar is not None and not bar.mark:
-                _draw_bar(axes, start + slot + 0.5, bar, fill=fill, slot_mm=slot_mm, number=number)
+                x = slot_centre(place, slot, members, len(group.bars))
+                _draw_bar(axes, x, bar, fill=fill, slot_mm=slot_mm, number=number)
+        start = slot_centre(place, 0, members, len(group.bars)) - 0.5
         _draw_marks(axes, start, group, slot_mm)
 
 
@@ -194,13 +209,15 @@ def _draw_bar(axes: Axes, x: float, bar: Bar, *, fill: float, slot_mm: float, nu
     flags = (STALE if bar.stale else "") + (NOISY if bar.noisy else "")
     text = number.format(bar.value) + flags if slot_mm >= _NUMBER_MM else flags
     if text:
+        hangs = bar.value < 0
+        foot = bar.low if math.isfinite(bar.low) else bar.value
         axes.annotate(
             text,
-            (x, _top(bar)),
-            xytext=(0, 1.2),
+            (x, foot if hangs else _top(bar)),
+            xytext=(0, -1.2 if hangs else 1.2),
             textcoords="offset points",
             ha="center",
-            va="bottom",
+            va="top" if hangs else "bottom",
             fontsize=MIN_PT,
             gid="number",
             zorder=4,

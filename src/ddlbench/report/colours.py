@@ -38,6 +38,11 @@ _STRATEGIES = {
     "horovod": StrategyLook("#0072B2", "s"),
     "ddp": StrategyLook("#56B4E9", "D"),
     "gpipe": StrategyLook("#D55E00", "^"),
+    "pipe-gpipe": StrategyLook("#8F3F00", "<"),
+    "pipe-1f1b": StrategyLook("#F0B040", ">"),
+    "pipe-interleaved": StrategyLook("#B07800", "h"),
+    "pipe-zb": StrategyLook("#E8854A", "p"),
+    "pipe-zbv": StrategyLook("#A50F15", "*"),
     "pipedream": StrategyLook("#E69F00", "v"),
     "model-parallel": StrategyLook("#009E73", "P"),
 }

@@ -8,7 +8,14 @@ import numpy as np
 
 from ddlbench.experiment.intervals import CONFIDENCE, Interval, median_interval
 
-__all__ = ["CONFIDENCE", "Interval", "median_interval", "ratio_interval", "scaled"]
+__all__ = [
+    "CONFIDENCE",
+    "Interval",
+    "mean_interval",
+    "median_interval",
+    "ratio_interval",
+    "scaled",
+]
 
 _RESAMPLES = 9_999
 _SEED = 20_200_501
@@ -43,3 +50,20 @@ def scaled(value: float, median: float, low: float, high: float) -> Interval:
 
 def _ratio_of_medians(over: np.ndarray, under: np.ndarray, axis: int = -1) -> np.ndarray:
     return np.median(over, axis=axis) / np.median(under, axis=axis)
+
+
+def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float] | None:
+    """Ends of a mean's seeded bootstrap interval; None for fewer than 3 values."""
+    if len(values) < 3:
+        return None
+    from scipy import stats  # noqa: PLC0415 - slow to import
+
+    found = stats.bootstrap(
+        (np.asarray(values, dtype=float),),
+        np.mean,
+        n_resamples=_RESAMPLES,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        rng=np.random.default_rng(_SEED),
+    ).confidence_interval
+    return float(found.low), float(found.high)

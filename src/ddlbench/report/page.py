@@ -41,6 +41,7 @@ __all__ = ["Page", "Panel", "PanelSize", "Section", "lay_out"]
 _EDGE = 1.5
 _HEAD = 4.0
 _BETWEEN_ROWS = 2.0
+_BOLD = 0.85  # bold letters are so much wider than the regular ones that are measured
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def lay_out(
     sides = 2 * _EDGE + size.left + size.right + (columns - 1) * size.between
     width = min((page_mm - sides) / columns, size.max_width)
     inner = page_mm - 2 * _EDGE
-    title_lines = wrapped(title, inner, TITLE_PT)
+    title_lines = wrapped(title, inner * _BOLD, TITLE_PT)
     legend_rows = _legend_rows(legend, inner)
     footer_lines = [line for text in footer for line in wrapped(text, inner - 1)]
     notes = [_notes(section, columns, width) for section in sections]

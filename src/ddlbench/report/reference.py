@@ -110,6 +110,47 @@ _MEANINGS = {
     "provenance.seed": "of weights, data and order",
 }
 
+_PREDICTED = {
+    "predictor": "who says it",
+    "strategy": "strategy",
+    "dataset": "dataset",
+    "network": "network",
+    "nodes": "nodes",
+    "devices_per_node": "devices on each node",
+    "batch_size": "samples of one optimiser step, over all workers",
+    "fabric": "link condition",
+    "synchronous": "gradients are of the current weights",
+    "predicted_low_s": "lower end of the prediction's own interval",
+    "measured_low_s": "lower end of the measured interval",
+    "repeats": "repeats that it is scored on",
+}
+
+_PARTITIONS = """\
+## partitions.csv: what the partitions of torchgpipe did, beside steps.csv
+
+One step after the timed region, recorded with hooks. Only cells of `gpipe` and `model-parallel`
+have the file.
+
+| column | meaning |
+|---|---|
+| `partition` | index of the partition |
+| `kind` | `forward`, `recompute` or `backward` |
+| `micro_batch` | index of the micro-batch |
+| `start_s`, `end_s` | seconds from the start of the step |
+"""
+
+_PREDICTIONS = """\
+## predictions.json: what every predictor said of every cell
+
+`snakemake predictions` and `ddlbench accuracy` write it into the experiment's folder, and among its
+tables `accuracy.csv`, `table_6_1.csv`, `table_8_1.csv` and `table_8_2.csv` (the latter two also as
+`.md`); [prediction.md](prediction.md) explains them. `snakemake recommend` writes
+`recommendations.csv`. An entry of `predictions`:
+
+| field | type | meaning |
+|---|---|---|
+"""
+
 
 def results_page() -> str:
     """Write the whole page, as Markdown."""
@@ -120,6 +161,9 @@ def results_page() -> str:
         _table("steps.csv: one row a step of every cell", STEPS),
         "## result.json\n\n| field | type | meaning |\n|---|---|---|\n"
         + "".join(f"| `{name}` | {kind} | {text} |\n" for name, kind, text in schema_fields()),
+        _PARTITIONS,
+        _PREDICTIONS
+        + "".join(f"| `{name}` | {kind} | {text} |\n" for name, kind, text in _predicted_fields()),
     ]
     return "\n".join(parts)
 
@@ -128,6 +172,15 @@ def schema_fields() -> list[tuple[str, str, str]]:
     """List every field of result.json with its type and meaning."""
     text = files("ddlbench.experiment").joinpath("result.schema.json").read_text("utf-8")
     return list(_walk("", json.loads(text)))
+
+
+def _predicted_fields() -> list[tuple[str, str, str]]:
+    text = files("ddlbench.experiment").joinpath("predictions.schema.json").read_text("utf-8")
+    rows = json.loads(text)["properties"]["predictions"]["items"]["properties"]
+    return [
+        (name, _kind(entry), entry.get("description") or _PREDICTED[name])
+        for name, entry in rows.items()
+    ]
 
 
 def _table(title: str, columns: Sequence[Column]) -> str:

@@ -112,6 +112,7 @@ def rank_entry(report: dict[str, Any]) -> dict[str, Any]:
         "stage",
         "replica",
         "threads",
+        "samples",
         "prepare_s",
         "cpu_utilisation",
         "gpu_utilisation",
@@ -119,10 +120,8 @@ def rank_entry(report: dict[str, Any]) -> dict[str, Any]:
         "peak_rss_bytes",
         "memory",
     )
-    share = report["samples_per_step"] * len(report["step_s"])
     return {
         **{key: report[key] for key in kept},
-        "samples": share,
         "load_s": sum(report["load_s"]),
         "communication_wait_s": report.get("communication_wait_s"),
     }

@@ -83,7 +83,7 @@ def cpu_peak_bytes(executor: Executor, mini_batch: int) -> int:
     tensors = LiveTensors()
     tensors.count(executor.persistent_tensors())
     with tensors.watching(executor.threaded_modules()):
-        executor.run(mini_batch, 1)
+        executor.run(mini_batch, executor.filling())
     return tensors.peak_bytes + executor.buffer_bytes()
 
 

@@ -32,6 +32,7 @@ from ddlbench.runtime.launch import Step, launch
 from ddlbench.runtime.lease import Claim, Owner, claim, keep, release
 from ddlbench.runtime.network_address import meeting_point
 from ddlbench.runtime.rendezvous_port import listen
+from ddlbench.runtime.trace import trace_json
 from ddlbench.runtime.watch import Outcome, watch
 
 __all__ = ["CellFailed", "run_cell"]
@@ -53,8 +54,8 @@ def run_cell(
     Args:
         cell: what to measure.
         site: where.
-        cell_folder: gets plan.json, log.txt, steps.csv, where there are partitions partitions.csv, and,
-            last, result.json.
+        cell_folder: gets plan.json, log.txt, steps.csv; partitions.csv and trace.json where there
+            are such; and, last, result.json.
         staging: what the staging of its dataset reported.
         attempt: 2 and more where the workflow tries a failed cell again by itself; a program that
             crashed would crash again, so only what the infrastructure broke is measured anew.
@@ -85,7 +86,7 @@ def _measure(
     cell: Cell, site: Site, cell_folder: Path, staging: dict[str, Any] | None
 ) -> dict[str, Any]:
     started = time.monotonic()
-    plan = make_plan(cell)
+    plan = make_plan(cell, site.name)
     (cell_folder / "failure.json").unlink(missing_ok=True)
     write_json(cell_folder / "plan.json", plan.to_dict())
     for left_over in cell_folder.glob(".run-*"):
@@ -121,6 +122,9 @@ def _measure(
         spans = aggregate.partitions_csv(reports)
         if spans:
             write_text(cell_folder / "partitions.csv", spans)
+        trace = trace_json(reports)
+        if trace:
+            write_text(cell_folder / "trace.json", trace)
     return result
 
 
@@ -137,7 +141,7 @@ def _concluded(
 ) -> dict[str, Any]:
     """The result of a cell whose supervisor ended with its job."""
     assert claimed.status is not None
-    plan = make_plan(cell)
+    plan = make_plan(cell, site.name)
     return assemble(plan, site, claimed.status, claimed.reason, reports=[], staging=staging)
 
 

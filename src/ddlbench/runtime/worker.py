@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.networks import build
 from ddlbench.planning.strategy import Process, strategy_of
+from ddlbench.runtime.clock_offset import ClockOffset, clock_offsets
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.identity import own_process
@@ -82,7 +84,6 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
         host, port = job.rendezvous_host, job.rendezvous_port
         store = join_store(host, port, process.rank, plan.world_size)
     network = build(cell.network, DATASETS[cell.dataset], cell.seed)
-    parameter_bytes = sum(p.numel() * p.element_size() for p in network.parameters())
     network = with_precision(network, cell.precision, job.device_kind)
     torch.manual_seed(cell.seed + process.rank)
     random.seed(cell.seed + process.rank)
@@ -97,6 +98,7 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
         progress=reporter if process.rank == 0 else (lambda _done: None),
     )
     executor.prepare(plan, process, network, stream, context)
+    offsets = clock_offsets(store, process.rank, plan.world_size)
     prepare_s = time.time() - psutil.Process().create_time()
 
     def meet() -> None:
@@ -108,7 +110,6 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
     peak = None
     if job.device_kind == "cpu":
         peak = cpu_peak_bytes(executor, extent.total_steps - 1)
-    spans = getattr(executor, "partition_spans", None)
     report = {
         "rank": process.rank,
         "role": process.role,
@@ -121,14 +122,15 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
         "devices": [str(device) for device in devices],
         "threads": threads,
         "prepare_s": prepare_s,
-        "parameter_bytes": parameter_bytes,
+        "parameter_bytes": sum(p.numel() * p.element_size() for p in network.parameters()),
         "peak_rss_bytes": peak_rss_bytes(),
         "memory": device_memory(devices, peak),
         "dataset_samples": dataset_samples,
-        "samples_per_step": _share(cell, process),
+        "samples": _samples(cell, process, extent.measured_steps),
         "steps_per_epoch": extent.steps_per_epoch,
-        "plan_details": executor.details(),
-        "partition_spans": spans(extent.total_steps - 1) if spans else [],
+        "clock_offset_s": offsets[process.rank].offset_s,
+        "plan_details": {**executor.details(), **_clock(measured, offsets)},
+        "partition_spans": _partition_spans(executor, extent.total_steps - 1),
         "provenance": rank_provenance(),
         **_times(measured),
     }
@@ -181,13 +183,36 @@ def _data(
         labels_only="inputs" not in process.needs,
     )
     feed.start()
-    return EpochStream(feed, cell.warmup_steps, steps), extent, len(dataset)
+    turn = process.replica % process.turns  # 0 where nobody takes turns
+    stream = EpochStream(feed, cell.warmup_steps, steps, turn, process.turns)
+    return stream, extent, len(dataset)
 
 
-def _share(cell: Cell, process: Process) -> int:
-    """Samples of a step that enter here; a pipeline's later stages take them from the first."""
-    owns = process.shard >= 0 and "inputs" in process.needs
-    return cell.batch_size // process.num_shards if owns else 0
+def _samples(cell: Cell, process: Process, steps: int) -> int:
+    """Samples that enter here; a pipeline's later stages take them from the first."""
+    if process.shard < 0 or "inputs" not in process.needs:
+        return 0
+    own = len(range(process.replica % process.turns, steps, process.turns))
+    return own * (cell.batch_size // process.num_shards)
+
+
+def _clock(measured: Measurement, offsets: list[ClockOffset]) -> dict[str, Any]:
+    """How the spans of a timeline come to one clock; nothing where there are none."""
+    if not measured.measured.spans:
+        return {}
+    return {"clock": {"reference_rank": 0, "ranks": [asdict(offset) for offset in offsets]}}
+
+
+def _partition_spans(executor: Executor, mini_batch: int) -> list[Any]:
+    """What the partitions of one process did when; strategies without such have nothing to tell."""
+    tell = getattr(executor, "partition_spans", None)
+    if tell is None:
+        return []
+    try:
+        return list(tell(mini_batch))
+    except RuntimeError:  # the cell is measured; it must not be lost for want of a picture
+        traceback.print_exc()
+        return []
 
 
 def _executor(cell: Cell) -> Executor:
@@ -206,6 +231,7 @@ def _times(measurement: Measurement) -> dict[str, Any]:
         "load_s": record.load_s,
         "loss": record.loss,
         "spans": record.spans,
+        "communication_wait_s": record.communication_wait_s,
         "cpu_utilisation": measurement.utilisation.cpu,
         "gpu_utilisation": measurement.utilisation.gpu,
     }

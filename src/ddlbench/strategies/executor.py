@@ -53,7 +53,7 @@ class DataStream(Protocol):
     """This process's part of every mini-batch, by global mini-batch id."""
 
     def batches(self, first: int, count: int) -> Iterator[MiniBatch]:
-        """Mini-batches ``first`` to ``first + count - 1``."""
+        """Mini-batches ``first`` to ``first + count - 1``, as far as this process's turns go."""
         ...
 
 
@@ -85,7 +85,9 @@ class RunRecord:
         step_s: seconds from one completion to the next (the first from the start).
         load_s: seconds of that during which the process waited for data.
         loss: mean loss over this process's samples; empty for a role without labels.
-        spans: (kind, mini-batch id, start_s, end_s), for timelines; optional.
+        spans: (kind, mini-batch id, start_s, end_s) by this host's ``time.perf_counter``, for
+            timelines; optional.
+        communication_wait_s: waiting for other ranks; None where the strategy cannot tell.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -93,6 +95,7 @@ class RunRecord:
     load_s: list[float] = field(default_factory=list)
     loss: list[float] = field(default_factory=list)
     spans: list[tuple[str, int, float, float]] = field(default_factory=list)
+    communication_wait_s: float | None = None
 
 
 class Executor(Protocol):
@@ -123,6 +126,10 @@ class Executor(Protocol):
 
     def persistent_tensors(self) -> Iterator[Tensor]:
         """Tensors that live from step to step: weights, gradients, optimiser state."""
+        ...
+
+    def filling(self) -> int:
+        """Mini-batches after which it holds as much memory as it ever will."""
         ...
 
     def threaded_modules(self) -> list[nn.Module]:
@@ -223,6 +230,10 @@ class StepwiseExecutor:
         yield from self.module.buffers()
         for state in self.optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
+
+    def filling(self) -> int:
+        """One, unless a strategy has several in flight."""
+        return 1
 
     def threaded_modules(self) -> list[nn.Module]:
         """None, unless a strategy says more."""

@@ -2,7 +2,7 @@
 
 ::
 
-    a step      | micro-batches through the stages, by torch's schedule | sum over replicas | update |
+    a step   | micro-batches through the stages, by torch's schedule | sum over replicas | update |
 
 The loss of a micro-batch is its mean over all micro-batches of the cell, so summed gradients are
 those of the whole mini-batch, as in sequential training; batch norm sees a micro-batch at a time.
@@ -14,37 +14,27 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import repeat
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.pipelines import SynchronousPipeline
 from ddlbench.planning.schedules import Schedule
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.clock import StepClock
-from ddlbench.strategies.executor import MiniBatch, RunRecord, StepwiseExecutor
+from ddlbench.strategies.executor import MiniBatch, RunRecord, StepwiseExecutor, Unsupported
 from ddlbench.strategies.pipeline_parts.average import sum_gradients
-from ddlbench.strategies.pipeline_parts.cutting import (
-    BlockFacts,
-    TensorForm,
-    block_facts,
-    cut,
-    ranges,
-)
+from ddlbench.strategies.pipeline_parts.cutting import TensorForm, block_facts
 from ddlbench.strategies.pipeline_parts.spans import StepRecorder
-from ddlbench.strategies.pipeline_parts.stage import make_stage, torch_schedule
+from ddlbench.strategies.pipeline_parts.stage import WatchedStage, make_stage, torch_schedule
 
 __all__ = ["PipelineExecutor"]
 
 
 class PipelineExecutor(StepwiseExecutor):
     """One process of a pipeline: its stages, and the torch schedule that drives them."""
-
-    counts: list[int]
 
     def place(self, network: nn.Sequential) -> nn.Module:
         """Join the process group, cut the network and keep this process's blocks of it."""
@@ -56,12 +46,12 @@ class PipelineExecutor(StepwiseExecutor):
         self.chunks = int(self.plan.details["chunks"])
         self._join(device)
         micro_batch = self._micro_batch(network)
-        self.facts = block_facts(network, micro_batch, device)
-        self.counts = cut(str(self.plan.details["balance"]), self.facts, self.planned.num_stages)
-        mine = [s for s, (rank,) in enumerate(self.planned.stage_ranks) if rank == self.process.stage]
+        self.blocks = self._block_ranges(len(network))
+        place = (self.process.stage,)
+        mine = [s for s, ranks in enumerate(self.planned.stage_ranks) if ranks == place]
+        self.recorder = StepRecorder()
         self.stages = self._stages(network, mine, micro_batch)
-        _drop_blocks(network, keep={b for s in mine for b in ranges(self.counts)[s]})
-        self.recorder = StepRecorder(self.stages)
+        _drop_blocks(network, keep={number for stage in mine for number in self.blocks[stage]})
         self.schedule = torch_schedule(self.planned.name, self.stages, self.chunks, self._loss)
         return network
 
@@ -94,17 +84,8 @@ class PipelineExecutor(StepwiseExecutor):
         record.loss = torch.stack(losses).tolist() if losses else []
         if self.context.devices[0].type == "cpu":  # the host's clock does not see a GPU's work
             record.spans = self.recorder.spans()
+            record.communication_wait_s = self.recorder.wait_s
         return record
-
-    def details(self) -> dict[str, Any]:
-        """Where the network was cut, and the share of its operations that each stage has."""
-        work = [sum(self.facts[b].work for b in blocks) for blocks in ranges(self.counts)]
-        whole = sum(work)
-        return {
-            **super().details(),
-            "blocks_per_stage": self.counts,
-            "work_share_per_stage": [w / whole for w in work] if whole else [],
-        }
 
     def persistent_tensors(self) -> Iterator[Tensor]:
         """And the buffers that torch keeps to receive every micro-batch's tensors into."""
@@ -134,6 +115,20 @@ class PipelineExecutor(StepwiseExecutor):
         stages = [list(column) for column in zip(*pipelines, strict=True)]
         self.replica_group, _ = dist.new_subgroups_by_enumeration(stages)
 
+    def _block_ranges(self, blocks: int) -> list[range]:
+        """The blocks of each stage, as planned.
+
+        Raises:
+            Unsupported: the network has others than the plan thinks.
+        """
+        planned = [range(first, last) for first, last, _ in self.plan.details["stages"]]
+        if planned[-1].stop != blocks:
+            raise Unsupported(
+                f"the plan deals {planned[-1].stop} blocks to {len(planned)} stages, but the "
+                f"network has {blocks}"
+            )
+        return planned
+
     def _micro_batch(self, network: nn.Sequential) -> TensorForm:
         """Form of one micro-batch of inputs: floating point as the weights are."""
         cell = self.plan.cell
@@ -143,13 +138,14 @@ class PipelineExecutor(StepwiseExecutor):
 
     def _stages(
         self, network: nn.Sequential, mine: list[int], micro_batch: TensorForm
-    ) -> list[PipelineStage]:
+    ) -> list[WatchedStage]:
         device = self.context.devices[0]
         blocks = list(network.named_children())
-        forms = [micro_batch, *(fact.output for fact in self.facts)]
+        facts = block_facts(network, micro_batch, device)
+        forms = [micro_batch, *(fact.output for fact in facts)]
         made = []
         for index in mine:
-            numbers = ranges(self.counts)[index]
+            numbers = self.blocks[index]
             own = nn.Sequential(OrderedDict(blocks[number] for number in numbers)).to(device)
             made.append(
                 make_stage(
@@ -160,15 +156,17 @@ class PipelineExecutor(StepwiseExecutor):
                     inputs=forms[numbers.start],
                     outputs=forms[numbers.stop],
                     group=self.pipeline,
+                    recorder=self.recorder,
                 )
             )
         return made
 
     def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """A micro-batch's share of the mean over the mini-batch."""
-        if outputs.dtype == torch.bfloat16:
-            outputs = outputs.float()
-        loss: Tensor = self.loss_function(outputs, labels) / (self.chunks * self.replicas)
+        with self.recorder.span("loss"):
+            if outputs.dtype == torch.bfloat16:
+                outputs = outputs.float()
+            loss: Tensor = self.loss_function(outputs, labels) / (self.chunks * self.replicas)
         return loss
 
     def _train(self, batch: MiniBatch | None) -> list[Tensor]:
@@ -185,7 +183,8 @@ class PipelineExecutor(StepwiseExecutor):
                 sum_gradients(list(self.module.parameters()), self.replica_group)
         with self.recorder.span("update"):
             self.optimizer.step()
-        return [torch.stack(losses).sum().detach() * self.replicas] if last else []
+        shares = [loss.detach() for loss in losses]
+        return [torch.stack(shares).sum() * self.replicas] if last else []
 
     def _check_order(self) -> None:
         """What ran is what the plan says, which is what figures draw and predictors replay."""

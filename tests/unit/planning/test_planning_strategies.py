@@ -96,9 +96,10 @@ def test_placements_are_whole(strategy: str, nodes: int, devices: int) -> None:
     # Every device of the cell is driven once.
     driven = sorted((p.node, device) for p in processes for device in p.devices)
     assert driven == [(n, d) for n in range(cell.nodes) for d in range(cell.devices_per_node)]
-    # Every part of a mini-batch is consumed once.
+    # Every part of a mini-batch is consumed once; a pipeline's stages need not all read it.
     (parts,) = {p.num_shards for p in processes}
-    assert sorted(p.shard for p in processes) == list(range(parts))
+    for need in ("inputs", "labels"):
+        assert sorted(p.shard for p in processes if need in p.needs) == list(range(parts))
     for node in range(cell.nodes):
         local = [p.local_rank for p in processes if p.node == node]
         assert local == list(range(len(local)))
@@ -154,7 +155,7 @@ def test_descriptors_are_complete(name: str) -> None:
     assert importlib.util.find_spec(module) is not None
     assert attribute
     strategy.check_options({key: s["default"] for key, s in strategy.options.items()}, "defaults")
-    assert set(strategy.details(_cell(name))) == set(strategy.options)
+    assert set(strategy.details(_cell(name))) >= set(strategy.options)
 
 
 def test_options_that_are_defaults_are_dropped() -> None:

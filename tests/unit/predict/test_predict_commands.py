@@ -88,8 +88,15 @@ def test_accuracy_writes_predictions_and_tables(folder):
     lying = folder / "results" / "local" / "trial"
     assert (lying / "predictions.json").is_file()
     names = {path.name for path in (lying / "tables").iterdir()}
-    assert names == {"accuracy.csv", "table_8_1.csv", "table_8_2.csv"}
-    assert "Prediction errors" in run(accuracy, "--configfile", str(config)).output
+    csv = {"accuracy.csv", "table_6_1.csv", "table_8_1.csv", "table_8_2.csv"}
+    assert names == csv | {"table_8_1.md", "table_8_2.md"}
+    shown = run(accuracy, "--configfile", str(config)).output
+    assert "Prediction errors" in shown
+    assert "Recommendations (Table 8.1)" in shown
+    assert not (lying / "figures").exists()
+    run(accuracy, "--configfile", str(config), "--figures")
+    drawn = {path.name for path in (lying / "figures" / "predictions").glob("*.png")}
+    assert drawn >= {"accuracy.png", "deviation_ddp.png", "parts_model_parallel.png"}
 
 
 def test_measured_cells_of_the_site_serve_predictors_that_carry_them_on(folder):

@@ -1,7 +1,7 @@
 import itertools
 
 import pytest
-from matplotlib.text import Text
+from figure_checks import assert_no_overlap, assert_readable, of
 from report_factory import DATASETS, NETWORKS, SITE_NAME, experiment, matrix, site, write_all
 
 from ddlbench.experiment.errors import ConfigError
@@ -10,7 +10,7 @@ from ddlbench.report import figures_for, make_figure, make_tables
 from ddlbench.report.figures import _drawing
 from ddlbench.report.footer import Context
 from ddlbench.report.selection import FIGURES
-from ddlbench.report.style import MIN_PT, style
+from ddlbench.report.style import style
 
 CASES = {
     "demo": {},
@@ -60,119 +60,76 @@ def drawn(tmp_path_factory):
     return figures
 
 
-def _texts(figure):
-    """Every text that is drawn; axes keep the labels of ticks that are out of sight."""
-    hidden = set()
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            low, high = sorted(axis.get_view_interval())
-            room = 1e-9 * (high - low)
-            for all_ticks, used in (
-                (axis.majorTicks, axis.get_major_ticks()),
-                (axis.minorTicks, axis.get_minor_ticks()),
-            ):
-                for tick in all_ticks:
-                    if tick not in used or not low - room <= tick.get_loc() <= high + room:
-                        hidden |= {tick.label1, tick.label2}
-    return [
-        text
-        for text in figure.findobj(Text)
-        if text.get_visible() and text.get_text().strip() and text not in hidden
-    ]
-
-
-def _box(text, renderer):
-    return text.get_window_extent(renderer)
-
-
-def _of(figure, gid):
-    return [artist for artist in figure.findobj() if artist.get_gid() == gid]
-
-
 @pytest.mark.parametrize("key", DRAWN, ids="-".join)
 def test_no_text_is_too_small_or_outside(drawn, key):
-    figure, _ = drawn[key]
-    renderer = figure.canvas.get_renderer()
-    page = figure.bbox
-    for text in _texts(figure):
-        assert text.get_fontsize() >= MIN_PT, text.get_text()
-        box = _box(text, renderer)
-        inside = box.x0 >= -1 and box.y0 >= -1 and box.x1 <= page.x1 + 1 and box.y1 <= page.y1 + 1
-        assert inside, (text.get_text(), box, page)
+    assert_readable(drawn[key][0])
 
 
 @pytest.mark.parametrize("key", DRAWN, ids="-".join)
 def test_no_texts_overlap(drawn, key):
-    figure, _ = drawn[key]
-    renderer = figure.canvas.get_renderer()
-    texts = [text for text in _texts(figure) if text.get_rotation() % 90 == 0]
-    boxes = [(text.get_text(), _box(text, renderer)) for text in texts]
-    for (one, a), (other, b) in itertools.combinations(boxes, 2):
-        wide = min(a.x1, b.x1) - max(a.x0, b.x0)
-        high = min(a.y1, b.y1) - max(a.y0, b.y0)
-        assert min(wide, high) <= 2.0, (one, other, wide, high)  # pixels at 200 dpi: 0.25 mm
+    assert_no_overlap(drawn[key][0])
 
 
 @pytest.mark.parametrize("case", [*CASES, "variants", "empty"])
 def test_every_cell_is_a_bar_or_has_a_mark(drawn, case):
     figure, plotted = drawn[case, "speedup"]
-    assert len(_of(figure, "bar")) == int((plotted["mark"] == "").sum())
-    written = {text.get_text() for text in _of(figure, "mark")}
-    written |= {text.get_text().split(":")[0] for text in _of(figure, "message")}
+    assert len(of(figure, "bar")) == int((plotted["mark"] == "").sum())
+    written = {text.get_text() for text in of(figure, "mark")}
+    written |= {text.get_text().split(":")[0] for text in of(figure, "message")}
     assert written == set(plotted["mark"]) - {""}
 
 
 def test_the_demo_shows_what_the_table_says(drawn):
     figure, plotted = drawn["demo", "speedup"]
     assert len(plotted) == 2 * 3 * 4
-    assert [text.get_text() for text in _of(figure, "panel")] == [
+    assert [text.get_text() for text in of(figure, "panel")] == [
         "Horovod",
         "DDP",
         "GPipe",
         "Model parallel",
     ]
-    marks = sorted(text.get_text() for text in _of(figure, "mark"))
+    marks = sorted(text.get_text() for text in of(figure, "mark"))
     assert marks == ["OOM", "not run", "timeout"]
-    heights = sorted(bar.get_height() for bar in _of(figure, "bar"))
+    heights = sorted(bar.get_height() for bar in of(figure, "bar"))
     assert heights == pytest.approx(sorted(plotted["speedup"].dropna()))
-    assert _of(figure, "title")[0].get_text() == "Speed-up on 2 workers"
-    assert len(_of(figure, "linear")) == 4
+    assert of(figure, "title")[0].get_text() == "Speed-up on 2 workers"
+    assert len(of(figure, "linear")) == 4
     words = " ".join(text.get_text() for text in figure.texts)
     for said in ("Base: sequential", "samples/s", "over the steps", "commit 0123456", "2031-04-05"):
         assert said in words
-    notes = " ".join(text.get_text() for text in _of(figure, "note"))
+    notes = " ".join(text.get_text() for text in of(figure, "note"))
     assert notes.count("torchgpipe runs its CPU partitions") == 2
 
 
 def test_a_panel_with_one_reason_says_it_once(drawn):
     figure, _ = drawn["geometries", "speedup"]
-    messages = [text.get_text().replace("\n", " ") for text in _of(figure, "message")]
+    messages = [text.get_text().replace("\n", " ") for text in of(figure, "message")]
     assert len(messages) == 2
     assert all(text.startswith("unsupported: torchgpipe drives") for text in messages)
 
 
 def test_variants_of_a_strategy_have_panels_of_their_own(drawn):
     figure, _ = drawn["variants", "speedup"]
-    titles = [text.get_text() for text in _of(figure, "panel")]
+    titles = [text.get_text() for text in of(figure, "panel")]
     assert titles == ["GPipe (chunks 2)", "GPipe (chunks 4)", "GPipe (chunks 8)", "DDP"]
 
 
 def test_memory_shows_the_base_beside_the_others(drawn):
     figure, plotted = drawn["demo", "memory"]
-    assert len(_of(figure, "bar")) == int((plotted["mark"] == "").sum()) == 27
+    assert len(of(figure, "bar")) == int((plotted["mark"] == "").sum()) == 27
     assert set(plotted["strategy"]) >= {"sequential", "ddp"}
 
 
 def test_steps_have_a_box_each_and_their_table(drawn):
     figure, plotted = drawn["demo", "steps"]
-    assert len(_of(figure, "box")) == int((plotted["mark"] == "").sum()) == 27
+    assert len(of(figure, "box")) == int((plotted["mark"] == "").sum()) == 27
     assert set(plotted["steps"]) == {0, 24}
 
 
 def test_scaling_draws_points_and_crosses(drawn):
     figure, plotted = drawn["geometries", "scaling"]
-    assert len(_of(figure, "point")) == int((plotted["mark"] == "").sum())
-    assert len(_of(figure, "mark")) == int((plotted["mark"] != "").sum())
+    assert len(of(figure, "point")) == int((plotted["mark"] == "").sum())
+    assert len(of(figure, "mark")) == int((plotted["mark"] != "").sum())
 
 
 def test_figures_are_chosen_before_anything_runs(monkeypatch):

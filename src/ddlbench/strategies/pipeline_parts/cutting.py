@@ -1,19 +1,18 @@
-"""Which blocks a stage holds, found without computing anything.
+"""What crosses a cut behind each block, and what each block costs, found without computing.
 
 ::
 
     blocks   | a | b | c | d | e |      each block is run on tensors without contents, which gives
     stages   |---0---|---1---|-2-|      its output's shape and its floating-point operations
 
-Every process finds the same cut by itself, so nothing is exchanged.
+Every process finds the forms of its messages by itself, so none are exchanged.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
-from ddlbench.planning.partition import Chain, Node, balance
-from ddlbench.strategies.executor import Unsupported
-
-__all__ = ["BlockFacts", "TensorForm", "block_facts", "cut"]
+__all__ = ["BlockFacts", "TensorForm", "block_facts"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +34,11 @@ class TensorForm:
     def of(cls, tensor: Tensor) -> TensorForm:
         """The form of a tensor."""
         return cls(tuple(tensor.shape), tensor.dtype)
+
+    @property
+    def bytes(self) -> int:
+        """Size of such a tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def tensor(self, device: torch.device | str) -> Tensor:
         """A tensor of this form, with whatever contents."""
@@ -60,7 +61,7 @@ class BlockFacts:
 
 
 def block_facts(
-    network: nn.Sequential, micro_batch: TensorForm, device: torch.device
+    network: nn.Sequential, micro_batch: TensorForm, device: torch.device | str
 ) -> list[BlockFacts]:
     """Facts of every block, in order; the network stays as it is.
 
@@ -84,43 +85,3 @@ def block_facts(
                 BlockFacts(TensorForm.of(passing), float(counter.get_total_flops()), parameters)
             )
     return facts
-
-
-def cut(rule: str, facts: Sequence[BlockFacts], stages: int) -> list[int]:
-    """Blocks of each stage.
-
-    Args:
-        rule: "work", "size" or "blocks", else the numbers themselves, as "5+9".
-        facts: of every block.
-        stages: how many.
-
-    Raises:
-        Unsupported: there are fewer blocks than stages, or the numbers do not add up.
-    """
-    blocks = len(facts)
-    if blocks < stages:
-        raise Unsupported(f"the network has {blocks} blocks, too few for {stages} stages")
-    if rule == "work":
-        return _even([fact.work for fact in facts], stages)
-    if rule == "size":
-        return _even([float(fact.parameter_bytes) for fact in facts], stages)
-    if rule == "blocks":
-        return [blocks // stages + (stage < blocks % stages) for stage in range(stages)]
-    counts = [int(count) for count in rule.split("+")]
-    if sum(counts) != blocks or len(counts) != stages:
-        raise Unsupported(
-            f"balance {rule} deals {sum(counts)} blocks to {len(counts)} stages, "
-            f"the network has {blocks} for {stages}"
-        )
-    return counts
-
-
-def ranges(counts: Sequence[int]) -> list[range]:
-    """Numbers of the blocks of each stage."""
-    return [range(end - count, end) for count, end in zip(counts, accumulate(counts), strict=True)]
-
-
-def _even(costs: Sequence[float], stages: int) -> list[int]:
-    """The cut whose dearest stage is as cheap as can be."""
-    chain = Chain(tuple(Node(str(n), cost, 0.0, 0.0, 0.0) for n, cost in enumerate(costs)))
-    return list(balance(chain, stages))

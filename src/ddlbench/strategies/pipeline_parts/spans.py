@@ -5,19 +5,16 @@
     F0.0 | wait | F1.0 | wait | B0.0 | wait | B1.0 | wait | all_reduce | update
 
 A pass is timed around torch's own call. Between passes a process receives, sends and waits for
-both; torch does these together, so they are one kind, ``wait``. On the last stage the loss is in it
-too.
+both; torch does these together, so they are one kind, ``wait``. torch's own work on the schedule,
+tens of microseconds a pass, is in it too.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-from torch.distributed.pipelining import PipelineStage
 
 from ddlbench.planning.schedules import Action
 from ddlbench.planning.schedules.action import Kind
@@ -31,31 +28,49 @@ KEPT_STEPS = 20
 
 
 class StepRecorder:
-    """Watches the stages of one process.
-
-    Args:
-        stages: whose passes are seen from now on.
+    """Watches the passes of one process.
 
     Attributes:
         passes: of the step under way, in the order in which they ran.
+        wait_s: all waits of the run so far, the average over replicas included.
     """
 
-    def __init__(self, stages: list[PipelineStage]) -> None:
+    def __init__(self) -> None:
         self.passes: list[Action] = []
         self._spans: deque[list[Span]] = deque(maxlen=KEPT_STEPS)
-        self._step = 0
-        for stage in stages:
-            self._watch(stage)
-
-    def begin(self, step: int) -> None:
-        """A step of the mini-batch ``step`` begins."""
-        self.passes = []
-        self._step = step
-        self._spans.append([])
+        self.wait_s = 0.0
+        self._mini_batch = 0
 
     def begin_run(self) -> None:
-        """Forget the spans of earlier runs."""
+        """Forget earlier runs."""
         self._spans.clear()
+        self.wait_s = 0.0
+
+    def begin(self, mini_batch: int) -> None:
+        """The step of a mini-batch begins."""
+        self.passes = []
+        self._mini_batch = mini_batch
+        self._spans.append([])
+
+    @contextmanager
+    def passing(self, kind: Kind, stage: int, micro_batch: int) -> Iterator[None]:
+        """Time a pass."""
+        self.passes.append(Action(kind, stage, micro_batch))
+        with self.span(f"{kind} {micro_batch}.{stage}"):
+            yield
+
+    @contextmanager
+    def span(self, kind: str) -> Iterator[None]:
+        """Time what is done inside."""
+        start = time.perf_counter()
+        yield
+        end = time.perf_counter()
+        step = self._spans[-1]
+        if step:
+            self.wait_s += start - step[-1][3]
+        if kind == "all_reduce":
+            self.wait_s += end - start
+        step.append((kind, self._mini_batch, start, end))
 
     def spans(self) -> list[Span]:
         """(kind, mini-batch, start, end) of the last steps; a pass is ``forward 3.2``.
@@ -63,33 +78,6 @@ class StepRecorder:
         That is micro-batch 3 of the replica on stage 2. Seconds of this host's monotonic clock.
         """
         return [span for step in self._spans for span in _with_waits(step)]
-
-    @contextmanager
-    def span(self, kind: str) -> Iterator[None]:
-        """Time what is done inside."""
-        start = time.perf_counter()
-        yield
-        self._spans[-1].append((kind, self._step, start, time.perf_counter()))
-
-    def _watch(self, stage: PipelineStage) -> None:
-        forward, backward = stage.forward_one_chunk, stage.backward_one_chunk
-        weight = stage.backward_weight_one_chunk
-
-        def seen(kind: Kind, chunk: int, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
-            action = Action(kind, stage.stage_index, chunk)
-            self.passes.append(action)
-            with self.span(f"{kind} {chunk}.{stage.stage_index}"):
-                return call(chunk, *args, **named)
-
-        def backward_seen(chunk: int, *args: Any, full_backward: bool = True, **named: Any) -> Any:
-            kind: Kind = "backward" if full_backward else "backward_input"
-            return seen(kind, chunk, backward, *args, full_backward=full_backward, **named)
-
-        stage.forward_one_chunk = lambda chunk, *a, **k: seen("forward", chunk, forward, *a, **k)
-        stage.backward_one_chunk = backward_seen
-        stage.backward_weight_one_chunk = lambda chunk, *a, **k: seen(
-            "backward_weight", chunk, weight, *a, **k
-        )
 
 
 def _with_waits(step: list[Span]) -> Iterator[Span]:

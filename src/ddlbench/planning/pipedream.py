@@ -1,0 +1,239 @@
+"""PipeDream, and model parallelism as PipeDream without input pipelining.
+
+::
+
+    r = (2, 1)   rank 0  F0 F2    B0 . F4    B2 . F6 ...      stage 0, replica 0
+                 rank 1  F1 F3    B1 . F5    B3 . F7 ...      stage 0, replica 1
+                 rank 2     F0 B0 F1 B1 F2 B2 F3 B3 ...       stage 1
+
+One process a device, any number of nodes; ranks are numbered stage by stage. Mini-batches are never
+split: each passes every stage whole, on the replica that its number in the run names. What a rank
+does in which order is ``schedule``; the executor carries that list out.
+
+Sources: PipeDream (Narayanan et al., SOSP 2019); docs/strategies/pipedream.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.planning.pipeline_stages import BALANCE_OPTION, Stages, stages_of, why_no_stages
+from ddlbench.planning.schedules import Schedule, model_parallel, pipedream, weight_version
+from ddlbench.planning.strategy import Needs, Process, Strategy
+from ddlbench.planning.warmup import warmups
+
+__all__ = ["ModelParallelP2p", "PipeDream", "StagedStrategy"]
+
+
+class StagedStrategy(Strategy):
+    """What both share: one stage a process, given by the plan."""
+
+    executor: ClassVar[str] = "ddlbench.strategies.pipedream.executor:PipeDreamExecutor"
+    options: ClassVar[dict[str, dict[str, Any]]] = {"balance": BALANCE_OPTION}
+
+    def schedule(self, details: dict[str, Any], mini_batches: int) -> Schedule:
+        """Who does what for so many mini-batches of a cell with these plan details."""
+        raise NotImplementedError
+
+    def version(self, details: dict[str, Any], schedule: Schedule, stage: int, number: int) -> int:
+        """Updates that the weights have seen that serve a mini-batch of the run on a stage."""
+        return weight_version(schedule, stage, number)
+
+    def replicas(self, cell: Cell) -> tuple[int, ...] | None:
+        """Replicas of each stage; None where the plan has to find them."""
+        return (1,) * cell.devices
+
+    def supports(self, cell: Cell) -> str | None:
+        """A block for every stage."""
+        balance = str(self.option_values(cell)["balance"])
+        replicas = self.replicas(cell)
+        return None if replicas is None else why_no_stages(cell, balance, replicas)
+
+    def plan(
+        self, cell: Cell, site: str | None = None
+    ) -> tuple[tuple[Process, ...], dict[str, Any]]:
+        """Cut the network; with balance ``profile`` by what was measured at the site.
+
+        Raises:
+            ConfigError: what was measured is missing or wrong.
+        """
+        balance = str(self.option_values(cell)["balance"])
+        stages, period_s = stages_of(cell, balance, self.replicas(cell), site)
+        details = self.details_of(cell, stages)
+        if period_s is not None:
+            details["planned_period_s"] = period_s
+        return _processes(cell, stages), details
+
+    def placement(self, cell: Cell) -> tuple[Process, ...]:
+        """One process a device, stage by stage."""
+        return self.plan(cell)[0]
+
+    def details(self, cell: Cell) -> dict[str, Any]:
+        """The options, the stages, and what follows from them."""
+        return self.plan(cell)[1]
+
+    def details_of(self, cell: Cell, stages: Stages) -> dict[str, Any]:
+        """Options, stages ``[first block, behind the last, replicas]``, ranks of each stage."""
+        counts = [stage.replicas for stage in stages]
+        return {
+            **self.option_values(cell),
+            "stages": [[stage.first, stage.last, stage.replicas] for stage in stages],
+            "stage_ranks": [
+                list(range(sum(counts[:stage]), sum(counts[: stage + 1])))
+                for stage in range(len(counts))
+            ],
+        }
+
+
+class ModelParallelP2p(StagedStrategy):
+    """One mini-batch at a time through stages on any number of nodes (DDLBench, figure 5)."""
+
+    name: ClassVar[str] = "model-parallel-p2p"
+    label: ClassVar[str] = "Model parallel (point to point)"
+    family: ClassVar[str] = "model"
+
+    def schedule(self, details: dict[str, Any], mini_batches: int) -> Schedule:
+        """Forward through all stages, backward through all, update."""
+        return model_parallel(len(details["stages"]), mini_batches)
+
+
+class PipeDream(StagedStrategy):
+    """1F1B without a flush, weight versions, replicated stages (Narayanan et al., SOSP 2019)."""
+
+    name: ClassVar[str] = "pipedream"
+    label: ClassVar[str] = "PipeDream"
+    family: ClassVar[str] = "pipeline"
+    synchronous: ClassVar[bool] = False
+    options: ClassVar[dict[str, dict[str, Any]]] = {
+        "balance": BALANCE_OPTION,
+        "replicas": {
+            "type": ["string", "integer"],
+            "pattern": r"^(auto|[1-9]\d*(\+[1-9]\d*)*)$",
+            "minimum": 1,
+            "default": "auto",
+            "description": (
+                "Replicas of each stage, as 2+1+1; 'auto' makes every device a stage of its own, "
+                "with balance 'profile' what the partitioner finds."
+            ),
+        },
+        "extra_warmup": {
+            "type": "integer",
+            "minimum": 0,
+            "default": 0,
+            "description": "More mini-batches in flight on every stage but the last.",
+        },
+        "vertical_sync": {
+            "type": "boolean",
+            "default": False,
+            "description": "All stages use the version that the first stage used.",
+        },
+        "stage_all_reduce": {
+            "enum": ["sync", "async"],
+            "default": "sync",
+            "description": (
+                "When replicas of a stage wait for the sum of their gradients: at once, or after "
+                "their next backward pass, with weights that are older by one update."
+            ),
+        },
+    }
+
+    def replicas(self, cell: Cell) -> tuple[int, ...] | None:
+        """As the option says; with balance ``profile`` the partitioner finds them."""
+        values = self.option_values(cell)
+        if values["replicas"] != "auto":
+            return tuple(int(count) for count in str(values["replicas"]).split("+"))
+        return None if values["balance"] == "profile" else (1,) * cell.devices
+
+    def supports(self, cell: Cell) -> str | None:
+        """All devices used, a block for every stage, options that go together."""
+        values, replicas = self.option_values(cell), self.replicas(cell)
+        if replicas is not None and sum(replicas) != cell.devices:
+            return (
+                f"replicas {values['replicas']} use {sum(replicas)} devices of {cell.devices}; "
+                f"write one number for each stage that add up to {cell.devices}"
+            )
+        if values["vertical_sync"] and values["stage_all_reduce"] == "async":
+            return (
+                "vertical_sync asks a stage for weights that stage_all_reduce: async does not have "
+                "yet; use one of the two"
+            )
+        return super().supports(cell)
+
+    def schedule(self, details: dict[str, Any], mini_batches: int) -> Schedule:
+        """1F1B over the plan's stages."""
+        return pipedream(_counts(details), mini_batches, int(details["extra_warmup"]))
+
+    def version(self, details: dict[str, Any], schedule: Schedule, stage: int, number: int) -> int:
+        """Updates that the weights have seen that serve a mini-batch of the run on a stage.
+
+        Plain: ``max(0, b - W_s)`` for a replica's b-th mini-batch. Asynchronous replicas are one
+        update behind. With vertical sync, the weights that have seen as many mini-batches as those
+        of the first stage, or as few fewer as the stage's updates come in.
+        """
+        counts = _counts(details)
+        if details["vertical_sync"]:
+            return weight_version(schedule, 0, number) * counts[0] // counts[stage]
+        if details["stage_all_reduce"] == "async" and counts[stage] > 1:
+            return max(0, weight_version(schedule, stage, number) - 1)
+        return weight_version(schedule, stage, number)
+
+    def details_of(self, cell: Cell, stages: Stages) -> dict[str, Any]:
+        """And each stage's warm-up, weight versions and learning rate."""
+        details = super().details_of(cell, stages)
+        counts = _counts(details)
+        waiting = warmups(counts, int(details["extra_warmup"]))
+        return {
+            **details,
+            "warmups": list(waiting),
+            "weight_versions": [self._held(details, stage) for stage in range(len(counts))],
+            "learning_rates": [cell.learning_rate * count / counts[0] for count in counts],
+        }
+
+    def _held(self, details: dict[str, Any], stage: int) -> int:
+        """Most versions at once: from the oldest mini-batch under way to the newest weights."""
+        schedule = self.schedule(details, 1)  # its warm-ups serve runs of any length
+        latest = {**details, "vertical_sync": False}
+        steady = 3 * max(
+            count * (waiting + 1)
+            for count, waiting in zip(_counts(details), schedule.warmups, strict=True)
+        )
+        under_way = _counts(details)[stage] * schedule.warmups[stage]
+        return 1 + max(
+            self.version(latest, schedule, stage, number)
+            - self.version(details, schedule, stage, max(0, number - under_way))
+            for number in range(steady)
+        )
+
+
+def _counts(details: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(replicas for _, _, replicas in details["stages"])
+
+
+def _processes(cell: Cell, stages: Sequence[Any]) -> tuple[Process, ...]:
+    """Each replica takes whole mini-batches in its turn; inputs enter first, labels last."""
+    found: list[Process] = []
+    for number, stage in enumerate(stages):
+        needs: list[Needs] = []
+        if number == 0:
+            needs.append("inputs")
+        if number == len(stages) - 1:
+            needs.append("labels")
+        for replica in range(stage.replicas):
+            rank = len(found)
+            local = rank % cell.devices_per_node
+            found.append(
+                Process(
+                    rank=rank,
+                    role="stage",
+                    node=rank // cell.devices_per_node,
+                    local_rank=local,
+                    devices=(local,),
+                    stage=number,
+                    replica=replica,
+                    turns=stage.replicas,
+                    needs=tuple(needs),
+                )
+            )
+    return tuple(found)

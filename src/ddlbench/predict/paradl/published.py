@@ -1,0 +1,198 @@
+"""The oracle as published: Table III of Kahira et al. (report of 2020), as its code evaluates it.
+
+Kept with its faults, which ``corrected.py`` mends and ``docs/oracle.md`` lists:
+
+* one number for a network's time, spread over layers by a count of operations that charges pooling
+  with channels x filters; the weight update is nowhere;
+* projections of shortcuts are left out; biases and batch normalisations have no weights;
+* filter and channel: each convolution is charged three rounds of its output, the first too;
+* data+filter exchanges all weights in each group (Table III has a share of them), and its
+  contention is a literal divisor of the bandwidth, as is that of data+spatial;
+* layers after the split of data+spatial cost nothing;
+* halo: (K-1)/2 rows both ways for every kernel above 1, whatever its stride.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ddlbench.predict.paradl.collectives import all_gather_s, all_reduce_s, send_s
+from ddlbench.predict.paradl.layers import Layer
+from ddlbench.predict.paradl.platform import Link, Platform
+from ddlbench.predict.paradl.question import Question
+from ddlbench.predict.paradl.stages import cut_evenly
+from ddlbench.predict.paradl.workload import Workload
+
+__all__ = ["ITEM_BYTES", "TERMS", "Terms", "kernel_weights", "layers_of", "memory_bytes", "spread"]
+
+ITEM_BYTES = 4
+"""delta: fp32."""
+
+HOST_LATENCY_S = 3.00011e-3
+"""Of a message without GPUDirect, as measured by the code's authors (``PLX_CABLE_LAT2``)."""
+
+Terms = tuple[dict[str, float], dict[str, float]]
+"""Seconds of computation and of communication, by term."""
+
+
+def spread(layer: Layer) -> float:
+    """Operations by which the code spreads a network's time (``estimate_layer_flop``)."""
+    window = layer.kernel ** len(layer.input[1:])
+    forward = {
+        "conv": 2 * layer.multiply_adds,
+        "pool": layer.channels * layer.y * window,
+        "batchnorm": 4 * layer.x,
+        "linear": kernel_weights(layer),
+        "relu": layer.y,
+        "add": layer.y,
+        "dropout": 0,
+    }[layer.kind]
+    return 2 * forward + kernel_weights(layer)
+
+
+def kernel_weights(layer: Layer) -> int:
+    """|w| without biases."""
+    if layer.kind == "conv":
+        return layer.channels * layer.filters * layer.kernel ** len(layer.input[1:])
+    return layer.x * layer.filters if layer.kind == "linear" else 0
+
+
+def layers_of(workload: Workload) -> list[tuple[Layer, float]]:
+    """The layers its files have, with FW + BW of one sample."""
+    kept = [layer for layer in workload.layers if not layer.shortcut]
+    weights = [spread(layer) for layer in kept]
+    return [
+        (layer, workload.time_s * weight / sum(weights))
+        for layer, weight in zip(kept, weights, strict=True)
+    ]
+
+
+def _weight_bytes(workload: Workload) -> float:
+    return ITEM_BYTES * sum(kernel_weights(layer) for layer, _ in layers_of(workload))
+
+
+def _serial(workload: Workload, _: Platform, asked: Question) -> Terms:
+    return {"layers": asked.batch * workload.time_s}, {}
+
+
+def _data(workload: Workload, platform: Platform, asked: Question) -> Terms:
+    ring = platform.level(asked.devices)
+    gradients = all_reduce_s(asked.devices, _weight_bytes(workload), ring)
+    return {"layers": asked.group_batch * workload.time_s}, {"gradients": gradients}
+
+
+def _layer_split(workload: Workload, platform: Platform, asked: Question) -> Terms:
+    """Filter and channel: the same formula for both."""
+    p, batch, ring = asked.inside, asked.group_batch, platform.level(asked.inside)
+    layers = layers_of(workload)
+    compute = batch * sum(time / (p if layer.kind == "conv" else 1) for layer, time in layers)
+    rounds = sum(
+        1.5 * all_reduce_s(p, ITEM_BYTES * batch * layer.y, ring)
+        for layer, _ in layers
+        if layer.kind == "conv"
+    )
+    return {"layers": compute}, {"activations": rounds}
+
+
+def _data_filter(workload: Workload, platform: Platform, asked: Question) -> Terms:
+    compute, communication = _layer_split(workload, platform, asked)
+    contended = platform.level(asked.devices).slower(asked.inside)
+    gradients = all_reduce_s(asked.groups, _weight_bytes(workload), contended)
+    return compute, {**communication, "gradients": gradients}
+
+
+def _spatial_parts(
+    workload: Workload, asked: Question, halo: Link, gather: Link
+) -> tuple[float, float, float]:
+    """Seconds of the split layers, of their halos, and of gathering and scattering behind them."""
+    p, batch = asked.inside, asked.group_batch
+    limit = {layer.name for layer in workload.layers[: workload.spatial_layers]}
+    split = [(layer, time) for layer, time in layers_of(workload) if layer.name in limit]
+    halos = sum(
+        4 * send_s(ITEM_BYTES * batch * ((layer.kernel - 1) // 2) * layer.row, halo)
+        for layer, _ in split
+        if layer.kernel > 1
+    )
+    behind = 2 * all_gather_s(p, ITEM_BYTES * batch * split[-1][0].y, gather)
+    return batch * sum(time for _, time in split) / p, halos, behind
+
+
+def _spatial(workload: Workload, platform: Platform, asked: Question) -> Terms:
+    ring = platform.level(asked.devices)
+    compute, halos, behind = _spatial_parts(workload, asked, ring, ring)
+    split = sum(time for _, time in layers_of(workload)[: workload.spatial_layers])
+    rest = asked.batch * max(0.0, workload.time_s - split)
+    gradients = all_reduce_s(asked.devices, _weight_bytes(workload), ring)
+    return {"layers": compute + rest}, {
+        "halo": halos,
+        "gather": behind,
+        "gradients": gradients,
+    }
+
+
+def _data_spatial(workload: Workload, platform: Platform, asked: Question) -> Terms:
+    host = Link(HOST_LATENCY_S, platform.host.s_per_byte)
+    compute, halos, behind = _spatial_parts(
+        workload, asked, host.slower(2 * asked.inside), host.slower(2)
+    )
+    weights = _weight_bytes(workload)
+    leaders = platform.level(asked.devices).slower(2 * asked.inside)
+    gradients = all_reduce_s(asked.inside, weights, platform.level(asked.inside))
+    gradients += all_reduce_s(asked.groups, weights, leaders)
+    return {"layers": compute}, {"halo": halos, "gather": behind, "gradients": gradients}
+
+
+def _pipeline(workload: Workload, platform: Platform, asked: Question) -> Terms:
+    """Table III; the code has only a stub."""
+    p, segments = asked.devices, asked.segments
+    layers = layers_of(workload)
+    ends = cut_evenly([time for _, time in layers], p)
+    starts = [0, *ends[:-1]]
+    slowest = max(
+        sum(time for _, time in layers[start:end]) for start, end in zip(starts, ends, strict=True)
+    )
+    largest = max((layers[end - 1][0].y for end in ends[:-1]), default=0)
+    hop = send_s(ITEM_BYTES * asked.batch / segments * largest, platform.level(p))
+    steps = p + segments - 2
+    return (
+        {"layers": asked.batch * (p + segments - 1) / segments * slowest},
+        {"stages": 2 * steps * hop if p > 1 else 0.0},
+    )
+
+
+TERMS: dict[str, Callable[[Workload, Platform, Question], Terms]] = {
+    "serial": _serial,
+    "data": _data,
+    "spatial": _spatial,
+    "filter": _layer_split,
+    "channel": _layer_split,
+    "data+filter": _data_filter,
+    "data+spatial": _data_spatial,
+    "pipeline": _pipeline,
+}
+
+
+def memory_bytes(workload: Workload, _: Platform, asked: Question) -> float:
+    """Table III: 2 delta (samples (|x| + |y|) + |w|), what is split divided."""
+    p, batch = asked.inside, asked.group_batch
+    layers = [layer for layer, _ in layers_of(workload)]
+    both = [batch * (layer.x + layer.y) for layer in layers]
+    weights = [kernel_weights(layer) for layer in layers]
+    if asked.strategy in ("filter", "channel", "data+filter"):
+        return 2 * ITEM_BYTES * (sum(both) + sum(weights) / p)
+    if asked.strategy in ("spatial", "data+spatial"):
+        return 2 * ITEM_BYTES * (sum(both) / p + sum(weights))
+    if asked.strategy == "pipeline":
+        return 2 * ITEM_BYTES * _fullest_stage(layers_of(workload), both, weights, p)
+    return 2 * ITEM_BYTES * (sum(both) + sum(weights))
+
+
+def _fullest_stage(
+    layers: Sequence[tuple[Layer, float]], both: Sequence[float], weights: Sequence[int], p: int
+) -> float:
+    ends = cut_evenly([time for _, time in layers], p)
+    starts = [0, *ends[:-1]]
+    return max(
+        sum(both[start:end]) + sum(weights[start:end])
+        for start, end in zip(starts, ends, strict=True)
+    )

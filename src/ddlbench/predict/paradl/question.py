@@ -1,0 +1,113 @@
+"""What the oracle is asked, and what it answers, of one strategy on some devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.schema import nearest
+
+__all__ = ["HYBRIDS", "STRATEGIES", "Projection", "Question", "question"]
+
+STRATEGIES = (
+    "serial", "data", "spatial", "filter", "channel", "data+filter", "data+spatial", "pipeline",
+)  # fmt: skip
+HYBRIDS = ("data+filter", "data+spatial")
+
+
+@dataclass(frozen=True)
+class Question:
+    """One strategy.
+
+    Attributes:
+        devices: p.
+        groups: p1, replicas that share no layer: devices for ``data``, nodes for the hybrids.
+        inside: p2, devices that split layers between them.
+        group_batch: samples of one group's iteration, B / p1.
+        segments: S, micro-batches of a pipeline.
+    """
+
+    strategy: str
+    devices: int
+    groups: int
+    group_batch: float
+    segments: int
+
+    @property
+    def inside(self) -> int:
+        """p2: devices that split layers between them."""
+        return self.devices // self.groups
+
+    @property
+    def batch(self) -> float:
+        """B: samples of one iteration over all devices."""
+        return self.group_batch * self.groups
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One iteration.
+
+    Attributes:
+        computation: seconds by term ("layers", "weight update").
+        communication: seconds by term ("gradients", "activations", "halo", ...).
+        memory_bytes: of the fullest device.
+        max_devices, limiting_layer: how far the strategy can be cut, and what forbids more.
+    """
+
+    question: Question
+    computation: Mapping[str, float]
+    communication: Mapping[str, float]
+    memory_bytes: float
+    max_devices: int
+    limiting_layer: str
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def compute_s(self) -> float:
+        """All computation."""
+        return sum(self.computation.values())
+
+    @property
+    def communication_s(self) -> float:
+        """All communication, none of it hidden."""
+        return sum(self.communication.values())
+
+    @property
+    def iteration_s(self) -> float:
+        """Table III: computation and communication one after the other."""
+        return self.compute_s + self.communication_s
+
+    @property
+    def bottleneck(self) -> str:
+        """The longest term."""
+        terms = {**self.computation, **self.communication}
+        return max(terms, key=lambda name: terms[name])
+
+
+def question(
+    strategy: str, devices: int, devices_per_node: int, batch: float, segments: int | None = None
+) -> Question:
+    """A question about ``batch`` samples an iteration over all devices.
+
+    Raises:
+        ConfigError: unknown strategy, or numbers that it cannot have.
+    """
+    if strategy not in STRATEGIES:
+        raise ConfigError(f"unknown strategy {strategy!r}; {nearest(strategy, STRATEGIES)}")
+    if devices < 1 or batch <= 0:
+        raise ConfigError(f"{devices} device(s) and a batch of {batch:g}: write numbers above 0")
+    if strategy == "serial" and devices != 1:
+        raise ConfigError(f"serial runs on 1 device, not on {devices}")
+    groups = 1
+    if strategy == "data":
+        groups = devices
+    elif strategy in HYBRIDS:
+        if devices > devices_per_node and devices % devices_per_node:
+            raise ConfigError(
+                f"{strategy} cuts layers within a node of {devices_per_node} devices; "
+                f"write a multiple of that, not {devices} devices"
+            )
+        groups = max(1, devices // devices_per_node)
+    return Question(strategy, devices, groups, batch / groups, segments or devices)

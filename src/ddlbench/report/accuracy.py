@@ -1,0 +1,186 @@
+"""Which predictor can be trusted for which strategy: errors of all of them, baselines hatched."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from ddlbench.report.bars import patch
+from ddlbench.report.colours import DatasetLook, shade, strategy_look
+from ddlbench.report.footer import Context, footer
+from ddlbench.report.intervals import mean_interval
+from ddlbench.report.labels import strategy_label
+from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.predicted import Predicted, shown_cells
+from ddlbench.report.style import GREY, MIN_PT, text_width_mm
+
+__all__ = ["draw"]
+
+_MODEL = DatasetLook(0.35, "")
+_BASELINE = DatasetLook(0.75, "/////")
+_NEUTRAL = "#444444"
+_ROW_MM = 4.0
+_CUT = 2.0  # errors of more than 200 % end there, and are written out
+
+
+def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
+    """One panel a strategy, one row a predictor; each measured cell is a point."""
+    frame = predicted.predictions
+    scored = frame[frame["signed_error"].notna()]
+    known = set(frame["strategy"])
+    strategies = [s for s in dict.fromkeys(predicted.summary["strategy"]) if s in known]
+    rows = frame.drop_duplicates("predictor").sort_values("baseline", kind="stable")
+    predictors = [str(name) for name in rows["predictor"]]
+    baseline = dict(zip(predictors, rows["baseline"].astype(bool), strict=True))
+    page = lay_out(
+        "Mean absolute error of the predicted step",
+        [
+            (patch(_NEUTRAL, _MODEL), "predictor"),
+            (patch(_NEUTRAL, _BASELINE), "baseline"),
+            (_point(), "a measured cell"),
+            (Line2D([], [], color=GREY, linestyle=(0, (1, 1.2))), "repeats lie so far apart"),
+        ],
+        [Section("", [Panel(strategy_label(strategy)) for strategy in strategies])],
+        footer=footer(shown_cells(predicted, frame), context, [_what(scored)]),
+        size=_size(predictors, len(strategies)),
+        share_y=True,
+    )
+    records = []
+    for strategy, axes in zip(strategies, page.axes[0], strict=True):
+        own = scored[scored["strategy"] == strategy]
+        _frame(axes, predictors, own["signed_error"].abs(), axes in page.first_in_row)
+        for place, name in enumerate(predictors):
+            asked = frame[(frame["strategy"] == strategy) & (frame["predictor"] == name)]
+            if not len(asked):
+                continue
+            errors = asked["signed_error"].dropna().to_numpy(dtype=float)
+            look = _BASELINE if baseline[name] else _MODEL
+            records.append(_record(strategy, name, baseline[name], asked, errors))
+            if len(errors):
+                _draw_row(axes, place, np.abs(errors), strategy_look(strategy).colour, look)
+            else:
+                _write(axes, place, 0.0, "not scored", GREY)
+        spread = own["repeat_spread"].median()
+        if math.isfinite(spread):
+            axes.axvline(
+                spread, color=GREY, linewidth=0.8, linestyle=(0, (1, 1.2)), zorder=4, gid="spread"
+            )
+    return page.figure, pd.DataFrame(records)
+
+
+def _size(predictors: list[str], strategies: int) -> PanelSize:
+    return PanelSize(
+        min_width=22.0,
+        height=len(predictors) * _ROW_MM + 1,
+        left=max(map(text_width_mm, predictors)) + 2.5,
+        between=4.0,
+        right=2.0,
+        bottom=lambda _: 8.0,
+        max_width=60.0,
+        max_columns=min(strategies, 5),
+    )
+
+
+def _frame(axes: Axes, predictors: list[str], errors: pd.Series, first: bool) -> None:
+    axes.set_ylim(len(predictors) - 0.4, -0.6)
+    axes.set_yticks(range(len(predictors)), predictors)
+    axes.tick_params(axis="y", length=0, labelleft=first)
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
+    longest = min(float(errors.max()), _CUT) if len(errors) else 1.0
+    axes.set_xlim(0, 1.12 * max(longest, 0.01))
+    axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
+    axes.set_xlabel("Error (%)", labelpad=1)
+
+
+def _draw_row(axes: Axes, place: int, errors: np.ndarray, colour: str, look: DatasetLook) -> None:
+    mean = float(errors.mean())
+    drawn = axes.barh(
+        place,
+        min(mean, _CUT),
+        height=0.66,
+        facecolor=shade(colour, look.white),
+        edgecolor=colour,
+        hatch=look.hatch,
+        linewidth=0.6,
+        zorder=2,
+    )
+    drawn[0].set_gid("bar")
+    inside = errors[errors <= 1.12 * _CUT]
+    spread = np.random.default_rng(place).uniform(-0.2, 0.2, len(inside))
+    axes.plot(inside, place + spread, **_POINT, zorder=3, gid="cells")
+    interval = mean_interval(errors)
+    if interval is not None:
+        ends = [min(end, 1.12 * _CUT) for end in interval]
+        axes.plot(ends, [place, place], color="#333333", linewidth=0.9, marker="|", markersize=3.5)
+    if mean > _CUT:
+        _write(axes, place, 0.03, f"{mean:.0%} →", "black")
+
+
+_POINT: dict[str, Any] = {
+    "linestyle": "none",
+    "marker": "o",
+    "markersize": 1.8,
+    "markerfacecolor": "#222222",
+    "markeredgewidth": 0.0,
+    "alpha": 0.7,
+}
+
+
+def _point() -> Line2D:
+    return Line2D([], [], **_POINT)
+
+
+def _write(axes: Axes, place: int, x: float, text: str, colour: str) -> None:
+    drawn = axes.text(
+        x + 0.02,
+        place,
+        text,
+        transform=axes.get_yaxis_transform(),
+        ha="left",
+        va="center",
+        fontsize=MIN_PT,
+        color=colour,
+        gid="mark",
+        zorder=5,
+    )
+    drawn.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.3})
+
+
+def _record(
+    strategy: str, name: str, baseline: bool, asked: pd.DataFrame, errors: np.ndarray
+) -> dict[str, object]:
+    interval = mean_interval(np.abs(errors))
+    return {
+        "strategy": strategy,
+        "predictor": name,
+        "baseline": baseline,
+        "cells": len(asked),
+        "n": len(errors),
+        "mean_absolute_error": float(np.abs(errors).mean()) if len(errors) else math.nan,
+        "low": interval[0] if interval else math.nan,
+        "high": interval[1] if interval else math.nan,
+        "signed_error": float(errors.mean()) if len(errors) else math.nan,
+        "repeat_spread": asked["repeat_spread"].median(),
+    }
+
+
+def _what(scored: pd.DataFrame) -> str:
+    if not len(scored):
+        return "No cell has both a prediction and a measurement."
+    cut = ""
+    if scored["signed_error"].abs().max() > _CUT:
+        cut = f" Panels end at {_CUT:.0%}; cells beyond are in the table, means are written out."
+    return (
+        "Error: |predicted - measured| / measured of a step. Bars: mean over cells; whiskers: 95 % "
+        "bootstrap interval of that mean, from 3 cells on. A row without a bar: the predictor does "
+        f"not speak of that strategy.{cut}"
+    )

@@ -1,0 +1,158 @@
+"""Tables 8.1 and 8.2 for people: a row a case, a column a recommender."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ddlbench.experiment.atomic import write_text
+from ddlbench.predict.accuracy import ALL
+from ddlbench.report import published
+from ddlbench.report.labels import (
+    dataset_label,
+    in_dataset_order,
+    network_label,
+    strategy_label,
+)
+from ddlbench.report.tables import rows_of
+
+__all__ = ["choices_by_case", "markdown", "rates_by_recommender", "write_choices"]
+
+PUBLISHED = f"printed: {published.CITATION}"
+
+
+def choices_by_case(table: pd.DataFrame) -> pd.DataFrame:
+    """Table 8.1 as text: the fastest, and what each recommender says, with its extra time.
+
+    A wrong pick has its extra time behind it, ``~`` one within the noise of the fastest. The last
+    column is the thesis' own recommender, where it has the same network, dataset and geometry.
+
+    Args:
+        table: what :func:`ddlbench.predict.choices.table_8_1` returns.
+    """
+    printed = {
+        (row.network, row.dataset, row.geometry): row for row in rows_of(published.choices())
+    }
+    several = table.groupby(["dataset", "network", "nodes", "devices_per_node"])["case"].nunique()
+    rows = []
+    for _, told in table.groupby("case", sort=False):
+        first = next(rows_of(told))
+        geometry = f"{first.nodes}x{first.devices_per_node}"
+        row = {
+            "dataset": dataset_label(first.dataset),
+            "network": network_label(first.network),
+            "geometry": geometry,
+        }
+        if (several > 1).any():
+            row["batch"], row["fabric"] = str(first.batch_size), first.fabric
+        row["fastest"] = strategy_label(first.fastest)
+        row |= {record.recommender: _pick(record) for record in rows_of(told)}
+        theirs = printed.get((first.network, first.dataset, geometry))
+        row[PUBLISHED] = _printed(theirs) if theirs is not None else ""
+        rows.append(row)
+    frame = pd.DataFrame(rows)
+    if len(frame) and (frame[PUBLISHED] == "").all():
+        return frame.drop(columns=PUBLISHED)
+    return frame
+
+
+def rates_by_recommender(table: pd.DataFrame) -> pd.DataFrame:
+    """Table 8.2 as text: right of so many, a column a dataset; below it the thesis' own.
+
+    Args:
+        table: what :func:`ddlbench.predict.choices.table_8_2` returns.
+    """
+    datasets = in_dataset_order([name for name in dict.fromkeys(table["dataset"]) if name != ALL])
+    rows = []
+    for (recommender, baseline), told in table.groupby(["recommender", "baseline"], sort=False):
+        whole = next(rows_of(told.tail(1)))  # the row over all datasets is the last
+        row = {"recommender": f"{recommender} (baseline)" if baseline else str(recommender)}
+        right = {record.dataset: f"{record.correct}/{record.n}" for record in rows_of(told)}
+        row |= {dataset_label(name): right.get(name, "") for name in datasets}
+        row["all"] = f"{whole.correct}/{whole.n}"
+        row["within noise"] = _percent(whole.top1_within_noise)
+        row["mean extra time"] = _percent(whole.mean_regret)
+        row["no answer"] = str(whole.no_recommendation) if whole.no_recommendation else ""
+        row["remark"] = whole.verdict
+        rows.append(row)
+    if rows:
+        rows.append(_printed_rates(datasets))
+    return pd.DataFrame(rows).fillna("")
+
+
+def markdown(title: str, frame: pd.DataFrame, notes: Sequence[str] = ()) -> str:
+    """Write a table of texts as a page of Markdown."""
+    if not len(frame.columns):
+        return f"# {title}\n\nNothing to compare: no case has two measured strategies.\n"
+    lines = [
+        f"# {title}",
+        "",
+        *(f"{note}\n" for note in notes),
+        _line(frame.columns),
+        "|" + "---|" * len(frame.columns),
+        *(_line(row) for row in frame.to_numpy().tolist()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _pick(record: Any) -> str:
+    if not record.recommended:
+        return "none"
+    name = strategy_label(record.recommended)
+    if record.correct:
+        return name
+    if pd.isna(record.extra_time):
+        return f"{name} (did not run)"
+    return f"{name} (+{record.extra_time:.0%}{' ~' if record.within_noise else ''})"
+
+
+def _printed(row: Any) -> str:
+    name = strategy_label(row.recommended)
+    if row.recommended == row.fastest:
+        return name
+    return f"{name} (+{row.extra_time:.0%}, fastest {strategy_label(row.fastest)})"
+
+
+def _printed_rates(datasets: list[str]) -> dict[str, str]:
+    printed = published.choices()
+    right = printed["recommended"] == printed["fastest"]
+    row = {"recommender": f"{PUBLISHED}, {printed['hardware'].iloc[0]}"}
+    for name in datasets:
+        own = right[printed["dataset"] == name]
+        row[dataset_label(name)] = f"{int(own.sum())}/{len(own)}" if len(own) else ""
+    row["all"] = f"{int(right.sum())}/{len(right)}"
+    row["mean extra time"] = _percent(printed["extra_time"].mean())
+    row["remark"] = "other machine; Horovod or GPipe only; four datasets"
+    return row
+
+
+def _percent(share: float) -> str:
+    return "" if pd.isna(share) else f"{share:.0%}"
+
+
+def _line(values: Any) -> str:
+    return "| " + " | ".join(str(value).replace("|", r"\|") for value in values) + " |"
+
+
+def write_choices(cases: pd.DataFrame, rates: pd.DataFrame, folder: Path) -> None:
+    """Write table_8_1.md and table_8_2.md.
+
+    Args:
+        cases: what :func:`ddlbench.predict.choices.table_8_1` returns.
+        rates: what :func:`ddlbench.predict.choices.table_8_2` returns.
+        folder: where the tables of the experiment lie.
+    """
+    pages = {
+        "table_8_1": markdown("Recommended and fastest strategy", choices_by_case(cases), _NOTES),
+        "table_8_2": markdown("How often recommendations are right", rates_by_recommender(rates)),
+    }
+    for name, page in pages.items():
+        write_text(folder / f"{name}.md", page)
+
+
+_NOTES = (
+    "In brackets: extra time of a wrong choice over the fastest; `~`: within the noise of repeats.",
+)

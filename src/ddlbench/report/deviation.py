@@ -1,0 +1,220 @@
+"""How far a strategy's predictors lie from what was measured: thesis Figures 4.1, 5.1, 5.2, 6.2.
+
+A deviation is (predicted - measured) / measured of a step: below zero, the prediction is too short.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
+
+from ddlbench.report import published
+from ddlbench.report.bars import (
+    Bar,
+    Group,
+    draw_groups,
+    panel_size,
+    patch,
+    slot_centre,
+    slots_width_mm,
+)
+from ddlbench.report.colours import dataset_look, strategy_look
+from ddlbench.report.footer import Context, footer
+from ddlbench.report.labels import dataset_label, in_dataset_order, network_label
+from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.predicted import (
+    Predicted,
+    condition_label,
+    own_predictors,
+    shown_cells,
+    title_of,
+)
+from ddlbench.report.style import GREY, PAGE_MM
+from ddlbench.report.tables import rows_of
+
+__all__ = ["draw", "hollow", "published_label"]
+
+_NEUTRAL = "#444444"
+_LEFT, _BETWEEN, _RIGHT = 12.5, 3.0, 2.0
+_TABLE = [
+    "source", "strategy", "predictor", "geometry", "variant", "network", "dataset",
+    "predicted_step_s", "measured_step_s", "measured_low_s", "measured_high_s", "signed_error",
+    "repeats", "mark", "stale", "noisy", "where", "hardware",
+]  # fmt: skip
+
+
+def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure, pd.DataFrame]:
+    """One panel a predictor, one section a geometry: networks on x, datasets as shades."""
+    frame = predicted.predictions
+    predictors = own_predictors(frame, strategy)
+    shown = frame[(frame["strategy"] == strategy) & frame["predictor"].isin(predictors)]
+    datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
+    networks = list(dict.fromkeys(shown["network"]))
+    sections, contents = [], []
+    for (workers, geometry, variant), part in shown.groupby(
+        ["workers", "geometry", "variant"], sort=False
+    ):
+        heading = condition_label(strategy, workers, str(geometry), str(variant))
+        sections.append(Section(heading, [Panel(name) for name in predictors]))
+        for name in predictors:
+            printed = published.deviations(strategy, name, str(geometry))
+            printed = printed[printed["network"].isin(networks)]
+            contents.append(
+                (part[part["predictor"] == name], printed[printed["dataset"].isin(datasets)])
+            )
+    printed = pd.concat([both[1] for both in contents], ignore_index=True)
+    legend: list[tuple[Artist, str]] = [
+        (patch(_NEUTRAL, dataset_look(d)), dataset_label(d)) for d in datasets
+    ]
+    if len(printed):
+        legend.append((hollow(), published_label(printed)))
+    page = lay_out(
+        f"Deviation of predictions: {title_of(strategy)}",
+        legend,
+        sections,
+        footer=footer(
+            shown_cells(predicted, shown, marked=True), context, _sentences(shown, printed)
+        ),
+        size=_size([network_label(n) for n in networks], len(datasets), len(predictors), sections),
+        share_y=True,
+    )
+    limits = _limits(shown, printed)
+    every_axes = [axes for row in page.axes for axes in row]
+    for axes, (part, beside) in zip(every_axes, contents, strict=True):
+        # Numbers would lie under the hollow marks.
+        number = "" if len(beside) else "{:+.0f}"
+        draw_groups(axes, _groups(part, networks, datasets), page.width_mm, number)
+        _draw_published(axes, beside, networks, datasets)
+        axes.axhline(0, color=GREY, linewidth=0.6, zorder=1)
+        axes.set_ylim(*limits)
+        axes.yaxis.set_major_formatter(
+            FuncFormatter(lambda value, _: f"{value:+,g}" if value else "0")
+        )
+        if axes in page.first_in_row:
+            axes.set_ylabel("Deviation (%)")
+    return page.figure, _table(shown, printed)
+
+
+def _size(
+    labels: list[str], members: int, predictors: int, sections: Sequence[Section]
+) -> PanelSize:
+    """All predictors side by side where their bars allow it."""
+    size = panel_size(
+        labels, members, [predictors] * len(sections), left=_LEFT, between=_BETWEEN, right=_RIGHT
+    )
+    inner = PAGE_MM - 3 - _LEFT - _RIGHT
+    share = (inner - (predictors - 1) * _BETWEEN) / predictors
+    if predictors > 1 and share >= max(slots_width_mm(len(labels), members), 30.0):
+        return replace(size, min_width=min(size.min_width, share))
+    return size
+
+
+def hollow() -> Line2D:
+    """Make the mark of a published value."""
+    return Line2D(
+        [],
+        [],
+        linestyle="none",
+        marker="D",
+        markersize=3.6,
+        markerfacecolor="white",
+        markeredgecolor="black",
+        markeredgewidth=0.8,
+    )
+
+
+def published_label(printed: pd.DataFrame) -> str:
+    """Name the paper, its figures and its hardware."""
+    places = ", ".join(dict.fromkeys(printed["where"]))
+    hardware = ", ".join(dict.fromkeys(printed["hardware"]))
+    return f"{published.CITATION}, {places} ({hardware})"
+
+
+def _groups(part: pd.DataFrame, networks: list[str], datasets: list[str]) -> list[Group]:
+    found = {(row.network, row.dataset): row for row in rows_of(part)}
+    return [
+        Group(network_label(network), [_bar(found.get((network, d))) for d in datasets])
+        for network in networks
+    ]
+
+
+def _bar(row: object | None) -> Bar | None:
+    if row is None:
+        return None
+    told = row._asdict()  # type: ignore[attr-defined]
+    low, high = _interval(told)
+    return Bar(
+        100 * told["signed_error"],
+        100 * low,
+        100 * high,
+        strategy_look(told["strategy"]).colour,
+        dataset_look(told["dataset"]),
+        told["mark"],
+        told["stale"],
+        told["noisy"],
+    )
+
+
+def _interval(told: Mapping[Any, Any]) -> tuple[float, float]:
+    """The deviation at both ends of the measured step's interval."""
+    ends = (told["measured_high_s"], told["measured_low_s"])
+    if not all(math.isfinite(end) and end > 0 for end in ends):
+        return math.nan, math.nan
+    low, high = (told["predicted_step_s"] / end - 1 for end in ends)
+    return low, high
+
+
+def _draw_published(
+    axes: Axes, printed: pd.DataFrame, networks: list[str], datasets: list[str]
+) -> None:
+    for row in rows_of(printed):
+        slot = datasets.index(row.dataset)
+        place = networks.index(row.network)
+        mark = hollow()
+        mark.set_data(
+            [slot_centre(place, slot, len(datasets), len(datasets))], [100 * row.signed_error]
+        )
+        mark.set(gid="published", zorder=6)
+        axes.add_line(mark)
+
+
+def _limits(shown: pd.DataFrame, printed: pd.DataFrame) -> tuple[float, float]:
+    ends = [_interval(record) for record in shown.to_dict("records")]
+    values = [v for pair in ends for v in pair if math.isfinite(v)]
+    values += [float(v) for v in (*shown["signed_error"].dropna(), *printed["signed_error"])]
+    low, high = 100 * min([*values, 0.0]), 100 * max([*values, 0.0])
+    room = 0.14 * max(high - low, 1.0)
+    marks = room if (shown["mark"] != "").any() else 0.0  # they stand at the lower edge
+    return (low - room - marks if low < 0 else -marks), (high + room)
+
+
+def _sentences(shown: pd.DataFrame, printed: pd.DataFrame) -> list[str]:
+    repeats = sorted(set(shown.loc[shown["measured_step_s"].notna(), "repeats"].astype(int)))
+    told = "(predicted - measured) / measured of one step; below zero the prediction is too short."
+    sentences = [told]
+    if repeats:
+        over = "the steps of the only run" if repeats[-1] < 2 else "repeats"
+        sentences.append(
+            f"Whiskers: the deviation at both ends of the measured step's interval over {over}."
+        )
+    if len(printed):
+        sentences.append(
+            "Hollow: printed in the thesis, of another machine and its batches; of an epoch there."
+        )
+    return sentences
+
+
+def _table(shown: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
+    ours = shown.assign(source="measured here", where="", hardware="")
+    theirs = printed.assign(source=published.CITATION)
+    both = pd.concat([ours, theirs], ignore_index=True) if len(theirs) else ours
+    return both[_TABLE]

@@ -1,0 +1,186 @@
+"""What the partitions of a pipeline do during one step: thesis Figure 6.3.
+
+::
+
+    partition 1   0 1 2 3              3 3  2 2  1 1  0 0      forward, recompute, backward
+    partition 2     0 1 2 3  3  2 2  1 1  0 0                  numbers are micro-batches
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from ddlbench.report.bars import message, patch
+from ddlbench.report.colours import DatasetLook, shade, strategy_look
+from ddlbench.report.footer import Context, footer
+from ddlbench.report.labels import dataset_label, in_dataset_order, network_label
+from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.predicted import Predicted, condition_label, shown_cells
+from ddlbench.report.style import MIN_PT, text_width_mm
+from ddlbench.report.tables import rows_of
+
+__all__ = ["STRATEGY", "draw", "shares"]
+
+STRATEGY = "gpipe"
+_KINDS = {
+    "forward": DatasetLook(0.75, ""),
+    "recompute": DatasetLook(0.6, "/////"),
+    "backward": DatasetLook(0.0, ""),
+}
+_NOT_RECORDED = "no cell has recorded a step"
+_TABLE = [
+    "dataset", "network", "geometry", "variant", "partition", "kind", "micro_batch", "start_s",
+    "end_s",
+]  # fmt: skip
+_ROW_MM = 6.0
+
+
+def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
+    """One panel a network, one section a dataset and geometry, one row a partition."""
+    frame = predicted.predictions
+    cells = frame[frame["strategy"] == STRATEGY].drop_duplicates("cell_id")
+    recorded = {str(key): part for key, part in predicted.spans.groupby("configuration")}
+    shown = cells[cells["configuration"].isin(set(recorded))]
+    # Options hardly change the picture: one variant is drawn, all are in the table.
+    shown = shown.drop_duplicates(["dataset", "network", "geometry"])
+    sections: list[Section] = []
+    contents: list[tuple[pd.DataFrame, int]] = []
+    for dataset in in_dataset_order(list(dict.fromkeys(shown["dataset"]))):
+        own = shown[shown["dataset"] == dataset]
+        for (workers, geometry, variant), part in own.groupby(
+            ["workers", "geometry", "variant"], sort=False
+        ):
+            condition = condition_label(STRATEGY, workers, str(geometry), str(variant))
+            heading = f"{dataset_label(dataset)}, {condition}"
+            told = [(row, recorded[row.configuration]) for row in rows_of(part)]
+            panels = [
+                Panel(network_label(row.network), _note(spans, row.workers)) for row, spans in told
+            ]
+            sections.append(Section(heading, panels))
+            contents += [(spans, row.workers) for row, spans in told]
+    if not sections:
+        sections.append(Section("", [Panel("")]))
+        contents.append((predicted.spans, 1))
+    most = max(workers for _, workers in contents)
+    colour = strategy_look(STRATEGY).colour
+    page = lay_out(
+        "What the partitions of GPipe do during a step",
+        [(patch(colour, look), kind) for kind, look in _KINDS.items()],
+        sections,
+        footer=footer(
+            shown_cells(predicted, cells), context, [*_SENTENCES, *_missing(cells, shown)]
+        ),
+        size=PanelSize(
+            min_width=50.0,
+            height=max(12.0, most * _ROW_MM),
+            left=text_width_mm("partition 10") + 2.5,
+            between=5.0,
+            right=2.0,
+            bottom=lambda _: 8.0,
+            max_columns=2,
+        ),
+        share_y=False,
+    )
+    every_axes = [axes for row in page.axes for axes in row]
+    for axes, (spans, workers) in zip(every_axes, contents, strict=True):
+        _fill(axes, spans, workers, page.width_mm, colour)
+        axes.tick_params(axis="y", labelleft=axes in page.first_in_row)
+    wanted = predicted.spans.merge(
+        cells[["configuration", "dataset", "network", "geometry", "variant"]], on="configuration"
+    )
+    return page.figure, wanted[_TABLE]
+
+
+def shares(spans: pd.DataFrame, workers: int) -> dict[str, float]:
+    """Shares of a step that an average partition spends on each kind of work and in ``gaps``.
+
+    ``at_once`` is how many partitions compute at a time, on average over the step.
+    """
+    length = spans["end_s"].max() - spans["start_s"].min()
+    seconds = (spans["end_s"] - spans["start_s"]).groupby(spans["kind"]).sum()
+    told = {kind: float(seconds.get(kind, 0.0)) / length / workers for kind in _KINDS}
+    busy = sum(told.values())
+    return {**told, "gaps": max(0.0, 1 - busy), "at_once": busy * workers}
+
+
+_SENTENCES = [
+    "One step after the timed region, recorded with hooks; numbers are micro-batches. Shares are "
+    "of the step, averaged over partitions; a pipeline without any other loss leaves the ideal gap "
+    "(W - 1) / (W + m - 1) with W partitions and m micro-batches.",
+    "Jansen 2020, Fig. 6.3 (ResNet-18, CIFAR-10, 8 micro-batches, 4 Titan RTX), in words: forward "
+    "takes longer than backward, and gaps are almost as long as the compute.",
+]
+
+
+def _missing(cells: pd.DataFrame, shown: pd.DataFrame) -> list[str]:
+    keys = ["dataset", "network", "geometry"]
+    count = len(cells.drop_duplicates(keys)) - len(shown)
+    if not count:
+        return []
+    return [f"Not shown: {count} that did not run, or ran before steps were recorded."]
+
+
+def _note(spans: pd.DataFrame, workers: int) -> str:
+    if not len(spans):
+        return ""
+    told = shares(spans, workers)
+    chunks = int(spans["micro_batch"].max()) + 1
+    ideal = (workers - 1) / (workers + chunks - 1)
+    kinds = ", ".join(f"{kind} {told[kind]:.0%}" for kind in _KINDS if told[kind])
+    return (
+        f"{kinds}, gaps {told['gaps']:.0%} (ideal {ideal:.0%}); "
+        f"{told['at_once']:.2g} of {workers} partitions compute at a time"
+    )
+
+
+def _fill(axes: Axes, spans: pd.DataFrame, workers: int, width_mm: float, colour: str) -> None:
+    axes.set_ylim(workers - 0.4, -0.6)
+    axes.set_yticks(range(workers), [f"partition {index + 1}" for index in range(workers)])
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False)
+    if not len(spans):
+        axes.set_xticks([])
+        message(axes, _NOT_RECORDED, width_mm)
+        return
+    start = spans["start_s"].min()
+    length = float(spans["end_s"].max() - start)
+    for row in rows_of(spans):
+        look = _KINDS.get(str(row.kind), DatasetLook(0.5, ""))
+        duration = row.end_s - row.start_s
+        drawn = axes.barh(
+            row.partition,
+            duration,
+            left=row.start_s - start,
+            height=0.72,
+            facecolor=shade(colour, look.white),
+            edgecolor=colour,
+            hatch=look.hatch,
+            linewidth=0.5,
+        )
+        drawn[0].set_gid(str(row.kind))
+        text = str(row.micro_batch)
+        if duration / length * width_mm > text_width_mm(text) + 0.8:
+            _number(axes, row.start_s - start + duration / 2, row.partition, text, look)
+    unit, name = next(u for u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if length >= u[0])
+    axes.set_xlim(0, length)
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:,g}"))
+    axes.set_xlabel(f"Time in the step ({name})", labelpad=1)
+
+
+def _number(axes: Axes, x: float, y: float, text: str, look: DatasetLook) -> None:
+    drawn = axes.text(
+        x,
+        y,
+        text,
+        ha="center",
+        va="center",
+        fontsize=MIN_PT,
+        color="white" if look.white < 0.3 else "black",
+        gid="number",
+    )
+    if look.hatch:
+        drawn.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.3})

@@ -1,0 +1,244 @@
+"""What the number of micro-batches does to a pipeline: the study of thesis Table 6.1."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.report import published
+from ddlbench.report.colours import strategy_look
+from ddlbench.report.footer import Context, footer
+from ddlbench.report.labels import (
+    dataset_label,
+    in_dataset_order,
+    network_label,
+    strategy_label,
+    workers_label,
+)
+from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
+from ddlbench.report.style import GREY, MIN_PT
+from ddlbench.report.tables import rows_of
+
+__all__ = ["chunks_of", "draw", "table_6_1"]
+
+_STYLES = ((0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
+_COLUMNS_6_1 = (
+    "source", "strategy", "network", "dataset", "geometry", "batch_size", "chunks", "micro_batch",
+    "ideal_factor", "measured_samples_per_s", "predictor", "predicted_samples_per_s",
+    "signed_error", "mark",
+)  # fmt: skip
+
+
+def chunks_of(cell: Cell) -> int | None:
+    """Micro-batches of a step; None for a strategy that has none."""
+    try:
+        value = strategy_of(cell.strategy).option_values(cell).get("chunks")
+    except ConfigError:  # of another package that is not here
+        return None
+    return int(value) if value is not None else None
+
+
+def table_6_1(predictions: pd.DataFrame) -> pd.DataFrame:
+    """Tell for every pipeline how fast it is and was predicted to be, by its micro-batches.
+
+    ``ideal_factor`` is (W + m - 1) / (W m) for W devices and m micro-batches (Eq. 6.1). Below ours
+    stand the rows of the thesis, whose samples a second are the dataset's images over its epoch.
+
+    Args:
+        predictions: the frame of ``predictions.json``.
+    """
+    rows = []
+    for row in rows_of(_pipelines(predictions)):
+        rows.append(
+            {
+                "source": "measured here",
+                "strategy": row.strategy,
+                "network": row.network,
+                "dataset": row.dataset,
+                "geometry": f"{row.nodes}x{row.devices_per_node}",
+                "batch_size": row.batch_size,
+                "chunks": row.chunks,
+                "micro_batch": row.batch_size // row.chunks,
+                "ideal_factor": _factor(row.nodes * row.devices_per_node, row.chunks),
+                "measured_samples_per_s": row.batch_size / row.measured_step_s,
+                "predictor": row.predictor,
+                "predicted_samples_per_s": row.batch_size / row.predicted_step_s,
+                "signed_error": row.signed_error,
+                "mark": "" if row.status == "ok" else row.status,
+            }
+        )
+    if not rows:
+        return pd.DataFrame(columns=list(_COLUMNS_6_1))
+    for row in rows_of(published.micro_batches()):
+        rows.append(
+            {
+                "source": f"{published.CITATION}, {row.where} ({row.hardware})",
+                "strategy": "gpipe",
+                "network": row.network,
+                "dataset": row.dataset,
+                "geometry": row.geometry,
+                "batch_size": row.batch_size,
+                "chunks": row.chunks,
+                "micro_batch": row.micro_batch,
+                "ideal_factor": _factor(4, row.chunks),
+                "measured_samples_per_s": DATASETS[row.dataset].num_train / row.epoch_s,
+                "mark": "",
+            }
+        )
+    return pd.DataFrame(rows, columns=list(_COLUMNS_6_1))
+
+
+def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
+    """One panel a network: time of a sample over the number of micro-batches."""
+    frame = _pipelines(predicted.predictions)
+    keys = ["strategy", "dataset", "workers", "geometry", "batch_size", "fabric"]
+    networks = list(dict.fromkeys(frame["network"]))
+    order = in_dataset_order(list(dict.fromkeys(frame["dataset"])))
+    frame = frame.sort_values("dataset", key=lambda d: d.map(order.index), kind="stable")
+    several = frame.groupby([*keys, "network"])["chunks"].transform("nunique") > 1
+    shown = frame[several]
+    predictors = list(dict.fromkeys(map(str, shown["predictor"])))
+    sections, contents = [], []
+    for key, part in shown.groupby(keys, sort=False):
+        sections.append(Section(_heading(key), [Panel(network_label(n)) for n in networks]))
+        contents += [part[part["network"] == network] for network in networks]
+    strategies = list(dict.fromkeys(map(str, shown["strategy"])))
+    page = lay_out(
+        "Time of a sample by number of micro-batches",
+        _legend(strategies, predictors),
+        sections,
+        footer=footer(shown_cells(predicted, shown), context, [_WHAT]),
+        size=PanelSize(
+            min_width=30.0,
+            height=28.0,
+            left=11.0,
+            between=9.0,
+            right=2.0,
+            bottom=lambda _: 8.0,
+            max_width=60.0,
+            max_columns=5,
+        ),
+        share_y=False,
+    )
+    every_axes = [axes for row in page.axes for axes in row]
+    for axes, part in zip(every_axes, contents, strict=True):
+        _fill(axes, part, predictors)
+        if axes in page.first_in_row:
+            axes.set_ylabel("Time of a sample (ms)", labelpad=1)
+    return page.figure, table_6_1(predicted.predictions)
+
+
+_WHAT = (
+    "Step over samples of a step, as batches may differ. Filled: measured, with the interval of "
+    "its step; lines: predicted."
+)
+
+
+def _pipelines(predictions: pd.DataFrame) -> pd.DataFrame:
+    """Rows of strategies with micro-batches, by their own predictors, with ``chunks``."""
+    cells = {str(cell_id): Cell.from_id(str(cell_id)) for cell_id in set(predictions["cell_id"])}
+    chunks = predictions["cell_id"].map({key: chunks_of(cell) for key, cell in cells.items()})
+    own = {
+        (strategy, name)
+        for strategy in set(predictions["strategy"])
+        for name in own_predictors(predictions, strategy)
+    }
+    ours = [
+        key in own for key in zip(predictions["strategy"], predictions["predictor"], strict=True)
+    ]
+    kept = chunks.notna() & pd.Series(ours, index=predictions.index)
+    found = predictions[kept].assign(chunks=chunks[kept].astype(int))
+    return found.astype({"measured_step_s": float, "predicted_step_s": float})
+
+
+def _factor(workers: int, chunks: int) -> float:
+    return (workers + chunks - 1) / (workers * chunks)
+
+
+def _write_mark(axes: Axes, chunks: int, text: str) -> None:
+    axes.text(
+        chunks,
+        0.03,
+        text,
+        transform=axes.get_xaxis_transform(),
+        ha="center",
+        va="bottom",
+        fontsize=MIN_PT,
+        color=GREY,
+        gid="mark",
+    )
+
+
+def _heading(key: Any) -> str:
+    strategy, dataset, workers, geometry, batch_size, fabric = key
+    parts = [
+        strategy_label(strategy),
+        dataset_label(dataset),
+        f"{workers_label(workers)} ({geometry})",
+        f"batch {batch_size}",
+    ]
+    return ", ".join([*parts, *([f"fabric {fabric}"] if fabric != "default" else [])])
+
+
+def _legend(strategies: list[str], predictors: list[str]) -> list[tuple[Any, str]]:
+    entries: list[tuple[Any, str]] = []
+    for strategy in strategies:
+        look = strategy_look(strategy)
+        handle = Line2D([], [], color=look.colour, marker=look.marker)
+        entries.append((handle, f"{strategy_label(strategy)}, measured"))
+    for name in predictors:
+        handle = Line2D([], [], color="#444444", linestyle=_style(predictors, name))
+        entries.append((handle, name))
+    return entries
+
+
+def _style(predictors: list[str], name: str) -> Any:
+    return _STYLES[predictors.index(name) % len(_STYLES)]
+
+
+def _fill(axes: Axes, part: pd.DataFrame, predictors: list[str]) -> None:
+    counts = sorted({int(count) for count in part["chunks"]})
+    if not counts:
+        axes.set_axis_off()
+        return
+    look = strategy_look(str(part["strategy"].iloc[0]))
+    measured = part.drop_duplicates("chunks").sort_values("chunks")
+    measured = measured[measured["measured_step_s"].notna()]
+    values = [0.0]
+    per_sample = 1e3 * measured["measured_step_s"] / measured["batch_size"]
+    axes.plot(measured["chunks"], per_sample, color=look.colour, marker=look.marker, gid="measured")
+    for row in rows_of(measured):
+        ends = [1e3 * end / row.batch_size for end in (row.measured_low_s, row.measured_high_s)]
+        if all(map(math.isfinite, ends)):
+            axes.plot([row.chunks, row.chunks], ends, color=look.colour, linewidth=0.8)
+            values += ends
+    values += list(per_sample)
+    for row in rows_of(part[part["measured_step_s"].isna()].drop_duplicates("chunks")):
+        _write_mark(axes, row.chunks, str(row.mark))
+    for name in predictors:
+        own = part[part["predictor"] == name].sort_values("chunks")
+        told = 1e3 * own["predicted_step_s"] / own["batch_size"]
+        axes.plot(
+            own["chunks"], told, color="#444444", linestyle=_style(predictors, name), gid="line"
+        )
+        values += list(told.dropna())
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(counts[0] / 1.25, counts[-1] * 1.25)
+    axes.xaxis.set_major_locator(FixedLocator([float(count) for count in counts]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_ylim(0, 1.12 * max(*values, 1e-9))
+    axes.set_xlabel("Micro-batches", labelpad=1)

@@ -1,0 +1,137 @@
+"""What figures of predictions are drawn from: predictions, and of the cells what the tables say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import RESULTS, cell_dir
+from ddlbench.predict.accuracy import read_predictions
+from ddlbench.predict.prediction import predictor_of
+from ddlbench.report.labels import STATUS_MARKS, strategy_label, variant_labels, workers_label
+from ddlbench.report.tables import read_tables, rows_of
+
+__all__ = [
+    "NOT_PREDICTED",
+    "Predicted",
+    "condition_label",
+    "own_predictors",
+    "read_predicted",
+    "shown_cells",
+    "with_conditions",
+]
+
+NOT_PREDICTED = "no prediction"
+SPANS_FILE = "partitions.csv"
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Inputs of every figure of predictions.
+
+    Args:
+        predictions: a row a predictor and configuration (``predictions.json``), and
+            ``configuration``, ``geometry``, ``workers``, ``variant``, ``mark``, ``stale``,
+            ``noisy``.
+        summary: the experiment's table of configurations.
+        spans: a row a partition, micro-batch and kind of work of the cells that recorded any
+            (``partitions.csv``), with ``configuration``.
+    """
+
+    predictions: pd.DataFrame
+    summary: pd.DataFrame
+    spans: pd.DataFrame
+
+
+def read_predicted(predictions_json: Path, tables_dir: Path, results: Path = RESULTS) -> Predicted:
+    """Read the files of one experiment.
+
+    Raises:
+        InvalidPredictions: the predictions are missing or wrong.
+    """
+    summary = read_tables(tables_dir).summary
+    frame = with_conditions(read_predictions(predictions_json), summary)
+    cells = frame.drop_duplicates("cell_id")
+    site = str(summary["site"].iloc[0])
+    return Predicted(frame, summary, _spans(cells["cell_id"], site, results))
+
+
+def with_conditions(predictions: pd.DataFrame, summary: pd.DataFrame) -> pd.DataFrame:
+    """Add the columns that figures group and mark by."""
+    frame = predictions.reset_index(drop=True)
+    numbers = [c for c in frame.columns if c.endswith(("_s", "_bytes", "_error", "_spread"))]
+    frame = frame.astype(dict.fromkeys(numbers, float))
+    cells = frame.drop_duplicates("cell_id").copy()
+    cells["configuration"] = [str(cell_id).removesuffix("/rep0") for cell_id in cells["cell_id"]]
+    cells["geometry"] = [f"{row.nodes}x{row.devices_per_node}" for row in rows_of(cells)]
+    cells["workers"] = cells["nodes"] * cells["devices_per_node"]
+    cells["variant"] = variant_labels(cells)
+    flags = summary.set_index("configuration")[["stale", "noisy"]]
+    cells = cells.join(flags, on="configuration")
+    for name in ("stale", "noisy"):
+        cells[name] = cells[name].eq(True)  # unknown is no flag
+    added = ["configuration", "geometry", "workers", "variant", "stale", "noisy"]
+    frame = frame.merge(cells[["cell_id", *added]], on="cell_id", how="left")
+    frame["mark"] = [_mark(row) for row in rows_of(frame)]
+    return frame
+
+
+def own_predictors(frame: pd.DataFrame, strategy: str) -> list[str]:
+    """Models made for a strategy, in the registry's order; rules for all strategies are none."""
+    names = frame.loc[frame["strategy"] == strategy, "predictor"]
+    return [name for name in dict.fromkeys(map(str, names)) if _is_own(name)]
+
+
+def condition_label(strategy: str, workers: Any, geometry: str, variant: str) -> str:
+    """Head a section: workers, shape, and what tells variants apart."""
+    if strategy == "sequential" and not variant:
+        return ""
+    return ", ".join(filter(None, [f"{workers_label(int(workers))} ({geometry})", variant]))
+
+
+def shown_cells(predicted: Predicted, frame: pd.DataFrame, marked: bool = False) -> pd.DataFrame:
+    """Rows of the summary behind a part of the predictions: what the footer speaks of.
+
+    Args:
+        predicted: all inputs.
+        frame: the rows of the predictions that are shown.
+        marked: the figure marks stale and noisy cells, so the footer explains the marks.
+    """
+    chosen = predicted.summary["configuration"].isin(set(frame["configuration"]))
+    shown = predicted.summary[chosen] if chosen.any() else predicted.summary
+    return shown if marked else shown.assign(stale=False, noisy=False)
+
+
+def title_of(strategy: str) -> str:
+    """Name a strategy within a title."""
+    return "sequential training" if strategy == "sequential" else strategy_label(strategy)
+
+
+def _is_own(name: str) -> bool:
+    try:
+        return predictor_of(name).strategies is not None
+    except ConfigError:  # of another package that is not here
+        return True
+
+
+def _mark(row: object) -> str:
+    status = str(getattr(row, "status", ""))
+    if status != "ok":
+        return STATUS_MARKS.get(status, status)
+    return NOT_PREDICTED if pd.isna(getattr(row, "signed_error", None)) else ""
+
+
+def _spans(cell_ids: Iterable[str], site: str, results: Path) -> pd.DataFrame:
+    parts = []
+    for cell_id in cell_ids:
+        path = results / cell_dir(site, cell_id).relative_to(RESULTS) / SPANS_FILE
+        if path.is_file():
+            spans = pd.read_csv(path)
+            parts.append(spans.assign(configuration=cell_id.removesuffix("/rep0")))
+    columns = ["configuration", "partition", "kind", "micro_batch", "start_s", "end_s"]
+    return pd.concat(parts)[columns] if parts else pd.DataFrame(columns=columns)

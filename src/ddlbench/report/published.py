@@ -1,0 +1,45 @@
+"""What the thesis printed, to be drawn beside ours: other hardware, never mixed with ours.
+
+M. Jansen, thesis on a performance-based recommender, 2020. ``thesis2020/*.csv`` hold the rows; each
+names its figure or table (``where``), its ``hardware`` and ``how`` the number was read.
+"""
+
+from __future__ import annotations
+
+import io
+from importlib.resources import files
+
+import pandas as pd
+
+__all__ = ["CITATION", "choices", "deviations", "micro_batches"]
+
+CITATION = "Jansen 2020"
+
+
+def deviations(strategy: str, predictor: str, geometry: str) -> pd.DataFrame:
+    """Signed errors of one predictor (Figures 4.1, 5.1, 5.2 and 6.2).
+
+    Returns:
+        ``network``, ``dataset``, ``signed_error`` (predicted over measured, less 1), ``where``,
+        ``hardware``, ``how``; empty where the thesis has no such figure.
+    """
+    found = _rows("deviations")
+    chosen = (found["strategy"] == strategy) & (found["predictor"] == predictor)
+    found = found[chosen & (found["geometry"] == geometry)]
+    # Figure 5.2 shows 4 GPUs a second time; the first is the figure of that geometry.
+    return found.drop_duplicates(["network", "dataset"]).reset_index(drop=True)
+
+
+def micro_batches() -> pd.DataFrame:
+    """Table 6.1: epochs of torchgpipe at five pairs of micro-batch and number of them."""
+    return _rows("micro_batches")
+
+
+def choices() -> pd.DataFrame:
+    """Table 8.1: recommended, fastest, and the extra time of a wrong choice as a share."""
+    return _rows("choices")
+
+
+def _rows(name: str) -> pd.DataFrame:
+    text = files("ddlbench.report").joinpath("thesis2020", f"{name}.csv").read_text("utf-8")
+    return pd.read_csv(io.StringIO(text))

@@ -1,0 +1,209 @@
+"""What a step is made of, as predicted, beside the measured step: which term of a model fails.
+
+::
+
+    measured  predictor A  predictor B
+      |I|        |.|                        bubble
+      | |        |/|          |/|           communication that the step waits for
+      | |        |#|          |#|           compute
+    - - - - - - - - - - - - - - - - - -     measured sequential step over the number of workers
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from ddlbench.report.bars import patch
+from ddlbench.report.colours import DatasetLook, shade, strategy_look
+from ddlbench.report.footer import Context, footer
+from ddlbench.report.labels import dataset_label, in_dataset_order, network_label
+from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.predicted import (
+    Predicted,
+    condition_label,
+    own_predictors,
+    shown_cells,
+    title_of,
+)
+from ddlbench.report.style import GREY, MIN_PT, text_width_mm
+from ddlbench.report.tables import rows_of
+
+__all__ = ["draw"]
+
+_NEUTRAL = "#444444"
+_PARTS = (
+    ("compute_s", "compute", DatasetLook(0.0, "")),
+    ("exposed_communication_s", "communication it waits for", DatasetLook(0.55, "/////")),
+    ("bubble_s", "bubble", DatasetLook(0.85, ".....")),
+)
+_MEASURED = "measured"
+_TABLE = [
+    "strategy", "predictor", "geometry", "variant", "network", "dataset", "compute_s",
+    "exposed_communication_s", "communication_s", "bubble_s", "predicted_step_s",
+    "measured_step_s", "measured_low_s", "measured_high_s", "base_step_s", "mark", "notes",
+]  # fmt: skip
+
+
+def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure, pd.DataFrame]:
+    """One panel a network, one section a dataset and geometry; the measured bar stands first."""
+    frame = predicted.predictions
+    predictors = own_predictors(frame, strategy)
+    shown = frame[(frame["strategy"] == strategy) & frame["predictor"].isin(predictors)]
+    networks = list(dict.fromkeys(shown["network"]))
+    sections, contents = [], []
+    for dataset in in_dataset_order(list(dict.fromkeys(shown["dataset"]))):
+        own = shown[shown["dataset"] == dataset]
+        for (workers, geometry, variant), part in own.groupby(
+            ["workers", "geometry", "variant"], sort=False
+        ):
+            condition = condition_label(strategy, workers, str(geometry), str(variant))
+            heading = ", ".join(filter(None, [dataset_label(dataset), condition]))
+            sections.append(Section(heading, [Panel(network_label(n)) for n in networks]))
+            contents += [part[part["network"] == network] for network in networks]
+    parts = [(name, text, look) for name, text, look in _PARTS if (shown[name] > 0).any()]
+    colour = strategy_look(strategy).colour
+    page = lay_out(
+        f"Predicted parts and measured step: {title_of(strategy)}",
+        [*((patch(colour, look), text) for _, text, look in parts), *_legend(strategy)],
+        sections,
+        footer=footer(shown_cells(predicted, shown), context, _sentences(strategy)),
+        size=_size([_MEASURED, *predictors], len(networks)),
+        share_y=False,
+    )
+    every_axes = [axes for row in page.axes for axes in row]
+    for axes, part in zip(every_axes, contents, strict=True):
+        _fill(axes, part, predictors, colour)
+    return page.figure, shown[_TABLE]
+
+
+def _size(labels: list[str], networks: int) -> PanelSize:
+    turned = max(map(text_width_mm, labels)) * 0.71 + 3.0
+    return PanelSize(
+        min_width=max(26.0, 6.0 * len(labels)),
+        height=30.0,
+        left=max(10.5, turned - 2),
+        between=max(11.0, turned * 0.55),
+        right=2.0,
+        bottom=lambda _: turned,
+        max_width=16.0 * len(labels),
+        max_columns=max(2, min(networks, 5)),
+    )
+
+
+def _legend(strategy: str) -> list[tuple[Any, str]]:
+    entries: list[tuple[Any, str]] = [(patch("#000000", DatasetLook(1.0, "")), _MEASURED)]
+    if strategy != "sequential":
+        line = Line2D([], [], color=GREY, linewidth=0.8, linestyle=(0, (4, 2)))
+        entries.append((line, "measured sequential step / workers"))
+    return entries
+
+
+def _fill(axes: Axes, part: pd.DataFrame, predictors: list[str], colour: str) -> None:
+    found = {row.predictor: row for row in rows_of(part)}
+    labels = [_MEASURED, *predictors]
+    axes.set_xlim(-0.6, len(labels) - 0.4)
+    axes.set_xticks(range(len(labels)), labels)
+    axes.tick_params(axis="x", length=0)
+    for label in axes.get_xticklabels():
+        label.set(rotation=45, ha="right", rotation_mode="anchor")
+    top = 0.0
+    any_row = next(iter(found.values()), None)
+    if any_row is not None:
+        top = max(top, _measured(axes, any_row))
+    for place, name in enumerate(predictors, start=1):
+        if name in found:
+            top = max(top, _stack(axes, place, found[name], colour))
+    _scale(axes, top)
+    if any_row is not None and any_row.strategy != "sequential":
+        _base(axes, any_row, top)
+
+
+def _measured(axes: Axes, row: Any) -> float:
+    if not math.isfinite(row.measured_step_s):
+        _mark(axes, 0, str(row.mark))
+        return 0.0
+    drawn = axes.bar(
+        0, row.measured_step_s, width=0.7, facecolor="white", edgecolor="black", linewidth=0.8
+    )
+    drawn[0].set_gid("measured")
+    ends = (row.measured_low_s, row.measured_high_s)
+    if all(map(math.isfinite, ends)):
+        axes.plot([0, 0], ends, color="black", linewidth=0.8, marker="_", markersize=3, zorder=3)
+        return float(ends[1])
+    return float(row.measured_step_s)
+
+
+def _stack(axes: Axes, place: int, row: Any, colour: str) -> float:
+    if not math.isfinite(row.predicted_step_s):
+        _mark(axes, place, "no prediction")
+        return 0.0
+    foot = 0.0
+    for name, _, look in _PARTS:
+        height = float(getattr(row, name))
+        if height <= 0:
+            continue
+        drawn = axes.bar(
+            place,
+            height,
+            bottom=foot,
+            width=0.7,
+            facecolor=shade(colour, look.white),
+            edgecolor=colour,
+            hatch=look.hatch,
+            linewidth=0.6,
+        )
+        drawn[0].set_gid(name)
+        foot += height
+    return foot
+
+
+def _mark(axes: Axes, place: int, text: str) -> None:
+    axes.text(
+        place,
+        0.04,
+        text,
+        transform=axes.get_xaxis_transform(),
+        rotation=90,
+        ha="center",
+        va="bottom",
+        fontsize=MIN_PT,
+        color=GREY,
+        gid="mark",
+    )
+
+
+def _base(axes: Axes, row: Any, top: float) -> None:
+    share = row.base_step_s / row.workers
+    if math.isfinite(share) and share <= 1.1 * top:
+        axes.axhline(share, color=GREY, linewidth=0.8, linestyle=(0, (4, 2)), gid="base", zorder=4)
+
+
+def _scale(axes: Axes, top: float) -> None:
+    if top <= 0:
+        axes.set_ylim(0, 1)
+        axes.set_yticks([])
+        return
+    unit, name = next(u for u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if top >= u[0])
+    axes.set_ylim(0, 1.12 * top)
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:,g}"))
+    axes.set_ylabel(f"Step ({name})", labelpad=1)
+
+
+def _sentences(strategy: str) -> list[str]:
+    told = ["Whiskers: the measured step's interval. Each panel has its own scale."]
+    if strategy != "sequential":
+        told.insert(
+            0,
+            "Compare compute with the dashed line, which is what perfect scaling of the measured "
+            "sequential step would leave; what of the white bar lies above it is the cost of "
+            "parallel training, to compare with the other two parts.",
+        )
+    return told

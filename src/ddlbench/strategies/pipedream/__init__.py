@@ -1,0 +1,1 @@
+"""PipeDream's runtime: one process a device carries out its list of a schedule's actions."""

@@ -1,0 +1,137 @@
+"""Messages between stages: point to point, in the order of the schedule, never in its way.
+
+::
+
+    sender     isend b0   isend b1   isend b2 ...     returns at once; the oldest is waited for only
+                                                      when as many are under way as can be in flight
+    receiver   | irecv b1 posted | wait for b0 |      one receive ahead: b1 arrives during b0's pass
+
+A channel is one direction between two ranks. Activations and gradients have process groups of
+their own: over NCCL, a send that nobody receives yet holds up its communicator, and an activation
+must not hold up a gradient on its way back.
+
+Every tensor of a kind has one form, known beforehand, so messages carry no header.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddlbench.planning.schedules import Action
+from ddlbench.strategies.pipeline_parts.cutting import TensorForm
+
+__all__ = ["Channels", "Groups", "connect"]
+
+AHEAD = 1
+ACTIVATION, GRADIENT = "activation", "gradient"
+
+Groups = dict[str, dist.ProcessGroup]  # "activation", "gradient"
+
+
+class Spans(Protocol):
+    """Who is told of waits."""
+
+    def span(self, kind: str, number: int) -> AbstractContextManager[None]:
+        """Time what is done inside."""
+        ...
+
+
+class Channels:
+    """All messages of one process in one run.
+
+    Args:
+        actions: of the process, in order.
+        groups: the two process groups.
+        forms: of what arrives: activations from the stage before, gradients from the one behind.
+        device: where tensors lie.
+        most: sends under way on one channel.
+        spans: gets the waits.
+    """
+
+    def __init__(
+        self,
+        actions: Sequence[Action],
+        groups: Groups,
+        forms: dict[str, TensorForm],
+        *,
+        device: torch.device,
+        most: int,
+        spans: Spans,
+    ) -> None:
+        self._groups, self._forms, self._device = groups, forms, device
+        self._most, self._spans = most, spans
+        self._left = Counter(_channel(a) for a in actions if a.kind.startswith("receive"))
+        self._posted: dict[tuple[str, int], deque[tuple[Tensor, dist.Work]]] = {
+            channel: deque() for channel in self._left
+        }
+        self._sent: dict[tuple[str, int], deque[tuple[Tensor, dist.Work]]] = {}
+        for channel in list(self._left):
+            for _ in range(AHEAD):
+                self._post(channel)
+
+    def receive(self, action: Action) -> Tensor:
+        """The message that an action waits for."""
+        channel = _channel(action)
+        tensor, work = self._posted[channel].popleft()
+        self._post(channel)
+        with self._spans.span("receive_wait", action.micro_batch):
+            work.wait()
+        return tensor
+
+    def send(self, action: Action, tensor: Tensor) -> None:
+        """Start to send; the tensor must not be changed afterwards."""
+        kind, peer = channel = _channel(action)
+        sent = self._sent.setdefault(channel, deque())
+        if len(sent) >= self._most:
+            with self._spans.span("send_wait", action.micro_batch):
+                sent.popleft()[1].wait()
+        work = dist.isend(tensor, peer, group=self._groups[kind])
+        assert work is not None
+        sent.append((tensor, work))
+
+    def finish(self) -> None:
+        """Wait until all is sent."""
+        for sent in self._sent.values():
+            for _, work in sent:
+                work.wait()
+            sent.clear()
+
+    def _post(self, channel: tuple[str, int]) -> None:
+        if not self._left[channel]:
+            return
+        self._left[channel] -= 1
+        kind, peer = channel
+        tensor = self._forms[kind].tensor(self._device)
+        work = dist.irecv(tensor, peer, group=self._groups[kind])
+        assert work is not None
+        self._posted[channel].append((tensor, work))
+
+
+def connect(
+    stage_ranks: Sequence[Sequence[int]], rank: int, groups: Groups, device: torch.device
+) -> None:
+    """Let neighbours meet once, all in one order, so that no first message finds no connection."""
+    for kind, towards in ((ACTIVATION, 1), (GRADIENT, -1)):
+        for stage, senders in enumerate(stage_ranks):
+            if not 0 <= stage + towards < len(stage_ranks):
+                continue
+            receivers = stage_ranks[stage + towards]
+            for source in senders:
+                for target in receivers:
+                    greeting = torch.zeros(1, device=device)
+                    if rank == source:
+                        dist.send(greeting, target, group=groups[kind])
+                    elif rank == target:
+                        dist.recv(greeting, source, group=groups[kind])
+
+
+def _channel(action: Action) -> tuple[str, int]:
+    assert action.peer is not None
+    return action.kind.split("_")[1], action.peer

@@ -1,0 +1,207 @@
+"""PipeDream, and model parallelism, over gloo (CPU) or NCCL (CUDA): one stage a process.
+
+::
+
+    prepare   | join, keep the stage's blocks, learn the forms of messages, connect |
+    run       | 1F1B: fill | steady state ............................... | drain |
+
+The pipeline fills and drains once in a run: between warm-up and the measured region, not between
+epochs. What is done in which order is the plan's schedule; see :mod:`.turn` for what an action is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.planning.pipedream import StagedStrategy
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.schedules import Schedule
+from ddlbench.planning.strategy import Process, strategy_of
+from ddlbench.strategies.clock import StepClock
+from ddlbench.strategies.executor import (
+    Context,
+    DataStream,
+    RunRecord,
+    StepwiseExecutor,
+    Unsupported,
+)
+from ddlbench.strategies.pipedream.channels import Channels, Groups, connect
+from ddlbench.strategies.pipedream.spans import SpanRecorder
+from ddlbench.strategies.pipedream.stage import Stage
+from ddlbench.strategies.pipedream.turn import StageParts, Turn
+from ddlbench.strategies.pipedream.versions import WeightVersions
+from ddlbench.strategies.pipeline_parts.cutting import TensorForm, block_facts
+
+__all__ = ["PipeDreamExecutor"]
+
+
+class PipeDreamExecutor(StepwiseExecutor):
+    """One replica of one stage."""
+
+    groups: Groups
+    replica_group: dist.ProcessGroup | None
+    forms: list[TensorForm]
+
+    def prepare(
+        self,
+        plan: Plan,
+        process: Process,
+        network: nn.Sequential,
+        data: DataStream | None,
+        context: Context,
+    ) -> None:
+        """Join the others and keep the blocks of this process's stage."""
+        super().prepare(plan, process, network, data, context)
+        number, last = process.stage, len(self.stages) - 1
+        assert isinstance(self.module, nn.Sequential)
+        stage = Stage(self.module, number == 0, self.loss_function if number == last else None)
+        self.parts = StageParts(
+            number=number,
+            stage=stage,
+            versions=WeightVersions(self.module, self.optimizer),
+            replica_group=self.replica_group,
+            asynchronous=plan.details.get("stage_all_reduce") == "async",
+            context=context,
+        )
+
+    def place(self, network: nn.Sequential) -> nn.Module:
+        """This stage's blocks, on its device."""
+        descriptor = strategy_of(self.plan.cell.strategy)
+        assert isinstance(descriptor, StagedStrategy)
+        self.descriptor = descriptor
+        self.stages: list[list[int]] = self.plan.details["stages"]
+        device = self.context.devices[0]
+        self._check(network)
+        self._join(device)
+        self.forms = self._forms(network, device)
+        first, behind, _ = self.stages[self.process.stage]
+        blocks = list(network.named_children())[first:behind]
+        for name in list(network._modules):
+            if name not in dict(blocks):  # freed: other processes hold them
+                delattr(network, name)
+        return nn.Sequential(OrderedDict(blocks)).to(device)
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """SGD at the stage's rate: a stage of r_s replicas steps once in r_s mini-batches."""
+        cell = self.plan.cell
+        rates = self.plan.details.get("learning_rates")
+        rate = cell.learning_rate if rates is None else rates[self.process.stage]
+        # A stage may have no weights, and SGD takes no empty list.
+        parameters = list(self.module.parameters()) or [nn.Parameter(torch.empty(0))]
+        return torch.optim.SGD(parameters, lr=rate, momentum=cell.momentum)
+
+    def run(self, first: int, count: int) -> RunRecord:
+        """Fill, run and drain the pipeline; number b of the run is mini-batch ``first + b``."""
+        record = RunRecord(list(range(first, first + count)))
+        if count == 0:
+            return record
+        device = self.context.devices[0]
+        schedule = self.descriptor.schedule(self.plan.details, count)
+        spans = SpanRecorder(device, first)
+        clock = StepClock(self.context.devices)
+        turn = Turn(
+            parts=self.parts,
+            schedule=schedule,
+            version=self._version(schedule),
+            batches=None if self.data is None else iter(self.data.batches(first, count)),
+            channels=self._channels(schedule, spans),
+            spans=spans,
+            clock=clock,
+        )
+        turn.run(self.process.rank)
+        for update, seconds in enumerate(clock.finish()):
+            share = len(turn.mini_batches(update))
+            record.step_s += [seconds / share] * share
+        record.load_s = [turn.load_s.get(number, 0.0) for number in range(count)]
+        record.loss = self._losses(turn.losses, count)
+        record.spans = spans.spans()
+        record.communication_wait_s = spans.wait_s
+        return record
+
+    def details(self) -> dict[str, Any]:
+        """Bytes of one mini-batch across each cut, each way."""
+        cuts = [behind for _, behind, _ in self.stages[:-1]]
+        return {**super().details(), "cut_bytes": [self.forms[cut].bytes for cut in cuts]}
+
+    def filling(self) -> int:
+        """Until every replica of every stage has had an update with all its versions held."""
+        versions = self.plan.details.get("weight_versions", [1] * len(self.stages))
+        return max(
+            replicas * (count + 1)
+            for (_, _, replicas), count in zip(self.stages, versions, strict=True)
+        )
+
+    def persistent_tensors(self) -> Iterator[Tensor]:
+        """And the weight versions that are held."""
+        return chain(super().persistent_tensors(), self.parts.versions.tensors())
+
+    def close(self) -> None:
+        """Leave the process groups."""
+        dist.destroy_process_group()
+
+    def _check(self, network: nn.Sequential) -> None:
+        blocks = self.stages[-1][1]
+        if blocks != len(network):
+            balance = self.plan.details["balance"]
+            raise Unsupported(
+                f"balance {balance} deals {blocks} blocks, the network has {len(network)}"
+            )
+
+    def _join(self, device: torch.device) -> None:
+        """The group of all; one for each direction; one for the replicas of each stage."""
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group(
+            backend="nccl" if device.type == "cuda" else "gloo",
+            store=self.context.store or dist.HashStore(),
+            rank=self.process.rank,
+            world_size=self.plan.world_size,
+        )
+        stage_ranks: list[list[int]] = self.plan.details["stage_ranks"]
+        self.groups = {kind: dist.new_group() for kind in ("activation", "gradient")}
+        mine, _ = dist.new_subgroups_by_enumeration(stage_ranks)
+        self.replica_group = mine if len(stage_ranks[self.process.stage]) > 1 else None
+        connect(stage_ranks, self.process.rank, self.groups, device)
+
+    def _forms(self, network: nn.Sequential, device: torch.device) -> list[TensorForm]:
+        """Forms of a mini-batch's inputs and of every block's outputs; nothing is computed."""
+        cell = self.plan.cell
+        dtype = next((p.dtype for p in network.parameters()), torch.float32)
+        inputs = TensorForm((cell.batch_size, *DATASETS[cell.dataset].shape), dtype)
+        return [inputs, *(fact.output for fact in block_facts(network, inputs, device))]
+
+    def _channels(self, schedule: Schedule, spans: SpanRecorder) -> Channels:
+        first, behind, _ = self.stages[self.process.stage]
+        return Channels(
+            schedule.actions[self.process.rank],
+            self.groups,
+            {"activation": self.forms[first], "gradient": self.forms[behind]},
+            device=self.context.devices[0],
+            most=schedule.receives_ahead,
+            spans=spans,
+        )
+
+    def _version(self, schedule: Schedule) -> partial[int]:
+        return partial(self.descriptor.version, self.plan.details, schedule, self.process.stage)
+
+    def _losses(self, own: dict[int, Tensor], count: int) -> list[float]:
+        """Losses of all mini-batches on every replica of the last stage; else none."""
+        if self.process.stage != len(self.stages) - 1:
+            return []
+        device = self.context.devices[0]
+        losses = torch.zeros(count, dtype=torch.float64, device=device)
+        for number, loss in own.items():
+            losses[number] = loss
+        if self.replica_group is not None:
+            dist.all_reduce(losses, group=self.replica_group)
+        found: list[float] = losses.tolist()
+        return found

@@ -1,0 +1,180 @@
+"""One process's part of one run: its actions of the schedule, one after the other.
+
+::
+
+    receive_activation   wait for the stage before        send_activation   start, do not wait
+    forward              with the version of the number   send_gradient     start, do not wait
+    receive_gradient     wait for the stage behind        all_reduce        start, do not wait
+    backward             with the same version            update            wait for the sum; step
+
+With ``stage_all_reduce: async``, update t starts nothing and waits for nothing but sum t - 1, which
+had the time of a whole round; the last update of a run applies its own sum, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddlbench.planning.schedules import Action, Schedule
+from ddlbench.strategies.clock import StepClock
+from ddlbench.strategies.executor import Context, MiniBatch
+from ddlbench.strategies.pipedream.channels import Channels
+from ddlbench.strategies.pipedream.replica_sum import ReplicaSum
+from ddlbench.strategies.pipedream.spans import SpanRecorder
+from ddlbench.strategies.pipedream.stage import Stage
+from ddlbench.strategies.pipedream.versions import WeightVersions
+
+__all__ = ["StageParts", "Turn"]
+
+
+@dataclass
+class StageParts:
+    """What a process keeps from run to run.
+
+    Args:
+        number: of its stage.
+        stage, versions: what it computes, with which weights.
+        replica_group: the replicas of the stage; None where it is alone.
+        asynchronous: sums are waited for one update later.
+        context: is told how many mini-batches are done.
+    """
+
+    number: int
+    stage: Stage
+    versions: WeightVersions
+    replica_group: dist.ProcessGroup | None
+    asynchronous: bool
+    context: Context
+
+
+@dataclass
+class Turn:
+    """A run under way.
+
+    Args:
+        parts: of the process.
+        schedule: of the run.
+        version: gives the updates of this run that the weights for a mini-batch have seen.
+        batches: this process's data, in its order.
+        channels, spans, clock: messages and times of this run.
+
+    Attributes:
+        losses: by number of the mini-batch in the run; of the last stage.
+        load_s: seconds of waiting for data, by number.
+    """
+
+    parts: StageParts
+    schedule: Schedule
+    version: Callable[[int], int]
+    batches: Iterator[MiniBatch] | None
+    channels: Channels
+    spans: SpanRecorder
+    clock: StepClock
+    losses: dict[int, Tensor] = field(default_factory=dict)
+    load_s: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._base = self.parts.versions.newest
+        self._replicas = len(self.schedule.stage_ranks[self.parts.number])
+        self._updates = -(-self.schedule.micro_batches // self._replicas)
+        self._arrived: Tensor | None = None
+        self._leaving: Tensor | None = None
+        self._gradients: list[Tensor] | None = None
+        self._sums: list[tuple[int, ReplicaSum]] = []
+        self._do: dict[str, Callable[[Action], None]] = {
+            "receive_activation": self._receive,
+            "receive_gradient": self._receive,
+            "send_activation": self._send,
+            "send_gradient": self._send,
+            "forward": self._forward,
+            "backward": self._backward,
+            "all_reduce": self._all_reduce,
+            "update": self._update,
+        }
+
+    def run(self, rank: int) -> None:
+        """Carry out all actions of a rank; the clock marks each update."""
+        self._expect(self.schedule.stage_ranks[self.parts.number].index(rank))
+        self.clock.start()
+        for action in self.schedule.actions[rank]:
+            self._do[action.kind](action)
+        self.channels.finish()
+        self.parts.versions.settle()
+
+    def mini_batches(self, update: int) -> range:
+        """Numbers of the mini-batches that an update of this stage averages."""
+        first = update * self._replicas
+        return range(first, min(first + self._replicas, self.schedule.micro_batches))
+
+    def _expect(self, number: int) -> None:
+        """The next forward pass is that of a number, or there is none."""
+        goes_on = number < self.schedule.micro_batches
+        needed = self.version(number) if goes_on else self._updates + 1
+        self.parts.versions.expect(self._base + needed)
+
+    def _receive(self, action: Action) -> None:
+        self._arrived = self.channels.receive(action)
+
+    def _send(self, action: Action) -> None:
+        assert self._leaving is not None
+        self.channels.send(action, self._leaving)
+        self._leaving = None
+
+    def _forward(self, action: Action) -> None:
+        number, labels = action.micro_batch, None
+        inputs, self._arrived = self._arrived, None
+        if self.batches is not None:
+            asked = time.perf_counter()
+            batch = next(self.batches)
+            self.load_s[number] = time.perf_counter() - asked
+            inputs = batch.inputs if inputs is None else inputs
+            labels = batch.labels
+        assert inputs is not None
+        weights = self.parts.versions.acquire(self._base + self.version(number))
+        self._expect(number + self._replicas)
+        with self.spans.span("forward", number):
+            outputs = self.parts.stage.forward(number, inputs, weights, labels)
+        if action.stage == self.schedule.num_stages - 1:
+            self.losses[number] = outputs
+        else:
+            self._leaving = outputs
+
+    def _backward(self, action: Action) -> None:
+        number = action.micro_batch
+        gradient, self._arrived = self._arrived, None
+        with self.spans.span("backward", number):
+            self._leaving, self._gradients = self.parts.stage.backward(number, gradient)
+        self.parts.versions.release(self._base + self.version(number))
+
+    def _all_reduce(self, action: Action) -> None:
+        gradients = self._gradients
+        if gradients is None:  # the tail: the other replicas have one mini-batch more
+            gradients = self.parts.versions.no_gradients()
+        self._gradients = None
+        total = ReplicaSum(gradients, self.parts.replica_group)
+        self._sums.append((action.micro_batch, total))
+
+    def _update(self, action: Action) -> None:
+        last = action.micro_batch == self._updates - 1
+        if self._replicas == 1:
+            assert self._gradients is not None
+            self._step(action.micro_batch, self._gradients)
+            self._gradients = None
+        waiting = 1 if self.parts.asynchronous and not last else 0
+        while len(self._sums) > waiting:
+            update, total = self._sums.pop(0)
+            with self.spans.span("all_reduce_wait", update * self._replicas):
+                gradients = total.mean(len(self.mini_batches(update)))
+            self._step(update, gradients)
+        self.clock.mark()
+        self.parts.context.progress(self.mini_batches(action.micro_batch).stop)
+
+    def _step(self, update: int, gradients: list[Tensor]) -> None:
+        with self.spans.span("update", update * self._replicas), torch.no_grad():
+            self.parts.versions.update(gradients)

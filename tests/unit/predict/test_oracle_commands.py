@@ -1,0 +1,189 @@
+"""Scores, fits and advice, as the commands give them."""
+
+import json
+
+import pandas as pd
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from ddlbench.commands.oracle import oracle
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED
+from ddlbench.predict.paradl.platform import load_platform
+
+MEASURED = str(PUBLISHED_MEASURED)
+
+
+def run(*arguments):
+    result = CliRunner().invoke(oracle, list(arguments))
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output
+
+
+def told(*arguments):
+    return json.loads(run(*arguments, "--json"))
+
+
+def table(folder, **columns):
+    usual = {
+        "model": ["vgg16"],
+        "strategy": ["data"],
+        "gpus": [16],
+        "batch_per_gpu": [32],
+        "seconds_per_iteration": [0.46],
+    }
+    path = folder / "measured.csv"
+    chosen = {name: value for name, value in {**usual, **columns}.items() if value is not None}
+    pd.DataFrame(chosen).to_csv(path, index=False)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+
+
+def test_accuracy_on_the_published_measurements():
+    found = told("score", MEASURED)
+    assert found["campaign"] == "report"
+    assert found["cells_scored"] == 38
+    assert found["mean_accuracy"] >= 0.80
+    assert min(one["accuracy"] for one in found["strategies"].values()) >= 0.60
+    means = [one["accuracy"] for one in found["strategies"].values()]
+    assert found["mean_accuracy"] == pytest.approx(sum(means) / len(means))
+    assert set(found["networks"]) == {"resnet50", "vgg16"}
+    assert set(found["campaigns"]) == {"logs_2020_01"}
+    assert found["baselines"]["paradl-projected"] == pytest.approx(0.657, abs=0.001)
+    assert found["mean_accuracy"] > max(found["baselines"].values())
+    published = told("score", MEASURED, "--predictor", "as-published")
+    assert 0.60 < published["mean_accuracy"] < 0.72
+
+
+def test_held_out_networks_and_sizes():
+    for by in ("network", "size"):
+        found = told("calibrate", MEASURED, "--hold-out", by)["hold_out"]
+        assert found["mean_accuracy"] >= 0.72
+        assert min(found["strategies"].values()) >= 0.60
+
+
+def test_calibrated_constants_are_those_of_the_shipped_platform(tmp_path):
+    output = tmp_path / "fitted.yaml"
+    found = told("calibrate", MEASURED, "--output", str(output))
+    shipped, written = load_platform("abci"), load_platform(str(output))
+    assert set(found["constants"]) == set(shipped.values["fitted"])
+    for name, said in found["constants"].items():
+        assert said["meaning"]
+        assert said["value"] == pytest.approx(shipped.constant(name), rel=0.01)
+        assert written.constant(name) == pytest.approx(said["value"])
+    assert "constants from 38 iterations" in run("calibrate", MEASURED)
+
+
+def test_carry_forward_does_not_score_itself(tmp_path):
+    path = table(
+        tmp_path, gpus=[16, 32], model=["vgg16"] * 2, strategy=["data"] * 2,
+        batch_per_gpu=[32] * 2, seconds_per_iteration=[0.4, 0.5],
+    )  # fmt: skip
+    found = told("score", path, "--predictor", "carry-forward")
+    assert found["cells_scored"] == 1
+    assert found["mean_accuracy"] == pytest.approx(0.8)
+
+
+def test_unreliable_rows_are_left_out(tmp_path):
+    path = table(
+        tmp_path, gpus=[16, 32], model=["vgg16"] * 2, strategy=["data"] * 2,
+        batch_per_gpu=[32] * 2, seconds_per_iteration=[0.4, 9.0],
+        reliability=["ok: checked", "unreliable: one iteration"],
+    )  # fmt: skip
+    found = told("score", path)
+    assert found["cells_scored"] == 1
+    assert found["left_out"] == [{"cell": "vgg16/data/p32", "why": "unreliable: one iteration"}]
+    assert "left out" in run("score", path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"gpus": None}, "column 'gpus' is missing"),
+        ({"strategy": ["dato"]}, "line 2: unknown strategy 'dato'; did you mean 'data'"),
+        ({"model": ["vgg61"]}, "line 2: there is no workload of 'vgg61'"),
+        ({"gpus": ["many"]}, "line 2: gpus 'many' is no number"),
+        ({"seconds_per_iteration": [-1]}, "write a number above 0"),
+        ({"batch_per_gpu": None}, "no batch; fill column batch_per_gpu"),
+        ({"gpus": [9999]}, "more than the platform's largest ring"),
+        ({"reliability": ["doubtful"]}, "no row to score"),
+    ],
+)
+def test_tables_that_cannot_be_scored(tmp_path, columns, says):
+    with pytest.raises(ConfigError, match=says):
+        run("score", table(tmp_path, **columns))
+
+
+def test_other_wrong_words(tmp_path):
+    with pytest.raises(ConfigError, match="unknown predictor 'corected'; did you mean 'corrected'"):
+        run("score", MEASURED, "--predictor", "corected")
+    with pytest.raises(ConfigError, match="cannot be read as a CSV table"):
+        run("score", str(tmp_path / "none.csv"))
+    with pytest.raises(ConfigError, match="cannot fit 5 constants"):
+        run("calibrate", table(tmp_path))
+    with pytest.raises(ConfigError, match="it has: report"):
+        run("calibrate", table(tmp_path), "--campaign", "mine")
+    with pytest.raises(ConfigError, match="platform 'abcd' has no file"):
+        run("best", "vgg16", "--devices", "4", "--batch-size", "32", "--platform", "abcd")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        (("levels", 0, "bandwidth_bytes_per_s"), -1.0, "write more than 0"),
+        (("levels", 0, "largest_ring"), 100, "each level larger than the one before"),
+        (("fitted", "contention"), None, "contention"),
+        (("speed",), 1, "'speed' is not a key here"),
+    ],
+)
+def test_platforms_that_cannot_be(tmp_path, place, value, says):
+    values = json.loads(json.dumps(load_platform("abci").values))
+    *way, last = place
+    inside = values
+    for key in way:
+        inside = inside[key]
+    inside[last] = value
+    path = tmp_path / "broken.yaml"
+    path.write_text(yaml.safe_dump(values))
+    with pytest.raises(ConfigError, match=says):
+        run("score", MEASURED, "--platform", str(path))
+
+
+def test_best_ranks_what_can_run_first():
+    found = told("best", "resnet50", "--devices", "64", "--batch-size", "2048")
+    assert found["best"] == found["ranking"][0]["strategy"] == "data"
+    runs = [one["runs"] for one in found["ranking"]]
+    assert runs == sorted(runs, reverse=True)
+    refused = {one["strategy"]: one["why"] for one in found["ranking"] if not one["runs"]}
+    assert "limited by" in refused["spatial"]
+    assert "GB a device" in refused["filter"]
+    assert "best: data" in run("best", "resnet50", "--devices", "64", "--batch-size", "2048")
+
+
+def test_limits_say_where_a_strategy_ends_and_what_bounds_it():
+    (found,) = told("limits", "vgg16", "--batch-size", "32", "--strategy", "filter")
+    assert "limited by conv1_1" in found["stops"]
+    assert found["regimes"][0]["from_devices"] == 2
+    assert found["communication_outweighs_from"] == 2
+    (data,) = told("limits", "vgg16", "--batch-size", "32", "--strategy", "data")
+    assert [one["term"] for one in data["regimes"]] == ["layers", "gradients"]
+    assert "longest term" in run("limits", "vgg16", "--batch-size", "32")
+
+
+def test_target_gives_the_fewest_devices():
+    arguments = ("resnet50", "--batch-size", "64", "--epoch-s", "120")
+    found = told("target", *arguments)["strategies"]
+    assert found["data"]["epoch_s"] <= 120
+    halved = told("limits", "resnet50", "--batch-size", "64", "--strategy", "data")[0]["sizes"]
+    before = [one for one in halved if one["devices"] == found["data"]["devices"] // 2]
+    assert before[0]["epoch_s"] > 120
+    assert found["filter"] is None
+    assert "not in time" in run("target", *arguments)
+    with pytest.raises(ConfigError, match="write a time above 0"):
+        run("target", "resnet50", "--batch-size", "64", "--epoch-s", "0")

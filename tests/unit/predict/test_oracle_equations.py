@@ -1,0 +1,156 @@
+"""Table III, corrected, against numbers worked by hand."""
+
+import subprocess
+import sys
+
+import oracle_factory as make
+import pytest
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.predict.paradl.oracle import project, refused
+from ddlbench.predict.paradl.question import question
+from ddlbench.predict.paradl.stages import cut_evenly
+
+UPDATE = 5 * 4 * make.WEIGHTS / 1e9  # read w, g, momentum; write w, momentum
+
+
+def told(strategy, devices, batch, platform=None, segments=None):
+    asked = make.ask(strategy, devices, batch, segments)
+    return project("corrected", make.workload(), platform or make.platform(), asked)
+
+
+def ring(ranks, size_bytes, latency_s, rate):
+    """One all-gather of ``size_bytes``; an all-reduce is two."""
+    return (ranks - 1) * (latency_s + size_bytes / ranks / rate)
+
+
+def test_serial_computes_and_updates():
+    found = told("serial", 1, 8)
+    assert found.computation == {
+        "layers": pytest.approx(8 * 0.06),
+        "weight update": pytest.approx(UPDATE),
+    }
+    assert found.communication_s == 0
+
+
+def test_data_reduces_all_weights_over_a_ring_of_half_a_link():
+    found = told("data", 4, 32)
+    assert found.computation["layers"] == pytest.approx(8 * 0.06)
+    expected = 2 * ring(4, 4 * make.WEIGHTS, 1e-4, 0.5e9)
+    assert found.communication == {"gradients": pytest.approx(expected)}
+
+
+def test_filter_gathers_outputs_reduces_input_gradients_and_replicated_weights():
+    found = told("filter", 4, 8, make.platform({"filter": "staged"}))
+    assert found.computation["layers"] == pytest.approx(8 * (0.01 / 4 + 0.02 / 4 + 0.03))
+    first = ring(4, 4 * 8 * 256, *make.NET)
+    second = ring(4, 4 * 8 * 128, *make.NET) + 2 * ring(4, 4 * 8 * 256, *make.NET)
+    assert found.communication["activations"] == pytest.approx(first + second)
+    assert found.communication["gradients"] == pytest.approx(2 * ring(4, 4 * 1290, 1e-4, 1e8))
+
+
+def test_channel_leaves_the_image_whole():
+    found = told("channel", 4, 8)
+    assert found.computation["layers"] == pytest.approx(8 * (0.01 + 0.02 / 4 + 0.03))
+    second = 2 * ring(4, 4 * 8 * 128, *make.NET) + ring(4, 4 * 8 * 256, *make.NET)
+    assert found.communication["activations"] == pytest.approx(second)
+
+
+def test_data_filter_shares_the_nodes_link():
+    found = told("data+filter", 4, 16)
+    inside = ring(2, 4 * 8 * 256, *make.NODE)
+    inside += ring(2, 4 * 8 * 128, *make.NODE) + 2 * ring(2, 4 * 8 * 256, *make.NODE)
+    assert found.communication["activations"] == pytest.approx(inside)
+    weights = (112 + 296) / 2 + 1290
+    # Two rings on one link: each byte takes twice as long, at half the link's rate.
+    assert found.communication["gradients"] == pytest.approx(2 * ring(2, 4 * weights, 1e-4, 0.25e9))
+
+
+def test_data_spatial_exchanges_halos_gathers_and_reduces_twice():
+    found = told("data+spatial", 4, 16, make.platform({"data+spatial": "staged"}))
+    assert found.computation["layers"] == pytest.approx(8 * (0.03 / 2 + 0.03))
+    # c1: kernel 3, stride 1: two rows of 3 x 8; c2: kernel 3, stride 2: one row of 4 x 8.
+    halo = sum(4 * 2e-5 + 2 * 4 * 8 * items / 5e9 for items in (2 * 24, 32))
+    assert found.communication["halo"] == pytest.approx(halo)
+    assert found.communication["gather"] == pytest.approx(2 * ring(2, 4 * 8 * 128, 2e-5, 5e9))
+    size = 4 * make.WEIGHTS
+    gradients = 2 * ring(2, size, *make.NODE) + 2 * ring(2, size, 1e-4, 1e8)
+    assert found.communication["gradients"] == pytest.approx(gradients)
+
+
+def test_pipeline_pays_the_slowest_stage_and_the_fill():
+    found = told("pipeline", 2, 8, segments=4)
+    assert found.computation["layers"] == pytest.approx((2 + 4 - 1) * 2 * 0.03)
+    hop = 1e-5 + 4 * 2 * 128 / 1e10
+    assert found.communication["stages"] == pytest.approx(2 * (2 + 4 - 2) * hop)
+
+
+def test_small_kernels_take_their_least_time():
+    found = told("data", 4, 32, make.platform(layer_overhead_s=1.0))
+    assert found.computation["layers"] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "batch", "limit"),
+    [
+        ("data", 4, 32, (32, "the batch")),
+        ("filter", 4, 8, (4, "c1")),
+        ("channel", 4, 8, (4, "c2")),
+        ("spatial", 2, 8, (4, "c2")),
+        ("data+filter", 4, 16, (16 * 4, "the batch and c1")),
+        ("pipeline", 2, 8, (3, "the number of layers")),
+    ],
+)
+def test_limits_name_the_layer(strategy, devices, batch, limit):
+    found = told(strategy, devices, batch)
+    assert (found.max_devices, found.limiting_layer) == limit
+
+
+def test_memory_by_hand_and_refusal():
+    found = told("data", 4, 32)
+    kept, going = 192 + 256 + 128 + 10, 192 + 256
+    assert found.memory_bytes == 4 * (8 * (kept + going) + 3 * make.WEIGHTS)
+    split = told("data+spatial", 4, 16)
+    kept, going = (192 + 256 + 128) / 2 + 10, (192 + 256) / 2
+    assert split.memory_bytes == 4 * (8 * (kept + going) + 3 * make.WEIGHTS)
+    halved = told("data+filter", 4, 16).memory_bytes
+    assert found.memory_bytes - halved == 4 * 3 * (112 + 296) / 2
+    assert refused(found, make.platform()) == ""
+    assert "GB a device" in refused(found, make.platform(memory_bytes=1e3))
+    assert "limited by c1" in refused(told("filter", 8, 8), make.platform())
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 7, 8, 20])
+def test_cutting_is_as_even_as_any_cut(stages):
+    from itertools import combinations
+
+    times = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0]
+    ends = cut_evenly(times, stages)
+    assert len(ends) == min(stages, len(times))
+    assert ends[-1] == len(times)
+
+    def slowest(cuts):
+        edges = [0, *cuts]
+        return max(sum(times[a:b]) for a, b in zip(edges, cuts, strict=False))
+
+    inner = combinations(range(1, len(times)), min(stages, len(times)) - 1)
+    assert slowest(ends) == pytest.approx(min(slowest([*cut, len(times)]) for cut in inner))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("dta", 4, 4, 32), "did you mean 'data'"),
+        (("data", 0, 4, 32), "write numbers above 0"),
+        (("serial", 2, 4, 32), "serial runs on 1 device"),
+        (("data+filter", 6, 4, 32), "write a multiple of that"),
+    ],
+)
+def test_questions_that_nobody_can_answer(arguments, says):
+    with pytest.raises(ConfigError, match=says):
+        question(*arguments)
+
+
+def test_no_torch():
+    code = "import ddlbench.commands.oracle, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

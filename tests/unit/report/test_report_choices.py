@@ -1,0 +1,121 @@
+"""Tables 8.1 and 8.2 as people read them, and the printed numbers beside ours."""
+
+import pandas as pd
+import pytest
+
+from ddlbench.predict.choices import COLUMNS_8_1, table_8_2
+from ddlbench.report import published
+from ddlbench.report.choice_tables import (
+    choices_by_case,
+    markdown,
+    rates_by_recommender,
+    write_choices,
+)
+
+
+def case(dataset, recommender, recommended, extra_time, **changes):
+    values = {
+        "recommender": recommender,
+        "baseline": recommender == "horovod-unless-oom",
+        "dataset": dataset,
+        "network": "vgg11",
+        "nodes": 1,
+        "devices_per_node": 4,
+        "batch_size": 64,
+        "fabric": "default",
+        "case": f"{dataset}/vgg11",
+        "candidates": 2,
+        "recommended": recommended,
+        "fastest": "horovod",
+        "extra_time": extra_time,
+        "correct": extra_time == 0,
+        "within_noise": extra_time == 0,
+        "note": "",
+    }
+    return {**values, **changes}
+
+
+@pytest.fixture
+def cases():
+    nan = float("nan")
+    return pd.DataFrame(
+        [
+            case("mnist", "thesis", "gpipe", 0.25),
+            case("mnist", "horovod-unless-oom", "horovod", 0.0),
+            case("cifar10", "thesis", "gpipe", 0.02, within_noise=True),
+            case("cifar10", "horovod-unless-oom", "", nan),
+        ],
+        columns=list(COLUMNS_8_1),
+    )
+
+
+def test_a_row_a_case_with_the_cost_of_a_wrong_choice(cases):
+    told = choices_by_case(cases).set_index("dataset")
+    assert told.loc["MNIST", "fastest"] == "Horovod"
+    assert told.loc["MNIST", "thesis"] == "GPipe (+25%)"
+    assert told.loc["MNIST", "horovod-unless-oom"] == "Horovod"
+    assert told.loc["CIFAR-10", "thesis"] == "GPipe (+2% ~)"
+    assert told.loc["CIFAR-10", "horovod-unless-oom"] == "none"
+    printed = told.loc["MNIST", "printed: Jansen 2020"]
+    assert printed == "GPipe (+92%, fastest Horovod)"
+    assert "batch" not in told.columns
+
+
+def test_another_geometry_has_nothing_printed_beside_it(cases):
+    assert "printed: Jansen 2020" not in choices_by_case(cases.assign(devices_per_node=2)).columns
+
+
+def test_cases_that_differ_in_batch_or_fabric_say_so(cases):
+    slow = cases.assign(fabric="slow", case=cases["case"] + "/slow")
+    told = choices_by_case(pd.concat([cases, slow]))
+    assert set(told["fabric"]) == {"default", "slow"}
+
+
+def test_rates_stand_above_the_printed_ones(cases):
+    told = rates_by_recommender(table_8_2(cases)).set_index("recommender")
+    assert told.loc["thesis", "all"] == "0/2"
+    assert told.loc["thesis", "within noise"] == "50%"
+    rule = told.loc["horovod-unless-oom (baseline)"]
+    assert (rule["MNIST"], rule["CIFAR-10"], rule["no answer"]) == ("1/1", "0/1", "1")
+    assert rule["remark"].startswith("not discriminating")
+    assert told.iloc[-1]["all"] == "16/24"
+    assert (told.iloc[-1]["MNIST"], told.iloc[-1]["CIFAR-10"]) == ("3/6", "1/6")
+
+
+def test_markdown_escapes_what_would_break_a_table():
+    page = markdown("A title", pd.DataFrame({"a": ["1|2"], "b": [3]}), ["a note"])
+    assert page.splitlines() == [
+        "# A title",
+        "",
+        "a note",
+        "",
+        "| a | b |",
+        "|---|---|",
+        r"| 1\|2 | 3 |",
+    ]
+
+
+def test_no_case_is_a_page_too(tmp_path, cases):
+    none = cases.iloc[:0]
+    write_choices(none, table_8_2(none), tmp_path)
+    for name in ("table_8_1", "table_8_2"):
+        assert "Nothing to compare" in (tmp_path / f"{name}.md").read_text()
+
+
+def test_printed_numbers_are_those_of_the_thesis():
+    """Sec. 4.3, 5.2 and 6.3 name the worst deviations; Sec. 8.2 the rate of right choices."""
+    sequential = published.deviations("sequential", "sequential", "1x1")
+    assert len(sequential) == 23
+    assert sequential["signed_error"].abs().max() == pytest.approx(0.148, abs=5e-4)
+    horovod = published.deviations("horovod", "thesis-5.1-p2p", "1x4")
+    assert set(horovod["where"]) >= {"Fig. 5.1"}
+    assert not horovod.duplicated(["network", "dataset"]).any()
+    assert horovod["signed_error"].min() == pytest.approx(-0.396, abs=5e-4)
+    assert set(published.deviations("horovod", "thesis-5.1-p2p", "4x4")["dataset"]) == {"imagenet"}
+    gpipe = published.deviations("gpipe", "thesis-6", "1x4")
+    assert gpipe["signed_error"].min() == pytest.approx(-0.76, abs=5e-3)
+    assert gpipe["signed_error"].max() == pytest.approx(-0.20, abs=5e-3)
+    assert published.deviations("ddp", "ddp-buckets", "1x4").empty
+    choices = published.choices()
+    assert (choices["recommended"] == choices["fastest"]).sum() == 16
+    assert len(choices) == 24

@@ -1,0 +1,203 @@
+"""Figures of predictions: readable in every case, and what they show is what the table says."""
+
+import itertools
+
+import pandas as pd
+import pytest
+from figure_checks import assert_no_overlap, assert_readable, of
+from predicted_factory import rows_of, write_inputs, write_predicted, write_spans
+from report_factory import write_all
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.report import published
+from ddlbench.report.footer import Context
+from ddlbench.report.gpipe_step import shares
+from ddlbench.report.micro_batches import table_6_1
+from ddlbench.report.predicted import own_predictors, read_predicted
+from ddlbench.report.prediction_figures import (
+    _drawing,
+    make_prediction_figures,
+    prediction_figures_for,
+)
+from ddlbench.report.style import style
+
+CASES = {
+    "one": {"datasets": ["mnist"], "networks": ["vgg11"], "geometry": ["1x4"]},
+    "many": {
+        "networks": ["resnet18", "vgg11", "vgg16", "mobilenetv2"],
+        "geometry": ["1x4", "4x1"],
+        "chunks": [2, 4, 8],
+    },
+    "empty": {"networks": ["vgg11"], "chunks": [2, 4]},
+}
+NAMES = [
+    "accuracy",
+    "gpipe_step",
+    "deviation_sequential",
+    "parts_sequential",
+    "deviation_horovod",
+    "parts_horovod",
+    "deviation_gpipe",
+    "parts_gpipe",
+]
+DRAWN = [*itertools.product(CASES, NAMES), ("many", "micro_batches"), ("empty", "micro_batches")]
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    """Every case's matrix and inputs of figures."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr("ddlbench.planning.matrix._missing_package", lambda names: None)
+    found = {}
+    for name, axes in CASES.items():
+        root = tmp_path_factory.mktemp(name)
+        rows = rows_of(**axes)
+        write_inputs(root, rows)
+        if name != "empty":
+            write_all(root, rows, troubled=name == "many")
+            write_spans(root, rows)
+        found[name] = (rows, read_predicted(*write_predicted(root, rows), root))
+    patch.undo()
+    return found
+
+
+@pytest.fixture(scope="module")
+def drawn(cases):
+    """Every figure of every case, drawn once."""
+    figures = {}
+    for case, name in DRAWN:
+        predicted = cases[case][1]
+        drawing, arguments = _drawing(name, list(dict.fromkeys(predicted.predictions["strategy"])))
+        with style():
+            figure, plotted = drawing(predicted, Context("this machine, CPU"), *arguments)
+            figure.canvas.draw()
+        figures[case, name] = (figure, plotted)
+    return figures
+
+
+@pytest.mark.parametrize("key", DRAWN, ids="-".join)
+def test_predictions_are_drawn_readably(drawn, key):
+    assert_readable(drawn[key][0])
+    assert_no_overlap(drawn[key][0])
+
+
+def test_figures_suit_the_matrix(cases):
+    one, many = (prediction_figures_for(cases[name][0]) for name in ("one", "many"))
+    assert set(NAMES) <= set(one)
+    assert "micro_batches" not in one
+    assert set(many) - set(one) == {"micro_batches"}
+    alone = rows_of(datasets=["mnist"], networks=["vgg11"], strategies=["sequential"])
+    assert prediction_figures_for(alone) == ["accuracy", "deviation_sequential", "parts_sequential"]
+
+
+def test_a_deviation_is_the_signed_error_in_percent(drawn):
+    figure, plotted = drawn["many", "deviation_horovod"]
+    ours = plotted[plotted["source"] == "measured here"]
+    heights = sorted(bar.get_height() for bar in of(figure, "bar"))
+    assert heights == pytest.approx(sorted(100 * ours["signed_error"].dropna()))
+    row = ours[ours["mark"] == ""].iloc[0]
+    assert row.signed_error == pytest.approx(row.predicted_step_s / row.measured_step_s - 1)
+
+
+def test_published_values_stand_only_beside_the_same_figure(drawn):
+    figure, plotted = drawn["many", "deviation_horovod"]
+    printed = plotted[plotted["source"] == published.CITATION]
+    assert set(printed["where"]) == {"Fig. 5.1"}  # 4x1 is no geometry of the thesis
+    assert set(printed["predictor"]) == {"thesis-5.1-p2p"}
+    shown = {line.get_ydata()[0] for line in of(figure, "published")}
+    assert len(shown) == len(printed) == 8
+    assert -25.412 in [pytest.approx(value, abs=1e-3) for value in shown]  # MobileNetV2, MNIST
+    words = " ".join(text.get_text() for legend in figure.legends for text in legend.get_texts())
+    assert "Jansen 2020, Fig. 5.1 (4 Titan RTX a node)" in words
+
+
+def test_parts_stack_to_the_prediction(drawn):
+    figure, plotted = drawn["one", "parts_gpipe"]
+    told = plotted[plotted["predictor"] == "thesis-6"].iloc[0]
+    bars = [
+        bar
+        for name in ("compute_s", "exposed_communication_s", "bubble_s")
+        for bar in of(figure, name)
+    ]
+    tops = {round(bar.get_x(), 6): 0.0 for bar in bars}
+    for bar in bars:
+        place = round(bar.get_x(), 6)
+        tops[place] = max(tops[place], bar.get_y() + bar.get_height())
+    assert max(tops) in tops
+    assert tops[max(tops)] == pytest.approx(told.predicted_step_s)
+    assert of(figure, "measured")[0].get_height() == pytest.approx(told.measured_step_s)
+    base = of(figure, "base")[0].get_ydata()[0]
+    assert base == pytest.approx(told.base_step_s / 4)
+
+
+def test_accuracy_hatches_baselines_and_cuts_what_is_far_off(drawn):
+    figure, plotted = drawn["many", "accuracy"]
+    scored = plotted[plotted["n"] > 0]
+    bars = of(figure, "bar")
+    assert sum(bool(bar.get_hatch()) for bar in bars) == int(scored["baseline"].sum())
+    expected = scored["mean_absolute_error"].clip(upper=2.0)
+    assert sorted(bar.get_width() for bar in bars) == pytest.approx(sorted(expected))
+    assert (scored["low"].dropna() <= scored["mean_absolute_error"][scored["low"].notna()]).all()
+
+
+def test_shares_of_a_recorded_step():
+    serial = pd.DataFrame(
+        [(0, "forward", 0, 0.0, 1.0), (1, "forward", 0, 1.0, 2.0), (1, "backward", 0, 2.0, 4.0)],
+        columns=["partition", "kind", "micro_batch", "start_s", "end_s"],
+    )
+    told = shares(serial, 2)
+    assert told["forward"] == pytest.approx(0.25)
+    assert told["backward"] == pytest.approx(0.25)
+    assert told["gaps"] == pytest.approx(0.5)
+    assert told["at_once"] == pytest.approx(1.0)
+
+
+def test_a_step_shows_each_piece_of_work(drawn):
+    figure, plotted = drawn["one", "gpipe_step"]
+    for kind in ("forward", "recompute", "backward"):
+        assert len(of(figure, kind)) == int((plotted["kind"] == kind).sum()) > 0
+    texts = " ".join(text.get_text() for axes in figure.axes for text in axes.texts)
+    assert "partitions compute at a time" in texts
+    missing = drawn["empty", "gpipe_step"][0]
+    assert "no cell has recorded" in of(missing, "message")[0].get_text()
+
+
+def test_table_6_1_has_ours_above_the_printed_rows(cases):
+    table = table_6_1(cases["many"][1].predictions)
+    ours = table[table["source"] == "measured here"]
+    assert set(ours["chunks"]) == {2, 4, 8}
+    assert set(ours["predictor"]) == {"ddlbench-eq2", "thesis-6"}
+    first = ours[(ours["chunks"] == 8) & (ours["predictor"] == "thesis-6")].iloc[0]
+    assert first.ideal_factor == pytest.approx(11 / 32)
+    printed = table[table["source"] != "measured here"]
+    assert len(printed) == 15
+    column_a = printed[(printed["network"] == "resnet18") & (printed["micro_batch"] == 24)].iloc[0]
+    assert column_a.ideal_factor == pytest.approx(15 / 48)
+    assert column_a.measured_samples_per_s == pytest.approx(1_281_167 / 1206.34)
+
+
+def test_models_of_a_strategy_are_not_the_rules_for_all(cases):
+    frame = cases["many"][1].predictions
+    assert own_predictors(frame, "horovod") == [
+        "ddlbench-eq1",
+        "thesis-5.1-p2p",
+        "thesis-5.1-transport",
+    ]
+    assert own_predictors(frame, "sequential") == ["sequential"]
+
+
+def test_an_unknown_figure_of_predictions_is_named():
+    with pytest.raises(ConfigError, match="unknown figure of predictions 'parts_nothing'; known"):
+        _drawing("parts_nothing", ["horovod"])
+
+
+def test_a_figure_of_predictions_is_three_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("ddlbench.planning.matrix._missing_package", lambda names: None)
+    rows = rows_of(datasets=["mnist"], networks=["vgg11"], strategies=["sequential", "ddp"])
+    write_inputs(tmp_path, rows)
+    write_all(tmp_path, rows, troubled=False)
+    files = write_predicted(tmp_path, rows)
+    made = make_prediction_figures(["deviation_ddp"], *files, tmp_path / "out", results=tmp_path)
+    assert made == [tmp_path / "out" / "deviation_ddp.png"]
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"deviation_ddp.csv", "deviation_ddp.pdf", "deviation_ddp.png"}

@@ -1,0 +1,122 @@
+"""Whole cells of PipeDream and of model parallelism, with real processes and real data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.result import read_result
+from ddlbench.experiment.site import load_site
+from ddlbench.runtime.staging import stage_cell
+from ddlbench.runtime.supervise import CellFailed, run_cell
+
+HERE = str(Path(__file__).parent)
+
+
+@pytest.fixture(autouse=True)
+def _odd_networks_are_importable(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", HERE)
+    monkeypatch.setattr(sys, "path", [HERE, *sys.path])
+
+
+def cell_of(strategy, devices, network="odd_networks:plain", options=None, **changes) -> Cell:
+    return Cell(
+        dataset="mnist",
+        network=network,
+        strategy=strategy,
+        batch_size=8,
+        devices_per_node=devices,
+        epochs=2,
+        warmup_steps=3,
+        data_scale=0.0008,  # 48 images
+        learning_rate=0.1,
+        options=tuple((options or {}).items()),
+    ).with_(**changes)
+
+
+def measure(cell, tmp_path):
+    site = load_site("local")
+    site = dataclasses.replace(site, scratch=str(tmp_path / "scratch"), devices_per_node=4)
+    folder = tmp_path / "cells" / cell.id
+    result = run_cell(cell, site, folder, stage_cell(cell, site, tmp_path))
+    assert read_result(folder / "result.json") == result
+    assert result["status"] == "ok", result["reason"]
+    return result, folder
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_a_cell_of_pipedream_leaves_a_complete_result(devices, tmp_path):
+    cell = cell_of("pipedream", devices, "vgg11", batch_size=4, max_steps=8)
+    result, folder = measure(cell, tmp_path)
+    assert result["update_semantics"] == "stale"
+    assert (result["processes"], result["workers"]) == (devices, devices)
+    assert result["plan_details"]["weight_versions"] == list(range(devices, 0, -1))
+    assert result["timing"]["step_s"]["count"] == 16
+    first, *others = result["ranks"]
+    assert first["samples"] == 2 * 8 * 4
+    assert [rank["samples"] for rank in others] == [0] * (devices - 1)
+    for rank, versions in zip(
+        result["ranks"], result["plan_details"]["weight_versions"], strict=True
+    ):
+        # Weights of every version, one gradient, momentum: more for stages with more in flight.
+        assert rank["memory"][0]["peak_bytes"] > (versions + 1) * rank["parameter_bytes"]
+        assert rank["communication_wait_s"] > 0
+    trace = json.loads((folder / "trace.json").read_text())
+    passes = [
+        e for e in trace["traceEvents"] if e["ph"] == "X" and e["cat"] in ("forward", "backward")
+    ]
+    measured = range(cell.warmup_steps, cell.warmup_steps + 16)
+    for kind in ("forward", "backward"):
+        for rank in range(devices):
+            own = [e for e in passes if e["cat"] == kind and e["tid"] == rank]
+            assert [e["args"]["mini_batch"] for e in own] == list(measured)
+    # On one clock: a mini-batch is done on a stage before it begins on the next.
+    ends = {(e["cat"], e["tid"], e["args"]["mini_batch"]): e["ts"] + e["dur"] for e in passes}
+    slack = max(rank["uncertainty_s"] for rank in result["plan_details"]["clock"]["ranks"]) * 2e6
+    for e in passes:
+        before = e["tid"] - 1 if e["cat"] == "forward" else e["tid"] + 1
+        done = ends.get((e["cat"], before, e["args"]["mini_batch"]), 0.0)
+        assert e["ts"] + e["dur"] > done - slack
+
+
+def test_replicas_share_the_samples_and_the_readers_read_ahead(tmp_path):
+    options = {"balance": "3+2", "replicas": "2+1", "stage_all_reduce": "async"}
+    cell = cell_of("pipedream", 3, options=options, loader_workers=1, max_steps=5)
+    result, _ = measure(cell, tmp_path)
+    assert [rank["samples"] for rank in result["ranks"]] == [5 * 8, 5 * 8, 0]
+    assert result["timing"]["samples_per_epoch"] == 5 * 8
+
+
+def test_model_parallelism_learns_what_sequential_training_does(tmp_path):
+    reference, _ = measure(cell_of("sequential", 1), tmp_path)
+    cell = cell_of("model-parallel-p2p", 2, options={"balance": "3+2"}, loader_workers=1)
+    result, _ = measure(cell, tmp_path)
+    assert result["update_semantics"] == "synchronous"
+    assert result["loss"] == pytest.approx(reference["loss"], rel=1e-5)
+
+
+def test_one_stage_alone_is_sequential_training(tmp_path):
+    reference, _ = measure(cell_of("sequential", 1), tmp_path)
+    result, _ = measure(cell_of("pipedream", 1, options={"balance": 5}), tmp_path)
+    assert result["loss"] == pytest.approx(reference["loss"], rel=1e-5)
+
+
+def test_a_network_with_other_blocks_than_planned(tmp_path):
+    cell = cell_of("pipedream", 2, options={"balance": "1+1"})
+    site = load_site("local")
+    site = dataclasses.replace(site, scratch=str(tmp_path / "scratch"), devices_per_node=2)
+    result = run_cell(cell, site, tmp_path / "cell", stage_cell(cell, site, tmp_path))
+    assert result["status"] == "unsupported"
+    assert "balance 1+1 deals 2 blocks, the network has 5" in result["reason"]
+
+
+def test_a_killed_stage_takes_all_ranks_along(tmp_path):
+    options = {"balance": "3+2", "replicas": "2+1"}
+    cell = cell_of("pipedream", 3, "odd_networks:killed", options)
+    with pytest.raises(CellFailed, match="rank 1: .*killed by signal 9"):
+        measure(cell, tmp_path)

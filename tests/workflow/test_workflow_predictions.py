@@ -1,0 +1,45 @@
+"""Predictions are made when asked for, or when the experiment wants them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+
+def jobs_of(text):
+    """Rule -> jobs, from Snakemake's table."""
+    table = text.partition("Job stats:\n")[2].partition("\n\n")[0]
+    return {rule: int(count) for rule, count in re.findall(r"^(\w+) +(\d+)$", table, re.MULTILINE)}
+
+
+def planned(workflow, *arguments, **changes):
+    config = workflow.experiment("predicted.yaml", **changes)
+    ended = workflow.snakemake(*arguments, "-n", "--quiet", "rules", config=config)
+    assert ended.code == 0, ended.text
+    return jobs_of(ended.text)
+
+
+PREDICTED = {"links_of_fabric": 1, "profile": 1, "predict": 1}
+
+
+def test_unasked_nothing_is_predicted(workflow):
+    assert not PREDICTED.keys() & planned(workflow).keys()
+
+
+@pytest.mark.parametrize("wanted", ["asked", "configured"])
+def test_predictions_need_cells_profiles_and_links(workflow, wanted):
+    if wanted == "asked":
+        jobs = planned(workflow, "predictions")
+    else:
+        jobs = planned(workflow, predict=True)
+        assert jobs["figure"] == 3
+    assert PREDICTED.items() <= jobs.items()
+    assert jobs["cell"] == 3
+    # accuracy, gpipe_step, and two of each of the three strategies
+    assert jobs["prediction_figure"] == 8
+
+
+def test_a_recommendation_needs_no_measured_cell(workflow):
+    jobs = planned(workflow, "recommend")
+    assert jobs == {"links_of_fabric": 1, "profile": 1, "recommend": 1, "total": 3}
