@@ -45,6 +45,7 @@ _STRATEGIES = {
     "pipe-zbv": StrategyLook("#A50F15", "*"),
     "pipedream": StrategyLook("#E69F00", "v"),
     "model-parallel": StrategyLook("#009E73", "P"),
+    "model-parallel-p2p": StrategyLook("#4DBB9D", "X"),
 }
 _FAMILIES = {
     "baseline": ("#000000", "#444444"),

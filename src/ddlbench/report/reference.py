@@ -137,6 +137,12 @@ have the file.
 | `kind` | `forward`, `recompute` or `backward` |
 | `micro_batch` | index of the micro-batch |
 | `start_s`, `end_s` | seconds from the start of the step |
+
+## trace.json: what every rank did, beside steps.csv
+
+Chrome's trace format, for chrome://tracing or ui.perfetto.dev: a row a rank, microseconds from the
+first piece on rank 0's clock. Cells whose strategy records spans have the file;
+`plan_details.clock` in their result says how each rank's clock was moved and how sure that is.
 """
 
 _PREDICTIONS = """\

@@ -90,11 +90,11 @@ def test_what_does_not_fit_is_never_recommended(inputs, recommender, memory):
     if best is None:
         assert not any(c.fits for c in found.ranking)
     else:
-        assert best.fits
+        assert best.fits is not False  # None: there is no model of the strategy's memory
         fitting = [c for c in found.ranking if c.fits]
-        assert best.prediction.step_s == min(c.prediction.step_s for c in fitting)
+        assert all(best.prediction.step_s <= c.prediction.step_s for c in fitting)
     told = [c for c in found.ranking if c.prediction]
-    assert [c.fits for c in told] == sorted((c.fits for c in told), reverse=True)
+    assert [c.fits is False for c in told] == sorted(c.fits is False for c in told)
 
 
 def test_nothing_fits_is_said(inputs):
