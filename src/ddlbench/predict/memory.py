@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.plan import Plan
 from ddlbench.predict.partitions import partitions_of
+from ddlbench.predict.staged_memory import staged_bytes
 from ddlbench.predict.workload import Block, Workload
 
 __all__ = ["fits", "fullest_bytes", "memory_bytes"]
@@ -40,6 +41,8 @@ def memory_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
     cell = plan.cell
     if cell.strategy in _PIPELINES:
         return _pipeline(workload, plan)
+    if "stage_ranks" in plan.details:
+        return staged_bytes(workload, plan, _persistent, _backward_peak)
     if cell.strategy not in _DATA_PARALLEL:
         raise ConfigError(f"there is no model of the memory of strategy {cell.strategy}")
     share = cell.batch_size / plan.world_size

@@ -121,6 +121,34 @@ def test_partitions_of_one_process_share_its_memory_on_cpu_only():
     assert not fits(cpu, ddp, (30, 10), 20)
 
 
+STAGED = {"network": "my.module:net", "options": {"balance": "1+1"}}
+
+
+def test_model_parallel_over_processes_keeps_one_mini_batch():
+    # Rank 0: 2000 + 8, and going backward 8 (30 + 10 + 20) + 1000.
+    # Rank 1: 1000, and going backward 8 (40 + 20 + 5) + 500.
+    assert peak("model-parallel-p2p", "1x2", 8, **STAGED) == (2008 + 1480, 1000 + 1020)
+
+
+def test_pipedream_keeps_two_mini_batches_and_two_versions_on_its_first_stage():
+    # One more mini-batch of 8 x 30 and one more version of 1000 than model parallelism.
+    assert peak("pipedream", "1x2", 8, **STAGED) == (3488 + 240 + 1000, 2020)
+
+
+def test_1f1b_keeps_as_many_micro_batches_as_stages_follow():
+    options = {"balance": "1+1", "chunks": 4}
+    found = peak("pipe-1f1b", "1x2", 8, network="my.module:net", options=options)
+    # Micro-batches of 2. Rank 0: 2008, one waiting 2 x 30, the gradient of the cut 4 x 2 x 20,
+    # and a backward pass beside an earlier gradient: 2 (30 + 10 + 20) + 2 x 1000.
+    # Rank 1: 1000, nothing waits, 4 x 2 x 20 arrive, 2 (40 + 20 + 5) + 2 x 500.
+    assert found == (2008 + 60 + 160 + 2120, 1000 + 160 + 1130)
+
+
+def test_a_profile_of_another_network_is_refused():
+    with pytest.raises(ConfigError, match="the profile has 2 blocks, the plan cuts 3"):
+        peak("pipedream", "1x2", 8, network="my.module:net", options={"balance": "1+2"})
+
+
 def test_uneven_shares_are_refused():
     with pytest.raises(ConfigError, match="a mini-batch of 9 does not divide over 2 workers"):
         peak("ddp", "1x2", 9)
