@@ -29,7 +29,7 @@ from ddlbench.runtime.tool import ToolFailed
 
 def needs_for(network: str, **changes) -> ProfileNeeds:
     cell = Cell("mnist", network, "sequential", 8, data_scale=0.0014, warmup_steps=1)
-    needs = ProfileNeeds(cell, (4, 8), (2, 4, 8), 4, 1.0)
+    needs = ProfileNeeds(cell, (4, 8), (2, 4, 8), 4, 10.0)  # a busy machine needs its time
     return dataclasses.replace(needs, **changes)
 
 

@@ -17,8 +17,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.plan import make_plan
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.runtime.rendezvous import barrier, join_store
-from ddlbench.runtime.rendezvous_port import listen
+from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.executor import Context
 
 RUNS = ((0, 3), (3, 8))  # (first, count): warm-up, and the measured region
@@ -102,10 +101,12 @@ def cell_of(replicas: str, strategy: str = "pipedream", **options: Any) -> Cell:
     )
 
 
-def train_here(cell: Cell, rank: int, port: int) -> dict:
+def train_here(cell: Cell, rank: int, store_file: Path) -> dict:
     plan = make_plan(cell)
     process = plan.processes[rank]
-    store = join_store("127.0.0.1", port, rank, plan.world_size) if plan.world_size > 1 else None
+    store = None
+    if plan.world_size > 1:
+        store = torch.distributed.FileStore(str(store_file), plan.world_size)
     module, _, name = strategy_of(cell.strategy).executor.partition(":")
     executor = getattr(importlib.import_module(module), name)()
     context = Context(devices=(torch.device("cpu"),), store=store, interface="lo")
@@ -131,13 +132,13 @@ def train_here(cell: Cell, rank: int, port: int) -> dict:
     }
 
 
-def _serve(cells: list[Cell], rank: int, ports: list[int], out: Path) -> None:
+def _serve(cells: list[Cell], rank: int, out: Path) -> None:
     torch.set_num_threads(1)
     found = []
-    for cell, port in zip(cells, ports, strict=True):
+    for number, cell in enumerate(cells):
         (out / f"rank{rank}.txt").write_text(f"{cell.id}\n")
         try:
-            found.append(train_here(cell, rank, port))
+            found.append(train_here(cell, rank, out / f"store{number}"))
         except BaseException:
             (out / f"rank{rank}.txt").write_text(f"{cell.id}\n{traceback.format_exc()}")
             raise
@@ -147,14 +148,8 @@ def _serve(cells: list[Cell], rank: int, ports: list[int], out: Path) -> None:
 def train(cells: list[Cell], out: Path, limit_s: float = 240) -> list[list[dict]]:
     """For each cell what every rank found; a world that hangs is killed and says where it was."""
     (world_size,) = {cell.devices for cell in cells}
-    ports = []
-    for _ in cells:
-        with listen("127.0.0.1") as free:
-            ports.append(free.getsockname()[1])
     spawn = multiprocessing.get_context("spawn")
-    ranks = [
-        spawn.Process(target=_serve, args=(cells, rank, ports, out)) for rank in range(world_size)
-    ]
+    ranks = [spawn.Process(target=_serve, args=(cells, rank, out)) for rank in range(world_size)]
     for process in ranks:
         process.start()
     for process in ranks:

@@ -17,8 +17,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import build, without_dropout
 from ddlbench.planning.plan import make_plan
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.runtime.rendezvous import barrier, join_store
-from ddlbench.runtime.rendezvous_port import listen
+from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.executor import Context
 
 STEPS = 4
@@ -96,10 +95,12 @@ class Shard:
             )
 
 
-def train_here(cell: Cell, rank: int, port: int) -> dict:
+def train_here(cell: Cell, rank: int, store_file: Path) -> dict:
     plan = make_plan(cell)
     process = plan.processes[rank]
-    store = join_store("127.0.0.1", port, rank, plan.world_size) if plan.world_size > 1 else None
+    store = None
+    if plan.world_size > 1:
+        store = torch.distributed.FileStore(str(store_file), plan.world_size)
     module, _, name = strategy_of(cell.strategy).executor.partition(":")
     executor = getattr(importlib.import_module(module), name)()
     context = Context(devices=(torch.device("cpu"),), store=store, interface="lo")
@@ -122,12 +123,12 @@ def train_here(cell: Cell, rank: int, port: int) -> dict:
     }
 
 
-def _serve(cells: list[Cell], rank: int, ports: list[int], out: Path) -> None:
+def _serve(cells: list[Cell], rank: int, out: Path) -> None:
     torch.set_num_threads(1)
     found = []
-    for cell, port in zip(cells, ports, strict=True):
+    for number, cell in enumerate(cells):
         try:
-            found.append(train_here(cell, rank, port))
+            found.append(train_here(cell, rank, out / f"store{number}"))
         except BaseException:
             (out / f"rank{rank}.txt").write_text(f"{cell.id}\n{traceback.format_exc()}")
             raise
@@ -137,14 +138,8 @@ def _serve(cells: list[Cell], rank: int, ports: list[int], out: Path) -> None:
 def train(cells: list[Cell], out: Path, limit_s: float = 240) -> list[list[dict]]:
     """For each cell what every rank found; the cells have the same number of devices."""
     (world_size,) = {cell.devices for cell in cells}
-    ports = []
-    for _ in cells:
-        with listen("127.0.0.1") as free:
-            ports.append(free.getsockname()[1])
     spawn = multiprocessing.get_context("spawn")
-    ranks = [
-        spawn.Process(target=_serve, args=(cells, rank, ports, out)) for rank in range(world_size)
-    ]
+    ranks = [spawn.Process(target=_serve, args=(cells, rank, out)) for rank in range(world_size)]
     for process in ranks:
         process.start()
     for process in ranks:
