@@ -42,6 +42,7 @@ test-cluster: setup
 validate: setup
 	bash validation/faults.sh
 	python validation/speedup.py
+	python validation/prediction.py
 
 bench: setup
 	python benchmarks/overhead/run.py

@@ -198,7 +198,7 @@ def test_weights_equal_sequential_training(cell, parts, tmp_path):
     ("network", "strategy", "devices", "parts"),
     [
         ("vgg11", "ddp", 2, 2),
-        pytest.param("mobilenetv2", "horovod", 2, 2, marks=needs_horovod),
+        pytest.param("vgg11", "horovod", 2, 2, marks=needs_horovod),
         ("mobilenetv2", "gpipe", 2, 4),
         ("vgg11", "model-parallel", 2, 1),
     ],
