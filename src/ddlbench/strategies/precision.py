@@ -35,6 +35,8 @@ def with_precision(network: nn.Sequential, precision: str, device_type: str) -> 
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     if precision != "bf16":
         return network
+    # Not named_children: it leaves out a block that stands at a second place too.
+    blocks = ((str(place), block) for place, block in network._modules.items())
     return nn.Sequential(
-        OrderedDict((name, Autocast(b, device_type)) for name, b in network.named_children())
+        OrderedDict((name, Autocast(b, device_type)) for name, b in blocks if b is not None)
     )

@@ -229,3 +229,9 @@ def test_gradient_buckets_of_ddp_are_counted_once():
     finally:
         torch.distributed.destroy_process_group()
     assert round(tensors.peak_bytes / 4e6, 1) == 4.0
+
+
+def test_a_block_used_twice_is_used_twice_in_bf16():
+    twice = nn.Linear(3, 3)
+    network = nn.Sequential(twice, nn.ReLU(), twice)
+    assert len(with_precision(network, "bf16", "cpu")) == 3
