@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from ddlbench.experiment.fits import fit_hockney
 from ddlbench.experiment.intervals import CONFIDENCE, median_interval
 from ddlbench.interconnect.pair_matrix import pair_matrix
 from ddlbench.interconnect.worlds import level_of
-from ddlbench.predict.fits import fit_hockney
 
 __all__ = ["node_type_pairs", "points_of", "sweeps_of", "world_pairs"]
 

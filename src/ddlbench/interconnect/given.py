@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.fits import given_hockney
 from ddlbench.experiment.site import Site
 from ddlbench.interconnect.pair_matrix import Matrix, pair_matrix
-from ddlbench.predict.fits import given_hockney
 
 __all__ = ["given_parts"]
 

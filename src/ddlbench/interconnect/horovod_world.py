@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import socket
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 from ddlbench.interconnect.group import Group
 from ddlbench.planning.horovod import Horovod
 from ddlbench.runtime.network_address import address_of
+from ddlbench.strategies.horovod_rendezvous import serve_rendezvous
 
 __all__ = ["horovod_world"]
 
@@ -53,15 +53,7 @@ def horovod_world(hvd: Any, group: Group) -> Iterator[None]:
 
 
 def _serve(group: Group) -> Any:
-    """The rendezvous server of this group; it needs the number of ranks on each host."""
-    assign = importlib.import_module("horovod.runner.common.util.hosts")
-    http = importlib.import_module("horovod.runner.http.http_server")
-    slots: dict[str, int] = {}
-    for name in group.hosts():
-        slots[name] = slots.get(name, 0) + 1
-    server = http.RendezvousServer(verbose=0)
-    port = server.start()
-    infos = [assign.HostInfo(name, count) for name, count in slots.items()]
-    server.init(assign.get_host_assignments(infos, len(group.members)))
+    """The rendezvous server of this group."""
+    server, port = serve_rendezvous(group.hosts())
     group.store.set("horovod/rendezvous", f"{address_of(group.interface)} {port}")
     return server

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.fits import given_hockney, hockney_terms
 from ddlbench.planning.plan import Plan
-from ddlbench.predict.fits import given_hockney, hockney_terms
 
 __all__ = ["AllReduce", "Hop", "Kind", "LinkTable", "Place"]
 

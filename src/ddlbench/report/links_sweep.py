@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from ddlbench.predict.fits import hockney_time_s
+from ddlbench.experiment.fits import hockney_time_s
 from ddlbench.report.colours import StrategyLook, strategy_look
 from ddlbench.report.links_footer import origin
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out

@@ -22,6 +22,7 @@ from torch import nn
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import Process
 from ddlbench.strategies.executor import Context, StepwiseExecutor, Unsupported
+from ddlbench.strategies.horovod_rendezvous import serve_rendezvous
 
 __all__ = ["HorovodExecutor"]
 
@@ -116,16 +117,8 @@ def _rendezvous(plan: Plan, process: Process, context: Context) -> tuple[str, in
     host = socket.gethostname()
     store.set(f"horovod/host/{process.rank}", host)
     if process.rank == 0:
-        hosts_module = importlib.import_module("horovod.runner.common.util.hosts")
-        server_module = importlib.import_module("horovod.runner.http.http_server")
-        slots: dict[str, int] = {}
-        for rank in range(plan.world_size):
-            name = store.get(f"horovod/host/{rank}").decode()
-            slots[name] = slots.get(name, 0) + 1
-        server = server_module.RendezvousServer(verbose=0)
-        port = server.start()
-        infos = [hosts_module.HostInfo(name, count) for name, count in slots.items()]
-        server.init(hosts_module.get_host_assignments(infos, plan.world_size))
+        hosts = [store.get(f"horovod/host/{rank}").decode() for rank in range(plan.world_size)]
+        _server, port = serve_rendezvous(hosts)
         store.set("horovod/rendezvous", f"{context.local_address} {port}")
     address, port_text = store.get("horovod/rendezvous").decode().split()
     return address, int(port_text)

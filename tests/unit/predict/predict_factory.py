@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.fits import given_hockney
 from ddlbench.experiment.links import write_links
 from ddlbench.experiment.paths import RESULTS, links_file, profile_file
 from ddlbench.experiment.profile import ProfileKey, write_profile
 from ddlbench.planning.plan import Plan, make_plan
-from ddlbench.predict.fits import given_hockney
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.workload import Workload
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.predict.fits import fit_hockney, given_hockney, hockney_time_s
+from ddlbench.experiment.fits import fit_hockney, given_hockney, hockney_time_s
 
 SIZES = [1 << k for k in range(10, 29)]  # 1 KiB .. 256 MiB
 
