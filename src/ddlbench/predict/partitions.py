@@ -12,10 +12,11 @@ import itertools
 from collections.abc import Sequence
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.planning.pipeline_cut import even_blocks, even_costs
 from ddlbench.planning.plan import Plan
 from ddlbench.predict.workload import Block, Workload
 
-__all__ = ["balanced", "partitions_of"]
+__all__ = ["partitions_of"]
 
 
 def partitions_of(workload: Workload, plan: Plan, micro_batch: float) -> list[tuple[Block, ...]]:
@@ -37,12 +38,12 @@ def partitions_of(workload: Workload, plan: Plan, micro_batch: float) -> list[tu
         )
     if rule == "time":
         costs = [b.forward.at(micro_batch) + b.backward.at(micro_batch) for b in blocks]
-        counts = balanced(costs, parts)
+        counts = _balanced(costs, parts)
     elif rule == "size":
         costs = [2 * b.parameter_bytes + plan.cell.batch_size * b.saved_bytes for b in blocks]
-        counts = balanced(costs, parts)
+        counts = _balanced(costs, parts)
     elif rule == "blocks":
-        counts = [len(blocks) // parts + (p < len(blocks) % parts) for p in range(parts)]
+        counts = list(even_blocks(len(blocks), (1,) * parts))
     else:
         counts = [int(count) for count in rule.split("+")]
     if sum(counts) != len(blocks) or len(counts) != parts:
@@ -54,23 +55,6 @@ def partitions_of(workload: Workload, plan: Plan, micro_batch: float) -> list[tu
     return [blocks[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
 
-def balanced(costs: Sequence[float], parts: int) -> list[int]:
-    """Lengths of ``parts`` contiguous, non-empty runs whose dearest is as cheap as possible."""
-    total = [0.0, *itertools.accumulate(costs)]
-    count = len(costs)
-    # best[p][n]: dearest run of the first n costs in p runs, and where the last of them begins.
-    best: list[dict[int, tuple[float, int]]] = [{n: (total[n], 0) for n in range(1, count + 1)}]
-    for part in range(2, parts + 1):
-        before = best[-1]
-        best.append(
-            {
-                n: min((max(before[k][0], total[n] - total[k]), k) for k in range(part - 1, n))
-                for n in range(part, count + 1)
-            }
-        )
-    counts, end = [], count
-    for table in reversed(best):
-        begin = table[end][1]
-        counts.append(end - begin)
-        end = begin
-    return counts[::-1]
+def _balanced(costs: Sequence[float], parts: int) -> list[int]:
+    """Lengths of the partitions whose dearest is as cheap as possible."""
+    return list(even_costs(costs, [0.0] * len(costs), (1,) * parts))

@@ -10,10 +10,11 @@ from ddlbench.experiment.links import InvalidLinks
 from ddlbench.experiment.profile import InvalidProfile
 from ddlbench.experiment.site import load_site
 from ddlbench.interconnect.given import given_parts
+from ddlbench.planning.pipeline_cut import even_costs
 from ddlbench.predict.inputs import Inputs, open_links, open_workload
 from ddlbench.predict.lines import Timing
 from ddlbench.predict.link_table import LinkTable
-from ddlbench.predict.partitions import balanced, partitions_of
+from ddlbench.predict.partitions import partitions_of
 
 
 def test_timing_is_measured_where_it_was_and_a_line_elsewhere():
@@ -69,7 +70,7 @@ def test_slowdown_is_linear_between_and_constant_beyond():
     [([1, 1, 1, 1], 2, [2, 2]), ([1, 2, 3, 9], 2, [3, 1]), ([5, 1, 1], 3, [1, 1, 1])],
 )
 def test_balance_makes_the_dearest_partition_cheap(costs, parts, best):
-    assert balanced(costs, parts) == best
+    assert list(even_costs(costs, [0] * len(costs), (1,) * parts)) == best
 
 
 def test_partitions_by_rule():

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-import multiprocessing
-import traceback
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from local_world import context_of, executor_of, train_all
 from torch import nn
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.plan import make_plan
-from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.rendezvous import barrier
-from ddlbench.strategies.executor import Context
 
 RUNS = ((0, 3), (3, 8))  # (first, count): warm-up, and the measured region
 
@@ -104,18 +100,14 @@ def cell_of(replicas: str, strategy: str = "pipedream", **options: Any) -> Cell:
 def train_here(cell: Cell, rank: int, store_file: Path) -> dict:
     plan = make_plan(cell)
     process = plan.processes[rank]
-    store = None
-    if plan.world_size > 1:
-        store = torch.distributed.FileStore(str(store_file), plan.world_size)
-    module, _, name = strategy_of(cell.strategy).executor.partition(":")
-    executor = getattr(importlib.import_module(module), name)()
-    context = Context(devices=(torch.device("cpu"),), store=store, interface="lo")
+    executor = executor_of(cell)
+    context = context_of(plan, process, store_file)
     data = Turns(cell, process) if process.needs else None
     executor.prepare(plan, process, network_of(cell), data, context)
     records = [executor.run(first, count) for first, count in RUNS]
     empty = executor.run(11, 0)
     kept = sum(tensor.nbytes for tensor in executor.persistent_tensors())
-    barrier(store, "done", plan.world_size)
+    barrier(context.store, "done", plan.world_size)
     executor.close()
     return {
         "state": {k: v.clone() for k, v in executor.state_dict()["network"].items()},
@@ -132,35 +124,10 @@ def train_here(cell: Cell, rank: int, store_file: Path) -> dict:
     }
 
 
-def _serve(cells: list[Cell], rank: int, out: Path) -> None:
-    torch.set_num_threads(1)
-    found = []
-    for number, cell in enumerate(cells):
-        (out / f"rank{rank}.txt").write_text(f"{cell.id}\n")
-        try:
-            found.append(train_here(cell, rank, out / f"store{number}"))
-        except BaseException:
-            (out / f"rank{rank}.txt").write_text(f"{cell.id}\n{traceback.format_exc()}")
-            raise
-    torch.save(found, out / f"rank{rank}.pt")
-
-
 def train(cells: list[Cell], out: Path, limit_s: float = 240) -> list[list[dict]]:
     """For each cell what every rank found; a world that hangs is killed and says where it was."""
     (world_size,) = {cell.devices for cell in cells}
-    spawn = multiprocessing.get_context("spawn")
-    ranks = [spawn.Process(target=_serve, args=(cells, rank, out)) for rank in range(world_size)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(timeout=limit_s)
-    codes = [process.exitcode for process in ranks]
-    for process in ranks:
-        process.kill()
-    said = "\n".join(path.read_text() for path in sorted(out.glob("rank*.txt")))
-    assert codes == [0] * world_size, f"exit codes {codes} (None: a hang) at\n{said}"
-    of_rank = [torch.load(out / f"rank{rank}.pt", weights_only=False) for rank in range(world_size)]
-    return [list(ranks_of_cell) for ranks_of_cell in zip(*of_rank, strict=True)]
+    return train_all(train_here, cells, world_size, out, limit_s)
 
 
 # The replay: one process, no pipeline -----------------------------------------------------------

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import multiprocessing
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from local_world import context_of, executor_of, train_all
 from torch import nn
 
 from ddlbench.experiment.cell import Cell
@@ -22,9 +22,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import build, without_dropout
 from ddlbench.planning.plan import make_plan
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.runtime.rendezvous import barrier, join_store
-from ddlbench.runtime.rendezvous_port import listen
-from ddlbench.strategies.executor import Context
+from ddlbench.runtime.rendezvous import barrier
 
 STEPS = 4
 
@@ -88,41 +86,23 @@ class Shard:
             )
 
 
-def train_process(cell: Cell, rank: int, port: int, out: Path) -> None:
-    torch.set_num_threads(1)
+def train_here(cell: Cell, rank: int, store_file: Path) -> dict:
     plan = make_plan(cell)
     process = plan.processes[rank]
-    store = None
-    if plan.world_size > 1:
-        store = join_store("127.0.0.1", port, rank, plan.world_size)
-    module, _, name = strategy_of(cell.strategy).executor.partition(":")
-    executor = getattr(importlib.import_module(module), name)()
-    devices = tuple(torch.device("cpu") for _ in process.devices)
-    context = Context(devices=devices, store=store, interface="lo")
+    executor = executor_of(cell)
+    context = context_of(plan, process, store_file)
     executor.prepare(plan, process, network_of(cell), Shard(cell, process), context)
     record = executor.run(0, STEPS)
     state = {name: value.clone() for name, value in executor.state_dict()["network"].items()}
-    torch.save({"state": state, "loss": record.loss}, out / f"rank{rank}.pt")
-    barrier(store, "saved", plan.world_size)
+    barrier(context.store, "done", plan.world_size)
     executor.close()
+    return {"state": state, "loss": record.loss}
 
 
 def train(cell: Cell, out: Path) -> list[dict]:
     """Every rank's weights and losses after STEPS steps, from real processes."""
-    world_size = make_plan(cell).world_size
-    with listen("127.0.0.1") as free:
-        port = free.getsockname()[1]
-    spawn = multiprocessing.get_context("spawn")
-    ranks = [
-        spawn.Process(target=train_process, args=(cell, rank, port, out))
-        for rank in range(world_size)
-    ]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(timeout=120)
-        assert rank.exitcode == 0
-    return [torch.load(out / f"rank{rank}.pt", weights_only=True) for rank in range(world_size)]
+    (ranks,) = train_all(train_here, [cell], make_plan(cell).world_size, out)
+    return ranks
 
 
 def reference(cell: Cell, parts: int) -> tuple[dict, list[float]]:
