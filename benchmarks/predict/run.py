@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.fits import given_hockney
 from ddlbench.experiment.links import write_links
 from ddlbench.experiment.profile import write_profile
 from ddlbench.experiment.registry import PREDICTORS
 from ddlbench.planning.plan import make_plan
-from ddlbench.experiment.fits import given_hockney
 from ddlbench.predict.inputs import open_links, open_workload
 from ddlbench.predict.prediction import Measured, NotPredictable, ask, predictor_of
 
