@@ -41,8 +41,11 @@ test-cluster: setup
 
 validate: setup
 	bash validation/faults.sh
+	python validation/checkpoint.py
 	python validation/speedup.py
 	python validation/prediction.py
+	python validation/pipelines.py
+	python validation/splits.py
 
 bench: setup
 	python benchmarks/overhead/run.py

@@ -13,6 +13,7 @@ from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import cell_of
 from ddlbench.planning.matrix import expand as expand_matrix
 from ddlbench.planning.resources import request
+from ddlbench.planning.strategy import strategy_of
 from ddlbench.workflow import make_report
 
 CONFIG_FILES = [relpath(file) for file in workflow.configfiles]
@@ -84,6 +85,13 @@ def checked(wildcards):
     """No input: a wrong path on the command line ends here, before any job runs."""
     known_cell(wildcards)
     return []
+
+
+def measured_inputs(wildcards):
+    """Profile and links that the cell's plan is made from, so that they are made before it."""
+    cell = known_cell(wildcards)
+    found = strategy_of(cell.strategy).measured_inputs(cell, SITE.name)
+    return [str(path) for path in found]
 
 
 def cell_request(wildcards):

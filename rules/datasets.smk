@@ -3,6 +3,9 @@
 rule stage:
     input:
         checked,
+        # What the plan is made from, before the data: a profile uses the same scratch. Measured again
+        # it repeats no cell that is done, as that is shown as stale.
+        measured=ancient(measured_inputs),
     output:
         temp(str(cell_dir(SITE.name, "{cell}") / "staged.json")),
     log:

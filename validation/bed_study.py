@@ -16,7 +16,9 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "cluster"))
+CLUSTER_TESTS = ROOT / "tests" / "cluster"
+STEADY = CLUSTER_TESTS / "steady_snakemake.py"
+sys.path.insert(0, str(CLUSTER_TESTS))
 
 from testbed import Options, TestBed, missing  # noqa: E402
 
@@ -31,9 +33,13 @@ class Study:
     Args:
         name: folder below ``validation/.work``.
         experiment: the experiment file's content, without ``site``.
+        site_keys: what the site file says besides what follows from the test bed.
     """
 
-    def __init__(self, name: str, experiment: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str, experiment: dict[str, Any], site_keys: dict[str, Any] | None = None
+    ) -> None:
+        self._site_keys = site_keys or {}
         lacking = missing()
         if lacking:
             sys.exit(f"no test bed here: {lacking}")
@@ -47,8 +53,8 @@ class Study:
 
     def describe_site(self, site: str, options: Options) -> None:
         """Write the site file of a test bed of these options."""
-        with_text = TestBed(options).site_text()
-        (self.folder / "config" / "sites" / f"{site}.yaml").write_text(with_text)
+        values = {**yaml.safe_load(TestBed(options).site_text()), **self._site_keys}
+        (self.folder / "config" / "sites" / f"{site}.yaml").write_text(yaml.safe_dump(values))
 
     def run(self, site: str, options: Options, *targets: str) -> None:
         """Measure what is missing on a test bed of these options; one cell at a time."""
@@ -56,7 +62,7 @@ class Study:
         with TestBed(options) as bed:
             bed.wait_idle()
             self._call(
-                *(sys.executable, "-m", "snakemake", *targets, "--profile", "profiles/slurm"),
+                *(sys.executable, str(STEADY), *targets, "--profile", "profiles/slurm"),
                 *("--configfile", "experiment.yaml", "--config", f"site={site}", "--jobs", "1"),
                 *("--slurm-status-command", "squeue"),
                 *("--slurm-init-seconds-before-status-checks", "3"),

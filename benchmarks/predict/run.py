@@ -2,7 +2,7 @@
 
     python benchmarks/predict/run.py [--json]
 
-The profile and the links are made up (VGG-16's sixteen blocks and thirty-two tensors, sixteen
+The profile and the links are made up (VGG-16's forty blocks and thirty-two tensors, sixteen
 devices on four nodes): their size decides the time, not their numbers. Reading and checking the
 files is timed apart, as it happens once.
 """
@@ -26,13 +26,21 @@ from ddlbench.planning.plan import make_plan
 from ddlbench.predict.inputs import open_links, open_workload
 from ddlbench.predict.prediction import Measured, NotPredictable, ask, predictor_of
 
-BLOCKS = 16
+BLOCKS = 40
+TENSORS = 32
 GEOMETRIES = {
     "sequential": ["1x1"],
     "horovod": ["1x2", "1x4", "2x4", "4x4"],
     "ddp": ["1x2", "1x4", "2x4", "4x4"],
     "gpipe": ["1x2", "1x4"],
     "model-parallel": ["1x2", "1x4"],
+    "model-parallel-p2p": ["1x2", "1x4", "2x2"],
+    "pipedream": ["1x2", "1x4", "2x2", "2x4"],
+    "pipe-gpipe": ["1x2", "1x4", "2x2"],
+    "pipe-1f1b": ["1x2", "1x4", "2x2"],
+    "pipe-interleaved": ["1x2", "1x4", "2x2"],
+    "pipe-zb": ["1x2", "1x4", "2x2"],
+    "pipe-zbv": ["1x2", "1x4", "2x2"],
 }
 BATCHES = [64, 128, 256, 512]
 
@@ -156,11 +164,11 @@ def profile() -> dict[str, Any]:
         "tensors": [
             {
                 "name": f"w{index}",
-                "block": (2 * BLOCKS - 1 - index) // 2,
-                "bytes": 500_000 * (2 * BLOCKS - index),
-                "ready_fraction": (index + 1) / (2 * BLOCKS),
+                "block": (TENSORS - 1 - index) * BLOCKS // TENSORS,
+                "bytes": 500_000 * (TENSORS - index),
+                "ready_fraction": (index + 1) / TENSORS,
             }
-            for index in range(2 * BLOCKS)
+            for index in range(TENSORS)
         ],
         "node_slowdown": [{"replicas": 1, "slowdown": 1.0, "interval": None}],
         "fixed_memory_bytes": 500_000_000,

@@ -14,9 +14,11 @@ from rich.console import Console
 
 from ddlbench import __version__
 from ddlbench.commands.interconnect import interconnect
+from ddlbench.commands.link import link
 from ddlbench.commands.oracle import oracle
 from ddlbench.commands.partition import partition_command
 from ddlbench.commands.predict import accuracy, predict, recommend
+from ddlbench.commands.timeline import timeline
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, figures_dir, result_file, tables_dir
 from ddlbench.experiment.schema import read_yaml
@@ -198,7 +200,16 @@ def doctor(site_name: str, nodes: int) -> None:
         sys.exit(1)
 
 
-for _command in (interconnect, partition_command, predict, recommend, accuracy, oracle):
+for _command in (
+    interconnect,
+    link,
+    partition_command,
+    predict,
+    recommend,
+    accuracy,
+    oracle,
+    timeline,
+):
     commands.add_command(_command)
 
 

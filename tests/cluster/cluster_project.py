@@ -15,6 +15,7 @@ from testbed import TestBed
 from ddlbench.experiment.cell import Cell
 
 ROOT = Path(__file__).resolve().parents[2]
+STEADY = Path(__file__).with_name("steady_snakemake.py")
 
 
 class Project:
@@ -47,7 +48,7 @@ class Project:
     def command(self, *arguments: str) -> list[str]:
         """The workflow as a person on the login node would run it, only with shorter pauses."""
         return [
-            *(sys.executable, "-m", "snakemake", *arguments, "--profile", "profiles/slurm"),
+            *(sys.executable, str(STEADY), *arguments, "--profile", "profiles/slurm"),
             *("--configfile", "experiment.yaml", "--jobs", "3"),
             *("--slurm-status-command", self.status_command),
             *("--slurm-init-seconds-before-status-checks", "3"),

@@ -156,10 +156,21 @@ def faulty(bed, tmp_path):
     return FaultyRun(tmp_path, bed)
 
 
-def test_a_killed_rank_is_named_and_takes_the_others_along(faulty):
+PIPELINE = {
+    **experiment(),
+    "matrix": {**experiment()["matrix"], "strategy": ["pipedream"]},
+    "strategies": {"pipedream": {"balance": "1+2"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "what"), [(experiment(), "rank"), (PIPELINE, "stage of a PipeDream pipeline")]
+)
+def test_a_killed_rank_is_named_and_takes_the_others_along(faulty, config, what):
+    faulty.project.configure(config)
     run, job = faulty.start("--retries", "0")
     faulty.broken()
-    os.kill(faulty.workers(job)[0], signal.SIGKILL)
+    os.kill(faulty.workers(job)[-1], signal.SIGKILL)
     faulty.wait_until_gone(job, 30)
     assert run.wait(timeout=120) != 0
     failure = faulty.failure()
@@ -168,7 +179,7 @@ def test_a_killed_rank_is_named_and_takes_the_others_along(faulty):
     assert faulty.result() is None
     result = faulty.run_again()
     assert result["status"] == "ok"
-    faulty.report("one rank killed (-9)", "failed: the rank and its signal are named", "ok")
+    faulty.report(f"one {what} killed (-9)", "failed: the rank and its signal are named", "ok")
 
 
 def test_a_node_that_dies_costs_one_attempt(faulty):

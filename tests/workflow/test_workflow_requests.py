@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning.resources import request
 
@@ -52,3 +53,13 @@ def test_sites_of_one_name_are_not_mixed_up():
 def test_this_machine_is_asked_for_nothing():
     found = request(cell("1x2"), load_site("local"))
     assert (found.mpi, found.gres, found.account, found.partition) == (None, None, None, None)
+
+
+def test_nodes_of_an_emulated_fabric_are_devices_of_one_node():
+    site = load_site("slurm-example")
+    lat10 = LinkCondition(latency_s=0.01, bandwidth_bits_per_s=None, loss=0.0)
+    site = Site(**{**vars(site), "fabrics": {"lat10": lat10}})
+    found = request(cell("2x2").with_(fabric="lat10"), site)
+    assert (found.nodes, found.mpi, found.tasks, found.tasks_per_node) == (1, "srun", None, 4)
+    assert (found.gres, found.mem_mb) == ("gpu:4", 4 * 45000)
+    assert request(cell("2x2").with_(fabric="mine"), site).nodes == 2

@@ -74,7 +74,7 @@ def predict(
     reason = strategy_of(strategy).supports(cell) or site.supports(cell)
     if reason is not None:
         raise ConfigError(f"{strategy} cannot run this cell: {reason}")
-    inputs, plan = Inputs(site.name), make_plan(cell)
+    inputs, plan = Inputs(site.name), make_plan(cell, site.name)
     workload, links = inputs.workload(cell), inputs.links(cell)
     history = measured_of(cell.dataset, cell.network, site.name)
     told: list[Prediction] = []

@@ -71,7 +71,7 @@ class Content:
         self.spec = spec
         self.seed = seed
         self._name = (spec.name, seed)
-        self._plane_size = spec.height * spec.width
+        self._plane_size = spec.rows * spec.width
         num_planes = _num_planes(spec)
         self._codes = _class_codes(spec.num_classes, spec.channels, num_planes).tolist()
         # Two copies in a row: a moved plane is then one contiguous slice.
@@ -91,7 +91,7 @@ class Content:
         spec = self.spec
         labels = self.labels(split, first, count)
         words = RandomWords(*self._name, split, "shifts").take(first, count)
-        reach_y, reach_x = round(spec.height / 14), round(spec.width / 14)
+        reach_y, reach_x = round(spec.rows / 14), round(spec.width / 14)
         moved_y = (words & 0xFFFFFFFF).astype(np.int64) % (2 * reach_y + 1) - reach_y
         moved_x = (words >> np.uint64(32)).astype(np.int64) % (2 * reach_x + 1) - reach_x
         shifts = (moved_y * spec.width + moved_x) % self._plane_size
@@ -141,7 +141,7 @@ class Content:
             frequency_x[(frequency_y == 0) & (frequency_x == 0)] = 1
             phase = (waves[:, 2] >> np.uint64(32)).astype(np.float64) / 2.0**32
             height = 2 + (waves[:, 3] % np.uint64(3)).astype(np.int64)
-            y = np.arange(spec.height)[:, None] / spec.height * frequency_y + phase
+            y = np.arange(spec.rows)[:, None] / spec.rows * frequency_y + phase
             x = (np.arange(spec.width)[:, None] / spec.width * frequency_x).T
             # cos(a + b) = cos a cos b - sin a sin b: a sum of outer products.
             left = np.hstack([_table(np.cos, y) * height, _table(np.sin, y) * -height])

@@ -28,7 +28,7 @@ __all__ = ["Batch", "Feed", "ImageDataset", "epoch_order", "normalise"]
 class ImageDataset(Protocol):
     """What a feed needs of a dataset."""
 
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     num_classes: int
 
     def __len__(self) -> int: ...

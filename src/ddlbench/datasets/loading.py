@@ -113,7 +113,7 @@ class ArrayImages(Dataset[tuple[torch.Tensor, int]]):
         self._keep = keep
         self._labels = data.labels if keep is None else data.labels[keep]
         self._origin = origin
-        self.shape: tuple[int, int, int] = origin[1].spec.shape
+        self.shape: tuple[int, ...] = origin[1].spec.shape
         self.num_classes = origin[1].spec.num_classes
 
     def __len__(self) -> int:
@@ -164,7 +164,7 @@ class FolderImages(Dataset[tuple[torch.Tensor, int]]):
     def __init__(self, data: FileSplit, request: DataRequest) -> None:
         self._data = data
         self._spec = request.spec
-        self.shape: tuple[int, int, int] = request.spec.shape
+        self.shape: tuple[int, ...] = request.spec.shape
         self.num_classes = request.spec.num_classes
 
     def __len__(self) -> int:

@@ -5,24 +5,35 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["digest_of", "write_json", "write_text"]
+__all__ = ["digest_of", "whole_file", "write_json", "write_text"]
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` atomically, making its folder first."""
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A name to write to; what stands there when the block ends well becomes ``path``, at once.
+
+    The folder is made first. Where the block ends badly, ``path`` stays as it was.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
     try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
+        yield beside
+        with beside.open("rb") as file:
             os.fsync(file.fileno())
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` atomically, making its folder first."""
+    with whole_file(path) as beside:
+        beside.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -34,6 +34,8 @@ _OPTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST_FOLDER_NAME = 255
 # Fields that have a place of their own in the path; all others appear by name when not default.
 _PLACED = ("dataset", "network", "strategy", "nodes", "devices_per_node", "repeat", "options")
+# Fields that came when results were there already.
+_YOUNGER = ("checkpoint_every_steps",)
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Cell:
         fabric: link condition; "default" is the site's own network.
         learning_rate, momentum: of SGD.
         seed: of the initial weights, the data and its order.
+        checkpoint_every_steps: measured steps between two checkpoints; 0 writes none.
         options: strategy options that differ from their defaults, sorted by name.
 
     Raises:
@@ -86,6 +89,7 @@ class Cell:
     learning_rate: float = 0.01
     momentum: float = 0.9
     seed: int = 0
+    checkpoint_every_steps: int = 0
     options: tuple[tuple[str, OptionValue], ...] = ()
 
     def __post_init__(self) -> None:
@@ -191,8 +195,16 @@ class Cell:
         return dict(self.options).get(name, default)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, options as a mapping: the form that result.json holds."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        """All fields, options as a mapping: the form that result.json holds.
+
+        A field of ``_YOUNGER`` is left out where it has its default: plans of cells that were
+        measured before it came keep their digests.
+        """
+        values = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in _YOUNGER or getattr(self, field.name) != field.default
+        }
         return {**values, "options": dict(self.options)}
 
     @classmethod

@@ -25,6 +25,8 @@ _BLOCK_BYTES = 4096  # what the smallest file occupies on common file systems
 
 def format_problem(spec: DatasetSpec, data_format: DataFormat) -> str | None:
     """Why ``spec`` cannot be written as ``data_format``; None when it can."""
+    if spec.depth is not None and data_format != "raw":
+        return "volumes are written as raw only"
     if data_format == "idx" and (spec.channels != 1 or spec.num_classes > 256):
         return "idx holds grey images of at most 256 classes"
     if data_format == "cifar" and (spec.shape != (3, 32, 32) or spec.num_classes > 256):

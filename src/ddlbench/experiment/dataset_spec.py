@@ -1,4 +1,4 @@
-"""What each dataset is: DDLBench's Table I, as data.
+"""What each dataset is, as data: DDLBench's Table I, and volumes for CosmoFlow.
 
 Only facts that a login node needs (counts, shapes, sizes) stand here; writing, staging and
 loading live in :mod:`ddlbench.datasets`.
@@ -16,15 +16,16 @@ DataFormat = Literal["idx", "cifar", "imagefolder", "raw"]
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """One image-classification dataset.
+    """One classification dataset, of images or of volumes.
 
     Args:
         name: key in configurations and paths.
         label: how figures write it.
         num_classes: number of labels.
-        channels, height, width: shape of one image.
+        channels, height, width: shape of one image, or of a slice of a volume.
         num_train, num_val: images at scale 1.
         native_format: the on-disk format of the original dataset.
+        depth: slices of a volume; None for images.
     """
 
     name: str
@@ -36,16 +37,23 @@ class DatasetSpec:
     num_train: int
     num_val: int
     native_format: DataFormat
+    depth: int | None = None
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Shape of one image, (C, H, W)."""
-        return (self.channels, self.height, self.width)
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one image, (C, H, W), or volume, (C, D, H, W)."""
+        depth = () if self.depth is None else (self.depth,)
+        return (self.channels, *depth, self.height, self.width)
+
+    @property
+    def rows(self) -> int:
+        """Rows of one channel: an image's height; a volume's slices stand one below the other."""
+        return self.height * (self.depth or 1)
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of one decoded image (uint8)."""
-        return self.channels * self.height * self.width
+        """Bytes of one decoded image or volume (uint8)."""
+        return self.channels * self.rows * self.width
 
     def num_images(self, split: str, scale: float) -> int:
         """Images in ``split`` ("train" or "val") once shrunk by ``scale``; at least one."""
@@ -63,5 +71,8 @@ DATASETS: dict[str, DatasetSpec] = {
             "imagenet", "ImageNet-1000", 1000, 3, 224, 224, 1_281_167, 50_000, "imagefolder"
         ),
         DatasetSpec("highres", "Highres", 1000, 3, 512, 512, 50_000, 10_000, "imagefolder"),
+        # Not in Table I: what ParaDL trains CosmoFlow on, its four parameters as four classes;
+        # a tenth of all is for validation, of which ParaDL says nothing.
+        DatasetSpec("cosmoflow", "CosmoFlow", 4, 4, 256, 256, 1_584, 176, "raw", depth=256),
     )
 }

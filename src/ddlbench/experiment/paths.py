@@ -6,6 +6,7 @@
                                   /plan.json       who runs where, and how
                                   /steps.csv       one row a step
                                   /log.txt         what every rank printed
+                                  /.checkpoint/    where checkpoints are asked for, until then
     results/<site>/links/<fabric>/links.json       latency and bandwidth between devices
     results/<site>/profiles/<profile id>/profile.json   times and bytes of a network's layers
     results/<site>/<experiment>/tables/*.csv
@@ -22,9 +23,11 @@ from pathlib import Path
 __all__ = [
     "RESULTS",
     "cell_dir",
+    "checkpoint_dir",
     "experiment_dir",
     "figures_dir",
     "links_file",
+    "plan_file",
     "prediction_figures_dir",
     "predictions_file",
     "profile_file",
@@ -57,9 +60,28 @@ def cell_dir(site: str, cell_id: str) -> Path:
     return RESULTS / site / "cells" / cell_id
 
 
+def checkpoint_dir(template: str | None, site: str, cell_id: str, cell_folder: Path) -> Path:
+    """Folder of one cell's checkpoints.
+
+    Args:
+        template: the site's ``checkpoints``; None puts them into the cell's own folder.
+        site: its name.
+        cell_id: of the cell.
+        cell_folder: of the cell.
+    """
+    if template is None:
+        return cell_folder / ".checkpoint"
+    return scratch_dir(template) / site / cell_id
+
+
 def result_file(site: str, cell_id: str) -> Path:
     """The file whose presence says that the cell is done."""
     return cell_dir(site, cell_id) / "result.json"
+
+
+def plan_file(site: str, cell_id: str) -> Path:
+    """Who ran where in a cell, and how."""
+    return cell_dir(site, cell_id) / "plan.json"
 
 
 def links_file(site: str, fabric: str) -> Path:

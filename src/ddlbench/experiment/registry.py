@@ -23,12 +23,17 @@ NETWORKS: dict[str, str] = {
     "vgg11": "ddlbench.networks.vgg:vgg11",
     "vgg16": "ddlbench.networks.vgg:vgg16",
     "mobilenetv2": "ddlbench.networks.mobilenetv2:mobilenetv2",
+    "alexnet": "ddlbench.networks.alexnet:alexnet",
+    "cosmoflow": "ddlbench.networks.cosmoflow:cosmoflow",
+    "mlp": "ddlbench.networks.mlp:mlp",
+    "stack": "ddlbench.networks.stack:stack",
 }
 
 STRATEGIES: dict[str, str] = {
     "sequential": "ddlbench.planning.sequential:Sequential",
     "horovod": "ddlbench.planning.horovod:Horovod",
     "ddp": "ddlbench.planning.ddp:DistributedDataParallel",
+    "parameter-server": "ddlbench.planning.parameter_server:ParameterServer",
     "gpipe": "ddlbench.planning.gpipe:GPipe",
     "model-parallel": "ddlbench.planning.model_parallel:ModelParallel",
     "model-parallel-p2p": "ddlbench.planning.pipedream:ModelParallelP2p",
@@ -38,6 +43,11 @@ STRATEGIES: dict[str, str] = {
     "pipe-interleaved": "ddlbench.planning.pipelines:Interleaved1F1B",
     "pipe-zb": "ddlbench.planning.pipelines:ZeroBubble",
     "pipe-zbv": "ddlbench.planning.pipelines:ZeroBubbleV",
+    "spatial": "ddlbench.planning.split:Spatial",
+    "filter": "ddlbench.planning.split:Filter",
+    "channel": "ddlbench.planning.split:Channel",
+    "data-filter": "ddlbench.planning.split:DataFilter",
+    "data-spatial": "ddlbench.planning.split:DataSpatial",
 }
 
 _PREDICTORS = "ddlbench.predict.predictors"
@@ -52,8 +62,17 @@ PREDICTORS: dict[str, str] = {
     "model-parallel": f"{_PREDICTORS}.model_parallel:ModelParallel",
     "ddp-buckets": f"{_PREDICTORS}.ddp_buckets:DdpBuckets",
     "ddp-all-reduce": f"{_PREDICTORS}.ddp_buckets:DdpAllReduce",
+    "parameter-server": f"{_PREDICTORS}.parameter_server:ParameterServer",
+    "parameter-server-messages": f"{_PREDICTORS}.parameter_server:ParameterServerMessages",
+    "pipeline-replay": f"{_PREDICTORS}.pipeline_replay:PipelineReplay",
+    "pipeline-period": f"{_PREDICTORS}.pipeline_period:PipelinePeriod",
+    "pipeline-period-paper": f"{_PREDICTORS}.pipeline_period:PipelinePeriodPaper",
+    "ddp-serial": f"{_PREDICTORS}.serial:DdpSerial",
+    "horovod-serial": f"{_PREDICTORS}.serial:HorovodSerial",
     "data-extrapolation": f"{_PREDICTORS}.data_extrapolation:DataExtrapolation",
     "hardware-extrapolation": f"{_PREDICTORS}.hardware_extrapolation:HardwareExtrapolation",
+    "paradl-published": f"{_PREDICTORS}.paradl:ParadlPublished",
+    "paradl-corrected": f"{_PREDICTORS}.paradl:ParadlCorrected",
     "linear": f"{_PREDICTORS}.linear:Linear",
     "carry-forward": f"{_PREDICTORS}.carry_forward:CarryForward",
 }

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.schema import check_against, fill_defaults, nearest, read_yaml
 
@@ -37,14 +38,37 @@ class Site:
     setup: tuple[str, ...] = ()
     container: dict[str, Any] | None = None
     interconnect: dict[str, Any] = field(default_factory=dict)
+    fabrics: dict[str, LinkCondition] = field(default_factory=dict)
     slurm: dict[str, Any] = field(default_factory=dict)
+    checkpoints: str | None = None
+
+    def emulates(self, fabric: str) -> bool:
+        """Whether the links of this fabric are emulated, inside one node of the site."""
+        return fabric in self.fabrics
+
+    def held_geometry(self, cell: Cell) -> tuple[int, int]:
+        """Nodes that a cell holds, and devices of each.
+
+        On a cluster the nodes of an emulated fabric are namespaces of one real node. A local site
+        is one machine anyway: its ``nodes`` are how many it may stand for.
+        """
+        if self.launcher == "slurm" and self.emulates(cell.fabric):
+            return 1, cell.devices
+        return cell.nodes, cell.devices_per_node
 
     def supports(self, cell: Cell) -> str | None:
         """Why this site has no room for the cell; None when it has."""
-        if cell.nodes > self.nodes or cell.devices_per_node > self.devices_per_node:
+        nodes, devices_per_node = self.held_geometry(cell)
+        if nodes > self.nodes or devices_per_node > self.devices_per_node:
+            emulated = "" if nodes == cell.nodes else f" on one node, as {cell.fabric} is emulated"
             return (
                 f"site {self.name} has {self.nodes} node(s) of {self.devices_per_node} device(s), "
-                f"the cell asks for {cell.geometry}"
+                f"the cell asks for {cell.geometry}{emulated}"
+            )
+        if self.emulates(cell.fabric) and cell.nodes == 1:
+            return (
+                f"the cell has one node, so there is no link that {cell.fabric} could shape; "
+                "take two nodes or more, or fabric default"
             )
         if cell.data_source == "real" and cell.dataset not in self.real_data:
             return f"site {self.name} names no real data for {cell.dataset}; add it to real_data"
@@ -77,6 +101,7 @@ def load_site(name: str) -> Site:
         if dataset not in DATASETS:
             remark = nearest(dataset, DATASETS)
             raise ConfigError(f"{path}: real_data: unknown dataset {dataset!r}; {remark}")
+    values["fabrics"] = _conditions(values["fabrics"], f"{path}: fabrics")
     if values["devices_per_node"] == "auto":
         if values["launcher"] != "local" or values["device"] != "cpu":
             raise ConfigError(
@@ -85,3 +110,14 @@ def load_site(name: str) -> Site:
             )
         values["devices_per_node"] = len(os.sched_getaffinity(0))
     return Site(name=path.stem, **values)
+
+
+def _conditions(fabrics: dict[str, Any], where: str) -> dict[str, LinkCondition]:
+    if "default" in fabrics:
+        raise ConfigError(
+            f"{where}: 'default' is the site's own network; give the emulated one a name of its own"
+        )
+    return {
+        str(name): LinkCondition.from_mapping(values, f"{where}.{name}")
+        for name, values in fabrics.items()
+    }

@@ -6,7 +6,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Site
 from ddlbench.planning.resources import SchedulerRequest, request
 
-__all__ = ["is_given", "links_request"]
+__all__ = ["is_given", "links_geometry", "links_request"]
 
 
 def is_given(site: Site, fabric: str) -> bool:
@@ -14,10 +14,24 @@ def is_given(site: Site, fabric: str) -> bool:
     return fabric in site.interconnect.get("links", {})
 
 
+def links_geometry(site: Site, fabric: str) -> tuple[int, int]:
+    """Nodes, and devices of each, that links are measured between.
+
+    All of the site; one device where nothing is measured. On a cluster a real node stands for as
+    many nodes of an emulated fabric as it has devices.
+    """
+    if is_given(site, fabric):
+        return 1, 1
+    if site.launcher == "slurm" and site.emulates(fabric):
+        return site.devices_per_node, 1
+    return site.nodes, site.devices_per_node
+
+
 def links_request(site: Site, fabric: str) -> SchedulerRequest:
-    """A job of all nodes and devices of the site; of one device where nothing is measured."""
-    nodes, devices = (1, 1) if is_given(site, fabric) else (site.nodes, site.devices_per_node)
-    # Only the geometry of the cell is asked for.
-    return request(
-        Cell("mnist", "vgg11", "ddp", batch_size=1, nodes=nodes, devices_per_node=devices), site
+    """A job of the devices that links are measured between."""
+    nodes, devices = links_geometry(site, fabric)
+    # Only geometry and fabric of the cell are asked for.
+    cell = Cell(
+        "mnist", "vgg11", "ddp", batch_size=1, nodes=nodes, devices_per_node=devices, fabric=fabric
     )
+    return request(cell, site)

@@ -16,10 +16,17 @@ from ddlbench.experiment.links import LINKS_VERSION, write_links
 from ddlbench.experiment.site import Site
 from ddlbench.interconnect.assemble import node_type_pairs, sweeps_of, world_pairs
 from ddlbench.interconnect.given import given_parts
-from ddlbench.interconnect.job import is_given
+from ddlbench.interconnect.job import is_given, links_geometry
 from ddlbench.interconnect.slow_pairs import slow_pairs
 from ddlbench.interconnect.worlds import worlds
 from ddlbench.runtime.environment import driver_provenance
+from ddlbench.runtime.fabric import (
+    Fabric,
+    FabricUnfit,
+    FabricUnsupported,
+    fabric_up,
+    fault_of,
+)
 from ddlbench.runtime.tool import ToolFailed, run_tool
 
 __all__ = ["LinksFailed", "largest_bytes", "measure_links"]
@@ -43,7 +50,7 @@ def measure_links(site: Site, fabric: str, path: Path) -> dict[str, Any]:
 
     Args:
         site: where; on a cluster this process runs in a job of all its nodes and devices.
-        fabric: link condition that is in force now; only noted here.
+        fabric: link condition; in force now, or emulated where the site file says what it is.
         path: of links.json; log files of the tools go beside it.
 
     Returns:
@@ -78,7 +85,7 @@ def measure_links(site: Site, fabric: str, path: Path) -> dict[str, Any]:
 
 
 def _measure(site: Site, links: dict[str, Any], folder: Path) -> None:
-    nodes, devices = site.nodes, site.devices_per_node
+    nodes, devices = links_geometry(site, links["fabric"])
     if nodes * devices < 2:
         raise LinksFailed(
             f"site {site.name} has one device: there is no link to measure; raise nodes or "
@@ -92,11 +99,35 @@ def _measure(site: Site, links: dict[str, Any], folder: Path) -> None:
         "worlds": worlds(nodes, devices),
     }
     links["provenance"]["settings"] = settings
+    try:
+        with fabric_up(site, links["fabric"], nodes) as fabric:
+            _run_tools(site, (nodes, devices), settings, links, folder, fabric=fabric)
+            link = fabric.report()
+    except (FabricUnsupported, FabricUnfit) as error:
+        raise _failed(site, str(error)) from None
+    fault = fault_of(link)
+    if fault is not None:
+        raise _failed(site, fault)
+    if link is not None:
+        links["provenance"]["link"] = link
+
+
+def _run_tools(
+    site: Site,
+    geometry: tuple[int, int],
+    settings: dict[str, Any],
+    links: dict[str, Any],
+    folder: Path,
+    *,
+    fabric: Fabric,
+) -> None:
+    """Run both tools and put what they found into ``links``."""
+    nodes, devices = geometry
     if devices > 1:
-        geometry = (nodes, devices if site.device == "cpu" else 1)
-        reports = _run(site, geometry, "node_pairs", settings, folder)
+        per_node = devices if site.device == "cpu" else 1
+        reports = _run(site, (nodes, per_node), "node_pairs", settings, folder, fabric=fabric)
         links["pairs"] += node_type_pairs(reports)
-    reports = _run(site, (nodes, devices), "sweep", settings, folder)
+    reports = _run(site, geometry, "sweep", settings, folder, fabric=fabric)
     first = reports[0]
     links["pairs"].append(world_pairs(first["pairs"]))
     links["sweeps"], notes = sweeps_of(first["sweeps"])
@@ -107,7 +138,13 @@ def _measure(site: Site, links: dict[str, Any], folder: Path) -> None:
 
 
 def _run(
-    site: Site, geometry: tuple[int, int], module: str, settings: dict[str, Any], folder: Path
+    site: Site,
+    geometry: tuple[int, int],
+    module: str,
+    settings: dict[str, Any],
+    folder: Path,
+    *,
+    fabric: Fabric,
 ) -> list[dict[str, Any]]:
     """Run a tool; what goes wrong is one sentence."""
     try:
@@ -117,13 +154,16 @@ def _run(
             f"{_MODULES}.{module}",
             settings,
             folder / module,
+            fabric=fabric,
         )
     except ToolFailed as error:
-        raise LinksFailed(f"the links of site {site.name} are not measured: {error}") from None
+        raise _failed(site, str(error)) from None
     for report in reports:
         if report["status"] != "ok":
-            raise LinksFailed(
-                f"the links of site {site.name} are not measured: rank {report['rank']}: "
-                f"{report.get('reason', report['status'])}"
-            )
+            why = report.get("reason", report["status"])
+            raise _failed(site, f"rank {report['rank']}: {why}")
     return reports
+
+
+def _failed(site: Site, why: str) -> LinksFailed:
+    return LinksFailed(f"the links of site {site.name} are not measured: {why}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.registry import NETWORKS, load
+from ddlbench.experiment.pairs import pairs
+from ddlbench.experiment.registry import load
 
 __all__ = ["block_names", "markdown_table", "num_layers", "num_parameters"]
 
@@ -23,7 +23,7 @@ def num_parameters(module: nn.Module) -> int:
 
 def num_layers(module: nn.Module) -> int:
     """Count convolutions and linear layers, as papers do in a network's name."""
-    return sum(isinstance(child, nn.Conv2d | nn.Linear) for child in module.modules())
+    return sum(isinstance(child, nn.Conv2d | nn.Conv3d | nn.Linear) for child in module.modules())
 
 
 def markdown_table() -> str:
@@ -32,14 +32,13 @@ def markdown_table() -> str:
         "| network | dataset | image | blocks | conv + linear | parameter tensors | parameters |",
         "|---|---|---|---:|---:|---:|---:|",
     ]
-    for name in NETWORKS:
-        for spec in DATASETS.values():
-            with torch.device("meta"):  # shapes only: no memory, no random numbers
-                network = load("ddlbench.networks", name)(spec)
-            image = "x".join(str(size) for size in spec.shape)
-            tensors = len(list(network.parameters()))
-            lines.append(
-                f"| {name} | {spec.name} | {image} | {len(network)} | {num_layers(network)} "
-                f"| {tensors} | {num_parameters(network):,} |"
-            )
+    for name, spec in pairs():
+        with torch.device("meta"):  # shapes only: no memory, no random numbers
+            network = load("ddlbench.networks", name)(spec)
+        image = "x".join(str(size) for size in spec.shape)
+        tensors = len(list(network.parameters()))
+        lines.append(
+            f"| {name} | {spec.name} | {image} | {len(network)} | {num_layers(network)} "
+            f"| {tensors} | {num_parameters(network):,} |"
+        )
     return "\n".join(lines)

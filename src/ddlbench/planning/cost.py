@@ -25,6 +25,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.data_size import estimate_bytes
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.result import SCHEMA_VERSION, STATUSES
+from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
 from ddlbench.planning.data import request_of
 from ddlbench.planning.matrix import MatrixRow
@@ -113,7 +114,7 @@ def estimate(rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS
     supported = [row for row in rows if row.unsupported is None]
     done = [finished[row.cell.id] for row in supported if row.cell.id in finished]
     to_run = [row.cell for row in supported if row.cell.id not in finished]
-    largest = max(to_run, key=lambda cell: (cell.devices, cell.nodes), default=None)
+    largest = max(to_run, key=lambda cell: (cell.devices, site.held_geometry(cell)), default=None)
     known = _Expectation(finished.values())
     likeness: Counter[Likeness | None] = Counter()
     expected_s = 0.0
@@ -132,7 +133,7 @@ def estimate(rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS
             Counter(str(row.unsupported) for row in unsupported).most_common()
         ),
         slurm_jobs=len(to_run) if site.launcher == "slurm" else 0,
-        largest_nodes=largest.nodes if largest else 0,
+        largest_nodes=site.held_geometry(largest)[0] if largest else 0,
         largest_devices=largest.devices if largest else 0,
         device_s_upper=float(site.cell_timeout_s)
         * sum(_held_devices(cell, site) for cell in to_run),
@@ -223,7 +224,8 @@ class _Expectation:
 
 
 def _held_devices(cell: Cell, site: Site) -> int:
-    return cell.nodes * (site.devices_per_node if _whole_nodes(site) else cell.devices_per_node)
+    nodes, devices = site.held_geometry(cell)
+    return nodes * (site.devices_per_node if _whole_nodes(site) else devices)
 
 
 def _whole_nodes(site: Site) -> bool:
@@ -262,12 +264,23 @@ def _warnings(
             f"delete it to measure again (first: {again[0]})"
         )
     if _whole_nodes(site):
-        partial = [cell for cell in to_run if cell.devices_per_node < site.devices_per_node]
+        partial = [c for c in to_run if site.held_geometry(c)[1] < site.devices_per_node]
         if partial:
             yield (
                 f"{len(partial)} of {len(to_run)} cells to run use part of a node, but "
                 "slurm.exclusive holds whole nodes; the device-hours count all of their devices"
             )
+    yield from _unchecked_fabrics(to_run, site)
+
+
+def _unchecked_fabrics(cells: Iterable[Cell], site: Site) -> Iterable[str]:
+    """Names of conditions that somebody must set by hand; or that are misspelt."""
+    known = {"default", *site.fabrics, *site.interconnect.get("links", {})}
+    for fabric in sorted({cell.fabric for cell in cells} - known):
+        yield (
+            f"site {site.name} does not emulate fabric {fabric!r}: that condition must be in force "
+            f"while its cells run, and nothing checks it ({nearest(fabric, known)})"
+        )
 
 
 def _cells(ids: Sequence[str]) -> str:

@@ -12,30 +12,18 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.strategy import DeviceKind, Process, Strategy
+from ddlbench.planning.torchgpipe import BALANCE_OPTION, TorchGPipe
 
-__all__ = ["GPipe", "single_process_placement", "torchgpipe_limits", "torchgpipe_on_cpu"]
-
-BALANCE_OPTION: dict[str, Any] = {
-    "type": ["string", "integer"],
-    "pattern": r"^(time|size|blocks|[1-9]\d*(\+[1-9]\d*)*)$",
-    "minimum": 1,
-    "default": "time",
-    "description": (
-        "How blocks are dealt to devices: 'time' and 'size' let torchgpipe profile the network, "
-        "'blocks' gives each device as many blocks, '5+9' says it by hand."
-    ),
-}
+__all__ = ["GPipe"]
 
 
-class GPipe(Strategy):
+class GPipe(TorchGPipe):
     """Synchronous pipeline with micro-batches and recomputation (Huang et al. 2019)."""
 
     name: ClassVar[str] = "gpipe"
     label: ClassVar[str] = "GPipe"
     family: ClassVar[str] = "pipeline"
     executor: ClassVar[str] = "ddlbench.strategies.gpipe:GPipeExecutor"
-    requires: ClassVar[tuple[str, ...]] = ("torchgpipe",)
     options: ClassVar[dict[str, dict[str, Any]]] = {
         "chunks": {
             "type": "integer",
@@ -59,42 +47,4 @@ class GPipe(Strategy):
                 f"a mini-batch of {cell.batch_size} does not divide into {chunks} micro-batches; "
                 f"make batch_size a multiple of {chunks}"
             )
-        return torchgpipe_limits(cell, self.option_values(cell)["balance"])
-
-    def placement(self, cell: Cell) -> tuple[Process, ...]:
-        """One process with every device of the node."""
-        return single_process_placement(cell)
-
-    def note(self, device_kind: DeviceKind) -> str | None:
-        """On CPU there is nothing to overlap."""
-        return torchgpipe_on_cpu(device_kind)
-
-
-def torchgpipe_limits(cell: Cell, balance: object) -> str | None:
-    """What torchgpipe cannot do with this cell; None when it can."""
-    if cell.nodes > 1:
-        return f"torchgpipe drives the devices of one node and cannot span {cell.nodes}; write 1xD"
-    parts = str(balance).split("+")
-    if parts[0].isdigit() and len(parts) != cell.devices:
-        return f"balance {balance} has {len(parts)} parts for {cell.devices} devices"
-    return None
-
-
-def single_process_placement(cell: Cell) -> tuple[Process, ...]:
-    """One process that drives all devices of one node."""
-    return (
-        Process(
-            rank=0,
-            role="driver",
-            node=0,
-            local_rank=0,
-            devices=tuple(range(cell.devices_per_node)),
-        ),
-    )
-
-
-def torchgpipe_on_cpu(device_kind: DeviceKind) -> str | None:
-    """Why torchgpipe shows no speed-up on CPU."""
-    if device_kind == "cuda":
-        return None
-    return "torchgpipe runs its CPU partitions one after the other: no speed-up can show here"
+        return super().supports(cell)

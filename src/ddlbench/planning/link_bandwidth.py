@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.links import read_links
 
-__all__ = ["bandwidth_bytes_per_s"]
+__all__ = ["Reach", "bandwidth_bytes_per_s", "bandwidth_of"]
+
+Reach = Literal["node", "network"]  # within a node, between nodes
 
 # What training sends through, not what a link could carry.
 _TRANSPORTS = ("nccl", "gloo", "given")
 
 
-def bandwidth_bytes_per_s(path: Path, level: Literal["node", "network"]) -> float:
+def bandwidth_bytes_per_s(path: Path, level: Reach) -> float:
     """Bytes per second of large messages within a node, or between nodes.
 
     The largest message of a point-to-point sweep, else the slowest pair of a matrix.
@@ -26,7 +29,15 @@ def bandwidth_bytes_per_s(path: Path, level: Literal["node", "network"]) -> floa
     Raises:
         ConfigError: there is no such file, or it holds nothing of the level.
     """
-    links = read_links(path)
+    return bandwidth_of(read_links(path), level, str(path))
+
+
+def bandwidth_of(links: Mapping[str, Any], level: Reach, where: str) -> float:
+    """The same of a links file that was read; ``where`` names it.
+
+    Raises:
+        ConfigError: it holds nothing of the level.
+    """
     for sweep in links["sweeps"]:
         if sweep["operation"] == "p2p" and sweep["level"] == level and sweep["points"]:
             largest = max(sweep["points"], key=lambda point: int(point["message_bytes"]))
@@ -40,7 +51,7 @@ def bandwidth_bytes_per_s(path: Path, level: Literal["node", "network"]) -> floa
     if not found:
         place = "within a node" if level == "node" else "between nodes"
         raise ConfigError(
-            f"{path}: nothing was measured {place} with the transport of training; measure the "
+            f"{where}: nothing was measured {place} with the transport of training; measure the "
             "links again, or give them in the site file"
         )
     return min(found)

@@ -6,7 +6,8 @@
     point -> cell, its base (the sequential cell of the same axes), or why it cannot run
 
 A combination that the product makes and a strategy cannot run is *unsupported*: a row with a
-reason and no job. The same combination written by hand under ``include`` is an error.
+reason and no job. The same combination written by hand under ``include`` is an error. A
+cell whose stages are known, from a profile, to be too large for their devices is unsupported, too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,10 @@ from ddlbench.experiment.cell import Cell, parse_geometry
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.fabric import LinkCondition
+from ddlbench.experiment.pairs import mismatch
+from ddlbench.experiment.paths import profile_file
+from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.registry import known
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
@@ -45,12 +50,14 @@ class MatrixRow:
         base_id: id of the sequential cell its speed-up is measured against; None where the
             experiment has none.
         unsupported: why it is not run; None when it is.
+        condition: of its links, where the site emulates its fabric.
 
     """
 
     cell: Cell
     base_id: str | None
     unsupported: str | None
+    condition: LinkCondition | None = None
 
 
 def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
@@ -62,10 +69,12 @@ def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
     """
     _check_names(experiment)
     chosen: dict[str, tuple[Cell, str | None, str | None]] = {}
+    too_large = _memory_check(site)
     for point, base_point in _product(experiment):
         cell = _cell(point, experiment.where)
         base = _base(base_point, experiment.where)
-        _choose(chosen, cell, base, _unsupported(cell, site), experiment.repeats)
+        reason = _unsupported(cell, site) or too_large(cell)
+        _choose(chosen, cell, base, reason, experiment.repeats)
     for number, entry in enumerate(experiment.include):
         where = f"{experiment.where}: include.{number}"
         point = {**experiment.settings, **_layered(experiment.settings, entry)}
@@ -73,11 +82,14 @@ def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
         reason = _unsupported(cell, site)
         if reason is not None:
             raise ConfigError(f"{where}: {cell.strategy} cannot run this cell: {reason}")
-        _choose(chosen, cell, _base(point, where), None, experiment.repeats)
+        # What only a profile tells is no error of who wrote the entry.
+        _choose(chosen, cell, _base(point, where), too_large(cell), experiment.repeats)
     if not chosen:
         raise ConfigError(f"{experiment.where}: no cell is left; loosen 'matrix' or 'exclude'")
     return [
-        MatrixRow(cell, base_id if base_id in chosen else None, reason)
+        MatrixRow(
+            cell, base_id if base_id in chosen else None, reason, site.fabrics.get(cell.fabric)
+        )
         for cell, base_id, reason in chosen.values()
     ]
 
@@ -202,6 +214,7 @@ def _cell(point: Mapping[str, Any], where: str) -> Cell:
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     nodes, devices_per_node = parse_geometry(point["geometry"], where)
+    options = strategy.check_options(point.get("options", {}), f"{where}: options of {name}")
     batch_size = point.get("batch_size")
     if batch_size is None:
         per_device = point.get("batch_per_device")
@@ -210,8 +223,8 @@ def _cell(point: Mapping[str, Any], where: str) -> Cell:
                 f"{where}: no batch for {dataset} with {name}; write settings: batch_size (samples "
                 "a step of all workers) or batch_per_device"
             )
-        batch_size = per_device * (1 if name == _BASELINE else nodes * devices_per_node)
-    options = strategy.check_options(point.get("options", {}), f"{where}: options of {name}")
+        workers = strategy.workers(nodes * devices_per_node, options)
+        batch_size = per_device * (1 if name == _BASELINE else workers)
     own = {key: value for key, value in point.items() if key in _FIELDS and key != "options"}
     own.update(batch_size=batch_size, nodes=nodes, devices_per_node=devices_per_node)
     try:
@@ -235,7 +248,26 @@ def _unsupported(cell: Cell, site: Site) -> str | None:
             f"{images} training images are fewer than one mini-batch of {cell.batch_size}; "
             "raise data_scale"
         )
+    if (reason := mismatch(cell.network, cell.dataset)) is not None:
+        return reason
     return strategy.supports(cell) or site.supports(cell) or _missing_package(strategy.requires)
+
+
+def _memory_check(site: Site) -> Callable[[Cell], str | None]:
+    """Says why a stage of a cell cannot fit its device, where a profile tells."""
+
+    @cache
+    def profiled(key: ProfileKey) -> bool:
+        return profile_file(site.name, key.id).is_file()
+
+    def too_large(cell: Cell) -> str | None:
+        if not profiled(ProfileKey.of(cell)):
+            return None
+        from ddlbench.planning.stage_memory import why_cell_too_large  # noqa: PLC0415 - slow
+
+        return why_cell_too_large(cell, site)
+
+    return too_large
 
 
 @cache

@@ -16,10 +16,17 @@ Sources: PipeDream (Narayanan et al., SOSP 2019); docs/strategies/pipedream.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.pipeline_stages import BALANCE_OPTION, Stages, stages_of, why_no_stages
+from ddlbench.planning.pipeline_stages import (
+    BALANCE_OPTION,
+    Stages,
+    measured_files,
+    stages_of,
+    why_no_stages,
+)
 from ddlbench.planning.schedules import Schedule, model_parallel, pipedream, weight_version
 from ddlbench.planning.strategy import Needs, Process, Strategy
 from ddlbench.planning.warmup import warmups
@@ -33,8 +40,13 @@ class StagedStrategy(Strategy):
     executor: ClassVar[str] = "ddlbench.strategies.pipedream.executor:PipeDreamExecutor"
     options: ClassVar[dict[str, dict[str, Any]]] = {"balance": BALANCE_OPTION}
 
-    def schedule(self, details: dict[str, Any], mini_batches: int) -> Schedule:
-        """Who does what for so many mini-batches of a cell with these plan details."""
+    def schedule(
+        self, details: dict[str, Any], mini_batches: int, only_rank: int | None = None
+    ) -> Schedule:
+        """Who does what for so many mini-batches of a cell with these plan details.
+
+        ``only_rank`` lists the actions of one rank alone.
+        """
         raise NotImplementedError
 
     def version(self, details: dict[str, Any], schedule: Schedule, stage: int, number: int) -> int:
@@ -66,6 +78,13 @@ class StagedStrategy(Strategy):
             details["planned_period_s"] = period_s
         return _processes(cell, stages), details
 
+    def measured_inputs(self, cell: Cell, site: str) -> tuple[Path, ...]:
+        """The profile, where it decides the stages; the links, where it decides replicas, too."""
+        if self.option_values(cell)["balance"] != "profile":
+            return ()
+        partitioned = self.replicas(cell) is None and cell.devices > 1
+        return measured_files(cell, site, with_links=partitioned)
+
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         """One process a device, stage by stage."""
         return self.plan(cell)[0]
@@ -94,9 +113,11 @@ class ModelParallelP2p(StagedStrategy):
     label: ClassVar[str] = "Model parallel (point to point)"
     family: ClassVar[str] = "model"
 
-    def schedule(self, details: dict[str, Any], mini_batches: int) -> Schedule:
+    def schedule(
+        self, details: dict[str, Any], mini_batches: int, only_rank: int | None = None
+    ) -> Schedule:
         """Forward through all stages, backward through all, update."""
-        return model_parallel(len(details["stages"]), mini_batches)
+        return model_parallel(len(details["stages"]), mini_batches, only_rank)
 
 
 class PipeDream(StagedStrategy):
@@ -161,9 +182,12 @@ class PipeDream(StagedStrategy):
             )
         return super().supports(cell)
 
-    def schedule(self, details: dict[str, Any], mini_batches: int) -> Schedule:
+    def schedule(
+        self, details: dict[str, Any], mini_batches: int, only_rank: int | None = None
+    ) -> Schedule:
         """1F1B over the plan's stages."""
-        return pipedream(_counts(details), mini_batches, int(details["extra_warmup"]))
+        extra = int(details["extra_warmup"])
+        return pipedream(_counts(details), mini_batches, extra, only_rank=only_rank)
 
     def version(self, details: dict[str, Any], schedule: Schedule, stage: int, number: int) -> int:
         """Updates that the weights have seen that serve a mini-batch of the run on a stage.

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 __all__ = ["even_blocks", "even_costs"]
@@ -33,6 +34,14 @@ def even_costs(
         sent: what crosses a cut behind each block, in any unit.
         replicas: of each stage, first to last.
     """
+    return _even_costs(tuple(costs), tuple(sent), tuple(replicas))
+
+
+@lru_cache(maxsize=4096)
+def _even_costs(
+    costs: tuple[float, ...], sent: tuple[float, ...], replicas: tuple[int, ...]
+) -> tuple[int, ...]:
+    """One network is cut alike in many cells."""
     until = [0.0, *accumulate(costs)]
 
     def share(first: int, last: int, count: int) -> float:

@@ -15,18 +15,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import links_file, profile_file
-from ddlbench.experiment.profile import ProfileKey, read_profile
+from ddlbench.experiment.profile import ProfileKey
 from ddlbench.planning.block_table import block_costs
 from ddlbench.planning.link_bandwidth import bandwidth_bytes_per_s
-from ddlbench.planning.partition import Chain, Level, Partition, Stage, chain_of_profile, partition
+from ddlbench.planning.measured_profile import profile_at
+from ddlbench.planning.partition import (
+    Chain,
+    Level,
+    MemoryLimit,
+    Partition,
+    Stage,
+    chain_of_profile,
+    partition,
+)
 from ddlbench.planning.pipeline_cut import even_blocks, even_costs
 
-__all__ = ["BALANCE_OPTION", "NeedsProfile", "Stages", "stages_of", "why_no_stages"]
+__all__ = [
+    "BALANCE_OPTION",
+    "NeedsProfile",
+    "Stages",
+    "check_enough",
+    "measured_chain",
+    "measured_files",
+    "stages_of",
+    "why_no_stages",
+]
 
 BALANCE_OPTION: dict[str, Any] = {
     "type": ["string", "integer"],
@@ -79,7 +98,11 @@ def _why_not_by_table(cell: Cell, balance: str, replicas: Sequence[int]) -> str 
 
 
 def stages_of(
-    cell: Cell, balance: str, replicas: Sequence[int] | None, site: str | None
+    cell: Cell,
+    balance: str,
+    replicas: Sequence[int] | None,
+    site: str | None,
+    samples: int | None = None,
 ) -> tuple[Stages, float | None]:
     """The stages of a cell that :func:`why_no_stages` finds nothing against.
 
@@ -89,6 +112,7 @@ def stages_of(
         replicas: of each stage; None lets PipeDream's partitioner find them, too, for which
             ``balance`` must be ``profile``.
         site: whose profile and links are read.
+        samples: of one forward pass, at which times are read; a whole mini-batch if left out.
 
     Returns:
         The stages, and the partitioner's seconds per mini-batch where it made them.
@@ -98,11 +122,11 @@ def stages_of(
         ConfigError: a file is wrong, or no partition exists.
     """
     if balance == "profile":
-        chain = _chain(cell, site)
+        chain = measured_chain(cell, site, samples or cell.batch_size)
         if replicas is None:
             found = _partition(cell, chain, str(site))
             return found.stages, found.period_s
-        _check_enough(cell, len(chain), len(replicas))
+        check_enough(cell, len(chain), len(replicas))
         times = [node.time_s for node in chain.nodes]
         counts = even_costs(times, [node.output_bytes for node in chain.nodes], replicas)
         return _stages(counts, replicas), None
@@ -127,30 +151,46 @@ def _stages(counts: Sequence[int], replicas: Sequence[int]) -> Stages:
     return tuple(Stage(a, b, count) for (a, b), count in zip(ends, replicas, strict=True))
 
 
-def _check_enough(cell: Cell, blocks: int, stages: int) -> None:
+def check_enough(cell: Cell, blocks: int, stages: int) -> None:
+    """Raise ConfigError unless there is a block for every stage."""
     if blocks < stages:
         raise ConfigError(f"{cell.network} has {blocks} blocks, too few for {stages} stages")
 
 
-def _chain(cell: Cell, site: str | None) -> Chain:
-    key = ProfileKey.of(cell)
+def measured_files(cell: Cell, site: str, with_links: bool = False) -> tuple[Path, ...]:
+    """Files of a site that stages with balance ``profile`` are planned from."""
+    profile = profile_file(site, ProfileKey.of(cell).id)
+    return (profile, links_file(site, cell.fabric)) if with_links else (profile,)
+
+
+def measured_chain(cell: Cell, site: str | None, samples: int) -> Chain:
+    """The cell's blocks as a site measured them, at so many samples a pass.
+
+    Raises:
+        NeedsProfile: no site is given, or it has no profile of the network.
+        ConfigError: the profile is wrong, or was not measured around that many samples.
+    """
+    return chain_of_profile(_profile(cell, site), samples)
+
+
+def _profile(cell: Cell, site: str | None) -> dict[str, Any]:
     if site is None:
         raise NeedsProfile(
             f"{cell.id}: balance profile is planned from a site's measurements, and no site is "
             "given; plan it where the site is known, or write balance: work"
         )
-    path = profile_file(site, key.id)
+    (path,) = measured_files(cell, site)
     if not path.is_file():
         raise NeedsProfile(
             f"{cell.id}: balance profile needs {path}, which is not there; make it with: "
             f"snakemake --profile profiles/<slurm or local> {path}"
         )
-    return chain_of_profile(read_profile(path), cell.batch_size)
+    return profile_at(path)
 
 
 def _partition(cell: Cell, chain: Chain, site: str) -> Partition:
     """PipeDream's programme over the devices of a node, then over nodes."""
-    path = links_file(site, cell.fabric)
+    _, path = measured_files(cell, site, with_links=True)
     levels = []
     if cell.devices > 1 and not path.is_file():
         raise ConfigError(
@@ -161,4 +201,21 @@ def _partition(cell: Cell, chain: Chain, site: str) -> Partition:
         levels.append(Level(cell.devices_per_node, bandwidth_bytes_per_s(path, "node")))
     if cell.nodes > 1:
         levels.append(Level(cell.nodes, bandwidth_bytes_per_s(path, "network")))
-    return partition(chain, levels or [Level(1, float("inf"))])
+    levels = levels or [Level(1, float("inf"))]
+    memory = _memory_limit(cell, _profile(cell, site))
+    try:
+        return partition(chain, levels, memory=memory)
+    except ConfigError:
+        if memory is None:
+            raise
+        # By the limit's terms nothing fits. They count a little too much, so the fastest partition
+        # is planned, and its stages are looked at one by one (ddlbench.planning.stage_memory).
+        return partition(chain, levels)
+
+
+def _memory_limit(cell: Cell, profile: dict[str, Any]) -> MemoryLimit | None:
+    capacity = profile.get("device_memory_bytes")
+    if not capacity:
+        return None
+    extra = int(cell.option("extra_warmup", 0))
+    return MemoryLimit(float(capacity), 1.0 if cell.momentum > 0 else 0.0, extra)

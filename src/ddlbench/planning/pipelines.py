@@ -17,10 +17,16 @@ keeps to it.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.pipeline_stages import BALANCE_OPTION, stages_of, why_no_stages
+from ddlbench.planning.pipeline_stages import (
+    BALANCE_OPTION,
+    measured_files,
+    stages_of,
+    why_no_stages,
+)
 from ddlbench.planning.schedules import (
     InvalidSchedule,
     Schedule,
@@ -64,6 +70,9 @@ _STAGES_PER_RANK: dict[str, Any] = {
     "description": "Stages of each device; stage s is on device s modulo the pipeline's devices.",
 }
 
+# Schedules by their shape: one is asked for again and again while a cell is planned and predicted.
+_MADE: dict[tuple[type, int, int, int], Schedule] = {}
+
 
 class SynchronousPipeline(Strategy):
     """What the five schedules share; a subclass says its schedule."""
@@ -92,7 +101,11 @@ class SynchronousPipeline(Strategy):
         """
         values = self.option_values(cell)
         ranks = cell.devices // int(values["replicas"])
-        return self.one_pipeline(ranks, self.stages_per_rank(cell), int(values["chunks"]))
+        shape = (ranks, self.stages_per_rank(cell), int(values["chunks"]))
+        made = _MADE.get((type(self), *shape))
+        if made is None:
+            made = _MADE[type(self), *shape] = self.one_pipeline(*shape)
+        return made
 
     def schedule(self, cell: Cell) -> Schedule:
         """Who does what in one optimizer step: all ranks of all replicas."""
@@ -154,13 +167,19 @@ class SynchronousPipeline(Strategy):
         one = self.pipeline_schedule(cell)
         starts = range(0, cell.devices, one.world_size)
         alone = (1,) * one.num_stages
-        stages, _ = stages_of(cell, str(values["balance"]), alone, site)
+        micro_batch = cell.batch_size // (len(starts) * one.micro_batches)
+        stages, _ = stages_of(cell, str(values["balance"]), alone, site, micro_batch)
         return self.placement(cell), {
             **values,
             "schedule": one.name,
             "stages": [[stage.first, stage.last, len(starts)] for stage in stages],
             "stage_ranks": [[start + rank for start in starts] for (rank,) in one.stage_ranks],
         }
+
+    def measured_inputs(self, cell: Cell, site: str) -> tuple[Path, ...]:
+        """The profile, where it decides the stages."""
+        measured = self.option_values(cell)["balance"] == "profile"
+        return measured_files(cell, site) if measured else ()
 
     def details(self, cell: Cell) -> dict[str, Any]:
         """What :meth:`plan` says beside the processes."""

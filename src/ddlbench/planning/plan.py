@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.atomic import digest_of
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.paths import RESULTS, plan_file
 from ddlbench.planning.strategy import Process, strategy_of
 
-__all__ = ["Plan", "make_plan"]
+__all__ = ["Plan", "make_plan", "plan_at"]
 
 SCHEMA_VERSION = 1
 
@@ -67,3 +70,29 @@ def make_plan(cell: Cell, site: str | None = None) -> Plan:
         ConfigError: the plan is made from measurements that are not there.
     """
     return Plan(cell, *strategy_of(cell.strategy).plan(cell, site))
+
+
+def plan_at(cell: Cell, site: str, results_root: Path = RESULTS) -> Plan:
+    """The plan that a cell ran with at a site, else the one that it would run with.
+
+    Args:
+        cell: the cell.
+        site: where.
+        results_root: the folder that holds ``<site>/cells``.
+
+    Raises:
+        ConfigError: it did not run, and its plan is made from measurements that are not there.
+    """
+    path = results_root / plan_file(site, cell.id).relative_to(RESULTS)
+    return _read_plan(path, cell) or make_plan(cell, site)
+
+
+def _read_plan(path: Path, cell: Cell) -> Plan | None:
+    """A readable plan of this very cell, else None."""
+    try:
+        values = json.loads(path.read_bytes())
+        plan = Plan.from_dict(values)
+    except (OSError, ValueError, KeyError, TypeError):  # ConfigError and JSONDecodeError, too
+        return None
+    known = values.get("schema_version") == SCHEMA_VERSION
+    return plan if known and plan.cell == cell else None

@@ -23,8 +23,8 @@ from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.pipeline_stages import NeedsProfile
-from ddlbench.planning.plan import make_plan
 from ddlbench.planning.resources import SchedulerRequest, request
+from ddlbench.planning.strategy import strategy_of
 
 __all__ = ["ProfileNeeds", "device_batches", "needs_of", "profile_request", "profiles_of"]
 
@@ -70,13 +70,14 @@ def profiles_of(rows: Iterable[MatrixRow]) -> list[ProfileKey]:
 
 def device_batches(cell: Cell) -> set[int]:
     """Samples that one device of the cell computes on at once: its share, and its micro-batch."""
+    strategy = strategy_of(cell.strategy)
     try:
-        plan = make_plan(cell)
+        processes = strategy.placement(cell)
     except NeedsProfile:  # its stages take whole mini-batches, wherever the profile cuts
         return {cell.batch_size}
-    shards = {process.num_shards for process in plan.processes if process.shard >= 0}
+    shards = {process.num_shards for process in processes if process.shard >= 0}
     shares = {cell.batch_size // count for count in shards}
-    chunks = int(plan.details.get("chunks", 1))
+    chunks = int(strategy.option_values(cell).get("chunks", 1))
     return shares | {max(share // chunks, 1) for share in shares}
 
 

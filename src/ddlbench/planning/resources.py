@@ -12,7 +12,8 @@ N x D       srun       -               D              ``gres=gpu:D``
 ==========  =========  ==============  =============  ===========================
 
 ``mpi`` only tells the plugin not to wrap the job in an srun of its own: the supervisor starts
-the ranks itself.
+the ranks itself. A cell of N x D over an emulated fabric asks for what one of 1 x ND asks for,
+and its ranks start without srun.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class SchedulerRequest:
 
 def request(cell: Cell, site: Site) -> SchedulerRequest:
     """The request of ``cell`` at ``site``."""
-    return _request(cell.nodes, cell.devices_per_node, _Key(site), site.name)
+    return _request(*site.held_geometry(cell), _Key(site), site.name)
 
 
 class _Key:

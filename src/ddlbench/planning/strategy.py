@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from ddlbench.experiment.cell import Cell, OptionValue
@@ -15,7 +16,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import load
 from ddlbench.experiment.schema import check
 
-__all__ = ["DeviceKind", "Needs", "Process", "Strategy", "normalise", "strategy_of"]
+__all__ = ["DeviceKind", "Needs", "Process", "Strategy", "normalise", "strategy_of", "workers_of"]
 
 DeviceKind = Literal["cpu", "cuda"]
 Needs = Literal["inputs", "labels"]
@@ -72,7 +73,8 @@ class Strategy:
         name, label: key in configurations and paths, and how figures write it.
         family: hue in figures ("baseline", "data parallel", "pipeline", "model", "split").
         executor: ``module:attribute`` of the class that runs it.
-        synchronous: every step's update uses gradients of the current weights.
+        synchronous: every step's update uses gradients of the current weights; where an option
+            decides, :meth:`is_synchronous` says so.
         requires: packages it imports besides torch.
         options: JSON-schema properties of its options, each with a default and a description.
     """
@@ -103,9 +105,26 @@ class Strategy:
         """Processes and details; ``site`` names whose measurements a plan may be made from."""
         return self.placement(cell), self.details(cell)
 
+    def measured_inputs(self, cell: Cell, site: str) -> tuple[Path, ...]:
+        """Files with a site's measurements that the cell's plan is made from."""
+        return ()
+
     def note(self, device_kind: DeviceKind) -> str | None:
         """What a reader of this strategy's numbers must know on such devices."""
         return None
+
+    def workers(self, devices: int, options: Mapping[str, Any]) -> int:
+        """How many of a cell's devices train; all, unless some do nothing but serve.
+
+        Args:
+            devices: of the whole cell.
+            options: the cell's own; what it leaves out has its default.
+        """
+        return devices
+
+    def is_synchronous(self, cell: Cell) -> bool:
+        """Whether every update of the cell uses gradients of the current weights."""
+        return self.synchronous
 
     def option_values(self, cell: Cell) -> dict[str, OptionValue]:
         """All options, the cell's own over the defaults."""
@@ -143,6 +162,15 @@ def strategy_of(name: str) -> Strategy:
     return found()
 
 
+def workers_of(cell: Cell) -> int:
+    """Devices of a cell that train; all where its strategy's package is not here."""
+    try:
+        strategy = strategy_of(cell.strategy)
+    except ConfigError:
+        return cell.devices
+    return strategy.workers(cell.devices, dict(cell.options))
+
+
 def normalise(cell: Cell) -> Cell:
     """The same cell in its one canonical form: the baseline is one device, and has no network."""
     if cell.strategy != "sequential":
@@ -169,9 +197,10 @@ def data_parallel_placement(cell: Cell) -> tuple[Process, ...]:
 
 def uneven_shares(cell: Cell) -> str | None:
     """Why the mini-batch cannot be shared equally; None when it can."""
-    if cell.batch_size % cell.devices:
+    workers = workers_of(cell)
+    if cell.batch_size % workers:
         return (
-            f"a mini-batch of {cell.batch_size} does not divide over {cell.devices} workers; "
-            f"make batch_size a multiple of {cell.devices}"
+            f"a mini-batch of {cell.batch_size} does not divide over {workers} workers; "
+            f"make batch_size a multiple of {workers}"
         )
     return None

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.links import read_links
 from ddlbench.experiment.paths import RESULTS, links_file, profile_file
 from ddlbench.experiment.profile import InvalidProfile, ProfileKey, read_profile
+from ddlbench.experiment.site import load_site
+from ddlbench.predict.condition_links import ConditionLinks
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.workload import Workload
 
@@ -43,7 +48,7 @@ class Inputs:
     """
 
     def __init__(self, site: str, results_root: Path = RESULTS) -> None:
-        self._site, self._root = site, results_root
+        self.site, self._root = site, results_root
         self.workload_of = cache(self._workload)
         self.links_of = cache(self._links)
 
@@ -56,7 +61,9 @@ class Inputs:
         return self.workload_of(ProfileKey.of(cell))
 
     def links(self, cell: Cell) -> LinkTable | None:
-        """The links of a cell's fabric; None where nobody measured or gave them.
+        """The links of a cell's fabric; None where nobody measured, gave or described them.
+
+        A fabric that the site emulates and nobody measured is computed from its condition.
 
         Raises:
             InvalidLinks: the file is there, and wrong.
@@ -64,14 +71,25 @@ class Inputs:
         return self.links_of(cell.fabric)
 
     def _workload(self, key: ProfileKey) -> Workload:
-        path = self._root / profile_file(self._site, key.id).relative_to(RESULTS)
+        path = self._root / profile_file(self.site, key.id).relative_to(RESULTS)
         if not path.is_file():
             raise InvalidProfile(
-                f"there is no profile of {key.network} on {key.dataset} at site {self._site}; make "
+                f"there is no profile of {key.network} on {key.dataset} at site {self.site}; make "
                 f"it with: snakemake --profile profiles/<slurm or local> {path}"
             )
         return open_workload(path)
 
     def _links(self, fabric: str) -> LinkTable | None:
-        path = self._root / links_file(self._site, fabric).relative_to(RESULTS)
-        return open_links(path) if path.is_file() else None
+        path = self._root / links_file(self.site, fabric).relative_to(RESULTS)
+        if path.is_file():
+            return open_links(path)
+        condition = self._conditions().get(fabric)
+        if condition is None:
+            return None
+        return ConditionLinks(condition, self.links_of("default"), fabric)
+
+    def _conditions(self) -> Mapping[str, LinkCondition]:
+        try:
+            return load_site(self.site).fabrics
+        except ConfigError:  # results of a site whose file is elsewhere
+            return {}

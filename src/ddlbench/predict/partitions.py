@@ -22,8 +22,9 @@ __all__ = ["partitions_of"]
 def partitions_of(workload: Workload, plan: Plan, micro_batch: float) -> list[tuple[Block, ...]]:
     """The blocks of each device of a pipeline or model-parallel plan.
 
-    ``5+9`` and ``blocks`` are exact. For ``time`` and ``size`` the run lets torchgpipe profile the
-    network at its start; here the profile's times, or bytes, are balanced, which may cut elsewhere.
+    ``5+9``, ``blocks`` and ``profile``, whose cut the plan holds, are exact. For ``time`` and
+    ``size`` the run lets torchgpipe profile the network at its start; here the profile's times, or
+    bytes, are balanced, which may cut elsewhere.
 
     Raises:
         ConfigError: there are fewer blocks than devices, or the numbers do not add up.
@@ -42,6 +43,8 @@ def partitions_of(workload: Workload, plan: Plan, micro_batch: float) -> list[tu
     elif rule == "size":
         costs = [2 * b.parameter_bytes + plan.cell.batch_size * b.saved_bytes for b in blocks]
         counts = _balanced(costs, parts)
+    elif rule == "profile":
+        counts = [int(count) for count in plan.details["blocks_per_device"]]
     elif rule == "blocks":
         counts = list(even_blocks(len(blocks), (1,) * parts))
     else:

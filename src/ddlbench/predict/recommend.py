@@ -128,8 +128,8 @@ def recommend(
     candidates = []
     for name in known("ddlbench.strategies"):
         strategy = strategy_of(name)
-        if strategy.synchronous or allow_stale:
-            cell = question.cell(name)
+        cell = question.cell(name)
+        if strategy.is_synchronous(cell) or allow_stale:
             reason = strategy.supports(cell) or site.supports(cell)
             if reason is not None:
                 candidates.append(_impossible(cell, f"cannot run: {reason}"))
@@ -170,8 +170,8 @@ def _candidate(
     name = predictor_for(recommender, cell.strategy)
     if name is None:
         return _impossible(cell, f"recommender {recommender} has no predictor for it")
-    plan = make_plan(cell)
     try:
+        plan = make_plan(cell, inputs.site)
         prediction = ask(predictor_of(name), workload, inputs.links(cell), plan, history)
     except ConfigError as error:
         return _impossible(cell, f"no prediction: {error}")
@@ -182,9 +182,8 @@ def _candidate(
     if devices and capacity is not None:
         fit = fits(workload, plan, devices, capacity)
     why = _why(prediction, fit, needed, capacity, plan)
-    return Candidate(
-        cell, strategy.label, strategy.synchronous, prediction, needed, capacity, fit, why
-    )
+    synchronous = strategy.is_synchronous(cell)
+    return Candidate(cell, strategy.label, synchronous, prediction, needed, capacity, fit, why)
 
 
 def _why(
@@ -206,7 +205,8 @@ def _why(
 
 def _impossible(cell: Cell, why: str) -> Candidate:
     strategy = strategy_of(cell.strategy)
-    return Candidate(cell, strategy.label, strategy.synchronous, None, None, None, None, why)
+    synchronous = strategy.is_synchronous(cell)
+    return Candidate(cell, strategy.label, synchronous, None, None, None, None, why)
 
 
 def _place(candidate: Candidate) -> tuple[int, float, str]:

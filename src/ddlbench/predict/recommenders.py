@@ -22,9 +22,18 @@ RECOMMENDERS: dict[str, Mapping[str, str]] = {
         "sequential": "sequential",
         "horovod": "thesis-5.1-transport",
         "ddp": "ddp-buckets",
+        "parameter-server": "parameter-server-messages",
         "gpipe": "thesis-6",
         "model-parallel": "model-parallel",
         "pipedream": "ddlbench-eq3",
+    },
+    # Measured collectives, none of them hidden: what devices of one core do.
+    "serial": {
+        "sequential": "sequential",
+        "horovod": "horovod-serial",
+        "ddp": "ddp-serial",
+        "gpipe": "thesis-6",
+        "model-parallel": "model-parallel",
     },
     # Jansen's recommender chooses between Horovod and GPipe.
     "thesis": {"sequential": "sequential", "horovod": "thesis-5.1-p2p", "gpipe": "thesis-6"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import known
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.plan import Plan, make_plan
+from ddlbench.planning.plan import Plan, plan_at
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.measurements import Outcome, base_step_s, history_of, measure
@@ -60,7 +60,7 @@ def predictions(rows: Sequence[MatrixRow], site: str, results_root: Path = RESUL
     by_id = {outcome.cell.id: outcome for outcome in outcomes}
     history = history_of(outcomes, site, results_root)
     inputs = Inputs(site, results_root)
-    plan_of = cache(make_plan)
+    plan_of = cache(partial(plan_at, site=site, results_root=results_root))
     records, reasons = [], []
     for name in known("ddlbench.predictors"):
         predictor = predictor_of(name)
@@ -105,7 +105,7 @@ def _known(asked: _Asked) -> dict[str, Any]:
         "batch_size": cell.batch_size,
         "fabric": cell.fabric,
         "options": ",".join(f"{name}={value}" for name, value in cell.options),
-        "synchronous": strategy_of(cell.strategy).synchronous,
+        "synchronous": strategy_of(cell.strategy).is_synchronous(cell),
         "baseline": asked.predictor.baseline,
         "status": outcome.status,
         "measured_step_s": steps.step_s if steps else None,

@@ -10,6 +10,7 @@ from typing import Any
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.predict.backward_shares import backward_shares
 from ddlbench.predict.lines import Timing
 
 __all__ = ["Block", "Step", "Tensor", "Workload"]
@@ -19,7 +20,11 @@ _FLOAT32_BYTES = 4
 
 @dataclass(frozen=True)
 class Block:
-    """One child of the flat network; a pipeline cuts between blocks. Bytes a sample where named."""
+    """One child of the flat network; a pipeline cuts between blocks. Bytes a sample where named.
+
+    ``input_share`` and ``weight_share`` of the backward pass are what it takes where a schedule has
+    the gradient of the input and that of the weights apart.
+    """
 
     name: str
     parameter_bytes: int
@@ -29,6 +34,8 @@ class Block:
     saved_bytes: float
     forward: Timing
     backward: Timing
+    input_share: float = 0.5
+    weight_share: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,7 @@ class Workload:
         entries = self._profile.get("blocks") or []
         if not entries:
             return self._blocks_of_layers()
+        layers = self._layers_of_blocks()
         return tuple(
             Block(
                 name=entry["name"],
@@ -93,6 +101,7 @@ class Workload:
                 saved_bytes=entry["saved_bytes_per_sample"],
                 forward=self._timing(entry["forward"], f"block {entry['name']}"),
                 backward=self._timing(entry["backward"], f"block {entry['name']}"),
+                **backward_shares(layers[entry["block"]]),
             )
             for entry in sorted(entries, key=lambda entry: entry["block"])
         )
@@ -112,6 +121,16 @@ class Workload:
             return sum(tensor.bytes for tensor in self.tensors)
         return sum(block.parameter_bytes for block in self.blocks)
 
+    @property
+    def layer_entries(self) -> list[Mapping[str, Any]]:
+        """Leaf operations in the order of their forward, as profile.json has them."""
+        return list(self._profile["layers"])
+
+    def layer_timings(self, entry: Mapping[str, Any]) -> tuple[Timing, Timing]:
+        """Forward and backward seconds of one of :attr:`layer_entries` over batch size."""
+        what = f"layer {entry['name']}"
+        return self._timing(entry["forward"], what), self._timing(entry["backward"], what)
+
     def step(self, batch_size: float) -> Step:
         """A sequential step with ``batch_size`` samples, data loading included.
 
@@ -122,12 +141,12 @@ class Workload:
             self._steps[batch_size] = self._step(batch_size)
         return self._steps[batch_size]
 
-    def slowdown(self, replicas: int) -> float:
+    def slowdown(self, replicas: float) -> float:
         """Step time of a replica among so many silent ones on a node, over one alone.
 
         Between measured numbers of replicas it is linear; beyond them the last one holds.
         """
-        points = {1: 1.0} | {
+        points: dict[float, float] = {1: 1.0} | {
             entry["replicas"]: entry["slowdown"] for entry in self._profile["node_slowdown"]
         }
         if replicas in points:
@@ -175,12 +194,9 @@ class Workload:
     def _blocks_of_layers(self) -> tuple[Block, ...]:
         if self.dataset not in DATASETS:
             raise ConfigError(f"{self._where}: unknown dataset {self.dataset!r}")
-        grouped: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
-        for layer in self._profile["layers"]:
-            grouped[layer["block"]].append(layer)
         blocks: list[Block] = []
         entering = DATASETS[self.dataset].image_bytes * float(_FLOAT32_BYTES)
-        for _, layers in sorted(grouped.items()):
+        for _, layers in sorted(self._layers_of_blocks().items()):
             name = layers[0]["block_name"]
             blocks.append(
                 Block(
@@ -192,10 +208,17 @@ class Workload:
                     saved_bytes=sum(layer["saved_bytes_per_sample"] for layer in layers),
                     forward=self._sum([layer["forward"] for layer in layers], name),
                     backward=self._sum([layer["backward"] for layer in layers], name),
+                    **backward_shares(layers),
                 )
             )
             entering = blocks[-1].output_bytes
         return tuple(blocks)
+
+    def _layers_of_blocks(self) -> defaultdict[int, list[dict[str, Any]]]:
+        grouped: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+        for layer in self._profile["layers"]:
+            grouped[layer["block"]].append(layer)
+        return grouped
 
     def _sum(self, timings: list[list[dict[str, Any]]], name: str) -> Timing:
         """Sum over layers, at the batch sizes that every one of them was timed at."""

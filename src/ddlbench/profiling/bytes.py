@@ -37,6 +37,7 @@ class LeafBytes:
         module: the leaf.
         parameter_bytes: of its parameters, with the first call only.
         output_bytes, saved_bytes: per sample.
+        input_shape, output_shape: of one sample; empty where it takes or gives no single tensor.
     """
 
     name: str
@@ -44,6 +45,8 @@ class LeafBytes:
     parameter_bytes: int
     output_bytes: float = 0.0
     saved_bytes: float = 0.0
+    input_shape: tuple[int, ...] = ()
+    output_shape: tuple[int, ...] = ()
 
 
 @dataclass
@@ -141,8 +144,9 @@ class _Recorder:
 
         return hook
 
-    def _leave(self, _module: nn.Module, _arguments: Any, output: Any) -> None:
+    def _leave(self, _module: nn.Module, arguments: Any, output: Any) -> None:
         leaf = self._running.pop()
+        leaf.input_shape, leaf.output_shape = _sample_shape(arguments), _sample_shape(output)
         leaf.output_bytes = sum(_nbytes(t) for t in tree_leaves(output) if isinstance(t, Tensor))
 
     def _pack(self, tensor: Tensor) -> Tensor:
@@ -155,6 +159,12 @@ class _Recorder:
             if self._running:
                 self._running[-1].saved_bytes += size
         return tensor
+
+
+def _sample_shape(value: Any) -> tuple[int, ...]:
+    """Shape of the only tensor without its first dimension, the batch."""
+    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return tuple(tensors[0].shape[1:]) if len(tensors) == 1 else ()
 
 
 def _key(tensor: Tensor) -> int:

@@ -14,7 +14,7 @@ from ddlbench.networks import build
 from ddlbench.planning.profiles import ProfileNeeds
 from ddlbench.profiling.blocks import time_blocks, time_one_by_one
 from ddlbench.profiling.budget import SHARES, passes
-from ddlbench.profiling.bytes import NetworkBytes, network_bytes
+from ddlbench.profiling.bytes import LeafBytes, NetworkBytes, network_bytes
 from ddlbench.profiling.clock import marks_on
 from ddlbench.profiling.gradients import ready_block_by_block, tensor_entries
 from ddlbench.profiling.leaves import time_leaves
@@ -198,8 +198,24 @@ def _leaf_rows(
                     "parameter_bytes": leaf.parameter_bytes,
                     "output_bytes_per_sample": leaf.output_bytes,
                     "saved_bytes_per_sample": leaf.saved_bytes,
+                    "shape": _shape(leaf),
                     "forward": samples.timings(piece, "forward"),
                     "backward": samples.timings(piece, "backward"),
                 }
             )
     return rows
+
+
+def _shape(leaf: LeafBytes) -> dict[str, Any]:
+    """Extents of one sample and of the window, which is what models of splits go by."""
+    kernel, stride = (getattr(leaf.module, name, 1) for name in ("kernel_size", "stride"))
+    return {
+        "input": list(leaf.input_shape),
+        "output": list(leaf.output_shape),
+        "kernel": _first(kernel),
+        "stride": _first(stride),
+    }
+
+
+def _first(extent: int | tuple[int, ...]) -> int:
+    return int(extent[0] if isinstance(extent, tuple) else extent)

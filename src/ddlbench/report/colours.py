@@ -1,4 +1,4 @@
-"""One colour and marker a strategy, one shade and hatch a dataset, in every figure.
+"""One colour and marker a strategy, one shade and hatch a dataset, one colour a kind of work.
 
 The colours are those of Okabe and Ito (2008), which colour-blind readers tell apart. Families
 share a hue: data parallel blue, pipeline red to orange, model green, split purple.
@@ -14,7 +14,16 @@ from matplotlib.colors import to_hex, to_rgb
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.strategy import strategy_of
 
-__all__ = ["DatasetLook", "StrategyLook", "dataset_look", "shade", "strategy_look"]
+__all__ = [
+    "KINDS",
+    "DatasetLook",
+    "KindLook",
+    "StrategyLook",
+    "dataset_look",
+    "kind_look",
+    "shade",
+    "strategy_look",
+]
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,15 @@ class DatasetLook:
     hatch: str
 
 
+@dataclass(frozen=True)
+class KindLook:
+    """How one kind of work is drawn in a timeline, and what the legend calls it."""
+
+    label: str
+    colour: str
+    hatch: str = ""
+
+
 _STRATEGIES = {
     "sequential": StrategyLook("#000000", "o"),
     "horovod": StrategyLook("#0072B2", "s"),
@@ -46,6 +64,12 @@ _STRATEGIES = {
     "pipedream": StrategyLook("#E69F00", "v"),
     "model-parallel": StrategyLook("#009E73", "P"),
     "model-parallel-p2p": StrategyLook("#4DBB9D", "X"),
+    "parameter-server": StrategyLook("#003F66", "d"),
+    "spatial": StrategyLook("#CC79A7", "8"),
+    "filter": StrategyLook("#8A4A70", "H"),
+    "channel": StrategyLook("#E3B3CC", "$\\clubsuit$"),
+    "data-filter": StrategyLook("#5B2A48", "$\\diamondsuit$"),
+    "data-spatial": StrategyLook("#F08CC8", "$\\spadesuit$"),
 }
 _FAMILIES = {
     "baseline": ("#000000", "#444444"),
@@ -61,6 +85,17 @@ _DATASETS = {
     "cifar10": DatasetLook(0.45, "/////"),
     "imagenet": DatasetLook(0.72, ""),
     "highres": DatasetLook(0.88, "....."),
+}
+KINDS = {
+    "forward": KindLook("forward", "#56B4E9"),
+    "recompute": KindLook("recompute", "#56B4E9", "/////"),
+    "loss": KindLook("loss", "#0072B2"),
+    "backward": KindLook("backward", "#009E73"),
+    "backward_input": KindLook("backward, inputs", "#009E73"),
+    "backward_weight": KindLook("backward, weights", "#F0E442"),
+    "all_reduce": KindLook("all-reduce", "#E69F00"),
+    "update": KindLook("update", "#CC79A7"),
+    "wait": KindLook("waiting", "#777777"),
 }
 
 
@@ -80,6 +115,11 @@ def strategy_look(name: str) -> StrategyLook:
 def dataset_look(name: str) -> DatasetLook:
     """Give a dataset its look."""
     return _DATASETS.get(name, DatasetLook(0.6, "xxxxx"))
+
+
+def kind_look(name: str) -> KindLook:
+    """Give a kind of work its look; one that is not listed is brown, by its own name."""
+    return KINDS.get(name, KindLook(name.replace("_", " "), "#8C6D31"))
 
 
 def shade(colour: str, white: float) -> str:

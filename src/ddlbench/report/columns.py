@@ -69,6 +69,11 @@ _SETTINGS = (
     _count("batch_size", "samples of one optimiser step, over all workers"),
     _text("precision", "arithmetic: fp32, tf32 or bf16"),
     _text("fabric", "link condition"),
+    _seconds("link_latency_s", "one-way delay between nodes, where ddlbench emulates the links"),
+    Column(
+        "link_bits_per_s", "number", "bit/s", "rate of a node's link, emulated; empty: no limit"
+    ),
+    _number("link_loss", "probability that a packet is lost, emulated"),
     _text("settings", "further cell fields that differ from their defaults, name=value"),
 )
 _MEMORY = (
@@ -103,6 +108,9 @@ MEASUREMENTS: tuple[Column, ...] = (
     _text("base_cell_id", "the sequential cell that speedup is measured against"),
     _rate("base_samples_per_s", "absolute speed of the base"),
     *_MEMORY,
+    _seconds("checkpoint_s", "all its checkpoints; in neither epoch_s nor samples_per_s"),
+    _count("resumed", "times it went on from a checkpoint"),
+    _count("lost_steps", "steps trained twice for that; they count once"),
     _number("loss_last", "training loss of the last step"),
     _text("update_semantics", "synchronous or stale"),
     _text("device_kind", "cpu or cuda"),

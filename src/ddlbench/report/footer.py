@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pandas as pd
 
+from ddlbench.experiment.paths import RESULTS
 from ddlbench.report.intervals import CONFIDENCE
 from ddlbench.report.labels import STATUS_MARKS
 from ddlbench.report.tables import NOTE_BREAK
@@ -29,9 +31,15 @@ _SHORT_COMMIT = 7
 
 @dataclass(frozen=True)
 class Context:
-    """What a figure says of itself and the tables do not hold."""
+    """What a figure says of itself and the tables do not hold.
+
+    Args:
+        site_description: what the site is.
+        results: the folder that holds ``<site>/cells``, for figures of what cells recorded.
+    """
 
     site_description: str
+    results: Path = RESULTS
 
 
 def footer(shown: pd.DataFrame, context: Context, sentences: Sequence[str]) -> list[str]:

@@ -36,6 +36,9 @@ _NETWORKS = (
     (re.compile(r"^resnet(\d+)$"), r"ResNet-\1"),
     (re.compile(r"^vgg(\d+)$"), r"VGG-\1"),
     (re.compile(r"^mobilenetv(\d+)$"), r"MobileNetV\1"),
+    (re.compile(r"^alexnet$"), "AlexNet"),
+    (re.compile(r"^cosmoflow$"), "CosmoFlow"),
+    (re.compile(r"^mlp$"), "MLP"),
 )
 _DEFAULTS = {
     field.name: field.default for field in fields(Cell) if field.name not in ("options", "repeat")

@@ -11,10 +11,12 @@ import pandas as pd
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.result import InvalidResult, read_result
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.plan import make_plan
+from ddlbench.planning.strategy import workers_of
 from ddlbench.report.columns import MEASUREMENTS
 from ddlbench.report.tables import NOTE_BREAK, frame_of
 
@@ -43,6 +45,7 @@ def collect(
             "site": site_name,
             "base_cell_id": row.base_id,
             **_identity(row.cell),
+            **_condition(row.condition),
             **_outcome(row, site_name, results_root),
         }
         for row in rows
@@ -67,7 +70,7 @@ def _identity(cell: Cell) -> dict[str, Any]:
         "nodes": cell.nodes,
         "devices_per_node": cell.devices_per_node,
         "geometry": cell.geometry,
-        "workers": cell.devices,
+        "workers": workers_of(cell),
         "batch_size": cell.batch_size,
         "precision": cell.precision,
         "fabric": cell.fabric,
@@ -75,6 +78,16 @@ def _identity(cell: Cell) -> dict[str, Any]:
             pair for name, pair in pairs if name not in options and name not in _NAMED
         ),
         "repeat": cell.repeat,
+    }
+
+
+def _condition(condition: LinkCondition | None) -> dict[str, Any]:
+    if condition is None:
+        return {}
+    return {
+        "link_latency_s": condition.latency_s,
+        "link_bits_per_s": condition.bandwidth_bits_per_s,
+        "link_loss": condition.loss,
     }
 
 
@@ -93,8 +106,8 @@ def _outcome(row: MatrixRow, site: str, root: Path) -> dict[str, Any]:
     return {
         "status": result["status"],
         "reason": result["reason"],
-        "stale": _is_stale(result["inputs"]["plan_digest"], row.cell),
-        "workers": result["workers"] or row.cell.devices,
+        "stale": _is_stale(result["inputs"]["plan_digest"], row.cell, site),
+        "workers": result["workers"] or workers_of(row.cell),
         "processes": result["processes"],
         "update_semantics": result["update_semantics"],
         "device_kind": result["device_kind"],
@@ -104,6 +117,7 @@ def _outcome(row: MatrixRow, site: str, root: Path) -> dict[str, Any]:
         "created": result["provenance"].get("created"),
         **_timing(result["timing"] if result["status"] == "ok" else None),
         **_memory(result["ranks"]),
+        **_checkpointing(result.get("checkpointing")),
     }
 
 
@@ -124,12 +138,12 @@ def _invalid(reason: str) -> dict[str, Any]:
     }
 
 
-def _is_stale(measured: str | None, cell: Cell) -> bool:
+def _is_stale(measured: str | None, cell: Cell, site: str) -> bool:
     if measured is None:
         return False
     try:
-        return make_plan(cell).digest != measured
-    except ConfigError:  # a third-party strategy that this machine does not have
+        return make_plan(cell, site).digest != measured
+    except ConfigError:  # a third-party strategy, or a profile, that this machine does not have
         return False
 
 
@@ -164,6 +178,17 @@ def _memory(ranks: list[dict[str, Any]]) -> dict[str, Any]:
         "total_memory_bytes": sum(e["peak_bytes"] for e in measured) if complete else None,
         "device_memory_bytes": fullest["total_bytes"] if fullest else None,
         "peak_rss_bytes": max((rank["peak_rss_bytes"] for rank in ranks), default=None),
+    }
+
+
+def _checkpointing(part: dict[str, Any] | None) -> dict[str, Any]:
+    """Nothing for a cell without checkpoints, and for results that are older than these."""
+    if part is None:
+        return {}
+    return {
+        "checkpoint_s": part["total_s"],
+        "resumed": part["resumed"],
+        "lost_steps": part["lost_steps"],
     }
 
 

@@ -54,10 +54,14 @@ class Panel:
 
 @dataclass(frozen=True)
 class Section:
-    """Panels that share a heading and, where asked for, their y axis."""
+    """Panels that share a heading and, where asked for, their y axis.
+
+    ``height`` is that of its axes in millimetres; None takes the page's.
+    """
 
     title: str
     panels: Sequence[Panel]
+    height: float | None = None
 
 
 @dataclass(frozen=True)
@@ -155,8 +159,13 @@ def _head_height(section: Section, row: list[list[str]]) -> float:
     return (_HEAD if titled else 1.0) + max(map(len, row)) * LINE_MM
 
 
+def _axes_height(section: Section, size: PanelSize) -> float:
+    return size.height if section.height is None else section.height
+
+
 def _row_height(section: Section, row: list[list[str]], size: PanelSize, width: float) -> float:
-    return _head_height(section, row) + size.height + size.bottom(width) + _BETWEEN_ROWS
+    axes = _axes_height(section, size)
+    return _head_height(section, row) + axes + size.bottom(width) + _BETWEEN_ROWS
 
 
 class _Cursor:
@@ -204,22 +213,23 @@ def _draw_section(
     share_y: bool,
 ) -> list[Axes]:
     drawn: list[Axes] = []
+    height = _axes_height(section, size)
     for row in rows:
         head = _head_height(section, row)
         for column, note in enumerate(row):
             x = _EDGE + size.left + column * (page.width_mm + size.between)
             panel = section.panels[len(drawn)]
-            axes = cursor.axes(x, cursor.y + head, page.width_mm, size.height)
+            axes = cursor.axes(x, cursor.y + head, page.width_mm, height)
             if share_y and drawn:
                 axes.sharey(drawn[0])
             if share_y and column:
                 axes.tick_params(labelleft=False)
-            above = size.height + head - 0.5
+            above = height + head - 0.5
             if panel.title:
-                _above(axes, panel.title, above / size.height, "panel", 7.5)
+                _above(axes, panel.title, above / height, "panel", 7.5)
                 above -= _HEAD - 0.5
             for line in note:
-                _above(axes, line, above / size.height, "note", MIN_PT)
+                _above(axes, line, above / height, "note", MIN_PT)
                 above -= LINE_MM
             if column == 0:
                 page.first_in_row.append(axes)

@@ -9,8 +9,10 @@ from typing import Any
 
 import pandas as pd
 
+from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, cell_dir
+from ddlbench.planning.strategy import workers_of
 from ddlbench.predict.accuracy import read_predictions
 from ddlbench.predict.prediction import predictor_of
 from ddlbench.report.labels import STATUS_MARKS, strategy_label, variant_labels, workers_label
@@ -69,7 +71,7 @@ def with_conditions(predictions: pd.DataFrame, summary: pd.DataFrame) -> pd.Data
     cells = frame.drop_duplicates("cell_id").copy()
     cells["configuration"] = [str(cell_id).removesuffix("/rep0") for cell_id in cells["cell_id"]]
     cells["geometry"] = [f"{row.nodes}x{row.devices_per_node}" for row in rows_of(cells)]
-    cells["workers"] = cells["nodes"] * cells["devices_per_node"]
+    cells["workers"] = [workers_of(Cell.from_id(str(cell_id))) for cell_id in cells["cell_id"]]
     cells["variant"] = variant_labels(cells)
     flags = summary.set_index("configuration")[["stale", "noisy"]]
     cells = cells.join(flags, on="configuration")

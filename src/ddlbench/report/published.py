@@ -11,7 +11,7 @@ from importlib.resources import files
 
 import pandas as pd
 
-__all__ = ["CITATION", "choices", "deviations", "micro_batches"]
+__all__ = ["CITATION", "choices", "deviations", "micro_batches", "speedups"]
 
 CITATION = "Jansen 2020"
 
@@ -38,6 +38,11 @@ def micro_batches() -> pd.DataFrame:
 def choices() -> pd.DataFrame:
     """Table 8.1: recommended, fastest, and the extra time of a wrong choice as a share."""
     return _rows("choices")
+
+
+def speedups() -> pd.DataFrame:
+    """Figures 3.1 and 3.2: speed-up over one GPU; empty where the run did not succeed."""
+    return _rows("speedups")
 
 
 def _rows(name: str) -> pd.DataFrame:

@@ -91,6 +91,9 @@ _MEANINGS = {
     "loss.last": "of the last step",
     "loss.mean_last_epoch": "mean over the last epoch",
     "communication": "counters of what was sent, where the strategy can tell",
+    "link": "the emulated link that the cell ran over; null where it was the site's own network",
+    "checkpointing": "null where the cell writes no checkpoints",
+    "checkpointing.attempts": "attempts that ended before the one that was measured, in order",
     "provenance.created": "when the result was written",
     "provenance.git_commit": "commit of the measuring code",
     "provenance.git_dirty": "the code had changes beside the commit",
@@ -143,6 +146,7 @@ have the file.
 Chrome's trace format, for chrome://tracing or ui.perfetto.dev: a row a rank, microseconds from the
 first piece on rank 0's clock. Cells whose strategy records spans have the file;
 `plan_details.clock` in their result says how each rank's clock was moved and how sure that is.
+`ddlbench timeline CELL_FOLDER` draws it under what was planned ([timelines.md](timelines.md)).
 """
 
 _PREDICTIONS = """\

@@ -37,6 +37,9 @@ _FROM_FIRST = [
     "batch_size",
     "precision",
     "fabric",
+    "link_latency_s",
+    "link_bits_per_s",
+    "link_loss",
     "settings",
 ]
 _FEWEST_TO_BOOTSTRAP = 3

@@ -10,6 +10,7 @@ from ddlbench.experiment.site import Site
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import DeviceKind, Strategy, strategy_of
 from ddlbench.runtime import aggregate
+from ddlbench.runtime.checkpoint_report import checkpointing, notes
 from ddlbench.runtime.environment import driver_provenance
 
 __all__ = ["assemble"]
@@ -25,6 +26,8 @@ def assemble(
     *,
     reports: Sequence[dict[str, Any]],
     staging: dict[str, Any] | None,
+    link: dict[str, Any] | None = None,
+    earlier: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """The result of a cell that is done.
 
@@ -35,10 +38,15 @@ def assemble(
         reason: why it is not ok.
         reports: of the ranks that left one.
         staging: what staging reported.
+        link: what an emulated link was; None where the network is the site's own.
+        earlier: attempts that ended before the one that was measured; see :mod:`.restart`.
     """
     cell, strategy = plan.cell, strategy_of(plan.cell.strategy)
     ok = sorted((r for r in reports if r["status"] == "ok"), key=lambda r: r["rank"])
     complete = status == "ok"
+    timing = aggregate.timing(cell, ok, site.device) if complete else None
+    saved = None if timing is None else checkpointing(cell, ok, timing, earlier)
+    synchronous = strategy.is_synchronous(cell)
     return {
         "schema_version": SCHEMA_VERSION,
         "status": status,
@@ -56,17 +64,19 @@ def assemble(
         "devices": cell.devices,
         "workers": sum(len(p.devices) for p in plan.processes if p.shard >= 0),
         "device_kind": site.device,
-        "update_semantics": "synchronous" if strategy.synchronous else "stale",
-        "notes": _notes(strategy, site.device),
+        "update_semantics": "synchronous" if synchronous else "stale",
+        "notes": _notes(strategy, site.device) + notes(cell, synchronous, saved),
         "plan_details": ok[0]["plan_details"] if complete else plan.details,
         "ranks": [aggregate.rank_entry(r) for r in ok],
-        "timing": aggregate.timing(cell, ok, site.device) if complete else None,
+        "timing": timing,
         "staging": None if staging is None else {key: staging[key] for key in _STAGING},
         "loss": _loss(ok) if complete else None,
         "communication": None,
+        "link": link,
+        "checkpointing": saved,
         "log_tail": [],
         "elapsed_s": 0.0,
-        "provenance": _provenance(cell.seed, ok),
+        "provenance": _provenance(cell.seed, ok, link),
     }
 
 
@@ -84,11 +94,15 @@ def _loss(reports: Sequence[dict[str, Any]]) -> dict[str, float] | None:
     return {"first": loss[0], "last": loss[-1], "mean_last_epoch": mean}
 
 
-def _provenance(seed: int, reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _provenance(
+    seed: int, reports: Sequence[dict[str, Any]], link: dict[str, Any] | None
+) -> dict[str, Any]:
     values = driver_provenance(seed)
     values["hosts"] = sorted({r["provenance"]["host"] for r in reports})
     if reports:
         of_a_rank = dict(reports[0]["provenance"])
         of_a_rank.pop("host")
         values.update(of_a_rank)
+    if link is not None:  # the kernel's own setting does not hold inside emulated nodes
+        values["tcp_congestion_control"] = link["setting"]["congestion_control"]
     return values

@@ -12,6 +12,7 @@ from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.data_size import DataRequest
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import DeviceKind
+from ddlbench.runtime.checkpoint_sets import Order
 
 __all__ = ["Job", "log_file", "report_file", "stacks_file"]
 
@@ -28,6 +29,7 @@ class Job:
         interface: network interface; None lets libraries choose.
         rendezvous_host, rendezvous_port: where rank 0 keeps the store.
         run_dir: shared folder for the reports of the ranks.
+        checkpoints: what to write and where to begin; None where the cell writes none.
     """
 
     plan: Plan
@@ -38,6 +40,7 @@ class Job:
     rendezvous_host: str
     rendezvous_port: int
     run_dir: Path
+    checkpoints: Order | None = None
 
     def save(self) -> Path:
         """Write job.json into the run folder and return its path."""
@@ -46,6 +49,7 @@ class Job:
             "plan": self.plan.to_dict(),
             "data": asdict(self.data),
             "run_dir": str(self.run_dir),
+            "checkpoints": None if self.checkpoints is None else asdict(self.checkpoints),
         }
         write_json(path, {**vars(self), **changed})
         return path
@@ -54,10 +58,12 @@ class Job:
     def load(cls, path: Path) -> Job:
         """Read what :meth:`save` wrote."""
         values: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        order = values["checkpoints"]
         changed = {
             "plan": Plan.from_dict(values["plan"]),
             "data": DataRequest(**values["data"]),
             "run_dir": Path(values["run_dir"]),
+            "checkpoints": Order(**order) if order is not None else None,
         }
         return cls(**{**values, **changed})
 

@@ -2,30 +2,26 @@
 
 Both launchers give the same handle: one stream of text from all ranks, and an end for all. A cell
 of one device is started directly on SLURM too: its job runs inside a step already, and a step
-inside a step would wait for that step's own cores.
+inside a step would wait for that step's own cores. So is one whose nodes are emulated on a single
+real one (``emulated_fabric.py``).
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import queue
 import signal
 import socket
 import subprocess
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from ddlbench.experiment.site import Site
 from ddlbench.planning.strategy import Process
+from ddlbench.runtime.children import Pipes, end, send_signal
 from ddlbench.runtime.rendezvous_port import LISTEN_FD
 
-__all__ = ["Launch", "LocalLaunch", "SrunLaunch", "Step", "launch", "worker_environment"]
-
-_GRACE_S = 5.0
+__all__ = ["Launch", "LocalLaunch", "Place", "SrunLaunch", "Step", "launch", "worker_environment"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +69,18 @@ class Launch(Protocol):
         ...
 
 
+class Place(Protocol):
+    """Where on this machine the processes of a node run, if not plainly here."""
+
+    def command(self, node: int, command: Sequence[str]) -> list[str]:
+        """The command that runs ``command`` there, in its place: no process between."""
+        ...
+
+    def environment(self, node: int) -> dict[str, str]:
+        """Variables that differ there."""
+        ...
+
+
 def launch(step: Step, site: Site, listener: socket.socket) -> Launch:
     """Start ``step`` on this machine or over the nodes of this job.
 
@@ -109,61 +117,42 @@ def worker_environment(step: Step) -> dict[str, str]:
     return values
 
 
-class _Pipes:
-    """Lines of several processes in the order of their arrival."""
-
-    def __init__(self) -> None:
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        self._open = 0
-
-    def add(self, process: subprocess.Popen[str], prefix: str) -> None:
-        self._open += 1
-        threading.Thread(target=self._read, args=(process, prefix), daemon=True).start()
-
-    def _read(self, process: subprocess.Popen[str], prefix: str) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            self._lines.put(prefix + line.rstrip("\n"))
-        self._lines.put(None)
-
-    def lines(self, deadline: float) -> Iterator[str | None]:
-        while self._open:
-            left_s = deadline - time.monotonic()
-            try:
-                line = self._lines.get(timeout=max(0.0, min(0.5, left_s)))
-            except queue.Empty:
-                yield None
-                continue
-            if line is None:
-                self._open -= 1
-            else:
-                yield line
-
-
 class LocalLaunch:
-    """Each process as a child of this one, in a session of its own."""
+    """Each process as a child of this one, in a session of its own.
 
-    def __init__(self, step: Step, listener: socket.socket) -> None:
-        self._pipes = _Pipes()
+    Args:
+        step: what to start.
+        listener: bound socket of the rendezvous, for rank 0; without one rank 0 binds its port.
+        place: where on this machine each node's processes run; without one, plainly here.
+    """
+
+    def __init__(
+        self, step: Step, listener: socket.socket | None = None, place: Place | None = None
+    ) -> None:
+        self._pipes = Pipes()
         self._children: list[subprocess.Popen[str]] = []
         environment = worker_environment(step)
         for process in step.processes:
-            self._children.append(self._start(process, step.command, environment, listener))
+            node, command, own = process.node, list(step.command), dict(environment)
+            if place is not None:
+                command = place.command(node, command)
+                own.update(place.environment(node))
+            self._children.append(self._start(process, command, own, listener))
             self._pipes.add(self._children[-1], f"[{process.rank}] ")
 
     @staticmethod
     def _start(
         process: Process,
-        command: tuple[str, ...],
+        command: list[str],
         environment: dict[str, str],
-        listener: socket.socket,
+        listener: socket.socket | None,
     ) -> subprocess.Popen[str]:
         own = {
             "DDLBENCH_NODE": str(process.node),
             "DDLBENCH_LOCAL_RANK": str(process.local_rank),
         }
         handed_over: tuple[int, ...] = ()
-        if process.rank == 0:
+        if process.rank == 0 and listener is not None:
             handed_over = (listener.fileno(),)
             own[LISTEN_FD] = str(listener.fileno())
         return subprocess.Popen(
@@ -188,11 +177,11 @@ class LocalLaunch:
 
     def dump_stacks(self) -> None:
         """The guards pass the signal on."""
-        _signal(self._children, signal.SIGUSR1)
+        send_signal(self._children, signal.SIGUSR1)
 
     def stop(self) -> None:
         """End what still runs."""
-        _end(self._children)
+        end(self._children)
 
 
 class SrunLaunch:
@@ -225,7 +214,7 @@ class SrunLaunch:
             env=worker_environment(step),
             start_new_session=True,
         )
-        self._pipes = _Pipes()
+        self._pipes = Pipes()
         self._pipes.add(self._step, "")
 
     def lines(self, deadline: float) -> Iterator[str | None]:
@@ -238,26 +227,8 @@ class SrunLaunch:
 
     def dump_stacks(self) -> None:
         """Have srun signal every task; the guards pass it on to their ranks."""
-        _signal([self._step], signal.SIGUSR1)
+        send_signal([self._step], signal.SIGUSR1)
 
     def stop(self) -> None:
         """End the step; srun passes the signal to every task."""
-        _end([self._step])
-
-
-def _signal(children: list[subprocess.Popen[str]], number: signal.Signals) -> None:
-    for child in children:
-        if child.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                child.send_signal(number)
-
-
-def _end(children: list[subprocess.Popen[str]]) -> None:
-    for signal_number in (signal.SIGTERM, signal.SIGKILL):
-        running = [child for child in children if child.poll() is None]
-        for child in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal_number)
-        limit = time.monotonic() + _GRACE_S
-        while any(child.poll() is None for child in running) and time.monotonic() < limit:
-            time.sleep(0.05)
+        end([self._step])

@@ -7,6 +7,7 @@ import resource
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -15,9 +16,45 @@ import torch
 from ddlbench.runtime.live_tensors import LiveTensors
 from ddlbench.strategies.executor import Executor
 
-__all__ = ["Utilisation", "cpu_peak_bytes", "device_memory", "peak_rss_bytes"]
+__all__ = [
+    "Usage",
+    "Utilisation",
+    "cpu_peak_bytes",
+    "device_memory",
+    "mean_usage",
+    "peak_rss_bytes",
+]
 
 _SAMPLE_S = 0.2
+
+
+@dataclass(frozen=True)
+class Usage:
+    """How busy a stretch of time was.
+
+    Args:
+        wall_s: its length.
+        cpu, gpu: as in :class:`Utilisation`.
+    """
+
+    wall_s: float
+    cpu: float | None
+    gpu: float | None
+
+
+def mean_usage(parts: Sequence[Usage]) -> Usage:
+    """Over several stretches, each as weighty as it is long."""
+
+    def mean(values: Sequence[tuple[float, float | None]]) -> float | None:
+        known = [(wall_s, value) for wall_s, value in values if value is not None]
+        total_s = sum(wall_s for wall_s, _ in known)
+        return sum(wall_s * value for wall_s, value in known) / total_s if total_s > 0 else None
+
+    return Usage(
+        wall_s=sum(part.wall_s for part in parts),
+        cpu=mean([(part.wall_s, part.cpu) for part in parts]),
+        gpu=mean([(part.wall_s, part.gpu) for part in parts]),
+    )
 
 
 class Utilisation:
@@ -31,11 +68,17 @@ class Utilisation:
     def __init__(self, devices: Sequence[torch.device], threads: int) -> None:
         self.cpu: float | None = None
         self.gpu: float | None = None
+        self._wall_s = 0.0
         self._threads = threads
         self._handles = [h for h in _nvml_handles(devices) if h is not None]
         self._samples: list[float] = []
         self._stop = threading.Event()
         self._sampler = threading.Thread(target=self._sample, daemon=True)
+
+    @property
+    def usage(self) -> Usage:
+        """What was found, once the time is over."""
+        return Usage(self._wall_s, self.cpu, self.gpu)
 
     def __enter__(self) -> Utilisation:
         """Start counting."""
@@ -51,7 +94,7 @@ class Utilisation:
         trace: TracebackType | None,
     ) -> None:
         """Stop counting."""
-        wall_s = time.perf_counter() - self._wall
+        wall_s = self._wall_s = time.perf_counter() - self._wall
         if wall_s > 0:
             self.cpu = (time.process_time() - self._cpu) / wall_s / self._threads
         if self._handles:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-__all__ = ["MARK", "Display", "Reporter"]
+__all__ = ["MARK", "Display", "Reporter", "phase_in"]
 
 MARK = "\x1eddlbench-progress "
 _REPORT_EVERY_S = 0.5
@@ -29,13 +30,25 @@ class Reporter:
         self._total, self._batch_size = total_steps, batch_size
         self._before = 0
         self._last_time, self._last_step = time.perf_counter(), 0
+        self._tell: Callable[[int], None] | None = None
 
     def phase_done(self, steps: int) -> None:
         """A run of ``steps`` steps is over; the next counts on."""
         self._before += steps
 
+    def tell(self, somebody: Callable[[int], None]) -> None:
+        """From now on somebody hears of every step, by its number in the whole run."""
+        self._tell = somebody
+
+    @staticmethod
+    def phase(name: str) -> None:
+        """Mark the moment: "measured" begins, or is "done"."""
+        print(MARK + json.dumps({"phase": name}), flush=True)
+
     def __call__(self, done: int) -> None:
         """``done`` steps of the current run are complete."""
+        if self._tell is not None:
+            self._tell(self._before + done)
         now = time.perf_counter()
         if now - self._last_time < _REPORT_EVERY_S:
             return
@@ -88,3 +101,14 @@ class Display:
         """Take the bar away."""
         if self._bar is not None:
             self._bar.stop()
+
+
+def phase_in(line: str) -> str | None:
+    """The phase that a line marks; None for any other line."""
+    _, mark, payload = line.partition(MARK)
+    if not mark:
+        return None
+    try:
+        return str(json.loads(payload)["phase"])
+    except (ValueError, KeyError, TypeError):
+        return None

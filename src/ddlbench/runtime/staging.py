@@ -84,7 +84,8 @@ def unstage_cell(cell: Cell, site: Site, report_dir: Path) -> None:
 def _on_every_node(action: str, cell: Cell, site: Site, report_dir: Path) -> list[dict[str, Any]]:
     request = request_of(cell, site)
     # A job of one device runs inside a step already: another step would wait for its cores.
-    if site.launcher == "local" or cell.devices == 1:
+    # The nodes of an emulated fabric are one real one.
+    if site.launcher == "local" or cell.devices == 1 or site.emulates(cell.fabric):
         return [_here(action, request, site.scratch)]
     reports = report_dir / f".{action}-{time.time_ns()}"
     reports.mkdir(parents=True)

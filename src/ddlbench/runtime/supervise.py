@@ -15,7 +15,7 @@ import json
 import shutil
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ddlbench.experiment.atomic import write_json, write_text
 from ddlbench.experiment.cell import Cell
@@ -23,15 +23,17 @@ from ddlbench.experiment.result import write_result
 from ddlbench.experiment.site import Site
 from ddlbench.planning.data import request_of
 from ddlbench.planning.plan import Plan, make_plan
+from ddlbench.planning.stage_memory import why_too_large
 from ddlbench.runtime import aggregate
 from ddlbench.runtime.assemble import assemble
+from ddlbench.runtime.checkpoint_sets import Order
 from ddlbench.runtime.command import python_command
+from ddlbench.runtime.fabric import Fabric, FabricUnfit, FabricUnsupported, fabric_up, fault_of
 from ddlbench.runtime.failure import cause_of
 from ddlbench.runtime.job import Job, log_file, report_file
-from ddlbench.runtime.launch import Step, launch
+from ddlbench.runtime.launch import Step
 from ddlbench.runtime.lease import Claim, Owner, claim, keep, release
-from ddlbench.runtime.network_address import meeting_point
-from ddlbench.runtime.rendezvous_port import listen
+from ddlbench.runtime.restart import forget_checkpoints, restart_of
 from ddlbench.runtime.trace import trace_json
 from ddlbench.runtime.watch import Outcome, watch
 
@@ -77,6 +79,7 @@ def run_cell(
             result = _measure(cell, site, cell_folder, staging)
         keep(cell_folder, result)
         write_result(cell_folder / "result.json", result)
+        forget_checkpoints(cell, site, cell_folder, result["status"])
     finally:
         release(cell_folder)
     return result
@@ -89,32 +92,48 @@ def _measure(
     plan = make_plan(cell, site.name)
     (cell_folder / "failure.json").unlink(missing_ok=True)
     write_json(cell_folder / "plan.json", plan.to_dict())
+    too_large = why_too_large(plan, site)
+    if too_large is not None:  # the profile was made after the matrix was read
+        return assemble(plan, site, "unsupported", too_large, reports=[], staging=staging)
     for left_over in cell_folder.glob(".run-*"):
         shutil.rmtree(left_over, ignore_errors=True)
     run_dir = cell_folder / f".run-{time.time_ns()}"
     run_dir.mkdir()
+    digest = None if staging is None else staging["digest"]
+    restart = restart_of(plan, site, cell_folder, digest, run_dir.name.removeprefix(".run-"))
+    outcome = Outcome()
+    reports: list[dict[str, Any]] = []
+    link: dict[str, Any] | None = None
+    reason: str | None
     try:
-        outcome = _launch_and_watch(plan, site, run_dir)
+        with fabric_up(site, cell.fabric, cell.nodes) as fabric:
+            outcome = _launch_and_watch(plan, site, run_dir, fabric, restart.order)
+            link = fabric.report()
         reports = _read_reports(plan, run_dir)
+        status, reason = _judge(plan, reports, outcome, link)
+    except FabricUnsupported as error:
+        status, reason = "unsupported", str(error)
+    except FabricUnfit as error:
+        status, reason = "failed", str(error)
     finally:
         if log_file(run_dir).is_file():
             shutil.copyfile(log_file(run_dir), cell_folder / "log.txt")
         shutil.rmtree(run_dir, ignore_errors=True)
-    status, reason = _judge(plan, reports, outcome)
+    if restart.was_refused(reports):
+        return _measure(cell, site, cell_folder, staging)  # from the start: no set is left
     tail = [] if status == "ok" else list(outcome.tail)
     if status == "failed":
-        write_json(
-            cell_folder / "failure.json",
-            {
-                "status": status,
-                "cause": cause_of([r for r in reports if r["status"] == "failed"]),
-                "reason": reason,
-                "log_tail": tail,
-                "cell_id": cell.id,
-            },
-        )
-        raise CellFailed(f"{cell.id}: {reason}; the log is {cell_folder / 'log.txt'}")
-    result = assemble(plan, site, status, reason, reports=reports, staging=staging)
+        _fail(cell, cell_folder, str(reason), reports, tail=tail, link=link)
+    result = assemble(
+        plan,
+        site,
+        status,
+        reason,
+        reports=reports,
+        staging=staging,
+        link=link,
+        earlier=restart.earlier,
+    )
     result["log_tail"] = tail
     result["elapsed_s"] = time.monotonic() - started
     if status == "ok":
@@ -126,6 +145,31 @@ def _measure(
         if trace:
             write_text(cell_folder / "trace.json", trace)
     return result
+
+
+def _fail(
+    cell: Cell,
+    cell_folder: Path,
+    reason: str,
+    reports: list[dict[str, Any]],
+    *,
+    tail: list[str],
+    link: dict[str, Any] | None,
+) -> NoReturn:
+    """Leave failure.json; a crash is no result."""
+    write_json(
+        cell_folder / "failure.json",
+        {
+            "status": "failed",
+            "cause": cause_of([r for r in reports if r["status"] == "failed"]),
+            "reason": reason,
+            "log_tail": tail,
+            "cell_id": cell.id,
+            "link": link,
+        },
+    )
+    log = cell_folder / "log.txt"
+    raise CellFailed(f"{cell.id}: {reason}" + (f"; the log is {log}" if log.is_file() else ""))
 
 
 def _refuse_to_repeat(cell: Cell, failure_file: Path) -> None:
@@ -145,19 +189,21 @@ def _concluded(
     return assemble(plan, site, claimed.status, claimed.reason, reports=[], staging=staging)
 
 
-def _launch_and_watch(plan: Plan, site: Site, run_dir: Path) -> Outcome:
+def _launch_and_watch(
+    plan: Plan, site: Site, run_dir: Path, fabric: Fabric, checkpoints: Order | None
+) -> Outcome:
     cell = plan.cell
-    address, interface = meeting_point(site)
-    listener = listen(address)
+    meeting = fabric.meet()
     job = Job(
         plan=plan,
         device_kind=site.device,
         scratch=site.scratch,
         data=request_of(cell, site),
-        interface=interface,
-        rendezvous_host=address,
-        rendezvous_port=listener.getsockname()[1],
+        interface=meeting.interface,
+        rendezvous_host=meeting.host,
+        rendezvous_port=meeting.port,
         run_dir=run_dir.resolve(),
+        checkpoints=checkpoints,
     )
     job_path = job.save()
     step = Step(
@@ -166,9 +212,9 @@ def _launch_and_watch(plan: Plan, site: Site, run_dir: Path) -> Outcome:
         nodes=cell.nodes,
         devices_per_node=cell.devices_per_node,
         threads=cell.threads_per_device,
-        interface=interface,
+        interface=meeting.interface,
     )
-    running = launch(step, site, listener)
+    running = fabric.launch(step, meeting)
     try:
         return watch(
             running,
@@ -188,8 +234,19 @@ def _read_reports(plan: Plan, run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in written]
 
 
-def _judge(plan: Plan, reports: list[dict[str, Any]], outcome: Outcome) -> tuple[str, str | None]:
-    """Status and reason of the cell; what explains the end beats what follows from it."""
+def _judge(
+    plan: Plan, reports: list[dict[str, Any]], outcome: Outcome, link: dict[str, Any] | None
+) -> tuple[str, str | None]:
+    """Status and reason of the cell; what was measured over a link that was none is no result."""
+    status, reason = _ending(plan, reports, outcome)
+    fault = fault_of(link)
+    if fault is not None and status in ("ok", "timeout"):
+        return "failed", fault
+    return status, reason
+
+
+def _ending(plan: Plan, reports: list[dict[str, Any]], outcome: Outcome) -> tuple[str, str | None]:
+    """How the ranks ended; what explains the end beats what follows from it."""
     for wanted in ("out_of_memory", "unsupported"):
         for report in reports:
             if report["status"] == wanted:

@@ -27,11 +27,10 @@ from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.site import Site
 from ddlbench.planning.strategy import DeviceKind, Process
 from ddlbench.runtime.command import python_command
+from ddlbench.runtime.fabric import Fabric, SiteFabric
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.job import log_file, report_file
-from ddlbench.runtime.launch import Step, launch
-from ddlbench.runtime.network_address import meeting_point
-from ddlbench.runtime.rendezvous_port import listen
+from ddlbench.runtime.launch import Step
 from ddlbench.runtime.watch import watch
 
 __all__ = ["Surroundings", "ToolFailed", "run_tool", "tool_main"]
@@ -73,6 +72,7 @@ def run_tool(
     folder: Path,
     *,
     threads: int = 1,
+    fabric: Fabric | None = None,
 ) -> list[dict[str, Any]]:
     """Run ``python -m module`` once a device and gather what the processes report.
 
@@ -83,6 +83,7 @@ def run_tool(
         settings: JSON values that every process gets.
         folder: shared; gets log.txt.
         threads: CPU threads of each process.
+        fabric: a network that is up; without one, the site's own.
 
     Returns:
         the reports, in the order of ranks, each with ``status`` ("ok", "out_of_memory") and, if
@@ -100,21 +101,21 @@ def run_tool(
     folder.mkdir(parents=True, exist_ok=True)
     run_dir = (folder / f".run-{time.time_ns()}").resolve()
     run_dir.mkdir()
-    address, interface = meeting_point(site)
-    listener = listen(address)
+    fabric = fabric or SiteFabric(site)
+    meeting = fabric.meet()
     task = {
         "processes": [process.to_dict() for process in processes],
         "device_kind": site.device,
         "scratch": site.scratch,
-        "interface": interface,
-        "host": address,
-        "port": listener.getsockname()[1],
+        "interface": meeting.interface,
+        "host": meeting.host,
+        "port": meeting.port,
         "settings": settings,
     }
     write_json(run_dir / "task.json", task)
     command = tuple(python_command(site, "-m", module, str(run_dir / "task.json")))
-    step = Step(command, processes, nodes, devices_per_node, threads, interface)
-    running = launch(step, site, listener)
+    step = Step(command, processes, nodes, devices_per_node, threads, meeting.interface)
+    running = fabric.launch(step, meeting)
     try:
         outcome = watch(
             running,

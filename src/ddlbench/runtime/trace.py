@@ -50,7 +50,9 @@ def _names(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     names: list[dict[str, Any]] = []
     for report in reports:
         where = {"ph": "M", "pid": report["node"], "tid": report["rank"]}
-        label = f"rank {report['rank']}: stage {report['stage']}, replica {report['replica']}"
+        part = f"stage {report['stage']}, replica {report['replica']}"
+        part = "server" if report.get("role") == "server" else part
+        label = f"rank {report['rank']}: {part}"
         host = f"node {report['node']} ({report['host']})"
         names.append({**where, "name": "process_name", "args": {"name": host}})
         names.append({**where, "name": "thread_name", "args": {"name": label}})

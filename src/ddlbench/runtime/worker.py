@@ -31,6 +31,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.networks import build
 from ddlbench.planning.strategy import Process, strategy_of
+from ddlbench.runtime.checkpoint import RefusedCheckpoint, open_checkpoints
 from ddlbench.runtime.clock_offset import ClockOffset, clock_offsets
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.failure import classify
@@ -61,6 +62,8 @@ def main(job_path: str) -> int:
         traceback.print_exc()
         status, reason = classify(error)
         failure = {"rank": process.rank, "status": status, "reason": reason}
+        if isinstance(error, RefusedCheckpoint):
+            failure["refused_checkpoint"] = True
         write_json(report_file(job.run_dir, process.rank), failure)
         # Libraries may hang on exit when the others are gone: leave without asking them.
         sys.stdout.flush()
@@ -90,12 +93,16 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
     stream, extent, dataset_samples = _data(job, process, devices[0])
     reporter = Reporter(extent.total_steps, cell.batch_size)
     executor = _executor(cell)
+    checkpoints = open_checkpoints(
+        job.checkpoints, executor, process.rank, plan.world_size, store=store, devices=devices
+    )
     context = Context(
         devices=devices,
         store=store,
         interface=interface,
         local_address=address_of(interface),
         progress=reporter if process.rank == 0 else (lambda _done: None),
+        fixed={} if checkpoints is None else checkpoints.fixed(),
     )
     executor.prepare(plan, process, network, stream, context)
     offsets = clock_offsets(store, process.rank, plan.world_size)
@@ -103,9 +110,15 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
 
     def meet() -> None:
         reporter.phase_done(extent.warmup_steps)
+        if checkpoints is not None and process.rank == 0:
+            checkpoints.follow(reporter, extent)
         barrier(store, "measured", plan.world_size)
+        if process.rank == 0:
+            reporter.phase("measured")
 
-    measured = measure(executor, extent, devices, threads, meet)
+    measured = measure(executor, extent, devices, threads, meet, checkpoints=checkpoints)
+    if process.rank == 0:
+        reporter.phase("done")
     context.progress = lambda _done: None
     peak = None
     if job.device_kind == "cpu":
@@ -126,8 +139,9 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
         "peak_rss_bytes": peak_rss_bytes(),
         "memory": device_memory(devices, peak),
         "dataset_samples": dataset_samples,
-        "samples": _samples(cell, process, extent.measured_steps),
+        "samples": _samples(cell, process, extent),
         "steps_per_epoch": extent.steps_per_epoch,
+        "checkpoints": None if checkpoints is None else checkpoints.report(),
         "clock_offset_s": offsets[process.rank].offset_s,
         "plan_details": {**executor.details(), **_clock(measured, offsets)},
         "partition_spans": _partition_spans(executor, extent.total_steps - 1),
@@ -165,7 +179,7 @@ def _data(
     steps = len(dataset) // cell.batch_size
     if cell.max_steps is not None:
         steps = min(steps, cell.max_steps)
-    extent = Extent(cell.warmup_steps, cell.epochs, steps)
+    extent = Extent(cell.warmup_steps, cell.epochs, steps, cell.checkpoint_every_steps)
     if steps == 0:
         raise ValueError(
             f"{len(dataset)} training images are fewer than one mini-batch of {cell.batch_size}"
@@ -188,11 +202,12 @@ def _data(
     return stream, extent, len(dataset)
 
 
-def _samples(cell: Cell, process: Process, steps: int) -> int:
+def _samples(cell: Cell, process: Process, extent: Extent) -> int:
     """Samples that enter here; a pipeline's later stages take them from the first."""
     if process.shard < 0 or "inputs" not in process.needs:
         return 0
-    own = len(range(process.replica % process.turns, steps, process.turns))
+    turn = process.replica % process.turns
+    own = sum(len(range(turn, len(part), process.turns)) for part in extent.segments())
     return own * (cell.batch_size // process.num_shards)
 
 

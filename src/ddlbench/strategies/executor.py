@@ -7,7 +7,7 @@
       |         network, data)     |
       | run(0, warm-up)            |   dropped
       | run(warm-up, measured)     |   completions: when each mini-batch was done
-      | state_dict()               |
+      | checkpoint_state()         |   where checkpoints are asked for: nothing is under way
 
 ``run`` takes global mini-batch ids, so it fits a data-parallel rank, a pipeline stage with
 several mini-batches in flight, one process that drives several devices, and a parameter server
@@ -17,7 +17,7 @@ that owns no batch: such a role gets ``data=None`` and completes what it served.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -67,6 +67,8 @@ class Context:
         interface: network interface to talk over; None lets the library choose.
         local_address: address of this node that other processes reach.
         progress: called after each completed mini-batch with the number completed in this run.
+        fixed: what an earlier run of the cell fixed when it ran (its ``details``), where this one
+            goes on from its checkpoint; else empty.
     """
 
     devices: tuple[torch.device, ...]
@@ -74,6 +76,7 @@ class Context:
     interface: str | None = None
     local_address: str = "127.0.0.1"
     progress: Callable[[int], None] = lambda _done: None
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -97,6 +100,21 @@ class RunRecord:
     spans: list[tuple[str, int, float, float]] = field(default_factory=list)
     communication_wait_s: float | None = None
 
+    def followed_by(self, later: RunRecord) -> RunRecord:
+        """Both as one. Spans are of the first that has any: those of two runs would leave a gap."""
+        if not self.step_s:
+            return later
+        waits = (self.communication_wait_s, later.communication_wait_s)
+        known = [seconds for seconds in waits if seconds is not None]
+        return RunRecord(
+            ids=self.ids + later.ids,
+            step_s=self.step_s + later.step_s,
+            load_s=self.load_s + later.load_s,
+            loss=self.loss + later.loss,
+            spans=self.spans or later.spans,
+            communication_wait_s=sum(known) if len(known) == len(waits) else None,
+        )
+
 
 class Executor(Protocol):
     """The life of a strategy in one process."""
@@ -117,7 +135,22 @@ class Executor(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights and optimiser state of this process."""
+        """Weights and optimiser state of this process, under the names of the plain network."""
+        ...
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        """All that the next step of this process depends on, between two calls of ``run``.
+
+        Tensors, numbers and texts in mappings and lists. Random generators and the position in the
+        data are not its business.
+        """
+        ...
+
+    def load_checkpoint_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`checkpoint_state` gave, in this process or in another one.
+
+        It may have trained other steps before; nothing of them is left.
+        """
         ...
 
     def details(self) -> dict[str, Any]:
@@ -212,6 +245,15 @@ class StepwiseExecutor:
     def state_dict(self) -> dict[str, Any]:
         """Weights under the names of the plain network, and the optimiser's state."""
         return {"network": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Weights and buffers under the names that the placed module gives, and the optimiser."""
+        return {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load_checkpoint_state(self, state: Mapping[str, Any]) -> None:
+        """In place: what others hold of the weights stays theirs."""
+        self.module.load_state_dict(state["module"])
+        self.optimizer.load_state_dict(state["optimizer"])
 
     def details(self) -> dict[str, Any]:
         """Nothing but the plan, unless a strategy says more."""

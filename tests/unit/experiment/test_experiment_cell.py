@@ -42,6 +42,7 @@ cells = st.builds(
     learning_rate=st.sampled_from([0.01, 1e-5, 1, 0.1 + 0.2]),
     momentum=st.floats(0, 1, exclude_max=True),
     seed=st.integers(0, 2**31),
+    checkpoint_every_steps=st.sampled_from([0, 1, 500]),
 ).filter(lambda cell: len(cell.variant) < 200)
 
 
@@ -180,3 +181,14 @@ def test_geometry() -> None:
 def test_bad_geometry(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^here: geometry .* write for example 2x4$"):
         parse_geometry(text, "here")
+
+
+def test_a_younger_field_changes_nothing_of_cells_that_were_there() -> None:
+    """Plans keep their digests, or every result measured before would be shown as stale."""
+    assert "checkpoint_every_steps" not in CELL.to_dict()
+    assert "checkpoint" not in CELL.id
+    saved = CELL.with_(checkpoint_every_steps=50)
+    assert saved.to_dict() == {**CELL.to_dict(), "checkpoint_every_steps": 50}
+    assert saved.id == "cifar10/resnet18/gpipe/1x1/batch_size=64+checkpoint_every_steps=50/rep0"
+    assert Cell.from_dict(saved.to_dict()) == saved
+    assert Cell.from_dict(CELL.to_dict()) == CELL

@@ -90,3 +90,60 @@ def test_more_threads_than_a_devices_cores_are_refused_on_slurm(tmp_path):
     site = load_site(str(path))
     assert site.supports(CELL.with_(threads_per_device=2)) is None
     assert "2 core(s)" in site.supports(CELL.with_(threads_per_device=3))
+
+
+def test_fabrics_are_link_conditions(tmp_path: Path) -> None:
+    text = "fabrics: {lat10: {latency_ms: 10, bandwidth_mbit_per_s: 500, loss_percent: 1}}"
+    site = _load(tmp_path, f"device: cpu\nlauncher: local\n{text}\n")
+    condition = site.fabrics["lat10"]
+    assert condition.latency_s == pytest.approx(0.01)
+    assert condition.bandwidth_bits_per_s == 500e6
+    assert condition.loss == pytest.approx(0.01)
+    assert (condition.mtu, condition.congestion_control, condition.backend) == (
+        1500,
+        "cubic",
+        "auto",
+    )
+    assert site.emulates("lat10")
+    assert not site.emulates("default")
+    assert not site.emulates("somebody-set-this")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{lat10: {latency: 3}}", "fabrics.lat10: 'latency' is not a key here; did you mean"),
+        ("{lat10: {}}", "fabrics.lat10: 'latency_ms' is missing; add it"),
+        ("{lat10: {latency_ms: -1}}", "fabrics.lat10.latency_ms: -1 is too small"),
+        ("{l: {latency_ms: 1, loss_percent: 100}}", "fabrics.l.loss_percent: 100 is too large"),
+        ("{l: {latency_ms: 1, bandwidth_mbit_per_s: 0}}", "write more than 0"),
+        ("{l: {latency_ms: 1, mtu: 64}}", "fabrics.l.mtu: 64 is too small; write at least 576"),
+        ("{l: {latency_ms: 1, backend: tc}}", "write auto, netem or relay"),
+        ("{'a b': {latency_ms: 1}}", "fabrics: 'a b' does not fit (Name of a link condition"),
+        ("{default: {latency_ms: 1}}", "fabrics: 'default' is the site's own network"),
+    ],
+)
+def test_a_wrong_fabric_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path, f"device: cpu\nlauncher: local\nfabrics: {text}\n")
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'mine.yaml'}: fabrics")
+    assert sentence in message
+    assert "\n" not in message
+
+
+def test_an_emulated_cell_has_a_link_and_fits_one_node_of_a_cluster(tmp_path: Path) -> None:
+    text = "device: cpu\nnodes: 2\ndevices_per_node: 4\nfabrics: {lat1: {latency_ms: 1}}\n"
+    cluster = _load(tmp_path, f"launcher: slurm\n{text}")
+    slow = CELL.with_(fabric="lat1", nodes=4)
+    assert cluster.held_geometry(slow) == (1, 4)
+    assert cluster.supports(slow) is None
+    assert cluster.held_geometry(slow.with_(fabric="mine")) == (4, 1)
+    assert "has 2 node(s)" in str(cluster.supports(slow.with_(fabric="mine")))
+    large = cluster.supports(slow.with_(devices_per_node=2))
+    assert str(large).endswith("the cell asks for 4x2 on one node, as lat1 is emulated")
+    assert "no link that lat1 could shape" in str(cluster.supports(CELL.with_(fabric="lat1")))
+    here = _load(tmp_path, f"launcher: local\n{text}")
+    assert here.held_geometry(slow) == (4, 1)
+    assert "the cell asks for 4x1" in str(here.supports(slow))
+    assert here.supports(slow.with_(nodes=2, devices_per_node=4)) is None

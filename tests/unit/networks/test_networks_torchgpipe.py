@@ -16,10 +16,12 @@ from torch.nn.functional import cross_entropy
 from torchgpipe import GPipe
 
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.pairs import mismatch
 from ddlbench.experiment.registry import NETWORKS
 from ddlbench.networks import build, without_dropout
 
 CHUNKS = 2
+IMAGE_NETWORKS = [name for name in NETWORKS if mismatch(name, "imagenet") is None]
 
 
 def _images(*shape: int) -> Tensor:
@@ -74,7 +76,7 @@ def _balances(blocks: int) -> list[list[int]]:
     "network",
     [
         pytest.param(name, marks=[pytest.mark.slow] if name == "resnet152" else [])
-        for name in NETWORKS
+        for name in IMAGE_NETWORKS
     ],
 )
 def test_small_images(network: str, dataset: str) -> None:
@@ -90,7 +92,8 @@ def test_small_images(network: str, dataset: str) -> None:
     "network",
     [
         pytest.param(name, marks=[pytest.mark.slow] if name.startswith("vgg") else [])
-        for name in NETWORKS
+        for name in IMAGE_NETWORKS
+        if name != "mlp"  # its first layer takes images of one size
     ],
 )
 def test_networks_of_imagenet_and_highres(network: str) -> None:

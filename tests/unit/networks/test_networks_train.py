@@ -1,4 +1,4 @@
-"""All 24 pairs of network and dataset, forward and backward at their real size."""
+"""All pairs of network and dataset, forward and backward at their real size."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.pairs import pairs
 from ddlbench.experiment.registry import NETWORKS
 from ddlbench.networks import build
 
+# CosmoFlow's real volumes take gigabytes: it trains on smaller ones in a test of its own.
+_IMAGES = [(network, spec.name) for network, spec in pairs() if spec.depth is None]
 _SECONDS = {("imagenet", "resnet152"), ("imagenet", "vgg16")} | {
     ("highres", network) for network in NETWORKS if network != "mobilenetv2"
 }
@@ -21,8 +24,7 @@ _SECONDS = {("imagenet", "resnet152"), ("imagenet", "vgg16")} | {
         pytest.param(
             dataset, network, marks=[pytest.mark.slow] if (dataset, network) in _SECONDS else []
         )
-        for dataset in DATASETS
-        for network in NETWORKS
+        for network, dataset in _IMAGES
     ],
 )
 def test_every_parameter_gets_a_finite_gradient(dataset: str, network: str) -> None:
@@ -36,4 +38,5 @@ def test_every_parameter_gets_a_finite_gradient(dataset: str, network: str) -> N
     for name, parameter in blocks.named_parameters():
         assert parameter.grad is not None, name
         assert torch.isfinite(parameter.grad).all(), name
-    assert any(parameter.grad.any() for parameter in blocks[0].parameters())
+    first = next(block for block in blocks if list(block.parameters()))
+    assert any(parameter.grad.any() for parameter in first.parameters())

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.data_size import DataRequest, estimate_bytes
+from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.site import Site
 from ddlbench.planning.cost import Cost, estimate, render
 from ddlbench.planning.matrix import MatrixRow
@@ -330,3 +331,23 @@ def test_thousands_of_results(tmp_path: Path) -> None:
     cost = estimate(rows, LOCAL, tmp_path)
     print(f"5,000 results read in {time.perf_counter() - started:.2f} s")
     assert cost.done == 5000
+
+
+def test_a_cell_over_an_emulated_fabric_holds_one_node(tmp_path: Path) -> None:
+    lat1 = LinkCondition(latency_s=0.001, bandwidth_bits_per_s=None, loss=0.0)
+    slow = DDP.with_(nodes=2, fabric="lat1")
+    for site, devices in ((WHOLE_NODES, 4), (SHARED_NODES, 4), (LOCAL, 4)):
+        cost = estimate(_rows(BASE, slow), replace(site, fabrics={"lat1": lat1}), tmp_path)
+        alone = estimate(_rows(BASE), site, tmp_path)
+        assert cost.device_s_upper - alone.device_s_upper == 600 * devices
+        assert cost.largest_devices == 4
+        assert cost.largest_nodes == (2 if site is LOCAL else 1)
+
+
+def test_a_fabric_that_nobody_emulates_is_told(tmp_path: Path) -> None:
+    lat1 = LinkCondition(latency_s=0.001, bandwidth_bits_per_s=None, loss=0.0)
+    site = replace(LOCAL, fabrics={"lat1": lat1}, interconnect={"links": {"given": {}}})
+    cells = [DDP.with_(nodes=2, fabric=fabric) for fabric in ("lat1", "lat01", "given")]
+    (warning,) = estimate(_rows(BASE, *cells), site, tmp_path).warnings
+    assert "does not emulate fabric 'lat01'" in warning
+    assert "did you mean 'lat1'?" in warning

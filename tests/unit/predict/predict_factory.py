@@ -61,10 +61,11 @@ def profile(
                 "name": entry["name"],
                 "block": entry["block"],
                 "block_name": entry["name"],
-                "kind": "Linear",
+                "kind": "Conv2d",
                 "parameter_bytes": entry["parameter_bytes"],
                 "output_bytes_per_sample": entry["output_bytes_per_sample"],
                 "saved_bytes_per_sample": entry["saved_bytes_per_sample"],
+                "shape": {"input": [10, 5, 5], "output": [10, 5, 5], "kernel": 3, "stride": 1},
                 "forward": entry["forward"],
                 "backward": entry["backward"],
             }

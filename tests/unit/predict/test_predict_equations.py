@@ -226,3 +226,17 @@ def test_the_reading_wing_needs_no_torch():
     modules += ["ddlbench.predict.table", "ddlbench.predict.choices", "ddlbench.predict.recommend"]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_serial_hides_nothing():
+    swept = make.sweep(0.01, 1e9, 4)
+    links = make.table(sweeps=(swept, make.sweep(0.02, 5e8, 4, transport="horovod")))
+    options = {"bucket_cap_bytes": 25 * 2**20}
+    found = told("ddp-serial", make.plan("ddp", options=options), links)
+    alone = 1.6 * (0.1 + 0.01 * 8)
+    assert found.compute_s == pytest.approx(alone)
+    sizes = [size for size, _ in buckets(make.workload().tensors, 25 * 2**20)]
+    assert found.exposed_communication_s == pytest.approx(sum(0.01 + s / 1e9 for s in sizes))
+    options = {"fusion_threshold_bytes": 64 * MB}
+    found = told("horovod-serial", make.plan("horovod", options=options), links)
+    assert found.step_s == pytest.approx(alone + 2 * 0.02 + 100e6 / 5e8)

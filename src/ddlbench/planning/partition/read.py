@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.profile import read_profile
 from ddlbench.planning.partition.chain import Chain, Node
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["chain_of_profile", "read_chain", "read_table"]
 
@@ -56,6 +58,8 @@ def read_table(path: Path) -> Chain:
     Raises:
         ConfigError: it is not such a table.
     """
+    import pandas as pd  # noqa: PLC0415 - slow to import, and every matrix imports this module
+
     try:
         table = pd.read_csv(path, comment="#")
     except (OSError, UnicodeDecodeError, ValueError) as error:  # pandas' errors are ValueErrors
@@ -87,6 +91,8 @@ def read_table(path: Path) -> Chain:
 
 
 def _numbers(path: Path, table: pd.DataFrame, column: str) -> np.ndarray[Any, Any]:
+    import pandas as pd  # noqa: PLC0415 - as above
+
     values = pd.to_numeric(table[column], errors="coerce").to_numpy(dtype=np.float64)
     wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     if wrong.size:

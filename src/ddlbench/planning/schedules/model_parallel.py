@@ -23,12 +23,16 @@ from ddlbench.planning.schedules.pipedream import pipedream
 __all__ = ["model_parallel"]
 
 
-def model_parallel(stages: int, mini_batches: int) -> Schedule:
+def model_parallel(stages: int, mini_batches: int, only_rank: int | None = None) -> Schedule:
     """The schedule of so many mini-batches, an update after each.
+
+    ``only_rank`` as in :func:`~ddlbench.planning.schedules.pipedream.pipedream`.
 
     Raises:
         InvalidSchedule: a count is below 1.
     """
     positive(stages=stages)
-    schedule = pipedream((1,) * stages, mini_batches, warmup_counts=(0,) * stages)
+    schedule = pipedream(
+        (1,) * stages, mini_batches, warmup_counts=(0,) * stages, only_rank=only_rank
+    )
     return replace(schedule, name="model-parallel")

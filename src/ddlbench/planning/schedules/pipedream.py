@@ -44,6 +44,7 @@ def pipedream(
     mini_batches: int,
     extra_warmup: int = 0,
     warmup_counts: Sequence[int] | None = None,
+    only_rank: int | None = None,
 ) -> Schedule:
     """The schedule of so many mini-batches; ranks are numbered stage by stage.
 
@@ -53,6 +54,8 @@ def pipedream(
         extra_warmup: more mini-batches in flight on every stage but the last.
         warmup_counts: warm-up of each stage instead of the rule's, for studying other rules;
             check such a schedule before it is run.
+        only_rank: the rank whose actions are listed, as one process of a long run needs no others;
+            all ranks, if left out. Such a schedule can be carried out, not checked or replayed.
 
     Raises:
         ConfigError: a count does not fit.
@@ -66,7 +69,9 @@ def pipedream(
     for stage, count in enumerate(replicas):
         for replica in range(count):
             own = range(replica, mini_batches, count)
-            orders.append(_replica(stage, own, counts[stage], -(-mini_batches // count), count))
+            updates = -(-mini_batches // count)
+            listed = only_rank in (None, stage_ranks[stage][replica])
+            orders.append(_replica(stage, own, counts[stage], updates, count) if listed else [])
             in_flight.append(min(counts[stage] + 1, len(own)))
     return Schedule(
         name="pipedream",

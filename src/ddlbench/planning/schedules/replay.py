@@ -6,9 +6,11 @@
     channel    a0 a1 . . g0             a message leaves when it is sent and its channel is free,
     rank 1   . . F0 B0 F1 B1            and travels while both ranks go on; a receive waits for it
 
-Sends do not hold up the sender. The replicas of a stage start an all-reduce together, when the
-last of them arrives. A channel is one kind of message from one rank to another: messages of
-different channels do not slow each other down, so give links that are shared a longer time.
+Unless a :class:`~ddlbench.planning.schedules.messaging.Messaging` says otherwise, sends do not hold
+up the sender and receives are posted long before. The replicas of a stage start an all-reduce
+together, when the last of them arrives. A channel is one kind of message from one rank to another:
+messages of different channels do not slow each other down, so give links that are shared a longer
+time.
 """
 
 from __future__ import annotations
@@ -17,14 +19,15 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ddlbench.planning.schedules.action import Action, InvalidSchedule, Schedule
+from ddlbench.planning.schedules.action import Action, Schedule
+from ddlbench.planning.schedules.events import Event, events_of
+from ddlbench.planning.schedules.messaging import EAGER, Messaging
 
 __all__ = ["Durations", "Links", "StageDurations", "TimedAction", "Timeline", "no_links", "replay"]
 
 Durations = Callable[[Action], float]  # seconds of a pass, an all-reduce or an update
 Links = Callable[[int, int, Action], float]  # from rank, to rank, the send: seconds of a message
 
-Channel = tuple[str, int, int]
 _BACKWARD = ("backward", "backward_input", "backward_weight")
 
 
@@ -100,82 +103,38 @@ def no_links(source: int, target: int, send: Action) -> float:
     return 0.0
 
 
-def replay(schedule: Schedule, durations: Durations, links: Links = no_links) -> Timeline:
+def replay(
+    schedule: Schedule,
+    durations: Durations,
+    links: Links = no_links,
+    messaging: Messaging = EAGER,
+) -> Timeline:
     """Go through a schedule as an event after another.
+
+    Args:
+        schedule: the actions of all ranks.
+        durations: of passes, all-reduces and updates.
+        links: durations of messages; word that a receive is posted takes no time here.
+        messaging: what is waited for beside the messages themselves; nothing, unless said.
 
     Raises:
         InvalidSchedule: it deadlocks.
     """
-    run = _Replay(schedule, durations, links)
-    moved = True
-    while moved:
-        moved = False
-        for rank in range(schedule.world_size):
-            while run.step(rank):
-                moved = True
-    if not run.ended():
-        raise InvalidSchedule(f"schedule {schedule.name} deadlocks; check() says where")
-    return Timeline(tuple(tuple(rank) for rank in run.done))
+    graph = events_of(schedule, messaging)
+    ends = graph.ends_s([_duration_s(event, durations, links) for event in graph.events])
+    return Timeline(
+        tuple(
+            tuple(TimedAction(p.action, ends[p.begins], ends[p.ends]) for p in line)
+            for line in graph.lines
+        )
+    )
 
 
-class _Replay:
-    """Each rank goes as far as its inputs are known; times do not depend on the order of ranks."""
-
-    def __init__(self, schedule: Schedule, durations: Durations, links: Links) -> None:
-        self._schedule, self._durations, self._links = schedule, durations, links
-        self.done: list[list[TimedAction]] = [[] for _ in schedule.actions]
-        self._free_s = [0.0] * schedule.world_size
-        self._channel_free_s: dict[Channel, float] = defaultdict(float)
-        self._messages: dict[tuple[Channel, int, int], float] = {}  # -> arrival
-        self._meetings: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
-
-    def ended(self) -> bool:
-        pairs = zip(self.done, self._schedule.actions, strict=True)
-        return all(len(done) == len(actions) for done, actions in pairs)
-
-    def step(self, rank: int) -> bool:
-        """Time the next action of a rank; False if that depends on what is not timed yet."""
-        actions = self._schedule.actions[rank]
-        if len(self.done[rank]) == len(actions):
-            return False
-        action = actions[len(self.done[rank])]
-        now = self._free_s[rank]
-        times: tuple[float, float] | None
-        if action.kind.startswith("send"):
-            times = self._send(rank, action, now)
-        elif action.kind.startswith("receive"):
-            times = self._receive(rank, action, now)
-        elif action.kind == "all_reduce":
-            times = self._meet(rank, action, now)
-        else:
-            times = (now, now + self._durations(action))
-        if times is None:
-            return False
-        self.done[rank].append(TimedAction(action, *times))
-        self._free_s[rank] = times[1]
-        return True
-
-    def _send(self, rank: int, action: Action, now: float) -> tuple[float, float]:
-        assert action.peer is not None
-        what = action.kind.removeprefix("send_")
-        channel = (what, rank, action.peer)
-        leaves = max(now, self._channel_free_s[channel])
-        arrives = leaves + self._links(rank, action.peer, action)
-        self._channel_free_s[channel] = arrives
-        target = action.stage + (1 if what == "activation" else -1)
-        self._messages[channel, target, action.micro_batch] = arrives
-        return now, now
-
-    def _receive(self, rank: int, action: Action, now: float) -> tuple[float, float] | None:
-        assert action.peer is not None
-        channel = (action.kind.removeprefix("receive_"), action.peer, rank)
-        arrives = self._messages.get((channel, action.stage, action.micro_batch))
-        return None if arrives is None else (now, max(now, arrives))
-
-    def _meet(self, rank: int, action: Action, now: float) -> tuple[float, float] | None:
-        here = self._meetings[action.stage, action.micro_batch]
-        here[rank] = now
-        if len(here) < len(self._schedule.stage_ranks[action.stage]):
-            return None
-        start = max(here.values())
-        return start, start + self._durations(action)
+def _duration_s(event: Event, durations: Durations, links: Links) -> float:
+    action = event.action
+    if action is None:
+        return 0.0
+    if event.role == "message":
+        assert event.peer is not None
+        return links(event.rank, event.peer, action)
+    return 0.0 if action.communicates else durations(action)

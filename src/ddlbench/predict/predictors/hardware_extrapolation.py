@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.strategy import workers_of
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.prediction import (
     NO_HISTORY,
@@ -57,8 +58,8 @@ class HardwareExtrapolation(Predictor):
                 f"{cell.strategy} of {cell.network} on {cell.dataset} is not measured on one node "
                 f"with {cell.devices_per_node} device(s)"
             )
-        share = cell.batch_size / cell.devices
-        source = min(on_one, key=lambda m: abs(m.cell.batch_size / m.cell.devices - share)).cell
+        share = cell.batch_size / workers_of(cell)
+        source = min(on_one, key=lambda m: abs(m.cell.batch_size / workers_of(m.cell) - share)).cell
         return Prediction(
             self.name,
             compute_s=carried_s(cell, source, on_one),

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.strategy import workers_of
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.prediction import NO_HISTORY, History, Prediction, Predictor, joined
 from ddlbench.predict.workload import Workload
@@ -19,7 +20,7 @@ __all__ = ["Linear"]
 
 
 class Linear(Predictor):
-    """The sequential step with the whole mini-batch, over the number of devices."""
+    """The sequential step with the whole mini-batch, over the number of devices that train."""
 
     name: ClassVar[str] = "linear"
     source: ClassVar[str] = "baseline"
@@ -35,11 +36,11 @@ class Linear(Predictor):
         history: History = NO_HISTORY,
     ) -> Prediction:
         """Predict one step; see the module."""
-        sequential = workload.step(cell.batch_size)
+        sequential, workers = workload.step(cell.batch_size), workers_of(cell)
         return Prediction(
             self.name,
-            compute_s=sequential.step_s / cell.devices,
+            compute_s=sequential.step_s / workers,
             limits=("no communication", "no bubble"),
             notes=joined(sequential.remark),
-            interval_s=sequential.interval(1 / cell.devices, 0.0),
+            interval_s=sequential.interval(1 / workers, 0.0),
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from statistics import median
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.planning.strategy import workers_of
 from ddlbench.predict.prediction import History, Measured
 
 __all__ = ["carried_s", "same_but_size"]
@@ -18,10 +19,10 @@ def same_but_size(cell: Cell, history: History) -> Iterator[Measured]:
 
 
 def carried_s(cell: Cell, source: Cell, measured: Iterable[Measured]) -> float:
-    """Median step of ``source`` over its repeats, scaled by samples a device."""
+    """Median step of ``source`` over its repeats, scaled by samples a worker."""
     steps = [m.step_s for m in measured if m.cell.with_(repeat=0) == source.with_(repeat=0)]
-    share = (cell.batch_size / cell.devices) / (source.batch_size / source.devices)
-    return median(steps) * share
+    share = cell.batch_size / workers_of(cell)
+    return median(steps) * share / (source.batch_size / workers_of(source))
 
 
 def _key(cell: Cell) -> tuple[object, ...]:

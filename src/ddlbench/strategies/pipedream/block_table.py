@@ -11,8 +11,9 @@ import io
 
 import torch
 
-from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
-from ddlbench.experiment.registry import NETWORKS, load
+from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.experiment.pairs import pairs
+from ddlbench.experiment.registry import load
 from ddlbench.networks.flatten import out_of_place
 from ddlbench.planning.block_table import COLUMNS
 from ddlbench.strategies.pipeline_parts.cutting import TensorForm, block_facts
@@ -45,9 +46,8 @@ def table() -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for network in NETWORKS:
-        for spec in DATASETS.values():
-            writer.writerows(rows_of(network, spec))
+    for network, spec in pairs():
+        writer.writerows(rows_of(network, spec))
     return text.getvalue()
 
 

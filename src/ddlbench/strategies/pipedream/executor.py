@@ -105,7 +105,7 @@ class PipeDreamExecutor(StepwiseExecutor):
         if count == 0:
             return record
         device = self.context.devices[0]
-        schedule = self.descriptor.schedule(self.plan.details, count)
+        schedule = self.descriptor.schedule(self.plan.details, count, self.process.rank)
         spans = SpanRecorder(device, first)
         clock = StepClock(self.context.devices)
         turn = Turn(

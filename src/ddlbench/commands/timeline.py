@@ -1,0 +1,148 @@
+"""``ddlbench timeline``: what each device of a cell does when, planned above and measured below."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from ddlbench.experiment.atomic import write_json
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.report.timeline.lessons import SCHEDULES, Lesson
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+__all__ = ["timeline"]
+
+_OF_SCHEDULES = {
+    "stages": "--stages",
+    "batches": "--mini-batches",
+    "replicas": "--replicas",
+    "stages_per_device": "--stages-per-device",
+    "backward": "--backward",
+    "update": "--update",
+    "all_reduce": "--all-reduce",
+    "message": "--message",
+}
+
+
+@click.command("timeline")
+@click.argument("cell_folder", required=False, type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help="Folder; the cell's if left out.")
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    help="Steps, or mini-batches, to show; chosen if left out, 1 for a schedule alone.",
+)
+@click.option("--schedule", type=click.Choice(list(SCHEDULES)), help="Draw this schedule alone.")
+@click.option("--stages", type=click.IntRange(1), help="Of the schedule.  [default: 4]")
+@click.option(
+    "--mini-batches",
+    "--micro-batches",
+    "batches",
+    type=click.IntRange(1),
+    default=8,
+    show_default=True,
+    help="Mini-batches, or micro-batches of a step where the schedule splits them.",
+)
+@click.option(
+    "--replicas",
+    default="1",
+    show_default=True,
+    help="Copies of the whole; of each stage for pipedream, as 2+1+1.",
+)
+@click.option("--stages-per-device", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--backward", type=click.FloatRange(0), default=2.0, show_default=True)
+@click.option("--update", type=click.FloatRange(0), default=0.0, show_default=True)
+@click.option("--all-reduce", type=click.FloatRange(0), default=1.0, show_default=True)
+@click.option(
+    "--message",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="These four: how long, in forward passes.",
+)
+@click.pass_context
+def timeline(
+    context: click.Context,
+    cell_folder: Path | None,
+    out: Path | None,
+    steps: int | None,
+    schedule: str | None,
+    **options: Any,
+) -> None:
+    """Draw what each device of CELL_FOLDER does when, or a --schedule alone.
+
+    CELL_FOLDER is a folder below results/<site>/cells/ with a plan.json. Writes a PNG, a PDF, a CSV
+    of the boxes, and a JSON file for chrome://tracing or ui.perfetto.dev.
+    """
+    given = [
+        option
+        for name, option in _OF_SCHEDULES.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    if (cell_folder is None) == (schedule is None):
+        raise ConfigError(
+            "timeline: write a cell's folder, below results/<site>/cells/, or --schedule with one "
+            f"of {', '.join(SCHEDULES)}"
+        )
+    if cell_folder is not None:
+        if given:
+            raise ConfigError(f"timeline: {', '.join(given)}: only for a --schedule; leave it out")
+        made = _of_cell(cell_folder, out or cell_folder, steps)
+    else:
+        made = _of_schedule(_lesson(str(schedule), steps, **options), out or Path())
+    click.echo(f"{made}, .pdf, .csv and .json are written")
+
+
+def _of_cell(folder: Path, out: Path, steps: int | None) -> Path:
+    from ddlbench.report.style import style  # noqa: PLC0415 - matplotlib takes its time
+    from ddlbench.report.timeline import captions  # noqa: PLC0415
+    from ddlbench.report.timeline.cell import read_cell  # noqa: PLC0415
+    from ddlbench.report.timeline.chrome import chrome_trace  # noqa: PLC0415
+    from ddlbench.report.timeline.pages import draw_page  # noqa: PLC0415
+
+    cell = read_cell(folder, steps)
+    told = [*captions.sentences([cell]), *captions.measured_where(cell.result)]
+    with style():
+        drawn = draw_page(captions.TITLE, list(captions.shown_windows(cell)), told)
+        trace = chrome_trace({"planned": cell.planned, "measured": cell.measured}, cell.rows)
+        return _write(out / "timeline.png", drawn, trace)
+
+
+def _of_schedule(lesson: Lesson, out: Path) -> Path:
+    from ddlbench.report.style import style  # noqa: PLC0415 - as above
+    from ddlbench.report.timeline.chrome import chrome_trace  # noqa: PLC0415
+    from ddlbench.report.timeline.pages import draw_page  # noqa: PLC0415
+    from ddlbench.report.timeline.teaching import caption, show  # noqa: PLC0415
+
+    shown = show(lesson)
+    assert shown.window.planned is not None
+    with style():
+        drawn = draw_page("Which device computes what when", [shown], caption(lesson))
+        trace = chrome_trace({"planned": shown.window.planned.boxes}, shown.rows)
+        return _write(out / f"{lesson.schedule}.png", drawn, trace)
+
+
+def _lesson(schedule: str, steps: int | None, *, replicas: str, **options: Any) -> Lesson:
+    parts = replicas.split("+")
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise ConfigError(f"--replicas {replicas}: write a number above 0, or as 2+1+1")
+    counts = tuple(map(int, parts))
+    stages = options.pop("stages") or (len(counts) if len(counts) > 1 else 4)
+    return Lesson(schedule, stages=stages, replicas=counts, steps=steps, **options)
+
+
+def _write(png: Path, drawn: tuple[Figure, pd.DataFrame], trace: dict[str, Any]) -> Path:
+    from ddlbench.report.style import save_figure  # noqa: PLC0415 - as above
+    from ddlbench.report.tables import write_table  # noqa: PLC0415
+
+    figure, boxes = drawn
+    write_table(png.with_suffix(".csv"), boxes)
+    write_json(png.with_suffix(".json"), trace)
+    save_figure(figure, png)
+    return png

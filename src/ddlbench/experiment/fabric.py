@@ -1,0 +1,96 @@
+"""The condition of emulated links: what stands behind the name that a cell gives its ``fabric``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.schema import check
+
+__all__ = ["BACKENDS", "LinkCondition"]
+
+BACKENDS = ("auto", "netem", "relay")
+_SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["latency_ms"],
+    "properties": {
+        "latency_ms": {
+            "type": "number",
+            "minimum": 0,
+            "maximum": 60_000,
+            "description": "Delay of a packet from one node to another, one way",
+        },
+        "bandwidth_mbit_per_s": {
+            "type": ["number", "null"],
+            "exclusiveMinimum": 0,
+            "description": "Rate of each node's link in 10^6 bits per second, in each direction",
+        },
+        "loss_percent": {
+            "type": "number",
+            "minimum": 0,
+            "exclusiveMaximum": 100,
+            "description": "Packets of a hundred that are lost",
+        },
+        "mtu": {
+            "type": "integer",
+            "minimum": 576,
+            "maximum": 65_535,
+            "description": "Largest packet in bytes",
+        },
+        "congestion_control": {
+            "type": "string",
+            "minLength": 1,
+            "pattern": "^[a-z0-9_-]+$",
+            "description": "TCP's, as the kernel names it: cubic, reno, bbr",
+        },
+        "backend": {"enum": list(BACKENDS)},
+    },
+}
+
+
+@dataclass(frozen=True)
+class LinkCondition:
+    """What every link between two nodes does to packets.
+
+    Args:
+        latency_s: delay of a packet from one node to another, one way.
+        bandwidth_bits_per_s: of each node's link, in each direction; None sets no limit.
+        loss: probability that a packet is lost on its way.
+        mtu: largest IP packet in bytes.
+        congestion_control: of TCP; the default is that of Linux since 2006, not of this machine.
+        backend: "netem" (the kernel), "relay" (a process), or "auto": netem where there is one.
+    """
+
+    latency_s: float
+    bandwidth_bits_per_s: float | None
+    loss: float
+    mtu: int = 1500
+    congestion_control: str = "cubic"
+    backend: str = "auto"
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], where: str) -> LinkCondition:
+        """Read what a person writes: milliseconds, Mbit/s, percent.
+
+        Raises:
+            ConfigError: a key is unknown, missing, or its value cannot be.
+        """
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{where}: {values!r} is no link condition; write latency_ms: 10")
+        check(dict(values), _SCHEMA, where)
+        rate = values.get("bandwidth_mbit_per_s")
+        return cls(
+            latency_s=values["latency_ms"] / 1e3,
+            bandwidth_bits_per_s=None if rate is None else rate * 1e6,
+            loss=values.get("loss_percent", 0) / 100,
+            mtu=values.get("mtu", cls.mtu),
+            congestion_control=values.get("congestion_control", cls.congestion_control),
+            backend=values.get("backend", cls.backend),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, as a result file holds them."""
+        return asdict(self)

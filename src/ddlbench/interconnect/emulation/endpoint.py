@@ -1,0 +1,270 @@
+"""One end of a probe's traffic, run inside a node as a plain file: the standard library only.
+
+    python endpoint.py '{"role": "ping", ...}'
+
+::
+
+    ping          ->  echo requests; the other node's kernel answers
+    udp_receive   prints its port  <- udp_send     as many packets as asked, at the rate asked
+    tcp_receive   prints its port  <- tcp_send     as much as the connection takes
+
+Each prints one JSON line at its end; a receiver prints its port before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+__all__ = ["ROLES", "main"]
+
+# linux/udp.h, asm-generic/socket.h: names that Python's socket module lacks
+_SOL_UDP, _UDP_SEGMENT, _UDP_GRO = 17, 103, 104
+_SO_RCVBUFFORCE, _SO_TIMESTAMPNS, _SO_MEMINFO = 33, 35, 55
+_BUFFER_BYTES = 16 * 2**20
+_READ_BYTES = 1 << 20
+_ECHO_REQUEST, _ECHO_REPLY = 8, 0
+_FIRST_WAIT_S = 20.0
+
+
+def ping(address: str, count: int, interval_s: float, wait_s: float) -> dict[str, Any]:
+    """Round trips of echo requests, from the call that sends to the kernel's stamp on the answer.
+
+    Args:
+        address: of the other node.
+        count: requests.
+        interval_s: from one to the next; several may be under way.
+        wait_s: for the last answer.
+    """
+    sock = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+    sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+    own = os.getpid() & 0xFFFF
+    sent: dict[int, int] = {}
+    round_trips_s: list[float] = []
+    start_s = time.monotonic()
+    end_s = start_s + count * interval_s + wait_s
+    while len(round_trips_s) < count:
+        now_s = time.monotonic()
+        if now_s >= end_s:
+            break
+        next_s = start_s + len(sent) * interval_s if len(sent) < count else end_s
+        if now_s >= next_s:
+            number = len(sent)
+            request = _echo_request(own, number)
+            sent[number] = time.clock_gettime_ns(time.CLOCK_REALTIME)
+            sock.sendto(request, (address, 0))
+            continue
+        if select.select([sock], [], [], next_s - now_s)[0]:
+            answer = _echo_reply(sock, own)
+            if answer is not None and answer[0] in sent:
+                round_trips_s.append((answer[1] - sent[answer[0]]) * 1e-9)
+    return {"round_trips_s": round_trips_s, "sent": len(sent)}
+
+
+def _echo_request(own: int, number: int) -> bytes:
+    head = struct.pack("!BBHHH", _ECHO_REQUEST, 0, 0, own, number)
+    return struct.pack("!BBHHH", _ECHO_REQUEST, 0, _checksum(head), own, number)
+
+
+def _checksum(data: bytes) -> int:
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+
+def _echo_reply(sock: socket.socket, own: int) -> tuple[int, int] | None:
+    """Number of an answer to us and when the kernel took it in, in ns; None if it is no such."""
+    data, notes, _, _ = sock.recvmsg(2048, 256)
+    stamp_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
+    for level, kind, note in notes:
+        if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS:
+            seconds, nanoseconds = struct.unpack("qq", note[:16])
+            stamp_ns = seconds * 10**9 + nanoseconds
+    at = (data[0] & 0x0F) * 4
+    kind, _, _, identity, number = struct.unpack_from("!BBHHH", data, at)
+    return (number, stamp_ns) if kind == _ECHO_REPLY and identity == own else None
+
+
+def udp_receive(
+    address: str, settle_s: float, measure_s: float, expected: int | None, quiet_s: float
+) -> dict[str, Any]:
+    """Bytes after ``settle_s`` since the first packet, for ``measure_s``; or a count of packets.
+
+    Args:
+        address: to listen on.
+        settle_s: what comes so long after the first packet is not counted.
+        measure_s: time that is counted.
+        expected: end after so many packets; then each read is one packet. None reads bundles.
+        quiet_s: end when nothing came for so long.
+    """
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    _large_buffer(sock)
+    if expected is None:
+        with suppress(OSError):
+            sock.setsockopt(_SOL_UDP, _UDP_GRO, 1)
+    sock.bind((address, 0))
+    _say({"port": sock.getsockname()[1]})
+    buffer = bytearray(_READ_BYTES)
+    sock.settimeout(_FIRST_WAIT_S)
+    reads = counted = 0
+    first_s = begin_s = last_s = 0.0
+    while expected is None or reads < expected:
+        try:
+            size = sock.recv_into(buffer)
+        except TimeoutError:
+            break
+        now_s = time.monotonic()
+        reads += 1
+        if reads == 1:
+            first_s = now_s
+            sock.settimeout(quiet_s)
+        if not begin_s:
+            # What comes with this packet was sent before.
+            begin_s = now_s if now_s >= first_s + settle_s else 0.0
+            continue
+        counted, last_s = counted + size, now_s
+        if expected is None and now_s >= begin_s + measure_s:
+            break
+    return {
+        "reads": reads,
+        "bytes": counted,
+        "seconds": max(0.0, last_s - begin_s) if begin_s else 0.0,
+        "dropped_by_socket": _dropped(sock),
+    }
+
+
+def udp_send(
+    address: str,
+    port: int,
+    *,
+    payload_bytes: int,
+    bundle: int,
+    packets_per_s: float,
+    packets: int,
+) -> dict[str, Any]:
+    """Packets of one size, evenly; a bundle leaves with one call where the kernel can do that.
+
+    Args:
+        address: of the receiver.
+        port: of the receiver.
+        payload_bytes: of each packet.
+        bundle: packets of one call.
+        packets_per_s: over all.
+        packets: how many.
+    """
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.connect((address, port))
+    if bundle > 1:
+        try:
+            sock.setsockopt(_SOL_UDP, _UDP_SEGMENT, payload_bytes)
+        except OSError:
+            bundle = 1
+    payload = bytes(payload_bytes * bundle)
+    start_s, sent = time.monotonic(), 0
+    while sent < packets:
+        ahead_s = start_s + sent / packets_per_s - time.monotonic()
+        if ahead_s > 0:
+            time.sleep(ahead_s)
+        count = min(bundle, packets - sent)
+        try:
+            sock.send(payload[: count * payload_bytes])
+        except ConnectionRefusedError:
+            break
+        sent += count
+    return {"sent": sent, "seconds": time.monotonic() - start_s}
+
+
+def tcp_receive(address: str, settle_s: float, measure_s: float) -> dict[str, Any]:
+    """Bytes of a connection from ``settle_s`` after its begin, for ``measure_s``."""
+    listener = socket.create_server((address, 0))
+    _say({"port": listener.getsockname()[1]})
+    listener.settimeout(_FIRST_WAIT_S)
+    connection, _ = listener.accept()
+    begin_s = time.monotonic() + settle_s
+    end_s = begin_s + measure_s
+    buffer, counted = bytearray(_READ_BYTES), 0
+    while (left_s := end_s - time.monotonic()) > 0:
+        connection.settimeout(left_s)
+        try:
+            size = connection.recv_into(buffer)
+        except TimeoutError:
+            break
+        if not size:
+            break
+        if time.monotonic() >= begin_s:
+            counted += size
+    return {"bytes": counted, "seconds": measure_s, "congestion_control": _control(connection)}
+
+
+def tcp_send(address: str, port: int, control: str | None, seconds: float) -> dict[str, Any]:
+    """Send until the receiver has enough, or ``seconds`` are over.
+
+    Args:
+        address: of the receiver.
+        port: of the receiver.
+        control: congestion control; None keeps the route's.
+        seconds: at most.
+    """
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.settimeout(_FIRST_WAIT_S)
+    sock.connect((address, port))
+    if control is not None:
+        # Not before: connecting takes the route's.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control.encode())
+    used = _control(sock)
+    payload, end_s = bytes(1 << 18), time.monotonic() + seconds
+    with suppress(OSError):
+        while (left_s := end_s - time.monotonic()) > 0:
+            sock.settimeout(left_s)
+            sock.send(payload)
+    return {"congestion_control": used}
+
+
+def _control(sock: socket.socket) -> str:
+    name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    return name.split(b"\0")[0].decode()
+
+
+def _large_buffer(sock: socket.socket) -> None:
+    """As large as we may, so that a receiver that waits for its core loses nothing."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
+
+
+def _dropped(sock: socket.socket) -> int:
+    """Packets that came but found the socket's buffer full: no loss of the link's."""
+    numbers = sock.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 9 * 4)
+    return int(struct.unpack("9I", numbers)[8]) if len(numbers) == 9 * 4 else 0
+
+
+def _say(value: dict[str, Any]) -> None:
+    print(json.dumps(value), flush=True)
+
+
+ROLES: dict[str, Callable[..., dict[str, Any]]] = {
+    "ping": ping,
+    "udp_receive": udp_receive,
+    "udp_send": udp_send,
+    "tcp_receive": tcp_receive,
+    "tcp_send": tcp_send,
+}
+
+
+def main(text: str) -> None:
+    """Play the role that the JSON text names."""
+    settings = json.loads(text)
+    _say(ROLES[settings.pop("role")](**settings))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,331 @@
+r"""A schedule as events: what must have ended before what begins.
+
+::
+
+    rank 0    start - F0 - F1 ................ wait - B0       a line a rank, in its order
+                        \                     /
+    messages             m0 --.         .-- m1                 from line to line; one behind the
+                      /        \       /                       other on a channel
+    rank 1    start - n0 ....... wait - F0 - B0                n: word that a receive is posted
+
+The order does not depend on how long anything takes, so a schedule is ordered once, and then timed
+for as many durations as one likes: an event ends when the last of those before it has ended, plus
+its own duration.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from ddlbench.planning.schedules.action import Action, InvalidSchedule, Schedule
+from ddlbench.planning.schedules.messaging import EAGER, Messaging
+
+__all__ = ["Event", "EventGraph", "Placed", "events_of"]
+
+Role = Literal["start", "action", "wait", "message", "notice", "meeting"]
+Channel = tuple[str, int, int]  # "activation" or "gradient", from rank, to rank
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that ends at one moment.
+
+    Args:
+        role: ``start`` of a rank; an ``action`` of one (the all-reduce of several is one event); a
+            ``wait``, which takes no time of its own; a ``message``; the ``notice`` to its sender
+            that the receive is posted; the ``meeting`` of replicas before an all-reduce.
+        rank: whose; the one that the message or notice comes from.
+        action: what is done; of a message, its send.
+        peer: rank that the message or notice goes to.
+    """
+
+    role: Role
+    rank: int
+    action: Action | None = None
+    peer: int | None = None
+
+    @property
+    def key(self) -> Event:
+        """The same event of whichever micro-batch."""
+        action = self.action
+        if action is None or action.micro_batch == 0:
+            return self
+        return Event(self.role, self.rank, Action(action.kind, action.stage, 0), self.peer)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An action of a rank: it begins when one event ends, and ends with another."""
+
+    action: Action
+    begins: int
+    ends: int
+
+
+@dataclass(frozen=True)
+class EventGraph:
+    """Events in an order in which all that is before an event stands before it.
+
+    Args:
+        events: the ``start`` of each rank first.
+        before: of each event, the numbers of those that it waits for.
+        lines: of each rank, its actions in their order.
+    """
+
+    events: tuple[Event, ...]
+    before: tuple[tuple[int, ...], ...]
+    lines: tuple[tuple[Placed, ...], ...]
+
+    @cached_property
+    def keys(self) -> tuple[Event, ...]:
+        """Each kind of event once, whatever its micro-batch."""
+        return tuple(dict.fromkeys(event.key for event in self.events))
+
+    @cached_property
+    def key_numbers(self) -> tuple[int, ...]:
+        """Of each event, the place of its key in ``keys``."""
+        place = {key: number for number, key in enumerate(self.keys)}
+        return tuple(place[event.key] for event in self.events)
+
+    @cached_property
+    def key_counts(self) -> tuple[int, ...]:
+        """How many events have each key."""
+        found = Counter(self.key_numbers)
+        return tuple(found[number] for number in range(len(self.keys)))
+
+    def ends_s(
+        self, durations_s: Sequence[float], starts_s: Sequence[float] | None = None
+    ) -> list[float]:
+        """When each event ends.
+
+        Args:
+            durations_s: of each event.
+            starts_s: when each rank starts; its ``start`` takes its own duration after that.
+        """
+        ends: list[float] = []
+        add = ends.append
+        for before, duration in zip(self.before, durations_s, strict=True):
+            if len(before) == 1:
+                add(ends[before[0]] + duration)
+            elif before:
+                add(max([ends[number] for number in before]) + duration)
+            else:
+                add(duration + (starts_s[len(ends)] if starts_s else 0.0))
+        return ends
+
+
+def events_of(schedule: Schedule, messaging: Messaging = EAGER) -> EventGraph:
+    """Order a schedule.
+
+    Raises:
+        InvalidSchedule: it deadlocks.
+    """
+    return _Builder(schedule, messaging).build()
+
+
+@dataclass
+class _Channel:
+    """Messages of one kind from one rank to another, in their order.
+
+    Attributes:
+        issued: event on the sender's line, and the send.
+        posted: event on the receiver's line.
+        messages: those that are events already.
+        awaited: how many of them their sender has waited for.
+        taken: how many of them were received.
+    """
+
+    issued: list[tuple[int, Action]] = field(default_factory=list)
+    posted: list[int] = field(default_factory=list)
+    messages: list[int] = field(default_factory=list)
+    awaited: int = 0
+    taken: int = 0
+
+
+class _Builder:
+    """Each rank goes as far as what it waits for is known."""
+
+    def __init__(self, schedule: Schedule, messaging: Messaging) -> None:
+        self._schedule, self._messaging = schedule, messaging
+        self._events: list[Event] = []
+        self._before: list[tuple[int, ...]] = []
+        ranks = range(schedule.world_size)
+        self._line = [self._add(Event("start", rank)) for rank in ranks]
+        self._placed: list[list[Placed]] = [[] for _ in ranks]
+        self._begun = [False for _ in ranks]  # posted and issued, but not ended
+        self._channels: dict[Channel, _Channel] = defaultdict(_Channel)
+        self._sending: dict[int, dict[Channel, _Channel]] = defaultdict(dict)
+        self._here: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+        self._sums: dict[tuple[int, int], tuple[int, int]] = {}  # -> meeting, sum
+        self._to_receive = Counter(
+            _channel(action, rank)
+            for rank, actions in enumerate(schedule.actions)
+            for action in actions
+            if action.kind.startswith("receive")
+        )
+        for channel, count in self._to_receive.items():
+            self._post(channel, min(count, messaging.receives_ahead or 0))
+        self._do: dict[str, Callable[[int, Action], bool]] = {
+            "send_activation": self._send,
+            "send_gradient": self._send,
+            "receive_activation": self._receive,
+            "receive_gradient": self._receive,
+            "all_reduce": self._all_reduce,
+            "update": self._update,
+        }
+
+    def build(self) -> EventGraph:
+        moved = True
+        while moved:
+            moved = False
+            for rank in range(self._schedule.world_size):
+                while self._step(rank):
+                    moved = True
+        pairs = zip(self._placed, self._schedule.actions, strict=True)
+        if not all(len(placed) == len(actions) for placed, actions in pairs):
+            raise InvalidSchedule(f"schedule {self._schedule.name} deadlocks; check() says where")
+        lines = tuple(tuple(line) for line in self._placed)
+        return EventGraph(tuple(self._events), tuple(self._before), lines)
+
+    def _add(self, event: Event, *before: int) -> int:
+        self._events.append(event)
+        self._before.append(before)
+        return len(self._events) - 1
+
+    def _step(self, rank: int) -> bool:
+        """Do the next action of a rank; False if that depends on what is not ordered yet."""
+        actions, place = self._schedule.actions[rank], len(self._placed[rank])
+        if place == len(actions):
+            return False
+        action, begins = actions[place], self._line[rank]
+        if not self._do.get(action.kind, self._compute)(rank, action):
+            return False
+        self._begun[rank] = False
+        if action.kind == "all_reduce" and not self._messaging.late_sums:
+            begins = self._sums[action.stage, action.micro_batch][0]
+        self._placed[rank].append(Placed(action, begins, self._line[rank]))
+        return True
+
+    def _compute(self, rank: int, action: Action) -> bool:
+        self._line[rank] = self._add(Event("action", rank, action), self._line[rank])
+        return True
+
+    def _send(self, rank: int, action: Action) -> bool:
+        name = _channel(action, rank)
+        channel, paired = self._channels[name], self._paired_receive(rank)
+        if not self._begun[rank]:
+            if self._messaging.paired and not self._await_sends(rank):
+                return False
+            self._begun[rank] = True
+            self._sending[rank][name] = channel
+            channel.issued.append((self._line[rank], action))
+            self._deliver(name)
+            if paired is not None:
+                answer = _channel(paired, rank)
+                self._post(answer, self._channels[answer].taken + 1)
+        return paired is None or self._await_sends(rank)
+
+    def _receive(self, rank: int, action: Action) -> bool:
+        name = _channel(action, rank)
+        channel = self._channels[name]
+        if not self._begun[rank] and self._messaging.receives_ahead is not None:
+            self._begun[rank] = True
+            ahead = channel.taken + 1 + self._messaging.receives_ahead
+            self._post(name, min(self._to_receive[name], ahead))
+        if len(channel.messages) == channel.taken:
+            return False
+        message = channel.messages[channel.taken]
+        self._line[rank] = self._add(Event("action", rank, action), self._line[rank], message)
+        channel.taken += 1
+        return True
+
+    def _all_reduce(self, rank: int, action: Action) -> bool:
+        key = (action.stage, action.micro_batch)
+        if self._messaging.waits_for_sends and not self._await_sends(rank):
+            return False
+        here = self._here[key]
+        here[rank] = self._line[rank]
+        if key not in self._sums and len(here) == len(self._schedule.stage_ranks[action.stage]):
+            meeting = self._add(Event("meeting", rank), *here.values())
+            self._sums[key] = (meeting, self._add(Event("action", rank, action), meeting))
+        if self._messaging.late_sums:
+            return True
+        if key not in self._sums:
+            return False
+        self._line[rank] = self._sums[key][1]
+        return True
+
+    def _update(self, rank: int, action: Action) -> bool:
+        if self._messaging.waits_for_sends and not self._await_sends(rank):
+            return False
+        if self._messaging.late_sums and len(self._schedule.stage_ranks[action.stage]) > 1:
+            numbers = self._summed_before(rank, action)
+            if any((action.stage, number) not in self._sums for number in numbers):
+                return False
+            sums = [self._sums[action.stage, number][1] for number in numbers]
+            self._line[rank] = self._add(Event("wait", rank), self._line[rank], *sums)
+        return self._compute(rank, action)
+
+    def _summed_before(self, rank: int, action: Action) -> list[int]:
+        """Numbers of the sums that a late update needs: the one before, at the end its own too."""
+        last = self._schedule.actions[rank][-1]
+        numbers = [action.micro_batch - 1] if action.micro_batch else []
+        return [*numbers, action.micro_batch] if action is last else numbers
+
+    def _paired_receive(self, rank: int) -> Action | None:
+        """The receive that is posted together with the send that comes next."""
+        actions, place = self._schedule.actions[rank], len(self._placed[rank])
+        if not self._messaging.paired or place + 1 == len(actions):
+            return None
+        other = {"send_activation": "receive_gradient", "send_gradient": "receive_activation"}
+        following = actions[place + 1]
+        return following if following.kind == other[actions[place].kind] else None
+
+    def _post(self, name: Channel, until: int) -> None:
+        """Post so many receives of a channel in all, the new ones now."""
+        channel = self._channels[name]
+        if len(channel.posted) < until:
+            channel.posted += [self._line[name[2]]] * (until - len(channel.posted))
+            self._deliver(name)
+
+    def _deliver(self, name: Channel) -> None:
+        """Make events of the messages that are issued and posted."""
+        channel, (_, source, target) = self._channels[name], name
+        rendezvous = self._messaging.receives_ahead is not None
+        ready = len(channel.issued)
+        if rendezvous:
+            ready = min(ready, len(channel.posted))
+        for number in range(len(channel.messages), ready):
+            issued, send = channel.issued[number]
+            before = [issued, *channel.messages[-1:]]
+            if rendezvous:
+                before.append(self._notice(channel.posted[number], source, target))
+            message = self._add(Event("message", source, send, target), *before)
+            channel.messages.append(message)
+
+    def _notice(self, posted: int, source: int, target: int) -> int:
+        if self._events[posted].role == "start":  # known long before it is needed
+            return posted
+        return self._add(Event("notice", target, None, source), posted)
+
+    def _await_sends(self, rank: int) -> bool:
+        """Put a wait for all messages that a rank has sent on its line; False if one is unknown."""
+        open_ = [c for c in self._sending[rank].values() if c.awaited < len(c.issued)]
+        if any(len(channel.messages) < len(channel.issued) for channel in open_):
+            return False
+        if open_:
+            latest = [channel.messages[-1] for channel in open_]
+            self._line[rank] = self._add(Event("wait", rank), self._line[rank], *latest)
+        for channel in open_:
+            channel.awaited = len(channel.issued)
+        return True
+
+
+def _channel(action: Action, rank: int) -> Channel:
+    assert action.peer is not None
+    direction, what = action.kind.split("_")
+    return (what, rank, action.peer) if direction == "send" else (what, action.peer, rank)

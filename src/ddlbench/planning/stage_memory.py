@@ -1,0 +1,149 @@
+"""Whether a stage can fit its device at all, told from the profile before a job is submitted.
+
+::
+
+    weights | momentum | buffers | further weight versions |  activations of the passes in flight
+    what the device loses before any of it                 |
+
+All of this is held at one moment, before the first of the passes in flight goes backward.
+Gradients, received messages and the workspace of operations come on top (the model in ``predict``
+has more of them), so what is refused here cannot run, and what is not may still run out of memory.
+
+Sources: PipeDream (Narayanan et al., SOSP 2019), section 3.3, for weight versions; the passes that
+a rank holds are those of its schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import profile_file, result_file
+from ddlbench.experiment.profile import InvalidProfile, ProfileKey
+from ddlbench.experiment.site import Site
+from ddlbench.planning.measured_profile import profile_at
+from ddlbench.planning.pipelines import SynchronousPipeline
+from ddlbench.planning.plan import Plan, make_plan
+from ddlbench.planning.schedules import Schedule
+from ddlbench.planning.strategy import strategy_of
+
+__all__ = ["held_bytes", "why_cell_too_large", "why_too_large"]
+
+
+def why_too_large(plan: Plan, site: Site) -> str | None:
+    """Which stage of a plan needs more memory than a device of the site has; None if none does.
+
+    Nothing is said without a profile, without the memory of a device (the profile's; on CPU also
+    the site's ``memory_per_device_mb``), and of plans that have no stages.
+    """
+    known = _profile_and_capacity(plan.cell, site)
+    if known is None or not {"stages", "stage_ranks"} <= plan.details.keys():
+        return None
+    profile, capacity = known
+    if plan.details["stages"][-1][1] != len(profile.get("blocks") or []):
+        return None
+    needed = held_bytes(plan, profile)
+    rank = max(range(plan.world_size), key=lambda rank: needed[rank])
+    if needed[rank] <= capacity:
+        return None
+    own = _own_stages(plan, rank)
+    stages = " and ".join(
+        f"stage {stage} (blocks {first} to {last - 1})"
+        for stage, (first, last, *_) in zip(own, _spans(plan, own), strict=True)
+    )
+    return (
+        f"{stages} on rank {rank} needs at least {_gb(needed[rank])} of memory with "
+        f"{_passes_held(plan, rank)} passes in flight, a device has {_gb(capacity)}; use a smaller "
+        "batch, more devices or another balance"
+    )
+
+
+def why_cell_too_large(cell: Cell, site: Site) -> str | None:
+    """The same of a cell that is only planned; None where some repeat of it has a result."""
+    if _profile_and_capacity(cell, site) is None:
+        return None
+    try:
+        reason = why_too_large(make_plan(cell, site.name), site)
+    except ConfigError:  # its own job says what is wrong with its plan
+        return None
+    return None if reason is None or _was_run(cell, site) else reason
+
+
+def held_bytes(plan: Plan, profile: Mapping[str, Any]) -> tuple[float, ...]:
+    """Bytes that each rank holds at one moment, at least."""
+    return tuple(_held(plan, rank, profile) for rank in range(plan.world_size))
+
+
+def _was_run(cell: Cell, site: Site) -> bool:
+    folder = result_file(site.name, cell.with_(repeat=0).id).parents[1]
+    return any(folder.glob("rep*/result.json"))
+
+
+def _held(plan: Plan, rank: int, profile: Mapping[str, Any]) -> float:
+    cell, details, own = plan.cell, plan.details, _own_stages(plan, rank)
+    spans = _spans(plan, own)
+    blocks = [block for first, last, *_ in spans for block in profile["blocks"][first:last]]
+    weights = float(sum(block["parameter_bytes"] for block in blocks))
+    versions = details["weight_versions"][own[0]] if "weight_versions" in details else 1
+    # Which of its stages a rank's passes are of is not told apart: the least of them counts.
+    saved = min(
+        sum(block["saved_bytes_per_sample"] for block in profile["blocks"][first:last])
+        for first, last, *_ in spans
+    )
+    passes = details["replicas"] * details["chunks"] if "chunks" in details else 1
+    samples = cell.batch_size / passes
+    return (
+        float(profile["fixed_memory_bytes"])
+        + weights * (versions + (1 if cell.momentum > 0 else 0))
+        + sum(block["buffer_bytes"] for block in blocks)
+        + _passes_held(plan, rank) * samples * saved
+    )
+
+
+def _own_stages(plan: Plan, rank: int) -> list[int]:
+    return [stage for stage, ranks in enumerate(plan.details["stage_ranks"]) if rank in ranks]
+
+
+def _spans(plan: Plan, stages: Sequence[int]) -> list[list[int]]:
+    return [plan.details["stages"][stage] for stage in stages]
+
+
+def _passes_held(plan: Plan, rank: int) -> int:
+    """Most forward passes of a rank whose backward pass has not begun."""
+    strategy = strategy_of(plan.cell.strategy)
+    if isinstance(strategy, SynchronousPipeline):
+        one = strategy.pipeline_schedule(plan.cell)
+        return _most_held(one, rank % one.world_size)
+    waiting = plan.details.get("warmups")
+    return 1 if waiting is None else int(waiting[_own_stages(plan, rank)[0]]) + 1
+
+
+def _most_held(schedule: Schedule, rank: int) -> int:
+    held = most = 0
+    for action in schedule.computations(rank):
+        held += action.kind == "forward"
+        held -= action.kind in ("backward", "backward_input")
+        most = max(most, held)
+    return most
+
+
+def _profile_and_capacity(cell: Cell, site: Site) -> tuple[dict[str, Any], float] | None:
+    """The profile that serves a cell, and the bytes of one device; None where one is unknown."""
+    path = profile_file(site.name, ProfileKey.of(cell).id)
+    if not path.is_file():
+        return None
+    try:
+        profile = profile_at(path)
+    except InvalidProfile:  # whoever needs it says so
+        return None
+    if profile.get("device_memory_bytes"):
+        return profile, float(profile["device_memory_bytes"])
+    if site.device == "cpu" and site.memory_per_device_mb is not None:
+        return profile, site.memory_per_device_mb * 1e6
+    return None
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.3g} GB"

@@ -1,0 +1,199 @@
+"""The events of a planned pipeline, and how long one mini-batch takes in the long run.
+
+::
+
+    flushing   | step 0 of rank 0 | step 1 ...       a rank starts its next step when it has ended
+                 | step 0 of rank 1 | step 1 ...     the last; the period is what each step adds
+    flowing    fill | the same again and again | drain    updates of stage 0, once they come in a
+                      `---- window ----'                  pattern that repeats
+
+Events are ordered once for each shape of pipeline (ranks, stages, micro-batches, replicas), and
+timed for every cell of that shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ddlbench.planning.pipedream import StagedStrategy
+from ddlbench.planning.pipelines import SynchronousPipeline
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.schedules import (
+    EAGER,
+    EventGraph,
+    Messaging,
+    Schedule,
+    events_of,
+    messaging_of,
+    replicate,
+)
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.predict.prediction import NotPredictable
+
+__all__ = ["PipelineRun", "Repeated", "run_of"]
+
+_SAME = 1e-9  # relative difference of times that are the same but for rounding
+_MOST_STEPS = 12
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Ordered events, and which of them tell the period.
+
+    Args:
+        graph: the events.
+        mini_batches: that they work off.
+        last: of each rank, its last event; what a flushing pipeline ends with.
+        updates: of stage 0, in the window; empty where each step flushes.
+        replicas: of stage 0: mini-batches of one update.
+    """
+
+    graph: EventGraph
+    mini_batches: int
+    last: tuple[int, ...]
+    updates: tuple[int, ...] = ()
+    replicas: int = 1
+
+    def period_s(self, costs_s: Sequence[float]) -> float:
+        """Seconds per mini-batch in the long run, for seconds of each of the graph's keys."""
+        durations = [costs_s[number] for number in self.graph.key_numbers]
+        if self.updates:
+            ends = self.graph.ends_s(durations)
+            return _slope([ends[number] for number in self.updates]) / self.replicas
+        starts = [0.0] * len(self.last)
+        period = 0.0
+        for _ in range(_MOST_STEPS):
+            ends = self.graph.ends_s(durations, starts)
+            following = [ends[number] for number in self.last]
+            before, period = period, max(following) - max(starts)
+            starts = following
+            if abs(period - before) <= _SAME * period:
+                break
+        return period
+
+
+def _slope(ends_s: Sequence[float]) -> float:
+    """Mean distance of times that repeat in some pattern; over all of them if none is found."""
+    last = len(ends_s) - 1
+    for lag in range(1, len(ends_s) // 2 + 1):
+        distance = ends_s[last] - ends_s[last - lag]
+        if all(
+            abs(ends_s[number] - ends_s[number - lag] - distance) <= _SAME * ends_s[last]
+            for number in range(lag, last)
+        ):
+            return distance / lag
+    return (ends_s[last] - ends_s[0]) / last
+
+
+@dataclass(frozen=True)
+class PipelineRun:
+    """A plan's pipeline.
+
+    Args:
+        real: messages are waited for as its runtime does.
+        free: a message is there when it is needed; only inputs are waited for.
+        samples: of one forward pass.
+        loaded: samples that the first stage loads at a time.
+        loads_each_pass: it loads them in every forward pass, else once a step.
+        pipelines: side by side.
+        splits: backward passes are done in two halves.
+    """
+
+    real: Repeated
+    free: Repeated
+    samples: float
+    loaded: float
+    loads_each_pass: bool
+    pipelines: int
+    splits: bool
+
+
+def run_of(plan: Plan) -> PipelineRun:
+    """The run of a plan.
+
+    Raises:
+        NotPredictable: its strategy has no schedule here.
+    """
+    cell, details, strategy = plan.cell, plan.details, strategy_of(plan.cell.strategy)
+    if isinstance(strategy, SynchronousPipeline):
+        chunks, pipelines = int(details["chunks"]), int(details["replicas"])
+        ranks = cell.devices // pipelines
+        stages_per_rank = len(details["stages"]) // ranks
+        real, free = _flushing(cell.strategy, ranks, stages_per_rank, chunks, pipelines)
+        loaded = cell.batch_size / pipelines
+        splits = any(
+            event.action is not None and event.action.kind == "backward_input"
+            for event in free.graph.keys
+        )
+        return PipelineRun(real, free, loaded / chunks, loaded, False, pipelines, splits)
+    if isinstance(strategy, StagedStrategy):
+        counts = tuple(int(replicas) for _, _, replicas in details["stages"])
+        late = details.get("stage_all_reduce") == "async"
+        extra = int(details.get("extra_warmup", 0))
+        real, free = _flowing(cell.strategy, counts, extra, late)
+        return PipelineRun(real, free, cell.batch_size, cell.batch_size, True, 1, False)
+    raise NotPredictable(f"strategy {cell.strategy} has no schedule that could be replayed")
+
+
+@lru_cache(maxsize=64)
+def _flushing(
+    name: str,
+    ranks: int,
+    stages_per_rank: int,
+    chunks: int,
+    pipelines: int,
+) -> tuple[Repeated, Repeated]:
+    """One step of all replicas."""
+    strategy = strategy_of(name)
+    assert isinstance(strategy, SynchronousPipeline)
+    schedule = replicate(strategy.one_pipeline(ranks, stages_per_rank, chunks), pipelines)
+
+    def repeated(messaging: Messaging) -> Repeated:
+        graph = events_of(schedule, messaging)
+        return Repeated(graph, 1, tuple(line[-1].ends for line in graph.lines))
+
+    return repeated(messaging_of(schedule)), repeated(EAGER)
+
+
+@lru_cache(maxsize=64)
+def _flowing(
+    name: str, counts: tuple[int, ...], extra_warmup: int, late: bool
+) -> tuple[Repeated, Repeated]:
+    """As many mini-batches as it takes to fill, to see the pattern, and to drain.
+
+    Stage 0 has ``r_0 (W_0 + 1)`` mini-batches under way at most, so what they leave behind is gone
+    after twice as many; the window has four times as many.
+    """
+    details = {
+        "stages": [(0, 0, count) for count in counts],
+        "extra_warmup": extra_warmup,
+    }
+    strategy = strategy_of(name)
+    assert isinstance(strategy, StagedStrategy)
+    shape = strategy.schedule(details, 1)
+    filling = max(r * (waiting + 1) for r, waiting in zip(counts, shape.warmups, strict=True))
+    first = counts[0]
+    skipped, window = (first * -(-times * filling // first) for times in (2, 4))
+    schedule = strategy.schedule(details, skipped + window + filling)
+    real = replace(messaging_of(schedule), late_sums=late)
+    seen = range(skipped // first - 1, (skipped + window) // first)
+
+    def repeated(messaging: Messaging) -> Repeated:
+        graph = events_of(schedule, messaging)
+        updates = _updates_of_first_stage(graph, schedule)
+        return Repeated(
+            graph,
+            schedule.micro_batches,
+            tuple(line[-1].ends for line in graph.lines),
+            tuple(updates[number] for number in seen),
+            first,
+        )
+
+    return repeated(real), repeated(replace(EAGER, late_sums=late))
+
+
+def _updates_of_first_stage(graph: EventGraph, schedule: Schedule) -> list[int]:
+    line = graph.lines[schedule.stage_ranks[0][0]]
+    return [placed.ends for placed in line if placed.action.kind == "update"]

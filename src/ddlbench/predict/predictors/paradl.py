@@ -1,0 +1,183 @@
+"""ParaDL's oracle (Kahira et al. 2021, Table III) on what was measured at a site.
+
+::
+
+    profile.json  layers: shapes, t_l(b)      |
+    links.json    alpha, beta of both levels  |  Table III  ->  compute + communication, one after
+    plan          strategy, groups, segments  |                 the other; memory; limits
+
+Two predictors: ``paradl-published`` as the authors' code evaluates the table, ``paradl-corrected``
+with the faults mended that docs/oracle.md lists. No constant is fitted: every efficiency is 1,
+flows on one link share it evenly, gradients go from device to device. Per layer, t_l(b) is the
+profile's at the samples that one device sees (a micro-batch of a pipeline), scaled so that all layers add up
+to the whole step's passes; the rate of the weight update is the profile's optimizer time.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.planning.plan import Plan
+from ddlbench.predict.link_table import LinkTable
+from ddlbench.predict.paradl.oracle import project
+from ddlbench.predict.paradl.platform import FITTED, Platform
+from ddlbench.predict.paradl.question import Question
+from ddlbench.predict.paradl.shapes import shapes_of, split_layers
+from ddlbench.predict.paradl.workload import Workload as OracleWorkload
+from ddlbench.predict.prediction import (
+    NO_HISTORY,
+    History,
+    NotPredictable,
+    Prediction,
+    Predictor,
+    joined,
+    links_or_error,
+)
+from ddlbench.predict.workload import Workload
+
+__all__ = ["ParadlCorrected", "ParadlPublished"]
+
+_NAMES = {
+    "sequential": "serial",
+    "ddp": "data",
+    "horovod": "data",
+    "spatial": "spatial",
+    "filter": "filter",
+    "channel": "channel",
+    "data-filter": "data+filter",
+    "data-spatial": "data+spatial",
+    "gpipe": "pipeline",
+    "pipe-gpipe": "pipeline",
+}
+_STATES = 1  # SGD keeps a momentum
+
+
+class _Paradl(Predictor):
+    """Table III; a subclass names the variant."""
+
+    strategies: ClassVar[tuple[str, ...] | None] = tuple(_NAMES)
+    variant: ClassVar[str]
+
+    def predict(
+        self,
+        workload: Workload,
+        links: LinkTable | None,
+        plan: Plan,
+        cell: Cell,
+        history: History = NO_HISTORY,
+    ) -> Prediction:
+        """Predict one step; see the module.
+
+        Raises:
+            NotPredictable: the profile has no shapes of layers, or the plan several pipelines.
+        """
+        asked = _question(plan)
+        platform, remarks = _platform(workload, links, plan, self.name)
+        micro_batch = asked.batch / asked.segments
+        seen = micro_batch if asked.strategy == "pipeline" else asked.group_batch
+        step = workload.step(seen)
+        said = project(self.variant, _oracle_workload(workload, seen), platform, asked)
+        load_s = workload.step(cell.batch_size / cell.devices).load_s
+        notes = [step.remark, *remarks]
+        if asked.devices > said.max_devices:
+            notes.append(f"beyond its limit: {said.max_devices}, by {said.limiting_layer}")
+        return Prediction(
+            self.name,
+            compute_s=said.compute_s + load_s,
+            communication_s=said.communication_s,
+            exposed_communication_s=said.communication_s,
+            memory_bytes=(round(said.memory_bytes),) * cell.devices,
+            limits=("communication is never hidden", "stages of a pipeline by ParaDL's own cut"),
+            notes=joined(*notes),
+        )
+
+
+class ParadlPublished(_Paradl):
+    """As the authors' code has it."""
+
+    name: ClassVar[str] = "paradl-published"
+    source: ClassVar[str] = "ParaDL, Table III, as published"
+    variant: ClassVar[str] = "as-published"
+
+
+class ParadlCorrected(_Paradl):
+    """With its faults mended."""
+
+    name: ClassVar[str] = "paradl-corrected"
+    source: ClassVar[str] = "ParaDL, Table III, corrected"
+    variant: ClassVar[str] = "corrected"
+
+
+def _question(plan: Plan) -> Question:
+    cell, details = plan.cell, plan.details
+    name = _NAMES[cell.strategy]
+    if name == "pipeline" and int(details.get("replicas", 1)) > 1:
+        raise NotPredictable("ParaDL has no row for several pipelines side by side")
+    groups = 1
+    if name == "data":
+        groups = cell.devices
+    elif name in ("data+filter", "data+spatial"):
+        groups = int(details["replicas"])
+    segments = int(details.get("chunks", 1))
+    return Question(name, cell.devices, groups, cell.batch_size / groups, segments)
+
+
+def _oracle_workload(workload: Workload, samples: float) -> OracleWorkload:
+    """The network as the oracle reads it, timed at so many samples a device."""
+    shapes = shapes_of(workload)
+    alone = [sum(timing.at(samples) for timing in shape.timings) for shape in shapes]
+    step = workload.step(samples)
+    passes_s = step.forward_s + step.backward_s
+    scale = passes_s / sum(alone) if sum(alone) else 0.0
+    times = tuple(scale * seconds / samples for seconds in alone)
+    return OracleWorkload(
+        network=workload.network,
+        dataset=workload.dataset,
+        samples_per_epoch=1,
+        time_s=sum(times),
+        layers=tuple(shape.layer for shape in shapes),
+        spatial_layers=split_layers([shape.layer for shape in shapes]),
+        layer_times_s=times,
+    )
+
+
+def _platform(
+    workload: Workload, links: LinkTable | None, plan: Plan, name: str
+) -> tuple[Platform, tuple[str, ...]]:
+    """The site as a platform file would describe it, without fitted constants."""
+    cell = plan.cell
+    levels, remarks = [], []
+    ways = [("node", cell.devices_per_node, (0, 1)), ("network", cell.devices, (1, 0))]
+    for level, ring, far in ways:
+        there = cell.devices_per_node > 1 if level == "node" else cell.nodes > 1
+        if there:
+            hop, remark = links_or_error(links, name).hop("transport", (0, 0), far)
+            remarks.append(remark)
+            levels.append(
+                {
+                    "largest_ring": ring,
+                    "latency_s": hop.latency_s,
+                    "bandwidth_bytes_per_s": hop.bandwidth_bytes_per_s,
+                }
+            )
+    if not levels:  # one device: nothing is sent
+        levels = [{"largest_ring": 1, "latency_s": 0.0, "bandwidth_bytes_per_s": float("inf")}]
+    update_s = workload.step(cell.batch_size).optimizer_s
+    walked = (3 + 2 * _STATES) * float(workload.parameter_bytes)
+    values = {
+        "devices_per_node": cell.devices_per_node,
+        "links_per_node": 1,
+        "device": {
+            "memory_bytes": workload.device_memory_bytes or float("inf"),
+            "flops_per_s": 1.0,  # of the roofline, which spreads times that nobody measured
+            "memory_bytes_per_s": walked / update_s if update_s else float("inf"),
+            "optimizer_states": _STATES,
+        },
+        "levels": levels,
+        "paths": {"host": levels[0]},
+        "gradients": {},
+        "fitted": {constant: {"value": 1.0} for constant in FITTED},
+    }
+    platform = Platform(values).with_constants({"layer_overhead_s": 0.0})
+    return platform, joined(*remarks)

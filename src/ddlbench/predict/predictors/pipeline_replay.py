@@ -1,0 +1,177 @@
+"""Replay: a pipeline's own schedule, event by event, with measured blocks and links.
+
+::
+
+    end(event) = max over what must have ended before it  +  its duration
+    T          = what each further mini-batch adds to the end, in the long run
+
+    pass       k * sum over the stage's blocks of t_f(b), t_b(b), or the halves of t_b(b), b samples
+    update     k * t_opt * (weights of the stage / weights)
+    load       k * t_load, before the first pass of a step or in each pass of PipeDream's stage 0
+    message    L + b A / BW of the hop that it takes, one behind the other on a channel; it leaves
+               when it is sent, and when word (L) is there that its receive is posted
+    all-reduce of a stage's replicas: measured, in buckets of 25 MiB, when the last replica is there
+
+Schedules are those that the runtime executes (:mod:`ddlbench.planning.schedules`), and so is when
+receives are posted and sends are waited for (:mod:`ddlbench.planning.schedules.messaging`): torch's
+GPipe posts a receive where it needs it, so no message hides behind a pass of its receiver; its 1F1B
+also waits for sends.
+
+k is the slow-down that the profile measured for so many replicas on a node as compute at a time on
+average: P devices of a node times their share of work in the same replay without messages. Of one
+mini-batch then, over all ranks:
+
+    compute    k * work / ranks
+    bubble     k * T without messages - compute         (unequal stages count as bubble)
+    exposed    T - k * T without messages
+
+Without messages, on equal stages: GPipe and 1F1B (m + p - 1)(t_f + t_b), interleaved 1F1B
+(m + (p - 1) / v)(t_f + t_b) with t of all v stages of a device, PipeDream the longest stage.
+
+Sources: the schedules' own (GPipe: Huang et al. 2019; 1F1B, interleaving: Narayanan et al. 2021;
+zero bubble: Qi et al. 2024; PipeDream: Narayanan et al. 2019). The replay is this project's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.schedules import Event, EventGraph
+from ddlbench.predict.link_table import LinkTable
+from ddlbench.predict.pipeline_links import PipelineLinks
+from ddlbench.predict.pipeline_runs import PipelineRun, Repeated, run_of
+from ddlbench.predict.prediction import (
+    NO_HISTORY,
+    History,
+    NotPredictable,
+    Prediction,
+    Predictor,
+    joined,
+    links_or_error,
+)
+from ddlbench.predict.stage_times import StageTimes, stage_blocks, stage_times
+from ddlbench.predict.workload import Workload
+
+__all__ = ["PipelineReplay"]
+
+_LIMITS = (
+    "messages slow neither each other nor computation down",
+    "labels and the loss cost nothing",
+)
+_SPLIT_LIMIT = "the halves of a backward pass are shares of the whole, not measured"
+
+
+class PipelineReplay(Predictor):
+    """The schedule replayed with the times of the profile and the links."""
+
+    name: ClassVar[str] = "pipeline-replay"
+    source: ClassVar[str] = "replay of the schedule, measured blocks and links"
+    strategies: ClassVar[tuple[str, ...] | None] = (
+        "pipedream",
+        "model-parallel-p2p",
+        "pipe-gpipe",
+        "pipe-1f1b",
+        "pipe-interleaved",
+        "pipe-zb",
+        "pipe-zbv",
+    )
+
+    def predict(
+        self,
+        workload: Workload,
+        links: LinkTable | None,
+        plan: Plan,
+        cell: Cell,
+        history: History = NO_HISTORY,
+    ) -> Prediction:
+        """Predict one step; see the module."""
+        if "stages" not in plan.details:
+            raise NotPredictable(f"the plan of {cell.strategy} holds no stages to replay")
+        run = run_of(plan)
+        times = stage_times(workload, plan, run.samples, run.loaded)
+        compute = _Compute(run, times)
+        work_s = compute.work_s() / plan.world_size
+        free_s = run.free.period_s(compute.costs_s(run.free.graph))
+        busiest = max(len(plan.on_node(process.node)) for process in plan.processes)
+        slowdown = workload.slowdown(max(1.0, busiest * work_s / free_s)) if free_s else 1.0
+        step_s, sent_s = slowdown * free_s, 0.0
+        remarks: tuple[str, ...] = ()
+        if plan.world_size > 1:
+            table = links_or_error(links, self.name)
+            sending = PipelineLinks(table, plan, stage_blocks(workload, plan), run.samples)
+            step_s, sent_s = _with_links(run, compute, slowdown, sending, workload.device_kind)
+            remarks = sending.remarks
+        exposed_s = max(0.0, step_s - slowdown * free_s)
+        compute_s = slowdown * work_s
+        return Prediction(
+            self.name,
+            compute_s=compute_s,
+            communication_s=sent_s,
+            exposed_communication_s=exposed_s,
+            bubble_s=step_s - exposed_s - compute_s,
+            limits=(*_LIMITS, _SPLIT_LIMIT) if run.splits else _LIMITS,
+            notes=joined(times.notes, remarks),
+        )
+
+
+@dataclass(frozen=True)
+class _Compute:
+    """What passes, updates and loading take on an undisturbed device."""
+
+    run: PipelineRun
+    times: StageTimes
+
+    def of(self, event: Event) -> float:
+        """Seconds of an event; 0 for what is communication."""
+        if event.role == "start":
+            at_first = not self.run.loads_each_pass and self._holds_first_stage(event.rank)
+            return self.times.load_s if at_first else 0.0
+        if event.role != "action" or event.action is None:
+            return 0.0
+        kind, stage = event.action.kind, event.action.stage
+        loading = self.run.loads_each_pass and kind == "forward" and stage == 0
+        return self.times.of(kind, stage) + (self.times.load_s if loading else 0.0)
+
+    def costs_s(self, graph: EventGraph) -> list[float]:
+        """Seconds of each of a graph's keys."""
+        return [self.of(key) for key in graph.keys]
+
+    def work_s(self) -> float:
+        """Seconds of all ranks, per mini-batch."""
+        graph = self.run.free.graph
+        whole = sum(
+            count * self.of(key) for key, count in zip(graph.keys, graph.key_counts, strict=True)
+        )
+        return whole / self.run.free.mini_batches
+
+    def _holds_first_stage(self, rank: int) -> bool:
+        return any(placed.action.stage == 0 for placed in self.run.free.graph.lines[rank])
+
+
+def _with_links(
+    run: PipelineRun,
+    compute: _Compute,
+    slowdown: float,
+    links: PipelineLinks,
+    device_kind: str,
+) -> tuple[float, float]:
+    """Seconds per mini-batch in the long run, and those of all its messages and all-reduces."""
+    graph = run.real.graph
+    sent = [links.time_s(key, device_kind) for key in graph.keys]
+    costs = [slowdown * compute.of(key) + s for key, s in zip(graph.keys, sent, strict=True)]
+    return run.real.period_s(costs), _sent_s(run.real, sent, run.pipelines)
+
+
+def _sent_s(repeated: Repeated, sent_s: Sequence[float], pipelines: int) -> float:
+    """All communication of a mini-batch; of messages, the mean over pipelines side by side."""
+    graph = repeated.graph
+    whole = sum(
+        count * seconds / (pipelines if key.role == "message" else 1)
+        for key, count, seconds in zip(graph.keys, graph.key_counts, sent_s, strict=True)
+        if key.role != "notice"
+    )
+    return whole / repeated.mini_batches

@@ -1,0 +1,180 @@
+"""How fast the loss falls: by updates, and by seconds. What stale weights cost shows here.
+
+The loss is that of the mini-batches as they are trained on, as a mean over a window of steps. The
+target of a panel is the lowest mean that *all* of its strategies reach, so each has a time; it is
+not chosen by hand.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from ddlbench.report.colours import strategy_look
+from ddlbench.report.footer import Context, footer
+from ddlbench.report.labels import (
+    dataset_label,
+    network_label,
+    strategy_label,
+    variant_labels,
+    workers_label,
+)
+from ddlbench.report.nothing import nothing_to_show
+from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.style import GREY
+from ddlbench.report.tables import Tables, rows_of
+
+__all__ = ["FEWEST_STEPS", "TABLE", "draw", "loss_curves", "time_to_loss"]
+
+FEWEST_STEPS = 50
+TABLE = [
+    "dataset", "network", "strategy", "variant", "geometry", "update_semantics", "batch_size",
+    "steps", "window", "target_loss", "steps_to_target", "seconds_to_target", "step_s", "loss_end",
+]  # fmt: skip
+_KEYS = ["dataset", "network", "batch_size"]
+_TITLE = "Training loss by updates and by time"
+
+
+def loss_curves(steps: pd.DataFrame, cell_ids: list[str]) -> dict[str, pd.DataFrame]:
+    """Smoothed loss of each cell: ``step``, ``seconds``, ``loss``; warm-up steps train too.
+
+    Cells with fewer than :data:`FEWEST_STEPS` losses are left out. ``loss`` is the mean of the last
+    ``window`` steps, a tenth of the run but at most 20; ``seconds`` ends with the step.
+    """
+    curves = {}
+    for cell_id, own in steps[steps["cell_id"].isin(cell_ids)].groupby("cell_id", sort=False):
+        known = own[own["loss"].notna() & own["step_s"].notna()]
+        if len(known) < FEWEST_STEPS:
+            continue
+        window = min(20, len(known) // 10)
+        smooth = known["loss"].rolling(window).mean().to_numpy()
+        curves[str(cell_id)] = pd.DataFrame(
+            {
+                "step": np.arange(1, len(known) + 1),
+                "seconds": known["step_s"].cumsum().to_numpy(),
+                "loss": smooth,
+                "window": window,
+            }
+        ).dropna()
+    return curves
+
+
+def time_to_loss(curves: dict[str, pd.DataFrame]) -> dict[str, tuple[float, int, float]]:
+    """Target, steps and seconds until it is reached, for cells that are compared."""
+    target = max((float(curve["loss"].min()) for curve in curves.values()), default=math.nan)
+    found = {}
+    for cell_id, curve in curves.items():
+        first = curve[curve["loss"] <= target].iloc[0]
+        found[cell_id] = (target, int(first["step"]), float(first["seconds"]))
+    return found
+
+
+def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
+    """One section a network, dataset and batch: loss by updates beside loss by seconds."""
+    shown = tables.summary.assign(variant=variant_labels(tables.summary))
+    firsts = tables.measurements.drop_duplicates("cell_id").query("status == 'ok' and repeat == 0")
+    by_configuration = {str(i).rpartition("/")[0]: str(i) for i in firsts["cell_id"]}
+    curves = loss_curves(tables.steps, list(by_configuration.values()))
+    shown["cell_id"] = shown["configuration"].map(by_configuration)
+    shown = shown[shown["cell_id"].isin(list(curves))].reset_index(drop=True)
+    if shown.empty:
+        why = f"No run with {FEWEST_STEPS} losses yet."
+        below = footer(tables.summary, context, [])
+        return nothing_to_show(_TITLE, why, below), pd.DataFrame(columns=TABLE)
+    parts = [part for _, part in shown.groupby(_KEYS, sort=False)]
+    strategies = list(dict.fromkeys(zip(shown["strategy"], shown["variant"], strict=True)))
+    page = lay_out(
+        _TITLE,
+        [(_handle(name, i), _label(name, v)) for i, (name, v) in enumerate(strategies)],
+        [Section(_heading(part), [Panel("by updates"), Panel("by time")]) for part in parts],
+        footer=footer(shown, context, [_what(curves)]),
+        size=PanelSize(
+            min_width=50.0, height=34.0, left=10.0, between=4.0, right=2.0, bottom=lambda _: 8.0
+        ),
+        share_y=True,
+    )
+    records: list[dict[str, Any]] = []
+    for part, (by_step, by_time) in zip(parts, page.axes, strict=True):
+        own = {str(row.cell_id): curves[str(row.cell_id)] for row in rows_of(part)}
+        reached = time_to_loss(own)
+        for row in rows_of(part):
+            curve, place = own[row.cell_id], strategies.index((row.strategy, row.variant))
+            _line(by_step, curve, "step", row, place)
+            _line(by_time, curve, "seconds", row, place)
+            records.append(_record(row, curve, reached[row.cell_id]))
+        _frame(by_step, reached, "Updates of the mini-batch size")
+        _frame(by_time, reached, "Time (s)")
+        by_step.set_ylabel("Loss")
+    return page.figure, pd.DataFrame(records, columns=TABLE)
+
+
+def _record(row: Any, curve: pd.DataFrame, reached: tuple[float, int, float]) -> dict[str, Any]:
+    return {
+        **{name: getattr(row, name) for name in TABLE if hasattr(row, name)},
+        "steps": int(curve["step"].iloc[-1]),
+        "window": int(curve["window"].iloc[0]),
+        "target_loss": reached[0],
+        "steps_to_target": reached[1],
+        "seconds_to_target": reached[2],
+        "step_s": row.step_median_s,
+        "loss_end": float(curve["loss"].iloc[-1]),
+    }
+
+
+def _heading(part: pd.DataFrame) -> str:
+    first = part.iloc[0]
+    workers = int(part["workers"].max())
+    return (
+        f"{network_label(str(first['network']))}, {dataset_label(str(first['dataset']))}, "
+        f"mini-batch {first['batch_size']}, up to {workers_label(workers)}"
+    )
+
+
+def _what(curves: dict[str, pd.DataFrame]) -> str:
+    windows = sorted({int(curve["window"].iloc[0]) for curve in curves.values()})
+    of = " or ".join(map(str, windows)) or "0"
+    return (
+        f"Mean loss of the last {of} mini-batches as they were trained on, warm-up included; first "
+        "repeat. Dotted: the lowest loss that all strategies of a row reach."
+    )
+
+
+_STYLES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1, 1)))
+
+
+def _handle(strategy: str, place: int) -> Line2D:
+    return Line2D(
+        [], [], color=strategy_look(strategy).colour, linestyle=_STYLES[place % len(_STYLES)]
+    )
+
+
+def _label(strategy: str, variant: str) -> str:
+    return strategy_label(strategy) + (f" ({variant})" if variant else "")
+
+
+def _line(axes: Axes, curve: pd.DataFrame, over: str, row: Any, place: int) -> None:
+    axes.plot(
+        curve[over],
+        curve["loss"],
+        color=strategy_look(str(row.strategy)).colour,
+        linestyle=_STYLES[place % len(_STYLES)],
+        linewidth=0.9,
+        gid="line",
+    )
+
+
+def _frame(axes: Axes, reached: dict[str, tuple[float, int, float]], label: str) -> None:
+    target = next(iter(reached.values()))[0]
+    axes.axhline(target, color=GREY, linewidth=0.6, linestyle=(0, (1, 1.5)), gid="target")
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(label, labelpad=1)
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

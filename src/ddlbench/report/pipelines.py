@@ -1,0 +1,215 @@
+"""How much of what its schedule allows each pipeline reaches.
+
+``speedup`` is of the steady state: median step of sequential training over median step, so fill
+and drain of PipeDream's run do not count. ``bound`` is what the schedule allows (equal stages, free
+messages: ``planning/ideal_speedup.py``), ``share_of_bound`` the one over the other. ``bubble`` is
+the share of all devices' time that did nothing of what sequential training does, 1 - speedup /
+devices; ``bubble_least`` the same of the bound.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.planning.ideal_speedup import ideal_speedup
+from ddlbench.report import published
+from ddlbench.report.colours import strategy_look
+from ddlbench.report.footer import Context, footer
+from ddlbench.report.labels import (
+    STATUS_MARKS,
+    dataset_label,
+    in_dataset_order,
+    network_label,
+    strategy_label,
+    variant_labels,
+)
+from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.style import GREY
+from ddlbench.report.tables import Tables, rows_of
+
+__all__ = ["TABLE", "draw", "pipeline_table"]
+
+TABLE = [
+    "dataset", "network", "strategy", "variant", "geometry", "workers", "batch_size", "n",
+    "base_step_s", "step_s", "speedup", "speedup_low", "speedup_high", "bound", "share_of_bound",
+    "bubble", "bubble_least", "peak_memory_bytes", "published_speedup", "published_in", "mark",
+    "reason", "stale",
+]  # fmt: skip
+_WHAT = (
+    "Steady state: median step of sequential training at the same batch over median step. Bound: "
+    "what the schedule allows with equal stages and free messages (in the table beside)."
+)
+
+
+def pipeline_table(tables: Tables) -> pd.DataFrame:
+    """One row a pipeline or model-parallel configuration; see :data:`TABLE`, and footer columns."""
+    summary = tables.summary.assign(variant=variant_labels(tables.summary))
+    steps = summary.set_index("configuration")["step_median_s"]
+    rows = []
+    for row in rows_of(summary):
+        bound = ideal_speedup(Cell.from_id(f"{row.configuration}/rep0"))
+        if bound is None:
+            continue
+        base_step_s = float(steps.get(row.base_configuration, math.nan))
+        ratios = _paired_ratios(tables.measurements, str(row.configuration))
+        speedup = base_step_s / row.step_median_s
+        rows.append(
+            {
+                **row._asdict(),
+                "base_step_s": base_step_s,
+                "step_s": row.step_median_s,
+                "speedup": speedup,
+                "speedup_low": min(ratios, default=math.nan),
+                "speedup_high": max(ratios, default=math.nan),
+                "bound": bound,
+                "share_of_bound": speedup / bound,
+                "bubble": 1 - speedup / row.workers,
+                "bubble_least": 1 - bound / row.workers,
+                **_published(row),
+                "mark": _mark(str(row.status), speedup),
+            }
+        )
+    return pd.DataFrame(rows, columns=[*summary.columns, *(set(TABLE) - set(summary.columns))])
+
+
+def _paired_ratios(measurements: pd.DataFrame, configuration: str) -> list[float]:
+    """Speed-up of each repeat against its own base."""
+    steps = measurements.set_index("cell_id")["step_median_s"]
+    own = measurements[measurements["cell_id"].str.rpartition("/")[0] == configuration]
+    ratios = [
+        float(steps.get(row.base_cell_id, math.nan)) / row.step_median_s for row in rows_of(own)
+    ]
+    return [ratio for ratio in ratios if math.isfinite(ratio)]
+
+
+def _published(row: Any) -> dict[str, Any]:
+    """The thesis' speed-up of the same strategy, network, dataset and geometry, if it has one."""
+    found = published.speedups()
+    family = "gpipe" if row.strategy == "pipe-gpipe" else row.strategy
+    for name, value in (("strategy", family), *((n, getattr(row, n)) for n in _SAME)):
+        found = found[found[name] == value]
+    if found.empty:
+        return {"published_speedup": math.nan, "published_in": ""}
+    first = found.iloc[0]
+    return {
+        "published_speedup": first["speedup"],
+        "published_in": f"{published.CITATION}, {first['where']} ({first['hardware']})",
+    }
+
+
+_SAME = ("network", "dataset", "geometry")
+
+
+def _mark(status: str, speedup: float) -> str:
+    if status != "ok":
+        return STATUS_MARKS.get(status, status)
+    return "" if math.isfinite(speedup) else "no base"
+
+
+def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
+    """One panel a network, one section a dataset; strategies side by side at each geometry."""
+    shown = pipeline_table(tables)
+    names = list(dict.fromkeys(zip(shown["strategy"], shown["variant"], strict=True)))
+    networks = list(dict.fromkeys(shown["network"]))
+    datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
+    order = shown.sort_values(["workers", "nodes"])
+    geometries = list(dict.fromkeys(order["geometry"]))
+    page = lay_out(
+        "Share of its own bound that each pipeline reaches",
+        [(_handle(strategy), _label(strategy, variant)) for strategy, variant in names],
+        [Section(dataset_label(d), [Panel(network_label(n)) for n in networks]) for d in datasets],
+        footer=footer(shown, context, [_WHAT, *_whiskers(shown), *_missing(shown)]),
+        size=PanelSize(
+            min_width=max(36.0, 1.9 * len(names) * len(geometries)),
+            height=34.0,
+            left=11.0,
+            between=3.0,
+            right=2.0,
+            bottom=lambda _: 8.0,
+            max_columns=2,
+        ),
+        share_y=True,
+    )
+    top = 1.1 * max([1.0, *shown["share_of_bound"].dropna()])
+    for dataset, axes_row in zip(datasets, page.axes, strict=True):
+        for network, axes in zip(networks, axes_row, strict=True):
+            part = shown[(shown["dataset"] == dataset) & (shown["network"] == network)]
+            _frame(axes, geometries, top)
+            for row in rows_of(part):
+                _draw_point(axes, row, geometries.index(row.geometry), names)
+            if axes in page.first_in_row:
+                axes.set_ylabel("Speed-up over bound")
+    return page.figure, shown[TABLE]
+
+
+def _label(strategy: str, variant: str) -> str:
+    return strategy_label(strategy) + (f" ({variant})" if variant else "")
+
+
+def _handle(strategy: str) -> Line2D:
+    look = strategy_look(strategy)
+    return Line2D([], [], color=look.colour, marker=look.marker, linestyle="none")
+
+
+def _whiskers(shown: pd.DataFrame) -> list[str]:
+    most = int(shown["n"].max()) if len(shown) else 0
+    return [f"Whiskers: range over {most} repeats, each against its own base."] if most > 1 else []
+
+
+def _missing(shown: pd.DataFrame) -> list[str]:
+    """Which cells have no point, reason by reason."""
+    missing = shown[shown["mark"] != ""]
+    parts = [
+        f"{mark}: "
+        + ", ".join(
+            f"{strategy_label(str(strategy))} {', '.join(sorted(set(own['geometry'])))}"
+            for strategy, own in part.groupby("strategy", sort=False)
+        )
+        for mark, part in missing.groupby("mark", sort=False)
+    ]
+    return [f"Crosses: {'; '.join(parts)}."] if parts else []
+
+
+def _frame(axes: Axes, geometries: list[str], top: float) -> None:
+    axes.set_xlim(-0.5, len(geometries) - 0.5)
+    axes.set_ylim(0, top)
+    axes.axhline(1, color=GREY, linewidth=0.6, linestyle=(0, (4, 2)), zorder=1, gid="bound")
+    for edge in range(1, len(geometries)):
+        axes.axvline(edge - 0.5, color="#dddddd", linewidth=0.5, zorder=1)
+    axes.xaxis.set_major_locator(FixedLocator(list(map(float, range(len(geometries))))))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: geometries[round(value)]))
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlabel("Nodes x devices a node", labelpad=1)
+
+
+def _draw_point(axes: Axes, row: Any, geometry: int, names: list[tuple[str, str]]) -> None:
+    look = strategy_look(str(row.strategy))
+    place = names.index((row.strategy, row.variant))
+    x = geometry + 0.86 * ((place + 0.5) / len(names) - 0.5)
+    if row.mark:
+        axes.plot(
+            [x],
+            [0.04],
+            transform=axes.get_xaxis_transform(),
+            linestyle="none",
+            marker="x",
+            markersize=3.5,
+            color=look.colour,
+            gid="mark",
+        )
+        return
+    if row.n > 1:
+        ends = [row.speedup_low / row.bound, row.speedup_high / row.bound]
+        axes.plot([x, x], ends, color=look.colour, linewidth=0.8, zorder=2, gid="whisker")
+    axes.plot(
+        [x], [row.share_of_bound], linestyle="none", marker=look.marker, color=look.colour,
+        zorder=3, gid="point",
+    )  # fmt: skip

@@ -1,0 +1,91 @@
+"""What a timeline is made of: rows, and boxes in them.
+
+::
+
+    row 0 | F0 | F1 |         | B0 | B1 | U |      a box: one piece of work, of which mini- or
+    row 1      | F0 | B0 | F1 | B1 |               micro-batch, from when to when; white between
+                                                   boxes is the bubble
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ddlbench.experiment.errors import ConfigError
+
+__all__ = ["COMPUTING", "PASSES", "WAIT", "Box", "InvalidTimeline", "Row", "computing_share"]
+
+# What has a number written into it, and what counts as work.
+PASSES = ("forward", "recompute", "backward", "backward_input", "backward_weight")
+COMPUTING = frozenset((*PASSES, "loss"))
+WAIT = "wait"
+
+
+class InvalidTimeline(ConfigError):  # noqa: N818 - a state of a file, shown as such
+    """A folder or file that no timeline can be drawn from."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One device.
+
+    Args:
+        place: where it is, as ``node 0 · device 1``.
+        stages: that it holds; none where the strategy has no stages.
+        replica: which copy of them it is; None where there is one.
+    """
+
+    place: str
+    stages: tuple[int, ...] = ()
+    replica: int | None = None
+
+    @property
+    def label(self) -> str:
+        """What stands to the left of the row."""
+        parts = [self.place]
+        if self.stages:
+            noun = "stage" if len(self.stages) == 1 else "stages"
+            parts.append(f"{noun} {', '.join(map(str, self.stages))}")
+        if self.replica is not None:
+            parts.append(f"replica {self.replica}")
+        return " · ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One piece of work.
+
+    Args:
+        row: index of its row.
+        kind: "forward", "backward", "backward_input", "backward_weight", "recompute", "loss",
+            "all_reduce", "update", "wait", or what else a strategy records.
+        stage: that it was done for.
+        mini_batch: its id.
+        micro_batch: within the mini-batch and replica; None where the mini-batch is not split.
+        start_s, end_s: seconds, all boxes of a timeline from one zero.
+    """
+
+    row: int
+    kind: str
+    stage: int
+    mini_batch: int
+    micro_batch: int | None
+    start_s: float
+    end_s: float
+
+    @property
+    def number(self) -> int:
+        """What is written into the box."""
+        return self.mini_batch if self.micro_batch is None else self.micro_batch
+
+
+def computing_share(boxes: Iterable[Box], rows: int, start_s: float, end_s: float) -> float:
+    """Share of ``rows`` devices' time from ``start_s`` to ``end_s`` that passes take."""
+    whole = rows * (end_s - start_s)
+    if whole <= 0:
+        return 0.0
+    inside = (
+        min(box.end_s, end_s) - max(box.start_s, start_s) for box in boxes if box.kind in COMPUTING
+    )
+    return sum(seconds for seconds in inside if seconds > 0) / whole

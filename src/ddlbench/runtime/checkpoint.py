@@ -1,0 +1,226 @@
+"""A rank's part in checkpoints: write its file, wait for the others, go on from what was written.
+
+::
+
+    rank 0   ... step 20 | write | wait for all | manifest, delete older sets | step 21 ...
+    rank 1   ... step 20 | write ------ wait -------------------------------- | step 21 ...
+
+No rank goes on before the set is complete. So whatever is killed later, at most the steps since
+then are trained again.
+
+A rank's file holds everything that the next step depends on: weights, buffers and the optimizer's
+state (``checkpoint_state`` of the executor), random generators, the number of steps done, which is
+the position in the data - and what was measured so far, so that the parts of a cell become one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddlbench.runtime.checkpoint_record import measurement, packed, seconds
+from ddlbench.runtime.checkpoint_sets import (
+    Order,
+    complete,
+    prune,
+    rank_file,
+    read_set,
+    set_folder,
+)
+from ddlbench.runtime.failure import classify
+from ddlbench.runtime.loop import Extent, Measurement
+from ddlbench.runtime.progress import Reporter
+from ddlbench.runtime.random_state import random_state, set_random_state
+from ddlbench.runtime.state_file import read_state, write_state
+from ddlbench.runtime.trail import Trail, trail_file
+from ddlbench.strategies.executor import Executor, Unsupported
+
+__all__ = ["Checkpointer", "RefusedCheckpoint", "open_checkpoints"]
+
+
+class RefusedCheckpoint(RuntimeError):  # noqa: N818 - what happened to it
+    """A set that looked complete does not fit this cell: it is trained from the start."""
+
+
+class Checkpointer:
+    """Writes and reads one rank's checkpoints.
+
+    Args:
+        order: what the supervisor says.
+        rank, world_size: of this process.
+        store: of all processes; None for a single one.
+        devices: that this process drives.
+
+    Attributes:
+        steps: measured steps that were done when this run began.
+        when_saved: called with the measured steps that are in the newest set.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        rank: int,
+        world_size: int,
+        store: torch.distributed.Store | None,
+        devices: Sequence[torch.device],
+    ) -> None:
+        self.when_saved: Callable[[int], None] = lambda _steps: None
+        self._order, self._rank, self._world_size = order, rank, world_size
+        self._store, self._devices = store, devices
+        self._folder = Path(order.folder)
+        self._save_s: list[float] = []
+        self._bytes = 0
+        self._restore_s = self._rehearsal_s = self._last_save_s = 0.0
+        self._before: Path | None = None
+        self.steps = 0
+        if order.resume is not None:
+            in_set = self._folder / order.resume
+            found = read_set(in_set)
+            if found is None:
+                raise RefusedCheckpoint(f"{in_set} is no complete checkpoint any more")
+            self.steps, self._last_save_s = found.steps, found.save_s
+            self._before = rank_file(in_set, rank)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether there is a set to go on from."""
+        return self._before is not None
+
+    def fixed(self) -> dict[str, Any]:
+        """What the earlier run fixed only when it ran; nothing for the first.
+
+        Raises:
+            RefusedCheckpoint: its file cannot be read.
+        """
+        if self._before is None:
+            return {}
+        return dict(self._read("details"))
+
+    def restore(self, executor: Executor, rehearse: Callable[[], object]) -> Measurement:
+        """Bring the executor behind the set's last step; returns what was measured until then.
+
+        Args:
+            executor: prepared.
+            rehearse: trains some steps first, whose effect is overwritten: they only warm up.
+
+        Raises:
+            RefusedCheckpoint: the file does not fit the network or the optimizer.
+        """
+        began = time.perf_counter()
+        rehearse()
+        rehearsed = time.perf_counter()
+        state = self._read()
+        try:
+            executor.load_checkpoint_state(state["executor"])
+            so_far = measurement(state["so_far"])
+            self._save_s = [*state["save_s"].tolist(), self._last_save_s]
+            set_random_state(state["random"], self._devices)
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            if classify(error)[0] == "out_of_memory":
+                raise
+            text = " ".join(str(error).split())[:200]
+            raise RefusedCheckpoint(f"{self._before} does not fit this cell: {text}") from error
+        if so_far.steps != self.steps:
+            raise RefusedCheckpoint(f"{self._before} is of another step than its manifest says")
+        self._bytes = self._before.stat().st_size if self._before is not None else 0
+        self._rehearsal_s = rehearsed - began
+        self._restore_s = time.perf_counter() - rehearsed
+        return so_far
+
+    def save(self, executor: Executor, so_far: Measurement) -> None:
+        """Write this rank's file and return once the set of all ranks is complete.
+
+        Raises:
+            Unsupported: the executor's state cannot be written without pickle.
+        """
+        began = time.perf_counter()
+        in_set = set_folder(self._folder, so_far.steps, self._order.run)
+        state = {
+            "executor": executor.checkpoint_state(),
+            "random": random_state(self._devices),
+            "so_far": packed(so_far),
+            "save_s": seconds(self._save_s),
+            "details": executor.details(),
+        }
+        try:
+            self._bytes = write_state(rank_file(in_set, self._rank), state)
+        except TypeError as error:
+            raise Unsupported(f"no checkpoint can be written: {error}") from error
+        self._meet(in_set, so_far.steps, began)
+        self._save_s.append(time.perf_counter() - began)
+        self.when_saved(so_far.steps)
+
+    def follow(self, reporter: Reporter, extent: Extent) -> None:
+        """From here on rank 0 leaves a trail: the first measured step comes next."""
+        reporter.phase_done(self.steps)
+        trail = Trail(trail_file(self._folder), self.steps)
+        reporter.tell(lambda step: trail.reach(step - extent.warmup_steps))
+
+        def saved(steps: int) -> None:
+            trail.kept(steps)
+            reporter.phase_done(extent.checkpoint_every_steps)
+
+        self.when_saved = saved
+
+    def report(self) -> dict[str, Any]:
+        """Seconds and bytes, for this rank's report."""
+        return {
+            "save_s": self._save_s,
+            "bytes": self._bytes,
+            "restore_s": self._restore_s,
+            "rehearsal_s": self._rehearsal_s,
+        }
+
+    def _read(self, only: str | None = None) -> Any:
+        assert self._before is not None
+        try:
+            return read_state(self._before, only)
+        except ValueError as error:
+            raise RefusedCheckpoint(str(error)) from error
+
+    def _meet(self, in_set: Path, steps: int, began: float) -> None:
+        """All files are there, then the manifest, then all go on."""
+        sizes = [self._bytes]
+        key = f"checkpoint/{steps}"
+        if self._store is not None and self._world_size > 1:
+            self._store.set(f"{key}/{self._rank}", str(self._bytes))
+            if self._rank == 0:
+                sizes = [int(self._store.get(f"{key}/{r}")) for r in range(self._world_size)]
+        if self._rank == 0:
+            passed_s = time.perf_counter() - began
+            complete(in_set, steps, self._order, sizes=sizes, save_s=passed_s)
+            prune(self._folder)  # while nobody writes
+        if self._store is not None and self._world_size > 1:
+            if self._rank == 0:
+                self._store.set(f"{key}/complete", "1")
+            self._store.wait([f"{key}/complete"])
+
+
+def open_checkpoints(
+    order: Order | None,
+    executor: Executor,
+    rank: int,
+    world_size: int,
+    *,
+    store: torch.distributed.Store | None,
+    devices: Sequence[torch.device],
+) -> Checkpointer | None:
+    """The checkpoints of a rank; None where none are asked for.
+
+    Raises:
+        Unsupported: the strategy does not say what its state is.
+        RefusedCheckpoint: the set to go on from is gone.
+    """
+    if order is None:
+        return None
+    for name in ("checkpoint_state", "load_checkpoint_state"):
+        if not hasattr(executor, name):
+            raise Unsupported(
+                f"{type(executor).__name__} has no {name}, so it cannot be checkpointed; "
+                "set checkpoint_every_steps to 0"
+            )
+    return Checkpointer(order, rank, world_size, store, devices)

@@ -1,0 +1,1 @@
+"""Parameter server on torch.distributed: servers, workers, and the messages between them."""

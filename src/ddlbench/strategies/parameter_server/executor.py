@@ -1,0 +1,212 @@
+"""Parameter server over gloo (CPU) or NCCL (CUDA): what each process holds, and a run of it.
+
+::
+
+    worker   | forward | backward: pushes leave, weights come | wait | forward ...
+    server   | wait    | update message by message, answer           | wait    ...
+
+Everything travels point to point. All processes build the same network from the seed, so each knows
+where every tensor lies and no message has a header; the servers hand their weights out once before
+training, and in async mode at the end of each run, so that all workers end with the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.strategy import Process
+from ddlbench.strategies.clock import StepClock
+from ddlbench.strategies.executor import Context, DataStream, RunRecord, StepwiseExecutor
+from ddlbench.strategies.parameter_server.async_server import AsyncServer
+from ddlbench.strategies.parameter_server.layout import Layout
+from ddlbench.strategies.parameter_server.server import Round, Served, Server, SyncServer, pieces
+from ddlbench.strategies.parameter_server.worker import PULL, PUSH, Groups, Worker
+from ddlbench.strategies.pipedream.spans import SpanRecorder
+
+__all__ = ["ParameterServerExecutor"]
+
+
+class ParameterServerExecutor(StepwiseExecutor):
+    """One server or one worker.
+
+    A server's ``module`` holds its messages as parameters, a worker's the network. Batch-norm
+    statistics stay with each worker, as they do with DDP and Horovod here.
+    """
+
+    groups: Groups
+    layout: Layout
+    worker: Worker | None = None
+    server: Server | None = None
+
+    def prepare(
+        self,
+        plan: Plan,
+        process: Process,
+        network: nn.Sequential,
+        data: DataStream | None,
+        context: Context,
+    ) -> None:
+        """Join the others, keep what this process holds, and begin with the servers' weights."""
+        super().prepare(plan, process, network, data, context)
+        self._longest, self._told = Served(0), 0
+        if self.process.role == "server":
+            kind = AsyncServer if self._asynchronous else SyncServer
+            self.server = kind(
+                list(self.module.parameters()),
+                self.optimizer,
+                self.layout.of_server(self._ranks("server").index(process.rank)),
+                self._ranks("worker"),
+                self.groups,
+            )
+        else:
+            self.worker = Worker(self.module, self.layout, self._ranks("server"), self.groups)
+        self._begin_alike()
+
+    def place(self, network: nn.Sequential) -> nn.Module:
+        """A worker keeps the network; a server keeps its messages instead."""
+        device = self.context.devices[0]
+        servers = self._ranks("server")
+        trained = [p for p in network.parameters() if p.requires_grad]
+        self.layout = Layout(trained, len(servers), int(self.plan.details["message_bytes"]))
+        self._join(device)
+        if self.process.role != "server":
+            return network.to(device)
+        own = servers.index(self.process.rank)
+        weights = pieces(network, self.layout, own, device)
+        for name in list(network._modules):  # freed: the workers hold them
+            delattr(network, name)
+        for message, tensor in zip(self.layout.of_server(own), weights, strict=True):
+            network.register_parameter(f"message_{message.number}", nn.Parameter(tensor))
+        return network
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """The servers' SGD; a worker's never steps.
+
+        In async mode an update rests on a worker's part of the mini-batch, an N-th of it. Its rate
+        is an N-th, too: a mini-batch then moves the weights as far as in sync mode.
+        """
+        cell = self.plan.cell
+        # A server of a tiny network may hold nothing, and SGD takes no empty list.
+        parameters = list(self.module.parameters()) or [nn.Parameter(torch.empty(0))]
+        return torch.optim.SGD(parameters, lr=self._learning_rate, momentum=cell.momentum)
+
+    def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """A worker's mini-batch: ends when all new weights are here."""
+        assert self.worker is not None
+        number, self._number = self._number, self._number + 1
+        self.worker.begin()
+        with self._spans.span("forward", number):
+            outputs = self.module(inputs)
+            if outputs.dtype == torch.bfloat16:
+                outputs = outputs.float()
+            loss: Tensor = self.loss_function(outputs, labels)
+        with self._spans.span("backward", number):
+            loss.backward()
+            self.worker.push_rest()
+        with self._spans.span("receive_wait", number):
+            self.worker.finish()
+        return loss.detach()
+
+    def run(self, first: int, count: int) -> RunRecord:
+        """Train, or serve, so many mini-batches."""
+        self._number = 0
+        self._spans = SpanRecorder(self.context.devices[0], first)
+        record = super().run(first, count) if self.worker else self._serve(first, count)
+        record.spans = self._spans.spans()
+        if self.worker or not self._asynchronous:
+            record.communication_wait_s = self._spans.wait_s
+        if self._asynchronous:
+            self._begin_alike()
+        return record
+
+    def details(self) -> dict[str, Any]:
+        """Messages, and on servers what all of them did in their longest run."""
+        found: dict[str, Any] = {
+            **super().details(),
+            "learning_rate": self._learning_rate,
+            "messages": len(self.layout.messages),
+            "server_bytes": [
+                sum(m.end - m.begin for m in self.layout.of_server(server))
+                * self.layout.dtype.itemsize
+                for server in range(len(self._ranks("server")))
+            ],
+        }
+        if self.server is not None:
+            found["service"] = self._service_of_all()
+        return found
+
+    def persistent_tensors(self) -> Iterator[Tensor]:
+        """And what a server receives gradients into."""
+        buffers = () if self.server is None else self.server.buffers()
+        return chain(super().persistent_tensors(), buffers)
+
+    def close(self) -> None:
+        """Leave the process groups."""
+        dist.destroy_process_group()
+
+    @property
+    def _asynchronous(self) -> bool:
+        return bool(self.plan.details["mode"] == "async")
+
+    @property
+    def _learning_rate(self) -> float:
+        rate = self.plan.cell.learning_rate
+        return rate / len(self._ranks("worker")) if self._asynchronous else rate
+
+    def _ranks(self, role: str) -> list[int]:
+        return [process.rank for process in self.plan.processes if process.role == role]
+
+    def _begin_alike(self) -> None:
+        """The servers hand their weights out."""
+        if self.server is not None:
+            self.server.hand_out()
+        if self.worker is not None:
+            self.worker.take()
+
+    def _serve(self, first: int, count: int) -> RunRecord:
+        assert self.server is not None
+        clock = StepClock(self.context.devices)
+        served = self.server.serve(Round(count, self._spans, clock, self.context.progress))
+        if served.mini_batches >= self._longest.mini_batches:
+            self._longest = served
+        ids = list(range(first, first + count))
+        return RunRecord(ids, clock.finish(), [0.0] * count)
+
+    def _service_of_all(self) -> list[dict[str, Any]]:
+        """What each server tells, through the store: all processes ask for details together."""
+        store, self._told = self.context.store, self._told + 1
+        assert store is not None
+        keys = {rank: f"parameter-server/{self._told}/{rank}" for rank in self._ranks("server")}
+        store.set(keys[self.process.rank], json.dumps(self._service()))
+        return [json.loads(store.get(key)) for key in keys.values()]
+
+    def _service(self) -> dict[str, Any]:
+        """What this server did, as JSON values; how busy it was is not known on CUDA."""
+        served, stale = self._longest, self._longest.staleness
+        found: dict[str, Any] = {"rank": self.process.rank}
+        if self.context.devices[0].type == "cpu" and served.elapsed_s:
+            found["busy"] = served.busy_s / served.elapsed_s
+        if stale:
+            found["mean_staleness"] = sum(k * n for k, n in stale.items()) / stale.total()
+            found["max_staleness"] = max(stale)
+        return found
+
+    def _join(self, device: torch.device) -> None:
+        """The group of all, and one for each direction."""
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group(
+            backend="nccl" if device.type == "cuda" else "gloo",
+            store=self.context.store or dist.HashStore(),
+            rank=self.process.rank,
+            world_size=self.plan.world_size,
+        )
+        self.groups = {direction: dist.new_group() for direction in (PUSH, PULL)}

@@ -1,0 +1,93 @@
+"""ParaDL's table on a made-up profile and made-up links, against hand-worked numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import predict_factory as make
+import pytest
+
+from ddlbench.predict.prediction import NotPredictable, ask, predictor_of
+
+LINKS = make.pair([0, 0, 0, 0], bandwidth=1e9, latency_s=1e-4)
+
+
+def _layers(kind: str, *shapes: tuple[list[int], list[int], int]) -> list[dict[str, Any]]:
+    """Layers of 3 ms a sample and 100 weights each."""
+    return [
+        {
+            "name": f"block{number}",
+            "block": number,
+            "block_name": f"block{number}",
+            "kind": kind if len(given) == 3 else "Linear",
+            "parameter_bytes": 400,
+            "output_bytes_per_sample": 1000,
+            "saved_bytes_per_sample": 1000,
+            "shape": {"input": given, "output": taken, "kernel": kernel, "stride": 1},
+            "forward": make.timings(0.0, 0.001),
+            "backward": make.timings(0.0, 0.002),
+        }
+        for number, (given, taken, kernel) in enumerate(shapes)
+    ]
+
+
+CONVOLUTIONS = _layers(
+    "Conv2d", ([3, 8, 8], [16, 8, 8], 3), ([16, 8, 8], [16, 8, 8], 3), ([16], [10], 1)
+)
+SIZES = (400, 400, 400)
+WEIGHTS = 300
+
+
+def told(name: str, strategy: str, geometry: str = "1x4", **options: Any) -> Any:
+    plan = make.plan(strategy, geometry, 32, options=options)
+    workload = make.workload(parameters=SIZES, layers=CONVOLUTIONS)
+    return ask(predictor_of(name), workload, make.table(LINKS), plan)
+
+
+def test_data_parallel_by_hand() -> None:
+    found = told("paradl-corrected", "ddp")
+    of_worker = 0.1 + 0.01 * 8  # a step of 8 samples; 90 % of it passes, 5 % load
+    update_s = 0.05 * (0.1 + 0.01 * 32)
+    assert found.compute_s == pytest.approx((0.9 + 0.05) * of_worker + update_s)
+    assert found.communication_s == pytest.approx(6 * (1e-4 + 4 * WEIGHTS / 4 / 1e9))
+    assert found.step_s == pytest.approx(found.compute_s + found.communication_s)
+
+
+def test_filters_divide_convolutions_and_not_the_head() -> None:
+    found = told("paradl-corrected", "filter")
+    whole = 0.9 * (0.1 + 0.01 * 32)
+    shared = whole * (2 / 3) / 4 + whole / 3
+    update_s = 0.05 * 0.42 * (200 / 4 + 100) / WEIGHTS
+    load_s = 0.05 * (0.1 + 0.01 * 8)
+    assert found.compute_s == pytest.approx(shared + update_s + load_s)
+    gather = 3 * (1e-4 + 4 * 32 * 16 * 64 / 4 / 1e9)  # both convolutions forward
+    reduce = 2 * gather  # the input of the second one, backward
+    kept = 6 * (1e-4 + 4 * 100 / 4 / 1e9)  # gradients of the head, that all hold
+    assert found.communication_s == pytest.approx(2 * gather + reduce + kept)
+
+
+def test_rows_end_at_the_head() -> None:
+    found = told("paradl-corrected", "spatial")
+    rows = (3 * 8 + 16 * 8) * 2  # two rows of the input of each convolution, both neighbours
+    halo = 2 * (2 * 2 * 1e-4 + 4 * 32 * rows / 1e9)
+    gather = 2 * 3 * (1e-4 + 4 * 32 * 16 * 64 / 4 / 1e9)
+    gradients = 6 * (1e-4 + 4 * WEIGHTS / 4 / 1e9)
+    assert found.communication_s == pytest.approx(halo + gather + gradients)
+
+
+def test_published_differs_where_the_faults_are() -> None:
+    published, corrected = (told(f"paradl-{v}", "filter") for v in ("published", "corrected"))
+    assert published.communication_s != pytest.approx(corrected.communication_s)
+    assert all(value > 0 for value in published.memory_bytes)
+
+
+def test_a_profile_without_shapes_says_what_to_do() -> None:
+    plan = make.plan("ddp")
+    old = [{k: v for k, v in layer.items() if k != "shape"} for layer in CONVOLUTIONS]
+    with pytest.raises(NotPredictable, match="no shapes of layers; make it again"):
+        ask(predictor_of("paradl-corrected"), make.workload(layers=old), make.table(LINKS), plan)
+
+
+def test_other_strategies_are_refused() -> None:
+    with pytest.raises(NotPredictable, match="speaks of"):
+        told("paradl-corrected", "model-parallel")

@@ -1,0 +1,110 @@
+"""Parameter servers, predicted: numbers worked by hand.
+
+The profile has 100 MB of weights in tensors of 40, 30, 20 and 10 MB, ready after quarters of the
+backward pass; a step of b samples takes 0.1 + 0.01 b s, 60 % of it backward, 5 % the optimiser.
+Links carry 1e9 bytes/s after 1e-4 s.
+"""
+
+import predict_factory as make
+import pytest
+from predict_factory import MB
+
+from ddlbench.predict.memory import memory_bytes
+from ddlbench.predict.prediction import ask, predictor_of
+from ddlbench.predict.predictors.parameter_server import round_trips_s
+
+L = 1e-4
+
+
+def told(name, geometry, batch_size=32, *pairs, **options):
+    plan = make.plan("parameter-server", geometry, batch_size, options=options)
+    links = make.table(*pairs or [make.pair([0] * 8)])
+    return ask(predictor_of(name), make.workload(), links, plan)
+
+
+def test_in_step_all_workers_share_the_servers_links():
+    found = told("parameter-server", "1x3")  # two workers of 16 samples: 0.26 s
+    assert found.compute_s == pytest.approx(0.26)
+    assert found.exposed_communication_s == pytest.approx(2 * (L + 0.2))
+    assert found.communication_s == pytest.approx(found.exposed_communication_s)
+
+
+def test_two_servers_halve_transfer_and_update():
+    found = told("parameter-server", "1x4", servers=2)
+    assert found.compute_s == pytest.approx(0.26 - 0.013 / 2)
+    assert found.exposed_communication_s == pytest.approx(2 * (L + 0.1))
+    # More servers than workers do not help: a worker's own link is full.
+    more = told("parameter-server", "1x6", servers=4)
+    assert more.exposed_communication_s == pytest.approx(2 * (L + 0.1))
+
+
+def test_the_slowest_hop_between_a_worker_and_a_server_counts():
+    slow = make.pair([0, 0, 0], slow={(2, 0): 5e8})
+    found = told("parameter-server", "1x3", 32, slow)
+    assert found.exposed_communication_s == pytest.approx(2 * (L + 0.4))
+    between_workers = make.pair([0, 0, 0], slow={(1, 2): 5e8})
+    found = told("parameter-server", "1x3", 32, between_workers)
+    assert found.exposed_communication_s == pytest.approx(2 * (L + 0.2))
+
+
+def test_out_of_step_a_worker_has_the_links_alone_until_they_are_full():
+    two = told("parameter-server", "1x3", mode="async")
+    assert two.step_s == pytest.approx(0.26 + 2 * (L + 0.1))
+    six = told("parameter-server", "1x7", 96, mode="async")
+    assert six.step_s == pytest.approx(6 * 0.1)
+    assert six.communication_s >= six.exposed_communication_s
+
+
+def test_messages_queue_at_three_places():
+    # pushed 2, 3; updated 2.75, 3.75; pulled 3.75, 4.75; and home.
+    assert round_trips_s([1.0, 2.0], 1.0, 0.5, 0.25) == pytest.approx(5.0)
+    # A slow server: updated 1 + 3, then + 3.
+    assert round_trips_s([0.0, 0.0], 1.0, 3.0, 0.0) == pytest.approx(8.0)
+
+
+def test_messages_leave_while_backward_runs():
+    found = told("parameter-server-messages", "1x2", message_bytes=50 * MB)
+    # t(32) = 0.42, backward 0.252, optimiser 0.021. Two messages, ready at halves of the pass:
+    # pushed 0.176, 0.302; updated 0.1866, 0.3126; pulled 0.2366, 0.3626; back L later.
+    waited_s = 0.3626 + L - 0.252
+    assert found.compute_s == pytest.approx(0.42)
+    assert found.exposed_communication_s == pytest.approx(waited_s - 0.021)
+    assert found.communication_s == pytest.approx(2 * (L + 0.1))
+    whole = told("parameter-server-messages", "1x2", message_bytes=1000 * MB)
+    closed = told("parameter-server", "1x2")
+    assert whole.step_s == pytest.approx(closed.step_s)
+
+
+def test_the_interval_is_that_of_the_workers_step():
+    found = told("parameter-server", "1x3")
+    spread_s = 0.02 * 0.26
+    assert found.interval_s == pytest.approx((found.step_s - spread_s, found.step_s + spread_s))
+
+
+def test_memory_of_servers_and_workers():
+    blocks = [
+        make.block(
+            0,
+            1000,
+            buffer_bytes=8,
+            input_bytes_per_sample=10,
+            output_bytes_per_sample=20,
+            saved_bytes_per_sample=30,
+        ),
+        make.block(
+            1,
+            500,
+            input_bytes_per_sample=20,
+            output_bytes_per_sample=5,
+            saved_bytes_per_sample=40,
+        ),
+    ]
+    workload = make.workload(blocks=blocks, tensors=[], fixed_memory_bytes=7)
+    plan = make.plan("parameter-server", "1x3", 16)
+    # Server: weights, momentum and two buffers of 1500. Worker: 1508, and going backward at the
+    # first block 8 (30 + 10 + 20) + 1500 gradients + 1000 that are not added yet.
+    assert memory_bytes(workload, plan) == (6007, 4495, 4495)
+    plain = make.plan("parameter-server", "1x3", 16, momentum=0.0)
+    assert memory_bytes(workload, plain) == (4507, 4495, 4495)
+    halves = make.plan("parameter-server", "1x4", 16, options={"servers": 2})
+    assert memory_bytes(workload, halves) == (3007, 3007, 4495, 4495)

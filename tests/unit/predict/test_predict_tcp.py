@@ -1,0 +1,102 @@
+"""TCP and gloo under delay, rate and loss: hand-worked numbers, and counted round trips."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.fabric import LinkCondition
+from ddlbench.predict.condition_links import ConditionLinks, gloo_all_reduce_s
+from ddlbench.predict.tcp import TcpPath
+
+MIB = 2**20
+
+
+def _path(**more: float | str) -> TcpPath:
+    return TcpPath(round_trip_s=0.02, **more)
+
+
+def test_bandwidth_is_what_bounds_first() -> None:
+    assert _path(rate_bytes_per_s=1e6).bandwidth_bytes_per_s == pytest.approx(1e6 * 1448 / 1500)
+    assert _path(window_bytes=4e6).bandwidth_bytes_per_s == pytest.approx(2e8)
+
+
+def test_reno_follows_mathis() -> None:
+    """1 % loss at 20 ms: sqrt(3/2) / 0.1 = 12.25 segments of 1448 bytes a round trip."""
+    found = _path(loss=0.01, congestion_control="reno").bandwidth_bytes_per_s
+    assert found == pytest.approx(12.247 * 1448 / 0.02, rel=1e-3)
+
+
+def test_cubic_is_reno_on_short_paths_and_faster_on_long_ones() -> None:
+    short = TcpPath(0.02, loss=0.01).bandwidth_bytes_per_s
+    assert short == TcpPath(0.02, loss=0.01, congestion_control="reno").bandwidth_bytes_per_s
+    long = TcpPath(0.2, loss=1e-4).bandwidth_bytes_per_s
+    window = 1.054 * (0.2 / 1e-4) ** 0.75
+    assert long == pytest.approx(window * 1448 / 0.2)
+
+
+def test_bbr_keeps_its_rate() -> None:
+    found = _path(loss=0.01, rate_bytes_per_s=1e7, congestion_control="bbr")
+    assert found.bandwidth_bytes_per_s == pytest.approx(0.99e7 * 1448 / 1500)
+
+
+def test_slow_start_waits_for_windows() -> None:
+    """100 kB from ten segments: 14.5, 29, 58 kB are more than 100 kB, so two waits."""
+    path = _path(rate_bytes_per_s=1e9)
+    waited = path.message_s(1e5, idle_before=True)
+    rest = 1e5 - 14480 - 28960
+    assert waited == pytest.approx(0.01 + 2 * 0.02 + rest / path.bandwidth_bytes_per_s)
+    assert path.message_s(1e5) == pytest.approx(0.01 + 1e5 / path.bandwidth_bytes_per_s)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message_bytes", "round_trips"),
+    [
+        (2, 1024, 2),
+        (2, 4 * MIB, 2),
+        (2, 16 * MIB, 8),
+        (3, 1024, 4),
+        (3, 16 * MIB, 12),
+        (4, 1024, 6),
+        (4, 16 * MIB, 12),
+    ],
+)
+def test_round_trips_of_gloo_as_counted_on_a_delayed_link(
+    ranks: int, message_bytes: int, round_trips: int
+) -> None:
+    path = TcpPath(0.01)
+    assert gloo_all_reduce_s(path, ranks, message_bytes) == pytest.approx(0.01 * round_trips)
+
+
+def test_rate_counts_by_the_ring() -> None:
+    path = TcpPath(0.0, rate_bytes_per_s=1e6, mtu_bytes=1500)
+    found = gloo_all_reduce_s(path, 4, 3e6)
+    assert found == pytest.approx(1.5 * 3e6 / (1e6 * 1448 / 1500))
+
+
+def test_links_of_a_condition_need_no_measurement() -> None:
+    condition = LinkCondition(latency_s=0.005, bandwidth_bits_per_s=8e6, loss=0.0)
+    links = ConditionLinks(condition, None, "slow")
+    hop, remark = links.hop("transport", (0, 0), (1, 0))
+    assert hop.latency_s == pytest.approx(0.005)
+    assert hop.bandwidth_bytes_per_s == pytest.approx(1e6 * 1448 / 1500)
+    assert "slow" in str(remark)
+    swept = links.all_reduce(2, 1, "gloo")
+    assert swept.time_s(1000) == pytest.approx(0.02 + 1000 / hop.bandwidth_bytes_per_s)
+
+
+def test_more_loss_is_never_faster() -> None:
+    times = [gloo_all_reduce_s(TcpPath(0.01, loss=q), 4, 1e6) for q in (0, 0.001, 0.01, 0.1)]
+    assert times == sorted(times)
+    assert all(map(math.isfinite, times))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"round_trip_s": -1.0}, {"rate_bytes_per_s": 0.0}, {"loss": 1.0}, {"congestion_control": "x"}],
+)
+def test_what_cannot_be_is_said(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        TcpPath(**{"round_trip_s": 0.01, **wrong})

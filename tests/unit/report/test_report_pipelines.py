@@ -1,0 +1,113 @@
+"""Share of the bound, and time to a loss: the numbers of both figures, and how they look."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from figure_checks import assert_no_overlap, assert_readable, of
+from report_factory import SITE_NAME, experiment, result, site, timing, write
+
+from ddlbench.planning.matrix import expand
+from ddlbench.report import figures_for, make_tables
+from ddlbench.report.footer import Context
+from ddlbench.report.loss import draw as draw_loss
+from ddlbench.report.loss import loss_curves, time_to_loss
+from ddlbench.report.pipelines import draw, pipeline_table
+from ddlbench.report.style import style
+
+STEP_S = {"sequential": 1.0, "pipedream": 0.3, "pipe-1f1b": 0.4, "model-parallel-p2p": 1.25}
+
+
+@pytest.fixture
+def rows():
+    chosen = experiment(
+        datasets=["cifar10"],
+        networks=["stack", "vgg16"],
+        strategies=list(STEP_S),
+        geometry=["1x2", "1x4", "4x1"],
+        repeats=2,
+    )
+    return expand(chosen, site())
+
+
+@pytest.fixture
+def tables(rows, tmp_path):
+    def measured(cell):
+        step_s = STEP_S[cell.strategy] * (1.1 if cell.repeat else 1.0)
+        return result(cell, epoch_s=8 * step_s, timing=timing(8 * step_s, step_s, 0.0))
+
+    for row in rows[:-1]:
+        write(tmp_path, row.cell, measured(row.cell))
+    return make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables")
+
+
+def test_share_is_steady_speedup_over_bound(tables) -> None:
+    table = pipeline_table(tables).set_index(["network", "strategy", "geometry"])
+    own = table.loc["stack", "pipedream", "1x4"]
+    assert own["speedup"] == pytest.approx(1.0 / 0.3)
+    assert own["bound"] == 4
+    assert own["share_of_bound"] == pytest.approx(1.0 / 0.3 / 4)
+    assert own["bubble"] == pytest.approx(1 - 1.0 / 0.3 / 4)
+    flush = table.loc["stack", "pipe-1f1b", "1x4"]
+    assert flush["bound"] == pytest.approx(4 * 4 / 7)
+    assert flush["bubble_least"] == pytest.approx(3 / 7)
+
+
+def test_published_speedups_stand_beside(tables) -> None:
+    table = pipeline_table(tables).set_index(["network", "strategy", "geometry"])
+    own = table.loc["vgg16", "pipedream", "1x4"]
+    assert own["published_speedup"] == pytest.approx(0.478)
+    assert "Fig. 3.1c" in own["published_in"]
+    assert table.loc["stack", "pipedream", "1x4"]["published_in"] == ""
+
+
+def test_pipelines_drawn(tables, rows) -> None:
+    assert "pipelines" in figures_for(rows)
+    with style():
+        figure, table = draw(tables, Context("this machine"))
+        figure.canvas.draw()
+    assert_readable(figure)
+    assert_no_overlap(figure)
+    good = table[table["mark"] == ""]
+    assert len(of(figure, "point")) == len(good)
+    assert len(of(figure, "mark")) == len(table) - len(good)
+
+
+def _falling(cell_id: str, end: float, step_s: float) -> pd.DataFrame:
+    steps = np.arange(100)
+    return pd.DataFrame(
+        {
+            "cell_id": cell_id,
+            "loss": end + 2 * np.exp(-steps / 20),
+            "step_s": step_s,
+            "warmup": steps < 2,
+        }
+    )
+
+
+def test_target_is_what_all_reach() -> None:
+    steps = pd.concat([_falling("a/rep0", 0.1, 1.0), _falling("b/rep0", 0.3, 0.25)])
+    curves = loss_curves(steps, ["a/rep0", "b/rep0"])
+    reached = time_to_loss(curves)
+    target = curves["b/rep0"]["loss"].min()
+    assert {found[0] for found in reached.values()} == {target}
+    assert reached["b/rep0"][1:] == (100, pytest.approx(25.0))
+    assert reached["a/rep0"][1] < 100
+    assert reached["a/rep0"][2] == pytest.approx(reached["a/rep0"][1] * 1.0)
+
+
+def test_short_runs_have_no_curve() -> None:
+    assert loss_curves(_falling("a/rep0", 0.1, 1.0).head(20), ["a/rep0"]) == {}
+
+
+def test_loss_drawn(tables) -> None:
+    ids = tables.measurements.query("status == 'ok' and network == 'stack' and geometry == '1x4'")
+    parts = [_falling(i, 0.1 * n, 0.5) for n, i in enumerate(ids["cell_id"])]
+    learnt = type(tables)(tables.measurements, tables.summary, pd.concat(parts))
+    with style():
+        figure, table = draw_loss(learnt, Context("this machine"))
+        figure.canvas.draw()
+    assert_readable(figure)
+    assert_no_overlap(figure)
+    assert len(of(figure, "line")) == 2 * len(table)

@@ -1,0 +1,207 @@
+"""Whole cells that are killed: they go on from their checkpoint and end as if nothing had been."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.result import read_result
+from ddlbench.experiment.site import load_site
+from ddlbench.runtime import supervise
+from ddlbench.runtime.checkpoint_sets import rank_file
+from ddlbench.runtime.staging import stage_cell
+from ddlbench.runtime.state_file import read_state
+from ddlbench.runtime.supervise import CellFailed, run_cell
+from ddlbench.runtime.trail import read_trail, trail_file
+
+HERE = str(Path(__file__).parent)
+EVERY, EPOCHS, STEPS = 5, 30, 6  # 48 images, 8 a step
+
+
+@pytest.fixture(autouse=True)
+def _networks_are_importable(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", HERE)
+    monkeypatch.setattr(sys, "path", [HERE, *sys.path])
+
+
+@pytest.fixture
+def site(tmp_path):
+    site = load_site("local")
+    return dataclasses.replace(site, scratch=str(tmp_path / "scratch"), devices_per_node=2)
+
+
+def cell_of(strategy: str, **changes) -> Cell:
+    return Cell(
+        dataset="mnist",
+        network="checkpoint_networks:slow",
+        strategy=strategy,
+        batch_size=8,
+        devices_per_node=2,
+        epochs=EPOCHS,
+        warmup_steps=2,
+        data_scale=0.0008,
+        checkpoint_every_steps=EVERY,
+    ).with_(**changes)
+
+
+class Killer(threading.Thread):
+    """Kills one rank of this process's cell once so many measured steps are done."""
+
+    def __init__(self, folder: Path, rank: int, at: int) -> None:
+        super().__init__(daemon=True)
+        self.folder, self.rank, self.at = folder / ".checkpoint", rank, at
+        self.stop = threading.Event()
+        self.done = False
+
+    def run(self) -> None:
+        victim: psutil.Process | None = None
+        while not self.stop.is_set():
+            reached = read_trail(trail_file(self.folder))
+            if reached is not None and victim is None:
+                victim = self._victim()
+            elif reached is not None and victim is not None and reached.steps >= self.at:
+                os.kill(victim.pid, signal.SIGKILL)
+                self.done = True
+                return
+            time.sleep(0.0005)
+
+    def _victim(self) -> psutil.Process | None:
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if "ddlbench.runtime.worker" in child.cmdline() and (
+                    child.environ()["DDLBENCH_LOCAL_RANK"] == str(self.rank)
+                ):
+                    return child
+        return None
+
+
+def kill_at(cell, site, folder, staging, *, rank, at) -> None:
+    """Run the cell and kill a rank of it."""
+    killer = Killer(folder, rank, at)
+    killer.start()
+    with pytest.raises(CellFailed, match="killed by signal 9"):
+        run_cell(cell, site, folder, staging, attempt=2)
+    killer.stop.set()
+    killer.join()
+    assert killer.done
+    assert not (folder / "result.json").exists()
+    assert json.loads((folder / "failure.json").read_text())["cause"] == "infrastructure"
+
+
+def states(folder: Path, ranks: int) -> list[dict]:
+    """What every rank had behind the last step."""
+    (last,) = (folder / ".checkpoint").glob(f"step-{EPOCHS * STEPS:08d}-*")
+    return [read_state(rank_file(last, rank)) for rank in range(ranks)]
+
+
+def assert_same(found, expected, place="state") -> None:
+    if isinstance(expected, torch.Tensor):
+        assert torch.equal(found, expected), place
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected), place
+        for key, value in expected.items():
+            assert_same(found[key], value, f"{place}/{key}")
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected), place
+        for index, value in enumerate(expected):
+            assert_same(found[index], value, f"{place}/{index}")
+    else:
+        assert found == expected, place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cell", "kills"),
+    [(cell_of("ddp"), 10), (cell_of("pipedream", options=(("balance", "3+3"),)), 2)],
+    ids=["ddp", "pipedream"],
+)
+def test_kill_9_at_random_steps_loses_no_more_than_the_interval(
+    cell, kills, site, tmp_path, monkeypatch
+):
+    """Ten kills of a random rank at a random step; with PipeDream two, mini-batches in flight."""
+    monkeypatch.setattr(supervise, "forget_checkpoints", lambda *_: None)
+    staging = stage_cell(cell, site, tmp_path)
+    straight = run_cell(cell, site, tmp_path / "straight", staging)
+
+    folder = tmp_path / "killed"
+    kept = 0
+    for seed in range(kills):
+        chance = random.Random(seed)
+        at = kept + chance.randint(1, 12)
+        kill_at(cell, site, folder, staging, rank=chance.randrange(2), at=at)
+        # No complete set but the last two is ever left, and the newest is not older than an
+        # interval.
+        sets = sorted((folder / ".checkpoint").glob("step-*/manifest.json"))
+        kept = int(sets[-1].parent.name.split("-")[1]) if sets else 0
+        assert kept >= at - EVERY
+        assert len(sets) <= 2
+    result = run_cell(cell, site, folder, staging)
+
+    part = result["checkpointing"]
+    assert len(part["attempts"]) == kills
+    for attempt in part["attempts"]:
+        assert 0 <= attempt["lost_steps"] <= EVERY
+        assert attempt["reached_steps"] - attempt["kept_steps"] == attempt["lost_steps"]
+        assert (attempt["lost_s"] > 0) == (attempt["lost_steps"] > 0)
+    assert part["lost_steps"] == sum(attempt["lost_steps"] for attempt in part["attempts"])
+    assert part["resumed"] == sum(attempt["kept_steps"] > 0 for attempt in part["attempts"])
+    assert part["bytes"] > 0
+    assert len(part["save_s"]) == EPOCHS * STEPS // EVERY
+    assert part["samples_per_s"] < result["timing"]["samples_per_s"]
+    assert any("were trained twice" in note for note in result["notes"])
+
+    assert result["loss"] == straight["loss"]
+    for found, expected in zip(states(folder, 2), states(tmp_path / "straight", 2), strict=True):
+        assert_same(found["executor"], expected["executor"])
+        assert_same(found["random"], expected["random"])
+        losses = [state["so_far"]["measured"]["loss"] for state in (found, expected)]
+        assert torch.equal(*losses)
+    rows = [(f / "steps.csv").read_text().splitlines() for f in (folder, tmp_path / "straight")]
+    assert len(rows[0]) == len(rows[1]) == 1 + 2 + EPOCHS * STEPS
+    assert [row.split(",")[:3] for row in rows[0]] == [row.split(",")[:3] for row in rows[1]]
+    assert result["timing"]["step_s"]["count"] == EPOCHS * STEPS
+
+
+def test_a_checkpoint_that_cannot_be_used_is_given_up_for_a_fresh_start(site, tmp_path):
+    cell = cell_of("sequential", devices_per_node=1, epochs=12)
+    staging = stage_cell(cell, site, tmp_path)
+    folder = tmp_path / "cell"
+    kill_at(cell, site, folder, staging, rank=0, at=12)
+    for path in (folder / ".checkpoint").glob("step-*/rank0.safetensors"):
+        path.write_bytes(b"\x80" * path.stat().st_size)
+    result = run_cell(cell, site, folder, staging, attempt=2)
+    assert read_result(folder / "result.json") == result
+    assert result["status"] == "ok"
+    (attempt,) = result["checkpointing"]["attempts"]
+    assert "is no checkpoint that can be read" in attempt["refused"]
+    assert (result["checkpointing"]["resumed"], attempt["kept_steps"]) == (0, 0)
+    assert attempt["lost_steps"] == attempt["reached_steps"] >= 12
+    assert result["timing"]["step_s"]["count"] == 12 * STEPS
+    assert not (folder / ".checkpoint").exists()  # the cell is done
+
+
+def test_a_cell_that_was_not_interrupted_says_what_its_checkpoints_cost(site, tmp_path):
+    cell = cell_of("sequential", devices_per_node=1, epochs=2, checkpoint_every_steps=4)
+    shared = dataclasses.replace(site, checkpoints=str(tmp_path / "shared"))
+    result = run_cell(cell, shared, tmp_path / "cell", stage_cell(cell, site, tmp_path))
+    part = result["checkpointing"]
+    assert (part["resumed"], part["attempts"], part["restore_s"]) == (0, [], 0.0)
+    assert len(part["save_s"]) == 3
+    assert part["total_s"] == pytest.approx(sum(part["save_s"]))
+    elapsed = sum(epoch["elapsed_s"] for epoch in result["timing"]["epochs"])
+    assert part["samples_per_s"] == pytest.approx(2 * 48 / (elapsed + part["total_s"]))
+    assert not list((tmp_path / "shared").rglob("*.safetensors"))
+    assert not (tmp_path / "cell" / ".checkpoint").exists()

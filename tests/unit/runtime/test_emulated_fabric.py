@@ -1,0 +1,178 @@
+"""Whole cells with real processes in emulated nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.fabric import LinkCondition
+from ddlbench.experiment.result import read_result
+from ddlbench.experiment.site import load_site
+from ddlbench.interconnect.emulation import available
+from ddlbench.runtime.fabric import FabricUnfit, fabric_up
+from ddlbench.runtime.staging import stage_cell
+from ddlbench.runtime.supervise import CellFailed, run_cell
+from ddlbench.runtime.tool import ToolFailed, run_tool
+
+HERE = str(Path(__file__).parent)
+DELAY_S = 0.02
+REASON = available()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no emulated nodes here: {REASON}")
+
+
+@pytest.fixture(autouse=True)
+def _odd_networks_are_importable(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", HERE)
+    monkeypatch.setattr(sys, "path", [HERE, *sys.path])
+
+
+@pytest.fixture
+def site(tmp_path):
+    return dataclasses.replace(
+        load_site("local"),
+        scratch=str(tmp_path / "scratch"),
+        nodes=3,
+        devices_per_node=2,
+        fabrics={"slow": LinkCondition(DELAY_S, 100e6, loss=0.0)},
+    )
+
+
+def cell_of(network: str, strategy: str = "ddp", **changes) -> Cell:
+    return Cell(
+        dataset="mnist",
+        network=f"odd_networks:{network}",
+        strategy=strategy,
+        batch_size=6,
+        nodes=2,
+        fabric="slow",
+        epochs=1,
+        max_steps=3,
+        warmup_steps=1,
+        data_scale=0.0008,
+    ).with_(**changes)
+
+
+def measure(cell, site, tmp_path, **site_changes):
+    site = dataclasses.replace(site, **site_changes)
+    folder = tmp_path / "cells" / cell.id
+    return run_cell(cell, site, folder, stage_cell(cell, site, tmp_path)), folder
+
+
+def running(word: str) -> list[psutil.Process]:
+    """Processes under this one whose command has a word."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if word in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("strategy", "nodes", "devices"), [("ddp", 2, 1), ("ddp", 3, 1), ("horovod", 2, 2)]
+)
+def test_ranks_train_over_the_link_as_they_do_without(strategy, nodes, devices, site, tmp_path):
+    if strategy == "horovod" and importlib.util.find_spec("horovod") is None:
+        pytest.skip("Horovod is not installed")
+    cell = cell_of("plain", strategy, nodes=nodes, devices_per_node=devices, batch_size=12)
+    result, folder = measure(cell, site, tmp_path)
+    assert read_result(folder / "result.json") == result
+    assert result["status"] == "ok"
+    # Gradients go there and back at least once, and that takes a round trip.
+    assert result["timing"]["step_s"]["median"] >= 2 * DELAY_S
+    assert len(result["provenance"]["hosts"]) == nodes
+    assert [rank["node"] for rank in result["ranks"]] == [
+        node for node in range(nodes) for _ in range(devices)
+    ]
+    link = result["link"]
+    assert link["fabric"] == "slow"
+    assert link["setting"] == site.fabrics["slow"].to_dict()
+    assert link["usage"]["over"] == "measured steps"
+    assert link["host"] not in result["provenance"]["hosts"]
+    assert result["provenance"]["tcp_congestion_control"] == "cubic"
+    assert result["staging"]["nodes"] == 1
+    here = cell.with_(fabric="default", nodes=1, devices_per_node=cell.devices)
+    reference, _ = measure(here, site, tmp_path)
+    assert reference["link"] is None
+    assert result["loss"]["last"] == pytest.approx(reference["loss"]["last"], rel=1e-4)
+    assert not running("ddlbench")
+
+
+def test_on_a_cluster_neither_ranks_nor_data_need_srun(site, tmp_path):
+    """There is no job here, so an srun would fail."""
+    cluster = dataclasses.replace(site, launcher="slurm", nodes=1)
+    cell = cell_of("plain")
+    assert cluster.supports(cell) is None
+    result, _ = measure(cell, cluster, tmp_path)
+    assert result["status"] == "ok"
+    assert result["link"]["fabric"] == "slow"
+
+
+def test_a_cell_that_hangs_leaves_the_stacks_of_every_node_and_no_process(site, tmp_path):
+    cell = cell_of("hang")
+    folder = tmp_path / "cells" / cell.id
+    with pytest.raises(CellFailed, match="no step finished"):
+        measure(cell, site, tmp_path, hang_timeout_s=10)
+    log = (folder / "log.txt").read_text()
+    for rank in ("[0]", "[1]"):
+        where = [line for line in log.splitlines() if line.startswith(rank)]
+        assert any("odd_networks.py" in line for line in where), log
+    assert not running("ddlbench")
+
+
+def test_a_step_that_takes_too_long_is_the_result_timeout(site, tmp_path):
+    result, folder = measure(cell_of("hang"), site, tmp_path, cell_timeout_s=15)
+    assert result["status"] == "timeout"
+    assert result["link"]["fabric"] == "slow"
+    assert read_result(folder / "result.json")["link"] == result["link"]
+    assert not running("ddlbench")
+
+
+def test_a_rank_that_is_killed_in_its_node_ends_the_others(site, tmp_path):
+    cell = cell_of("killed", devices_per_node=2, batch_size=8)
+    with pytest.raises(CellFailed, match="killed by signal 9"):
+        measure(cell, site, tmp_path)
+    assert not running("ddlbench")
+
+
+def test_tools_run_in_the_nodes_too_one_after_the_other(site, tmp_path):
+    site = dataclasses.replace(site, cell_timeout_s=90)
+    with fabric_up(site, "slow", 2) as fabric:
+        for turn in range(2):
+            reports = run_tool(
+                site, (2, 1), "tool_samples", {"mode": "report"}, tmp_path, fabric=fabric
+            )
+            assert [report["status"] for report in reports] == ["ok", "ok"], turn
+        with pytest.raises(ToolFailed, match="rank 1 had enough"):
+            run_tool(site, (2, 1), "tool_samples", {"mode": "crash"}, tmp_path, fabric=fabric)
+        assert fabric.report()["usage"]["over"] == "whole run"
+    assert not running("ddlbench")
+
+
+def test_a_relay_that_ends_ends_the_ranks(site, tmp_path):
+    def kill_the_relay_once_ranks_run():
+        while not finished.wait(0.2):
+            if running("tool_samples"):
+                running("emulation.relay")[0].kill()
+                return
+
+    finished = threading.Event()
+    killer = threading.Thread(target=kill_the_relay_once_ranks_run)
+    with pytest.raises(FabricUnfit, match="relay"), fabric_up(site, "slow", 2) as fabric:
+        if fabric.report()["usage"]["backend"] != "relay":
+            pytest.skip("this kernel makes the links itself")
+        killer.start()
+        try:
+            run_tool(site, (2, 1), "tool_samples", {"mode": "hang"}, tmp_path, fabric=fabric)
+        finally:
+            finished.set()
+            killer.join()
+    assert not running("ddlbench")

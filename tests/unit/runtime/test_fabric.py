@@ -1,0 +1,221 @@
+"""The network of a run: what the site's own is, and what becomes of a cell over an emulated one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+
+import pytest
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.fabric import LinkCondition
+from ddlbench.experiment.result import read_result
+from ddlbench.experiment.site import load_site
+from ddlbench.interconnect.emulation import LinkMissed
+from ddlbench.planning.plan import make_plan
+from ddlbench.runtime import emulated_fabric
+from ddlbench.runtime.assemble import assemble
+from ddlbench.runtime.emulated_fabric import EmulatedFabric, RelayMeter, cpu_shares
+from ddlbench.runtime.fabric import SiteFabric, fabric_up, fault_of
+from ddlbench.runtime.progress import MARK
+from ddlbench.runtime.supervise import CellFailed, _judge, run_cell
+from ddlbench.runtime.watch import Outcome
+
+CONDITION = LinkCondition(latency_s=0.01, bandwidth_bits_per_s=1e9, loss=0.0)
+CELL = Cell("mnist", "resnet18", "ddp", batch_size=8, nodes=2, fabric="lat10")
+
+
+class Nodes:
+    """Emulated nodes that are not there; each usage is a count."""
+
+    interface = "eth0"
+
+    def __init__(self, condition=CONDITION, nodes=2):
+        self.count = 0
+        self.is_up = False
+
+    def __enter__(self):
+        self.is_up = True
+        return self
+
+    def __exit__(self, *_):
+        self.is_up = False
+
+    def address(self, node):
+        return f"10.0.0.{node + 1}"
+
+    def command(self, node, command):
+        return ["inside", str(node), *command]
+
+    def probe(self):
+        return {"ok": True}
+
+    def reset_usage(self):
+        self.count = 0
+
+    def usage(self):
+        self.count += 1
+        return {
+            "backend": "relay",
+            "saturated": False,
+            "share_of_core": 0.5,
+            "count": self.count,
+        }
+
+
+@pytest.fixture
+def site(tmp_path):
+    return dataclasses.replace(
+        load_site("local"),
+        scratch=str(tmp_path / "scratch"),
+        nodes=2,
+        devices_per_node=2,
+        fabrics={"lat10": CONDITION},
+    )
+
+
+def link(**usage):
+    fabric = EmulatedFabric("lat10", CONDITION, Nodes(), {"ok": True}, "cpu")
+    report = fabric.report()
+    return {**report, "usage": {**report["usage"], **usage}}
+
+
+def test_a_name_that_the_site_does_not_emulate_is_its_own_network(site):
+    for name in ("default", "somebody-set-this"):
+        with fabric_up(site, name, 2) as fabric:
+            assert isinstance(fabric, SiteFabric)
+            assert fabric.report() is None
+            meeting = fabric.meet()
+            assert meeting.listener is not None
+            assert meeting.listener.getsockname() == (meeting.host, meeting.port)
+            meeting.listener.close()
+
+
+def test_an_emulated_fabric_is_up_inside_and_gone_outside(site, monkeypatch):
+    made = []
+    monkeypatch.setattr(emulated_fabric, "available", lambda backend: None)
+    monkeypatch.setattr(emulated_fabric, "require", lambda probe: None)
+    monkeypatch.setattr(
+        emulated_fabric, "EmulatedNodes", lambda *given: made.append(Nodes(*given)) or made[-1]
+    )
+    with pytest.raises(ZeroDivisionError), fabric_up(site, "lat10", 2) as fabric:
+        meeting = fabric.meet()
+        assert (meeting.host, meeting.interface, meeting.listener) == ("10.0.0.1", "eth0", None)
+        assert made[0].is_up
+        raise ZeroDivisionError
+    assert not made[0].is_up
+
+
+@pytest.mark.parametrize(
+    ("cores", "backend", "ranks", "relay", "shared"),
+    [
+        ({0, 1}, "relay", (0, 1), (1,), True),
+        ({0}, "relay", (0,), (0,), True),
+        ({0, 1, 2}, "relay", (0, 1), (2,), False),
+        ({9, 4, 6, 5}, "relay", (4, 5, 6), (9,), False),
+        ({0, 1, 2}, "netem", (0, 1, 2), (), False),
+    ],
+)
+def test_the_relay_has_a_core_of_its_own_where_there_are_three(
+    cores, backend, ranks, relay, shared
+):
+    found = cpu_shares(cores, backend)
+    assert (found.ranks, found.relay, found.shared) == (ranks, relay, shared)
+
+
+def test_usage_is_that_of_the_measured_steps():
+    nodes = Nodes()
+    meter = RelayMeter(nodes)
+    meter.see("[0] loading")
+    assert meter.usage()["over"] == "whole run"
+    nodes.count = 40
+    meter.see(f'[0] {MARK}{{"phase": "measured"}}')
+    assert meter.usage() == {**nodes.usage(), "count": 1, "over": "measured steps, not all of them"}
+    nodes.count = 6
+    meter.see(f'[0] {MARK}{{"step": 3, "total": 5, "samples_per_s": 1.0}}')
+    meter.see(f'[0] {MARK}{{"phase": "done"}}')
+    nodes.count = 90
+    assert meter.usage()["count"] == 7
+    assert meter.usage()["over"] == "measured steps"
+
+
+def test_a_mark_that_is_cut_is_no_mark():
+    meter = RelayMeter(Nodes())
+    for line in (f"[0] {MARK}", f'[0] {MARK}{{"phase": "mea', f"[0] {MARK}3", "phase: measured"):
+        meter.see(line)
+    assert meter.usage()["over"] == "whole run"
+
+
+@pytest.mark.parametrize(
+    ("seen", "node", "own"),
+    [(None, 0, "0,1"), (None, 1, "2,3"), ("", 1, "2,3"), ("4,5,6,7", 1, "6,7"), ("4,5", 1, "")],
+)
+def test_each_node_sees_its_own_gpus(monkeypatch, seen, node, own):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if seen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    inside = emulated_fabric._Inside(Nodes(), devices_per_node=2, device_kind="cuda")
+    assert inside.environment(node)["CUDA_VISIBLE_DEVICES"] == own
+    assert emulated_fabric._Inside(Nodes(), 2, "cpu").environment(node) == {}
+
+
+def test_cores_are_confined_only_for_what_is_started_inside():
+    before = os.sched_getaffinity(0)
+    with emulated_fabric._confined((min(before),)):
+        assert os.sched_getaffinity(0) == {min(before)}
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_saturated_relay_spoils_a_measurement_and_nothing_else():
+    plan = make_plan(CELL)
+    done = [{"rank": rank, "status": "ok"} for rank in (0, 1)]
+    busy = link(saturated=True, busiest_second_share=0.98)
+    assert _judge(plan, done, Outcome(), link()) == ("ok", None)
+    assert _judge(plan, done, Outcome(), None) == ("ok", None)
+    status, reason = _judge(plan, done, Outcome(), busy)
+    assert status == "failed"
+    assert "relay of fabric lat10 used 98% of its core" in reason
+    assert _judge(plan, [], Outcome(timed_out=True), busy)[0] == "failed"
+    assert _judge(plan, [], Outcome(timed_out=True), link())[0] == "timeout"
+    memory = [{"rank": 1, "status": "out_of_memory", "reason": "no room"}]
+    assert _judge(plan, memory, Outcome(), busy)[0] == "out_of_memory"
+    crash = [{"rank": 1, "status": "failed", "reason": "a bug"}]
+    assert _judge(plan, crash, Outcome(), busy) == ("failed", "rank 1: a bug")
+    assert fault_of(None) is None
+
+
+def test_a_result_says_which_congestion_control_was_in_force(site):
+    plan = make_plan(CELL)
+    parts = {"reports": [], "staging": None}
+    assert assemble(plan, site, "timeout", "late", **parts)["link"] is None
+    result = assemble(plan, site, "timeout", "late", **parts, link=link())
+    assert result["link"]["setting"]["latency_s"] == 0.01
+    assert result["provenance"]["tcp_congestion_control"] == "cubic"
+
+
+def test_a_machine_that_cannot_emulate_says_unsupported(site, tmp_path, monkeypatch):
+    monkeypatch.setattr(emulated_fabric, "available", lambda backend: "namespaces are forbidden")
+    result = run_cell(CELL, site, tmp_path)
+    assert result["status"] == "unsupported"
+    assert result["reason"] == "fabric lat10 cannot be emulated here: namespaces are forbidden"
+    assert read_result(tmp_path / "result.json") == result
+    assert not (tmp_path / "log.txt").exists()
+
+
+def test_a_link_that_misses_its_setting_is_refused_before_any_rank_starts(
+    site, tmp_path, monkeypatch
+):
+    def refuse(probe):
+        raise LinkMissed("delay 14 ms instead of 10 ms")
+
+    nodes = Nodes()
+    monkeypatch.setattr(emulated_fabric, "available", lambda backend: None)
+    monkeypatch.setattr(emulated_fabric, "EmulatedNodes", lambda *given: nodes)
+    monkeypatch.setattr(emulated_fabric, "require", refuse)
+    with pytest.raises(CellFailed, match=r"fabric lat10: delay 14 ms instead of 10 ms$"):
+        run_cell(CELL, site, tmp_path)
+    assert not nodes.is_up
+    failure = json.loads((tmp_path / "failure.json").read_text())
+    assert (failure["status"], failure["cause"]) == ("failed", "infrastructure")
+    assert not (tmp_path / "result.json").exists()

@@ -1,0 +1,110 @@
+"""Whole cells of a parameter server, with real processes and real data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.result import read_result
+from ddlbench.experiment.site import load_site
+from ddlbench.runtime.staging import stage_cell
+from ddlbench.runtime.supervise import CellFailed, run_cell
+
+HERE = str(Path(__file__).parent)
+
+
+@pytest.fixture(autouse=True)
+def _odd_networks_are_importable(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", HERE)
+    monkeypatch.setattr(sys, "path", [HERE, *sys.path])
+
+
+def cell_of(devices, network="mlp", options=None, **changes) -> Cell:
+    return Cell(
+        dataset="mnist",
+        network=network,
+        strategy="parameter-server" if devices > 1 else "sequential",
+        batch_size=12,
+        devices_per_node=devices,
+        epochs=2,
+        warmup_steps=3,
+        data_scale=0.002,  # 120 images
+        options=tuple((options or {}).items()),
+    ).with_(**changes)
+
+
+def measure(cell, tmp_path):
+    site = load_site("local")
+    site = dataclasses.replace(site, scratch=str(tmp_path / "scratch"), devices_per_node=5)
+    folder = tmp_path / "cells" / cell.id
+    result = run_cell(cell, site, folder, stage_cell(cell, site, tmp_path))
+    assert read_result(folder / "result.json") == result
+    assert result["status"] == "ok", result["reason"]
+    return result, folder
+
+
+def test_a_cell_leaves_a_complete_result_and_learns_what_sequential_training_does(tmp_path):
+    reference, _ = measure(cell_of(1), tmp_path)
+    result, folder = measure(cell_of(4, options={"servers": 2}), tmp_path)
+    assert result["update_semantics"] == "synchronous"
+    assert (result["processes"], result["devices"], result["workers"]) == (4, 4, 2)
+    assert result["loss"] == pytest.approx(reference["loss"], rel=1e-4)
+    assert result["timing"]["step_s"]["count"] == 20
+    assert result["timing"]["samples_per_epoch"] == 120
+    ranks = result["ranks"]
+    assert [rank["role"] for rank in ranks] == ["server", "server", "worker", "worker"]
+    assert [rank["samples"] for rank in ranks] == [0, 0, 120, 120]
+    weight_bytes = 109_386 * 4
+    assert [rank["parameter_bytes"] for rank in ranks[2:]] == [weight_bytes] * 2
+    assert result["plan_details"]["server_bytes"] == [r["parameter_bytes"] for r in ranks[:2]]
+    assert sum(r["parameter_bytes"] for r in ranks[:2]) == pytest.approx(weight_bytes, rel=1e-3)
+    for rank in ranks:
+        assert rank["communication_wait_s"] > 0
+    for rank in ranks[:2]:  # weights, momentum, a buffer for each of two workers
+        assert rank["memory"][0]["peak_bytes"] >= 4 * rank["parameter_bytes"]
+    for rank in ranks[2:]:  # weights and gradients
+        assert rank["memory"][0]["peak_bytes"] > 2 * weight_bytes
+    assert [server["rank"] for server in result["plan_details"]["service"]] == [0, 1]
+    trace = json.loads((folder / "trace.json").read_text())
+    kinds = {(e["tid"], e["cat"]) for e in trace["traceEvents"] if e["ph"] == "X"}
+    assert {(0, "update"), (1, "receive_wait"), (2, "forward"), (3, "backward")} <= kinds
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_out_of_step_it_learns(servers, tmp_path):
+    options = {"mode": "async", "message_bytes": 65_536}
+    cell = cell_of(
+        servers + 3,
+        options=options if servers == 1 else {**options, "servers": servers},
+        data_scale=0.01,  # 600 images
+        epochs=4,
+        learning_rate=0.05,
+    )
+    result, _ = measure(cell, tmp_path)
+    assert result["update_semantics"] == "stale"
+    assert result["workers"] == 3
+    assert result["loss"]["first"] > 1
+    assert result["loss"]["mean_last_epoch"] < 0.2 * result["loss"]["first"]
+    for server in result["plan_details"]["service"]:
+        assert 0 < server["mean_staleness"] <= server["max_staleness"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_killed_worker_takes_all_ranks_along(mode, tmp_path):
+    options = {} if mode == "sync" else {"mode": mode}
+    with pytest.raises(CellFailed, match="rank 1: .*killed by signal 9"):
+        measure(cell_of(3, "odd_networks:killed", options, max_steps=8), tmp_path)
+
+
+def test_a_network_that_cannot_be_served(tmp_path):
+    cell = cell_of(2, "odd_networks:weightless")
+    site = load_site("local")
+    site = dataclasses.replace(site, scratch=str(tmp_path / "scratch"), devices_per_node=2)
+    result = run_cell(cell, site, tmp_path / "cell", stage_cell(cell, site, tmp_path))
+    assert result["status"] == "unsupported"
+    assert "the network has no trained weights" in result["reason"]

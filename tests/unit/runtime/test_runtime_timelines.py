@@ -1,0 +1,100 @@
+"""Whole cells whose second process has a clock that is 50 ms off: their timelines line up."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ddlbench.commands.timeline import timeline
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.site import load_site
+from ddlbench.report.timeline.cell import read_cell
+from ddlbench.runtime.staging import stage_cell
+from ddlbench.runtime.supervise import run_cell
+
+HERE = str(Path(__file__).parent)
+SKEW_S = 0.05
+# Python runs this module before anything else, so that all of the process sees one clock.
+SITE_CUSTOMIZE = f"""
+import os, time
+if os.environ.get("DDLBENCH_LOCAL_RANK") == "1":
+    _true_clock = time.perf_counter
+    time.perf_counter = lambda: _true_clock() + {SKEW_S}
+"""
+
+
+@pytest.fixture
+def skewed(tmp_path, monkeypatch):
+    """Processes of local rank 1 have a clock that is 50 ms before all others."""
+    folder = tmp_path / "skew"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(SITE_CUSTOMIZE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), HERE]))
+    monkeypatch.setattr(sys, "path", [HERE, *sys.path])
+
+
+def measure(tmp_path, strategy):
+    cell = Cell(
+        dataset="mnist",
+        network="odd_networks:plain",
+        strategy=strategy,
+        batch_size=8,
+        devices_per_node=2,
+        epochs=4,
+        warmup_steps=2,
+        data_scale=0.0008,
+        options=(("balance", "3+2"),),
+    )
+    site = load_site("local")
+    site = dataclasses.replace(site, scratch=str(tmp_path / "scratch"), devices_per_node=2)
+    folder = tmp_path / "cells" / cell.id
+    result = run_cell(cell, site, folder, stage_cell(cell, site, tmp_path))
+    assert result["status"] == "ok", result["reason"]
+    return result, folder
+
+
+def overlaps_s(passes):
+    """By how long each pass seems to begin before the stage that it waits for has ended."""
+    found = []
+    for (kind, row, *numbers), box in passes.items():
+        giver = passes.get((kind, row - 1 if kind == "forward" else row + 1, *numbers))
+        if giver is not None:
+            found.append(giver.end_s - box.start_s)
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["pipedream", "pipe-1f1b"])
+def test_a_clock_that_is_50_ms_off_does_not_shift_the_timeline(tmp_path, skewed, strategy):
+    result, folder = measure(tmp_path, strategy)
+    _, other = result["plan_details"]["clock"]["ranks"]
+    slack_s = 10 * other["uncertainty_s"] + 1e-3
+    assert other["offset_s"] == pytest.approx(-SKEW_S, abs=slack_s)
+    boxes = read_cell(folder).measured
+    passes = {
+        (box.kind, box.row, box.mini_batch, box.micro_batch): box
+        for box in boxes
+        if box.kind in ("forward", "backward")
+    }
+    assert len(passes) >= 2 * 2 * 20
+    assert max(overlaps_s(passes)) <= slack_s
+    # Undone, the correction leaves backward passes that begin before they have their gradient.
+    raw = {
+        key: dataclasses.replace(box, end_s=box.end_s + SKEW_S * box.row)
+        for key, box in passes.items()
+    }
+    assert max(overlaps_s(raw)) > 0.02
+
+
+def test_a_real_cell_is_drawn(tmp_path, skewed):
+    _, folder = measure(tmp_path, "pipe-1f1b")
+    done = CliRunner().invoke(timeline, [str(folder)])
+    assert done.exit_code == 0, done.exception
+    assert (folder / "timeline.png").is_file()
+    trace = json.loads((folder / "timeline.json").read_text())
+    assert {event["pid"] for event in trace["traceEvents"]} == {0, 1}

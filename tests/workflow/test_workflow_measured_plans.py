@@ -1,0 +1,80 @@
+"""A plan that is made from measurements has them made first; made again, they repeat no cell."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from workflow_project import SETTINGS, Workflow
+
+from ddlbench.experiment.cell import Cell
+
+PIPELINES = ["gpipe", "model-parallel-p2p", "pipedream", "pipe-gpipe"]
+PROFILE = "results/box/profiles/mnist/tiny_networks@plain/fp32-1t/profile.json"
+
+
+def experiment(workflow: Workflow, balance: str, strategies: list[str] | None = None) -> str:
+    chosen = strategies or PIPELINES
+    return workflow.experiment(
+        f"measured_{balance}.yaml",
+        matrix={"strategy": chosen},
+        strategies={name: {"balance": balance} for name in chosen},
+    )
+
+
+def planned(workflow: Workflow, *arguments: str, config: str) -> dict[str, int]:
+    ended = workflow.snakemake(*arguments, "-n", "--quiet", "rules", config=config)
+    assert ended.code == 0, ended.text
+    if ended.did_nothing:
+        return {}
+    table = ended.text.partition("Job stats:\n")[2].partition("\n\n")[0]
+    rows = (line.split() for line in table.splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
+
+
+def test_a_measured_balance_asks_for_the_profile_and_the_links(workflow):
+    jobs = planned(workflow, "cells", config=experiment(workflow, "profile"))
+    assert jobs == {
+        "profile": 1, "links_of_fabric": 1, "stage": 4, "cell": 4, "cells": 1, "total": 11
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["gpipe", "pipe-gpipe", "model-parallel-p2p"])
+def test_links_only_where_the_partitioner_needs_them(workflow, strategy):
+    jobs = planned(workflow, "cells", config=experiment(workflow, "profile", [strategy]))
+    assert jobs == {"profile": 1, "stage": 1, "cell": 1, "cells": 1, "total": 4}
+
+
+def test_other_balances_ask_for_nothing(workflow):
+    config = experiment(workflow, "1+3")
+    jobs = planned(workflow, "cells", config=config)
+    assert jobs == {"stage": 4, "cell": 4, "cells": 1, "total": 9}
+
+
+def test_a_profile_measured_again_repeats_no_cell(workflow):
+    """A cell that is done stays done, whether its profile is gone or newer; others wait for it."""
+    config = experiment(workflow, "profile", ["gpipe"])
+    cell = Cell(
+        "mnist",
+        "tiny_networks:plain",
+        "gpipe",
+        devices_per_node=2,
+        options=(("balance", "profile"),),
+        **SETTINGS,
+    )
+    result = workflow.folder / "results" / "box" / "cells" / cell.id / "result.json"
+    result.parent.mkdir(parents=True)
+    result.write_text("{}")
+    assert planned(workflow, "cells", config=config).keys() <= {"cells", "total"}
+    profile = workflow.folder / PROFILE
+    profile.parent.mkdir(parents=True)
+    profile.write_text("{}")
+    later = time.time() + 60
+    os.utime(profile, (later, later))
+    assert planned(workflow, "cells", config=config).keys() <= {"cells", "total"}
+    result.unlink()
+    jobs = planned(workflow, "cells", config=config)
+    assert jobs == {"stage": 1, "cell": 1, "cells": 1, "total": 3}
+    profile.unlink()
+    assert planned(workflow, "cells", config=config)["profile"] == 1

@@ -1,0 +1,83 @@
+"""Split strategies at two and four workers, and ParaDL's oracle against them.
+
+ResNet-18 and VGG-11 on CIFAR-10, 0.4 core a device, links of 1 Gbit/s. Profile and links are
+measured on the same test bed; no constant of the oracle is fitted. Writes docs/validation/splits/.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from bed_study import ROOT, Study
+from testbed import Options
+
+OUT = ROOT / "docs" / "validation" / "splits"
+SITE = "share-040-two"
+BED = Options(nodes=2, devices=4, cpu_share=0.4, bandwidth="1gbit")
+# The oracle reads latency and bandwidth of single messages; nothing longer is needed.
+SITE_KEYS = {"interconnect": {"largest_bytes": 2**24, "sweep_budget_s": 1}}
+ORACLE = ("paradl-published", "paradl-corrected")
+
+
+def experiment(name: str, strategies: list[str], geometry: list[str]) -> dict[str, Any]:
+    """One part of the study."""
+    return {
+        "experiment": name,
+        "site": SITE,
+        "matrix": {
+            "dataset": ["cifar10"],
+            "network": ["resnet18", "vgg11"],
+            "strategy": ["sequential", *strategies],
+            "geometry": geometry,
+        },
+        "settings": {
+            "batch_size": 16,
+            "data_scale": 0.01,
+            "epochs": 1,
+            "warmup_steps": 1,
+            "max_steps": 6,
+        },
+    }
+
+
+PARTS = [
+    experiment("one-node", ["ddp", "spatial", "filter", "channel", "pipe-gpipe"], ["1x2", "1x4"]),
+    experiment("two-nodes", ["ddp", "data-filter", "data-spatial"], ["2x2"]),
+]
+
+
+def main() -> None:
+    """Measure, project, compare."""
+    for part in PARTS:
+        Study("splits", part, SITE_KEYS).run(SITE, BED, "links", "profiles", "cells")
+    told = []
+    for part in PARTS:
+        study = Study("splits", part, SITE_KEYS)
+        study.describe_site(SITE, BED)
+        study.ddlbench("report", "--configfile", "experiment.yaml")
+        study.ddlbench("accuracy", "--configfile", "experiment.yaml")
+        folder = Path("results") / SITE / part["experiment"]
+        study.keep(folder / "figures" / "speedup.png", OUT / f"{part['experiment']}-speedup.png")
+        study.keep(folder / "tables" / "accuracy.csv", OUT / f"{part['experiment']}-accuracy.csv")
+        told.append(pd.read_json(study.folder / folder / "predictions.json")["predictions"])
+    _projections(pd.DataFrame([row for rows in told for row in rows]))
+
+
+def _projections(rows: pd.DataFrame) -> None:
+    """Time and memory of every cell beside both variants of the oracle."""
+    rows = rows[rows["predictor"].isin(ORACLE) & rows["measured_step_s"].notna()].copy()
+    rows["memory_error"] = rows["predicted_memory_bytes"] / rows["measured_memory_bytes"] - 1
+    rows["geometry"] = rows["nodes"].astype(str) + "x" + rows["devices_per_node"].astype(str)
+    columns = [
+        "network", "strategy", "geometry", "predictor", "measured_step_s", "predicted_step_s",
+        "signed_error", "compute_s", "communication_s", "measured_memory_bytes",
+        "predicted_memory_bytes", "memory_error",
+    ]  # fmt: skip
+    OUT.mkdir(parents=True, exist_ok=True)
+    rows.sort_values(columns[:4])[columns].to_csv(OUT / "oracle.csv", index=False)
+
+
+if __name__ == "__main__":
+    main()
