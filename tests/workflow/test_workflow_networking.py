@@ -10,7 +10,7 @@ from ddlbench.interconnect.emulation import available
 
 DELAY_S = 0.01
 CONDITION = {"latency_ms": DELAY_S * 1e3, "bandwidth_mbit_per_s": 200}
-STRATEGIES = ["sequential", "ddp", "model-parallel-p2p"]
+STRATEGIES = ["sequential", "ddp", "parameter-server"]
 REASON = available()
 
 
@@ -31,8 +31,7 @@ def site(workflow, **changes):
 
 def experiment(workflow, **changes):
     matrix = {"strategy": STRATEGIES, "geometry": ["2x1"], "fabric": ["slow"]}
-    balance = {"model-parallel-p2p": {"balance": "blocks"}}
-    return workflow.experiment("slow.yaml", matrix=matrix, strategies=balance, **changes)
+    return workflow.experiment("slow.yaml", matrix=matrix, **changes)
 
 
 @pytest.mark.skipif(REASON is not None, reason=f"no emulated nodes here: {REASON}")
@@ -48,7 +47,7 @@ def test_cells_run_over_an_emulated_link(workflow):
     statuses = {name: result["status"] for name, result in found.items()}
     assert statuses == dict.fromkeys(STRATEGIES, "ok")
     assert found["sequential"]["link"] is None
-    for name in ("ddp", "model-parallel-p2p"):
+    for name in ("ddp", "parameter-server"):
         result = found[name]
         assert result["cell"]["fabric"] == "slow"
         assert result["link"]["setting"]["latency_s"] == pytest.approx(DELAY_S)

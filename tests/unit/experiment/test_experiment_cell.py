@@ -42,7 +42,6 @@ cells = st.builds(
     learning_rate=st.sampled_from([0.01, 1e-5, 1, 0.1 + 0.2]),
     momentum=st.floats(0, 1, exclude_max=True),
     seed=st.integers(0, 2**31),
-    checkpoint_every_steps=st.sampled_from([0, 1, 500]),
 ).filter(lambda cell: len(cell.variant) < 200)
 
 

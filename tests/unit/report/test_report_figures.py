@@ -9,7 +9,6 @@ from ddlbench.planning.matrix import expand
 from ddlbench.report import figures_for, make_figure, make_tables
 from ddlbench.report.figures import _drawing
 from ddlbench.report.footer import Context
-from ddlbench.report.selection import FIGURES
 from ddlbench.report.style import style
 
 CASES = {
@@ -133,9 +132,10 @@ def test_scaling_draws_points_and_crosses(drawn):
 
 
 def test_figures_are_chosen_before_anything_runs(monkeypatch):
-    assert figures_for(matrix(monkeypatch)) == ["speedup", "memory", "steps"]
+    usual = ["speedup", "memory", "steps", "loss", "timelines"]
+    assert figures_for(matrix(monkeypatch)) == usual
     several = matrix(monkeypatch, geometry=["1x2", "1x4"])
-    assert figures_for(several) == list(FIGURES)
+    assert figures_for(several) == [*usual[:-1], "scaling", "timelines"]
     alone = matrix(monkeypatch, strategies=["sequential"])
     assert figures_for(alone) == ["memory", "steps"]
     without_base = matrix(monkeypatch, strategies=["ddp"])

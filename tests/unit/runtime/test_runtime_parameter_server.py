@@ -83,13 +83,12 @@ def test_out_of_step_it_learns(servers, tmp_path):
         options=options if servers == 1 else {**options, "servers": servers},
         data_scale=0.01,  # 600 images
         epochs=4,
-        learning_rate=0.05,
     )
     result, _ = measure(cell, tmp_path)
     assert result["update_semantics"] == "stale"
     assert result["workers"] == 3
     assert result["loss"]["first"] > 1
-    assert result["loss"]["mean_last_epoch"] < 0.2 * result["loss"]["first"]
+    assert result["loss"]["mean_last_epoch"] < 0.1 * result["loss"]["first"]
     for server in result["plan_details"]["service"]:
         assert 0 < server["mean_staleness"] <= server["max_staleness"]
 

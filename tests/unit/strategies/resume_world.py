@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import OrderedDict
 from functools import partial
 from pathlib import Path
@@ -98,6 +99,7 @@ def _train(cell: Cell, rank: int, store_file: Path, *, run: str, resume: bool) -
     torch.manual_seed(99 if resume else 1)
     network = tiny()
     torch.manual_seed(cell.seed + rank + (99 if resume else 0))
+    random.seed(cell.seed + rank + (99 if resume else 0))
     data = Part(cell, process) if process.needs else None
     executor.prepare(plan, process, network, data, context)
     extent = Extent(WARMUP, 1, STEPS, 0 if checkpoints is None else EVERY)

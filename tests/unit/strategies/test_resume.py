@@ -35,6 +35,9 @@ OPTIONS = {
     "pipe-interleaved": FOUR_STAGES,
     "pipe-zb": FOUR_STAGES,
     "pipe-zbv": FOUR_STAGES,
+    # Random numbers are drawn for whole images.
+    "spatial": {"until": "drop"},
+    "data-spatial": {"until": "drop"},
 }
 # Not in one process after another cell: Horovod joins once.
 ALONE = ("horovod",)

@@ -32,6 +32,7 @@ _SO_RCVBUFFORCE, _SO_TIMESTAMPNS, _SO_MEMINFO = 33, 35, 55
 _BUFFER_BYTES = 16 * 2**20
 _READ_BYTES = 1 << 20
 _ECHO_REQUEST, _ECHO_REPLY = 8, 0
+_NOTES_BYTES = 256
 _FIRST_WAIT_S = 20.0
 
 
@@ -83,15 +84,19 @@ def _checksum(data: bytes) -> int:
 
 def _echo_reply(sock: socket.socket, own: int) -> tuple[int, int] | None:
     """Number of an answer to us and when the kernel took it in, in ns; None if it is no such."""
-    data, notes, _, _ = sock.recvmsg(2048, 256)
-    stamp_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
+    data, notes, _, _ = sock.recvmsg(2048, _NOTES_BYTES)
+    at = (data[0] & 0x0F) * 4
+    kind, _, _, identity, number = struct.unpack_from("!BBHHH", data, at)
+    return (number, _came_ns(notes)) if kind == _ECHO_REPLY and identity == own else None
+
+
+def _came_ns(notes: list[tuple[int, int, bytes]]) -> int:
+    """When the kernel took a packet in: a reader that waits for its core comes later."""
     for level, kind, note in notes:
         if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS:
             seconds, nanoseconds = struct.unpack("qq", note[:16])
-            stamp_ns = seconds * 10**9 + nanoseconds
-    at = (data[0] & 0x0F) * 4
-    kind, _, _, identity, number = struct.unpack_from("!BBHHH", data, at)
-    return (number, stamp_ns) if kind == _ECHO_REPLY and identity == own else None
+            return int(seconds * 10**9 + nanoseconds)
+    return time.clock_gettime_ns(time.CLOCK_REALTIME)
 
 
 def udp_receive(
@@ -108,6 +113,7 @@ def udp_receive(
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     _large_buffer(sock)
+    sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
     if expected is None:
         with suppress(OSError):
             sock.setsockopt(_SOL_UDP, _UDP_GRO, 1)
@@ -119,20 +125,20 @@ def udp_receive(
     first_s = begin_s = last_s = 0.0
     while expected is None or reads < expected:
         try:
-            size = sock.recv_into(buffer)
+            size, notes, _, _ = sock.recvmsg_into([buffer], _NOTES_BYTES)
         except TimeoutError:
             break
-        now_s = time.monotonic()
+        came_s = _came_ns(notes) * 1e-9
         reads += 1
         if reads == 1:
-            first_s = now_s
+            first_s = came_s
             sock.settimeout(quiet_s)
         if not begin_s:
             # What comes with this packet was sent before.
-            begin_s = now_s if now_s >= first_s + settle_s else 0.0
+            begin_s = came_s if came_s >= first_s + settle_s else 0.0
             continue
-        counted, last_s = counted + size, now_s
-        if expected is None and now_s >= begin_s + measure_s:
+        counted, last_s = counted + size, came_s
+        if expected is None and came_s >= begin_s + measure_s:
             break
     return {
         "reads": reads,

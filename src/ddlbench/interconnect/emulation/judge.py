@@ -58,7 +58,7 @@ def _rate(between: str, asked: float | None, found: float | None) -> list[str]:
     if _is_near(found, asked):
         return []
     return [
-        f"the rate {between} is {found / 1e6:.4g} Mbit/s, the setting is {asked / 1e6:.4g} Mbit/s "
+        f"the rate {between} is {found / 1e6:.6g} Mbit/s, the setting is {asked / 1e6:.6g} Mbit/s "
         f"({_off(found, asked)}, at most {TOLERANCE:.0%} may be)"
     ]
 

@@ -9,8 +9,9 @@
 Two predictors: ``paradl-published`` as the authors' code evaluates the table, ``paradl-corrected``
 with the faults mended that docs/oracle.md lists. No constant is fitted: every efficiency is 1,
 flows on one link share it evenly, gradients go from device to device. Per layer, t_l(b) is the
-profile's at the samples that one device sees (a micro-batch of a pipeline), scaled so that all layers add up
-to the whole step's passes; the rate of the weight update is the profile's optimizer time.
+profile's at the samples that one device sees (a micro-batch of a pipeline), scaled so that all
+layers add up to the whole step's passes; the rate of the weight update is the profile's optimizer
+time.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ from ddlbench.predict.workload import Workload
 __all__ = ["ParadlCorrected", "ParadlPublished"]
 
 _NAMES = {
-    "sequential": "serial",
     "ddp": "data",
     "horovod": "data",
     "spatial": "spatial",

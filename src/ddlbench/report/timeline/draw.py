@@ -91,7 +91,8 @@ def draw_window(
     top = 0.0
     for panel in panels:
         text = _heading(panel, window, in_seconds)
-        axes.text(0, top + _HEAD_MM / 2, text, va="center", fontsize=MIN_PT, gid="panel")
+        heading = axes.text(0, top + _HEAD_MM / 2, text, va="center", fontsize=MIN_PT, gid="panel")
+        heading.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
         if panel.part is not None:
             block = Block(axes, rows, top + _HEAD_MM, width_mm / length_s)
             block.draw(panel.part, length_s)

@@ -43,6 +43,8 @@ class ParameterServerExecutor(StepwiseExecutor):
 
     groups: Groups
     layout: Layout
+    _number: int
+    _spans: SpanRecorder
     worker: Worker | None = None
     server: Server | None = None
 
