@@ -41,6 +41,7 @@ test-cluster: setup
 
 validate: setup
 	bash validation/faults.sh
+	python validation/link.py
 	python validation/checkpoint.py
 	python validation/speedup.py
 	python validation/prediction.py
