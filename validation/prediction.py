@@ -20,6 +20,17 @@ LINKS = {"default": "1gbit", "slow": "100mbit"}
 SETTINGS = {"batch_size": 16, "data_scale": 0.01, "epochs": 1, "warmup_steps": 1, "max_steps": 5}
 ALL = ["sequential", "horovod", "ddp", "gpipe", "model-parallel"]
 KEPT = ("accuracy.csv", "table_8_1.csv", "table_8_2.csv")
+_STRATEGIES = ("sequential", "horovod", "ddp", "gpipe", "model_parallel")
+PICTURES = {
+    "fast-link": [
+        "accuracy.png",
+        *(f"deviation_{name}.png" for name in _STRATEGIES),
+        *(f"parts_{name}.png" for name in _STRATEGIES[1:]),
+    ],
+    "slow-link": ["accuracy.png", "parts_horovod.png", "parts_ddp.png"],
+    "repeatability": ["deviation_sequential.png"],
+    "sizes": ["accuracy.png"],
+}
 
 
 def experiment(
@@ -72,7 +83,7 @@ def main() -> None:
         study.ddlbench("accuracy", "--configfile", "experiment.yaml", "--figures")
         folder = Path("results") / SITE / part["experiment"]
         for path in sorted((study.folder / folder).rglob("*")):
-            if path.name in KEPT or (path.suffix == ".png" and path.parent.name == "predictions"):
+            if path.name in (*KEPT, *PICTURES[folder.name]):
                 study.keep(path.relative_to(study.folder), OUT / folder.name / path.name)
 
 

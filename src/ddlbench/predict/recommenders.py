@@ -17,6 +17,11 @@ __all__ = ["DEFAULT_RECOMMENDER", "RECOMMENDERS", "UNLESS_OOM", "predictor_for"]
 
 DEFAULT_RECOMMENDER = "measured-links"
 
+_PIPELINES = (
+    *("pipedream", "model-parallel-p2p"),
+    *("pipe-gpipe", "pipe-1f1b", "pipe-interleaved", "pipe-zb", "pipe-zbv"),
+)
+
 RECOMMENDERS: dict[str, Mapping[str, str]] = {
     "measured-links": {
         "sequential": "sequential",
@@ -25,7 +30,7 @@ RECOMMENDERS: dict[str, Mapping[str, str]] = {
         "parameter-server": "parameter-server-messages",
         "gpipe": "thesis-6",
         "model-parallel": "model-parallel",
-        "pipedream": "ddlbench-eq3",
+        **dict.fromkeys(_PIPELINES, "pipeline-replay"),
     },
     # Measured collectives, none of them hidden: what devices of one core do.
     "serial": {
@@ -34,6 +39,7 @@ RECOMMENDERS: dict[str, Mapping[str, str]] = {
         "ddp": "ddp-serial",
         "gpipe": "thesis-6",
         "model-parallel": "model-parallel",
+        **dict.fromkeys(_PIPELINES, "pipeline-replay"),
     },
     # Jansen's recommender chooses between Horovod and GPipe.
     "thesis": {"sequential": "sequential", "horovod": "thesis-5.1-p2p", "gpipe": "thesis-6"},

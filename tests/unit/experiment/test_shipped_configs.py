@@ -89,7 +89,7 @@ def test_row_counts(name: str) -> None:
 def test_the_matrix_is_all_there_is() -> None:
     for name in ("experiments/ddlbench", "experiments/ddlbench-equal"):
         axes = _experiment(name).matrix
-        assert axes["dataset"] == list(DATASETS)
+        assert axes["dataset"] == list(DATASETS)[:4]  # and of these
         assert axes["network"] == list(NETWORKS)[:6]  # DDLBench's; others of ours come behind
         assert set(axes["strategy"]) <= set(STRATEGIES)
 

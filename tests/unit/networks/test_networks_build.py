@@ -129,7 +129,9 @@ def test_unknown_names() -> None:
         build("no_such_module:net", CIFAR10, seed=1)
 
 
-@pytest.mark.parametrize("network", [name for name in IMAGE_NETWORKS if name not in ("mlp", "stack")])
+@pytest.mark.parametrize(
+    "network", [name for name in IMAGE_NETWORKS if name not in ("mlp", "stack")]
+)
 def test_large_images_have_three_channels(network: str) -> None:
     gray = DatasetSpec("gray", "Gray", 10, 1, 224, 224, 10, 10, "raw")
     with pytest.raises(ConfigError, match="read 3 channels, but dataset 'gray' has 1"):

@@ -13,8 +13,8 @@ import torch
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.profile import InvalidProfile, read_profile
 from ddlbench.experiment.pairs import mismatch
+from ddlbench.experiment.profile import InvalidProfile, read_profile
 from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.site import load_site
 from ddlbench.networks import build
