@@ -1,6 +1,7 @@
 # make demo   sets everything up and runs the main job on this machine, figures at the end
 # make test   formatting, types, unit and workflow tests, and test-cluster where it can run
 # make test-cluster   the workflow on a real SLURM of virtual nodes (root and SLURM's packages)
+# make test-exhaustive   further cases of unit tests, minutes each
 # make validate   the long measured studies on that SLURM; writes docs/validation/ (hours)
 # Where things lie: DDLBENCH_ENV (environment, default .venv), DDLBENCH_CACHE (Horovod wheel).
 
@@ -9,10 +10,10 @@ DDLBENCH_ENV ?= .venv
 export DDLBENCH_ENV
 export PATH := $(abspath $(DDLBENCH_ENV))/bin:$(PATH)
 
-.PHONY: help setup demo test lint unit workflow-tests test-cluster validate bench clean
+.PHONY: help setup demo test test-exhaustive lint unit workflow-tests test-cluster validate bench clean
 
 help:
-	@sed -n '1,5s/^# //p' Makefile
+	@sed -n '1,6s/^# //p' Makefile
 
 setup:
 	@bash envs/setup.sh
@@ -31,7 +32,10 @@ lint: setup
 	snakemake --lint
 
 unit: setup
-	pytest tests/unit
+	pytest tests/unit -m "not exhaustive"
+
+test-exhaustive: setup
+	pytest tests/unit -m exhaustive
 
 workflow-tests: setup
 	pytest tests/workflow

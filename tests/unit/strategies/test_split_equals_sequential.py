@@ -69,6 +69,7 @@ def test_weights_and_losses_equal_sequential_training(cells, tmp_path):
         _assert_told(cell, ranks)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_papers_networks_too(tmp_path):
     cells = [

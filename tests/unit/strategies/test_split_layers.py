@@ -40,13 +40,13 @@ def _written(world_size: int) -> list[Case]:
     return cases
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 3, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_rows(world_size, tmp_path):
     cases = [*_written(world_size), *random_rows(60, world_size, seed=world_size)]
     train_all(compare_all, [Cases("rows", world_size, tuple(cases))], world_size, tmp_path)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 3, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_filters_and_channels(world_size, tmp_path):
     cases = random_weights(40, world_size, seed=world_size)
     train_all(compare_all, [Cases("weights", world_size, tuple(cases))], world_size, tmp_path)
