@@ -64,7 +64,7 @@ QUANTITIES = {
     "bandwidth": Quantity(
         "link_bits_per_s", "Throughput by bandwidth", "Rate (Mbit/s)", 1e-6, "bandwidth_mbit_per_s"
     ),
-    "packet-loss": Quantity(
+    "packet_loss": Quantity(
         "link_loss", "Throughput by packet loss", "Packets lost (%)", 1e2, "loss_percent"
     ),
 }
@@ -147,7 +147,7 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
 
 draw_latency: Callable[..., tuple[Figure, pd.DataFrame]] = partial(_draw, "latency")
 draw_bandwidth: Callable[..., tuple[Figure, pd.DataFrame]] = partial(_draw, "bandwidth")
-draw_loss: Callable[..., tuple[Figure, pd.DataFrame]] = partial(_draw, "packet-loss")
+draw_loss: Callable[..., tuple[Figure, pd.DataFrame]] = partial(_draw, "packet_loss")
 
 _STYLES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 

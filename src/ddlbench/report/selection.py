@@ -114,7 +114,7 @@ FIGURES: dict[str, Entry] = {
     "bandwidth": Entry(
         "ddlbench.report.networking:draw_bandwidth", _links_vary("bandwidth_bits_per_s")
     ),
-    "packet-loss": Entry("ddlbench.report.networking:draw_loss", _links_vary("loss")),
+    "packet_loss": Entry("ddlbench.report.networking:draw_loss", _links_vary("loss")),
     "scaling": Entry("ddlbench.report.scaling:draw", _several_numbers_of_workers),
     "timelines": Entry("ddlbench.report.timeline.figure:draw", _some_pipeline),
 }

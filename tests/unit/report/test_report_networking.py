@@ -64,7 +64,7 @@ def test_figures_are_chosen_by_what_varies(rows) -> None:
     found = figures_for(rows)
     assert "latency" in found
     assert "bandwidth" in found
-    assert "packet-loss" not in found
+    assert "packet_loss" not in found
 
 
 @pytest.mark.parametrize("draw", [draw_latency, draw_bandwidth])
