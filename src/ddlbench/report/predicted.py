@@ -84,9 +84,14 @@ def with_conditions(predictions: pd.DataFrame, summary: pd.DataFrame) -> pd.Data
 
 
 def own_predictors(frame: pd.DataFrame, strategy: str) -> list[str]:
-    """Models made for a strategy, in the registry's order; rules for all strategies are none."""
-    names = frame.loc[frame["strategy"] == strategy, "predictor"]
-    return [name for name in dict.fromkeys(map(str, names)) if _is_own(name)]
+    """Models made for a strategy, in the registry's order; rules for all strategies are none.
+
+    One that has no prediction for any of its cells is left out, unless none has.
+    """
+    asked = frame[frame["strategy"] == strategy]
+    names = [name for name in dict.fromkeys(map(str, asked["predictor"])) if _is_own(name)]
+    told = set(asked.loc[asked["predicted_step_s"].notna(), "predictor"])
+    return [name for name in names if name in told] or names
 
 
 def condition_label(strategy: str, workers: Any, geometry: str, variant: str) -> str:
