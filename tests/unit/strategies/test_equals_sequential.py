@@ -179,7 +179,7 @@ def test_weights_equal_sequential_training(cell, parts, tmp_path):
     [
         ("vgg11", "ddp", 2, 2),
         pytest.param("vgg11", "horovod", 2, 2, marks=needs_horovod),
-        ("mobilenetv2", "gpipe", 2, 4),
+        pytest.param("mobilenetv2", "gpipe", 2, 4, marks=pytest.mark.exhaustive),
         ("vgg11", "model-parallel", 2, 1),
     ],
 )
