@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from bed_study import ROOT, Study
 from testbed import Options
 
@@ -85,6 +86,28 @@ def main() -> None:
         for path in sorted((study.folder / folder).rglob("*")):
             if path.name in (*KEPT, *PICTURES[folder.name]):
                 study.keep(path.relative_to(study.folder), OUT / folder.name / path.name)
+        _further_tables(study.folder / folder / "predictions.json", OUT / folder.name)
+
+
+def _further_tables(predictions: Path, out: Path) -> None:
+    """What docs/validation/README.md says beyond the accuracy tables."""
+    rows = pd.DataFrame(pd.read_json(predictions)["predictions"].tolist())
+    rows["geometry"] = rows["nodes"].astype(str) + "x" + rows["devices_per_node"].astype(str)
+    rows["speedup"] = rows["base_step_s"] / rows["measured_step_s"]
+    rows["beyond_compute_s"] = rows["measured_step_s"] - rows["compute_s"]
+    rows["memory_error"] = rows["predicted_memory_bytes"] / rows["measured_memory_bytes"] - 1
+    rows["absolute_error"] = rows["signed_error"].abs()
+    keys = ["predictor", "strategy", "geometry"]
+    shown = ["exposed_communication_s", "beyond_compute_s", "memory_error", "speedup"]
+    told = rows[rows["signed_error"].notna()]
+    ranges = told.groupby(keys)[shown].agg(["min", "max"])
+    ranges.columns = ["_".join(names) for names in ranges.columns]
+    errors = told.groupby(keys).agg(
+        n=("signed_error", "size"),
+        mean_absolute_error=("absolute_error", "mean"),
+        mean_signed_error=("signed_error", "mean"),
+    )
+    errors.join(ranges).to_csv(out / "by_geometry.csv", float_format="%.4g")
 
 
 if __name__ == "__main__":

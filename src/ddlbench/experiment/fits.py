@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.predict.lines import Floats, non_negative
+from ddlbench.experiment.lines import Floats, non_negative
 
 __all__ = ["fit_hockney", "given_hockney", "hockney_terms", "hockney_time_s"]
 

@@ -28,12 +28,13 @@ from ddlbench.report.labels import (
 )
 from ddlbench.report.nothing import nothing_to_show
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.selection import LEARNING_STEPS
 from ddlbench.report.style import GREY
 from ddlbench.report.tables import Tables, rows_of
 
 __all__ = ["FEWEST_STEPS", "TABLE", "draw", "loss_curves", "time_to_loss"]
 
-FEWEST_STEPS = 50
+FEWEST_STEPS = LEARNING_STEPS
 TABLE = [
     "dataset", "network", "strategy", "variant", "geometry", "update_semantics", "batch_size",
     "steps", "window", "target_loss", "steps_to_target", "seconds_to_target", "step_s", "loss_end",

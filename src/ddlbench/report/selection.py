@@ -15,10 +15,10 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.strategy import strategy_of
 
-__all__ = ["FIGURES", "Entry", "figures_for"]
+__all__ = ["FIGURES", "LEARNING_STEPS", "Entry", "figures_for"]
 
 Rows = Sequence[MatrixRow]
-_LEARNING_STEPS = 50
+LEARNING_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _long_enough_to_learn(rows: Rows) -> bool:
     found = {
         row.cell.strategy
         for row in rows
-        if row.unsupported is None and _planned_steps(row.cell) >= _LEARNING_STEPS
+        if row.unsupported is None and _planned_steps(row.cell) >= LEARNING_STEPS
     }
     return len(found) > 1
 

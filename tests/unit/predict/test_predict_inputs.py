@@ -6,13 +6,13 @@ import predict_factory as make
 import pytest
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.lines import Timing
 from ddlbench.experiment.links import InvalidLinks
 from ddlbench.experiment.profile import InvalidProfile
 from ddlbench.experiment.site import load_site
 from ddlbench.interconnect.given import given_parts
 from ddlbench.planning.pipeline_cut import even_costs
 from ddlbench.predict.inputs import Inputs, open_links, open_workload
-from ddlbench.predict.lines import Timing
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.partitions import partitions_of
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ddlbench.predict.lines import Timing
+from ddlbench.experiment.lines import Timing
 from ddlbench.predict.paradl.layers import Layer
 from ddlbench.predict.prediction import NotPredictable
 from ddlbench.predict.workload import Workload
