@@ -48,3 +48,8 @@ class GPipe(TorchGPipe):
                 f"make batch_size a multiple of {chunks}"
             )
         return super().supports(cell)
+
+    def ideal_speedup(self, cell: Cell) -> float:
+        """P m / (m + p - 1) (Huang et al. 2019, section 2); recomputation is not taken off."""
+        chunks = int(self.option_values(cell)["chunks"])
+        return cell.devices * chunks / (chunks + cell.devices - 1)

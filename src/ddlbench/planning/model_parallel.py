@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ddlbench.experiment.cell import Cell
 from ddlbench.planning.torchgpipe import TorchGPipe
 
 __all__ = ["ModelParallel"]
@@ -22,3 +23,7 @@ class ModelParallel(TorchGPipe):
     label: ClassVar[str] = "Model parallel"
     family: ClassVar[str] = "model"
     executor: ClassVar[str] = "ddlbench.strategies.model_parallel:ModelParallelExecutor"
+
+    def ideal_speedup(self, cell: Cell) -> float:
+        """One device computes at a time."""
+        return 1.0

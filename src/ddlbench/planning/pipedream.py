@@ -119,6 +119,10 @@ class ModelParallelP2p(StagedStrategy):
         """Forward through all stages, backward through all, update."""
         return model_parallel(len(details["stages"]), mini_batches, only_rank)
 
+    def ideal_speedup(self, cell: Cell) -> float:
+        """One device computes at a time."""
+        return 1.0
+
 
 class PipeDream(StagedStrategy):
     """1F1B without a flush, weight versions, replicated stages (Narayanan et al., SOSP 2019)."""
@@ -166,6 +170,10 @@ class PipeDream(StagedStrategy):
         if values["replicas"] != "auto":
             return tuple(int(count) for count in str(values["replicas"]).split("+"))
         return None if values["balance"] == "profile" else (1,) * cell.devices
+
+    def ideal_speedup(self, cell: Cell) -> float:
+        """No flush, no bubble (Narayanan et al. 2019, section 3.2)."""
+        return float(cell.devices)
 
     def supports(self, cell: Cell) -> str | None:
         """All devices used, a block for every stage, options that go together."""

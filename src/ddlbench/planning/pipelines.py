@@ -30,10 +30,12 @@ from ddlbench.planning.pipeline_stages import (
 from ddlbench.planning.schedules import (
     InvalidSchedule,
     Schedule,
+    StageDurations,
     gpipe,
     interleaved_1f1b,
     interleaved_zero_bubble,
     one_f_one_b,
+    replay,
     replicate,
     zero_bubble_v,
 )
@@ -110,6 +112,14 @@ class SynchronousPipeline(Strategy):
     def schedule(self, cell: Cell) -> Schedule:
         """Who does what in one optimizer step: all ranks of all replicas."""
         return replicate(self.pipeline_schedule(cell), int(self.option_values(cell)["replicas"]))
+
+    def ideal_speedup(self, cell: Cell) -> float:
+        """Work of one device over the end of a replayed step, of each replica."""
+        schedule = self.pipeline_schedule(cell)
+        stages = schedule.num_stages
+        passes = StageDurations(forward_s=[1 / stages] * stages, backward_s=[2 / stages] * stages)
+        alone_s = 3 * schedule.micro_batches
+        return int(self.option_values(cell)["replicas"]) * alone_s / replay(schedule, passes).end_s
 
     def supports(self, cell: Cell) -> str | None:
         """Equal pipelines, equal micro-batches, a schedule for them, a block for every stage."""

@@ -122,6 +122,15 @@ class Strategy:
         """
         return devices
 
+    def ideal_speedup(self, cell: Cell) -> float | None:
+        """Highest speed-up over one device that its schedule allows; None if it is no pipeline.
+
+        With equal stages and free messages; a backward pass takes as long as two forward passes.
+        What a measured pipeline stays below this is messages, uneven stages and overhead; what
+        this stays below the number of devices is the bubble.
+        """
+        return None
+
     def is_synchronous(self, cell: Cell) -> bool:
         """Whether every update of the cell uses gradients of the current weights."""
         return self.synchronous

@@ -2,7 +2,7 @@
 
 ``speedup`` is of the steady state: median step of sequential training over median step, so fill
 and drain of PipeDream's run do not count. ``bound`` is what the schedule allows (equal stages, free
-messages: ``planning/ideal_speedup.py``), ``share_of_bound`` the one over the other. ``bubble`` is
+messages: ``Strategy.ideal_speedup``), ``share_of_bound`` the one over the other. ``bubble`` is
 the share of all devices' time that did nothing of what sequential training does, 1 - speedup /
 devices; ``bubble_least`` the same of the bound.
 """
@@ -19,7 +19,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.ideal_speedup import ideal_speedup
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.planning.strategy import strategy_of
 from ddlbench.report import published
 from ddlbench.report.colours import strategy_look
 from ddlbench.report.footer import Context, footer
@@ -55,7 +56,7 @@ def pipeline_table(tables: Tables) -> pd.DataFrame:
     steps = summary.set_index("configuration")["step_median_s"]
     rows = []
     for row in rows_of(summary):
-        bound = ideal_speedup(Cell.from_id(f"{row.configuration}/rep0"))
+        bound = _bound(str(row.configuration))
         if bound is None:
             continue
         base_step_s = float(steps.get(row.base_configuration, math.nan))
@@ -78,6 +79,14 @@ def pipeline_table(tables: Tables) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows, columns=[*summary.columns, *(set(TABLE) - set(summary.columns))])
+
+
+def _bound(configuration: str) -> float | None:
+    cell = Cell.from_id(f"{configuration}/rep0")
+    try:
+        return strategy_of(cell.strategy).ideal_speedup(cell)
+    except ConfigError:  # of another package that is not here, or no schedule for these numbers
+        return None
 
 
 def _paired_ratios(measurements: pd.DataFrame, configuration: str) -> list[float]:

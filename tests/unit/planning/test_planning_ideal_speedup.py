@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.ideal_speedup import ideal_speedup
+from ddlbench.planning.strategy import strategy_of
 
 
 def _cell(strategy: str, geometry: tuple[int, int] = (1, 4), **options: int | str) -> Cell:
@@ -19,6 +19,10 @@ def _cell(strategy: str, geometry: tuple[int, int] = (1, 4), **options: int | st
         batch_size=32,
         options=tuple(sorted(options.items())),
     )
+
+
+def ideal_speedup(cell: Cell) -> float | None:
+    return strategy_of(cell.strategy).ideal_speedup(cell)
 
 
 @pytest.mark.parametrize("chunks", [4, 8, 32])
