@@ -92,6 +92,7 @@ class Promise:
         """The stages that it found, by hand."""
         name = f"promised-{self.network}-{self.geometry}"
         part = experiment(name, [self.network], ["pipedream"], [self.geometry], repeats=3)
+        part["matrix"]["strategy"] = ["pipedream"]
         part["strategies"] = {"pipedream": {"balance": "+".join(map(str, self.sizes))}}
         return part
 
