@@ -50,6 +50,7 @@ validate: setup
 	python validation/speedup.py
 	python validation/prediction.py
 	python validation/pipelines.py
+	python validation/networking.py
 	python validation/splits.py
 
 bench: setup

@@ -1,4 +1,4 @@
-"""Run an experiment on a test bed, as a person on its login node would.
+"""Run an experiment on a test bed, or on this machine, as a person there would.
 
 Results stay in ``validation/.work/``: a study that was interrupted measures only what is missing.
 The study runs a copy of workflow and package, so that edits meanwhile do not reach its jobs.
@@ -40,9 +40,6 @@ class Study:
         self, name: str, experiment: dict[str, Any], site_keys: dict[str, Any] | None = None
     ) -> None:
         self._site_keys = site_keys or {}
-        lacking = missing()
-        if lacking:
-            sys.exit(f"no test bed here: {lacking}")
         self.folder = ROOT / "validation" / ".work" / name
         self.folder.mkdir(parents=True, exist_ok=True)
         for part in _PARTS:
@@ -58,6 +55,9 @@ class Study:
 
     def run(self, site: str, options: Options, *targets: str) -> None:
         """Measure what is missing on a test bed of these options; one cell at a time."""
+        lacking = missing()
+        if lacking:
+            sys.exit(f"no test bed here: {lacking}")
         self.describe_site(site, options)
         with TestBed(options) as bed:
             bed.wait_idle()
@@ -69,6 +69,19 @@ class Study:
                 *("--seconds-between-status-checks", "3", "--max-status-checks-per-second", "1"),
                 *("--max-jobs-per-timespan", "100/1s", "--latency-wait", "20"),
             )
+
+    def run_here(self, *targets: str) -> None:
+        """Measure what is missing on this machine itself; one cell at a time."""
+        self._call(
+            *(sys.executable, "-m", "snakemake", *targets, "--profile", "profiles/local"),
+            *("--configfile", "experiment.yaml", "--keep-going"),
+        )
+
+    def describe_own_site(self, site: str, like: str) -> None:
+        """Write a site file: one of the project's own with this study's keys."""
+        sites = self.folder / "config" / "sites"
+        values = {**yaml.safe_load((sites / f"{like}.yaml").read_text()), **self._site_keys}
+        (sites / f"{site}.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
 
     def ddlbench(self, *arguments: str) -> str:
         """Run the ``ddlbench`` command in the study's folder; returns what it printed."""

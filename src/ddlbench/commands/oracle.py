@@ -6,48 +6,27 @@ import json
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
 
 from ddlbench.commands import oracle_display as display
+from ddlbench.commands.oracle_figures import departures_command, explain_command, figure_command
+from ddlbench.commands.oracle_options import JSON, with_platform
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.predict.paradl import advise
 from ddlbench.predict.paradl.oracle import VARIANTS
-from ddlbench.predict.paradl.platform import Platform, load_platform, write_platform
+from ddlbench.predict.paradl.platform import Platform, write_platform
 from ddlbench.predict.paradl.question import STRATEGIES
 from ddlbench.predict.paradl.workload import Workload, load_workload
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 __all__ = ["oracle"]
-
-PLATFORM = "config/platforms/abci.yaml"
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
 @click.group()
 def oracle() -> None:
     """Project, choose and check ways to cut a network with ParaDL's model."""
-
-
-def _with_platform(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--platform`` and hand the platform to the command."""
-
-    @click.option(
-        "--platform",
-        "platform_name",
-        default=PLATFORM,
-        show_default=True,
-        help="A platform file, or its name in config/platforms.",
-    )
-    @wraps(command)
-    def wrapped(platform_name: str, **options: Any) -> None:
-        command(platform=load_platform(platform_name), **options)
-
-    return wrapped
 
 
 def _of_workload(command: Callable[..., None]) -> Callable[..., None]:
@@ -58,7 +37,7 @@ def _of_workload(command: Callable[..., None]) -> Callable[..., None]:
         "--variant", type=click.Choice(list(VARIANTS)), default="corrected", show_default=True
     )
     @JSON
-    @_with_platform
+    @with_platform
     @wraps(command)
     def wrapped(network: str, **options: Any) -> None:
         command(workload=load_workload(network), **options)
@@ -68,7 +47,7 @@ def _of_workload(command: Callable[..., None]) -> Callable[..., None]:
 
 @oracle.command("score")
 @click.argument("measured", type=click.Path(path_type=Path))
-@_with_platform
+@with_platform
 @click.option(
     "--predictor",
     default="corrected",
@@ -91,7 +70,7 @@ def score_command(measured: Path, platform: Platform, predictor: str, as_json: b
 
 @oracle.command("calibrate")
 @click.argument("measured", type=click.Path(path_type=Path))
-@_with_platform
+@with_platform
 @click.option("--campaign", default="report", show_default=True, help="Rows of it are fitted.")
 @click.option(
     "--hold-out",
@@ -111,9 +90,10 @@ def calibrate_command(
 ) -> None:
     """Fit the platform's few constants to MEASURED, and say each of them."""
     from ddlbench.predict.paradl import calibrate as fitting  # noqa: PLC0415 - scipy is slow
+    from ddlbench.predict.paradl.measured import reliable_rows  # noqa: PLC0415
     from ddlbench.predict.paradl.score import mean_accuracy, projected  # noqa: PLC0415
 
-    rows = _rows(measured, campaign)
+    rows = reliable_rows(measured, campaign)
     found = fitting.calibrate(rows, platform)
     fitted = platform.with_constants(found.constants)
     value: dict[str, Any] = {
@@ -131,20 +111,6 @@ def calibrate_command(
         click.echo(json.dumps(value))
     else:
         display.show_calibration(Console(), value)
-
-
-def _rows(measured: Path, campaign: str) -> pd.DataFrame:
-    """Reliable rows of one campaign."""
-    from ddlbench.predict.paradl.measured import read_measured  # noqa: PLC0415
-
-    rows = read_measured(measured)
-    chosen = rows[
-        (rows["campaign"] == campaign) & rows["reliability"].str.lower().str.startswith("ok")
-    ]
-    if chosen.empty:
-        known = ", ".join(rows["campaign"].unique())
-        raise ConfigError(f"{measured}: no reliable row of campaign {campaign!r}; it has: {known}")
-    return chosen
 
 
 @oracle.command("best")
@@ -237,3 +203,7 @@ def target_command(
 def _above_zero(batch_size: float) -> None:
     if batch_size <= 0:
         raise ConfigError(f"--batch-size {batch_size:g}: write a number above 0")
+
+
+for _command in (figure_command, departures_command, explain_command):
+    oracle.add_command(_command)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.intervals import median_interval
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.result import InvalidResult, read_result
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.predict.prediction import History, Measured
-from ddlbench.report.intervals import median_interval
 
 __all__ = ["Outcome", "Steps", "base_step_s", "history_of", "measure", "measured_of"]
 
@@ -43,6 +43,8 @@ class Outcome:
         step_s: repeat -> median step.
         within: interval of the median step within the only repeat.
         memory_bytes: peak of the fullest device, over repeats.
+        wait_s: repeat -> seconds of a step in which the mean rank waits for others; a repeat
+            whose strategy cannot tell is left out.
     """
 
     cell: Cell
@@ -51,6 +53,7 @@ class Outcome:
     step_s: dict[int, float] = field(default_factory=dict)
     within: tuple[float, float] | None = None
     memory_bytes: int | None = None
+    wait_s: dict[int, float] = field(default_factory=dict)
 
     def steps(self, without_first: bool = False) -> Steps | None:
         """Summarise the repeats; None where there are none (left)."""
@@ -92,6 +95,9 @@ def measure(rows: Sequence[MatrixRow], site: str, results_root: Path = RESULTS) 
             step = result["timing"]["step_s"]
             outcome.step_s[row.cell.repeat] = step["median"]
             outcome.within = (step["low"], step["high"])
+            waits = [rank.get("communication_wait_s") for rank in result["ranks"]]
+            if waits and None not in waits:
+                outcome.wait_s[row.cell.repeat] = fmean(waits) / step["count"]
             peaks = [
                 entry["peak_bytes"]
                 for rank in result["ranks"]

@@ -24,6 +24,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.plan import Plan
 from ddlbench.predict.partitions import partitions_of
 from ddlbench.predict.served_memory import served_bytes
+from ddlbench.predict.split_memory import SPLIT, split_bytes
 from ddlbench.predict.staged_memory import staged_bytes
 from ddlbench.predict.workload import Block, Workload
 
@@ -46,6 +47,8 @@ def memory_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
         return staged_bytes(workload, plan, _persistent, _backward_peak)
     if cell.strategy == "parameter-server":
         return served_bytes(workload, plan, _persistent, _backward_peak)
+    if cell.strategy in SPLIT:
+        return split_bytes(workload, plan, _persistent, _backward_peak)
     if cell.strategy not in _DATA_PARALLEL:
         raise ConfigError(f"there is no model of the memory of strategy {cell.strategy}")
     share = cell.batch_size / plan.world_size

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -31,7 +32,7 @@ COLUMNS = (
     "predicted_low_s", "predicted_high_s", "measured_step_s", "measured_low_s", "measured_high_s",
     "repeats", "repeat_spread", "signed_error", "compute_s", "communication_s",
     "exposed_communication_s", "bubble_s", "predicted_memory_bytes", "measured_memory_bytes",
-    "fits", "base_step_s", "limits", "notes",
+    "measured_wait_s", "fits", "base_step_s", "limits", "notes",
 )  # fmt: skip
 
 
@@ -114,6 +115,7 @@ def _known(asked: _Asked) -> dict[str, Any]:
         "repeats": steps.repeats if steps else 0,
         "repeat_spread": steps.spread if steps else None,
         "measured_memory_bytes": outcome.memory_bytes,
+        "measured_wait_s": median(outcome.wait_s.values()) if outcome.wait_s else None,
         "base_step_s": asked.base_step_s,
         "limits": "",
         "notes": "",

@@ -44,6 +44,19 @@ def _has_gpipe(cells: Sequence[Cell]) -> bool:
     return any(cell.strategy == "gpipe" for cell in cells)
 
 
+def _has_oracle(cells: Sequence[Cell]) -> bool:
+    """Some cell is of a strategy that ParaDL speaks of."""
+    from ddlbench.predict.prediction import predictor_of  # noqa: PLC0415 - slow to import
+
+    spoken = predictor_of("paradl-corrected").strategies or ()
+    return any(cell.strategy in spoken for cell in cells)
+
+
+def _has_fabrics(cells: Sequence[Cell]) -> bool:
+    """Some parallel cells differ in the condition of their links."""
+    return len({cell.fabric for cell in cells if cell.devices > 1}) > 1
+
+
 def _varies_chunks(cells: Sequence[Cell]) -> bool:
     """Some pipeline is measured with several numbers of micro-batches."""
     seen: dict[Cell, set[object]] = {}
@@ -59,6 +72,8 @@ def _varies_chunks(cells: Sequence[Cell]) -> bool:
 
 _WHOLE = {
     "accuracy": _Entry("ddlbench.report.accuracy:draw", bool),
+    "oracle": _Entry("ddlbench.report.oracle_runs:draw", _has_oracle),
+    "conditions": _Entry("ddlbench.report.conditions:draw", _has_fabrics),
     "gpipe_step": _Entry("ddlbench.report.gpipe_step:draw", _has_gpipe),
     "micro_batches": _Entry("ddlbench.report.micro_batches:draw", _varies_chunks),
 }

@@ -32,6 +32,7 @@ CASES = {
 }
 NAMES = [
     "accuracy",
+    "oracle",
     "gpipe_step",
     "deviation_sequential",
     "parts_sequential",

@@ -20,7 +20,13 @@ from ddlbench.predict.paradl.platform import Platform
 from ddlbench.predict.paradl.question import HYBRIDS, STRATEGIES, Question, question
 from ddlbench.predict.paradl.workload import load_workload
 
-__all__ = ["PUBLISHED_MEASURED", "question_of", "read_measured", "read_published_projections"]
+__all__ = [
+    "PUBLISHED_MEASURED",
+    "question_of",
+    "read_measured",
+    "read_published_projections",
+    "reliable_rows",
+]
 
 REQUIRED = ("model", "strategy", "gpus", "seconds_per_iteration")
 NUMBERS = ("gpus", "seconds_per_iteration", "batch_per_gpu", "batch_per_group", "batch_global",
@@ -62,6 +68,21 @@ def read_measured(path: Path) -> pd.DataFrame:
     for line, row in enumerate(rows.to_dict("records"), start=2):
         _check(row, f"{path} line {line}")
     return rows
+
+
+def reliable_rows(path: Path, campaign: str) -> pd.DataFrame:
+    """Rows of one campaign that count.
+
+    Raises:
+        ConfigError: as :func:`read_measured`, or there is none.
+    """
+    rows = read_measured(path)
+    counts = rows["reliability"].str.lower().str.startswith("ok")
+    chosen = rows[(rows["campaign"] == campaign) & counts]
+    if chosen.empty:
+        known = ", ".join(rows["campaign"].unique())
+        raise ConfigError(f"{path}: no reliable row of campaign {campaign!r}; it has: {known}")
+    return chosen
 
 
 def _check(row: dict[Any, Any], where: str) -> None:

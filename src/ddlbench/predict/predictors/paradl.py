@@ -16,6 +16,7 @@ time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
@@ -24,7 +25,7 @@ from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.paradl.oracle import project
 from ddlbench.predict.paradl.platform import FITTED, Platform
 from ddlbench.predict.paradl.question import Question
-from ddlbench.predict.paradl.shapes import shapes_of, split_layers
+from ddlbench.predict.paradl.shapes import Shape, shapes_of, split_layers
 from ddlbench.predict.paradl.workload import Workload as OracleWorkload
 from ddlbench.predict.prediction import (
     NO_HISTORY,
@@ -35,6 +36,7 @@ from ddlbench.predict.prediction import (
     joined,
     links_or_error,
 )
+from ddlbench.predict.split_layers import ROWS, rows_end
 from ddlbench.predict.workload import Workload
 
 __all__ = ["ParadlCorrected", "ParadlPublished"]
@@ -77,7 +79,7 @@ class _Paradl(Predictor):
         micro_batch = asked.batch / asked.segments
         seen = micro_batch if asked.strategy == "pipeline" else asked.group_batch
         step = workload.step(seen)
-        said = project(self.variant, _oracle_workload(workload, seen), platform, asked)
+        said = project(self.variant, _oracle_workload(workload, plan, seen), platform, asked)
         load_s = workload.step(cell.batch_size / cell.devices).load_s
         notes = [step.remark, *remarks]
         if asked.devices > said.max_devices:
@@ -87,10 +89,14 @@ class _Paradl(Predictor):
             compute_s=said.compute_s + load_s,
             communication_s=said.communication_s,
             exposed_communication_s=said.communication_s,
-            memory_bytes=(round(said.memory_bytes),) * cell.devices,
+            memory_bytes=self.memory(round(said.memory_bytes), cell.devices),
             limits=("communication is never hidden", "stages of a pipeline by ParaDL's own cut"),
             notes=joined(*notes),
         )
+
+    def memory(self, projected_bytes: int, devices: int) -> tuple[int, ...]:
+        """Of each device: Table III's; a variant may leave it to the profile's saved bytes."""
+        return (projected_bytes,) * devices
 
 
 class ParadlPublished(_Paradl):
@@ -102,11 +108,15 @@ class ParadlPublished(_Paradl):
 
 
 class ParadlCorrected(_Paradl):
-    """With its faults mended."""
+    """With its faults mended; memory is of what autograd was seen to save (``memory.py``)."""
 
     name: ClassVar[str] = "paradl-corrected"
     source: ClassVar[str] = "ParaDL, Table III, corrected"
     variant: ClassVar[str] = "corrected"
+
+    def memory(self, projected_bytes: int, devices: int) -> tuple[int, ...]:
+        """Nothing: ``ask`` fills in the model that every predictor shares."""
+        return ()
 
 
 def _question(plan: Plan) -> Question:
@@ -123,7 +133,7 @@ def _question(plan: Plan) -> Question:
     return Question(name, cell.devices, groups, cell.batch_size / groups, segments)
 
 
-def _oracle_workload(workload: Workload, samples: float) -> OracleWorkload:
+def _oracle_workload(workload: Workload, plan: Plan, samples: float) -> OracleWorkload:
     """The network as the oracle reads it, timed at so many samples a device."""
     shapes = shapes_of(workload)
     alone = [sum(timing.at(samples) for timing in shape.timings) for shape in shapes]
@@ -137,9 +147,18 @@ def _oracle_workload(workload: Workload, samples: float) -> OracleWorkload:
         samples_per_epoch=1,
         time_s=sum(times),
         layers=tuple(shape.layer for shape in shapes),
-        spatial_layers=split_layers([shape.layer for shape in shapes]),
+        spatial_layers=_spatial_layers(workload, plan, shapes),
         layer_times_s=times,
     )
+
+
+def _spatial_layers(workload: Workload, plan: Plan, shapes: Sequence[Shape]) -> int:
+    """How many of the oracle's layers have their rows split: as this plan ends them."""
+    if plan.cell.strategy not in ROWS:
+        return split_layers([shape.layer for shape in shapes])
+    end = rows_end(workload, plan)
+    blocks = {entry["name"]: entry["block"] for entry in workload.layer_entries}
+    return sum(blocks[shape.layer.name] < end for shape in shapes)
 
 
 def _platform(

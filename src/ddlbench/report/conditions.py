@@ -1,0 +1,208 @@
+"""Predicted beside measured step under every link condition: does the network term hold?
+
+::
+
+    step |  o   measured         x: the conditions, from the fastest link to the slowest
+         |  ^   a predictor      one panel a network, one section a strategy and geometry
+         +--base--lat10--bw250--
+
+Predictions of an emulated fabric come from links measured under it, or, where nobody measured them,
+from its delay, rate and loss (``predict/condition_links.py``); the footer says which.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from ddlbench.report.footer import Context, footer
+from ddlbench.report.labels import dataset_label, network_label, strategy_label, workers_label
+from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
+from ddlbench.report.style import GREY, MIN_PT
+from ddlbench.report.tables import rows_of
+
+__all__ = ["draw", "in_condition_order"]
+
+_LOOKS = (
+    ("#0072B2", "^"), ("#D55E00", "v"), ("#009E73", "s"), ("#CC79A7", "D"), ("#56B4E9", "<"),
+    ("#E69F00", ">"), ("#7A7A00", "p"), ("#5B2A48", "h"),
+)  # fmt: skip
+_TABLE = [
+    "strategy", "geometry", "options", "batch_size", "network", "dataset", "fabric",
+    "link_latency_s", "link_bits_per_s", "link_loss", "predictor", "predicted_step_s",
+    "measured_step_s", "measured_low_s", "measured_high_s", "signed_error", "computed_links",
+    "mark", "notes",
+]  # fmt: skip
+_COMPUTED = "are computed from its delay"
+
+
+def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
+    """All parallel strategies that ran over at least two conditions."""
+    shown = _shown(predicted)
+    fabrics = in_condition_order(shown)
+    looks = _looks(shown)
+    places = list(shown.groupby("section", sort=False))
+    networks = list(dict.fromkeys(shown["panel"]))
+    page = lay_out(
+        "Step by link condition: predicted beside measured",
+        _legend(looks),
+        [Section(str(name), [Panel(network) for network in networks]) for name, _ in places],
+        footer=footer(shown_cells(predicted, shown), context, _sentences(shown)),
+        size=PanelSize(
+            min_width=max(40.0, 9.0 * len(fabrics)), height=30.0, left=11.0, between=4.0,
+            right=2.0, bottom=lambda width: 5.0 if width >= 9.0 * len(fabrics) else 12.0,
+            max_width=90.0,
+        ),
+        share_y=True,
+    )  # fmt: skip
+    for (_, part), axes_row in zip(places, page.axes, strict=True):
+        limits = _limits(part)
+        for network, axes in zip(networks, axes_row, strict=True):
+            _frame(axes, fabrics, limits)
+            _fill(axes, part[part["panel"] == network], fabrics, looks)
+            if axes in page.first_in_row:
+                axes.set_ylabel("Step (s)", labelpad=1)
+    return page.figure, shown[_TABLE]
+
+
+def in_condition_order(frame: pd.DataFrame) -> list[str]:
+    """Fabrics by loss, delay and then rate: the gentlest first."""
+    known = frame.drop_duplicates("fabric").fillna(
+        {"link_latency_s": -1.0, "link_bits_per_s": math.inf, "link_loss": -1.0}
+    )
+    ordered = known.sort_values(
+        ["link_loss", "link_latency_s", "link_bits_per_s"], ascending=[True, True, False]
+    )
+    return list(ordered["fabric"])
+
+
+def _shown(predicted: Predicted) -> pd.DataFrame:
+    frame = predicted.predictions
+    conditions = predicted.summary.set_index("configuration")[
+        ["link_latency_s", "link_bits_per_s", "link_loss"]
+    ]
+    parts = []
+    for strategy, own in frame.groupby("strategy", sort=False):
+        if strategy == "sequential" or own["fabric"].nunique() < 2:
+            continue
+        names = [n for n in own_predictors(frame, str(strategy)) if not n.startswith("paradl-")]
+        parts.append(own[own["predictor"].isin(names)])
+    shown = pd.concat(parts) if parts else frame.iloc[:0]
+    shown = shown.join(conditions, on="configuration").reset_index(drop=True)
+    several = shown["batch_size"].nunique() > 1
+    shown["section"] = [
+        ", ".join(
+            filter(
+                None,
+                [
+                    strategy_label(str(row.strategy)),
+                    f"{workers_label(int(row.workers))} ({row.geometry})",
+                    str(row.options),
+                    f"batch {row.batch_size}" if several else "",
+                ],
+            )
+        )
+        for row in rows_of(shown)
+    ]
+    shown["panel"] = [
+        f"{network_label(str(row.network))}, {dataset_label(str(row.dataset))}"
+        for row in rows_of(shown)
+    ]
+    shown["computed_links"] = shown["notes"].str.contains(_COMPUTED, regex=False)
+    return shown
+
+
+def _looks(shown: pd.DataFrame) -> dict[str, tuple[str, str]]:
+    """Predictors of one strategy never share a look."""
+    looks: dict[str, tuple[str, str]] = {}
+    for _, own in shown.groupby("strategy", sort=False):
+        taken = {looks[name] for name in set(own["predictor"]) & set(looks)}
+        free = (look for look in _LOOKS if look not in taken)
+        for name in dict.fromkeys(own["predictor"]):
+            if name not in looks:
+                looks[name] = next(free, _LOOKS[-1])
+    return looks
+
+
+def _legend(looks: dict[str, tuple[str, str]]) -> list[tuple[Any, str]]:
+    entries: list[tuple[Any, str]] = [
+        (Line2D([], [], color="black", marker="o", linestyle="none"), "measured")
+    ]
+    for name, (colour, marker) in looks.items():
+        handle = Line2D(
+            [], [], color=colour, marker=marker, markerfacecolor="none", linestyle="none"
+        )
+        entries.append((handle, name))
+    return entries
+
+
+def _sentences(shown: pd.DataFrame) -> list[str]:
+    computed = list(dict.fromkeys(shown.loc[shown["computed_links"], "fabric"]))
+    told = []
+    if computed:
+        told.append(
+            f"Links of {', '.join(map(str, computed))} were not measured: they are computed from "
+            "the condition's delay, rate and loss."
+        )
+    if (shown["mark"] != "").any():
+        told.append("Words stand for cells without a measured step.")
+    return told
+
+
+def _limits(part: pd.DataFrame) -> tuple[float, float]:
+    values = pd.concat([part["measured_step_s"], part["predicted_step_s"]]).dropna()
+    values = values[values > 0]
+    if values.empty:
+        return 0.1, 10.0
+    return float(values.min()) / 1.6, float(values.max()) * 1.6
+
+
+def _frame(axes: Axes, fabrics: list[str], limits: tuple[float, float]) -> None:
+    axes.set_yscale("log")
+    axes.set_ylim(*limits)
+    narrow = math.log10(limits[1] / limits[0]) < 1.5
+    axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if narrow else (1,), numticks=8))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlim(-0.5, len(fabrics) - 0.5)
+    axes.set_xticks(range(len(fabrics)), fabrics)
+    if 9.0 * len(fabrics) > axes.get_window_extent().width / axes.figure.dpi * 25.4:
+        for label in axes.get_xticklabels():
+            label.set(rotation=30, ha="right", rotation_mode="anchor")
+    axes.tick_params(axis="x", length=0)
+
+
+def _fill(
+    axes: Axes, own: pd.DataFrame, fabrics: list[str], looks: dict[str, tuple[str, str]]
+) -> None:
+    for fabric, cells in own.groupby("fabric", sort=False):
+        x = fabrics.index(str(fabric))
+        row = next(rows_of(cells))
+        if math.isfinite(row.measured_step_s):
+            ends = (row.measured_low_s, row.measured_high_s)
+            if all(map(math.isfinite, ends)):
+                axes.plot([x, x], ends, color="black", linewidth=0.8, gid="whisker")
+            axes.plot([x], [row.measured_step_s], color="black", marker="o", gid="measured")
+        else:
+            axes.text(
+                x, 0.03, str(row.status), transform=axes.get_xaxis_transform(), rotation=90,
+                ha="center", va="bottom", fontsize=MIN_PT, color=GREY, gid="mark",
+            )  # fmt: skip
+        names = [name for name in looks if name in set(cells["predictor"])]
+        for place, name in enumerate(names):
+            told = cells.loc[cells["predictor"] == name, "predicted_step_s"].iloc[0]
+            if math.isfinite(told):
+                colour, marker = looks[name]
+                shift = (place - (len(names) - 1) / 2) * 0.16
+                axes.plot(
+                    [x + shift + (0.1 if shift >= 0 else -0.1)], [told], color=colour,
+                    marker=marker, markerfacecolor="none", markersize=4.0, linestyle="none",
+                    gid="predicted",
+                )  # fmt: skip

@@ -1,0 +1,83 @@
+"""ParaDL's Figure 1 of a table of measured iterations, such as the published ones."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ddlbench.predict.departures import LIMIT
+from ddlbench.predict.paradl.oracle import VARIANTS
+from ddlbench.predict.paradl.platform import Platform
+from ddlbench.predict.paradl.question import STRATEGIES
+from ddlbench.predict.paradl.score import projected
+from ddlbench.report.labels import network_label
+from ddlbench.report.oracle_bars import COLUMNS, MEASURED, SOURCES, draw_bars
+
+__all__ = ["bars_of", "draw"]
+
+
+def draw(rows: pd.DataFrame, platform: Platform, said: str) -> tuple[Figure, pd.DataFrame]:
+    """A row a network, a column a strategy, a group a number of devices.
+
+    Args:
+        rows: of :func:`ddlbench.predict.paradl.measured.read_measured`, one campaign.
+        platform: what the projections are of.
+        said: where rows and platform come from, for the footer.
+    """
+    bars = bars_of(rows, platform)
+    below = [f"{said} Accuracy of a mean is over strategies: see ddlbench oracle score."]
+    title = "ParaDL's oracle: projected and measured iteration"
+    return draw_bars(title, bars, "Devices", below, LIMIT), bars
+
+
+def bars_of(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
+    """One row a bar: what was measured, and both variants."""
+    keys = rows[["model", "strategy", "gpus"]].copy()
+    batches = rows["batch_per_group"].fillna(rows["batch_global"]).fillna(rows["batch_per_gpu"])
+    several = batches.groupby([keys["model"], keys["strategy"]]).transform("nunique") > 1
+    place = pd.DataFrame(
+        {
+            "row": keys["model"].map(network_label),
+            "strategy": keys["strategy"],
+            "place": [
+                f"{gpus:g}\nb={batch:g}" if more else f"{gpus:g}"
+                for gpus, batch, more in zip(keys["gpus"], batches, several, strict=True)
+            ],
+            "order": keys["gpus"] * 1e6 + batches.fillna(0),
+            "mark": "",
+        }
+    )
+    measured_s = rows["seconds_per_iteration"]
+    parts = [
+        place.assign(
+            source=MEASURED,
+            compute_s=rows["compute_seconds"],
+            communication_s=rows["comm_seconds"],
+            step_s=measured_s,
+            accuracy=math.nan,
+            departs=False,
+        )
+    ]
+    for variant in VARIANTS:
+        told = projected(rows, platform, variant)
+        ratio = measured_s / told["iteration"]
+        parts.append(
+            place.assign(
+                source=variant,
+                compute_s=told["compute"],
+                communication_s=told["communication"],
+                step_s=told["iteration"],
+                accuracy=1 - (told["iteration"] - measured_s).abs() / measured_s,
+                departs=(ratio > 1 + LIMIT) | (ratio < 1 / (1 + LIMIT)),
+            )
+        )
+    bars = pd.concat(parts)[COLUMNS]
+    orders = {"strategy": list(STRATEGIES), "source": list(SOURCES)}
+    return bars.sort_values(
+        ["row", "strategy", "order", "source"],
+        key=lambda column: (
+            column.map(orders[column.name].index) if column.name in orders else column
+        ),
+    ).reset_index(drop=True)

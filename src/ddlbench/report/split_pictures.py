@@ -1,0 +1,296 @@
+"""Who holds what of a layer under each strategy, and what is sent when: pictures for teaching.
+
+::
+
+         x: samples            w              y: samples
+      [#][#][.][.]   -->   [ F x C ]   -->   [#][#][.][.]
+      rows are image rows, columns are channels; a colour is a device
+
+After Figure 2 of ParaDL (Kahira et al. 2021), for four devices, as our strategies run
+(``strategies/split``, Horovod, DDP, pipelines). Communication is that of their Table III.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
+
+from ddlbench.predict.paradl.question import STRATEGIES
+from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.style import GREY, MIN_PT, text_width_mm, wrapped
+
+__all__ = ["PICTURES", "Picture", "draw"]
+
+DEVICES = 4
+SAMPLES = 4
+SIDE = 4  # image rows, and channels and filters, of the layer that is drawn
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
+_WHOLE = "#E4E4E4"
+
+Owners = frozenset[int]
+ALL: Owners = frozenset(range(DEVICES))
+Held = Callable[[int, int, int], Owners]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One strategy.
+
+    Args:
+        question: the title.
+        inputs, outputs: who computes with (sample, row, channel).
+        weights: who holds (filter, channel); the first argument is not used.
+        layers: the stages of a pipeline are drawn instead of one layer.
+        told: sentences: forward, backward, end of a step, what is held, limit.
+    """
+
+    question: str
+    inputs: Held
+    weights: Held
+    outputs: Held
+    told: tuple[tuple[str, str], ...]
+    layers: bool = False
+
+
+def _everyone(*_: int) -> Owners:
+    return ALL
+
+
+def _one(device: int) -> Owners:
+    return frozenset((device,))
+
+
+def _group(sample: int) -> Owners:
+    """Devices of the group, two to a group, that has a sample."""
+    first = 2 * (sample // 2)
+    return frozenset((first, first + 1))
+
+
+def _told(
+    forward: str, backward: str, end: str, holds: str, limit: str
+) -> tuple[tuple[str, str], ...]:
+    names = ("Forward", "Backward", "End of step", "A device holds", "At most")
+    return tuple(zip(names, (forward, backward, end, holds, limit), strict=True))
+
+
+PICTURES: dict[str, Picture] = {
+    "serial": Picture(
+        "Serial: one device has everything",
+        lambda *_: _one(0), lambda *_: _one(0), lambda *_: _one(0),
+        _told("nothing is sent.", "nothing is sent.", "the weights are updated.",
+              "everything.", "1 device."),
+    ),
+    "data": Picture(
+        "Data: each device has its samples, and all weights",
+        lambda n, *_: _one(n), _everyone, lambda n, *_: _one(n),
+        _told("nothing is sent.", "nothing is sent.",
+              "all-reduce of the gradients of all weights.",
+              "1/p of the activations, all weights.", "as many devices as samples in the batch."),
+    ),
+    "spatial": Picture(
+        "Spatial: each device has its rows of every image, and all weights",
+        lambda _n, h, _c: _one(h), _everyone, lambda _n, h, _c: _one(h),
+        _told("the halo, rows that a neighbour's kernel reads, before every layer that looks "
+              "beyond its rows.", "gradients of the halo go back to its owner.",
+              "all-reduce of the gradients of all weights.",
+              "1/p of the activations, all weights.", "as many devices as the smallest split "
+              "layer has rows."),
+    ),
+    "filter": Picture(
+        "Filter: each device has its filters, so its channels of every output",
+        _everyone, lambda _n, f, _c: _one(f), lambda _n, _h, f: _one(f),
+        _told("all-gather of the output: the next layer reads all of it.",
+              "all-reduce of the gradient of the input: each device knows its filters' share.",
+              "nothing: each device has all gradients of its own weights.",
+              "whole activations, 1/p of the weights.",
+              "as many devices as the narrowest layer has filters."),
+    ),
+    "channel": Picture(
+        "Channel: each device reads its channels, and has part of every filter",
+        lambda _n, _h, c: _one(c), lambda _n, _f, c: _one(c), _everyone,
+        _told("all-reduce of the output: each device has a partial sum of all of it.",
+              "all-gather of the gradient of the input: each device knows its channels.",
+              "nothing: each device has all gradients of its own weights.",
+              "whole activations, 1/p of the weights (but the first layer's).",
+              "as many devices as the narrowest layer but the first has channels."),
+    ),
+    "data+filter": Picture(
+        "Data + filter: groups share the samples, devices of a group the filters",
+        lambda n, *_: _group(n),
+        lambda _n, f, _c: frozenset((f // 2, 2 + f // 2)),
+        lambda n, _h, f: _one(2 * (n // 2) + f // 2),
+        _told("all-gather of the output within the group.",
+              "all-reduce of the gradient of the input within the group.",
+              "all-reduce of own gradients with the devices of other groups that have the same "
+              "filters.",
+              "activations of its group whole, 1/p2 of the weights.",
+              "samples times the filters of the narrowest layer."),
+    ),
+    "data+spatial": Picture(
+        "Data + spatial: groups share the samples, devices of a group the rows",
+        lambda n, h, _c: _one(2 * (n // 2) + h // 2), _everyone,
+        lambda n, h, _c: _one(2 * (n // 2) + h // 2),
+        _told("the halo within the group.", "gradients of the halo go back to its owner.",
+              "all-reduce of the gradients of all weights over all devices.",
+              "1/p of the activations, all weights.",
+              "samples times the rows of the smallest split layer."),
+    ),
+    "pipeline": Picture(
+        "Pipeline: each device has its layers; micro-batches follow each other",
+        lambda *_: ALL, lambda *_: ALL, lambda *_: ALL,
+        _told("each stage sends its output to the next.",
+              "each stage sends the gradient of its input to the one before.",
+              "nothing: each device has all gradients of its own layers.",
+              "activations of its layers for the micro-batches under way, its weights.",
+              "as many devices as layers."),
+        layers=True,
+    ),
+}  # fmt: skip
+assert tuple(PICTURES) == STRATEGIES
+
+
+def draw(strategy: str) -> Figure:
+    """The picture of a strategy of :data:`PICTURES`."""
+    picture = PICTURES[strategy]
+    used = [0] if strategy == "serial" else list(range(DEVICES))
+    legend = [(Patch(facecolor=_COLOURS[d], edgecolor="none"), f"device {d}") for d in used]
+    if len(used) > 1 and not picture.layers:
+        whole = Patch(facecolor=_WHOLE, edgecolor="none")
+        legend.append((whole, "every device, the same values"))
+    lines = _lines(picture)
+    page = lay_out(
+        picture.question,
+        [*legend],
+        [Section("", [Panel("")])],
+        footer=["After ParaDL (Kahira et al. 2021), Figure 2; nothing is measured."],
+        size=PanelSize(
+            min_width=160.0, height=38.0 + 3.4 * len(lines), left=1.0, between=0.0, right=1.0,
+            bottom=lambda _: 1.0,
+        ),
+        share_y=False,
+    )  # fmt: skip
+    axes = page.axes[0][0]
+    height = 38.0 + 3.4 * len(lines)
+    axes.set_axis_off()
+    axes.grid(visible=False)
+    axes.set_xlim(0, page.width_mm)
+    axes.set_ylim(0, height)
+    _scene(axes, picture, foot=height - 34.0)
+    _write(axes, lines, top=height - 39.0)
+    return page.figure
+
+
+def _lines(picture: Picture) -> list[tuple[str, str]]:
+    """Name of each sentence on its first line, and the sentence in lines that fit."""
+    made = []
+    for name, sentence in picture.told:
+        for number, line in enumerate(wrapped(sentence, 135.0)):
+            made.append(("" if number else name, line))
+    return made
+
+
+def _write(axes: Axes, lines: list[tuple[str, str]], top: float) -> None:
+    for number, (name, line) in enumerate(lines):
+        y = top - 3.4 * number
+        axes.text(0, y, name, va="top", fontsize=MIN_PT, fontweight="bold", gid="name")
+        axes.text(26, y, line, va="top", fontsize=MIN_PT, gid="sentence")
+
+
+def _scene(axes: Axes, picture: Picture, foot: float) -> None:
+    if picture.layers:
+        _pipeline(axes, foot)
+        return
+    left = 8.0
+    _tiles(axes, (left, foot), picture.inputs, "x: 4 samples", "channels")
+    _arrow(axes, 72.0, 78.0, foot)
+    _grid(axes, 80.0, foot + 3.0, 14.0, lambda row, column: picture.weights(0, row, column))
+    axes.text(87.0, foot + 20.5, "w: weights", ha="center", fontsize=MIN_PT)
+    axes.text(87.0, foot - 0.3, "channels", ha="center", va="center", fontsize=MIN_PT, color=GREY)
+    axes.text(
+        78.8, foot + 10.0, "filters", rotation=90, ha="center", va="center", fontsize=MIN_PT,
+        color=GREY,
+    )  # fmt: skip
+    _arrow(axes, 96.0, 102.0, foot)
+    _tiles(axes, (106.0, foot), picture.outputs, "y: 4 samples, as computed", "filters")
+
+
+def _tiles(axes: Axes, at: tuple[float, float], held: Held, name: str, columns: str) -> None:
+    """Four samples side by side."""
+    (left, foot), side, gap = at, 14.0, 2.0
+    for sample in range(SAMPLES):
+        x = left + sample * (side + gap)
+
+        def owners(row: int, column: int, sample: int = sample) -> Owners:
+            return held(sample, row, column)
+
+        _grid(axes, x, foot + 3.0, side, owners)
+    middle = left + (SAMPLES * (side + gap) - gap) / 2
+    axes.text(middle, foot + 20.5, name, ha="center", fontsize=MIN_PT)
+    axes.text(middle, foot - 0.3, columns, ha="center", va="center", fontsize=MIN_PT, color=GREY)
+    axes.text(
+        left - 1.8, foot + 10.0, "rows", rotation=90, ha="center", va="center",
+        fontsize=MIN_PT, color=GREY,
+    )  # fmt: skip
+
+
+def _grid(
+    axes: Axes, left: float, foot: float, side: float, owners: Callable[[int, int], Owners]
+) -> None:
+    """Cells of a square, the first row on top; a cell of several devices is striped."""
+    step = side / SIDE
+    for row in range(SIDE):
+        for column in range(SIDE):
+            held = sorted(owners(row, column))
+            x, y = left + column * step, foot + side - (row + 1) * step
+            if len(held) == DEVICES:
+                _box(axes, (x, y), step, step, _WHOLE)
+                continue
+            for place, device in enumerate(held):
+                width = step / len(held)
+                _box(axes, (x + place * width, y), width, step, _COLOURS[device])
+            axes.add_patch(
+                Rectangle((x, y), step, step, facecolor="none", edgecolor="white", linewidth=0.6)
+            )
+
+
+def _box(axes: Axes, at: tuple[float, float], width: float, height: float, colour: str) -> None:
+    edge = "white" if colour == _WHOLE else "none"
+    axes.add_patch(Rectangle(at, width, height, facecolor=colour, edgecolor=edge, linewidth=0.6))
+
+
+def _arrow(axes: Axes, start: float, end: float, foot: float) -> None:
+    axes.add_patch(
+        FancyArrowPatch(
+            (start, foot + 10.0), (end, foot + 10.0), arrowstyle="-|>", mutation_scale=6,
+            linewidth=0.8, color=GREY, shrinkA=0, shrinkB=0,
+        )
+    )  # fmt: skip
+
+
+def _pipeline(axes: Axes, foot: float) -> None:
+    """Four stages, a layer each; activations go right, gradients left."""
+    left, pitch, side = 14.0, 38.0, 14.0
+    for stage in range(DEVICES):
+        x = left + stage * pitch
+        _grid(axes, x, foot + 3.0, side, lambda _row, _column, stage=stage: _one(stage))
+        axes.text(
+            x + side / 2, foot + 20.5, f"layers of stage {stage}", ha="center", fontsize=MIN_PT
+        )
+        if stage + 1 < DEVICES:
+            middle = x + side + (pitch - side) / 2
+            for y, start, end, name in (
+                (foot + 13.0, x + side + 1, x + pitch - 1, "output"),
+                (foot + 7.0, x + pitch - 1, x + side + 1, "gradient"),
+            ):
+                axes.add_patch(
+                    FancyArrowPatch(
+                        (start, y), (end, y), arrowstyle="-|>", mutation_scale=6, linewidth=0.8,
+                        color=GREY, shrinkA=0, shrinkB=0,
+                    )
+                )  # fmt: skip
+                width = text_width_mm(name)
+                axes.text(middle - width / 2, y + 0.8, name, fontsize=MIN_PT, color=GREY)
