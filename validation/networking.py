@@ -85,6 +85,26 @@ def _keep(study: Study, folder: Path, out: Path) -> None:
         shapes[f"{fabric}_of_base"] = shapes[fabric] / shapes["base"]
     out.mkdir(parents=True, exist_ok=True)
     shapes.reset_index().to_csv(out / "shapes.csv", index=False, float_format="%.4g")
+    _three_workers(summary).to_csv(out / "three_workers.csv", index=False, float_format="%.4g")
+
+
+def _three_workers(summary: pd.DataFrame) -> pd.DataFrame:
+    """Images a second with three workers over those with one, at the same batch of a worker or of
+    all; both batches of a worker stand beside.
+    """
+    served = summary[(summary["strategy"] == "parameter-server") & (summary["status"] == "ok")]
+    one, three = (served[served["geometry"] == geometry] for geometry in ("2x1", "4x1"))
+    both = one.merge(three, on=["dataset", "network", "fabric"], suffixes=("_one", "_three"))
+    both = both.assign(
+        batch_of_a_worker_one=both["batch_size_one"],
+        batch_of_a_worker_three=both["batch_size_three"] / 3,
+        ratio=both["samples_per_s_three"] / both["samples_per_s_one"],
+    )
+    same_worker = both["batch_of_a_worker_one"] == both["batch_of_a_worker_three"]
+    both = both[same_worker | (both["batch_size_one"] == both["batch_size_three"])]
+    columns = ["dataset", "network", "fabric", "batch_of_a_worker_one", "batch_of_a_worker_three",
+               "samples_per_s_one", "samples_per_s_three", "ratio"]  # fmt: skip
+    return both[columns]
 
 
 if __name__ == "__main__":

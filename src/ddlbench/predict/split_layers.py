@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.split import grid_of
-from ddlbench.predict.prediction import NotPredictable
 from ddlbench.predict.workload import Workload
 
 __all__ = ["ROWS", "WEIGHTS", "dealt_share", "row_grid", "rows_end", "shape_of"]
@@ -27,11 +27,11 @@ def shape_of(entry: Mapping[str, Any], network: str) -> Mapping[str, Any]:
     """The shape of a layer.
 
     Raises:
-        NotPredictable: the profile is older than shapes.
+        ConfigError: the profile is older than shapes.
     """
     shape: Mapping[str, Any] | None = entry.get("shape")
     if shape is None:
-        raise NotPredictable(f"the profile of {network} has no shapes of layers; make it again")
+        raise ConfigError(f"the profile of {network} has no shapes of layers; make it again")
     return shape
 
 
@@ -44,7 +44,7 @@ def rows_end(workload: Workload, plan: Plan) -> int:
     """Index of the first block that every device computes whole again.
 
     Raises:
-        NotPredictable: the profile has no shapes, or the cell names a block that it has not.
+        ConfigError: the profile has no shapes, or the cell names a block that it has not.
     """
     until, grid = str(plan.details.get("until", "head")), row_grid(plan)
     blocks: dict[int, list[Mapping[str, Any]]] = {}
@@ -52,7 +52,7 @@ def rows_end(workload: Workload, plan: Plan) -> int:
         blocks.setdefault(entry["block"], []).append(entry)
     names = {index: layers[0]["block_name"] for index, layers in blocks.items()}
     if until not in ("head", "auto", *names.values()):
-        raise NotPredictable(f"until: {until} names no block of the profile of {workload.network}")
+        raise ConfigError(f"until: {until} names no block of the profile of {workload.network}")
     for index, layers in sorted(blocks.items()):
         shapes = [shape_of(layer, workload.network) for layer in layers]
         named = until == names[index]

@@ -52,7 +52,7 @@ def split_bytes(
         backward_peak: bytes at the worst moment of one backward pass.
 
     Raises:
-        NotPredictable: the profile has no shapes.
+        ConfigError: the profile has no shapes.
     """
     cell = plan.cell
     if int(plan.details["group"]) == 1:

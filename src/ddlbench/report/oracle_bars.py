@@ -72,7 +72,8 @@ def draw_bars(
     panels = {row: list(dict.fromkeys(bars.loc[bars["row"] == row, "strategy"])) for row in rows}
     groups = bars.groupby(["row", "strategy"])["place"].nunique().max()
     told = (
-        f"Above a projection: its accuracy in percent; {_DEPARTS} where it is over {limit:.0%} off."
+        f"Above a projection: its accuracy in percent; {_DEPARTS} where the run is over {limit:.0%} "
+        "longer or shorter than projected."
     )
     page = lay_out(
         title,
@@ -80,7 +81,7 @@ def draw_bars(
         [Section(row, [Panel(_title(name)) for name in panels[row]]) for row in rows],
         footer=[told, *footer],
         size=PanelSize(
-            min_width=max(24.0, 2.7 * int(groups) * (len(sources) + 1)),
+            min_width=max(24.0, 2.3 * int(groups) * (len(sources) + 1)),
             height=32.0,
             left=11.0,
             between=10.0,
@@ -105,10 +106,10 @@ def _own_name(strategy: str) -> str:
 
 
 def _title(strategy: str) -> str:
-    """Our strategies by their labels, ParaDL's by their names."""
+    """Our strategies by their labels; ParaDL's, which stand for several of ours, in their words."""
     name, comma, rest = strategy.partition(",")
-    label = name if name in _OURS else strategy_label(name)
-    return f"{label}{comma}{rest}"
+    alone = name in ("data", "pipeline", "serial")
+    return f"{name.capitalize() if alone else strategy_label(_own_name(name))}{comma}{rest}"
 
 
 def _sample(source: str) -> Patch:

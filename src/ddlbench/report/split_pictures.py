@@ -30,6 +30,7 @@ SAMPLES = 4
 SIDE = 4  # image rows, and channels and filters, of the layer that is drawn
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
 _WHOLE = "#E4E4E4"
+_SCENE_MM = 29.0
 
 Owners = frozenset[int]
 ALL: Owners = frozenset(range(DEVICES))
@@ -158,30 +159,45 @@ def draw(strategy: str) -> Figure:
     picture = PICTURES[strategy]
     used = [0] if strategy == "serial" else list(range(DEVICES))
     legend = [(Patch(facecolor=_COLOURS[d], edgecolor="none"), f"device {d}") for d in used]
-    if len(used) > 1 and not picture.layers:
+    sharing = _sharing(picture)
+    if "all" in sharing:
         whole = Patch(facecolor=_WHOLE, edgecolor="none")
         legend.append((whole, "every device, the same values"))
+    told = ["Stripes: both devices have the same values."] if "some" in sharing else []
     lines = _lines(picture)
     page = lay_out(
         picture.question,
         [*legend],
         [Section("", [Panel("")])],
-        footer=["After ParaDL (Kahira et al. 2021), Figure 2; nothing is measured."],
+        footer=[*told, "After ParaDL (Kahira et al. 2021), Figure 2; nothing is measured."],
         size=PanelSize(
-            min_width=160.0, height=38.0 + 3.4 * len(lines), left=1.0, between=0.0, right=1.0,
+            min_width=160.0, height=_SCENE_MM + 3.4 * len(lines), left=1.0, between=0.0, right=1.0,
             bottom=lambda _: 1.0,
         ),
         share_y=False,
     )  # fmt: skip
     axes = page.axes[0][0]
-    height = 38.0 + 3.4 * len(lines)
+    height = _SCENE_MM + 3.4 * len(lines)
     axes.set_axis_off()
     axes.grid(visible=False)
     axes.set_xlim(0, page.width_mm)
     axes.set_ylim(0, height)
-    _scene(axes, picture, foot=height - 34.0)
-    _write(axes, lines, top=height - 39.0)
+    _scene(axes, picture, foot=height - 25.0)
+    _write(axes, lines, top=height - 30.0)
     return page.figure
+
+
+def _sharing(picture: Picture) -> set[str]:
+    """Whether something is held by "all" devices, or by "some" together."""
+    if picture.layers:
+        return set()
+    places = [(n, r, c) for n in range(SAMPLES) for r in range(SIDE) for c in range(SIDE)]
+    held = {
+        owners(*place)
+        for owners in (picture.inputs, picture.weights, picture.outputs)
+        for place in places
+    }
+    return {"all" if one == ALL else "some" for one in held if len(one) > 1}
 
 
 def _lines(picture: Picture) -> list[tuple[str, str]]:
@@ -206,7 +222,7 @@ def _scene(axes: Axes, picture: Picture, foot: float) -> None:
         return
     left = 8.0
     _tiles(axes, (left, foot), picture.inputs, "x: 4 samples", "channels")
-    _arrow(axes, 72.0, 78.0, foot)
+    _arrow(axes, 71.5, 76.0, foot)
     _grid(axes, 80.0, foot + 3.0, 14.0, lambda row, column: picture.weights(0, row, column))
     axes.text(87.0, foot + 20.5, "w: weights", ha="center", fontsize=MIN_PT)
     axes.text(87.0, foot - 0.3, "channels", ha="center", va="center", fontsize=MIN_PT, color=GREY)

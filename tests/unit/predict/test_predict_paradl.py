@@ -78,7 +78,7 @@ def test_rows_end_at_the_head() -> None:
 def test_rows_end_where_the_plan_ends_them() -> None:
     earlier, head = (told("paradl-corrected", "spatial", until=u) for u in ("block1", "head"))
     rows = 3 * 8 * 2  # the halo of the first convolution alone
-    halo = 2 * 2 * 1e-4 + 4 * 32 * rows / 1e9
+    halo = 2 * (2 * 1e-4 + 4 * 32 * rows / 1e9)
     gather = 2 * 3 * (1e-4 + 4 * 32 * 16 * 64 / 4 / 1e9)
     gradients = 6 * (1e-4 + 4 * WEIGHTS / 4 / 1e9)
     assert earlier.communication_s == pytest.approx(halo + gather + gradients)

@@ -7,8 +7,8 @@ from typing import Any
 import predict_factory as make
 import pytest
 
+from ddlbench.experiment.errors import ConfigError
 from ddlbench.predict.memory import memory_bytes
-from ddlbench.predict.prediction import NotPredictable
 from ddlbench.predict.split_layers import rows_end
 
 ITEM = 4
@@ -98,5 +98,5 @@ def test_where_rows_end() -> None:
     assert rows_end(network(), make.plan("spatial", "1x4", BATCH)) == 2
     thin = make.plan("spatial", "4x4", 16, options={"until": "auto"})
     assert rows_end(network(), thin) == 0  # eight rows for sixteen devices
-    with pytest.raises(NotPredictable, match="until: nowhere names no block"):
+    with pytest.raises(ConfigError, match="until: nowhere names no block"):
         rows_end(network(), make.plan("spatial", "1x4", 8, options={"until": "nowhere"}))

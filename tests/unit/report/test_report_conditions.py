@@ -40,6 +40,7 @@ def rows_over(fabrics):
 @pytest.fixture
 def predicted(tmp_path, monkeypatch):
     monkeypatch.setattr("ddlbench.planning.matrix._missing_package", lambda names: None)
+    monkeypatch.setattr("ddlbench.predict.inputs.load_site", lambda _: site(fabrics=FABRICS))
     rows = rows_over(FABRICS)
     write_inputs(tmp_path, rows)
     for row in rows:
