@@ -53,21 +53,27 @@ PUBLISHED: dict[str, Any] = {
         {"dataset": "imagenet", "fabric": ["lat10", "bw500", "loss10"]},
     ],
 }
+# What no conclusion can miss comes first, in case the study is stopped.
+FIRST = {
+    **PUBLISHED,
+    "matrix": {**PUBLISHED["matrix"], "dataset": ["mnist"], "batch_size": [32]},
+}
 
 
 def main() -> None:
     """Measure, predict, draw, keep."""
-    for name, site, keys, part in (
-        ("small", "emulated", {}, SMALL),
-        ("published", SITE, SITE_KEYS, PUBLISHED),
+    for name, site, keys, parts in (
+        ("small", "emulated", {}, [SMALL]),
+        ("published", SITE, SITE_KEYS, [FIRST, PUBLISHED]),
     ):
-        study = Study("networking", part, keys)
-        if keys:
-            study.describe_own_site(site, like="emulated")
-        study.run_here("profiles")
         began = time.monotonic()
-        study.run_here("cells")
+        for part in parts:
+            study = Study("networking", part, keys)
+            if keys:
+                study.describe_own_site(site, like="emulated")
+            study.run_here("cells")
         print(f"{name}: cells in {(time.monotonic() - began) / 60:.1f} min", flush=True)
+        study.run_here("profiles")
         study.ddlbench("report", "--configfile", "experiment.yaml")
         study.ddlbench("accuracy", "--configfile", "experiment.yaml", "--figures")
         _keep(study, Path("results") / site / part["experiment"], OUT / name)
@@ -89,8 +95,9 @@ def _keep(study: Study, folder: Path, out: Path) -> None:
 
 
 def _three_workers(summary: pd.DataFrame) -> pd.DataFrame:
-    """Images a second with three workers over those with one, at the same batch of a worker or of
-    all; both batches of a worker stand beside.
+    """Images a second with three workers over those with one.
+
+    At the same batch of a worker, or of all workers; both batches of a worker stand beside.
     """
     served = summary[(summary["strategy"] == "parameter-server") & (summary["status"] == "ok")]
     one, three = (served[served["geometry"] == geometry] for geometry in ("2x1", "4x1"))

@@ -72,8 +72,8 @@ def draw_bars(
     panels = {row: list(dict.fromkeys(bars.loc[bars["row"] == row, "strategy"])) for row in rows}
     groups = bars.groupby(["row", "strategy"])["place"].nunique().max()
     told = (
-        f"Above a projection: its accuracy in percent; {_DEPARTS} where the run is over {limit:.0%} "
-        "longer or shorter than projected."
+        f"Above a projection: its accuracy in percent; {_DEPARTS} where the run is over "
+        f"{limit:.0%} longer or shorter than projected."
     )
     page = lay_out(
         title,
