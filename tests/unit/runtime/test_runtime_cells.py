@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -15,14 +13,6 @@ from ddlbench.experiment.result import read_result
 from ddlbench.experiment.site import load_site
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.supervise import CellFailed, run_cell
-
-HERE = str(Path(__file__).parent)
-
-
-@pytest.fixture(autouse=True)
-def _odd_networks_are_importable(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", HERE)
-    monkeypatch.setattr(sys, "path", [HERE, *sys.path])
 
 
 @pytest.fixture

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from pathlib import Path
 
 import pytest
+from run_one import local_site, run_one
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.result import read_result
 from ddlbench.experiment.site import load_site
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.supervise import CellFailed, run_cell
-
-HERE = str(Path(__file__).parent)
-
-
-@pytest.fixture(autouse=True)
-def _odd_networks_are_importable(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", HERE)
-    monkeypatch.setattr(sys, "path", [HERE, *sys.path])
 
 
 def cell_of(devices, network="mlp", options=None, **changes) -> Cell:
@@ -39,11 +29,7 @@ def cell_of(devices, network="mlp", options=None, **changes) -> Cell:
 
 
 def measure(cell, tmp_path):
-    site = load_site("local")
-    site = dataclasses.replace(site, scratch=str(tmp_path / "scratch"), devices_per_node=5)
-    folder = tmp_path / "cells" / cell.id
-    result = run_cell(cell, site, folder, stage_cell(cell, site, tmp_path))
-    assert read_result(folder / "result.json") == result
+    result, folder = run_one(cell, local_site(tmp_path, devices=5), tmp_path)
     assert result["status"] == "ok", result["reason"]
     return result, folder
 

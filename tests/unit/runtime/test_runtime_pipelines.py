@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import sys
-from pathlib import Path
-
 import pytest
+from run_one import local_site, run_one
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.result import read_result
-from ddlbench.experiment.site import load_site
-from ddlbench.runtime.staging import stage_cell
-from ddlbench.runtime.supervise import run_cell
-
-HERE = str(Path(__file__).parent)
-
-
-@pytest.fixture(autouse=True)
-def _odd_networks_are_importable(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", HERE)
-    monkeypatch.setattr(sys, "path", [HERE, *sys.path])
 
 
 def _measure(tmp_path, strategy, devices, **options):
@@ -36,12 +21,7 @@ def _measure(tmp_path, strategy, devices, **options):
         learning_rate=0.1,
         options=tuple(sorted(options.items())),
     )
-    site = load_site("local")
-    site = dataclasses.replace(site, scratch=str(tmp_path / "scratch"), devices_per_node=2)
-    folder = tmp_path / "cells" / cell.id
-    result = run_cell(cell, site, folder, stage_cell(cell, site, tmp_path))
-    assert read_result(folder / "result.json") == result
-    return result
+    return run_one(cell, local_site(tmp_path, devices=2), tmp_path)[0]
 
 
 def test_cells_leave_complete_results(tmp_path):
