@@ -4,12 +4,13 @@ A quarter of a core a device, links of 1 Gbit/s. Parts: three repeats of PipeDre
 schedules on 1x4 and 4x1 of the balanced stack; every strategy at two and four workers on one, two
 and four nodes; the partitioner's prediction from profile and links measured on this test bed; a
 longer run for the loss.
-Writes docs/validation/pipelines/.
+Writes docs/validation/pipelines/; with ``--report``, from what was measured before.
 """
 
 from __future__ import annotations
 
 import csv
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,20 +103,26 @@ class Promise:
 def main() -> None:
     """Measure, draw, keep."""
     study = Study("pipelines", BASES, SITE_KEYS)
-    study.run(SITE, BED, "links", "profiles")
+    measure = "--report" not in sys.argv[1:]
+    if measure:
+        study.run(SITE, BED, "links", "profiles")
     promises = [
         _promise(study, network, geometry, repeats)
         for network, repeats in (("stack", 3), ("vgg16", 1))
         for geometry in ("1x4", "4x1")
     ]
     order = (*PARTS[:1], *(one.experiment() for one in promises), PARTS[1], LOSS, *PARTS[2:])
-    for part in order:
+    for part in order if measure else ():
         Study("pipelines", part, SITE_KEYS).run(SITE, BED, "cells")
     for part, figure in (*((part, "pipelines") for part in PARTS), (LOSS, "loss")):
         study = _reported(part)
         for suffix in ("png", "csv"):
             made = Path("results") / SITE / part["experiment"] / "figures" / f"{figure}.{suffix}"
             study.keep(made, OUT / f"{part['experiment']}.{suffix}")
+        if figure == "pipelines":
+            study.ddlbench("accuracy", "--configfile", "experiment.yaml")
+            told = made.parents[1] / "tables" / "accuracy.csv"
+            study.keep(told, OUT / f"{part['experiment']}-accuracy.csv")
     _keep_promises(promises)
 
 
