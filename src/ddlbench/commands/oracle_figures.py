@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from ddlbench.commands.oracle_options import JSON, with_platform
+from ddlbench.commands.oracle_options import JSON, PLATFORM_NAME, with_platform
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.predict.paradl.platform import Platform
+from ddlbench.predict.paradl.platform import Platform, load_platform
 from ddlbench.predict.paradl.question import STRATEGIES
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def figure_command(measured: Path, platform: Platform, campaign: str, out: Path)
     type=click.FloatRange(min=0, min_open=True),
     default=0.25,
     show_default=True,
-    help="Share of the projection that a run may be longer or shorter by.",
+    help="Share by which a run may be longer than its projection, or the projection than the run.",
 )
 @click.option(
     "--predictor",
@@ -64,11 +64,11 @@ def figure_command(measured: Path, platform: Platform, campaign: str, out: Path)
     show_default=True,
     help="Of predictions.json: any predictor.",
 )
-@with_platform
+@PLATFORM_NAME
 @CAMPAIGN
 @JSON
 def departures_command(
-    *, runs: Path, limit: float, predictor: str, platform: Platform, campaign: str, as_json: bool
+    *, runs: Path, limit: float, predictor: str, platform_name: str, campaign: str, as_json: bool
 ) -> None:
     """Flag measured RUNS that depart from their projection; ends with 1 if any does.
 
@@ -86,7 +86,7 @@ def departures_command(
             raise ConfigError(f"{runs}: nothing by predictor {predictor!r}; it has: {known}")
         table = from_predictions(told, predictor)
     else:
-        table = _projected_runs(_reliable(runs, campaign), platform)
+        table = _projected_runs(_reliable(runs, campaign), load_platform(platform_name))
     judged = departures(table, limit)
     if as_json:
         records = judged.astype(object).where(judged.notna(), None).to_dict("records")

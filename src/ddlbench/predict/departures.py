@@ -1,8 +1,9 @@
 """Measured runs that depart from a projection: what the oracle is watched with.
 
 ParaDL compares every run with its projection to find what the model does not know of: a congested
-link, a slow node, a setting. A run departs if it is further off than a limit at both ends of its
-own interval; where the parts are known, the part that is off by more seconds is named.
+link, a slow node, a setting. A run departs if at both ends of its own interval it is longer than
+projected by more than a limit, or the projection longer than it; where the parts are known, the
+part that is off by more seconds is named.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pandas as pd
 __all__ = ["COLUMNS", "LIMIT", "departs", "departures", "from_predictions"]
 
 LIMIT = 0.25
-"""Share of the projection by which a run may be longer or shorter, unless the user says other."""
+"""Share by which the longer of run and projection may exceed the other, unless the user says so."""
 
 COLUMNS = [
     "run", "measured_s", "projected_s", "ratio", "departs", "part", "part_measured_s",
@@ -27,9 +28,10 @@ _PARTS = {"computation": "compute", "communication": "communication"}
 def departs(
     measured_s: float, low_s: float, high_s: float, projected_s: float, limit: float
 ) -> str:
-    """``longer`` or ``shorter`` than projected by more than ``limit``; empty if it is neither.
+    """``longer`` or ``shorter`` than projected; empty if it is neither.
 
-    The measured seconds come with the ends of their interval, NaN where there is none; the
+    Longer is above ``1 + limit`` times the projection, shorter below the ``1 + limit``-th part. The
+    measured seconds come with the ends of their interval, NaN where there is none; the
     projected ones are above 0.
     """
     nearest_low = low_s if math.isfinite(low_s) else measured_s
@@ -49,7 +51,7 @@ def departures(runs: pd.DataFrame, limit: float = LIMIT) -> pd.DataFrame:
             the parts ``measured_compute_s``, ``projected_compute_s``,
             ``measured_communication_s``, ``projected_communication_s``; NaN where unknown. Runs
             without a measurement are left out.
-        limit: share of the projection.
+        limit: see :func:`departs`.
     """
     told = []
     for row in runs[runs["measured_s"].notna()].to_dict("records"):
@@ -89,12 +91,18 @@ def _part(row: dict[Any, Any]) -> dict[str, Any]:
 
 
 def from_predictions(predictions: pd.DataFrame, predictor: str) -> pd.DataFrame:
-    """Runs of :func:`departures` from an experiment's predictions by one predictor."""
+    """Runs of :func:`departures` from an experiment's predictions by one predictor.
+
+    A run tells how long it waits for others, messages and bubble together; so the parts are work
+    and what a step waits for. ParaDL counts the bubble of a pipeline as work.
+    """
     own = predictions[predictions["predictor"] == predictor].copy()
     numbers = own.reindex(
         columns=["measured_step_s", "measured_low_s", "measured_high_s", "predicted_step_s",
-                 "measured_wait_s", "communication_s", "compute_s", "bubble_s"]
+                 "measured_wait_s", "communication_s", "exposed_communication_s", "compute_s",
+                 "bubble_s"]
     ).astype(float)  # fmt: skip
+    exposed_s = numbers["exposed_communication_s"].fillna(numbers["communication_s"])
     return pd.DataFrame(
         {
             "run": own["cell_id"].str.removesuffix("/rep0"),
@@ -103,9 +111,9 @@ def from_predictions(predictions: pd.DataFrame, predictor: str) -> pd.DataFrame:
             "high_s": numbers["measured_high_s"],
             "projected_s": numbers["predicted_step_s"],
             "measured_compute_s": numbers["measured_step_s"] - numbers["measured_wait_s"],
-            "projected_compute_s": numbers["compute_s"] + numbers["bubble_s"].fillna(0),
+            "projected_compute_s": numbers["compute_s"],
             "measured_communication_s": numbers["measured_wait_s"],
-            "projected_communication_s": numbers["communication_s"],
+            "projected_communication_s": exposed_s + numbers["bubble_s"].fillna(0),
             "why": own["notes"],
         }
     ).reset_index(drop=True)

@@ -43,8 +43,8 @@ class Outcome:
         step_s: repeat -> median step.
         within: interval of the median step within the only repeat.
         memory_bytes: peak of the fullest device, over repeats.
-        wait_s: repeat -> seconds of a step in which the mean rank waits for others; a repeat
-            whose strategy cannot tell is left out.
+        wait_s: repeat -> seconds of a step in which the mean rank waits for others, servers apart;
+            a repeat whose strategy cannot tell is left out.
     """
 
     cell: Cell
@@ -95,7 +95,12 @@ def measure(rows: Sequence[MatrixRow], site: str, results_root: Path = RESULTS) 
             step = result["timing"]["step_s"]
             outcome.step_s[row.cell.repeat] = step["median"]
             outcome.within = (step["low"], step["high"])
-            waits = [rank.get("communication_wait_s") for rank in result["ranks"]]
+            # A server mostly waits: that is no communication of a step.
+            waits = [
+                rank.get("communication_wait_s")
+                for rank in result["ranks"]
+                if rank.get("role") != "server"
+            ]
             if waits and None not in waits:
                 outcome.wait_s[row.cell.repeat] = fmean(waits) / step["count"]
             peaks = [

@@ -7,7 +7,7 @@ a device would have none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ddlbench.experiment.errors import ConfigError
@@ -15,12 +15,20 @@ from ddlbench.planning.plan import Plan
 from ddlbench.planning.split import grid_of
 from ddlbench.predict.workload import Workload
 
-__all__ = ["ROWS", "WEIGHTS", "dealt_share", "row_grid", "rows_end", "shape_of"]
+__all__ = [
+    "ROWS",
+    "WEIGHTS",
+    "dealt_share",
+    "first_dealt",
+    "row_grid",
+    "rows_end",
+    "shape_of",
+]
 
 ROWS = ("spatial", "data-spatial")
 WEIGHTS = ("filter", "channel", "data-filter")
 _HEADS = ("Linear", "Flatten", "Adaptive")
-_DEALT = ("Conv", "Linear")
+_DEALT = ("Conv1d", "Conv2d", "Conv3d", "Linear")
 
 
 def shape_of(entry: Mapping[str, Any], network: str) -> Mapping[str, Any]:
@@ -68,18 +76,23 @@ def dealt_share(entry: Mapping[str, Any], plan: Plan, first: bool, network: str)
     Args:
         entry: a layer of the profile.
         plan: of a strategy of :data:`WEIGHTS`.
-        first: the network's first layer with weights, which channels leave whole.
+        first: it is the network's first one with weights to deal, which channels leave whole.
         network: for messages.
     """
     by_channel = plan.cell.strategy == "channel"
-    if not str(entry["kind"]).startswith(_DEALT) or (by_channel and first):
+    if entry["kind"] not in _DEALT or (by_channel and first):
         return 1.0
-    shape = shape_of(entry, network)
-    features = shape["input" if by_channel else "output"]
-    if not features:
+    extents = shape_of(entry, network)["input" if by_channel else "output"]
+    if not extents:
         return 1.0
+    features = int(extents[-1 if entry["kind"] == "Linear" else 0])
     group = int(plan.details["group"])
-    return -(-features[0] // group) / float(features[0])
+    return -(-features // group) / features
+
+
+def first_dealt(entries: Iterable[Mapping[str, Any]]) -> str:
+    """Name of the first layer with weights to deal; empty where there is none."""
+    return next((str(entry["name"]) for entry in entries if entry["kind"] in _DEALT), "")
 
 
 def _is_head(entry: Mapping[str, Any]) -> bool:
@@ -90,7 +103,7 @@ def _is_head(entry: Mapping[str, Any]) -> bool:
 def _is_thin(shape: Mapping[str, Any], grid: Mapping[int, int]) -> bool:
     """Some device would have no row of the input or of the output."""
     return any(
-        len(extents) > 1 and extents[dim] < size
+        len(extents) > -dim and extents[dim] < size
         for extents in (shape["input"], shape["output"])
         for dim, size in grid.items()
     )

@@ -3,10 +3,11 @@
 ::
 
     rows       weights whole | what autograd saves of own rows, halos in copies of their own
-               after backward: all gradients once more, flattened for the all-reduce
+               after backward: gradients of the split blocks once more, flattened for the all-reduce
     filters    weights / p   | activations whole; the gradient of an input once more while it is
     channels   weights / p   | added up (filters) or gathered (channels)
                              | channels: a copy of the own channels of every input
+    groups     gradients of what they have in common once more, after those of rows
 
 Saved bytes are the profile's, so in-place activations and shared storages count as they are.
 Layers keep a storage once, with the layer that first saves it; a copy with a halo is another one.
@@ -24,6 +25,7 @@ from ddlbench.predict.split_layers import (
     ROWS,
     WEIGHTS,
     dealt_share,
+    first_dealt,
     row_grid,
     rows_end,
     shape_of,
@@ -35,6 +37,7 @@ __all__ = ["SPLIT", "split_bytes"]
 SPLIT = (*ROWS, *WEIGHTS)
 _ITEM_BYTES = 4
 _WINDOWS = ("Conv", "MaxPool", "AvgPool")
+_BUCKET_BYTES = 25 * 2**20  # of pipeline_parts/average.py, which sums gradients
 
 
 def split_bytes(
@@ -55,30 +58,49 @@ def split_bytes(
         ConfigError: the profile has no shapes.
     """
     cell = plan.cell
+    end = len(workload.blocks)
     if int(plan.details["group"]) == 1:
         blocks = list(workload.blocks)
     elif cell.strategy in ROWS:
-        blocks = _of_rows(workload, plan)
+        end = rows_end(workload, plan)
+        blocks = _of_rows(workload, plan, end)
     else:
         blocks = _of_weights(workload, plan)
     samples = cell.batch_size / int(plan.details["replicas"])
     weights = sum(block.parameter_bytes for block in blocks)
-    flat = weights if cell.strategy in ROWS or int(plan.details["replicas"]) > 1 else 0.0
-    moment = max(backward_peak(blocks, samples), weights + flat)
+    moment = max(backward_peak(blocks, samples), weights + _flattened(workload, plan, blocks, end))
     bytes_ = workload.fixed_memory_bytes + persistent(blocks, cell.momentum) + moment
     return (round(bytes_),) * plan.world_size
 
 
-def _of_rows(workload: Workload, plan: Plan) -> list[Block]:
+def _flattened(workload: Workload, plan: Plan, blocks: Sequence[Block], end: int) -> float:
+    """Gradients once more, in the buckets that all-reduces at the end of a step send.
+
+    Those of rows, before ``end``, go over all devices; then the others over groups. A gradient
+    that is larger than a bucket is alone in it, and sent where it lies.
+    """
+    several = int(plan.details["replicas"]) > 1
+    by_rows = plan.cell.strategy in ROWS and int(plan.details["group"]) > 1
+    copied = [block.parameter_bytes for block in blocks]
+    shares = _shares(workload, plan)
+    for entry in workload.layer_entries:
+        own = entry["parameter_bytes"] * shares[entry["name"]]
+        if own > _BUCKET_BYTES:
+            copied[entry["block"]] -= round(own)
+    first = sum(copied[:end]) if by_rows or several else 0
+    return max(first, sum(copied[end:]) if several else 0)
+
+
+def _of_rows(workload: Workload, plan: Plan, end: int) -> list[Block]:
     """Blocks up to the end with own rows, the others whole."""
-    grid, end = row_grid(plan), rows_end(workload, plan)
+    grid = row_grid(plan)
     layers = _by_block(workload)
     found = []
     for index, block in enumerate(workload.blocks):
-        if index >= end:
-            found.append(block)
-            continue
         own = layers.get(index, [])
+        if index >= end:
+            found.append(_gathered(block, own) if index == end else block)
+            continue
         share = _share(shape_of(own[-1], workload.network)["output"], grid) if own else 1.0
         entering = _share(shape_of(own[0], workload.network)["input"], grid) if own else 1.0
         between = block.saved_bytes - sum(float(e["saved_bytes_per_sample"]) for e in own)
@@ -94,6 +116,15 @@ def _of_rows(workload: Workload, plan: Plan) -> list[Block]:
     return found
 
 
+def _gathered(block: Block, own: Sequence[Mapping[str, Any]]) -> Block:
+    """The first whole block: what it reads is gathered, so no earlier layer has saved it."""
+    if not own or not str(own[0]["kind"]).startswith(_WINDOWS):
+        return block
+    if float(own[0]["saved_bytes_per_sample"]) >= block.input_bytes:
+        return block
+    return replace(block, saved_bytes=block.saved_bytes + block.input_bytes)
+
+
 def _saved_rows(entry: Mapping[str, Any], grid: Mapping[int, int], network: str) -> float:
     """Bytes a sample that a layer saves of its rows."""
     shape = shape_of(entry, network)
@@ -102,16 +133,29 @@ def _saved_rows(entry: Mapping[str, Any], grid: Mapping[int, int], network: str)
     if len(given) < 2:
         return saved
     share = _share(given, grid)
-    halo = shape["kernel"] > shape["stride"] and str(entry["kind"]).startswith(_WINDOWS)
-    if not halo:
+    if not (str(entry["kind"]).startswith(_WINDOWS) and _is_copied(shape, grid)):
         return saved * share
     whole = float(prod(given) * _ITEM_BYTES)
-    # A copy of the own rows with their halo takes the place of the input, if that was saved here.
+    # A copy of the rows that are read takes the place of the input, if that was saved here.
     rest = saved - whole if saved >= whole else saved
-    return rest * share + whole * _with_halo(shape, grid)
+    return rest * share + whole * _read_share(shape, grid)
 
 
-def _with_halo(shape: Mapping[str, Any], grid: Mapping[int, int]) -> float:
+def _is_copied(shape: Mapping[str, Any], grid: Mapping[int, int]) -> bool:
+    """Whether some device's outputs read other rows than it has, fewer ones included.
+
+    So it is but where windows lie side by side, without padding, and parts end between them.
+    """
+    kernel, stride = shape["kernel"], shape["stride"]
+    return any(
+        kernel != stride
+        or shape["output"][dim] * stride != shape["input"][dim]
+        or (stride > 1 and shape["output"][dim] % size)
+        for dim, size in grid.items()
+    )
+
+
+def _read_share(shape: Mapping[str, Any], grid: Mapping[int, int]) -> float:
     """Rows that the outputs of the fullest device read, padding included, as a share."""
     share = 1.0
     for dim, size in grid.items():
@@ -131,12 +175,11 @@ def _share(extents: Sequence[int], grid: Mapping[int, int]) -> float:
 
 def _of_weights(workload: Workload, plan: Plan) -> list[Block]:
     """Blocks with their part of the weights; activations stay whole."""
-    layers = _by_block(workload)
-    first = next((e["name"] for e in workload.layer_entries if e["parameter_bytes"]), "")
+    layers, all_shares = _by_block(workload), _shares(workload, plan)
     found = []
     for index, block in enumerate(workload.blocks):
         own = layers.get(index, [])
-        shares = [dealt_share(e, plan, e["name"] == first, workload.network) for e in own]
+        shares = [all_shares[entry["name"]] for entry in own]
         parameters = sum(e["parameter_bytes"] * s for e, s in zip(own, shares, strict=True))
         rest = block.parameter_bytes - sum(e["parameter_bytes"] for e in own)
         saved = block.saved_bytes
@@ -153,6 +196,18 @@ def _of_weights(workload: Workload, plan: Plan) -> list[Block]:
             )
         )
     return found
+
+
+def _shares(workload: Workload, plan: Plan) -> dict[str, float]:
+    """What the fullest device has of each layer's weights, by the layer's name."""
+    entries = workload.layer_entries
+    if plan.cell.strategy in ROWS or int(plan.details["group"]) == 1:
+        return {entry["name"]: 1.0 for entry in entries}
+    first = first_dealt(entries)
+    return {
+        entry["name"]: dealt_share(entry, plan, entry["name"] == first, workload.network)
+        for entry in entries
+    }
 
 
 def _copied_channels(entry: Mapping[str, Any], share: float, network: str) -> float:

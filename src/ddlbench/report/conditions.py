@@ -23,6 +23,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import dataset_label, network_label, strategy_label, workers_label
+from ddlbench.report.nothing import nothing_to_show
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
 from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
 from ddlbench.report.style import GREY, MIN_PT
@@ -46,12 +47,17 @@ _COMPUTED = "are computed from its delay"
 def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
     """All parallel strategies that ran over at least two conditions."""
     shown = _shown(predicted)
+    title = "Step by link condition: predicted beside measured"
+    if shown.empty:
+        below = footer(shown_cells(predicted, shown), context, [])
+        why = "No strategy that ran under two conditions."
+        return nothing_to_show(title, why, below), shown[_TABLE]
     fabrics = in_condition_order(shown)
     looks = _looks(shown)
     places = list(shown.groupby("section", sort=False))
     networks = list(dict.fromkeys(shown["panel"]))
     page = lay_out(
-        "Step by link condition: predicted beside measured",
+        title,
         _legend(looks),
         [Section(str(name), [Panel(network) for network in networks]) for name, _ in places],
         footer=footer(shown_cells(predicted, shown), context, _sentences(shown)),
@@ -151,7 +157,7 @@ def _sentences(shown: pd.DataFrame) -> list[str]:
             f"Links of {', '.join(map(str, computed))} were not measured: they are computed from "
             "the condition's delay, rate and loss."
         )
-    if (shown["mark"] != "").any():
+    if shown["measured_step_s"].isna().any():
         told.append("Words stand for cells without a measured step.")
     return told
 

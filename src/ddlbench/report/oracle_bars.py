@@ -39,7 +39,7 @@ COLUMNS = [
 ]  # fmt: skip
 _LEGEND = {
     "as-published": "projected, as published",
-    "corrected": "projected, corrected",
+    "corrected": "projected, corrected (in the strategy's colour)",
     MEASURED: "measured",
 }
 _PLAIN = "#9A9A9A"
@@ -65,7 +65,7 @@ def draw_bars(
             is no bar.
         places_label: what the groups are.
         footer: sentences below.
-        limit: projections further off than this share are marked.
+        limit: share by which runs that are marked depart (``predict/departures.py``).
     """
     rows = list(dict.fromkeys(bars["row"]))
     sources = [source for source in SOURCES if source in set(bars["source"])]
@@ -73,7 +73,7 @@ def draw_bars(
     groups = bars.groupby(["row", "strategy"])["place"].nunique().max()
     told = (
         f"Above a projection: its accuracy in percent; {_DEPARTS} where the run is over "
-        f"{limit:.0%} longer or shorter than projected."
+        f"{limit:.0%} longer than projected, or the projection than the run."
     )
     page = lay_out(
         title,

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from ddlbench.predict.departures import LIMIT, departs
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import dataset_label, network_label
+from ddlbench.report.nothing import nothing_to_show
 from ddlbench.report.oracle_bars import COLUMNS, MEASURED, draw_bars
 from ddlbench.report.predicted import NOT_PREDICTED, Predicted, shown_cells
 from ddlbench.report.tables import rows_of
@@ -24,13 +25,18 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
     """A row a network and dataset, a column a strategy, a group a geometry."""
     frame = predicted.predictions
     shown = frame[frame["predictor"].isin(VARIANTS)]
+    title = "ParaDL's oracle: projected and measured step"
+    if shown.empty:
+        below = footer(shown_cells(predicted, shown), context, [])
+        why = "No prediction by the oracle yet."
+        return nothing_to_show(title, why, below), pd.DataFrame(columns=COLUMNS)
     bars = bars_of(shown)
     sentences = [
-        "Measured communication is the time that the mean rank waits for others; it holds their "
-        "lateness too. Strategies that cannot tell it have a plain bar.",
+        "Measured communication is the time that the mean rank waits for others: it holds their "
+        "lateness too, and a pipeline's bubble, which projections count as computation. Strategies "
+        "that cannot tell it have a plain bar.",
     ]
     below = footer(shown_cells(predicted, shown), context, sentences)
-    title = "ParaDL's oracle: projected and measured step"
     return draw_bars(title, bars, "Nodes x devices", below, LIMIT), bars
 
 
@@ -54,7 +60,8 @@ def bars_of(predictions: pd.DataFrame) -> pd.DataFrame:
 
 
 def _measured(row: Any) -> dict[str, Any]:
-    wait_s = float(getattr(row, "measured_wait_s", math.nan))
+    # The mean wait of a step may exceed the median step, where one step was very long.
+    wait_s = min(float(getattr(row, "measured_wait_s", math.nan)), float(row.measured_step_s))
     return {
         "source": MEASURED,
         "compute_s": row.measured_step_s - wait_s,

@@ -7,7 +7,8 @@
       rows are image rows, columns are channels; a colour is a device
 
 After Figure 2 of ParaDL (Kahira et al. 2021), for four devices, as our strategies run
-(``strategies/split``, Horovod, DDP, pipelines). Communication is that of their Table III.
+(``strategies/split``, Horovod, DDP, pipelines). Communication is that of their Table III, but for
+data+spatial, where all devices add up gradients together (there: one of a node, then leaders).
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ class Picture:
         question: the title.
         inputs, outputs: who computes with (sample, row, channel).
         weights: who holds (filter, channel); the first argument is not used.
-        layers: the stages of a pipeline are drawn instead of one layer.
         told: sentences: forward, backward, end of a step, what is held, limit.
+        layers: the stages of a pipeline are drawn instead of one layer.
+        everyone: what the legend says of cells of all devices.
     """
 
     question: str
@@ -55,6 +57,7 @@ class Picture:
     outputs: Held
     told: tuple[tuple[str, str], ...]
     layers: bool = False
+    everyone: str = "every device, the same values"
 
 
 def _everyone(*_: int) -> Owners:
@@ -96,10 +99,11 @@ PICTURES: dict[str, Picture] = {
         "Spatial: each device has its rows of every image, and all weights",
         lambda _n, h, _c: _one(h), _everyone, lambda _n, h, _c: _one(h),
         _told("the halo, rows that a neighbour's kernel reads, before every layer that looks "
-              "beyond its rows.", "gradients of the halo go back to its owner.",
-              "all-reduce of the gradients of all weights.",
-              "1/p of the activations, all weights.", "as many devices as the smallest split "
-              "layer has rows."),
+              "beyond its rows; rows are gathered where the network's head begins.",
+              "gradients of the halo go back to its owner.",
+              "all-reduce of the gradients of the split layers' weights.",
+              "1/p of the split layers' activations, all weights.",
+              "as many devices as the smallest split layer has rows."),
     ),
     "filter": Picture(
         "Filter: each device has its filters, so its channels of every output",
@@ -118,6 +122,7 @@ PICTURES: dict[str, Picture] = {
               "nothing: each device has all gradients of its own weights.",
               "whole activations, 1/p of the weights (but the first layer's).",
               "as many devices as the narrowest layer but the first has channels."),
+        everyone="every device: partial sums, the same values once they are added up",
     ),
     "data+filter": Picture(
         "Data + filter: groups share the samples, devices of a group the filters",
@@ -136,8 +141,9 @@ PICTURES: dict[str, Picture] = {
         lambda n, h, _c: _one(2 * (n // 2) + h // 2), _everyone,
         lambda n, h, _c: _one(2 * (n // 2) + h // 2),
         _told("the halo within the group.", "gradients of the halo go back to its owner.",
-              "all-reduce of the gradients of all weights over all devices.",
-              "1/p of the activations, all weights.",
+              "all-reduce of the gradients of the split layers' weights over all devices, of the "
+              "others' over groups.",
+              "1/p of the split layers' activations, all weights.",
               "samples times the rows of the smallest split layer."),
     ),
     "pipeline": Picture(
@@ -162,7 +168,7 @@ def draw(strategy: str) -> Figure:
     sharing = _sharing(picture)
     if "all" in sharing:
         whole = Patch(facecolor=_WHOLE, edgecolor="none")
-        legend.append((whole, "every device, the same values"))
+        legend.append((whole, picture.everyone))
     told = ["Stripes: both devices have the same values."] if "some" in sharing else []
     lines = _lines(picture)
     page = lay_out(

@@ -153,12 +153,19 @@ def _oracle_workload(workload: Workload, plan: Plan, samples: float) -> OracleWo
 
 
 def _spatial_layers(workload: Workload, plan: Plan, shapes: Sequence[Shape]) -> int:
-    """How many of the oracle's layers have their rows split: as this plan ends them."""
+    """How many of the oracle's layers have their rows split: as this plan ends them.
+
+    Raises:
+        NotPredictable: none has.
+    """
     if plan.cell.strategy not in ROWS:
         return split_layers([shape.layer for shape in shapes])
     end = rows_end(workload, plan)
     blocks = {entry["name"]: entry["block"] for entry in workload.layer_entries}
-    return sum(blocks[shape.layer.name] < end for shape in shapes)
+    count = sum(blocks[shape.layer.name] < end for shape in shapes)
+    if not count:
+        raise NotPredictable("no layer stands before where rows end, so none is split")
+    return count
 
 
 def _platform(
