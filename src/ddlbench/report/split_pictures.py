@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -62,6 +63,10 @@ class Picture:
 
 def _everyone(*_: int) -> Owners:
     return ALL
+
+
+def _held_by(device: int, *_: int) -> Owners:
+    return _one(device)
 
 
 def _one(device: int) -> Owners:
@@ -298,7 +303,7 @@ def _pipeline(axes: Axes, foot: float) -> None:
     left, pitch, side = 14.0, 38.0, 14.0
     for stage in range(DEVICES):
         x = left + stage * pitch
-        _grid(axes, x, foot + 3.0, side, lambda _row, _column, stage=stage: _one(stage))
+        _grid(axes, x, foot + 3.0, side, partial(_held_by, stage))
         axes.text(
             x + side / 2, foot + 20.5, f"layers of stage {stage}", ha="center", fontsize=MIN_PT
         )
