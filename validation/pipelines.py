@@ -76,6 +76,10 @@ PARTS = [
 ]
 LOSS = experiment("loss", ["stack"], ["pipedream", "pipe-1f1b"], ["1x4"])
 LOSS["settings"] = {**SETTINGS, "max_steps": 150, "data_scale": 0.1}
+# Half the rate, where stale weights may train; 1F1B stands for all that use current weights.
+SLOWER = experiment("loss-half-rate", ["stack"], ["pipedream", "pipe-1f1b"], ["1x4"])
+SLOWER["matrix"]["strategy"] = ["pipe-1f1b", "pipedream"]
+SLOWER["settings"] = {**LOSS["settings"], "learning_rate": 0.005, "max_steps": 250}
 BASES = experiment("bases", ["stack", "vgg16"], ["pipedream"], ["1x4"])
 
 
@@ -111,10 +115,20 @@ def main() -> None:
         for network, repeats in (("stack", 3), ("vgg16", 1))
         for geometry in ("1x4", "4x1")
     ]
-    order = (*PARTS[:1], *(one.experiment() for one in promises), PARTS[1], LOSS, *PARTS[2:])
+    order = (
+        *PARTS[:1],
+        *(one.experiment() for one in promises),
+        PARTS[1],
+        LOSS,
+        SLOWER,
+        *PARTS[2:],
+    )
     for part in order if measure else ():
         Study("pipelines", part, SITE_KEYS).run(SITE, BED, "cells")
-    for part, figure in (*((part, "pipelines") for part in PARTS), (LOSS, "loss")):
+    for part, figure in (
+        *((part, "pipelines") for part in PARTS),
+        *((part, "loss") for part in (LOSS, SLOWER)),
+    ):
         study = _reported(part)
         for suffix in ("png", "csv"):
             made = Path("results") / SITE / part["experiment"] / "figures" / f"{figure}.{suffix}"
