@@ -8,6 +8,7 @@ import predict_factory as make
 import pytest
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.predict import split_memory
 from ddlbench.predict.memory import memory_bytes
 from ddlbench.predict.split_layers import rows_end
 
@@ -100,3 +101,18 @@ def test_where_rows_end() -> None:
     assert rows_end(network(), thin) == 0  # eight rows for sixteen devices
     with pytest.raises(ConfigError, match="until: nowhere names no block"):
         rows_end(network(), make.plan("spatial", "1x4", 8, options={"until": "nowhere"}))
+
+
+def test_only_gradients_of_split_blocks_are_flattened() -> None:
+    weights = 1600 + 4000
+    early = bytes_of("spatial", until="block1") - 2 * weights
+    image = IMAGE * 4 / 8
+    relu = BATCH * (image + PLANE)  # whole behind block 0, as the ReLU saves its output
+    assert early == round(max(relu + BATCH * 2 * PLANE + 4000, weights + 1600))
+
+
+def test_a_shortcut_that_skips_rows_is_copied() -> None:
+    shapes = {"input": [16, 8, 8], "output": [16, 4, 4], "kernel": 1, "stride": 2}
+    entry = layer(0, "Conv2d", [16, 8, 8], [16, 4, 4], shape=shapes)
+    read = split_memory._saved_rows(entry, {-2: 2}, "made up")
+    assert 0 < read < PLANE / 2  # the rows that it reads, not the rows that it has
