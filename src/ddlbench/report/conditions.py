@@ -13,7 +13,6 @@ from its delay, rate and loss (``predict/condition_links.py``); the footer says 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -35,6 +34,7 @@ _LOOKS = (
     ("#0072B2", "^"), ("#D55E00", "v"), ("#009E73", "s"), ("#CC79A7", "D"), ("#56B4E9", "<"),
     ("#E69F00", ">"), ("#7A7A00", "p"), ("#5B2A48", "h"),
 )  # fmt: skip
+_SIGNS = {"^": "△", "v": "▽", "s": "□", "D": "◇", "<": "◁", ">": "▷", "p": "⬠", "h": "⬡"}
 _TABLE = [
     "strategy", "geometry", "options", "batch_size", "network", "dataset", "fabric",
     "link_latency_s", "link_bits_per_s", "link_loss", "predictor", "predicted_step_s",
@@ -58,11 +58,17 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
     networks = list(dict.fromkeys(shown["panel"]))
     page = lay_out(
         title,
-        _legend(looks),
-        [Section(str(name), [Panel(network) for network in networks]) for name, _ in places],
+        [(Line2D([], [], color="black", marker="o", linestyle="none"), "measured")],
+        [
+            Section(
+                str(name),
+                [Panel(networks[0], _signs(part, looks)), *map(Panel, networks[1:])],
+            )
+            for name, part in places
+        ],
         footer=footer(shown_cells(predicted, shown), context, _sentences(shown)),
         size=PanelSize(
-            min_width=max(40.0, 9.0 * len(fabrics)), height=30.0, left=11.0, between=4.0,
+            min_width=max(40.0, 9.0 * len(fabrics)), height=30.0, left=13.0, between=4.0,
             right=2.0, bottom=lambda width: 5.0 if width >= 9.0 * len(fabrics) else 12.0,
             max_width=90.0,
         ),
@@ -137,16 +143,11 @@ def _looks(shown: pd.DataFrame) -> dict[str, tuple[str, str]]:
     return looks
 
 
-def _legend(looks: dict[str, tuple[str, str]]) -> list[tuple[Any, str]]:
-    entries: list[tuple[Any, str]] = [
-        (Line2D([], [], color="black", marker="o", linestyle="none"), "measured")
-    ]
-    for name, (colour, marker) in looks.items():
-        handle = Line2D(
-            [], [], color=colour, marker=marker, markerfacecolor="none", linestyle="none"
-        )
-        entries.append((handle, name))
-    return entries
+def _signs(part: pd.DataFrame, looks: dict[str, tuple[str, str]]) -> str:
+    """What each sign of a section stands for; other sections have other predictors."""
+    return "  ".join(
+        f"{_SIGNS[looks[name][1]]}\u00a0{name}" for name in dict.fromkeys(part["predictor"])
+    )
 
 
 def _sentences(shown: pd.DataFrame) -> list[str]:

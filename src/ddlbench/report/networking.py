@@ -126,7 +126,7 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
         ],
         footer=footer(shown, context, _sentences(shown, quantity)),
         size=PanelSize(
-            min_width=36.0, height=30.0, left=11.0, between=3.0, right=2.0,
+            min_width=36.0, height=30.0, left=13.0, between=3.0, right=2.0,
             bottom=lambda _: 8.0, max_columns=4,
         ),
         share_y=True,
