@@ -145,9 +145,8 @@ def _looks(shown: pd.DataFrame) -> dict[str, tuple[str, str]]:
 
 def _signs(part: pd.DataFrame, looks: dict[str, tuple[str, str]]) -> str:
     """What each sign of a section stands for; other sections have other predictors."""
-    return "  ".join(
-        f"{_SIGNS[looks[name][1]]}\u00a0{name}" for name in dict.fromkeys(part["predictor"])
-    )
+    names = dict.fromkeys(part["predictor"])
+    return ", ".join(f"{_SIGNS[looks[name][1]]}{name}" for name in names)
 
 
 def _sentences(shown: pd.DataFrame) -> list[str]:
