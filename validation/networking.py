@@ -4,11 +4,12 @@ Two parts. ``small`` is config/experiments/networking-small.yaml as it stands. `
 part of networking.yaml that a machine of two cores measures in half an hour: MNIST with three
 networks and the batches that fit, ImageNet with one, three workers under some conditions. Nothing
 is drawn of the rest. Needs user namespaces and /dev/net/tun (docs/link_emulation.md), no SLURM.
-Writes docs/validation/networking/.
+Writes docs/validation/networking/; with ``--report``, from what was measured before.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ FIRST = {
 
 def main() -> None:
     """Measure, predict, draw, keep."""
+    measure = "--report" not in sys.argv[1:]
     for name, site, keys, parts in (
         ("small", "emulated", {}, [SMALL]),
         ("published", SITE, SITE_KEYS, [FIRST, PUBLISHED]),
@@ -71,9 +73,11 @@ def main() -> None:
             study = Study("networking", part, keys)
             if keys:
                 study.describe_own_site(site, like="emulated")
-            study.run_here("cells")
+            if measure:
+                study.run_here("cells")
         print(f"{name}: cells in {(time.monotonic() - began) / 60:.1f} min", flush=True)
-        study.run_here("profiles")
+        if measure:
+            study.run_here("profiles")
         study.ddlbench("report", "--configfile", "experiment.yaml")
         study.ddlbench("accuracy", "--configfile", "experiment.yaml", "--figures")
         _keep(study, Path("results") / site / part["experiment"], OUT / name)

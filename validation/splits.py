@@ -1,11 +1,13 @@
 """Split strategies at two and four workers, and ParaDL's oracle against them.
 
 ResNet-18 and VGG-11 on CIFAR-10, 0.4 core a device, links of 1 Gbit/s. Profile and links are
-measured on the same test bed; no constant of the oracle is fitted. Writes docs/validation/splits/.
+measured on the same test bed; no constant of the oracle is fitted. Writes docs/validation/splits/;
+with ``--report``, from what was measured before.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +58,19 @@ PARTS = [
 
 def main() -> None:
     """Measure, project, compare."""
-    for part in PARTS:
+    for part in PARTS if "--report" not in sys.argv[1:] else ():
         Study("splits", part, SITE_KEYS).run(SITE, BED, "links", "profiles", "cells")
     told = []
     for part in PARTS:
         study = Study("splits", part, SITE_KEYS)
         study.describe_site(SITE, BED)
         study.ddlbench("report", "--configfile", "experiment.yaml")
-        study.ddlbench("accuracy", "--configfile", "experiment.yaml")
+        study.ddlbench("accuracy", "--configfile", "experiment.yaml", "--figures")
         folder = Path("results") / SITE / part["experiment"]
         study.keep(folder / "figures" / "speedup.png", OUT / f"{part['experiment']}-speedup.png")
         study.keep(folder / "tables" / "accuracy.csv", OUT / f"{part['experiment']}-accuracy.csv")
+        figure = folder / "figures" / "predictions" / "oracle.png"
+        study.keep(figure, OUT / f"{part['experiment']}-oracle.png")
         told.append(pd.read_json(study.folder / folder / "predictions.json")["predictions"])
     _projections(pd.DataFrame([row for rows in told for row in rows]))
 
