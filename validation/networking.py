@@ -76,10 +76,11 @@ def main() -> None:
             if measure:
                 study.run_here("cells")
         print(f"{name}: cells in {(time.monotonic() - began) / 60:.1f} min", flush=True)
-        if measure:
-            study.run_here("profiles")
         study.ddlbench("report", "--configfile", "experiment.yaml")
-        study.ddlbench("accuracy", "--configfile", "experiment.yaml", "--figures")
+        if part is SMALL:  # predicted, too
+            if measure:
+                study.run_here("profiles")
+            study.ddlbench("accuracy", "--configfile", "experiment.yaml", "--figures")
         _keep(study, Path("results") / site / part["experiment"], OUT / name)
 
 
@@ -87,7 +88,8 @@ def _keep(study: Study, folder: Path, out: Path) -> None:
     for path in sorted((study.folder / folder).rglob("*")):
         if path.stem in (*FIGURES, "conditions") and path.suffix in (".png", ".csv"):
             study.keep(path.relative_to(study.folder), out / path.name)
-    study.keep(folder / "tables" / "accuracy.csv", out / "accuracy.csv")
+    if (study.folder / folder / "tables" / "accuracy.csv").is_file():
+        study.keep(folder / "tables" / "accuracy.csv", out / "accuracy.csv")
     summary = pd.read_csv(study.folder / folder / "tables" / "summary.csv")
     summary = summary[summary["strategy"] != "sequential"]
     shapes = summary.pivot_table("samples_per_s", index=KEYS, columns="fabric")
