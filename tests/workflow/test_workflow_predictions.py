@@ -36,8 +36,8 @@ def test_predictions_need_cells_profiles_and_links(workflow, wanted):
         assert jobs["figure"] == 4
     assert PREDICTED.items() <= jobs.items()
     assert jobs["cell"] == 3
-    # accuracy, gpipe_step, and two of each of the three strategies
-    assert jobs["prediction_figure"] == 8
+    # accuracy, oracle, gpipe_step, and two of each of the three strategies
+    assert jobs["prediction_figure"] == 9
 
 
 def test_a_recommendation_needs_no_measured_cell(workflow):
