@@ -30,6 +30,7 @@ from ddlbench.predict.split_layers import (
     rows_end,
     shape_of,
 )
+from ddlbench.predict.staged_memory import BUCKET_BYTES
 from ddlbench.predict.workload import Block, Workload
 
 __all__ = ["SPLIT", "split_bytes"]
@@ -37,7 +38,6 @@ __all__ = ["SPLIT", "split_bytes"]
 SPLIT = (*ROWS, *WEIGHTS)
 _ITEM_BYTES = 4
 _WINDOWS = ("Conv", "MaxPool", "AvgPool")
-_BUCKET_BYTES = 25 * 2**20  # of pipeline_parts/average.py, which sums gradients
 
 
 def split_bytes(
@@ -85,7 +85,7 @@ def _flattened(workload: Workload, plan: Plan, blocks: Sequence[Block], end: int
     shares = _shares(workload, plan)
     for entry in workload.layer_entries:
         own = entry["parameter_bytes"] * shares[entry["name"]]
-        if own > _BUCKET_BYTES:
+        if own > BUCKET_BYTES:
             copied[entry["block"]] -= round(own)
     first = sum(copied[:end]) if by_rows or several else 0
     return max(first, sum(copied[end:]) if several else 0)

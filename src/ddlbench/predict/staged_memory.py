@@ -23,10 +23,11 @@ from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.workload import Block, Workload
 
-__all__ = ["STAGED", "staged_bytes"]
+__all__ = ["BUCKET_BYTES", "STAGED", "staged_bytes"]
 
 STAGED = ("pipedream", "model-parallel-p2p")
-_BUCKET_BYTES = 25 * 2**20
+BUCKET_BYTES = 25 * 2**20
+"""Of gradients that are summed over replicas at the end of a step."""
 
 BackwardPeak = Callable[[list[Block], float, bool], float]
 
@@ -79,7 +80,7 @@ def _rank(
     if "chunks" in details:
         bytes_ += details["chunks"] * samples * _received(spans, workload)
     if len(details["stage_ranks"][own[0]]) > 1:
-        bytes_ += min(weights, _BUCKET_BYTES)
+        bytes_ += min(weights, BUCKET_BYTES)
     return bytes_
 
 

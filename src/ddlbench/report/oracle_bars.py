@@ -21,11 +21,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ddlbench.report.colours import shade, strategy_look
 from ddlbench.report.labels import strategy_label
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.seconds_axis import seconds_axis
 from ddlbench.report.style import GREY, MIN_PT
 from ddlbench.report.tables import rows_of
 
@@ -144,7 +144,7 @@ def _fill(axes: Axes, own: pd.DataFrame, sources: list[str], colour: str) -> Non
                 ha="center", va="bottom", fontsize=MIN_PT, gid="mark" if bar.mark else "number",
                 color=GREY if bar.mark else "black",
             )  # fmt: skip
-    _scale(axes, top)
+    seconds_axis(axes, top, "Iteration", headroom=1.3)
 
 
 def _draw_bar(axes: Axes, x: float, bar: Any, colour: str) -> None:
@@ -170,15 +170,3 @@ def _accuracy(bar: Any) -> str:
     if bar.source == MEASURED or not math.isfinite(bar.accuracy):
         return ""
     return f"{100 * bar.accuracy:.0f}{_DEPARTS if bar.departs else ''}"
-
-
-def _scale(axes: Axes, top: float) -> None:
-    if not (math.isfinite(top) and top > 0):
-        axes.set_ylim(0, 1)
-        axes.set_yticks([])
-        return
-    unit, name = next(u for u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if top >= u[0])
-    axes.set_ylim(0, 1.3 * top)
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:,g}"))
-    axes.set_ylabel(f"Iteration ({name})", labelpad=1)

@@ -18,7 +18,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ddlbench.report.bars import patch
 from ddlbench.report.colours import DatasetLook, shade, strategy_look
@@ -32,6 +31,7 @@ from ddlbench.report.predicted import (
     shown_cells,
     title_of,
 )
+from ddlbench.report.seconds_axis import seconds_axis
 from ddlbench.report.style import GREY, MIN_PT, text_width_mm
 from ddlbench.report.tables import rows_of
 
@@ -120,7 +120,7 @@ def _fill(axes: Axes, part: pd.DataFrame, predictors: list[str], colour: str) ->
     for place, name in enumerate(predictors, start=1):
         if name in found:
             top = max(top, _stack(axes, place, found[name], colour))
-    _scale(axes, top)
+    seconds_axis(axes, top, "Step", headroom=1.12)
     if any_row is not None and any_row.strategy != "sequential":
         _base(axes, any_row, top)
 
@@ -183,18 +183,6 @@ def _base(axes: Axes, row: Any, top: float) -> None:
     share = row.base_step_s / row.workers
     if math.isfinite(share) and share <= 1.1 * top:
         axes.axhline(share, color=GREY, linewidth=0.8, linestyle=(0, (4, 2)), gid="base", zorder=4)
-
-
-def _scale(axes: Axes, top: float) -> None:
-    if top <= 0:
-        axes.set_ylim(0, 1)
-        axes.set_yticks([])
-        return
-    unit, name = next(u for u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if top >= u[0])
-    axes.set_ylim(0, 1.12 * top)
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:,g}"))
-    axes.set_ylabel(f"Step ({name})", labelpad=1)
 
 
 def _sentences(strategy: str) -> list[str]:
