@@ -21,7 +21,13 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from ddlbench.report.footer import Context, footer
-from ddlbench.report.labels import dataset_label, network_label, strategy_label, workers_label
+from ddlbench.report.labels import (
+    dataset_label,
+    network_label,
+    strategy_label,
+    variant_labels,
+    workers_label,
+)
 from ddlbench.report.nothing import nothing_to_show
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
 from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
@@ -108,7 +114,7 @@ def _shown(predicted: Predicted) -> pd.DataFrame:
         parts.append(own[own["predictor"].isin(names)])
     shown = pd.concat(parts) if parts else frame.iloc[:0]
     shown = shown.join(conditions, on="configuration").reset_index(drop=True)
-    several = shown["batch_size"].nunique() > 1
+    variants = variant_labels(shown, without=("fabric",))
     shown["section"] = [
         ", ".join(
             filter(
@@ -116,12 +122,11 @@ def _shown(predicted: Predicted) -> pd.DataFrame:
                 [
                     strategy_label(str(row.strategy)),
                     f"{workers_label(int(row.workers))} ({row.geometry})",
-                    str(row.options),
-                    f"batch {row.batch_size}" if several else "",
+                    variant,
                 ],
             )
         )
-        for row in rows_of(shown)
+        for row, variant in zip(rows_of(shown), variants, strict=True)
     ]
     shown["panel"] = [
         f"{network_label(str(row.network))}, {dataset_label(str(row.dataset))}"

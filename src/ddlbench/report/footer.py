@@ -20,6 +20,7 @@ __all__ = [
     "common_notes",
     "footer",
     "interval_sentence",
+    "interval_words",
     "marks",
     "origin",
 ]
@@ -27,6 +28,7 @@ __all__ = [
 STALE = "†"
 NOISY = "~"
 _SHORT_COMMIT = 7
+_ENOUGH = 6  # repeats; with fewer not even the range of all of them holds a median with 95 %
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,12 @@ def footer(shown: pd.DataFrame, context: Context, sentences: Sequence[str]) -> l
 
 def interval_sentence(shown: pd.DataFrame, ratio: bool) -> str:
     """Say what the whiskers are."""
+    words = interval_words(shown, ratio)
+    return f"Whiskers: {words}." if words else ""
+
+
+def interval_words(shown: pd.DataFrame, ratio: bool) -> str:
+    """Name the intervals of measured cells; empty where there are none."""
     good = shown[(shown["status"] == "ok") & (shown["interval_of"] != "")]
     if not len(good):
         return ""
@@ -59,7 +67,7 @@ def interval_sentence(shown: pd.DataFrame, ratio: bool) -> str:
     repeated = good[good["interval_of"] == "repeats"]
     if len(repeated):
         parts.append(_over_repeats(repeated, ratio))
-    return f"Whiskers: {'; '.join(parts)}."
+    return "; ".join(parts)
 
 
 def _over_repeats(repeated: pd.DataFrame, ratio: bool) -> str:
@@ -70,7 +78,9 @@ def _over_repeats(repeated: pd.DataFrame, ratio: bool) -> str:
         counts = repeated["n"]
     number = _span(int(counts.min()), int(counts.max()))
     if ratio and counts.min() > 2:
-        return f"95 % paired bootstrap interval over {number} repeats"
+        few = counts.min() < _ENOUGH
+        held = ", nominally: so few repeats hold the ratio less often" if few else ""
+        return f"95 % paired bootstrap interval over {number} repeats{held}"
     coverage = repeated["coverage"].min()
     if coverage < CONFIDENCE:
         return f"range of {number} repeats (holds the median with {coverage:.0%})"

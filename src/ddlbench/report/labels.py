@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import fields
 from typing import Any
 
@@ -78,11 +79,12 @@ def workers_label(workers: int) -> str:
     return f"{workers} worker{'' if workers == 1 else 's'}"
 
 
-def variant_labels(summary: pd.DataFrame) -> pd.Series:
+def variant_labels(summary: pd.DataFrame, without: Collection[str] = ()) -> pd.Series:
     """Say what tells cells of one dataset, network, strategy and geometry apart, if anything.
 
     A strategy measured with two values of an option (or of any other field) has two variants;
-    defaults are written out where another value stands beside them.
+    defaults are written out where another value stands beside them. Fields that a figure shows
+    in another way are named in ``without``.
     """
     values = [_values(str(row.configuration)) for row in rows_of(summary)]
     groups: dict[tuple[str, str, str, str], list[int]] = {}
@@ -92,6 +94,8 @@ def variant_labels(summary: pd.DataFrame) -> pd.Series:
     for (_, _, strategy, _), places in groups.items():
         known = differ.setdefault(strategy, [])
         for name in dict.fromkeys(key for place in places for key in values[place]):
+            if name in without:
+                continue
             if len({values[place].get(name) for place in places}) > 1 and name not in known:
                 known.append(name)
     texts = [

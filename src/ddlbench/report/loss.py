@@ -2,7 +2,8 @@
 
 The loss is that of the mini-batches as they are trained on, as a mean over a window of steps. The
 target of a panel is the lowest mean that *all* of its strategies reach, so each has a time; it is
-not chosen by hand.
+not chosen by hand. A run that diverges ends in a cross where its loss stops being a number; it
+reaches no target and sets none.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ddlbench.report.colours import strategy_look
-from ddlbench.report.footer import Context, footer
+from ddlbench.report.footer import STALE, Context, footer
 from ddlbench.report.labels import (
     dataset_label,
     network_label,
@@ -29,7 +30,7 @@ from ddlbench.report.labels import (
 from ddlbench.report.nothing import nothing_to_show
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
 from ddlbench.report.selection import LEARNING_STEPS
-from ddlbench.report.style import GREY
+from ddlbench.report.style import GREY, MIN_PT
 from ddlbench.report.tables import Tables, rows_of
 
 __all__ = ["FEWEST_STEPS", "TABLE", "draw", "loss_curves", "time_to_loss"]
@@ -38,6 +39,7 @@ FEWEST_STEPS = LEARNING_STEPS
 TABLE = [
     "dataset", "network", "strategy", "variant", "geometry", "update_semantics", "batch_size",
     "steps", "window", "target_loss", "steps_to_target", "seconds_to_target", "step_s", "loss_end",
+    "diverged_after",
 ]  # fmt: skip
 _KEYS = ["dataset", "network", "batch_size"]
 _TITLE = "Training loss by updates and by time"
@@ -46,35 +48,48 @@ _TITLE = "Training loss by updates and by time"
 def loss_curves(steps: pd.DataFrame, cell_ids: list[str]) -> dict[str, pd.DataFrame]:
     """Smoothed loss of each cell: ``step``, ``seconds``, ``loss``; warm-up steps train too.
 
-    Cells with fewer than :data:`FEWEST_STEPS` losses are left out. ``loss`` is the mean of the last
-    ``window`` steps, a tenth of the run but at most 20; ``seconds`` ends with the step.
+    Cells with fewer than :data:`FEWEST_STEPS` steps are left out. ``loss`` is the mean of the last
+    ``window`` steps, a tenth of the run but at most 20; ``seconds`` ends with the step. The curve
+    of a run that ``diverged`` ends before its first loss that is no number.
     """
     curves = {}
     for cell_id, own in steps[steps["cell_id"].isin(cell_ids)].groupby("cell_id", sort=False):
-        known = own[own["loss"].notna() & own["step_s"].notna()]
-        if len(known) < FEWEST_STEPS:
+        timed = own[own["step_s"].notna()]
+        finite = np.isfinite(timed["loss"].to_numpy(dtype=float))
+        if len(timed) < FEWEST_STEPS or not finite.any():
             continue
-        window = min(20, len(known) // 10)
+        until = len(timed) if finite.all() else int(np.argmin(finite))
+        known = timed.iloc[:until]
+        window = min(20, max(1, until // 10))
         smooth = known["loss"].rolling(window).mean().to_numpy()
         curves[str(cell_id)] = pd.DataFrame(
             {
-                "step": np.arange(1, len(known) + 1),
+                "step": np.arange(1, until + 1),
                 "seconds": known["step_s"].cumsum().to_numpy(),
                 "loss": smooth,
                 "window": window,
+                "diverged": until < len(timed),
             }
         ).dropna()
     return curves
 
 
-def time_to_loss(curves: dict[str, pd.DataFrame]) -> dict[str, tuple[float, int, float]]:
-    """Target, steps and seconds until it is reached, for cells that are compared."""
-    target = max((float(curve["loss"].min()) for curve in curves.values()), default=math.nan)
-    found = {}
-    for cell_id, curve in curves.items():
+def time_to_loss(curves: dict[str, pd.DataFrame]) -> dict[str, tuple[float, float, float]]:
+    """Target, steps and seconds until it is reached, for cells that are compared.
+
+    A cell that diverged has NaN steps and seconds; the target is NaN where all did.
+    """
+    ended = {cell_id: curve for cell_id, curve in curves.items() if not _diverged(curve)}
+    target = max((float(curve["loss"].min()) for curve in ended.values()), default=math.nan)
+    found = dict.fromkeys(curves, (target, math.nan, math.nan))
+    for cell_id, curve in ended.items():
         first = curve[curve["loss"] <= target].iloc[0]
-        found[cell_id] = (target, int(first["step"]), float(first["seconds"]))
+        found[cell_id] = (target, float(first["step"]), float(first["seconds"]))
     return found
+
+
+def _diverged(curve: pd.DataFrame) -> bool:
+    return curve.empty or bool(curve["diverged"].iloc[0])
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
@@ -95,7 +110,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         _TITLE,
         [(_handle(name, i), _label(name, v)) for i, (name, v) in enumerate(strategies)],
         [Section(_heading(part), [Panel("by updates"), Panel("by time")]) for part in parts],
-        footer=footer(shown, context, [_what(curves)]),
+        footer=footer(shown.assign(noisy=False), context, [_what(curves), *_lost(shown, curves)]),
         size=PanelSize(
             min_width=50.0, height=34.0, left=10.0, between=4.0, right=2.0, bottom=lambda _: 8.0
         ),
@@ -110,13 +125,14 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             _line(by_step, curve, "step", row, place)
             _line(by_time, curve, "seconds", row, place)
             records.append(_record(row, curve, reached[row.cell_id]))
-        _frame(by_step, reached, "Updates of the mini-batch size")
-        _frame(by_time, reached, "Time (s)")
+        top = _top(own)
+        _frame(by_step, reached, top, "Updates of the mini-batch size")
+        _frame(by_time, reached, top, "Time (s)")
         by_step.set_ylabel("Loss")
     return page.figure, pd.DataFrame(records, columns=TABLE)
 
 
-def _record(row: Any, curve: pd.DataFrame, reached: tuple[float, int, float]) -> dict[str, Any]:
+def _record(row: Any, curve: pd.DataFrame, reached: tuple[float, float, float]) -> dict[str, Any]:
     return {
         **{name: getattr(row, name) for name in TABLE if hasattr(row, name)},
         "steps": int(curve["step"].iloc[-1]),
@@ -125,7 +141,8 @@ def _record(row: Any, curve: pd.DataFrame, reached: tuple[float, int, float]) ->
         "steps_to_target": reached[1],
         "seconds_to_target": reached[2],
         "step_s": row.step_median_s,
-        "loss_end": float(curve["loss"].iloc[-1]),
+        "loss_end": math.nan if _diverged(curve) else float(curve["loss"].iloc[-1]),
+        "diverged_after": int(curve["step"].iloc[-1]) if _diverged(curve) else None,
     }
 
 
@@ -160,21 +177,53 @@ def _label(strategy: str, variant: str) -> str:
     return strategy_label(strategy) + (f" ({variant})" if variant else "")
 
 
+def _lost(shown: pd.DataFrame, curves: dict[str, pd.DataFrame]) -> list[str]:
+    """Name the runs that diverged."""
+    names = [
+        f"{_label(str(row.strategy), row.variant)} after {int(curve['step'].iloc[-1])} updates"
+        for row in rows_of(shown)
+        if _diverged(curve := curves[row.cell_id])
+    ]
+    return [f"Crosses: the loss is no number any more ({', '.join(names)})."] if names else []
+
+
+def _top(curves: dict[str, pd.DataFrame]) -> float:
+    """Show what is learnt: no run's growing loss hides the others, nor its own start."""
+    ended = [curve["loss"].max() for curve in curves.values() if not _diverged(curve)]
+    starts = [3 * curve["loss"].iloc[0] for curve in curves.values() if _diverged(curve)]
+    return 1.05 * float(max([*ended, *starts]))
+
+
 def _line(axes: Axes, curve: pd.DataFrame, over: str, row: Any, place: int) -> None:
+    look = strategy_look(str(row.strategy))
     axes.plot(
         curve[over],
         curve["loss"],
-        color=strategy_look(str(row.strategy)).colour,
+        color=look.colour,
         linestyle=_STYLES[place % len(_STYLES)],
         linewidth=0.9,
         gid="line",
     )
+    end = (curve[over].iloc[-1], curve["loss"].iloc[-1])
+    if _diverged(curve):
+        axes.plot(
+            [end[0]], [0.96], transform=axes.get_xaxis_transform(), linestyle="none", marker="x",
+            markersize=3.5, color=look.colour, gid="mark",
+        )  # fmt: skip
+    if row.stale:
+        axes.annotate(
+            STALE, end, xytext=(2, 0), textcoords="offset points", fontsize=MIN_PT, va="center",
+            gid="point-mark",
+        )  # fmt: skip
 
 
-def _frame(axes: Axes, reached: dict[str, tuple[float, int, float]], label: str) -> None:
+def _frame(
+    axes: Axes, reached: dict[str, tuple[float, float, float]], top: float, label: str
+) -> None:
     target = next(iter(reached.values()))[0]
-    axes.axhline(target, color=GREY, linewidth=0.6, linestyle=(0, (1, 1.5)), gid="target")
-    axes.set_ylim(bottom=0)
+    if math.isfinite(target):
+        axes.axhline(target, color=GREY, linewidth=0.6, linestyle=(0, (1, 1.5)), gid="target")
+    axes.set_ylim(0, top)
     axes.set_xlim(left=0)
     axes.set_xlabel(label, labelpad=1)
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))

@@ -2,8 +2,8 @@
 
 One figure a quantity. The other two keep the value that most cells have (the base of the study),
 so a line changes one thing. A section is a dataset and a geometry, a panel a network; colours are
-strategies, line styles batch sizes. What was not run is not drawn, and nothing is carried beyond
-the conditions that were measured.
+strategies (a lighter shade is another variant), line styles batch sizes. What was not run is not
+drawn, and nothing is carried beyond the conditions that were measured.
 
 Source of the numbers beside: Cheng, Liu, Kurihana, "Performance Evaluation of Distributed Deep
 Learning: A Networking Perspective"; TensorFlow with one parameter server.
@@ -25,17 +25,19 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from ddlbench.report.colours import strategy_look
-from ddlbench.report.footer import Context, footer
+from ddlbench.report.colours import StrategyLook, shade, strategy_look
+from ddlbench.report.footer import Context, footer, interval_sentence
 from ddlbench.report.labels import (
     STATUS_MARKS,
     dataset_label,
     in_dataset_order,
     network_label,
     strategy_label,
+    variant_labels,
 )
 from ddlbench.report.nothing import nothing_to_show
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.points import draw_point
 from ddlbench.report.style import GREY
 from ddlbench.report.tables import Tables, rows_of
 
@@ -69,7 +71,7 @@ QUANTITIES = {
     ),
 }
 TABLE = [
-    "quantity", "value", "dataset", "network", "strategy", "options", "geometry", "batch_size",
+    "quantity", "value", "dataset", "network", "strategy", "variant", "geometry", "batch_size",
     *_CONDITION, "samples_per_s", "samples_low_per_s", "samples_high_per_s", "share_of_best",
     "mark", "reason", "source",
 ]  # fmt: skip
@@ -100,9 +102,11 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
         below = footer(tables.summary, context, [])
         return nothing_to_show(quantity.title, why, below), pd.DataFrame(columns=TABLE)
     shown["value"] = shown[quantity.column] * quantity.scale
+    shown["x"] = shown["value"].replace(math.inf, _unlimited_at(shown))
     shown["mark"] = [
         "" if status == "ok" else STATUS_MARKS.get(status, status) for status in shown["status"]
     ]
+    shown["variant"] = variant_labels(shown, without=("fabric", "batch_size"))
     datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
     places = [
         (dataset, geometry)
@@ -110,19 +114,24 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
         for geometry in dict.fromkeys(shown.sort_values("workers")["geometry"])
         if ((shown["dataset"] == dataset) & (shown["geometry"] == geometry)).any()
     ]
-    networks = list(dict.fromkeys(shown["network"]))
+    networks = {place: _networks(shown, *place) for place in places}
     batches = sorted({int(batch) for batch in shown["batch_size"]})
-    strategies = list(dict.fromkeys(shown["strategy"]))
+    looks = _looks(shown)
     published = _published(quantity)
+    theirs = {
+        (*place, network): _published_there(published, (*place, network), batches)
+        for place in places
+        for network in networks[place]
+    }
     page = lay_out(
         quantity.title,
-        _legend(strategies, batches, any_published=not published.empty),
+        _legend(looks, batches, any_published=any(map(len, theirs.values()))),
         [
             Section(
-                f"{dataset_label(d)}, {g} (nodes x devices)",
-                [Panel(network_label(n)) for n in networks],
+                f"{dataset_label(place[0])}, {place[1]} (nodes x devices)",
+                [Panel(network_label(network)) for network in networks[place]],
             )
-            for d, g in places
+            for place in places
         ],
         footer=footer(shown, context, _sentences(shown, quantity)),
         size=PanelSize(
@@ -131,15 +140,16 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
         ),
         share_y=True,
     )  # fmt: skip
-    values = sorted(set(shown["value"]))
+    ticks = _ticks(shown)
     for (dataset, geometry), axes_row in zip(places, page.axes, strict=True):
         part = shown[(shown["dataset"] == dataset) & (shown["geometry"] == geometry)]
-        limits = _limits(part)
-        for network, axes in zip(networks, axes_row, strict=True):
+        there = networks[dataset, geometry]
+        limits = _limits(part, pd.concat([theirs[dataset, geometry, name] for name in there]))
+        for network, axes in zip(there, axes_row, strict=True):
             own = part[part["network"] == network]
-            _frame(axes, quantity, values, limits)
-            _draw_lines(axes, own, batches)
-            _draw_published(axes, published, (dataset, geometry, network), batches)
+            _frame(axes, quantity, ticks, limits)
+            _draw_lines(axes, own, looks, batches)
+            _draw_published(axes, theirs[dataset, geometry, network])
             if axes in page.first_in_row:
                 axes.set_ylabel("Samples/s", labelpad=1)
     return page.figure, _table(shown, published, name)
@@ -149,17 +159,36 @@ draw_latency: Callable[..., tuple[Figure, pd.DataFrame]] = partial(_draw, "laten
 draw_bandwidth: Callable[..., tuple[Figure, pd.DataFrame]] = partial(_draw, "bandwidth")
 draw_loss: Callable[..., tuple[Figure, pd.DataFrame]] = partial(_draw, "packet_loss")
 
+
+def _networks(shown: pd.DataFrame, dataset: str, geometry: str) -> list[str]:
+    """Those that ran there, in the order of the experiment."""
+    there = (shown["dataset"] == dataset) & (shown["geometry"] == geometry)
+    return list(dict.fromkeys(shown.loc[there, "network"]))
+
+
 _STYLES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 
 
+def _looks(shown: pd.DataFrame) -> dict[tuple[str, str], StrategyLook]:
+    """By strategy and variant: the strategy's colour and marker, lighter with every variant."""
+    looks: dict[tuple[str, str], StrategyLook] = {}
+    for strategy, own in shown.groupby("strategy", sort=False):
+        look = strategy_look(str(strategy))
+        variants = list(dict.fromkeys(own["variant"]))
+        for place, variant in enumerate(variants):
+            lighter = shade(look.colour, 0.7 * place / len(variants))
+            looks[str(strategy), variant] = StrategyLook(lighter, look.marker)
+    return looks
+
+
 def _legend(
-    strategies: list[str], batches: list[int], any_published: bool
+    looks: dict[tuple[str, str], StrategyLook], batches: list[int], any_published: bool
 ) -> list[tuple[Any, str]]:
     entries: list[tuple[Any, str]] = []
-    for strategy in strategies:
-        look = strategy_look(strategy)
+    for (strategy, variant), look in looks.items():
         handle = Line2D([], [], color=look.colour, marker=look.marker)
-        entries.append((handle, strategy_label(strategy)))
+        label = strategy_label(strategy) + (f" ({variant})" if variant else "")
+        entries.append((handle, label))
     if len(batches) > 1:
         for place, batch in enumerate(batches):
             line = Line2D([], [], color=GREY, linestyle=_STYLES[place % len(_STYLES)])
@@ -184,6 +213,7 @@ def _sentences(shown: pd.DataFrame, quantity: Quantity) -> list[str]:
                 f"{name} {value:g} {unit}" if math.isfinite(value) else f"no {name} limit"
             )
     sentences = [f"Links otherwise: {', '.join(others)}."] if others else []
+    sentences += filter(None, [interval_sentence(shown, ratio=False)])
     missing = shown[shown["mark"] != ""]
     if len(missing):
         parts = [
@@ -194,53 +224,79 @@ def _sentences(shown: pd.DataFrame, quantity: Quantity) -> list[str]:
     return sentences
 
 
-def _limits(part: pd.DataFrame) -> tuple[float, float]:
-    good = part.loc[part["mark"] == "", "samples_per_s"].dropna()
-    if good.empty:
+def _limits(part: pd.DataFrame, theirs: pd.DataFrame) -> tuple[float, float]:
+    good = part[part["mark"] == ""]
+    ends = [good[f"samples_{end}per_s"].dropna() for end in ("", "low_", "high_")]
+    rates = pd.concat([*ends, theirs["samples_per_s"]])
+    rates = rates[rates > 0]
+    if rates.empty:
         return 0.1, 10.0
-    return float(good.min()) / 2.5, float(good.max()) * 2.0
+    return float(rates.min()) / 2.5, float(rates.max()) * 2.0
+
+
+def _unlimited_at(shown: pd.DataFrame) -> float:
+    """Where a link without a rate stands: beyond the fastest with one."""
+    finite = [value for value in shown["value"] if math.isfinite(value)]
+    return 2.0 * max(finite, default=1.0)
+
+
+def _ticks(shown: pd.DataFrame) -> dict[float, str]:
+    """Label of each place on the x axis."""
+    labels = {
+        float(x): f"{value:g}" if math.isfinite(value) else "no limit"
+        for x, value in zip(shown["x"], shown["value"], strict=True)
+    }
+    return dict(sorted(labels.items()))
 
 
 def _frame(
-    axes: Axes, quantity: Quantity, values: list[float], limits: tuple[float, float]
+    axes: Axes, quantity: Quantity, ticks: dict[float, str], limits: tuple[float, float]
 ) -> None:
     axes.set_yscale("log")
     axes.set_ylim(*limits)
-    finite = [value for value in values if math.isfinite(value)]
-    linear = 0 in finite
+    places = list(ticks)
+    linear = 0 in ticks
+    smallest = next((place for place in places if place > 0), 1.0)
     if linear:
-        axes.set_xscale("symlog", linthresh=min((v for v in finite if v > 0), default=1.0))
+        axes.set_xscale("symlog", linthresh=smallest)
     else:
         axes.set_xscale("log")
-    span = max(finite) / max(min(finite), min((v for v in finite if v > 0), default=1.0) / 2)
-    axes.set_xlim(-0.1 * finite[1] if linear else finite[0] / span**0.1, max(finite) * span**0.1)
-    axes.xaxis.set_major_locator(FixedLocator(finite))
+    span = places[-1] / max(places[0], smallest / 2)
+    axes.set_xlim(-0.1 * smallest if linear else places[0] / span**0.1, places[-1] * span**0.1)
+    axes.xaxis.set_major_locator(FixedLocator(places))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: ticks.get(float(x), f"{x:g}")))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_locator(LogLocator(10, numticks=6))
+    narrow = math.log10(limits[1] / limits[0]) < 1.5
+    axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if narrow else (1,), numticks=6))
     axes.yaxis.set_minor_locator(NullLocator())
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlabel(quantity.label, labelpad=1)
 
 
-def _draw_lines(axes: Axes, own: pd.DataFrame, batches: list[int]) -> None:
+def _draw_lines(
+    axes: Axes,
+    own: pd.DataFrame,
+    looks: dict[tuple[str, str], StrategyLook],
+    batches: list[int],
+) -> None:
     crosses: dict[float, int] = {}
-    for (strategy, batch), cells in own.groupby(["strategy", "batch_size"], sort=False):
-        look = strategy_look(str(strategy))
-        good = cells[cells["mark"] == ""].sort_values("value")
+    for key, cells in own.groupby(["strategy", "variant", "batch_size"], sort=False):
+        strategy, variant, batch = map(str, key)
+        look = looks[strategy, variant]
+        good = cells[cells["mark"] == ""].sort_values("x")
         axes.plot(
-            good["value"], good["samples_per_s"], color=look.colour, marker=look.marker,
-            markersize=3.5, linestyle=_STYLES[batches.index(int(str(batch))) % len(_STYLES)],
-            gid="line",
+            good["x"], good["samples_per_s"], color=look.colour,
+            linestyle=_STYLES[batches.index(int(batch)) % len(_STYLES)], gid="line",
         )  # fmt: skip
         for row in rows_of(good):
             ends = [row.samples_low_per_s, row.samples_high_per_s]
             if all(map(math.isfinite, ends)):
-                axes.plot([row.value] * 2, ends, color=look.colour, linewidth=0.7, gid="whisker")
+                axes.plot([row.x] * 2, ends, color=look.colour, linewidth=0.7, gid="whisker")
+            draw_point(axes, (row.x, row.samples_per_s), look, row, size=3.5)
         for row in rows_of(cells[cells["mark"] != ""]):
-            place = crosses[row.value] = crosses.get(row.value, -1) + 1
+            place = crosses[row.x] = crosses.get(row.x, -1) + 1
             axes.plot(
-                [row.value], [0.04 + 0.06 * place], transform=axes.get_xaxis_transform(),
+                [row.x], [0.04 + 0.06 * place], transform=axes.get_xaxis_transform(),
                 linestyle="none", marker="x", markersize=3.5, color=look.colour, gid="mark",
             )  # fmt: skip
 
@@ -254,27 +310,31 @@ def _published(quantity: Quantity) -> pd.DataFrame:
     return found
 
 
-def _draw_published(
-    axes: Axes, published: pd.DataFrame, where: tuple[str, str, str], batches: list[int]
-) -> None:
+def _published_there(
+    published: pd.DataFrame, where: tuple[str, str, str], batches: list[int]
+) -> pd.DataFrame:
+    """Those of one panel; rates of one worker of several are no points on this axis."""
     dataset, geometry, network = where
-    own = published[
+    return published[
         (published["dataset"] == dataset)
         & (published["geometry"] == geometry)
         & (published["network"].map(lambda names: network in str(names).split("|")))
         & published["batch_size"].isin(batches)
+        & (published["rate_of"] == "all workers")
     ]
-    low, high = axes.get_ylim()
-    for row in rows_of(own):
-        axes.set_ylim(min(low, row.samples_per_s / 1.5), max(high, row.samples_per_s * 1.5))
+
+
+def _draw_published(axes: Axes, theirs: pd.DataFrame) -> None:
+    for row in rows_of(theirs):
         axes.plot(
             [row.value], [row.samples_per_s], linestyle="none", marker="o", markersize=4,
-            markerfacecolor="none", color=strategy_look("parameter-server").colour, gid="published",
+            markerfacecolor="none", color=strategy_look("parameter-server").colour, zorder=4,
+            gid="published",
         )  # fmt: skip
 
 
 def _table(shown: pd.DataFrame, published: pd.DataFrame, name: str) -> pd.DataFrame:
-    keys = ["dataset", "network", "strategy", "options", "geometry", "batch_size"]
+    keys = ["dataset", "network", "strategy", "variant", "geometry", "batch_size"]
     best = shown.groupby(keys)["samples_per_s"].transform("max")
     ours = shown.assign(
         quantity=name, share_of_best=shown["samples_per_s"] / best, source="measured here"
@@ -282,8 +342,11 @@ def _table(shown: pd.DataFrame, published: pd.DataFrame, name: str) -> pd.DataFr
     theirs = published.assign(
         quantity=name,
         strategy="parameter-server",
-        options="",
+        variant="",
         mark="",
+        reason=published["how"].where(
+            published["rate_of"] == "all workers", published["how"] + "; not drawn"
+        ),
         source=[f"{_CITATION}, {where}" for where in published["where"]],
     )
     columns = [c for c in TABLE if c in theirs.columns]

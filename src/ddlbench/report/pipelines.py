@@ -33,6 +33,7 @@ from ddlbench.report.labels import (
     variant_labels,
 )
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.points import draw_point
 from ddlbench.report.style import GREY
 from ddlbench.report.tables import Tables, rows_of
 
@@ -218,7 +219,4 @@ def _draw_point(axes: Axes, row: Any, geometry: int, names: list[tuple[str, str]
     if row.n > 1:
         ends = [row.speedup_low / row.bound, row.speedup_high / row.bound]
         axes.plot([x, x], ends, color=look.colour, linewidth=0.8, zorder=2, gid="whisker")
-    axes.plot(
-        [x], [row.share_of_bound], linestyle="none", marker=look.marker, color=look.colour,
-        zorder=3, gid="point",
-    )  # fmt: skip
+    draw_point(axes, (x, row.share_of_bound), look, row)

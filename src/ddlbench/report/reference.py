@@ -86,7 +86,7 @@ _MEANINGS = {
     "staging.reused": "the data lay there already",
     "staging.bytes": "size of the data on one node",
     "staging.nodes": "nodes that hold the data",
-    "loss": "null when not measured",
+    "loss": "null when not measured; a number in it is null where training had diverged",
     "loss.first": "of the first step",
     "loss.last": "of the last step",
     "loss.mean_last_epoch": "mean over the last epoch",

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ddlbench.report.colours import shade, strategy_look
+from ddlbench.report.colours import strategy_look
 from ddlbench.report.footer import Context, footer, interval_sentence
 from ddlbench.report.labels import (
     STATUS_MARKS,
@@ -23,6 +23,7 @@ from ddlbench.report.labels import (
     variant_labels,
 )
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.points import draw_point
 from ddlbench.report.style import GREY
 from ddlbench.report.tables import Tables, rows_of
 
@@ -185,16 +186,7 @@ def _draw_line(axes: Axes, own: pd.DataFrame, strategy: str, style: Any, shift: 
             if math.isfinite(row.speedup_low) and math.isfinite(row.speedup_high):
                 ends = [row.speedup_low, row.speedup_high]
                 axes.plot([place, place], ends, color=look.colour, linewidth=0.7, zorder=2)
-            axes.plot(
-                [place],
-                [row.speedup],
-                linestyle="none",
-                marker=look.marker,
-                color=look.colour,
-                markerfacecolor=shade(look.colour, 0.75 if row.stale else 0.0),
-                zorder=3,
-                gid="point",
-            )
+            draw_point(axes, (place, row.speedup), look, row)
 
 
 def _draw_crosses(axes: Axes, missing: pd.DataFrame) -> None:

@@ -10,6 +10,7 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
+from ddlbench.report.footer import interval_words
 from ddlbench.report.labels import dataset_label, network_label, strategy_label
 from ddlbench.report.tables import read_tables
 
@@ -23,9 +24,12 @@ def summary_table(tables_dir: Path) -> Table:
         tables_dir: folder of the tables that ``make_tables`` wrote.
     """
     summary = read_tables(tables_dir).summary
+    words = interval_words(summary, ratio=True)
     table = Table(
-        title="Speed-up over sequential training (with 95 % interval)",
+        title="Speed-up over sequential training",
         title_justify="left",
+        caption=f"In brackets: {words}." if words else None,
+        caption_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
         padding=0,

@@ -17,6 +17,7 @@ from scipy.special import bdtr
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.strategy import DeviceKind
 from ddlbench.runtime.loop_rules import BARRIER_RULE, CLOCKS, COMBINED_RULE, WARMUP_RULE
+from ddlbench.runtime.losses import mean_over_ranks
 
 __all__ = [
     "NOISY_SPREAD",
@@ -127,12 +128,6 @@ def rank_entry(report: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def losses(reports: Sequence[dict[str, Any]]) -> list[float]:
-    """Mean loss of each measured step over the ranks that have one."""
-    rows = [report["loss"] for report in reports if report["loss"]]
-    return [float(value) for value in np.mean(rows, axis=0)] if rows else []
-
-
 def steps_csv(cell: Cell, reports: Sequence[dict[str, Any]]) -> str:
     """steps.csv: one row a step, warm-up (epoch 0) included; the slowest rank's seconds."""
     steps = reports[0]["steps_per_epoch"]
@@ -142,13 +137,12 @@ def steps_csv(cell: Cell, reports: Sequence[dict[str, Any]]) -> str:
     for prefix, epoch_of in (("warmup_", lambda _i: 0), ("", lambda i: i // steps + 1)):
         step_s = np.max([report[f"{prefix}step_s"] for report in reports], axis=0)
         load_s = np.max([report[f"{prefix}load_s"] for report in reports], axis=0)
-        rows = [report[f"{prefix}loss"] for report in reports if report[f"{prefix}loss"]]
-        loss = np.mean(rows, axis=0) if rows else [""] * len(step_s)
+        loss = mean_over_ranks(reports, f"{prefix}loss")
         for index in range(len(step_s)):
             epoch = epoch_of(index)
             step = index if epoch == 0 else index % steps
             seconds = (f"{step_s[index]:.9g}", f"{load_s[index]:.9g}")
-            mean_loss = f"{loss[index]:.6g}" if rows else ""
+            mean_loss = f"{loss[index]:.6g}" if loss else ""
             writer.writerow([epoch, step, int(epoch == 0), *seconds, mean_loss])
     return text.getvalue()
 

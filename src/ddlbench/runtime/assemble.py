@@ -9,7 +9,7 @@ from ddlbench.experiment.result import SCHEMA_VERSION
 from ddlbench.experiment.site import Site
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import DeviceKind, Strategy, strategy_of
-from ddlbench.runtime import aggregate
+from ddlbench.runtime import aggregate, losses
 from ddlbench.runtime.checkpoint_report import checkpointing, notes
 from ddlbench.runtime.environment import driver_provenance
 
@@ -65,12 +65,16 @@ def assemble(
         "workers": sum(len(p.devices) for p in plan.processes if p.shard >= 0),
         "device_kind": site.device,
         "update_semantics": "synchronous" if synchronous else "stale",
-        "notes": _notes(strategy, site.device) + notes(cell, synchronous, saved),
+        "notes": [
+            *_notes(strategy, site.device),
+            *notes(cell, synchronous, saved),
+            *losses.divergence(ok if complete else []),
+        ],
         "plan_details": ok[0]["plan_details"] if complete else plan.details,
         "ranks": [aggregate.rank_entry(r) for r in ok],
         "timing": timing,
         "staging": None if staging is None else {key: staging[key] for key in _STAGING},
-        "loss": _loss(ok) if complete else None,
+        "loss": losses.summary(ok, ok[0]["steps_per_epoch"]) if complete else None,
         "communication": None,
         "link": link,
         "checkpointing": saved,
@@ -83,15 +87,6 @@ def assemble(
 def _notes(strategy: Strategy, device_kind: DeviceKind) -> list[str]:
     note = strategy.note(device_kind)
     return [] if note is None else [note]
-
-
-def _loss(reports: Sequence[dict[str, Any]]) -> dict[str, float] | None:
-    loss = aggregate.losses(reports)
-    if not loss:
-        return None
-    last_epoch = loss[-reports[0]["steps_per_epoch"] :]
-    mean = sum(last_epoch) / len(last_epoch)
-    return {"first": loss[0], "last": loss[-1], "mean_last_epoch": mean}
 
 
 def _provenance(

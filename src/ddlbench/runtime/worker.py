@@ -38,6 +38,7 @@ from ddlbench.runtime.failure import classify
 from ddlbench.runtime.identity import own_process
 from ddlbench.runtime.job import Job, report_file, stacks_file
 from ddlbench.runtime.loop import Extent, Measurement, measure
+from ddlbench.runtime.losses import as_written
 from ddlbench.runtime.meters import cpu_peak_bytes, device_memory, peak_rss_bytes
 from ddlbench.runtime.network_address import address_of, interface_to_use
 from ddlbench.runtime.progress import Reporter
@@ -241,10 +242,10 @@ def _times(measurement: Measurement) -> dict[str, Any]:
     return {
         "warmup_step_s": measurement.warmup.step_s,
         "warmup_load_s": measurement.warmup.load_s,
-        "warmup_loss": measurement.warmup.loss,
+        "warmup_loss": as_written(measurement.warmup.loss),
         "step_s": record.step_s,
         "load_s": record.load_s,
-        "loss": record.loss,
+        "loss": as_written(record.loss),
         "spans": record.spans,
         "communication_wait_s": record.communication_wait_s,
         "cpu_utilisation": measurement.utilisation.cpu,

@@ -75,9 +75,10 @@ def test_row_counts(name: str) -> None:
         "horovod": pairs * 4,
         "ddp": pairs * 4,
         "gpipe": pairs * 4,
+        "pipedream": pairs * 4,
         "model-parallel": pairs * 4,
     }
-    assert len(rows) == pairs * 17 == 1224
+    assert len(rows) == pairs * 21 == 1512
     unsupported = [row for row in rows if row.unsupported is not None]
     assert len(unsupported) == pairs * 2 * 2 == 288  # two strategies on 2x4 and 4x4
     assert {row.cell.strategy for row in unsupported} == {"gpipe", "model-parallel"}
@@ -111,7 +112,7 @@ def test_published_batches(dataset: str) -> None:
     for cell in (row.cell for row in rows):
         if cell.strategy == "gpipe":
             assert (cell.batch_size, cell.option("chunks")) == (mini_batch, micro_batches)
-        elif cell.strategy == "model-parallel":
+        elif cell.strategy in ("pipedream", "model-parallel"):
             assert cell.batch_size == per_worker
         else:
             assert cell.batch_size == per_worker * cell.devices

@@ -86,3 +86,58 @@ def test_published_numbers_are_named(tables) -> None:
     theirs = table[table["source"] != "measured here"]
     assert set(theirs["network"]) == {"resnet18|resnet50"}
     assert theirs["source"].str.contains("Cheng").all()
+
+
+@pytest.fixture
+def two_modes(tmp_path):
+    """A parameter server in both modes over two rates, one of them without a limit."""
+    fabrics = {
+        "open": LinkCondition(0.001, None, 0.0),
+        "bw500": LinkCondition(0.001, 500e6, 0.0),
+    }
+    rows = []
+    for fabric in fabrics:
+        chosen = experiment(
+            datasets=["mnist"],
+            networks=["mobilenetv2", "vgg11"],
+            strategies=["parameter-server"],
+            geometry=["2x1"],
+        )
+        chosen.settings["fabric"] = fabric
+        chosen.settings["batch_size"] = 32
+        chosen.strategies["parameter-server"] = {"mode": ["sync", "async"]}
+        rows += expand(chosen, site(fabrics=fabrics))
+    for row in rows:
+        if row.cell.strategy != "sequential":
+            seconds = 8.0 if "async" in row.cell.id else 80.0
+            times = {**timing(seconds, 1.0, 0.01), "noisy": row.cell.fabric == "open"}
+            write(tmp_path, row.cell, result(row.cell, seconds, timing=times))
+    return make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables")
+
+
+def test_variants_are_lines_of_their_own_and_no_limit_has_a_place(two_modes) -> None:
+    with style():
+        figure, table = draw_bandwidth(two_modes, Context("this machine"))
+        figure.canvas.draw()
+    assert_readable(figure)
+    assert_no_overlap(figure)
+    ours = table[table["source"] == "measured here"]
+    assert len(set(ours["variant"])) == 2
+    assert len(of(figure, "line")) == 2 * 2  # networks x modes
+    assert len(of(figure, "point")) == 2 * 2 * 2
+    assert [text.get_text() for text in of(figure, "point-mark")] == ["~"] * 4
+    ticks = [text.get_text() for axes in figure.axes for text in axes.get_xticklabels()]
+    assert "no limit" in ticks
+
+
+def test_published_points_are_inside_and_only_of_all_workers(two_modes) -> None:
+    with style():
+        figure, table = draw_bandwidth(two_modes, Context("this machine"))
+        figure.canvas.draw()
+    points = of(figure, "published")
+    assert {float(point.get_ydata()[0]) for point in points} == {87.6, 2.5}  # MobileNet's
+    for point in points:
+        low, high = point.axes.get_ylim()
+        assert low < point.get_ydata()[0] < high
+    apart = table[table["reason"].str.contains("one worker", na=False)]
+    assert set(apart["samples_per_s"]) == {0.4, 0.2, 0.12}

@@ -111,3 +111,33 @@ def test_loss_drawn(tables) -> None:
     assert_readable(figure)
     assert_no_overlap(figure)
     assert len(of(figure, "line")) == 2 * len(table)
+
+
+def test_a_run_that_diverges_reaches_and_sets_no_target() -> None:
+    lost = _falling("a/rep0", 0.0, 1.0)
+    lost.loc[60:, "loss"] = np.nan
+    steps = pd.concat([lost, _falling("b/rep0", 0.3, 0.25)])
+    curves = loss_curves(steps, ["a/rep0", "b/rep0"])
+    assert curves["a/rep0"]["step"].iloc[-1] == 60
+    reached = time_to_loss(curves)
+    assert reached["b/rep0"][0] == curves["b/rep0"]["loss"].min()
+    assert np.isnan(reached["a/rep0"][1:]).all()
+
+
+def test_a_diverged_run_is_a_cross_and_a_sentence(tables) -> None:
+    ids = tables.measurements.query("status == 'ok' and network == 'stack' and geometry == '1x4'")
+    parts = [_falling(i, 0.1 * n, 0.5) for n, i in enumerate(ids["cell_id"])]
+    parts[0].loc[70:, "loss"] = np.nan
+    parts[1]["loss"] *= 1e6  # grows out of sight, and never stops
+    learnt = type(tables)(tables.measurements, tables.summary, pd.concat(parts))
+    with style():
+        figure, table = draw_loss(learnt, Context("this machine"))
+        figure.canvas.draw()
+    assert_readable(figure)
+    assert_no_overlap(figure)
+    assert len(of(figure, "mark")) == 2
+    lost = table[table["diverged_after"].notna()]
+    assert list(lost["diverged_after"]) == [70]
+    assert lost["loss_end"].isna().all()
+    told = [text.get_text() for text in of(figure, "footer")]
+    assert "no number any more" in " ".join(told)

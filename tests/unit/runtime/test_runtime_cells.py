@@ -100,6 +100,24 @@ def test_a_role_without_a_batch_takes_part(site, tmp_path):
     assert result["loss"]["last"] == pytest.approx(reference["loss"]["last"], rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "changes"),
+    [
+        ("sequential", {"devices_per_node": 1}),
+        ("ddp", {}),
+        ("pipedream", {"options": (("balance", "blocks"),)}),
+    ],
+)
+def test_a_run_that_diverges_is_measured_and_says_so(strategy, changes, site, tmp_path):
+    cell = cell_of("plain", strategy, learning_rate=1e30, **changes)
+    result, folder = measure(cell, site, tmp_path)
+    assert result["status"] == "ok"
+    assert result["loss"]["last"] is None
+    assert any("training diverged: the loss is no number from step" in n for n in result["notes"])
+    assert read_result(folder / "result.json") == result
+    assert "nan" in (folder / "steps.csv").read_text()
+
+
 def test_out_of_memory_is_a_result(site, tmp_path):
     result, folder = measure(cell_of("out_of_memory"), site, tmp_path)
     assert result["status"] == "out_of_memory"

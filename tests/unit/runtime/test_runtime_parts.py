@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.runtime import aggregate
+from ddlbench.runtime import aggregate, losses
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.live_tensors import LiveTensors
 from ddlbench.runtime.network_address import address_of
@@ -100,6 +100,19 @@ def test_the_slowest_rank_makes_the_step_and_the_epoch():
     assert timing["samples_per_s"] == pytest.approx(16 / 0.35)
     assert timing["epoch_scaled"]
     assert timing["prepare_s"] == 2.0
+
+
+def test_a_loss_that_is_no_number_is_null_and_noted():
+    written = losses.as_written([2.0, float("nan"), float("inf")])
+    assert written == [2.0, None, None]
+    reports = [report([0.1] * 4, [2.0, 1.0, None, None]), report([0.1] * 4, [2.0] * 4)]
+    assert losses.summary(reports, 2) == {"first": 2.0, "last": None, "mean_last_epoch": None}
+    assert losses.divergence(reports) == [
+        "training diverged: the loss is no number from step 4 of 5 on (1 of them warm-up)"
+    ]
+    assert losses.divergence(REPORTS) == []
+    rows = list(csv.DictReader(io.StringIO(aggregate.steps_csv(CELL, reports))))
+    assert [row["loss"] for row in rows] == ["3", "2", "1.5", "nan", "nan"]
 
 
 def test_steps_csv_keeps_warm_up_apart_and_averages_only_ranks_with_labels():
