@@ -70,7 +70,9 @@ def figure_command(measured: Path, platform: Platform, campaign: str, out: Path)
 def departures_command(
     *, runs: Path, limit: float, predictor: str, platform_name: str, campaign: str, as_json: bool
 ) -> None:
-    """Flag measured RUNS that depart from their projection; ends with 1 if any does.
+    """Flag measured RUNS that depart from their projection; ends with 1 if any does, else 0.
+
+    Ends with 2 if there is no run that was both measured and projected.
 
     RUNS is an experiment's predictions.json (`ddlbench accuracy` writes it), or a CSV table as
     for `score`, which the corrected oracle projects on --platform.
@@ -93,6 +95,8 @@ def departures_command(
         click.echo(json.dumps({"limit": limit, "runs": records}))
     else:
         _show(judged, limit)
+    if not (judged["why_unknown"] == "").any():  # silence must not read as "all is well"
+        raise ConfigError(f"{runs}: no run could be judged: none was both measured and projected")
     if (judged["departs"] != "").any():
         raise SystemExit(1)
 

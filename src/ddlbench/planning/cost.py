@@ -29,6 +29,7 @@ from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
 from ddlbench.planning.data import request_of
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.strategy import strategy_of
 
 __all__ = ["Cost", "estimate", "render"]
 
@@ -50,7 +51,9 @@ class Cost:
         unsupported: cells that cannot run, and get no job.
         done_statuses: status -> how many of the cells that are done.
         unsupported_reasons: reason -> how many of the unsupported cells.
-        slurm_jobs: jobs that will be submitted; 0 where cells run on this machine.
+        measured_first: profiles and links that plans of these cells are made from, and that are
+            not there yet; a job each.
+        slurm_jobs: jobs that will be submitted, those included; 0 where cells run on this machine.
         largest_nodes, largest_devices: of the largest cell to run.
         device_s_upper: device-seconds if every cell to run took the site's ``cell_timeout_s``;
             making its data on the node comes before that.
@@ -74,6 +77,7 @@ class Cost:
     unsupported: int
     done_statuses: dict[str, int]
     unsupported_reasons: dict[str, int]
+    measured_first: int
     slurm_jobs: int
     largest_nodes: int
     largest_devices: int
@@ -114,6 +118,7 @@ def estimate(rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS
     supported = [row for row in rows if row.unsupported is None]
     done = [finished[row.cell.id] for row in supported if row.cell.id in finished]
     to_run = [row.cell for row in supported if row.cell.id not in finished]
+    first = _measured_first(to_run, site, results_root)
     largest = max(to_run, key=lambda cell: (cell.devices, site.held_geometry(cell)), default=None)
     known = _Expectation(finished.values())
     likeness: Counter[Likeness | None] = Counter()
@@ -132,7 +137,8 @@ def estimate(rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS
         unsupported_reasons=dict(
             Counter(str(row.unsupported) for row in unsupported).most_common()
         ),
-        slurm_jobs=len(to_run) if site.launcher == "slurm" else 0,
+        measured_first=first,
+        slurm_jobs=len(to_run) + first if site.launcher == "slurm" else 0,
         largest_nodes=site.held_geometry(largest)[0] if largest else 0,
         largest_devices=largest.devices if largest else 0,
         device_s_upper=float(site.cell_timeout_s)
@@ -188,6 +194,16 @@ def _read_result(path: Path, cell_id: str) -> _Finished | None:
     if not 0 <= elapsed_s < math.inf:
         return None
     return _Finished(cell, status, float(elapsed_s))
+
+
+def _measured_first(cells: Iterable[Cell], site: Site, results_root: Path) -> int:
+    """How many files the plans of ``cells`` still wait for (``balance: profile``)."""
+    wanted = {
+        path
+        for cell in cells
+        for path in strategy_of(cell.strategy).measured_inputs(cell, site.name)
+    }
+    return sum(not (results_root / path.relative_to(RESULTS)).is_file() for path in wanted)
 
 
 class _Expectation:
@@ -305,11 +321,17 @@ def render(cost: Cost) -> RenderableType:
 def _lines(cost: Cost) -> list[tuple[str, str]]:
     jobs = f"{cost.slurm_jobs:,}" if cost.slurm_jobs else "none: cells run on this machine"
     largest = f"{cost.largest_nodes} node(s), {cost.largest_devices} device(s)"
+    first = [("profiles and links first", f"{cost.measured_first:,}")] * bool(cost.measured_first)
     return [
         ("cells", f"{cost.cells:,}"),
         ("  done", _with_statuses(cost)),
         ("  to run", f"{cost.to_run:,}"),
         ("  unsupported", f"{cost.unsupported:,}"),
+        *(
+            [("profiles and links first", f"{cost.measured_first:,}")]
+            if cost.measured_first
+            else []
+        ),
         ("SLURM jobs", jobs if cost.to_run else "none"),
         ("largest job", largest if cost.to_run else "none"),
         ("device-hours, at most", _hours(cost.device_s_upper)),

@@ -15,9 +15,11 @@ from rich.console import Console
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.data_size import DataRequest, estimate_bytes
 from ddlbench.experiment.fabric import LinkCondition
+from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.site import Site
 from ddlbench.planning.cost import Cost, estimate, render
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.strategy import strategy_of
 
 LOCAL = Site(
     name="here",
@@ -227,6 +229,23 @@ def test_jobs(tmp_path: Path) -> None:
     cost = estimate([*rows, *_rows(DDP.with_(nodes=4, devices_per_node=4))], SHARED_NODES, tmp_path)
     assert cost.slurm_jobs == cost.to_run == 3
     assert (cost.largest_nodes, cost.largest_devices) == (2, 4)  # 2x2, as wide as 1x4
+
+
+def test_what_plans_are_made_from_is_counted_until_it_is_there(tmp_path: Path) -> None:
+    pipelines = [
+        BASE.with_(strategy="pipedream", devices_per_node=2, options=(("balance", "profile"),)),
+        BASE.with_(strategy="pipedream", devices_per_node=4, options=(("balance", "profile"),)),
+    ]
+    cost = estimate(_rows(BASE, *pipelines), WHOLE_NODES, tmp_path)
+    assert cost.measured_first == 2  # one profile and the links, for both
+    assert cost.slurm_jobs == 3 + 2
+    assert "profiles and links first │ 2" in " ".join(_shown(cost).split())
+    for path in strategy_of("pipedream").measured_inputs(pipelines[0], WHOLE_NODES.name):
+        there = tmp_path / path.relative_to(RESULTS)
+        there.parent.mkdir(parents=True)
+        there.write_text("{}")
+    cost = estimate(_rows(BASE, *pipelines), WHOLE_NODES, tmp_path)
+    assert (cost.measured_first, cost.slurm_jobs) == (0, 3)
 
 
 def test_disk_of_a_node(tmp_path: Path) -> None:

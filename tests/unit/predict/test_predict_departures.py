@@ -96,3 +96,19 @@ def test_a_campaign_that_is_not_there():
             ["departures", str(PUBLISHED_MEASURED), "--campaign", "may"],
             catch_exceptions=False,
         )
+
+
+def test_nothing_to_judge_is_no_all_clear(monkeypatch, tmp_path):
+    rows = pd.DataFrame(
+        [
+            {
+                "predictor": "paradl-corrected", "cell_id": "a/b/rep0", "measured_step_s": None,
+                "predicted_step_s": 1.0, "notes": "",
+            }
+        ]
+    )  # fmt: skip
+    monkeypatch.setattr("ddlbench.predict.accuracy.read_predictions", lambda _: rows)
+    with pytest.raises(ConfigError, match="no run could be judged"):
+        CliRunner().invoke(
+            oracle, ["departures", str(tmp_path / "predictions.json")], catch_exceptions=False
+        )
