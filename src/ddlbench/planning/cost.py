@@ -327,11 +327,7 @@ def _lines(cost: Cost) -> list[tuple[str, str]]:
         ("  done", _with_statuses(cost)),
         ("  to run", f"{cost.to_run:,}"),
         ("  unsupported", f"{cost.unsupported:,}"),
-        *(
-            [("profiles and links first", f"{cost.measured_first:,}")]
-            if cost.measured_first
-            else []
-        ),
+        *first,
         ("SLURM jobs", jobs if cost.to_run else "none"),
         ("largest job", largest if cost.to_run else "none"),
         ("device-hours, at most", _hours(cost.device_s_upper)),

@@ -7,7 +7,7 @@ a device would have none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddlbench.experiment.errors import ConfigError
@@ -19,9 +19,11 @@ __all__ = [
     "ROWS",
     "WEIGHTS",
     "dealt_share",
+    "dealt_shares",
     "first_dealt",
     "row_grid",
     "rows_end",
+    "rows_share",
     "shape_of",
 ]
 
@@ -68,6 +70,31 @@ def rows_end(workload: Workload, plan: Plan) -> int:
         if named or thin or any(_is_head(one) for one in layers):
             return index
     return len(blocks)
+
+
+def rows_share(extents: Sequence[int], grid: Mapping[int, int]) -> float:
+    """Of an activation, with the fullest device; 1 where it has no rows."""
+    share = 1.0
+    for dim, size in grid.items():
+        if len(extents) > -dim:
+            share *= -(-extents[dim] // size) / extents[dim]
+    return share
+
+
+def dealt_shares(workload: Workload, plan: Plan) -> dict[str, float]:
+    """What the fullest device has of each layer's weights, by the layer's name.
+
+    Raises:
+        ConfigError: the profile has no shapes.
+    """
+    entries = workload.layer_entries
+    if plan.cell.strategy in ROWS or int(plan.details["group"]) == 1:
+        return {entry["name"]: 1.0 for entry in entries}
+    first = first_dealt(entries)
+    return {
+        entry["name"]: dealt_share(entry, plan, entry["name"] == first, workload.network)
+        for entry in entries
+    }
 
 
 def dealt_share(entry: Mapping[str, Any], plan: Plan, first: bool, network: str) -> float:

@@ -24,10 +24,10 @@ from ddlbench.planning.plan import Plan
 from ddlbench.predict.split_layers import (
     ROWS,
     WEIGHTS,
-    dealt_share,
-    first_dealt,
+    dealt_shares,
     row_grid,
     rows_end,
+    rows_share,
     shape_of,
 )
 from ddlbench.predict.staged_memory import BUCKET_BYTES
@@ -82,7 +82,7 @@ def _flattened(workload: Workload, plan: Plan, blocks: Sequence[Block], end: int
     several = int(plan.details["replicas"]) > 1
     by_rows = plan.cell.strategy in ROWS and int(plan.details["group"]) > 1
     copied = [block.parameter_bytes for block in blocks]
-    shares = _shares(workload, plan)
+    shares = dealt_shares(workload, plan)
     for entry in workload.layer_entries:
         own = entry["parameter_bytes"] * shares[entry["name"]]
         if own > BUCKET_BYTES:
@@ -101,8 +101,8 @@ def _of_rows(workload: Workload, plan: Plan, end: int) -> list[Block]:
         if index >= end:
             found.append(_gathered(block, own) if index == end else block)
             continue
-        share = _share(shape_of(own[-1], workload.network)["output"], grid) if own else 1.0
-        entering = _share(shape_of(own[0], workload.network)["input"], grid) if own else 1.0
+        share = rows_share(shape_of(own[-1], workload.network)["output"], grid) if own else 1.0
+        entering = rows_share(shape_of(own[0], workload.network)["input"], grid) if own else 1.0
         between = block.saved_bytes - sum(float(e["saved_bytes_per_sample"]) for e in own)
         saved = sum(_saved_rows(entry, grid, workload.network) for entry in own) + share * between
         found.append(
@@ -132,7 +132,7 @@ def _saved_rows(entry: Mapping[str, Any], grid: Mapping[int, int], network: str)
     given = shape["input"]
     if len(given) < 2:
         return saved
-    share = _share(given, grid)
+    share = rows_share(given, grid)
     if not (str(entry["kind"]).startswith(_WINDOWS) and _is_copied(shape, grid)):
         return saved * share
     whole = float(prod(given) * _ITEM_BYTES)
@@ -164,18 +164,9 @@ def _read_share(shape: Mapping[str, Any], grid: Mapping[int, int]) -> float:
     return share
 
 
-def _share(extents: Sequence[int], grid: Mapping[int, int]) -> float:
-    """Of an activation, with the fullest device; 1 where it has no rows."""
-    share = 1.0
-    for dim, size in grid.items():
-        if len(extents) > -dim:
-            share *= -(-extents[dim] // size) / extents[dim]
-    return share
-
-
 def _of_weights(workload: Workload, plan: Plan) -> list[Block]:
     """Blocks with their part of the weights; activations stay whole."""
-    layers, all_shares = _by_block(workload), _shares(workload, plan)
+    layers, all_shares = _by_block(workload), dealt_shares(workload, plan)
     found = []
     for index, block in enumerate(workload.blocks):
         own = layers.get(index, [])
@@ -196,18 +187,6 @@ def _of_weights(workload: Workload, plan: Plan) -> list[Block]:
             )
         )
     return found
-
-
-def _shares(workload: Workload, plan: Plan) -> dict[str, float]:
-    """What the fullest device has of each layer's weights, by the layer's name."""
-    entries = workload.layer_entries
-    if plan.cell.strategy in ROWS or int(plan.details["group"]) == 1:
-        return {entry["name"]: 1.0 for entry in entries}
-    first = first_dealt(entries)
-    return {
-        entry["name"]: dealt_share(entry, plan, entry["name"] == first, workload.network)
-        for entry in entries
-    }
 
 
 def _copied_channels(entry: Mapping[str, Any], share: float, network: str) -> float:

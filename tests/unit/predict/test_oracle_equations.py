@@ -2,13 +2,15 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import oracle_factory as make
 import pytest
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.predict.paradl.layers import Layer
 from ddlbench.predict.paradl.oracle import project, refused
-from ddlbench.predict.paradl.question import question
+from ddlbench.predict.paradl.question import OwnSplit, question
 from ddlbench.predict.paradl.stages import cut_evenly
 
 UPDATE = 5 * 4 * make.WEIGHTS / 1e9  # read w, g, momentum; write w, momentum
@@ -118,6 +120,22 @@ def test_memory_by_hand_and_refusal():
     assert refused(found, make.platform()) == ""
     assert "GB a device" in refused(found, make.platform(memory_bytes=1e3))
     assert "limited by c1" in refused(told("filter", 8, 8), make.platform())
+
+
+def test_own_splits_are_limited_by_linear_layers_and_by_their_dimension():
+    shares = (1 / 4, 1 / 4, 3 / 10)
+    narrow = Layer("fc", "linear", (128,), (3,), 387)
+    workload = make.workload(layers=(*make.LAYERS[:2], narrow))
+    asked = replace(make.ask("filter", 4, 8), own=OwnSplit(shares))
+    found = project("corrected", workload, make.platform(), asked)
+    assert (found.max_devices, found.limiting_layer) == (3, "fc")
+    assert found.communication["gradients"] == 0
+    grid = OwnSplit((1 / 4, 1 / 4, 1.0), ((-2, 2), (-1, 2)))
+    asked = replace(make.ask("spatial", 4, 8), own=grid)
+    found = project("corrected", make.workload(), make.platform(), asked)
+    assert (found.max_devices, found.limiting_layer) == (4 * 4, "c2")
+    kept, going = (192 + 256 + 128) / 4 + 10, 128 + 10
+    assert found.memory_bytes == 4 * (8 * (kept + going) + 3 * make.WEIGHTS)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 7, 8, 20])

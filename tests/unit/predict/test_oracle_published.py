@@ -2,8 +2,10 @@
 
 import json
 
+import oracle_factory as make
 import pytest
 
+from ddlbench.predict.paradl.layers import Layer
 from ddlbench.predict.paradl.measured import (
     PUBLISHED_MEASURED,
     question_of,
@@ -102,3 +104,17 @@ def test_broken_workloads_say_what_is_wrong(tmp_path, change, says):
 def test_unknown_network():
     with pytest.raises(InvalidWorkload, match="did you mean 'resnet50'"):
         load_workload("resnet5")
+
+
+def test_spatial_layers_count_shortcuts_that_the_table_leaves_out():
+    """c1, a shortcut, c2 have their rows split; the head alone is computed whole.
+
+    Operations: c1 4 x 6912 + 108, c2 4 x 4608 + 288, fc 3 x 1280.
+    """
+    c1, c2, fc = make.LAYERS
+    beside = Layer("down", "conv", (3, 8, 8), (8, 4, 4), 32, 1, 2, shortcut=True)
+    workload = make.workload(layers=(c1, beside, c2, fc), spatial_layers=3, layer_times_s=())
+    told = project("as-published", workload, make.platform(), make.ask("spatial", 2, 8))
+    split, whole = 27_756 + 18_720, 3_840
+    expected = 8 * 0.06 * (split / 2 + whole) / (split + whole)
+    assert told.computation["layers"] == pytest.approx(expected)

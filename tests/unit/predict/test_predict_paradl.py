@@ -53,42 +53,31 @@ def test_data_parallel_by_hand() -> None:
     assert found.step_s == pytest.approx(found.compute_s + found.communication_s)
 
 
-def test_filters_divide_convolutions_and_not_the_head() -> None:
-    found = told("paradl-corrected", "filter")
-    whole = 0.9 * (0.1 + 0.01 * 32)
-    shared = whole * (2 / 3) / 4 + whole / 3
-    update_s = 0.05 * 0.42 * (200 / 4 + 100) / WEIGHTS
-    load_s = 0.05 * (0.1 + 0.01 * 8)
-    assert found.compute_s == pytest.approx(shared + update_s + load_s)
-    gather = 3 * (1e-4 + 4 * 32 * 16 * 64 / 4 / 1e9)  # both convolutions forward
-    reduce = 2 * gather  # the input of the second one, backward
-    kept = 6 * (1e-4 + 4 * 100 / 4 / 1e9)  # gradients of the head, that all hold
-    assert found.communication_s == pytest.approx(2 * gather + reduce + kept)
-
-
-def test_rows_end_at_the_head() -> None:
-    found = told("paradl-corrected", "spatial")
-    rows = (3 * 8 + 16 * 8) * 2  # two rows of the input of each convolution, both neighbours
-    halo = 2 * (2 * 2 * 1e-4 + 4 * 32 * rows / 1e9)
-    gather = 2 * 3 * (1e-4 + 4 * 32 * 16 * 64 / 4 / 1e9)
-    gradients = 6 * (1e-4 + 4 * WEIGHTS / 4 / 1e9)
-    assert found.communication_s == pytest.approx(halo + gather + gradients)
-
-
-def test_rows_end_where_the_plan_ends_them() -> None:
-    earlier, head = (told("paradl-corrected", "spatial", until=u) for u in ("block1", "head"))
-    rows = 3 * 8 * 2  # the halo of the first convolution alone
-    halo = 2 * (2 * 1e-4 + 4 * 32 * rows / 1e9)
-    gather = 2 * 3 * (1e-4 + 4 * 32 * 16 * 64 / 4 / 1e9)
-    gradients = 6 * (1e-4 + 4 * WEIGHTS / 4 / 1e9)
-    assert earlier.communication_s == pytest.approx(halo + gather + gradients)
-    assert earlier.compute_s > head.compute_s
+def test_a_pipeline_loads_the_whole_batch_in_one_process() -> None:
+    found = told("paradl-corrected", "gpipe", "1x2", chunks=4, balance="size")
+    stage_s = 0.9 * (0.1 + 0.01 * 8) * 2 / 3  # two of three layers, of a micro-batch
+    update_s = 0.05 * 0.42 * 200 / WEIGHTS
+    load_s = 0.05 * 0.42
+    assert found.compute_s == pytest.approx((2 + 4 - 1) * stage_s + update_s + load_s)
 
 
 def test_published_differs_where_the_faults_are() -> None:
     published, corrected = (told(f"paradl-{v}", "filter") for v in ("published", "corrected"))
     assert published.communication_s != pytest.approx(corrected.communication_s)
     assert all(value > 0 for value in published.memory_bytes)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "says"),
+    [
+        ("ddp", "no weight update"),
+        ("filter", "linear layers are whole on every device"),
+        ("spatial", "gradients of all weights are all-reduced"),
+    ],
+)
+def test_published_says_what_it_takes_for_granted(strategy: str, says: str) -> None:
+    assert any(says in limit for limit in told("paradl-published", strategy).limits)
+    assert not any(says in limit for limit in told("paradl-corrected", strategy).limits)
 
 
 def test_a_profile_without_shapes_says_what_to_do() -> None:

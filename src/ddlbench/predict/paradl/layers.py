@@ -67,7 +67,11 @@ class Layer:
     @property
     def row(self) -> int:
         """Items of one row of the input: a slice of extent 1 along the first spatial dimension."""
-        return self.x // self.input[1]
+        return self.slice_items(1)
+
+    def slice_items(self, dim: int) -> int:
+        """Items of a slice of the input of extent 1 along a dimension of its shape."""
+        return self.x // self.input[dim]
 
     @property
     def halo_rows(self) -> int:

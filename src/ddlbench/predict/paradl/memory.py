@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddlbench.predict.paradl.corrected import is_split, stage_bounds
+from ddlbench.predict.paradl.corrected import stage_bounds, weight_shares
 from ddlbench.predict.paradl.layers import Layer
 from ddlbench.predict.paradl.platform import Platform
 from ddlbench.predict.paradl.published import ITEM_BYTES
@@ -41,9 +41,12 @@ def memory_bytes(workload: Workload, platform: Platform, asked: Question) -> flo
     shares = [1.0] * len(layers)
     weights = float(workload.weights)
     if asked.strategy in ("spatial", "data+spatial"):
-        shares = [1 / p if index < workload.spatial_layers else 1.0 for index in range(len(layers))]
+        count = workload.spatial_layers
+        even = [1 / p if index < count else 1.0 for index in range(len(layers))]
+        shares = even if asked.own is None else list(asked.own.shares)
     elif asked.strategy in ("filter", "channel", "data+filter"):
-        weights = sum(layer.weights / (p if is_split(layer, asked) else 1) for layer in layers)
+        parts = zip(layers, weight_shares(workload, asked), strict=True)
+        weights = sum(layer.weights * share for layer, share in parts)
     return _bytes(layers, asked.group_batch, shares, weights, states)
 
 

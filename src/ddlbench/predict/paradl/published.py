@@ -67,6 +67,12 @@ def layers_of(workload: Workload) -> list[tuple[Layer, float]]:
     ]
 
 
+def _before_the_head(workload: Workload) -> list[tuple[Layer, float]]:
+    """Those of ``layers_of`` that a spatial split takes: shortcuts count in ``spatial_layers``."""
+    split = workload.layers[: workload.spatial_layers]
+    return layers_of(workload)[: sum(not layer.shortcut for layer in split)]
+
+
 def _weight_bytes(workload: Workload) -> float:
     return ITEM_BYTES * sum(kernel_weights(layer) for layer, _ in layers_of(workload))
 
@@ -106,10 +112,10 @@ def _spatial_parts(
 ) -> tuple[float, float, float]:
     """Seconds of the split layers, of their halos, and of gathering and scattering behind them."""
     p, batch = asked.inside, asked.group_batch
-    limit = {layer.name for layer in workload.layers[: workload.spatial_layers]}
-    split = [(layer, time) for layer, time in layers_of(workload) if layer.name in limit]
+    split = _before_the_head(workload)
+    dim = asked.split_dims[0]
     halos = sum(
-        4 * send_s(ITEM_BYTES * batch * ((layer.kernel - 1) // 2) * layer.row, halo)
+        4 * send_s(ITEM_BYTES * batch * ((layer.kernel - 1) // 2) * layer.slice_items(dim), halo)
         for layer, _ in split
         if layer.kernel > 1
     )
@@ -120,7 +126,7 @@ def _spatial_parts(
 def _spatial(workload: Workload, platform: Platform, asked: Question) -> Terms:
     ring = platform.level(asked.devices)
     compute, halos, behind = _spatial_parts(workload, asked, ring, ring)
-    split = sum(time for _, time in layers_of(workload)[: workload.spatial_layers])
+    split = sum(time for _, time in _before_the_head(workload))
     rest = asked.batch * max(0.0, workload.time_s - split)
     gradients = all_reduce_s(asked.devices, _weight_bytes(workload), ring)
     return {"layers": compute + rest}, {

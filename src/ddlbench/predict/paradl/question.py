@@ -8,12 +8,27 @@ from dataclasses import dataclass, field
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.schema import nearest
 
-__all__ = ["HYBRIDS", "STRATEGIES", "Projection", "Question", "question"]
+__all__ = ["HYBRIDS", "STRATEGIES", "OwnSplit", "Projection", "Question", "question"]
 
 STRATEGIES = (
     "serial", "data", "spatial", "filter", "channel", "data+filter", "data+spatial", "pipeline",
 )  # fmt: skip
 HYBRIDS = ("data+filter", "data+spatial")
+
+
+@dataclass(frozen=True)
+class OwnSplit:
+    """How one of this project's strategies splits a network (docs/strategies/splits.md).
+
+    Attributes:
+        shares: what the fullest device has of each layer: of its filters or channels, of its rows.
+        grid: (dimension counted from the last, devices along it), of rows; first dimension first.
+        by_mean: rows end in a mean over all positions, which is added up instead of gathered.
+    """
+
+    shares: tuple[float, ...]
+    grid: tuple[tuple[int, int], ...] = ()
+    by_mean: bool = False
 
 
 @dataclass(frozen=True)
@@ -26,6 +41,7 @@ class Question:
         inside: p2, devices that split layers between them.
         group_batch: samples of one group's iteration, B / p1.
         segments: S, micro-batches of a pipeline.
+        own: how this project's strategy splits; None asks about what ParaDL ran.
     """
 
     strategy: str
@@ -33,6 +49,7 @@ class Question:
     groups: int
     group_batch: float
     segments: int
+    own: OwnSplit | None = None
 
     @property
     def inside(self) -> int:
@@ -43,6 +60,13 @@ class Question:
     def batch(self) -> float:
         """B: samples of one iteration over all devices."""
         return self.group_batch * self.groups
+
+    @property
+    def split_dims(self) -> tuple[int, ...]:
+        """Dimensions of a layer's shape that lie on several devices, of a spatial split."""
+        if self.own is None or not self.own.grid:
+            return (1,)
+        return tuple(dim for dim, _ in self.own.grid)
 
 
 @dataclass(frozen=True)

@@ -7,25 +7,28 @@
     plan          strategy, groups, segments  |                 the other; memory; limits
 
 Two predictors: ``paradl-published`` as the authors' code evaluates the table, ``paradl-corrected``
-with the faults mended that docs/oracle.md lists. No constant is fitted: every efficiency is 1,
-flows on one link share it evenly, gradients go from device to device. Per layer, t_l(b) is the
-profile's at the samples that one device sees (a micro-batch of a pipeline), scaled so that all
-layers add up to the whole step's passes; the rate of the weight update is the profile's optimizer
-time.
+with the faults mended that docs/oracle.md lists, and of splits with the exchanges that this
+project's strategies make. No constant is fitted: every efficiency is 1, flows on one link share it
+evenly, gradients go from device to device. Per layer, t_l(b) is the profile's at the samples that
+one device sees (a micro-batch of a pipeline), scaled so that all layers add up to the whole step's
+passes; the rate of the weight update is the profile's optimizer time. Loading is that of what one
+process reads: a worker's share, all samples of a group whose devices split layers, and with
+pipelines the whole batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Plan
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.paradl.oracle import project
+from ddlbench.predict.paradl.own_splits import own_split, spatial_layers
 from ddlbench.predict.paradl.platform import FITTED, Platform
 from ddlbench.predict.paradl.question import Question
-from ddlbench.predict.paradl.shapes import Shape, shapes_of, split_layers
+from ddlbench.predict.paradl.shapes import shapes_of
 from ddlbench.predict.paradl.workload import Workload as OracleWorkload
 from ddlbench.predict.prediction import (
     NO_HISTORY,
@@ -36,7 +39,6 @@ from ddlbench.predict.prediction import (
     joined,
     links_or_error,
 )
-from ddlbench.predict.split_layers import ROWS, rows_end
 from ddlbench.predict.workload import Workload
 
 __all__ = ["ParadlCorrected", "ParadlPublished"]
@@ -53,13 +55,51 @@ _NAMES = {
     "pipe-gpipe": "pipeline",
 }
 _STATES = 1  # SGD keeps a momentum
+_LIMIT = "communication is never hidden"
+_OWN_CUT = "stages of a pipeline by ParaDL's own cut"
+_NO_COPIES = "copying and packing of what is sent costs nothing"
+
+# What the table and its authors' code take for granted of a strategy; ours does otherwise.
+_LAYERS = (
+    "linear layers are whole on every device",
+    "each convolution, the first too, is charged three rounds of its output",
+)
+_ROWS = (
+    "a halo is (kernel - 1) / 2 rows both ways, whatever the stride",
+    "rows are gathered forward and scattered backward, also where a mean ends them",
+    "a grid is projected as its first dimension; batch normalisation exchanges nothing",
+)
+_PUBLISHED = {
+    "filter": _LAYERS,
+    "channel": _LAYERS,
+    "data+filter": (*_LAYERS, "all weights are exchanged between groups, a link is divided by p2"),
+    "spatial": (*_ROWS, "gradients of all weights are all-reduced"),
+    "data+spatial": (
+        *_ROWS,
+        "gradients of all weights are all-reduced in a group, then between groups",
+        "layers behind the rows cost nothing, a link is divided by 2 p2, a halo message takes 3 ms",
+    ),
+    "pipeline": (_OWN_CUT,),
+}
+_CORRECTED = {
+    **dict.fromkeys(("filter", "channel", "data+filter", "spatial", "data+spatial"), (_NO_COPIES,)),
+    "pipeline": (_OWN_CUT,),
+}
 
 
 class _Paradl(Predictor):
-    """Table III; a subclass names the variant."""
+    """Table III; a subclass names the variant.
+
+    Class attributes:
+        variant: of the oracle.
+        limits: what the variant leaves out.
+        assumed: what it takes for granted of a strategy, by ParaDL's name.
+    """
 
     strategies: ClassVar[tuple[str, ...] | None] = tuple(_NAMES)
     variant: ClassVar[str]
+    limits: ClassVar[tuple[str, ...]] = (_LIMIT,)
+    assumed: ClassVar[Mapping[str, tuple[str, ...]]]
 
     def predict(
         self,
@@ -74,13 +114,13 @@ class _Paradl(Predictor):
         Raises:
             NotPredictable: the profile has no shapes of layers, or the plan several pipelines.
         """
-        asked = _question(plan)
+        asked = _question(workload, plan)
         platform, remarks = _platform(workload, links, plan, self.name)
         micro_batch = asked.batch / asked.segments
         seen = micro_batch if asked.strategy == "pipeline" else asked.group_batch
         step = workload.step(seen)
         said = project(self.variant, _oracle_workload(workload, plan, seen), platform, asked)
-        load_s = workload.step(cell.batch_size / cell.devices).load_s
+        load_s = workload.step(asked.group_batch).load_s
         notes = [step.remark, *remarks]
         if asked.devices > said.max_devices:
             notes.append(f"beyond its limit: {said.max_devices}, by {said.limiting_layer}")
@@ -90,7 +130,7 @@ class _Paradl(Predictor):
             communication_s=said.communication_s,
             exposed_communication_s=said.communication_s,
             memory_bytes=self.memory(round(said.memory_bytes), cell.devices),
-            limits=("communication is never hidden", "stages of a pipeline by ParaDL's own cut"),
+            limits=(*self.limits, *self.assumed.get(asked.strategy, ())),
             notes=joined(*notes),
         )
 
@@ -100,11 +140,16 @@ class _Paradl(Predictor):
 
 
 class ParadlPublished(_Paradl):
-    """As the authors' code has it."""
+    """As the authors' code has it, also of what this project's strategies do otherwise."""
 
     name: ClassVar[str] = "paradl-published"
     source: ClassVar[str] = "ParaDL, Table III, as published"
     variant: ClassVar[str] = "as-published"
+    limits: ClassVar[tuple[str, ...]] = (
+        _LIMIT,
+        "no weight update; no shortcuts' projections; no weights of batch normalisation",
+    )
+    assumed: ClassVar[Mapping[str, tuple[str, ...]]] = _PUBLISHED
 
 
 class ParadlCorrected(_Paradl):
@@ -113,13 +158,14 @@ class ParadlCorrected(_Paradl):
     name: ClassVar[str] = "paradl-corrected"
     source: ClassVar[str] = "ParaDL, Table III, corrected"
     variant: ClassVar[str] = "corrected"
+    assumed: ClassVar[Mapping[str, tuple[str, ...]]] = _CORRECTED
 
     def memory(self, projected_bytes: int, devices: int) -> tuple[int, ...]:
         """Nothing: ``ask`` fills in the model that every predictor shares."""
         return ()
 
 
-def _question(plan: Plan) -> Question:
+def _question(workload: Workload, plan: Plan) -> Question:
     cell, details = plan.cell, plan.details
     name = _NAMES[cell.strategy]
     if name == "pipeline" and int(details.get("replicas", 1)) > 1:
@@ -129,13 +175,15 @@ def _question(plan: Plan) -> Question:
         groups = cell.devices
     elif name in ("data+filter", "data+spatial"):
         groups = int(details["replicas"])
+    own = own_split(workload, plan, [shape.layer for shape in shapes_of(workload)])
     segments = int(details.get("chunks", 1))
-    return Question(name, cell.devices, groups, cell.batch_size / groups, segments)
+    return Question(name, cell.devices, groups, cell.batch_size / groups, segments, own)
 
 
 def _oracle_workload(workload: Workload, plan: Plan, samples: float) -> OracleWorkload:
     """The network as the oracle reads it, timed at so many samples a device."""
     shapes = shapes_of(workload)
+    layers = tuple(shape.layer for shape in shapes)
     alone = [sum(timing.at(samples) for timing in shape.timings) for shape in shapes]
     step = workload.step(samples)
     passes_s = step.forward_s + step.backward_s
@@ -146,26 +194,10 @@ def _oracle_workload(workload: Workload, plan: Plan, samples: float) -> OracleWo
         dataset=workload.dataset,
         samples_per_epoch=1,
         time_s=sum(times),
-        layers=tuple(shape.layer for shape in shapes),
-        spatial_layers=_spatial_layers(workload, plan, shapes),
+        layers=layers,
+        spatial_layers=spatial_layers(workload, plan, layers),
         layer_times_s=times,
     )
-
-
-def _spatial_layers(workload: Workload, plan: Plan, shapes: Sequence[Shape]) -> int:
-    """How many of the oracle's layers have their rows split: as this plan ends them.
-
-    Raises:
-        NotPredictable: none has.
-    """
-    if plan.cell.strategy not in ROWS:
-        return split_layers([shape.layer for shape in shapes])
-    end = rows_end(workload, plan)
-    blocks = {entry["name"]: entry["block"] for entry in workload.layer_entries}
-    count = sum(blocks[shape.layer.name] < end for shape in shapes)
-    if not count:
-        raise NotPredictable("no layer stands before where rows end, so none is split")
-    return count
 
 
 def _platform(
