@@ -3,11 +3,13 @@
 Four networks, two datasets, five strategies; 1 node x 4 devices and 4 nodes x 1, with equal shares
 of CPU; links of 1 Gbit/s (fabric ``default``) and of 100 Mbit/s (fabric ``slow``). Profiles, links
 and cells are separate jobs. Sequential cells are repeated, so that the sequential predictor can be
-held against the spread of repeats. Writes docs/validation/prediction/.
+held against the spread of repeats. Writes docs/validation/prediction/; with ``--report``, from what
+was measured before.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +75,8 @@ def options(fabric: str) -> Options:
 
 def main() -> None:
     """Measure, predict, compare."""
-    Study("prediction", FAST).run(SITE, options("default"), "links", "profiles", "cells")
-    Study("prediction", SLOW).run(SITE, options("slow"), "links", "cells")
-    Study("prediction", REPEATED).run(SITE, options("default"), "cells")
-    Study("prediction", SIZES).run(SITE, options("default"), "cells")
+    if "--report" not in sys.argv[1:]:
+        _measure()
     for part in (FAST, SLOW, REPEATED, SIZES):
         study = Study("prediction", part)
         study.describe_site(SITE, options(part["settings"]["fabric"]))
@@ -87,6 +87,14 @@ def main() -> None:
             if path.name in (*KEPT, *PICTURES[folder.name]):
                 study.keep(path.relative_to(study.folder), OUT / folder.name / path.name)
         _further_tables(study.folder / folder / "predictions.json", OUT / folder.name)
+
+
+def _measure() -> None:
+    """Measure what is missing."""
+    Study("prediction", FAST).run(SITE, options("default"), "links", "profiles", "cells")
+    Study("prediction", SLOW).run(SITE, options("slow"), "links", "cells")
+    Study("prediction", REPEATED).run(SITE, options("default"), "cells")
+    Study("prediction", SIZES).run(SITE, options("default"), "cells")
 
 
 def _further_tables(predictions: Path, out: Path) -> None:

@@ -109,8 +109,8 @@ def make_predictions(experiment: Experiment, site: Site, rows: list[MatrixRow]) 
     from ddlbench.report.micro_batches import table_6_1  # noqa: PLC0415
     from ddlbench.report.tables import write_table  # noqa: PLC0415
 
-    frame = predictions(rows, site.name)
-    cases = table_8_1(frame)
+    frame = predictions(rows, site)
+    cases = table_8_1(frame, site.device)
     rates = table_8_2(cases)
     tables = PredictionTables(with_choices(errors(frame), rates), table_6_1(frame), cases, rates)
     folder = tables_dir(site.name, experiment.name)

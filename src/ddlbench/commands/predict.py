@@ -99,7 +99,8 @@ def predict(
     "--recommender",
     default="measured-links",
     show_default=True,
-    help="measured-links, thesis, ddlbench, or a predictor that speaks of every strategy.",
+    help="measured-links (by device: CPUs hide no communication), overlap, thesis, ddlbench, or a "
+    "predictor that speaks of every strategy.",
 )
 @click.option("--allow-stale", is_flag=True, help="Also strategies that update with old weights.")
 @click.option(

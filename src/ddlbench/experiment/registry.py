@@ -69,6 +69,7 @@ PREDICTORS: dict[str, str] = {
     "pipeline-period-paper": f"{_PREDICTORS}.pipeline_period:PipelinePeriodPaper",
     "ddp-serial": f"{_PREDICTORS}.serial:DdpSerial",
     "horovod-serial": f"{_PREDICTORS}.serial:HorovodSerial",
+    "torchgpipe-turns": f"{_PREDICTORS}.torchgpipe_turns:TorchgpipeTurns",
     "data-extrapolation": f"{_PREDICTORS}.data_extrapolation:DataExtrapolation",
     "hardware-extrapolation": f"{_PREDICTORS}.hardware_extrapolation:HardwareExtrapolation",
     "paradl-published": f"{_PREDICTORS}.paradl:ParadlPublished",

@@ -4,12 +4,16 @@ A case is everything of a cell but its strategy: same network, data, devices, fa
 batch. Sequential training is no candidate, and stale strategies are none. A recommender picks the
 candidate with the least predicted time among those predicted to fit; a wrong pick costs
 ``extra_time`` = measured(pick) / measured(fastest) - 1.
+
+Two rules keep the score fair. A recommender whose predictors learn from repeat 0 is judged by the
+other repeats alone; where there are none, the case is no case of its own (not scored). A tie counts
+as its expectation: each of k tied picks 1/k of a choice, whatever order they are written in.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -17,61 +21,69 @@ import pandas as pd
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import known
 from ddlbench.predict.accuracy import ALL
+from ddlbench.predict.picks import Outcomes, Pick, asked_rows, outcomes, pick, without_learnt
 from ddlbench.predict.prediction import predictor_of
-from ddlbench.predict.recommenders import RECOMMENDERS, UNLESS_OOM, predictor_for
+from ddlbench.predict.recommenders import UNLESS_OOM, recommenders_on
 
-__all__ = ["NOT_DISCRIMINATING", "judged", "table_8_1", "table_8_2", "with_choices"]
+__all__ = ["NOT_DISCRIMINATING", "NOT_SCORED", "judged", "table_8_1", "table_8_2", "with_choices"]
 
 NOT_DISCRIMINATING = "not discriminating"
+NOT_SCORED = "not scored: it learnt from the only repeat"
 _ONE_SIDED = 0.8
-_TIE = 1e-9
+_NAN = float("nan")
 
 COLUMNS_8_1 = (
     "recommender", "baseline", "dataset", "network", "nodes", "devices_per_node", "batch_size",
-    "fabric", "case", "candidates", "recommended", "fastest", "extra_time", "correct",
-    "within_noise", "note",
+    "fabric", "case", "candidates", "recommended", "tied", "fastest", "extra_time", "correct",
+    "within_noise", "not_run", "note",
 )  # fmt: skip
 COLUMNS_8_2 = (
     "recommender", "baseline", "dataset", "n", "correct", "top1", "top1_within_noise",
-    "mean_regret", "no_measurement", "no_recommendation", "usual_winner", "winner_share", "verdict",
+    "mean_regret", "ties", "no_measurement", "no_recommendation", "not_scored", "usual_winner",
+    "winner_share", "verdict",
 )  # fmt: skip
 
 
-def judged() -> list[tuple[str, bool]]:
-    """Names of all recommenders, and whether each is a baseline."""
+def judged(device: str) -> list[tuple[str, bool]]:
+    """Names of all recommenders for "cpu" or "cuda", and whether each is a baseline."""
     alone = [name for name in known("ddlbench.predictors") if predictor_of(name).strategies is None]
     return [
-        *((name, False) for name in RECOMMENDERS),
+        *((name, False) for name in recommenders_on(device)),
         *((name, predictor_of(name).baseline) for name in alone),
         (UNLESS_OOM, True),
     ]
 
 
-def table_8_1(predictions: pd.DataFrame) -> pd.DataFrame:
+def table_8_1(predictions: pd.DataFrame, device: str) -> pd.DataFrame:
     """Recommended, fastest and the cost of the wrong choice, a row a recommender and case.
 
-    A case counts when at least two of its strategies were measured. ``correct``: the pick is the
-    fastest. ``within_noise``: it is, or their intervals overlap, so that no difference is shown.
+    A case counts when at least two of its strategies were measured. ``correct``: the share of the
+    pick that is the fastest, 1 or 0 but for ties. ``within_noise``: the share that is, or whose
+    interval overlaps the fastest's, so that no difference is shown. ``not_run``: the share without
+    a measurement. ``tied``: how many configurations are a tie, 0 without one; ``extra_time`` is
+    their mean, over those that ran. What cannot be scored has no ``fastest``, and ``correct``,
+    ``within_noise`` and ``extra_time`` are NaN.
 
     Args:
         predictions: the frame that :func:`ddlbench.predict.table.predictions` makes.
+        device: "cpu" or "cuda", as the site file says.
     """
     frame = predictions[(predictions["strategy"] != "sequential") & predictions["synchronous"]]
     cases = frame["cell_id"].map({cell_id: _case(cell_id) for cell_id in frame["cell_id"].unique()})
     rows: list[dict[str, Any]] = []
     for case, group in frame.groupby(cases, sort=False):
-        outcomes = _outcomes(group)
-        ran = {key: value for key, value in outcomes.items() if value["status"] == "ok"}
-        if len({value["strategy"] for value in ran.values()}) < 2:
+        every = outcomes(group)
+        if len(_strategies(_measured(every))) < 2:
             continue
-        for recommender, baseline in judged():
-            pick, note = _pick(recommender, group, outcomes)
+        for recommender, baseline in judged(device):
+            asked = asked_rows(recommender, group, device)
+            chosen = pick(recommender, asked, every)
             rows.append(
                 {
                     "recommender": recommender,
                     "baseline": baseline,
                     "case": case,
-                    **_verdict(pick, outcomes, ran, note),
+                    **_verdict(chosen, without_learnt(every, asked)),
                 }
             )
     return pd.DataFrame(rows, columns=list(COLUMNS_8_1))
@@ -80,10 +92,11 @@ def table_8_1(predictions: pd.DataFrame) -> pd.DataFrame:
 def table_8_2(table: pd.DataFrame) -> pd.DataFrame:
     """How often each recommender is right, by dataset and over all.
 
-    ``top1`` is over all n cases: a case without a recommendation is not right. ``mean_regret`` is
-    over the cases whose pick was measured; ``no_measurement`` counts picks that did not run (out of
-    memory, timeout). Where one strategy is fastest in more than 80 % of the cases, a rule that
-    always names it scores as well as a model: ``verdict`` says so.
+    ``n`` is the number of cases that can be scored, ``not_scored`` of those that cannot. ``top1``
+    is over all n: a case without a recommendation is not right. ``mean_regret`` is over the cases
+    whose pick was measured; ``no_measurement`` counts picks that did not run (out of memory,
+    timeout). A tie of k counts 1/k each in all of them. Where one strategy is fastest in more than
+    80 % of the cases, a rule that always names it scores as well as a model: ``verdict`` says so.
 
     Args:
         table: what :func:`table_8_1` returns.
@@ -95,31 +108,15 @@ def table_8_2(table: pd.DataFrame) -> pd.DataFrame:
         ]
         if len(groups) != 1:
             groups.append((ALL, told))
-        for dataset, group in groups:
-            winner, wins = Counter(group["fastest"]).most_common(1)[0]
-            share = wins / len(group)
-            verdict = ""
-            if share > _ONE_SIDED:
-                verdict = f"{NOT_DISCRIMINATING}: {winner} is fastest in {share:.0%}"
-            rows.append(
-                {
-                    "recommender": recommender,
-                    "baseline": bool(baseline),
-                    "dataset": dataset,
-                    "n": len(group),
-                    "correct": int(group["correct"].sum()),
-                    "top1": group["correct"].mean(),
-                    "top1_within_noise": group["within_noise"].mean(),
-                    "mean_regret": group["extra_time"].mean(),
-                    "no_measurement": int(
-                        ((group["recommended"] != "") & group["extra_time"].isna()).sum()
-                    ),
-                    "no_recommendation": int((group["recommended"] == "").sum()),
-                    "usual_winner": winner,
-                    "winner_share": share,
-                    "verdict": verdict,
-                }
-            )
+        rows += [
+            {
+                "recommender": recommender,
+                "baseline": bool(baseline),
+                "dataset": dataset,
+                **_rates(group),
+            }
+            for dataset, group in groups
+        ]
     return pd.DataFrame(rows, columns=list(COLUMNS_8_2))
 
 
@@ -133,7 +130,8 @@ def with_choices(errors: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
         errors: what :func:`ddlbench.predict.accuracy.errors` returns.
         table: what :func:`table_8_2` returns.
     """
-    overall = table.groupby("recommender").last()  # the row over all datasets is the last
+    # The row over all datasets is the last.
+    overall = table.drop_duplicates("recommender", keep="last").set_index("recommender")
     alone = errors["strategy"].eq(ALL)
     return errors.assign(
         **{
@@ -149,84 +147,95 @@ def _case(cell_id: str) -> str:
     return cell.with_(strategy="any", options=()).id.removesuffix("/rep0")
 
 
-def _outcomes(group: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """What each configuration took, whoever predicted it: all repeats, where some row has them."""
-    ordered = group.sort_values("repeats", ascending=False, kind="stable")
-    return {
-        record["cell_id"]: {str(key): value for key, value in record.items()}
-        for record in reversed(ordered.to_dict("records"))
-    }
-
-
-def _pick(
-    recommender: str, group: pd.DataFrame, outcomes: dict[str, dict[str, Any]]
-) -> tuple[str | None, str]:
-    """The configuration that a recommender names, and a remark."""
-    if recommender == UNLESS_OOM:
-        return _unless_oom(outcomes)
-    told = [
-        record
-        for record in group.to_dict("records")
-        if record["predictor"] == predictor_for(recommender, record["strategy"])
-        and pd.notna(record["predicted_step_s"])
-        and record["fits"] not in (False,)  # unknown is no refusal
-    ]
-    if not told:
-        return None, "no prediction"
-    least = min(record["predicted_step_s"] for record in told)
-    best = [record for record in told if record["predicted_step_s"] <= least * (1 + _TIE)]
-    note = f"a tie of {len(best)}: the first is taken" if len(best) > 1 else ""
-    return str(best[0]["cell_id"]), note
-
-
-def _unless_oom(outcomes: dict[str, dict[str, Any]]) -> tuple[str | None, str]:
-    """Horovod; GPipe where Horovod's run ended out of memory, as who tries it would see."""
-    horovod = _of(outcomes, "horovod")
-    if horovod is not None and outcomes[horovod]["status"] != "out_of_memory":
-        return horovod, ""
-    gpipe = _of(outcomes, "gpipe")
-    if horovod is None or gpipe is None:
-        return None, "Horovod or GPipe is not in the experiment"
-    return gpipe, "Horovod ran out of memory"
-
-
-def _of(outcomes: dict[str, dict[str, Any]], strategy: str) -> str | None:
-    """The first configuration of a strategy that ran; else the first at all."""
-    names = [key for key, value in outcomes.items() if value["strategy"] == strategy]
-    return next((n for n in names if outcomes[n]["status"] == "ok"), names[0] if names else None)
-
-
-def _verdict(
-    pick: str | None,
-    outcomes: dict[str, dict[str, Any]],
-    ran: dict[str, dict[str, Any]],
-    note: str,
-) -> dict[str, Any]:
-    fastest = min(ran.values(), key=lambda value: float(value["measured_step_s"]))
-    chosen = outcomes[pick] if pick else None
+def _verdict(chosen: Pick, judges: Outcomes) -> dict[str, Any]:
+    """Columns of Table 8.1 that tell of one pick."""
+    ran = _measured(judges)
+    some = next(iter(judges.values()))
+    strategies = dict.fromkeys(str(judges[key]["strategy"]) for key in chosen.cell_ids)
     named = ("dataset", "network", "nodes", "devices_per_node", "batch_size", "fabric")
     verdict = {
-        **{name: fastest[name] for name in named},
-        "candidates": len(_names(ran.values())),
-        "recommended": chosen["strategy"] if chosen else "",
-        "fastest": fastest["strategy"],
-        "extra_time": float("nan"),
-        "correct": False,
-        "within_noise": False,
-        "note": note,
+        **{name: some[name] for name in named},
+        "candidates": len(_strategies(ran)),
+        "recommended": " or ".join(strategies),
+        "tied": len(chosen.cell_ids) if len(chosen.cell_ids) > 1 else 0,
+        "fastest": "",
+        "extra_time": _NAN,
+        "correct": _NAN,
+        "within_noise": _NAN,
+        "not_run": 0.0,
+        "note": chosen.note,
     }
-    if chosen is None:
-        return verdict
-    if pick not in ran:
-        remark = f"the pick did not run: {chosen['status']}"
-        return {**verdict, "note": f"{note}; {remark}" if note else remark}
-    extra = chosen["measured_step_s"] / fastest["measured_step_s"] - 1
-    correct = pick == fastest["cell_id"] or extra == 0
-    overlap = bool(chosen["measured_low_s"] <= fastest["measured_high_s"])  # False where unknown
+    # What ran, but in no repeat that may judge, is neither right nor wrong.
+    learnt = {key for key, value in judges.items() if value["status"] == "ok"} - ran.keys()
+    if verdict["candidates"] < 2 or learnt & set(chosen.cell_ids):
+        return {**verdict, "note": _joined(chosen.note, NOT_SCORED)}
+    fastest = min(ran.values(), key=lambda value: float(value["measured_step_s"]))
+    verdict |= {"fastest": fastest["strategy"], "correct": 0.0, "within_noise": 0.0}
+    return verdict | _score(chosen, judges, ran, fastest) if chosen.cell_ids else verdict
+
+
+def _score(
+    chosen: Pick, judges: Outcomes, ran: Outcomes, fastest: dict[str, Any]
+) -> dict[str, Any]:
+    """What a pick is worth; of a tie, what it is worth on average."""
+    count = len(chosen.cell_ids)
+    picked = [ran[key] for key in chosen.cell_ids if key in ran]
+    failed = [str(judges[key]["status"]) for key in chosen.cell_ids if key not in ran]
+    extra = [value["measured_step_s"] / fastest["measured_step_s"] - 1 for value in picked]
+    near = [  # False where an interval is unknown
+        more == 0 or value["measured_low_s"] <= fastest["measured_high_s"]
+        for more, value in zip(extra, picked, strict=True)
+    ]
+    remark = ""
+    if failed:
+        what = "the pick" if count == 1 else f"{len(failed)} of {count}"
+        remark = f"{what} did not run: {', '.join(dict.fromkeys(failed))}"
     return {
-        **verdict, "extra_time": extra, "correct": correct, "within_noise": correct or overlap
-    }  # fmt: skip
+        "extra_time": fmean(extra) if extra else _NAN,
+        "correct": sum(more == 0 for more in extra) / count,
+        "within_noise": sum(map(bool, near)) / count,
+        "not_run": len(failed) / count,
+        "note": _joined(chosen.note, remark),
+    }
 
 
-def _names(values: Iterable[dict[str, Any]]) -> set[str]:
-    return {str(value["strategy"]) for value in values}
+def _rates(told: pd.DataFrame) -> dict[str, Any]:
+    """Columns of Table 8.2 over some cases of one recommender."""
+    scored = told[told["correct"].notna()]
+    winner, share, verdict = "", _NAN, NOT_SCORED
+    if len(scored):
+        winner, wins = Counter(scored["fastest"]).most_common(1)[0]
+        share, verdict = wins / len(scored), ""
+        if share > _ONE_SIDED:
+            verdict = f"{NOT_DISCRIMINATING}: {winner} is fastest in {share:.0%}"
+    return {
+        "n": len(scored),
+        "correct": round(float(scored["correct"].sum()), 9),
+        "top1": scored["correct"].mean(),
+        "top1_within_noise": scored["within_noise"].mean(),
+        "mean_regret": scored["extra_time"].mean(),
+        "ties": int((scored["tied"] > 0).sum()),
+        "no_measurement": round(float(scored["not_run"].sum()), 9),
+        "no_recommendation": int((scored["recommended"] == "").sum()),
+        "not_scored": len(told) - len(scored),
+        "usual_winner": winner,
+        "winner_share": share,
+        "verdict": verdict,
+    }
+
+
+def _measured(judges: Outcomes) -> Outcomes:
+    """Configurations with a step that was measured."""
+    return {
+        key: value
+        for key, value in judges.items()
+        if value["status"] == "ok" and pd.notna(value["measured_step_s"])
+    }
+
+
+def _strategies(judges: Outcomes) -> set[str]:
+    return {str(value["strategy"]) for value in judges.values()}
+
+
+def _joined(*remarks: str) -> str:
+    return "; ".join(filter(None, remarks))

@@ -160,12 +160,16 @@ class LinkTable:
                 if not same_node:
                     continue
             if ends[0] in places and ends[1] in places:
-                return _hop(pair, places.index(ends[0]), places.index(ends[1])), None
+                found = _hop(pair, places.index(ends[0]), places.index(ends[1]))
+                if found is not None:
+                    return found, None
             alike = [
-                _hop(pair, row, column)
+                hop
                 for row, a in enumerate(places)
                 for column, b in enumerate(places)
                 if row != column and (a[0] == b[0]) == same_node
+                for hop in [_hop(pair, row, column)]
+                if hop is not None
             ]
             if alike:
                 remark = f"pairs {level} that were not measured are taken as the slowest that was"
@@ -210,5 +214,10 @@ def _places(pair: Mapping[str, Any]) -> list[Place]:
     return places
 
 
-def _hop(pair: Mapping[str, Any], row: int, column: int) -> Hop:
-    return Hop(pair["latency_s"][row][column], pair["bandwidth_bytes_per_s"][row][column])
+def _hop(pair: Mapping[str, Any], row: int, column: int) -> Hop | None:
+    """None where a pair was not measured, as in the sample of a large site."""
+    latency_s = pair["latency_s"][row][column]
+    bandwidth_bytes_per_s = pair["bandwidth_bytes_per_s"][row][column]
+    if latency_s is None or bandwidth_bytes_per_s is None:
+        return None
+    return Hop(latency_s, bandwidth_bytes_per_s)

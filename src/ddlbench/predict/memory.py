@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.site import Site
 from ddlbench.planning.plan import Plan
 from ddlbench.predict.partitions import partitions_of
 from ddlbench.predict.served_memory import served_bytes
@@ -28,7 +29,7 @@ from ddlbench.predict.split_memory import SPLIT, split_bytes
 from ddlbench.predict.staged_memory import staged_bytes
 from ddlbench.predict.workload import Block, Workload
 
-__all__ = ["fits", "fullest_bytes", "memory_bytes"]
+__all__ = ["capacity_bytes", "fits", "fullest_bytes", "memory_bytes"]
 
 _DATA_PARALLEL = ("sequential", "horovod", "ddp")
 _PIPELINES = ("gpipe", "model-parallel")
@@ -65,6 +66,15 @@ def memory_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
         + _backward_peak(blocks, share)
     )
     return (round(bytes_),) * plan.world_size
+
+
+def capacity_bytes(workload: Workload, site: Site) -> float | None:
+    """Memory of one device: the profile's, on CPU what the site gives it; None where unknown."""
+    if workload.device_memory_bytes:
+        return float(workload.device_memory_bytes)
+    if site.device == "cpu" and site.memory_per_device_mb is not None:
+        return site.memory_per_device_mb * 1e6
+    return None
 
 
 def fullest_bytes(workload: Workload, plan: Plan, devices: Sequence[int]) -> int:

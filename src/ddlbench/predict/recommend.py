@@ -19,13 +19,13 @@ from ddlbench.experiment.site import Site
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.inputs import Inputs
-from ddlbench.predict.memory import fits, fullest_bytes
+from ddlbench.predict.memory import capacity_bytes, fits, fullest_bytes
 from ddlbench.predict.prediction import NO_HISTORY, History, Prediction, ask, predictor_of
 from ddlbench.predict.question import Question
 from ddlbench.predict.recommenders import DEFAULT_RECOMMENDER, predictor_for
 from ddlbench.predict.workload import Workload
 
-__all__ = ["Candidate", "Recommendation", "capacity_bytes", "recommend"]
+__all__ = ["Candidate", "Recommendation", "recommend"]
 
 
 @dataclass(frozen=True)
@@ -142,20 +142,12 @@ def recommend(
                     workload,
                     inputs,
                     recommender=recommender,
+                    device=site.device,
                     capacity=capacity,
                     history=history,
                 )
             )
     return Recommendation(recommender, tuple(sorted(candidates, key=_place)))
-
-
-def capacity_bytes(workload: Workload, site: Site) -> float | None:
-    """Memory of one device: the profile's, on CPU what the site gives it; None where unknown."""
-    if workload.device_memory_bytes:
-        return float(workload.device_memory_bytes)
-    if site.device == "cpu" and site.memory_per_device_mb is not None:
-        return site.memory_per_device_mb * 1e6
-    return None
 
 
 def _candidate(
@@ -164,12 +156,13 @@ def _candidate(
     inputs: Inputs,
     *,
     recommender: str,
+    device: str,
     capacity: float | None,
     history: History,
 ) -> Candidate:
-    name = predictor_for(recommender, cell.strategy)
+    name = predictor_for(recommender, cell.strategy, device)
     if name is None:
-        return _impossible(cell, f"recommender {recommender} has no predictor for it")
+        return _impossible(cell, f"recommender {recommender} has no predictor for it on {device}")
     try:
         plan = make_plan(cell, inputs.site)
         prediction = ask(predictor_of(name), workload, inputs.links(cell), plan, history)

@@ -14,13 +14,15 @@ import pandas as pd
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import known
+from ddlbench.experiment.site import Site
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.plan import Plan, plan_at
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.measurements import Outcome, base_step_s, history_of, measure
-from ddlbench.predict.memory import fits, fullest_bytes
+from ddlbench.predict.memory import capacity_bytes, fits, fullest_bytes
 from ddlbench.predict.prediction import Predictor, ask, predictor_of
+from ddlbench.predict.workload import Workload
 
 __all__ = ["COLUMNS", "NOTE_BREAK", "predictions"]
 
@@ -45,7 +47,9 @@ class _Asked:
     base_step_s: float | None
 
 
-def predictions(rows: Sequence[MatrixRow], site: str, results_root: Path = RESULTS) -> pd.DataFrame:
+def predictions(
+    rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS
+) -> pd.DataFrame:
     """Ask every registered predictor about every configuration of an experiment.
 
     One row a predictor and configuration that it speaks of; see :data:`COLUMNS`. ``signed_error``
@@ -53,15 +57,20 @@ def predictions(rows: Sequence[MatrixRow], site: str, results_root: Path = RESUL
     was not measured has no measured columns; one that a predictor cannot speak of has no
     predicted ones, and ``notes`` says why.
 
+    Args:
+        rows: the expanded matrix.
+        site: where it ran.
+        results_root: the folder that holds ``<site>/``.
+
     Raises:
         ConfigError: nothing could be predicted; the message is the first reason. Or a links file
             is wrong.
     """
-    outcomes = measure(rows, site, results_root)
+    outcomes = measure(rows, site.name, results_root)
     by_id = {outcome.cell.id: outcome for outcome in outcomes}
-    history = history_of(outcomes, site, results_root)
-    inputs = Inputs(site, results_root)
-    plan_of = cache(partial(plan_at, site=site, results_root=results_root))
+    history = history_of(outcomes, site.name, results_root)
+    inputs = Inputs(site.name, results_root)
+    plan_of = cache(partial(plan_at, site=site.name, results_root=results_root))
     records, reasons = [], []
     for name in known("ddlbench.predictors"):
         predictor = predictor_of(name)
@@ -82,7 +91,8 @@ def predictions(rows: Sequence[MatrixRow], site: str, results_root: Path = RESUL
             else:
                 record |= _predicted(told, record["measured_step_s"])
                 if told.memory_bytes:
-                    record |= _memory(workload, plan, told.memory_bytes)
+                    capacity = capacity_bytes(workload, site)
+                    record |= _memory(workload, plan, told.memory_bytes, capacity)
             records.append(record)
     if reasons and len(reasons) == len(records):
         raise reasons[0]
@@ -138,9 +148,10 @@ def _predicted(told: Any, measured_s: float | None) -> dict[str, Any]:
     }
 
 
-def _memory(workload: Any, plan: Plan, devices: tuple[int, ...]) -> dict[str, Any]:
-    capacity = workload.device_memory_bytes
+def _memory(
+    workload: Workload, plan: Plan, devices: tuple[int, ...], capacity: float | None
+) -> dict[str, Any]:
     return {
         "predicted_memory_bytes": fullest_bytes(workload, plan, devices),
-        "fits": fits(workload, plan, devices, capacity) if capacity else None,
+        "fits": fits(workload, plan, devices, capacity) if capacity is not None else None,
     }

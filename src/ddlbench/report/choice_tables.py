@@ -27,8 +27,9 @@ PUBLISHED = f"printed: {published.CITATION}"
 def choices_by_case(table: pd.DataFrame) -> pd.DataFrame:
     """Table 8.1 as text: the fastest, and what each recommender says, with its extra time.
 
-    A wrong pick has its extra time behind it, ``~`` one within the noise of the fastest. The last
-    column is the thesis' own recommender, where it has the same network, dataset and geometry.
+    A wrong pick has its extra time behind it, ``~`` one within the noise of the fastest; of a tie
+    it is told what share is right. The last column is the thesis' own recommender, where it has the
+    same network, dataset and geometry.
 
     Args:
         table: what :func:`ddlbench.predict.choices.table_8_1` returns.
@@ -70,12 +71,14 @@ def rates_by_recommender(table: pd.DataFrame) -> pd.DataFrame:
     for (recommender, baseline), told in table.groupby(["recommender", "baseline"], sort=False):
         whole = next(rows_of(told.tail(1)))  # the row over all datasets is the last
         row = {"recommender": f"{recommender} (baseline)" if baseline else str(recommender)}
-        right = {record.dataset: f"{record.correct}/{record.n}" for record in rows_of(told)}
+        right = {record.dataset: _right(record) for record in rows_of(told)}
         row |= {dataset_label(name): right.get(name, "") for name in datasets}
-        row["all"] = f"{whole.correct}/{whole.n}"
+        row["all"] = _right(whole)
         row["within noise"] = _percent(whole.top1_within_noise)
         row["mean extra time"] = _percent(whole.mean_regret)
         row["no answer"] = str(whole.no_recommendation) if whole.no_recommendation else ""
+        row["ties"] = str(whole.ties) if whole.ties else ""
+        row["not scored"] = str(whole.not_scored) if whole.not_scored else ""
         row["remark"] = whole.verdict
         rows.append(row)
     if rows:
@@ -101,12 +104,20 @@ def markdown(title: str, frame: pd.DataFrame, notes: Sequence[str] = ()) -> str:
 def _pick(record: Any) -> str:
     if not record.recommended:
         return "none"
-    name = strategy_label(record.recommended)
-    if record.correct:
+    name = f"tie of {record.tied}" if record.tied else strategy_label(record.recommended)
+    if pd.isna(record.correct):
+        return f"{name} (not scored)"
+    if record.correct == 1:
         return name
     if pd.isna(record.extra_time):
         return f"{name} (did not run)"
-    return f"{name} (+{record.extra_time:.0%}{' ~' if record.within_noise else ''})"
+    right = f"{record.correct:.0%} right, " if record.tied else ""
+    return f"{name} ({right}+{record.extra_time:.0%}{' ~' if record.within_noise == 1 else ''})"
+
+
+def _right(record: Any) -> str:
+    """Right of so many; a tie counts as a part of one."""
+    return f"{record.correct:.4g}/{record.n}"
 
 
 def _printed(row: Any) -> str:
@@ -154,5 +165,6 @@ def write_choices(cases: pd.DataFrame, rates: pd.DataFrame, folder: Path) -> Non
 
 
 _NOTES = (
-    "In brackets: extra time of a wrong choice over the fastest; `~`: within the noise of repeats.",
+    "In brackets: extra time of a wrong choice over the fastest; `~`: within the noise of repeats. "
+    "A tie counts as the mean of its picks. Not scored: it learnt from the only repeat.",
 )

@@ -44,7 +44,7 @@ from ddlbench.report.tables import rows_of
 __all__ = ["draw", "hollow", "published_label"]
 
 _NEUTRAL = "#444444"
-_LEFT, _BETWEEN, _RIGHT = 12.5, 3.0, 2.0
+_LEFT, _BETWEEN, _RIGHT = 13.5, 3.0, 2.0
 _TABLE = [
     "source", "strategy", "predictor", "geometry", "variant", "network", "dataset",
     "predicted_step_s", "measured_step_s", "measured_low_s", "measured_high_s", "signed_error",

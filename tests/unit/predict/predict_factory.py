@@ -10,6 +10,7 @@ from ddlbench.experiment.fits import given_hockney
 from ddlbench.experiment.links import write_links
 from ddlbench.experiment.paths import RESULTS, links_file, profile_file
 from ddlbench.experiment.profile import ProfileKey, write_profile
+from ddlbench.experiment.site import Site
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.workload import Workload
@@ -182,6 +183,26 @@ def workload(**changes: Any) -> Workload:
 
 def table(*pairs: dict[str, Any], sweeps: tuple[dict[str, Any], ...] = ()) -> LinkTable:
     return LinkTable(links(*pairs, sweeps=sweeps))
+
+
+def site(**changes: Any) -> Site:
+    """Four nodes of eight CPU devices, whose memory nobody knows."""
+    values: dict[str, Any] = {
+        "name": "local",
+        "description": "",
+        "device": "cpu",
+        "launcher": "local",
+        "nodes": 4,
+        "devices_per_node": 8,
+        "cpus_per_device": 1,
+        "memory_per_device_mb": None,
+        "scratch": "/tmp",
+        "keep_data": False,
+        "interface": None,
+        "cell_timeout_s": 60.0,
+        "hang_timeout_s": 60.0,
+    }
+    return Site(**{**values, **changes})
 
 
 def write_site(root: Path, values: dict[str, Any], link_values: dict[str, Any] | None) -> None:

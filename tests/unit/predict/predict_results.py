@@ -6,6 +6,9 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import predict_factory as make
+
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.matrix import MatrixRow
 
@@ -31,3 +34,31 @@ def write_ok(root: Path, cell: Cell, step_s: float) -> None:
 def write_failed(root: Path, cell: Cell, status: str) -> None:
     values: dict[str, Any] = _MODULE.failed(cell, status, "a reason")
     _MODULE.write(root, cell, values)
+
+
+def write_cases(root: Path, repeats: int = 3) -> list[MatrixRow]:
+    """Profile, links, and two cases of four strategies with their base; DDP is fastest.
+
+    Repeat r takes (0.9 + 0.1 r) times what stands here.
+    """
+    seconds = {"horovod": 0.5, "ddp": 0.4, "gpipe": 0.6, "model-parallel": 0.8}
+    make.write_site(root, make.profile(), make.links())
+    rows = []
+    for repeat in range(repeats):
+        base = make.cell("sequential", "1x1", 32, repeat=repeat)
+        write_ok(root, base, 0.4 + 0.01 * repeat)
+        rows.append(row(base, base))
+        for geometry in ("1x2", "1x4"):
+            for strategy, step_s in seconds.items():
+                cell = make.cell(strategy, geometry, 32, repeat=repeat)
+                write_ok(root, cell, step_s * (1 + 0.1 * (repeat - 1)))
+                rows.append(row(cell, base))
+    return rows
+
+
+def one(frame: pd.DataFrame, **wanted: Any) -> Any:
+    """The only row with these values."""
+    for name, value in wanted.items():
+        frame = frame[frame[name] == value]
+    assert len(frame) == 1, frame
+    return frame.iloc[0]

@@ -9,6 +9,7 @@ from predict_factory import MB
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import PREDICTORS
+from ddlbench.planning.ddp import bucket_caps
 from ddlbench.predict.prediction import Measured, NotPredictable, ask, predictor_of
 from ddlbench.predict.predictors.ddp_buckets import buckets, exposed_s
 from ddlbench.predict.predictors.ring import ring_all_reduce_s
@@ -121,9 +122,17 @@ def test_ddlbench_eq3_and_linear_are_a_share_of_the_sequential_step():
 
 def test_buckets_fill_in_the_order_of_readiness():
     tensors = [Tensor("a", 10, 0.2), Tensor("b", 20, 0.5), Tensor("c", 5, 0.7), Tensor("d", 1, 1.0)]
-    assert buckets(tensors, 25) == [(30, 0.5), (6, 1.0)]
-    assert buckets(tensors, 1) == [(10, 0.2), (20, 0.5), (5, 0.7), (1, 1.0)]
-    assert buckets(tensors, 1000) == [(36, 1.0)]
+    assert buckets(tensors, 25, 25) == [(30, 0.5), (6, 1.0)]
+    assert buckets(tensors, 1, 1) == [(10, 0.2), (20, 0.5), (5, 0.7), (1, 1.0)]
+    assert buckets(tensors, 1000, 1000) == [(36, 1.0)]
+    assert buckets(tensors, 5, 25) == [(10, 0.2), (25, 0.7), (1, 1.0)]  # a small first one
+
+
+def test_only_the_default_has_a_small_first_bucket():
+    given = make.plan("ddp", options={"bucket_cap_bytes": 2**20 + 1})
+    assert bucket_caps(given.details) == (2**20 + 1, 2**20 + 1)
+    assert bucket_caps(make.plan("ddp").details) == (2**20, 25 * 2**20)
+    assert make.plan("ddp").details["bucket_cap_bytes"] == 26_214_400  # in plans since ever
 
 
 def test_buckets_queue_behind_each_other():
@@ -235,8 +244,34 @@ def test_serial_hides_nothing():
     found = told("ddp-serial", make.plan("ddp", options=options), links)
     alone = 1.6 * (0.1 + 0.01 * 8)
     assert found.compute_s == pytest.approx(alone)
-    sizes = [size for size, _ in buckets(make.workload().tensors, 25 * 2**20)]
+    sizes = [size for size, _ in buckets(make.workload().tensors, 2**20, 25 * 2**20)]
     assert found.exposed_communication_s == pytest.approx(sum(0.01 + s / 1e9 for s in sizes))
     options = {"fusion_threshold_bytes": 64 * MB}
     found = told("horovod-serial", make.plan("horovod", options=options), links)
     assert found.step_s == pytest.approx(alone + 2 * 0.02 + 100e6 / 5e8)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "recomputed"), [("never", 0), ("except_last", 3), ("always", 4)]
+)
+def test_torchgpipes_partitions_take_turns_on_cpu(checkpoint, recomputed):
+    options = {"chunks": 4, "checkpoint": checkpoint}
+    found = told("torchgpipe-turns", make.plan("gpipe", "1x4", 32, options=options))
+    whole, one = 0.1 + 0.32, 0.1 + 0.08  # a step of 32 samples, and of 8
+    # Forward is 0.3 of a step, backward 0.6, loading and the update 0.1.
+    expected = 0.1 * whole + 4 * 0.9 * one + recomputed * 0.3 * one
+    assert found.step_s == pytest.approx(expected)
+    assert found.bubble_s == found.communication_s == 0
+    assert found.step_s > whole  # no speed-up, whatever the devices
+    low, high = found.interval_s
+    assert (low, high) == pytest.approx((0.98 * expected, 1.02 * expected))
+
+
+def test_turns_are_independent_of_devices_and_links_and_say_nothing_of_gpus():
+    plans = [make.plan("gpipe", geometry, 32) for geometry in ("1x2", "1x4")]
+    two, four = (told("torchgpipe-turns", plan) for plan in plans)
+    assert two.step_s == four.step_s
+    parallel = told("torchgpipe-turns", make.plan("model-parallel", "1x4", 32))
+    assert parallel.step_s == pytest.approx(0.42)  # one micro-batch: the sequential step
+    with pytest.raises(NotPredictable, match="on GPUs compute at once"):
+        told("torchgpipe-turns", plans[0], device_kind="cuda")

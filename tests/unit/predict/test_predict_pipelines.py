@@ -306,7 +306,7 @@ def test_what_ran_is_predicted_by_the_plan_that_it_ran_with(tmp_path, monkeypatc
     other = make.plan("pipedream", "1x2", 8, options={"balance": "3+1"})
     ran = {**make_plan(cells[0]).to_dict(), "details": other.details}
     plan_file("local", cells[0].id).write_text(json.dumps(ran))
-    frame = predictions([row(cell) for cell in cells], "local")
+    frame = predictions([row(cell) for cell in cells], make.site())
     replayed = frame[frame["predictor"] == "pipeline-replay"].set_index("cell_id")
     assert len(replayed) == 2
     # Three blocks of 8 samples, loading 9 ms and updating 60 % in 5.4 ms; two of 16.

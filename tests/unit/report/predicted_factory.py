@@ -68,5 +68,5 @@ def write_spans(root: Path, rows: list[MatrixRow]) -> None:
 def write_predicted(root: Path, rows: list[MatrixRow]) -> tuple[Path, Path]:
     """Tables and predictions of what lies below ``root``: predictions.json, folder of tables."""
     make_tables("demo", "local", rows, root, root / "tables")
-    frame = predictions(rows, "local", root)
+    frame = predictions(rows, made.site(), root)
     return write_predictions(frame, "local", "demo", root), root / "tables"

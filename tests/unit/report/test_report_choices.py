@@ -26,10 +26,12 @@ def case(dataset, recommender, recommended, extra_time, **changes):
         "case": f"{dataset}/vgg11",
         "candidates": 2,
         "recommended": recommended,
+        "tied": 0,
         "fastest": "horovod",
         "extra_time": extra_time,
-        "correct": extra_time == 0,
-        "within_noise": extra_time == 0,
+        "correct": float(extra_time == 0),
+        "within_noise": float(extra_time == 0),
+        "not_run": 0.0,
         "note": "",
     }
     return {**values, **changes}
@@ -42,7 +44,7 @@ def cases():
         [
             case("mnist", "thesis", "gpipe", 0.25),
             case("mnist", "horovod-unless-oom", "horovod", 0.0),
-            case("cifar10", "thesis", "gpipe", 0.02, within_noise=True),
+            case("cifar10", "thesis", "gpipe", 0.02, within_noise=1.0),
             case("cifar10", "horovod-unless-oom", "", nan),
         ],
         columns=list(COLUMNS_8_1),
@@ -59,6 +61,22 @@ def test_a_row_a_case_with_the_cost_of_a_wrong_choice(cases):
     printed = told.loc["MNIST", "printed: Jansen 2020"]
     assert printed == "GPipe (+92%, fastest Horovod)"
     assert "batch" not in told.columns
+
+
+def test_a_tie_and_what_is_not_scored_say_so(cases):
+    nan = float("nan")
+    both = "horovod or gpipe"
+    tie = case("mnist", "linear", both, 0.5, tied=2, correct=0.5, within_noise=0.5)
+    learnt = case("mnist", "data-extrapolation", "gpipe", nan, correct=nan, within_noise=nan)
+    table = pd.concat([cases, pd.DataFrame([tie, learnt])])
+    told = choices_by_case(table).set_index("dataset")
+    assert told.loc["MNIST", "linear"] == "tie of 2 (50% right, +50%)"
+    assert told.loc["MNIST", "data-extrapolation"] == "GPipe (not scored)"
+    rates = rates_by_recommender(table_8_2(table)).set_index("recommender")
+    assert (rates.loc["linear", "all"], rates.loc["linear", "ties"]) == ("0.5/1", "1")
+    row = rates.loc["data-extrapolation"]
+    assert (row["all"], row["not scored"], row["mean extra time"]) == ("0/0", "1", "")
+    assert row["remark"].startswith("not scored")
 
 
 def test_another_geometry_has_nothing_printed_beside_it(cases):

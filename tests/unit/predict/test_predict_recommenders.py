@@ -1,0 +1,59 @@
+"""Which predictor a recommender asks, on CPUs and on GPUs."""
+
+import pytest
+from click.testing import CliRunner
+
+from ddlbench.commands.predict import recommend
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.registry import PREDICTORS, STRATEGIES
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.predict.prediction import predictor_of
+from ddlbench.predict.recommenders import (
+    DEFAULT_RECOMMENDER,
+    RECOMMENDERS,
+    predictor_for,
+    recommenders_on,
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_predictor_speaks_of_the_strategy_that_it_is_asked_about(device):
+    for recommender in RECOMMENDERS:
+        for strategy in STRATEGIES:
+            name = predictor_for(recommender, strategy, device)
+            if name is not None:
+                assert strategy in predictor_of(name).strategies, (recommender, strategy)
+
+
+def test_the_default_speaks_of_every_strategy_but_of_splits_on_cpus():
+    for strategy in STRATEGIES:
+        assert predictor_for(DEFAULT_RECOMMENDER, strategy, "cuda") in PREDICTORS
+        asked = predictor_for(DEFAULT_RECOMMENDER, strategy, "cpu")
+        assert (asked is None) == (strategy_of(strategy).family == "split")
+
+
+def test_on_cpus_the_default_hides_nothing_and_takes_turns():
+    asked = {s: predictor_for(DEFAULT_RECOMMENDER, s, "cpu") for s in STRATEGIES}
+    assert asked["horovod"] == "horovod-serial"
+    assert asked["ddp"] == "ddp-serial"
+    assert asked["parameter-server"] == "parameter-server"
+    assert asked["gpipe"] == asked["model-parallel"] == "torchgpipe-turns"
+    on_gpu = {s: predictor_for(DEFAULT_RECOMMENDER, s, "cuda") for s in STRATEGIES}
+    assert on_gpu == {s: predictor_for("overlap", s, "cpu") for s in STRATEGIES}
+    assert (on_gpu["gpipe"], on_gpu["ddp"]) == ("thesis-6", "ddp-buckets")
+
+
+def test_what_says_the_same_is_named_once():
+    assert recommenders_on("cpu") == ["measured-links", "overlap", "thesis", "ddlbench"]
+    assert recommenders_on("cuda") == ["measured-links", "thesis", "ddlbench"]
+
+
+def test_a_predictor_of_all_strategies_is_a_recommender():
+    assert predictor_for("linear", "ddp", "cpu") == "linear"
+    with pytest.raises(ConfigError, match="unknown recommender 'serial'"):
+        predictor_for("serial", "ddp", "cpu")
+
+
+def test_help_names_every_recommender():
+    told = CliRunner().invoke(recommend, ["--help"]).output
+    assert all(name in told for name in RECOMMENDERS)
