@@ -4,16 +4,18 @@
 # make test-exhaustive   further cases of unit tests, minutes each
 # make validate   the long measured studies on that SLURM; writes docs/validation/ (hours)
 # Where things lie: DDLBENCH_ENV (environment, default .venv), DDLBENCH_CACHE (Horovod wheel).
+# Unit tests run in TEST_PROCESSES processes (2); each of them starts further ones of its own.
 
 SHELL := /bin/bash
 DDLBENCH_ENV ?= .venv
+TEST_PROCESSES ?= 2
 export DDLBENCH_ENV
 export PATH := $(abspath $(DDLBENCH_ENV))/bin:$(PATH)
 
 .PHONY: help setup demo test test-exhaustive lint unit workflow-tests test-cluster validate bench clean
 
 help:
-	@sed -n '1,6s/^# //p' Makefile
+	@sed -n '1,7s/^# //p' Makefile
 
 setup:
 	@bash envs/setup.sh
@@ -32,7 +34,7 @@ lint: setup
 	snakemake --lint
 
 unit: setup
-	pytest tests/unit -m "not exhaustive"
+	pytest tests/unit -m "not exhaustive" -n $(TEST_PROCESSES) --dist loadfile
 
 test-exhaustive: setup
 	pytest tests/unit -m exhaustive

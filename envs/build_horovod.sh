@@ -4,16 +4,20 @@
 #   build_horovod.sh PYTHON CACHE
 #
 # The release asks for C++14, torch 2.13's headers need C++20: the only change is that number in
-# two CMakeLists.txt. The wheel depends on Python and torch, so both are in the cache's folder name.
+# two CMakeLists.txt. The wheel depends on Python, torch and what it is built with
+# (horovod_options.sh), so all of them are in the cache's folder name.
 # On failure the reason stands in <environment>/horovod-missing.txt and the exit status is 1.
 set -euo pipefail
 python=$1
 cache=$2
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 release=0.28.1
 prefix=$("$python" -c 'import sys; print(sys.prefix)')
 reason=$prefix/horovod-missing.txt
 tag=$("$python" -c 'import sys, torch; print("py%d%d-torch%s" % (*sys.version_info[:2], torch.__version__))')
-wheels=$cache/horovod-$release-$tag
+with=$(bash "$here/horovod_options.sh" "$python")
+wheels=$cache/horovod-$release-$tag-${with:-cpu}
+wheels=${wheels// /-}
 
 fail() {
     printf '%s\n' "$1" > "$reason"
@@ -29,7 +33,7 @@ if ! ls "$wheels"/horovod-*.whl >/dev/null 2>&1; then
     [ -z "${compiler_missing:-}" ] || fail "no $compiler_missing is installed, and Horovod must be compiled"
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
-    "$python" -m pip install --quiet --disable-pip-version-check --constraint "$(dirname "${BASH_SOURCE[0]}")/constraints.txt" \
+    "$python" -m pip install --quiet --disable-pip-version-check --constraint "$here/constraints.txt" \
         cloudpickle psutil pyyaml packaging cffi
     "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary horovod \
         --no-build-isolation --dest "$work" "horovod==$release" || fail "its source could not be downloaded"
@@ -38,11 +42,11 @@ if ! ls "$wheels"/horovod-*.whl >/dev/null 2>&1; then
     sed -i 's/set(CMAKE_CXX_STANDARD 14)/set(CMAKE_CXX_STANDARD 20)/' \
         "$source/CMakeLists.txt" "$source/horovod/torch/CMakeLists.txt"
     options=(HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1)
-    # MPI only where the site asks for it; NCCL where torch itself was built for CUDA.
+    # MPI only where the site asks for it; NCCL where there is CUDA, in torch and to compile with.
     [ -n "${HOROVOD_WITH_MPI:-}" ] || options+=(HOROVOD_WITHOUT_MPI=1)
-    if "$python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' && command -v nvcc >/dev/null; then
-        options+=("HOROVOD_GPU_OPERATIONS=${HOROVOD_GPU_OPERATIONS:-NCCL}")
-    fi
+    case $with in
+        *-cuda*) options+=("HOROVOD_GPU_OPERATIONS=${HOROVOD_GPU_OPERATIONS:-NCCL}") ;;
+    esac
     log=$prefix/horovod-build.log
     # CMake 4 refuses the old minimum versions of the vendored libraries unless told otherwise.
     if ! env "${options[@]}" CMAKE_POLICY_VERSION_MINIMUM=3.5 PATH="$prefix/bin:$PATH" \

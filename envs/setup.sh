@@ -5,6 +5,9 @@
 #   DDLBENCH_CACHE  where the Horovod wheel is kept (default: ~/.cache/ddlbench)
 #   PYTHON          interpreter, 3.11 or newer      (default: the first suitable one found)
 #
+# What Horovod is built with counts too (horovod_options.sh): a call that offers more than the last
+# one had, for example nvcc after `module load CUDA`, builds it again; one that offers less does not.
+#
 # Everything is fetched here, on a machine with internet; compute nodes need none.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -12,9 +15,17 @@ env=${DDLBENCH_ENV:-.venv}
 cache=${DDLBENCH_CACHE:-$HOME/.cache/ddlbench}
 stamp=$env/.ddlbench-ready
 # The folder itself counts too: a clone elsewhere must not use this one's package.
-wanted=$( (pwd; cat pyproject.toml envs/constraints.txt envs/setup.sh envs/build_horovod.sh) | sha256sum | cut -d' ' -f1)
+wanted=$( (pwd; cat pyproject.toml envs/constraints.txt envs/setup.sh envs/*horovod*.sh) | sha256sum | cut -d' ' -f1)
 
-if [ "$(cat "$stamp" 2>/dev/null || true)" = "$wanted" ]; then exit 0; fi
+is_ready() {
+    local sum="" had="" option
+    [ -f "$stamp" ] && read -r sum had < "$stamp"
+    [ "$sum" = "$wanted" ] || return 1
+    for option in $(bash envs/horovod_options.sh "$env/bin/python"); do
+        case " $had " in *" $option "*) ;; *) return 1 ;; esac
+    done
+}
+if is_ready; then exit 0; fi
 
 say() { printf '\033[1mddlbench set-up:\033[0m %s\n' "$*"; }
 
@@ -47,6 +58,8 @@ pip install "${quiet[@]}" --constraint envs/constraints.txt --no-build-isolation
 say "4/5 Horovod (built once, about two minutes on two cores; the wheel is kept in $cache)"
 if ! bash envs/build_horovod.sh "$env/bin/python" "$cache"; then
     say "Horovod is left out: $(cat "$env/horovod-missing.txt"); its cells will be 'unsupported', all others run" >&2
+elif ! command -v nvcc >/dev/null && ! "$env/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is not None)'; then
+    say "torch is a build for CUDA, but there is no nvcc: Horovod is built without NCCL, for CPUs only. To run it on GPUs load the CUDA module (module load CUDA NCCL) and run make setup again" >&2
 fi
 
 say "5/5 checking that everything imports"
@@ -56,5 +69,5 @@ from ddlbench.networks import torchvision_compat  # noqa: F401
 for name in ("torch", "torchgpipe", "snakemake", "matplotlib", "pandas"):
     importlib.import_module(name)
 EOF
-printf '%s\n' "$wanted" > "$stamp"
+printf '%s\n' "$wanted $(bash envs/horovod_options.sh "$env/bin/python")" > "$stamp"
 say "done"

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 
 from ddlbench import __version__
 from ddlbench.commands.interconnect import interconnect
@@ -148,7 +149,7 @@ def status(
 @_with_matrix
 @click.option(
     "--state",
-    type=click.Choice(["ok", "out_of_memory", "timeout", "invalid"]),
+    type=click.Choice(["ok", "out_of_memory", "unsupported", "timeout", "invalid"]),
     required=True,
     help="Which results to delete.",
 )
@@ -158,9 +159,12 @@ def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> No
     from ddlbench.report.status import states  # noqa: PLC0415
 
     chosen = [c for c in states(experiment.name, site.name, rows) if c.state == state]
-    for cell in chosen:
-        result_file(site.name, cell.cell_id).unlink()
-    click.echo(f"{len(chosen)} results deleted")
+    # A cell that the plan itself calls unsupported has none.
+    files = [result_file(site.name, cell.cell_id) for cell in chosen]
+    files = [file for file in files if file.is_file()]
+    for file in files:
+        file.unlink()
+    click.echo(f"{len(files)} results deleted")
 
 
 @commands.command()
@@ -185,15 +189,31 @@ def init(name: str, overwrite: bool, **given: Any) -> None:
 @commands.command()
 @click.option("--site", "site_name", required=True, help="A file in config/sites/.")
 @click.option("--nodes", type=click.IntRange(1), default=2, show_default=True, help="Of the job.")
-def doctor(site_name: str, nodes: int) -> None:
+@click.option(
+    "--wait-minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10,
+    show_default=True,
+    help="How long the job may wait for nodes.",
+)
+def doctor(site_name: str, nodes: int, wait_minutes: float) -> None:
     """Check a site inside a small job, and say what to change. Exit status 1 if anything is."""
     from ddlbench.cluster.doctor import examine  # noqa: PLC0415
 
     site = load_site(site_name)
     console, wrong = Console(), 0
-    for finding in examine(site, min(nodes, site.nodes)):
+    found = examine(
+        site,
+        min(nodes, site.nodes),
+        site_name=site_name,
+        patience_s=wait_minutes * 60,
+        say=click.echo,
+    )
+    for finding in found:
         mark = "[green]ok[/green]" if finding.ok else "[red]!![/red]"
-        console.print(f"{mark} {finding.what}: {finding.says}", soft_wrap=True)
+        mark = "[yellow]??[/yellow]" if finding.doubtful else mark
+        # Texts of others, such as ``gpu[1-4]``, are no markup.
+        console.print(mark, escape(f"{finding.what}: {finding.says}"), soft_wrap=True)
         wrong += not finding.ok
     if wrong:
         console.print(f"{wrong} thing(s) to change in config/sites/{site.name}.yaml")

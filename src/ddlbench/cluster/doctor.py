@@ -1,47 +1,36 @@
-"""Check a site inside a small job, and say what to change in its file."""
+"""Check a site: what sinfo says of it, then what its nodes say inside a small job."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-import sys
-import tempfile
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
-from ddlbench.cluster.query import Partition, partitions
+from ddlbench.cluster.finding import Finding
+from ddlbench.cluster.node_findings import judge_nodes
+from ddlbench.cluster.partition_findings import judge_partition
+from ddlbench.cluster.probe_job import ask_nodes
+from ddlbench.cluster.query import partitions
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.site import Site
 
-__all__ = ["Finding", "examine", "judge_nodes", "judge_partition"]
-
-_JOB_MINUTES = 5
+__all__ = ["examine"]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at.
-
-    Args:
-        what: was looked at.
-        ok: nothing to change.
-        says: what was found, and, if it is wrong, what to write instead.
-    """
-
-    what: str
-    ok: bool
-    says: str
-
-
-def examine(site: Site, nodes: int) -> list[Finding]:
+def examine(
+    site: Site,
+    nodes: int,
+    *,
+    site_name: str | None = None,
+    patience_s: float = 600,
+    say: Callable[[str], None] = lambda _sentence: None,
+) -> list[Finding]:
     """All findings; the job is only sent when the partition is right.
 
     Args:
         site: to check.
         nodes: of the job, at most what the site says.
+        site_name: by which the nodes read the site again; its name if left out.
+        patience_s: how long the job may wait for nodes.
+        say: takes sentences about the job while it waits.
 
     Raises:
         ConfigError: the site has no SLURM, or SLURM does not answer.
@@ -51,131 +40,5 @@ def examine(site: Site, nodes: int) -> list[Finding]:
     findings = judge_partition(site, partitions())
     if not all(finding.ok for finding in findings):
         return findings
-    reports, error = _ask_nodes(site, nodes)
+    reports, error = ask_nodes(site, site_name or site.name, nodes, patience_s, say)
     return findings + judge_nodes(site, nodes, reports, error)
-
-
-def judge_partition(site: Site, found: list[Partition]) -> list[Finding]:
-    """What sinfo says against what the site file says."""
-    wanted = site.slurm.get("partition")
-    kinds = [p for p in found if p.name == wanted] if wanted else [p for p in found if p.is_default]
-    names = ", ".join(sorted({p.name for p in found})) or "none"
-    if not kinds:
-        what = f"there is no partition {wanted!r}" if wanted else "there is no default partition"
-        return [Finding("partition", False, f"{what}; write slurm.partition: one of {names}")]
-    name = kinds[0].name
-    findings = [
-        Finding("partition", any(p.is_up for p in kinds), f"{name}, {kinds[0].nodes} node(s), up")
-        if any(p.is_up for p in kinds)
-        else Finding("partition", False, f"{name} is down; write another slurm.partition: {names}")
-    ]
-    nodes = sum(p.nodes for p in kinds)
-    if site.nodes > nodes:
-        findings.append(Finding("nodes", False, f"{name} has {nodes}; write nodes: {nodes}"))
-    gpus = max(p.gpus_per_node for p in kinds)
-    if site.slurm.get("gres", "gpu") and gpus != site.devices_per_node:
-        ok = gpus > site.devices_per_node
-        says = f"{name} has {gpus} a node, the site uses {site.devices_per_node}"
-        remedy = "" if ok else f"; write devices_per_node: {gpus}" if gpus else '; write gres: ""'
-        findings.append(Finding("GRES", ok, says + remedy))
-    limit_s = min((p.time_limit_s for p in kinds if p.time_limit_s is not None), default=None)
-    if limit_s is not None and site.cell_timeout_s > limit_s:
-        findings.append(
-            Finding(
-                "time limit",
-                False,
-                f"{name} ends jobs after {limit_s} s; "
-                f"write cell_timeout_s: {max(60, limit_s - 600)}",
-            )
-        )
-    return findings
-
-
-def judge_nodes(site: Site, nodes: int, reports: list[dict[str, Any]], error: str) -> list[Finding]:
-    """What the nodes reported."""
-    if len(reports) < nodes:
-        says = f"{len(reports)} of {nodes} nodes answered: {error or 'no reason given'}"
-        return [Finding("job", False, says)]
-    findings = [Finding("job", True, f"{nodes} node(s): {', '.join(r['host'] for r in reports)}")]
-    for report in reports:
-        findings += [_torch(site, report), _scratch(report), _network(report)]
-    return findings
-
-
-def _torch(site: Site, report: dict[str, Any]) -> Finding:
-    what = f"{report['host']}: torch"
-    if report["torch"] is None:
-        says = "not installed in this environment; run make setup on a shared file system"
-        return Finding(what, False, says)
-    if site.device == "cuda" and report["gpus"] == 0:
-        return Finding(what, False, f"{report['torch']} sees no GPU; is it the CUDA build, and "
-                       "does slurm.gres ask for GPUs?")  # fmt: skip
-    seen = f" sees {report['gpus']} GPU(s)" if site.device == "cuda" else ", CPU workers"
-    return Finding(what, True, f"{report['torch']}{seen}")
-
-
-def _scratch(report: dict[str, Any]) -> Finding:
-    what = f"{report['host']}: scratch"
-    if report["scratch_error"]:
-        says = f"{report['scratch']}: {report['scratch_error']}; write another scratch"
-        return Finding(what, False, says)
-    free_gb = report["scratch_free_bytes"] / 1e9
-    return Finding(what, True, f"{report['scratch']}, {free_gb:.1f} GB free")
-
-
-def _network(report: dict[str, Any]) -> Finding:
-    what = f"{report['host']}: network"
-    if report["address_error"]:
-        return Finding(what, False, report["address_error"])
-    if report["unreachable"]:
-        says = f"cannot reach {', '.join(report['unreachable'])}; write another interface"
-        return Finding(what, False, says)
-    if str(report.get("own_name_is", "")).startswith("127.") and report["met"] > 1:
-        says = "its name resolves to a loopback address: Horovod between nodes will fail"
-        return Finding(what, False, f"{says}; ask for an entry in /etc/hosts or DNS")
-    return Finding(what, True, f"{report['address']}, reaches all other nodes")
-
-
-def _ask_nodes(site: Site, nodes: int) -> tuple[list[dict[str, Any]], str]:
-    RESULTS.mkdir(exist_ok=True)
-    reports = Path(tempfile.mkdtemp(prefix=".doctor-", dir=RESULTS)).resolve()
-    wanted = {
-        "reports": str(reports),
-        "nodes": nodes,
-        "interface": site.interface,
-        "device": site.device,
-        "scratch": site.scratch,
-    }
-    try:
-        done = subprocess.run(
-            [
-                *_srun(site, nodes),
-                sys.executable,
-                "-m",
-                "ddlbench.cluster.node_check",
-                json.dumps(wanted),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-        found = [json.loads(p.read_text("utf-8")) for p in sorted(reports.glob("*.done.json"))]
-    finally:
-        shutil.rmtree(reports, ignore_errors=True)
-    lines = done.stderr.strip().splitlines()
-    return found, lines[-1] if lines else ""
-
-
-def _srun(site: Site, nodes: int) -> list[str]:
-    slurm = site.slurm
-    command = ["srun", f"--nodes={nodes}", "--ntasks-per-node=1", f"--time={_JOB_MINUTES}"]
-    command += [
-        f"--{key}={slurm[key]}"
-        for key in ("partition", "account", "qos", "constraint")
-        if slurm.get(key)
-    ]
-    if slurm.get("gres", "gpu"):
-        kind = f":{slurm['gpu_type']}" if slurm.get("gpu_type") else ""
-        command.append(f"--gres={slurm.get('gres', 'gpu')}{kind}:{site.devices_per_node}")
-    return command

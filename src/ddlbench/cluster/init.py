@@ -10,10 +10,12 @@ from ddlbench.experiment.atomic import write_text
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.site import load_site
+from ddlbench.planning.job_time import SPARE_MINUTES, timeouts_within
 
 __all__ = ["Answers", "site_text", "write_site"]
 
-_DEFAULT_TIMEOUT_S = 3600
+_STAGE_TIMEOUT_S = 1800
+_CELL_TIMEOUT_S = 3600
 _SPARE_MEMORY = 0.9
 
 
@@ -48,9 +50,9 @@ def site_text(answers: Answers) -> str:
     cpus = max(1, partition.cpus_per_node // answers.devices_per_node)
     memory_mb = int(partition.memory_mb * _SPARE_MEMORY / answers.devices_per_node)
     limit_s = partition.time_limit_s
-    timeout_s = _DEFAULT_TIMEOUT_S
-    if limit_s is not None:
-        timeout_s = max(60, min(timeout_s, limit_s - 600))
+    stage_s, cell_s = timeouts_within(limit_s, _STAGE_TIMEOUT_S, _CELL_TIMEOUT_S)
+    limit = "has no limit" if limit_s is None else f"ends jobs after {limit_s / 60:g} min"
+    features = f"; here: {partition.features}" if partition.features else ""
     what = f"{partition.gpus_per_node}x {partition.gpu_type or 'GPU'}"
     if answers.device == "cpu":
         what = f"{answers.devices_per_node} CPU workers"
@@ -70,7 +72,14 @@ memory_per_device_mb: {memory_mb}   # {partition.memory_mb} MB of a node, less a
 scratch: {answers.scratch}
 keep_data: true         # false if scratch is emptied after each job anyway
 interface: {answers.interface or "null"}
-cell_timeout_s: {timeout_s}
+
+# A cell's job asks for both and {SPARE_MINUTES} minutes; the partition {limit}.
+cell_timeout_s: {cell_s}
+stage_timeout_s: {stage_s}   # to make the cell's data
+
+# setup: ["module load CUDA/12.4"]       # shell commands before each process starts
+# container: {{image: /project/you/ddlbench.sif}}   # the processes run in this image
+# interconnect: {{p2p_binary: /path/p2pBandwidthLatencyTest}}   # or cuda_samples: its checkout
 
 slurm:
   account: {answers.account or "null"}
@@ -78,6 +87,10 @@ slurm:
   gpu_type: {(partition.gpu_type or "null") if answers.device == "cuda" else "null"}
   gres: "{partition.gres if partition.gpus_per_node else ""}"
   exclusive: true       # whole nodes: no neighbour disturbs a measurement
+  # qos: normal         # quality of service
+  # constraint: a100    # features of the nodes to use{features}
+  # extra: --reservation=NAME            # further sbatch options
+  # srun: ["--cpu-bind=cores"]           # options of every srun in a job
 """
 
 

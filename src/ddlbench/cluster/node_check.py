@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ddlbench.cluster.gpu_check import visible_gpus
 from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import scratch_dir
@@ -24,7 +25,8 @@ from ddlbench.runtime.network_address import address_of
 
 __all__ = ["main"]
 
-_MEET_S = 60.0
+# One node may have torch in its cache while another reads it over a slow file system.
+_MEET_S = 180.0
 
 
 def main(arguments: str) -> None:
@@ -44,7 +46,7 @@ def main(arguments: str) -> None:
         ]
         report["met"] = len(others)
         write_json(reports / f"{host}.done.json", report)
-        _wait_for(reports, "*.done.json", int(wanted["nodes"]))
+        _wait_for(reports, "*.done.json", len(others))
 
 
 def _node(wanted: dict[str, Any]) -> dict[str, Any]:
@@ -61,15 +63,18 @@ def _node(wanted: dict[str, Any]) -> dict[str, Any]:
 
 def _torch(device: str) -> dict[str, Any]:
     if importlib.util.find_spec("torch") is None:
-        return {"torch": None, "gpus": 0}
+        return {"torch": None, "torch_cuda": None, "gpus": []}
     import torch  # noqa: PLC0415 - its absence is one of the findings
 
-    gpus = torch.cuda.device_count() if device == "cuda" else 0
-    return {"torch": torch.__version__, "gpus": gpus}
+    gpus = visible_gpus() if device == "cuda" else []
+    return {"torch": torch.__version__, "torch_cuda": torch.version.cuda, "gpus": gpus}
 
 
 def _scratch(template: str) -> dict[str, Any]:
-    folder = scratch_dir(template)
+    try:
+        folder = scratch_dir(template)
+    except ConfigError as error:
+        return {"scratch": template, "scratch_error": str(error), "scratch_free_bytes": 0}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".ddlbench-doctor-{os.getpid()}"
@@ -77,7 +82,8 @@ def _scratch(template: str) -> dict[str, Any]:
         probe.unlink()
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        return {"scratch": str(folder), "scratch_error": str(error), "scratch_free_bytes": 0}
+        why = f"{folder} cannot be used: {error}; write another scratch"
+        return {"scratch": str(folder), "scratch_error": why, "scratch_free_bytes": 0}
     return {"scratch": str(folder), "scratch_error": None, "scratch_free_bytes": free}
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from ddlbench.experiment.errors import ConfigError
 
-__all__ = ["Partition", "accounts", "parse_gres", "parse_partitions", "partitions"]
+__all__ = ["Partition", "accounts", "parse_gres", "parse_partitions", "partitions", "why_pending"]
 
-_SINFO = "%R|%D|%c|%m|%G|%l|%a"
+_SINFO = "%R|%D|%c|%m|%G|%l|%a|%f"
 _PATIENCE_S = 60
 
 
@@ -32,6 +32,7 @@ class Partition:
         gres, gpu_type, gpus_per_node: its GPUs; "" and 0 where it has none.
         time_limit_s: longest job; None for no limit.
         is_up: it takes jobs.
+        features: of its nodes, parted by commas; "" where they have none.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Partition:
     gpus_per_node: int
     time_limit_s: int | None
     is_up: bool
+    features: str
 
 
 def partitions() -> list[Partition]:
@@ -69,14 +71,23 @@ def accounts() -> list[str]:
     return sorted({line.strip() for line in text.splitlines() if line.strip()})
 
 
+def why_pending(job_id: str) -> str:
+    """SLURM's word for what a job waits for; "" where it does not wait, or nobody says."""
+    try:
+        found = _ask(["squeue", "--noheader", "--jobs", job_id, "--format=%r"]).strip()
+    except ConfigError:
+        return ""
+    return "" if found == "None" else found
+
+
 def parse_partitions(text: str, default: str | None) -> list[Partition]:
-    """Read sinfo's lines of the format ``%R|%D|%c|%m|%G|%l|%a``; the default comes first."""
+    """Read sinfo's lines of the format ``%R|%D|%c|%m|%G|%l|%a|%f``; the default comes first."""
     found = []
     for line in text.splitlines():
         parts = line.strip().split("|")
-        if len(parts) != 7:
+        if len(parts) != 8:
             continue
-        name, nodes, cpus, memory, gres, limit, up = parts
+        name, nodes, cpus, memory, gres, limit, up, features = parts
         kind, gpu_type, count = parse_gres(gres)
         found.append(
             Partition(
@@ -90,6 +101,7 @@ def parse_partitions(text: str, default: str | None) -> list[Partition]:
                 gpus_per_node=count,
                 time_limit_s=_seconds(limit),
                 is_up=up == "up",
+                features="" if features == "(null)" else features,
             )
         )
     return sorted(found, key=lambda p: (not p.is_default, -p.gpus_per_node, p.name))

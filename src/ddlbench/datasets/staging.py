@@ -5,10 +5,12 @@
     <scratch>/ddlbench-data/
         mnist-idx-x1-s0-v1/         the data, complete, with manifest.json
         mnist-idx-x1-s0-v1.lock     held while the folder beside it is looked at or made
+        mnist-idx-x1-s0-v1.readers  held by who reads the folder, together, or removes it, alone
         .mnist-idx-x1-s0-v1.tmp-*   being made; becomes the first by one rename
 
-Whoever holds the lock is alone with the folder. The lock is the kernel's (flock): it goes with
-the last process that holds it, so whatever half-made folder is found under it is nobody's.
+Whoever holds the lock is alone in making or removing the folder. Locks are the kernel's (flock):
+they go with the last process that holds them, so whatever half-made folder is found under the lock
+is nobody's.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from ddlbench.datasets.own_data import OwnData, copy_own_data, inspect_own_data
 from ddlbench.datasets.writing import write_dataset
 from ddlbench.experiment.data_size import DataRequest, estimate_bytes
 
-__all__ = ["Staged", "data_folder", "remove", "stage"]
+__all__ = ["Staged", "data_folder", "hold", "remove", "stage"]
 
 _log = logging.getLogger(__name__)
 _TOP = "ddlbench-data"
@@ -111,11 +113,37 @@ def stage(
     return Staged(folder, manifest.digest, reused, elapsed_s, manifest.total_bytes)
 
 
+def hold(request: DataRequest, scratch: Path) -> Path:
+    """Folder of the staged data, which nobody removes while this process lives.
+
+    A removal that is under way is waited for. If it took what had been staged for this process, the
+    data is made again; data that was never staged here is not.
+
+    Raises:
+        StagingError, DataError: as :func:`stage`, where the data is made again.
+
+    """
+    folder = data_folder(request, scratch)
+    if folder.parent != scratch / _TOP or not folder.parent.is_dir():
+        return folder
+    try:
+        # Never closed: the lock goes with the process.
+        fd = os.open(_readers(folder), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+    except OSError as error:  # what this user cannot write to, none of its jobs removes
+        _log.info("%s cannot be held: %s", folder, error)
+    if not folder.exists() and _lock(folder).exists():
+        stage(request, scratch)
+    return folder
+
+
 def remove(request: DataRequest, scratch: Path) -> bool:
     """Delete what :func:`stage` made for ``request``; never the user's own data.
 
+    Data that another process holds is left to the last one that removes it.
+
     Returns:
-        Whether there was anything.
+        Whether it was deleted.
 
     Raises:
         StagingError: it cannot be deleted.
@@ -126,19 +154,39 @@ def remove(request: DataRequest, scratch: Path) -> bool:
         return False
     with _disk_errors(request, scratch), _locked(folder):
         _clear_leftovers(folder)
-        existed = folder.exists()
-        if existed:
-            shutil.rmtree(folder)
-    return existed
+        if not folder.exists():
+            return False
+        fd = os.open(_readers(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            going = _temporary(folder)
+            folder.rename(going)
+            shutil.rmtree(going)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(fd)
+    return True
+
+
+def _lock(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")
+
+
+def _readers(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.readers")
+
+
+def _temporary(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[int]:
     """Hold the lock of ``folder``, waiting for it; gives its descriptor."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = folder.with_name(folder.name + ".lock")
     # Never deleted: a second job could lock the deleted file while a third makes a new one.
-    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    fd = os.open(_lock(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -181,7 +229,7 @@ def _make(
     free = shutil.disk_usage(folder.parent).free
     if needed > free:
         raise _no_room(request, folder.parent, needed, free)
-    temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
+    temporary = _temporary(folder)
     try:
         if own is None:
             manifest = write_dataset(request, temporary, workers=workers, keep_fds=(lock_fd,))

@@ -5,15 +5,18 @@ Measured by ``ddlbench.interconnect`` or given by hand in the site file; read by
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.document import Document
 from ddlbench.experiment.errors import ConfigError
 
-__all__ = ["LINKS_VERSION", "InvalidLinks", "read_links", "write_links"]
+__all__ = ["LINKS_VERSION", "InvalidLinks", "read_links", "sample_in_words", "write_links"]
 
 LINKS_VERSION = 1
+_MATRICES = ("bandwidth_bytes_per_s", "latency_s")
 
 
 class InvalidLinks(ConfigError):  # noqa: N818 - a state of a file, shown as such
@@ -48,28 +51,41 @@ def read_links(path: Path) -> dict[str, Any]:
     return links
 
 
+def sample_in_words(sampled: Mapping[str, Any]) -> str:
+    """What a matrix with holes says of them."""
+    return (
+        f"{sampled['measured_pairs']:,} of {sampled['all_pairs']:,} measured ({sampled['rule']}); "
+        "the others are empty"
+    )
+
+
 def _check_shapes(links: dict[str, Any], where: str) -> None:
-    """Matrices are square over their endpoints, hold no hole but the diagonal, nothing negative."""
+    """Matrices are square over their endpoints; what they hold can be."""
     for index, pair in enumerate(links.get("pairs", [])):
         size = len(pair["endpoints"])
         place = f"{where}: pairs.{index}"
         if len(pair["nodes"]) != size:
             raise InvalidLinks(f"{place}: {size} endpoints, but {len(pair['nodes'])} node indices")
-        for key in ("bandwidth_bytes_per_s", "latency_s"):
-            matrix = pair[key]
-            if len(matrix) != size or any(len(row) != size for row in matrix):
+        for key in _MATRICES:
+            if len(pair[key]) != size or any(len(row) != size for row in pair[key]):
                 raise InvalidLinks(f"{place}.{key}: not {size} rows of {size} numbers")
-            for row, values in enumerate(matrix):
-                for column, value in enumerate(values):
-                    if row == column:
-                        continue
-                    if value is None:
-                        raise InvalidLinks(
-                            f"{place}.{key}: a hole at row {row}, column {column}: "
-                            "measure that pair again"
-                        )
-                    if value < 0 or (key == "bandwidth_bytes_per_s" and value == 0):
-                        raise InvalidLinks(
-                            f"{place}.{key}: {value} at row {row}, column {column}: "
-                            "a bandwidth is above zero, a latency not below"
-                        )
+        for row, column in permutations(range(size), 2):
+            _check_link(pair, row, column, place)
+
+
+def _check_link(pair: dict[str, Any], row: int, column: int, place: str) -> None:
+    """Nothing is negative; a hole is in both matrices, and only where a sample is declared."""
+    values = {key: pair[key][row][column] for key in _MATRICES}
+    holes = [key for key, value in values.items() if value is None]
+    if len(holes) == len(values) and pair.get("sampled"):
+        return
+    if holes:
+        raise InvalidLinks(
+            f"{place}.{holes[0]}: a hole at row {row}, column {column}: measure that pair again"
+        )
+    for key, value in values.items():
+        if value < 0 or (key == "bandwidth_bytes_per_s" and value == 0):
+            raise InvalidLinks(
+                f"{place}.{key}: {value} at row {row}, column {column}: "
+                "a bandwidth is above zero, a latency not below"
+            )

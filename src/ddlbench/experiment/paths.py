@@ -18,12 +18,18 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
+from contextlib import suppress
 from pathlib import Path
+
+from ddlbench.experiment.errors import ConfigError
 
 __all__ = [
     "RESULTS",
     "cell_dir",
     "checkpoint_dir",
+    "expanded",
     "experiment_dir",
     "figures_dir",
     "links_file",
@@ -39,6 +45,13 @@ __all__ = [
 ]
 
 RESULTS = Path("results")
+
+# Keys of a site file that are paths on a node, and what to write there.
+_WANTED = {
+    "scratch": "a folder of the node's own that can be made there, for example /tmp",
+    "checkpoints": "a folder that all nodes see, for example /project/you/checkpoints",
+    "container.image": "the image's path on the nodes, for example /project/you/ddlbench.sif",
+}
 
 
 def project_root() -> Path:
@@ -68,10 +81,13 @@ def checkpoint_dir(template: str | None, site: str, cell_id: str, cell_folder: P
         site: its name.
         cell_id: of the cell.
         cell_folder: of the cell.
+
+    Raises:
+        ConfigError: see :func:`expanded`.
     """
     if template is None:
         return cell_folder / ".checkpoint"
-    return scratch_dir(template) / site / cell_id
+    return expanded(template, "checkpoints") / site / cell_id
 
 
 def result_file(site: str, cell_id: str) -> Path:
@@ -120,8 +136,39 @@ def predictions_file(site: str, experiment: str) -> Path:
 
 
 def scratch_dir(template: str) -> Path:
-    """A site's scratch folder, with environment variables and ``~`` filled in where it is read.
+    """A site's scratch folder on this node.
 
-    Read it on the node itself: ``$TMPDIR`` and ``$SLURM_JOB_ID`` differ from the login node's.
+    Raises:
+        ConfigError: see :func:`expanded`.
     """
-    return Path(os.path.expandvars(template)).expanduser()
+    return expanded(template, "scratch")
+
+
+def expanded(template: str, key: str) -> Path:
+    """Path that a site file names, with environment variables and ``~`` filled in where it is read.
+
+    Read it on the node itself: ``$TMPDIR`` and ``$SLURM_JOB_ID`` differ from the login node's. A
+    variable that is not set there would make a folder of its name wherever the job runs.
+
+    Args:
+        template: as the site file has it.
+        key: of the site file.
+
+    Raises:
+        ConfigError: a variable is not set here, or what comes out is no absolute path.
+    """
+    unset = [name for name in re.findall(r"\$\{?(\w+)", template) if not os.environ.get(name)]
+    path = Path(os.path.expandvars(template))
+    with suppress(RuntimeError):  # nobody knows that home: the ~ stays, and is refused below
+        path = path.expanduser()
+    if not unset and path.is_absolute() and "$" not in str(path):
+        return path
+    why = (
+        f"${unset[0]} is not set there"
+        if unset
+        else f"it becomes {str(path)!r}, no plain absolute path"
+    )
+    raise ConfigError(
+        f"{key}: {template!r} is no path on {socket.gethostname()}, as {why}; "
+        f"write {_WANTED[key]}, in the site file"
+    )

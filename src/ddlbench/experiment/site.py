@@ -41,6 +41,7 @@ class Site:
     fabrics: dict[str, LinkCondition] = field(default_factory=dict)
     slurm: dict[str, Any] = field(default_factory=dict)
     checkpoints: str | None = None
+    stage_timeout_s: float = 1800
 
     def emulates(self, fabric: str) -> bool:
         """Whether the links of this fabric are emulated, inside one node of the site."""

@@ -66,7 +66,7 @@ def sweeps_of(raw: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str
 
 
 def world_pairs(found: dict[str, Any]) -> dict[str, Any]:
-    """The pair matrix of all ranks, from the report of the sweep."""
+    """The pair matrix of all ranks, from the report of the first one."""
     return pair_matrix(
         scope="world",
         method=found["method"],
@@ -75,6 +75,7 @@ def world_pairs(found: dict[str, Any]) -> dict[str, Any]:
         bandwidth_bytes_per_s=found["bandwidth_bytes_per_s"],
         latency_s=found["latency_s"],
         repeats=found["repeats"],
+        sampled=found["sampled"],
     )
 
 

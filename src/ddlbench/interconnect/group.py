@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +12,10 @@ import torch
 from torch import distributed as dist
 
 from ddlbench.planning.strategy import Process
+from ddlbench.runtime.network_address import interface_to_use
+from ddlbench.runtime.tool import Surroundings
 
-__all__ = ["Group", "joined", "members_of"]
+__all__ = ["Group", "joined", "members_of", "settle"]
 
 
 @dataclass(frozen=True)
@@ -73,3 +76,27 @@ def joined(group: Group) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def settle(here: Surroundings) -> tuple[torch.device, str | None]:
+    """Device and network interface of this process; threads and libraries are told."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    interface = interface_to_use(here.interface)
+    if interface is not None:
+        os.environ.update(GLOO_SOCKET_IFNAME=interface, NCCL_SOCKET_IFNAME=interface)
+    return _device(here), interface
+
+
+def _device(here: Surroundings) -> torch.device:
+    """SLURM may show a process only its own GPU, or all of the node."""
+    if here.device_kind == "cpu":
+        return torch.device("cpu")
+    visible = torch.cuda.device_count()
+    if visible == 0:
+        raise RuntimeError("the site says device: cuda, but torch finds no GPU on this node")
+    index = 0 if visible == 1 else here.process.devices[0]
+    if index >= visible:
+        raise RuntimeError(f"the site has GPU {index} a node, but torch finds {visible} here")
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device

@@ -3,16 +3,18 @@
 ::
 
     run_tool(node_pairs)   pairs within each node         -+
-    run_tool(sweep)        groups of ranks, all pairs      +-> assemble -> slow pairs -> links.json
+    run_tool(sweep)        groups of ranks                 +-> assemble -> slow pairs -> links.json
+    run_tool(rank_pairs)   pairs of all ranks             -+
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.links import LINKS_VERSION, write_links
+from ddlbench.experiment.links import LINKS_VERSION, sample_in_words, write_links
 from ddlbench.experiment.site import Site
 from ddlbench.interconnect.assemble import node_type_pairs, sweeps_of, world_pairs
 from ddlbench.interconnect.given import given_parts
@@ -33,6 +35,7 @@ __all__ = ["LinksFailed", "largest_bytes", "measure_links"]
 
 _LARGEST_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
 _SWEEP_BUDGET_S = 3.0
+_PAIRS_BUDGET_S = 600.0
 _MODULES = "ddlbench.interconnect"
 
 
@@ -95,6 +98,8 @@ def _measure(site: Site, links: dict[str, Any], folder: Path) -> None:
         "interconnect": site.interconnect,
         "largest_bytes": largest_bytes(site),
         "budget_s": float(site.interconnect.get("sweep_budget_s", _SWEEP_BUDGET_S)),
+        # Half of what the tool may take at all: the rest is for starting, and for the last pair.
+        "pairs_budget_s": min(_PAIRS_BUDGET_S, site.cell_timeout_s / 2),
         "devices_per_node": devices,
         "worlds": worlds(nodes, devices),
     }
@@ -103,7 +108,7 @@ def _measure(site: Site, links: dict[str, Any], folder: Path) -> None:
         with fabric_up(site, links["fabric"], nodes) as fabric:
             _run_tools(site, (nodes, devices), settings, links, folder, fabric=fabric)
             link = fabric.report()
-    except (FabricUnsupported, FabricUnfit) as error:
+    except (FabricUnsupported, FabricUnfit, ToolFailed) as error:
         raise _failed(site, str(error)) from None
     fault = fault_of(link)
     if fault is not None:
@@ -121,20 +126,33 @@ def _run_tools(
     *,
     fabric: Fabric,
 ) -> None:
-    """Run both tools and put what they found into ``links``."""
+    """Run the tools and put what they found into ``links``.
+
+    Raises:
+        ToolFailed: pairs within the nodes, or the sweeps, went wrong.
+    """
     nodes, devices = geometry
     if devices > 1:
         per_node = devices if site.device == "cpu" else 1
         reports = _run(site, (nodes, per_node), "node_pairs", settings, folder, fabric=fabric)
         links["pairs"] += node_type_pairs(reports)
     reports = _run(site, geometry, "sweep", settings, folder, fabric=fabric)
-    first = reports[0]
-    links["pairs"].append(world_pairs(first["pairs"]))
-    links["sweeps"], notes = sweeps_of(first["sweeps"])
-    links["notes"] += [*first["notes"], *notes]
+    links["sweeps"], notes = sweeps_of(reports[0]["sweeps"])
+    links["notes"] += [*reports[0]["notes"], *notes]
     links["provenance"]["ranks"] = [
         report["provenance"] for rank, report in enumerate(reports) if rank % devices == 0
     ]
+    # Should they hang, there must be time left in the job to write what the sweeps found.
+    hasty = replace(site, cell_timeout_s=2 * settings["pairs_budget_s"])
+    try:
+        reports = _run(hasty, geometry, "rank_pairs", settings, folder, fabric=fabric)
+    except ToolFailed as error:  # sweeps took long, and most of what reads links needs no more
+        links["notes"].append(f"no pairs of ranks: {error}")
+        return
+    pairs = world_pairs(reports[0]["pairs"])
+    links["pairs"].append(pairs)
+    if "sampled" in pairs:
+        links["notes"].append(f"pairs of ranks: {sample_in_words(pairs['sampled'])}")
 
 
 def _run(
@@ -147,21 +165,12 @@ def _run(
     fabric: Fabric,
 ) -> list[dict[str, Any]]:
     """Run a tool; what goes wrong is one sentence."""
-    try:
-        reports = run_tool(
-            site,
-            geometry,
-            f"{_MODULES}.{module}",
-            settings,
-            folder / module,
-            fabric=fabric,
-        )
-    except ToolFailed as error:
-        raise _failed(site, str(error)) from None
+    reports = run_tool(
+        site, geometry, f"{_MODULES}.{module}", settings, folder / module, fabric=fabric
+    )
     for report in reports:
         if report["status"] != "ok":
-            why = report.get("reason", report["status"])
-            raise _failed(site, f"rank {report['rank']}: {why}")
+            raise ToolFailed(f"rank {report['rank']}: {report.get('reason', report['status'])}")
     return reports
 
 

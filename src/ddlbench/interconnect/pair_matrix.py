@@ -27,9 +27,10 @@ def pair_matrix(
     direction: str = "unidirectional",
     operation: str | None = None,
     repeats: int = 1,
+    sampled: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """An entry of ``pairs``, as links.schema.json has it; slow pairs are sought later."""
-    return {
+    entry = {
         "scope": scope,
         "method": method,
         "access": access,
@@ -43,6 +44,7 @@ def pair_matrix(
         "repeats": repeats,
         "slow_pairs": [],
     }
+    return entry if sampled is None else {**entry, "sampled": sampled}
 
 
 def finite(value: float) -> float | None:

@@ -1,31 +1,37 @@
-"""Latency and bandwidth of every ordered pair of ranks, one pair after the other, others idle.
+"""Latency and bandwidth between ranks: ``python -m ddlbench.interconnect.rank_pairs``.
 
-::
+One pair after the other, others idle::
 
     i  ping ->  <- pong            latency = half the median round trip of 16 bytes
     i  message ---->  <- pong      bandwidth = bytes / (median - shortest round trip)
 
 The message is as large as three hundredths of a second carry, from 1 to 16 MiB. All pairs are
 measured in three passes and the medians kept, so that a disturbance of a second hits no pair alone.
+Of many ranks only some pairs are measured (:mod:`.pair_choice`), and whatever is not done when the
+time for it is over stays empty.
+
+A tool of its own, beside the sweeps: if it fails, they are not lost.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
 import torch
 from torch import distributed as dist
 
-from ddlbench.interconnect.group import Group
+from ddlbench.interconnect.group import Group, joined, members_of, settle
+from ddlbench.interconnect.pair_choice import RULE, Pair, chosen_pairs
 from ddlbench.interconnect.pair_matrix import Matrix
 from ddlbench.interconnect.transports import touched
-from ddlbench.runtime.rendezvous import barrier
+from ddlbench.runtime.rendezvous import barrier, join_store, leave
+from ddlbench.runtime.tool import Surroundings, tool_main
 
-__all__ = ["all_pairs"]
+__all__ = ["measure_pairs", "work"]
 
 # Beyond so many pairs one pass has to do.
 _PASSES, _MANY_PAIRS = 3, 240
@@ -35,39 +41,103 @@ _SMALL_BYTES, _LARGE_BYTES = 2**20, 2**24
 _MESSAGE_S = 0.03
 
 
-def all_pairs(group: Group) -> dict[str, Any]:
-    """Fields of a pair matrix over all ranks of ``group``, the same on every rank."""
-    size, store = len(group.members), group.store
-    pairs = [(i, j) for i in range(size) for j in range(size) if i != j]
+def work(here: Surroundings) -> dict[str, Any]:
+    """What one rank does; the report of rank 0 holds what all found.
+
+    Settings: ``devices_per_node``, ``pairs_budget_s``.
+    """
+    device, interface = settle(here)
+    store = join_store(here.host, here.port, here.process.rank, here.world_size)
+    per_node = here.settings["devices_per_node"]
+    everyone = members_of(here.world_size // per_node, per_node, per_node)
+    own_store = dist.PrefixStore("pairs", store)
+    group = Group(everyone, everyone[here.process.rank], own_store, device, interface)
+    with joined(group):
+        found = measure_pairs(group, here.settings["pairs_budget_s"])
+    barrier(store, "reported", here.world_size)
+    leave(store, here.process.rank, here.world_size)
+    return {"pairs": found}
+
+
+def measure_pairs(group: Group, budget_s: float) -> dict[str, Any]:
+    """Fields of a pair matrix over all ranks of ``group``; empty on all ranks but the first.
+
+    Args:
+        group: joined.
+        budget_s: no pair is begun later than this.
+    """
+    nodes, store = [process.node for process in group.members], group.store
+    pairs = chosen_pairs(nodes)
     passes = _PASSES if len(pairs) <= _MANY_PAIRS else 1
-    sent: dict[tuple[int, int], list[tuple[float, float]]] = {}
-    for turn in range(passes):
-        for sender, receiver in pairs:
-            if group.rank == sender:
-                measured = _measure(receiver, True, group.device)
-                sent.setdefault((sender, receiver), []).append(measured)
-            elif group.rank == receiver:
-                _measure(sender, False, group.device)
-            barrier(store, f"{turn}/{sender}-{receiver}", size)
+    sent: dict[Pair, list[tuple[float, float]]] = {}
+    done = _visit(group, pairs, passes, budget_s, sent)
     for (sender, receiver), found in sent.items():
         store.set(f"{sender}/{receiver}", json.dumps(found))
-    values = {(i, j): json.loads(store.get(f"{i}/{j}")) for i, j in pairs}
+    if group.rank != 0:
+        return {}
+    measured = pairs[:done]
+    values = {(i, j): json.loads(store.get(f"{i}/{j}")) for i, j in measured}
     return {
-        "latency_s": _matrix(size, values, 0),
-        "bandwidth_bytes_per_s": _matrix(size, values, 1),
+        "latency_s": _matrix(len(nodes), values, 0),
+        "bandwidth_bytes_per_s": _matrix(len(nodes), values, 1),
         "hosts": group.hosts(),
-        "nodes": [process.node for process in group.members],
+        "nodes": nodes,
         "method": group.transport,
-        "repeats": passes,
+        "repeats": max(1, done // len(pairs)),
+        "sampled": _sampled(len(nodes), len(pairs), len(measured)),
     }
 
 
-def _matrix(size: int, values: dict[tuple[int, int], list[list[float]]], part: int) -> Matrix:
-    """Medians over the passes."""
-    return [
-        [None if i == j else median(turn[part] for turn in values[i, j]) for j in range(size)]
-        for i in range(size)
-    ]
+def _visit(
+    group: Group,
+    pairs: Sequence[Pair],
+    passes: int,
+    budget_s: float,
+    sent: dict[Pair, list[tuple[float, float]]],
+) -> int:
+    """Measure all pairs, pass by pass, as far as time allows; returns how many in all.
+
+    Args:
+        group: joined.
+        pairs: in their order.
+        passes: over all of them.
+        budget_s: of all passes; the first rank's clock counts.
+        sent: gets what this rank finds as a sender.
+    """
+    store, began_s = group.store, time.monotonic()
+    for number in range(passes * len(pairs)):
+        if group.rank == 0:
+            late = time.monotonic() - began_s > budget_s
+            store.set(f"go/{number}", "no" if late else "yes")
+        if store.get(f"go/{number}") == b"no":
+            return number
+        sender, receiver = pairs[number % len(pairs)]
+        if group.rank == sender:
+            measured = _measure(receiver, True, group.device)
+            sent.setdefault((sender, receiver), []).append(measured)
+        elif group.rank == receiver:
+            _measure(sender, False, group.device)
+        barrier(store, f"pair/{number}", len(group.members))
+    return passes * len(pairs)
+
+
+def _sampled(size: int, chosen: int, measured: int) -> dict[str, Any] | None:
+    """What links.json says of a matrix with holes."""
+    whole = size * (size - 1)
+    if measured == whole:
+        return None
+    rule = RULE if chosen < whole else "all pairs"
+    if measured < chosen:
+        rule += f"; time was over after {measured} of {chosen}"
+    return {"measured_pairs": measured, "all_pairs": whole, "rule": rule}
+
+
+def _matrix(size: int, values: dict[Pair, list[list[float]]], part: int) -> Matrix:
+    """Medians over the passes; None for what was not measured."""
+    matrix: Matrix = [[None] * size for _ in range(size)]
+    for (sender, receiver), turns in values.items():
+        matrix[sender][receiver] = median(turn[part] for turn in turns)
+    return matrix
 
 
 def _measure(other: int, first: bool, device: torch.device) -> tuple[float, float]:
@@ -115,3 +185,7 @@ def _agreed_bytes(probe_s: float, other: int, first: bool, device: torch.device)
     else:
         dist.recv(told, other)
     return int(told.item())
+
+
+if __name__ == "__main__":
+    tool_main(work)

@@ -2,16 +2,16 @@
 
 ::
 
-    all ranks   | 1x2: gloo, Horovod | 1x4: ... | 2x1: ... | pairs, one after the other |
-    not in it   | waits              |          | waits    | waits                      |
+    all ranks   | 1x2: gloo, Horovod | 1x4: ... | 2x1: ... |
+    not in it   | waits              |          | waits    |
 
 Horovod runs only while its own messages are measured, as it talks in every cycle.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-import os
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -19,16 +19,15 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from ddlbench.interconnect.group import Group, joined, members_of
+from ddlbench.interconnect.group import Group, joined, members_of, settle
 from ddlbench.interconnect.horovod_sweep import sweep_horovod
-from ddlbench.interconnect.rank_pairs import all_pairs
 from ddlbench.interconnect.sweeping import measure, sweep_of
 from ddlbench.interconnect.transports import Buffers, torch_operation
 from ddlbench.interconnect.worlds import OPERATIONS
 from ddlbench.runtime.environment import rank_provenance
-from ddlbench.runtime.network_address import interface_to_use
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
 from ddlbench.runtime.tool import Surroundings, tool_main
+from ddlbench.strategies.horovod import why_not_on
 
 __all__ = ["work"]
 
@@ -40,16 +39,12 @@ def work(here: Surroundings) -> dict[str, Any]:
     sweep, ``devices_per_node`` of the whole.
     """
     settings = here.settings
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    interface = interface_to_use(here.interface)
-    if interface is not None:
-        os.environ.update(GLOO_SOCKET_IFNAME=interface, NCCL_SOCKET_IFNAME=interface)
-    device = _device(here)
+    device, interface = settle(here)
     store = join_store(here.host, here.port, here.process.rank, here.world_size)
     report: dict[str, Any] = {"sweeps": [], "notes": [], "host": socket.gethostname()}
-    horovod = importlib.util.find_spec("horovod") is not None
-    if not horovod:
-        report["notes"].append("no sweep of Horovod: it is not installed on the nodes")
+    no_horovod = _why_no_horovod(device)
+    if no_horovod is not None:
+        report["notes"].append(f"no sweep of Horovod: {no_horovod}")
     for nodes, devices in settings["worlds"]:
         members = members_of(nodes, devices, settings["devices_per_node"])
         if here.process.rank in {member.rank for member in members}:
@@ -58,39 +53,24 @@ def work(here: Surroundings) -> dict[str, Any]:
             group = Group(members, me, own_store, device, interface)
             with joined(group):
                 found = _sweep_group(group, settings)
-            if horovod:
+            if no_horovod is None:
                 found += sweep_horovod(group, here.host, here.port, settings)
             shape = {"nodes": nodes, "devices_per_node": devices, "ranks": len(members)}
             report["sweeps"] += [{**sweep, **shape} for sweep in found]
         barrier(store, f"done/{nodes}x{devices}", here.world_size)
-    everyone = members_of(
-        here.world_size // settings["devices_per_node"],
-        settings["devices_per_node"],
-        settings["devices_per_node"],
-    )
-    own_store = dist.PrefixStore("pairs", store)
-    group = Group(everyone, everyone[here.process.rank], own_store, device, interface)
-    with joined(group):
-        report["pairs"] = all_pairs(group)
     report["provenance"] = rank_provenance()
     barrier(store, "reported", here.world_size)
     leave(store, here.process.rank, here.world_size)
     return report
 
 
-def _device(here: Surroundings) -> torch.device:
-    """SLURM may show a process only its own GPU, or all of the node."""
-    if here.device_kind == "cpu":
-        return torch.device("cpu")
-    visible = torch.cuda.device_count()
-    if visible == 0:
-        raise RuntimeError("the site says device: cuda, but torch finds no GPU on this node")
-    index = 0 if visible == 1 else here.process.devices[0]
-    if index >= visible:
-        raise RuntimeError(f"the site has GPU {index} a node, but torch finds {visible} here")
-    device = torch.device("cuda", index)
-    torch.cuda.set_device(device)
-    return device
+def _why_no_horovod(device: torch.device) -> str | None:
+    """Why Horovod's messages are not measured, where they are not: all ranks have one answer."""
+    if importlib.util.find_spec("horovod") is None:
+        return "it is not installed on the nodes"
+    if device.type == "cpu":
+        return None
+    return why_not_on(device, importlib.import_module("horovod.torch"))
 
 
 def _sweep_group(group: Group, settings: dict[str, Any]) -> list[dict[str, Any]]:

@@ -63,5 +63,5 @@ def _of_level(pair: dict[str, Any], same_node: bool) -> list[float]:
         float(bandwidth)
         for row, values in enumerate(pair["bandwidth_bytes_per_s"])
         for column, bandwidth in enumerate(values)
-        if row != column and (nodes[row] == nodes[column]) == same_node
+        if bandwidth is not None and row != column and (nodes[row] == nodes[column]) == same_node
     ]

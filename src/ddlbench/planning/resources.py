@@ -18,17 +18,14 @@ and its ranks start without srun.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cache
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Site
+from ddlbench.planning.job_time import cell_minutes, stage_minutes
 
 __all__ = ["SchedulerRequest", "request"]
-
-_STAGE_RUNTIME_MIN = 30
-_SPARE_RUNTIME_MIN = 5
 
 
 @dataclass(frozen=True)
@@ -91,8 +88,8 @@ def _request(nodes: int, devices: int, key: _Key, _name: str) -> SchedulerReques
         cpus_per_task=site.cpus_per_device,
         gres=gres,
         mem_mb=(site.memory_per_device_mb or 0) * devices,
-        runtime_min=math.ceil(site.cell_timeout_s / 60) + _SPARE_RUNTIME_MIN,
-        stage_runtime_min=_STAGE_RUNTIME_MIN,
+        runtime_min=cell_minutes(site),
+        stage_runtime_min=stage_minutes(site),
         account=slurm.get("account"),
         partition=slurm.get("partition"),
         qos=slurm.get("qos"),

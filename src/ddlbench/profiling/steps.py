@@ -4,8 +4,9 @@
 
     cell    | warm-up             | measured .................. |  one for memory
     here    | 1 | memory | more   | measured ... | marked ... |
-                  peak_bytes        step_s         shares of forward,
-                                    load_s         backward, optimiser
+                  peak_bytes        step_s         forward, backward,
+                  of a CPU device   load_s         optimiser
+                                    |<- peak_bytes on CUDA ->|
 
 The same executor reads the same staged data through the same feed, in a fresh process, and the
 measured steps are one run, as in a cell. ``step_s`` is the median over windows of consecutive steps
@@ -31,8 +32,9 @@ from ddlbench.planning.plan import make_plan
 from ddlbench.profiling.budget import passes, steps_per_window
 from ddlbench.profiling.clock import Marks, marks_on
 from ddlbench.profiling.gradients import ReadyOrder
+from ddlbench.profiling.parts import on_device, on_host
 from ddlbench.profiling.samples import median_with_interval
-from ddlbench.runtime.meters import cpu_peak_bytes, device_memory
+from ddlbench.runtime.meters import cpu_peak_bytes, device_memory, restart_peaks
 from ddlbench.runtime.stream import EpochStream
 from ddlbench.strategies.executor import Context
 from ddlbench.strategies.precision import with_precision
@@ -107,8 +109,6 @@ def measure_steps(
         device: where.
         budget_s: seconds to spend, loosely.
     """
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
     fixed = 0
     runner = StepRunner(cell, dataset, device)
     try:
@@ -117,25 +117,25 @@ def measure_steps(
         warm_s += runner.run(passes(0.15 * budget_s, warm_s[0], 0, max(cell.warmup_steps - 2, 3)))[
             0
         ]
+        restart_peaks((device,))
         count = passes(0.6 * budget_s, statistics.median(warm_s), _FEWEST_STEPS, _MOST_STEPS)
         step_s, load_s = runner.run(count)
         window = steps_per_window(sum(step_s) / count, count)
         median_s, interval_s = median_with_interval(_means(step_s, window))
         loading_s = statistics.median(_means(load_s, window))
         marked = passes(0.1 * budget_s, median_s, 1, count)
-        parts, ready = _marked(runner, marked, marks_on(device, cell.threads_per_device))
+        marked_s, ready = _marked(runner, marked, marks_on(device, cell.threads_per_device))
         if peak is None:
             peak, fixed = _cuda_memory(device)
     finally:
         runner.close()
-    computing_s = max(median_s - loading_s, 0.0)
+    parts = on_device if device.type == "cuda" else on_host
     entry = {
         "batch_size": cell.batch_size,
         "count": count,
         "step_s": median_s,
         "interval_s": interval_s,
-        "load_s": loading_s,
-        **{f"{name}_s": part * computing_s for name, part in parts.items()},
+        **parts(median_s, loading_s, marked_s, marked),
         "peak_bytes": peak,
     }
     return Steps(entry, ready, fixed)
@@ -150,7 +150,7 @@ def _means(values: list[float], window: int) -> list[float]:
 def _marked(
     runner: StepRunner, count: int, marks: Marks
 ) -> tuple[dict[str, float], list[tuple[str, float]]]:
-    """Shares of forward (with loss), backward and optimiser, and the order of gradients."""
+    """Seconds of forward (with loss), backward and optimiser, and the order of gradients."""
     with _listening(runner.executor, marks) as found, _orders(runner, marks) as order:
         runner.run(count)
     marks.finish()
@@ -159,10 +159,9 @@ def _marked(
     for points in spans:
         for name, begin, end in zip(seconds, points, points[1:], strict=False):
             seconds[name] += marks.busy_s(begin, end)
-    total_s = sum(seconds.values()) or 1.0
     last_backward = found["backward"][-1], found["optimizer"][-1]
     ready = order.fractions(marks, *last_backward)
-    return {name: value / total_s for name, value in seconds.items()}, ready
+    return seconds, ready
 
 
 _POINTS = ("forward", "backward", "optimizer", "end")

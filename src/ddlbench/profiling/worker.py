@@ -21,7 +21,7 @@ from torch.distributed import Store
 
 from ddlbench.datasets.feed import ImageDataset
 from ddlbench.datasets.loading import open_split
-from ddlbench.datasets.staging import data_folder
+from ddlbench.datasets.staging import hold
 from ddlbench.experiment.data_size import DataRequest
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import scratch_dir
@@ -32,6 +32,7 @@ from ddlbench.profiling.layers import measure_layers
 from ddlbench.profiling.replicas import run_rounds
 from ddlbench.profiling.room import has_room
 from ddlbench.profiling.steps import StepRunner, Steps, measure_steps
+from ddlbench.runtime.devices import own_devices
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.meters import peak_rss_bytes
@@ -49,13 +50,13 @@ def work(here: Surroundings) -> dict[str, Any]:
     torch.backends.cudnn.benchmark = needs.cell.cudnn_benchmark
     torch.manual_seed(needs.cell.seed + rank)
     random.seed(needs.cell.seed + rank)
-    device = _device(here)
+    (device,) = own_devices(here.device_kind, here.process)
     store = None
     if replicas > 1:
         store = join_store(here.host, here.port, rank, replicas)
         store.set_timeout(timedelta(seconds=here.settings["patience_s"]))
     request = DataRequest(**here.settings["data"])
-    dataset = open_split(data_folder(request, scratch_dir(here.scratch)), request, "train")
+    dataset = open_split(hold(request, scratch_dir(here.scratch)), request, "train")
     spent_s: dict[str, float] = {}
     report: dict[str, Any] = {"notes": [], "spent_s": spent_s}
     ready: list[tuple[str, float]] = []
@@ -81,18 +82,6 @@ def work(here: Surroundings) -> dict[str, Any]:
         report["provenance"] = rank_provenance()
     leave(store, rank, replicas)
     return report
-
-
-def _device(here: Surroundings) -> torch.device:
-    """SLURM may show a process only its own GPU, or all of the node."""
-    if here.device_kind == "cpu":
-        return torch.device("cpu")
-    visible = torch.cuda.device_count()
-    if visible == 0:
-        raise RuntimeError("the site says device: cuda, but torch finds no GPU on this node")
-    device = torch.device("cuda", 0 if visible == 1 else here.process.devices[0])
-    torch.cuda.set_device(device)
-    return device
 
 
 def _steps(

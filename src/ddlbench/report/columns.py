@@ -77,7 +77,7 @@ _SETTINGS = (
     _text("settings", "further cell fields that differ from their defaults, name=value"),
 )
 _MEMORY = (
-    _bytes("peak_memory_bytes", "peak of the fullest device"),
+    _bytes("peak_memory_bytes", "peak of the fullest device, without warm-up"),
     _bytes("total_memory_bytes", "sum of the peaks of all devices"),
     _bytes("device_memory_bytes", "size of the fullest device, where it is known"),
     _bytes("peak_rss_bytes", "largest resident set of any process"),
@@ -103,8 +103,15 @@ MEASUREMENTS: tuple[Column, ...] = (
     _seconds("step_median_s", "median step; a step is as long as its slowest rank"),
     _seconds("step_low_s", "lower end of the 95 % interval of the median step"),
     _seconds("step_high_s", "upper end of the 95 % interval of the median step"),
-    _seconds("load_s", "slowest rank's wait for data, measured region"),
-    _number("speedup", "epoch_s of the base over epoch_s, same repeat and dataset_samples"),
+    _seconds(
+        "load_s",
+        "slowest rank's wait for data, measured region; on CUDA the host's, which work of the "
+        "device may hide",
+    ),
+    _number(
+        "speedup",
+        "epoch_s of the base over epoch_s, same repeat, dataset_samples and processors",
+    ),
     _text("base_cell_id", "the sequential cell that speedup is measured against"),
     _rate("base_samples_per_s", "absolute speed of the base"),
     *_MEMORY,
@@ -114,6 +121,7 @@ MEASUREMENTS: tuple[Column, ...] = (
     _number("loss_last", "training loss of the last step"),
     _text("update_semantics", "synchronous or stale"),
     _text("device_kind", "cpu or cuda"),
+    _text("processors", "models of its devices; several are parted by ' | '"),
     _flag("noisy", "quartile spread of the steps above a quarter of their median"),
     _flag("stale", "the cell's plan differs from the one that was measured; it is not run again"),
     _text("notes", "what a reader of the numbers must know; several are parted by ' | '"),
@@ -158,6 +166,7 @@ SUMMARY: tuple[Column, ...] = (
     _number("loss_last", "median of loss_last over repeats"),
     _text("update_semantics", "synchronous or stale"),
     _text("device_kind", "cpu or cuda"),
+    _text("processors", "models of the devices of any repeat, parted by ' | '"),
     _flag("noisy", "any repeat is"),
     _flag("stale", "any repeat is"),
     _text("notes", "notes of any repeat, parted by ' | '"),
@@ -176,6 +185,6 @@ STEPS: tuple[Column, ...] = (
     _count("step", "index of the step in its epoch"),
     _flag("warmup", "the step is dropped from every summary"),
     _seconds("step_s", "duration of the step, slowest rank"),
-    _seconds("load_s", "wait for data in the step, slowest rank"),
+    _seconds("load_s", "wait for data in the step, slowest rank; on CUDA the host's"),
     _number("loss", "training loss of the step"),
 )

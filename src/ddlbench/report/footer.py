@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from ddlbench.experiment.paths import RESULTS
+from ddlbench.report import processors
 from ddlbench.report.intervals import CONFIDENCE
 from ddlbench.report.labels import STATUS_MARKS
 from ddlbench.report.tables import NOTE_BREAK
@@ -88,16 +89,17 @@ def _over_repeats(repeated: pd.DataFrame, ratio: bool) -> str:
 
 
 def common_notes(shown: pd.DataFrame) -> list[str]:
-    """Return the notes that every measured cell carries."""
+    """Return the notes that every measured cell carries, without those that :func:`marks` tells."""
     good = shown[shown["status"] == "ok"]
     if not len(good):
         return []
     sets = [text.split(NOTE_BREAK) for text in good["notes"]]
-    return [note for note in sets[0] if note and all(note in other for other in sets)]
+    common = [note for note in sets[0] if note and all(note in other for other in sets)]
+    return [note for note in common if not processors.is_note(note)]
 
 
 def marks(shown: pd.DataFrame) -> list[str]:
-    """Say what the marks beside numbers mean, if there are any."""
+    """Say what marks beside numbers mean, if there are any, and what ran on unlike processors."""
     parts = []
     if (shown["status"] == "out_of_memory").any():
         parts.append(f"{STATUS_MARKS['out_of_memory']}: out of memory")
@@ -108,6 +110,7 @@ def marks(shown: pd.DataFrame) -> list[str]:
     partial = int(((shown["status"] == "ok") & (shown["n"] < shown["repeats"])).sum())
     if partial:
         parts.append(f"{partial} of {len(shown)} cells lack repeats (see summary.csv)")
+    parts += processors.sentences(shown)
     return [f"{'. '.join(parts)}."] if parts else []
 
 

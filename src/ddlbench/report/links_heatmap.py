@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from ddlbench.experiment.links import sample_in_words
 from ddlbench.report.links_footer import origin
 from ddlbench.report.page import Page, Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import MIN_PT
@@ -47,7 +48,8 @@ def draw_links(links: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
 
     Returns:
         the figure, and a table with a row for each ordered pair: bytes per second, seconds, and
-        the ratio to the median of the level where the pair is slow.
+        the ratio to the median of the level where the pair is slow. Pairs that a sample left out
+        have none.
     """
     pairs = links["pairs"]
     largest = max((len(pair["endpoints"]) for pair in pairs), default=2)
@@ -194,7 +196,12 @@ def _what(pairs: list[dict[str, Any]]) -> str:
         if any(pair["direction"] == "bidirectional" for pair in pairs)
         else ""
     )
-    return f"Numbers on the axes: devices or ranks, in order. {source}{both}{framed}"
+    holes = "".join(
+        f" Pairs of ranks: {sample_in_words(pair['sampled'])}."
+        for pair in pairs
+        if "sampled" in pair
+    )
+    return f"Numbers on the axes: devices or ranks, in order. {source}{both}{framed}{holes}"
 
 
 def _rows(pair: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -214,5 +221,5 @@ def _rows(pair: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for i in range(len(pair["endpoints"]))
         for j in range(len(pair["endpoints"]))
-        if i != j
+        if i != j and not ("sampled" in pair and pair["latency_s"][i][j] is None)
     ]

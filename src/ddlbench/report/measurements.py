@@ -18,6 +18,7 @@ from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.plan import make_plan
 from ddlbench.planning.strategy import workers_of
 from ddlbench.report.columns import MEASUREMENTS
+from ddlbench.report.processors import Processors, forbids_speedup, unlike
 from ddlbench.report.tables import NOTE_BREAK, frame_of
 
 __all__ = ["COLUMNS", "collect"]
@@ -53,8 +54,7 @@ def collect(
     for record in records.values():
         base = records.get(record["base_cell_id"])
         if base is not None and _comparable(record, base):
-            record["speedup"] = base["epoch_s"] / record["epoch_s"]
-            record["base_samples_per_s"] = base["samples_per_s"]
+            _compare(record, base)
     return frame_of(records.values(), MEASUREMENTS)
 
 
@@ -103,6 +103,7 @@ def _outcome(row: MatrixRow, site: str, root: Path) -> dict[str, Any]:
         return _invalid(f"the file is the result of {result['cell_id']}")
     if result["status"] == "ok" and (result["timing"] or {}).get("epoch_s") is None:
         return _invalid("the status is ok, but there is no epoch_s")
+    ran_on = Processors.of(result)
     return {
         "status": result["status"],
         "reason": result["reason"],
@@ -111,7 +112,9 @@ def _outcome(row: MatrixRow, site: str, root: Path) -> dict[str, Any]:
         "processes": result["processes"],
         "update_semantics": result["update_semantics"],
         "device_kind": result["device_kind"],
-        "notes": NOTE_BREAK.join(result["notes"]),
+        "ran_on": ran_on,
+        "processors": NOTE_BREAK.join(ran_on.devices),
+        "notes": NOTE_BREAK.join([*result["notes"], *ran_on.notes()]),
         "loss_last": (result["loss"] or {}).get("last"),
         "commit": _commit(result["provenance"]),
         "created": result["provenance"].get("created"),
@@ -195,6 +198,15 @@ def _checkpointing(part: dict[str, Any] | None) -> dict[str, Any]:
 def _commit(provenance: dict[str, Any]) -> str | None:
     commit = provenance.get("git_commit")
     return f"{commit}-dirty" if commit and provenance.get("git_dirty") else commit
+
+
+def _compare(record: dict[str, Any], base: dict[str, Any]) -> None:
+    """Set the speed-up of a cell over a base that did the same work, or say why there is none."""
+    found = unlike(base["ran_on"], record["ran_on"])
+    record["notes"] = NOTE_BREAK.join(filter(None, [record["notes"], *found]))
+    if not forbids_speedup(record["notes"]):
+        record["speedup"] = base["epoch_s"] / record["epoch_s"]
+        record["base_samples_per_s"] = base["samples_per_s"]
 
 
 def _comparable(record: dict[str, Any], base: dict[str, Any]) -> bool:

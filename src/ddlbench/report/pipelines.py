@@ -34,6 +34,7 @@ from ddlbench.report.labels import (
 )
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
 from ddlbench.report.points import draw_point
+from ddlbench.report.processors import forbids_speedup, mark_without_speedup
 from ddlbench.report.style import GREY
 from ddlbench.report.tables import Tables, rows_of
 
@@ -61,6 +62,8 @@ def pipeline_table(tables: Tables) -> pd.DataFrame:
         if bound is None:
             continue
         base_step_s = float(steps.get(row.base_configuration, math.nan))
+        if forbids_speedup(str(row.notes)):
+            base_step_s = math.nan
         ratios = _paired_ratios(tables.measurements, str(row.configuration))
         speedup = base_step_s / row.step_median_s
         rows.append(
@@ -76,7 +79,7 @@ def pipeline_table(tables: Tables) -> pd.DataFrame:
                 "bubble": 1 - speedup / row.workers,
                 "bubble_least": 1 - bound / row.workers,
                 **_published(row),
-                "mark": _mark(str(row.status), speedup),
+                "mark": _mark(row, speedup),
             }
         )
     return pd.DataFrame(rows, columns=[*summary.columns, *(set(TABLE) - set(summary.columns))])
@@ -95,7 +98,9 @@ def _paired_ratios(measurements: pd.DataFrame, configuration: str) -> list[float
     steps = measurements.set_index("cell_id")["step_median_s"]
     own = measurements[measurements["cell_id"].str.rpartition("/")[0] == configuration]
     ratios = [
-        float(steps.get(row.base_cell_id, math.nan)) / row.step_median_s for row in rows_of(own)
+        float(steps.get(row.base_cell_id, math.nan)) / row.step_median_s
+        for row in rows_of(own)
+        if not forbids_speedup(str(row.notes))
     ]
     return [ratio for ratio in ratios if math.isfinite(ratio)]
 
@@ -118,10 +123,11 @@ def _published(row: Any) -> dict[str, Any]:
 _SAME = ("network", "dataset", "geometry")
 
 
-def _mark(status: str, speedup: float) -> str:
+def _mark(row: Any, speedup: float) -> str:
+    status = str(row.status)
     if status != "ok":
         return STATUS_MARKS.get(status, status)
-    return "" if math.isfinite(speedup) else "no base"
+    return "" if math.isfinite(speedup) else mark_without_speedup(str(row.notes))
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:

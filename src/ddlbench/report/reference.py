@@ -25,7 +25,11 @@ field. This page is printed by `python -m ddlbench.report`; a test compares it w
 
 - Times are summarised as medians; a rate or a speed-up is derived from seconds once, at the end.
 - The base of a speed-up is the sequential cell of the same axes and the same repeat. Without it,
-  or when the two saw different numbers of images, there is no speed-up.
+  or when the two saw different numbers of images or ran on different processors (models of GPUs; on
+  CPU, of CPUs), there is no speed-up. `notes` and figures name the processors; `ranks[]` in
+  result.json has them rank by rank, and older results only those of rank 0.
+- On CUDA `load_s` is how long the host waited for data. The device may have had other work by then,
+  so it need not be a part of the step there.
 - Intervals assume no distribution. From 6 repeats on they are order statistics of the median at
   95 %. Fewer repeats cannot give 95 %: the interval is their whole range, and `coverage` says how
   surely it holds the median (2: 50 %, 3: 75 %, 4: 88 %, 5: 94 %).

@@ -24,12 +24,12 @@ from ddlbench.report.labels import (
 )
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
 from ddlbench.report.points import draw_point
+from ddlbench.report.processors import mark_without_speedup
 from ddlbench.report.style import GREY
 from ddlbench.report.tables import Tables, rows_of
 
 __all__ = ["TABLE", "draw", "draw_lines", "missing_sentence", "per_node_lines", "without_base"]
 
-NO_BASE = "no base"
 _STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 TABLE = [
     "dataset",
@@ -114,7 +114,9 @@ def _mark(row: object) -> str:
     status = str(getattr(row, "status", ""))
     if status != "ok":
         return STATUS_MARKS.get(status, status)
-    return "" if math.isfinite(getattr(row, "speedup", math.nan)) else NO_BASE
+    if math.isfinite(getattr(row, "speedup", math.nan)):
+        return ""
+    return mark_without_speedup(str(getattr(row, "notes", "")))
 
 
 def per_node_lines(shown: pd.DataFrame) -> list[str]:

@@ -29,12 +29,12 @@ from ddlbench.report.labels import (
     workers_label,
 )
 from ddlbench.report.page import Panel, Section, lay_out
+from ddlbench.report.processors import mark_without_speedup
 from ddlbench.report.style import GREY, MIN_PT
 from ddlbench.report.tables import Tables, rows_of
 
 __all__ = ["draw"]
 
-NO_BASE = "no base"
 _NEUTRAL = "#444444"
 _FEW_BASES = 6
 _TABLE = [
@@ -102,7 +102,9 @@ def _mark(row: object) -> str:
     status = str(getattr(row, "status", ""))
     if status != "ok":
         return STATUS_MARKS.get(status, status)
-    return "" if math.isfinite(getattr(row, "speedup", math.nan)) else NO_BASE
+    if math.isfinite(getattr(row, "speedup", math.nan)):
+        return ""
+    return mark_without_speedup(str(getattr(row, "notes", "")))
 
 
 def _title(strategy: str, variant: str) -> str:

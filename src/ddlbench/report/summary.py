@@ -88,6 +88,7 @@ def _record(configuration: str, runs: pd.DataFrame, by_id: pd.DataFrame) -> dict
         },
         "update_semantics": _joined(runs["update_semantics"], " "),
         "device_kind": _joined(runs["device_kind"], " "),
+        "processors": _joined(runs["processors"], NOTE_BREAK),
         "noisy": bool(good["noisy"].any()),
         "stale": bool(runs["stale"].any()),
         "notes": _joined(runs["notes"], NOTE_BREAK),

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ddlbench.report.footer import interval_words
 from ddlbench.report.labels import dataset_label, network_label, strategy_label
+from ddlbench.report.processors import mark_without_speedup
 from ddlbench.report.tables import read_tables
 
 __all__ = ["summary_table"]
@@ -54,7 +55,9 @@ def _numbers(row: dict[Hashable, Any]) -> list[str]:
     if row["status"] != "ok":
         return ["", f"[red]{row['status']}[/red]", ""]
     speedup = "base"
-    if row["strategy"] != "sequential":
+    if row["strategy"] != "sequential" and pd.isna(row["speedup"]):
+        speedup = mark_without_speedup(str(row["notes"]))
+    elif row["strategy"] != "sequential":
         low, high = _number(row["speedup_low"]), _number(row["speedup_high"])
         speedup = f"{_number(row['speedup'])} ({low}-{high})"
     return [

@@ -110,6 +110,8 @@ def rank_entry(report: dict[str, Any]) -> dict[str, Any]:
         "host",
         "local_rank",
         "devices",
+        "cpu_model",
+        "gpu_models",
         "stage",
         "replica",
         "threads",
@@ -123,6 +125,7 @@ def rank_entry(report: dict[str, Any]) -> dict[str, Any]:
     )
     return {
         **{key: report[key] for key in kept},
+        "cpus": report.get("cpus"),
         "load_s": sum(report["load_s"]),
         "communication_wait_s": report.get("communication_wait_s"),
     }

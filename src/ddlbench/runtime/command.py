@@ -9,20 +9,23 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 
+from ddlbench.experiment.paths import expanded
 from ddlbench.experiment.site import Site
 
 __all__ = ["python_command"]
 
 
 def python_command(site: Site, *arguments: str) -> list[str]:
-    """The command that runs Python with ``arguments`` as the site wants it."""
+    """The command that runs Python with ``arguments`` as the site wants it.
+
+    Raises:
+        ConfigError: the container's image is no path on this node.
+    """
     command = [sys.executable, *arguments]
     if site.container is not None:
-        image = Path(os.path.expandvars(site.container["image"])).expanduser()
+        image = expanded(site.container["image"], "container.image")
         command = [
             *(site.container["program"], "exec", *site.container["arguments"]),
             *(str(image), site.container["python"], *arguments),

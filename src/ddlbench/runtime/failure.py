@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any, Literal
+
+import torch
 
 from ddlbench.strategies.executor import Unsupported
 
@@ -14,6 +17,10 @@ _OUT_OF_MEMORY = re.compile(
     r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|std::bad_alloc",
     re.IGNORECASE,
 )
+
+# cuDNN says this where no plan's workspace has room, and where no plan exists.
+_NO_ENGINE = re.compile(r"(FIND|GET) was unable to find an engine to execute this computation")
+_LITTLE = 0.1  # of a device's memory
 
 Cause = Literal["program", "infrastructure"]
 
@@ -51,4 +58,22 @@ def classify(error: BaseException) -> tuple[str, str]:
         isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(text)
     ):
         return "out_of_memory", reason
+    if isinstance(error, RuntimeError) and _NO_ENGINE.search(text):
+        full = _full_device()
+        if full is not None:
+            return "out_of_memory", f"{reason} ({full})"
     return "failed", reason
+
+
+def _full_device() -> str | None:
+    """In words, a GPU of this process with less than a tenth of its memory free; None if none."""
+    if not torch.cuda.is_initialized():
+        return None
+    with suppress(RuntimeError):  # a device that does not even say this: the error stands as it is
+        for index in range(torch.cuda.device_count()):
+            if torch.cuda.memory_reserved(index) == 0:
+                continue  # not its own: asking would open a context there
+            free, total = torch.cuda.mem_get_info(index)
+            if free < _LITTLE * total:
+                return f"{free / 1e9:.2f} of {total / 1e9:.2f} GB free on cuda:{index}"
+    return None

@@ -20,6 +20,7 @@ from ddlbench.experiment.site import Site
 from ddlbench.planning.strategy import Process
 from ddlbench.runtime.children import Pipes, end, send_signal
 from ddlbench.runtime.rendezvous_port import LISTEN_FD
+from ddlbench.runtime.srun import srun_command
 
 __all__ = ["Launch", "LocalLaunch", "Place", "SrunLaunch", "Step", "launch", "worker_environment"]
 
@@ -94,7 +95,7 @@ def launch(step: Step, site: Site, listener: socket.socket) -> Launch:
             return LocalLaunch(step, listener)
     finally:
         listener.close()
-    return SrunLaunch(step, site.cpus_per_device, site.slurm.get("mpi"))
+    return SrunLaunch(step, site)
 
 
 def worker_environment(step: Step) -> dict[str, str]:
@@ -185,22 +186,18 @@ class LocalLaunch:
 
 
 class SrunLaunch:
-    """One srun step over the nodes of the job that this process runs in.
+    """One srun step over the nodes of the job that this process runs in."""
 
-    The geometry is always given: inside a job srun does not take it from the allocation. A task
-    gets the cores of all its devices, so that data-loading processes have theirs too.
-    """
-
-    def __init__(self, step: Step, cpus_per_device: int, mpi: str | None = None) -> None:
-        devices = step.devices_per_node // step.per_node
+    def __init__(self, step: Step, site: Site) -> None:
         self._step = subprocess.Popen(
             [
-                "srun",
-                f"--nodes={step.nodes}",
-                f"--ntasks={len(step.processes)}",
-                f"--ntasks-per-node={step.per_node}",
-                f"--cpus-per-task={cpus_per_device * devices}",
-                *([f"--mpi={mpi}"] if mpi else []),
+                *srun_command(
+                    site,
+                    nodes=step.nodes,
+                    tasks=len(step.processes),
+                    per_node=step.per_node,
+                    devices=step.devices_per_node // step.per_node,
+                ),
                 "--kill-on-bad-exit=1",
                 "--label",
                 "--unbuffered",

@@ -23,6 +23,7 @@ __all__ = [
     "device_memory",
     "mean_usage",
     "peak_rss_bytes",
+    "restart_peaks",
 ]
 
 _SAMPLE_S = 0.2
@@ -112,13 +113,38 @@ class Utilisation:
                 self._samples.append(sum(rates) / len(rates) / 100)
 
 
-def device_memory(devices: Sequence[torch.device], cpu_peak: int | None) -> list[dict[str, Any]]:
-    """Peak bytes of each device this process drove; CPU partitions share one process."""
+def restart_peaks(devices: Sequence[torch.device]) -> list[int]:
+    """Forget the CUDA allocator's peaks so far, and return them in bytes; none of CPU devices.
+
+    With cuDNN's search for the fastest plan, warm-up allocates the largest workspace of all plans.
+    """
+    gpus = [device for device in devices if device.type == "cuda"]
+    peaks = [torch.cuda.max_memory_allocated(device) for device in gpus]
+    for device in gpus:
+        torch.cuda.reset_peak_memory_stats(device)
+    return peaks
+
+
+def device_memory(
+    devices: Sequence[torch.device], cpu_peak: int | None, before: Sequence[int] = ()
+) -> list[dict[str, Any]]:
+    """Peak bytes of each device this process drove; CPU partitions share one process.
+
+    Args:
+        devices: of this process.
+        cpu_peak: what :func:`cpu_peak_bytes` found; None on CUDA.
+        before: what :func:`restart_peaks` gave, if it was called: an entry then has both peaks.
+    """
     if devices[0].type == "cpu":
         name = "cpu" if len(devices) == 1 else f"cpu ({len(devices)} partitions together)"
         return [_memory(name, peak_bytes=cpu_peak)]
-    handles = _nvml_handles(devices)
-    return [_cuda_memory(device, handle) for device, handle in zip(devices, handles, strict=False)]
+    found = [
+        _cuda_memory(device, handle)
+        for device, handle in zip(devices, _nvml_handles(devices), strict=False)
+    ]
+    for entry, earlier in zip(found, before, strict=False):
+        entry["peak_with_warmup_bytes"] = max(earlier, entry["peak_bytes"])
+    return found
 
 
 def cpu_peak_bytes(executor: Executor, mini_batch: int) -> int:

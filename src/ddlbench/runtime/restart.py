@@ -82,7 +82,7 @@ def restart_of(
         run: name of the attempt, which no other one has.
 
     Raises:
-        ConfigError: the folder of checkpoints cannot be written.
+        ConfigError: the folder of checkpoints cannot be written, or is no path on this node.
     """
     if not plan.cell.checkpoint_every_steps:
         return Restart()
@@ -124,7 +124,8 @@ def _look_into(folder: Path, plan: Plan, dataset_digest: str | None, run: str) -
 def forget_checkpoints(cell: Cell, site: Site, cell_folder: Path, status: str) -> None:
     """The cell has a result: its checkpoints have served, unless it only ran out of time."""
     if cell.checkpoint_every_steps and status != "timeout":
-        with suppress(OSError):  # the result is there: what is left over does no harm
+        # The result is there: what is left over does no harm.
+        with suppress(OSError, ConfigError):
             discard(checkpoint_dir(site.checkpoints, site.name, cell.id, cell_folder))
 
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import socket
 import subprocess
@@ -23,10 +24,12 @@ from ddlbench.datasets.errors import DataError
 from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.data_size import DataRequest
+from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.site import Site
 from ddlbench.planning.data import request_of
 from ddlbench.runtime.command import python_command
+from ddlbench.runtime.srun import srun_command
 
 __all__ = ["StagingFailed", "main", "stage_cell", "unstage_cell"]
 
@@ -48,7 +51,8 @@ def stage_cell(cell: Cell, site: Site, report_dir: Path) -> dict[str, Any]:
         one node), ``nodes``, ``digest`` and ``per_node``.
 
     Raises:
-        StagingFailed: a node could not; the sentence is that node's.
+        StagingFailed: a node could not, and the sentence is that node's; or all took so long that
+            the job has not the time left that its cell asked for.
     """
     begin = time.monotonic()
     try:
@@ -56,7 +60,9 @@ def stage_cell(cell: Cell, site: Site, report_dir: Path) -> dict[str, Any]:
         failed = [report for report in reports if report.get("error")]
         if failed:
             raise StagingError(f"{failed[0]['host']}: {failed[0]['error']}")
-    except (DataError, StagingError) as error:
+        seconds = time.monotonic() - begin
+        _refuse_if_late(site, seconds)
+    except (DataError, StagingError, ConfigError) as error:
         failure = {
             "status": "failed",
             "cause": "infrastructure",
@@ -67,7 +73,7 @@ def stage_cell(cell: Cell, site: Site, report_dir: Path) -> dict[str, Any]:
         write_json(report_dir / "failure.json", failure)
         raise StagingFailed(f"{cell.id}: {error}") from error
     return {
-        "seconds": time.monotonic() - begin,
+        "seconds": seconds,
         "reused": all(report["reused"] for report in reports),
         "bytes": max(report["bytes"] for report in reports),
         "nodes": len(reports),
@@ -98,10 +104,13 @@ def _on_every_node(action: str, cell: Cell, site: Site, report_dir: Path) -> lis
     try:
         step = subprocess.run(
             [
-                "srun",
-                f"--nodes={cell.nodes}",
-                f"--ntasks={cell.nodes}",
-                "--ntasks-per-node=1",
+                *srun_command(
+                    site,
+                    nodes=cell.nodes,
+                    tasks=cell.nodes,
+                    per_node=1,
+                    devices=cell.devices_per_node,
+                ),
                 *python_command(site, "-m", "ddlbench.runtime.staging", json.dumps(arguments)),
             ],
             check=False,
@@ -115,6 +124,15 @@ def _on_every_node(action: str, cell: Cell, site: Site, report_dir: Path) -> lis
             f"only {len(found)} of {cell.nodes} nodes answered (srun ended with {step.returncode})"
         )
     return found
+
+
+def _refuse_if_late(site: Site, seconds: float) -> None:
+    """SLURM would end the cell early, and that would pass for a cell that ran out of time."""
+    if site.launcher == "slurm" and seconds > site.stage_timeout_s:
+        raise StagingError(
+            f"the data took {seconds:.0f} s, more than the site's stage_timeout_s "
+            f"({site.stage_timeout_s:g}); raise it to {2 * math.ceil(seconds)}"
+        )
 
 
 def _here(action: str, request: DataRequest, scratch: str) -> dict[str, Any]:

@@ -67,7 +67,8 @@ def run_cell(
     """
     if attempt > 1:
         _refuse_to_repeat(cell, cell_folder / "failure.json")
-    claimed = claim(cell_folder, Owner.here())
+    me = Owner.here()
+    claimed = claim(cell_folder, me)
     if claimed.kind == "adopted":
         assert claimed.result is not None
         write_result(cell_folder / "result.json", claimed.result)
@@ -81,7 +82,7 @@ def run_cell(
         write_result(cell_folder / "result.json", result)
         forget_checkpoints(cell, site, cell_folder, result["status"])
     finally:
-        release(cell_folder)
+        release(cell_folder, me)
     return result
 
 

@@ -23,7 +23,7 @@ import torch
 
 from ddlbench.datasets.feed import Feed
 from ddlbench.datasets.loading import open_split
-from ddlbench.datasets.staging import data_folder
+from ddlbench.datasets.staging import hold
 from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.data_size import DataRequest
@@ -33,13 +33,20 @@ from ddlbench.networks import build
 from ddlbench.planning.strategy import Process, strategy_of
 from ddlbench.runtime.checkpoint import RefusedCheckpoint, open_checkpoints
 from ddlbench.runtime.clock_offset import ClockOffset, clock_offsets
+from ddlbench.runtime.cpu_cores import own_cores
+from ddlbench.runtime.devices import gpu_models, own_devices
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.identity import own_process
 from ddlbench.runtime.job import Job, report_file, stacks_file
 from ddlbench.runtime.loop import Extent, Measurement, measure
 from ddlbench.runtime.losses import as_written
-from ddlbench.runtime.meters import cpu_peak_bytes, device_memory, peak_rss_bytes
+from ddlbench.runtime.meters import (
+    cpu_peak_bytes,
+    device_memory,
+    peak_rss_bytes,
+    restart_peaks,
+)
 from ddlbench.runtime.network_address import address_of, interface_to_use
 from ddlbench.runtime.progress import Reporter
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
@@ -59,6 +66,7 @@ def main(job_path: str) -> int:
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     try:
         report = _run(job, process)
+        write_json(report_file(job.run_dir, process.rank), {"status": "ok", **report})
     except BaseException as error:
         traceback.print_exc()
         status, reason = classify(error)
@@ -70,19 +78,19 @@ def main(job_path: str) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
-    write_json(report_file(job.run_dir, process.rank), {"status": "ok", **report})
     return 0
 
 
 def _run(job: Job, process: Process) -> dict[str, Any]:
     plan, cell = job.plan, job.plan.cell
+    cores = own_cores()
     interface = interface_to_use(job.interface)
     if interface is not None:
         os.environ.update(GLOO_SOCKET_IFNAME=interface, NCCL_SOCKET_IFNAME=interface)
     threads = cell.threads_per_device
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = cell.cudnn_benchmark
-    devices = _devices(job, process)
+    devices = own_devices(job.device_kind, process)
     store = None
     if plan.world_size > 1:
         host, port = job.rendezvous_host, job.rendezvous_port
@@ -108,9 +116,11 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
     executor.prepare(plan, process, network, stream, context)
     offsets = clock_offsets(store, process.rank, plan.world_size)
     prepare_s = time.time() - psutil.Process().create_time()
+    peaks_before: list[int] = []
 
     def meet() -> None:
         reporter.phase_done(extent.warmup_steps)
+        peaks_before.extend(restart_peaks(devices))
         if checkpoints is not None and process.rank == 0:
             checkpoints.follow(reporter, extent)
         barrier(store, "measured", plan.world_size)
@@ -124,6 +134,7 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
     peak = None
     if job.device_kind == "cpu":
         peak = cpu_peak_bytes(executor, extent.total_steps - 1)
+    provenance = rank_provenance()
     report = {
         "rank": process.rank,
         "role": process.role,
@@ -134,11 +145,14 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
         "shard": process.shard,
         "host": socket.gethostname(),
         "devices": [str(device) for device in devices],
+        "cpu_model": provenance["cpu_model"],
+        "gpu_models": gpu_models(devices),
         "threads": threads,
+        "cpus": cores,
         "prepare_s": prepare_s,
         "parameter_bytes": sum(p.numel() * p.element_size() for p in network.parameters()),
         "peak_rss_bytes": peak_rss_bytes(),
-        "memory": device_memory(devices, peak),
+        "memory": device_memory(devices, peak, peaks_before),
         "dataset_samples": dataset_samples,
         "samples": _samples(cell, process, extent),
         "steps_per_epoch": extent.steps_per_epoch,
@@ -146,7 +160,7 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
         "clock_offset_s": offsets[process.rank].offset_s,
         "plan_details": {**executor.details(), **_clock(measured, offsets)},
         "partition_spans": _partition_spans(executor, extent.total_steps - 1),
-        "provenance": rank_provenance(),
+        "provenance": provenance,
         **_times(measured),
     }
     barrier(store, "reported", plan.world_size)
@@ -155,27 +169,12 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
     return report
 
 
-def _devices(job: Job, process: Process) -> tuple[torch.device, ...]:
-    """This process's devices; SLURM may show it only its own, or all of the node."""
-    if job.device_kind == "cpu":
-        return tuple(torch.device("cpu") for _ in process.devices)
-    visible = torch.cuda.device_count()
-    if visible == 0:
-        raise RuntimeError("the site says device: cuda, but torch finds no GPU on this node")
-    indices = process.devices
-    if visible == len(indices):
-        indices = tuple(range(visible))
-    if max(indices) >= visible:
-        raise RuntimeError(f"the cell needs GPU {max(indices)}, but torch finds {visible} here")
-    return tuple(torch.device("cuda", index) for index in indices)
-
-
 def _data(
     job: Job, process: Process, device: torch.device
 ) -> tuple[EpochStream | None, Extent, int]:
     cell = job.plan.cell
     request: DataRequest = job.data
-    folder = data_folder(request, scratch_dir(job.scratch))
+    folder = hold(request, scratch_dir(job.scratch))
     dataset = open_split(folder, request, "train")
     steps = len(dataset) // cell.batch_size
     if cell.max_steps is not None:

@@ -1,19 +1,20 @@
 """Step times without stopping the device at every step.
 
 On CPU a mark is the host's monotonic clock. On CUDA a mark is an event on every device that the
-process drives; the intervals between events are read once at the end, after the devices have
-finished, and the slowest device makes the step::
+process drives; events are read once at the end, after the devices have finished. A step is complete
+when the last device has come to its mark, and lasts from one completion to the next::
 
     host    start . mark . mark . mark ......... finish (synchronise, read)
-    cuda:0    |------|------|------|
-    cuda:1    |--------|-----|-----|             step = longest interval
+    cuda:0    |------|--------|--|
+    cuda:1    |--------|-----|-----|             devices may be at different steps
+    steps     |--------|------|----|             they add up to the time of the whole
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -50,12 +51,20 @@ class StepClock:
                 events.append(event)
 
     def finish(self) -> list[float]:
-        """Seconds of each step, slowest device; waits for the devices."""
+        """Seconds of each step; waits for the devices."""
         if not self._cuda:
             return [later - earlier for earlier, later in pairwise(self._host)]
         for index in self._cuda:
             torch.cuda.synchronize(index)
-        per_device = [
-            [a.elapsed_time(b) / 1e3 for a, b in pairwise(events)] for events in self._events
-        ]
-        return [max(step) for step in zip(*per_device, strict=True)]
+        per_device = [_intervals_s(events) for events in self._events]
+        if len(per_device) == 1:
+            return per_device[0]
+        # Intervals are added up here, as CUDA gives the time from the first event as a float32,
+        # which after an hour is known to a quarter of a millisecond only.
+        done_s = [max(times) for times in zip(*map(accumulate, per_device), strict=True)]
+        return [later - earlier for earlier, later in pairwise([0.0, *done_s])]
+
+
+def _intervals_s(events: Sequence[torch.cuda.Event]) -> list[float]:
+    """Seconds from each event of a device to the next."""
+    return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(events)]

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddlbench.planning.ddp import bucket_caps
 from ddlbench.strategies.executor import StepwiseExecutor
 
 __all__ = ["DdpExecutor"]
@@ -32,11 +33,12 @@ class DdpExecutor(StepwiseExecutor):
         )
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        cap_bytes = self.plan.details["bucket_cap_bytes"]
+        first_bytes, cap_bytes = bucket_caps(self.plan.details)
         return DistributedDataParallel(
             network.to(device),
             device_ids=[device] if device.type == "cuda" else None,
-            bucket_cap_mb=cap_bytes / 2**20,
+            # With a number torch's first bucket is as large as the others; with None it is small.
+            bucket_cap_mb=cap_bytes / 2**20 if first_bytes == cap_bytes else None,
             broadcast_buffers=False,
         )
 
@@ -45,6 +47,11 @@ class DdpExecutor(StepwiseExecutor):
         replica = self.module.module
         assert isinstance(replica, nn.Module)
         return {"network": replica.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def details(self) -> dict[str, Any]:
+        """And when the first bucket of a step is sent."""
+        first_bytes, _ = bucket_caps(self.plan.details)
+        return {**super().details(), "first_bucket_bytes": first_bytes}
 
     def close(self) -> None:
         """Leave the process group."""

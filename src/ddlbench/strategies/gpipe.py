@@ -1,4 +1,7 @@
-"""torchgpipe: one process, one thread a device, micro-batches in a pipeline."""
+"""torchgpipe: one process, one thread a device, micro-batches in a pipeline.
+
+One thing is changed: its threads are kept from step to step (:mod:`.gpipe_workers`).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from torchgpipe.balance import balance_by_size, balance_by_time
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
 from ddlbench.strategies.gpipe_spans import PartitionSpan, recording
+from ddlbench.strategies.gpipe_workers import KeptWorkers
 
 __all__ = ["GPipeExecutor", "choose_balance"]
 
@@ -22,6 +26,9 @@ class GPipeExecutor(StepwiseExecutor):
     chunks: int
     checkpoint: str
     balance: list[int]
+
+    def __init__(self) -> None:
+        self.workers = KeptWorkers()
 
     def place(self, network: nn.Sequential) -> nn.Module:
         """Cut the network and put each partition on its device."""
@@ -49,7 +56,8 @@ class GPipeExecutor(StepwiseExecutor):
 
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """One step; labels wait on the last partition's device, where the output appears."""
-        return super().step(inputs, labels.to(self.context.devices[-1]))
+        with self.workers.in_use():
+            return super().step(inputs, labels.to(self.context.devices[-1]))
 
     def state_dict(self) -> dict[str, Any]:
         """Weights under the names of the plain network: torchgpipe adds a partition's index."""
@@ -70,13 +78,18 @@ class GPipeExecutor(StepwiseExecutor):
         return recorder.spans()
 
     def details(self) -> dict[str, Any]:
-        """Micro-batches and the balance that was used."""
+        """Micro-batches, the balance that was used, and what was done to torchgpipe's threads."""
         return {
             **super().details(),
             "chunks": self.chunks,
             "checkpoint": self.checkpoint,
             "blocks_per_device": self.balance,
+            "workers": "kept",
         }
+
+    def close(self) -> None:
+        """End the threads."""
+        self.workers.close()
 
 
 def choose_balance(
@@ -91,12 +104,13 @@ def choose_balance(
     Args:
         rule: "time", "size" or "blocks", else the numbers themselves, as "5+9".
         network: the whole network, on CPU.
-        sample: one micro-batch of inputs, (N, C, H, W).
+        sample: one micro-batch of inputs, (N, C, H, W), or (N, C, D, H, W) of volumes.
         devices: where the partitions go.
         chunks: micro-batches of a mini-batch.
 
     Raises:
-        Unsupported: there are fewer blocks than devices, or the numbers do not add up.
+        Unsupported: there are fewer blocks than devices, the numbers do not add up, or "size" has
+            no GPU, or a network that does not take a single sample.
     """
     blocks, parts = len(network), len(devices)
     if blocks < parts:
@@ -106,8 +120,7 @@ def choose_balance(
     if rule == "size":
         if devices[0].type != "cuda":
             raise Unsupported("balance 'size' reads CUDA's memory counters; use time or blocks")
-        mini_batch = sample.repeat(chunks, 1, 1, 1)
-        return list(balance_by_size(parts, network, mini_batch, chunks, device=devices[0]))
+        return _by_size(network, sample, devices, chunks)
     if rule == "blocks":
         return [blocks // parts + (part < blocks % parts) for part in range(parts)]
     balance = [int(part) for part in rule.split("+")]
@@ -117,3 +130,21 @@ def choose_balance(
             f"the network has {blocks} for {parts}"
         )
     return balance
+
+
+def _by_size(
+    network: nn.Sequential, sample: Tensor, devices: list[torch.device], chunks: int
+) -> list[int]:
+    """By torchgpipe's count of CUDA memory: it runs one sample and scales it to the mini-batch."""
+    # A view: of the mini-batch it reads the number of samples and the first one.
+    mini_batch = sample[:1].expand(chunks * len(sample), *sample.shape[1:])
+    try:
+        found = balance_by_size(len(devices), network, mini_batch, chunks=chunks, device=devices[0])
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise Unsupported(
+            "balance 'size' runs the network on a single sample, and batch norm refuses one value "
+            "a channel; use time, profile or blocks"
+        ) from None
+    return list(found)

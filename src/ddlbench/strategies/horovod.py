@@ -24,7 +24,7 @@ from ddlbench.planning.strategy import Process
 from ddlbench.strategies.executor import Context, StepwiseExecutor, Unsupported
 from ddlbench.strategies.horovod_rendezvous import serve_rendezvous
 
-__all__ = ["HorovodExecutor"]
+__all__ = ["HorovodExecutor", "why_not_on"]
 
 
 class HorovodExecutor(StepwiseExecutor):
@@ -36,12 +36,16 @@ class HorovodExecutor(StepwiseExecutor):
             self.hvd = importlib.import_module("horovod.torch")
         except ImportError as error:
             raise Unsupported(f"Horovod is not installed here: {error}") from error
+        device = self.context.devices[0]
+        reason = why_not_on(device, self.hvd)
+        if reason is not None:
+            again = "`ddlbench forget --state unsupported` then lets this cell run again"
+            raise Unsupported(f"{reason}; {again}")
         if _started_by_mpi() and self.hvd.mpi_built():
             _set_tuning(self.plan)
         else:
             _set_environment(self.plan, self.process, self.context)
         self.hvd.init()
-        device = self.context.devices[0]
         if device.type == "cuda":
             torch.cuda.set_device(device)
         replica = network.to(device)
@@ -73,6 +77,24 @@ class HorovodExecutor(StepwiseExecutor):
     def close(self) -> None:
         """Leave together; rank 0's server ends with its process."""
         self.hvd.shutdown()
+
+
+def why_not_on(device: torch.device, hvd: Any) -> str | None:
+    """Why this build of Horovod is not measured on ``device``; None where it is.
+
+    Without NCCL it copies gradients of GPUs to the host and all-reduces them there with gloo: it
+    runs, but it is not what anybody means by Horovod on GPUs.
+
+    Args:
+        device: of a rank.
+        hvd: the module ``horovod.torch``; ``hvd.init()`` need not have been called.
+    """
+    if device.type != "cuda" or hvd.nccl_built():
+        return None
+    return (
+        "Horovod was built without NCCL; where nvcc and NCCL are in reach (module load CUDA NCCL) "
+        "run make setup again"
+    )
 
 
 def _set_environment(plan: Plan, process: Process, context: Context) -> None:

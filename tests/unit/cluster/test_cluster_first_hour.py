@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
@@ -9,18 +10,20 @@ from click.testing import CliRunner
 
 from ddlbench import cli
 from ddlbench.cluster import doctor, interview
-from ddlbench.cluster.doctor import judge_nodes, judge_partition
 from ddlbench.cluster.init import Answers, site_text, write_site
+from ddlbench.cluster.node_findings import judge_nodes
+from ddlbench.cluster.partition_findings import judge_partition
 from ddlbench.cluster.query import parse_gres, parse_partitions
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.site import load_site
+from ddlbench.planning.job_time import job_minutes
 
 SINFO = """\
-cpu|20|64|256000|(null)|2-00:00:00|up
-gpu|4|24|190000|gpu:titanrtx:4(S:0-1)|5-00:00:00|up
-short|2|24|190000+|gpu:4|1:00:00|up
-old|1|8|32000|gpu:k80:2|infinite|down
+cpu|20|64|256000|(null)|2-00:00:00|up|(null)
+gpu|4|24|190000|gpu:titanrtx:4(S:0-1)|5-00:00:00|up|ib,turing
+short|2|24|190000+|gpu:4|1:00:00|up|ib
+old|1|8|32000|gpu:k80:2|infinite|down|(null)
 """
 
 
@@ -59,6 +62,7 @@ def test_partitions_with_the_default_first():
     assert found[1].time_limit_s == 3600
     assert found[2].time_limit_s is None
     assert not found[2].is_up
+    assert [p.features for p in found] == ["ib,turing", "ib", "", ""]
 
 
 def answers(name="alpha", which="gpu", **changes):
@@ -85,8 +89,27 @@ def test_what_init_writes_is_a_valid_site(which, project):
     assert site.nodes == written.partition.nodes
     assert site.devices_per_node * site.cpus_per_device <= written.partition.cpus_per_node
     limit_s = written.partition.time_limit_s
-    assert limit_s is None or site.cell_timeout_s < limit_s
+    assert limit_s is None or job_minutes(site) * 60 <= limit_s
+    assert all(f.ok for f in judge_partition(site, parse_partitions(SINFO, "gpu"))[1:])
     assert (site.slurm["gres"] == "") == (which == "cpu")
+
+
+def test_keys_that_stand_there_as_comments_are_valid_without_the_mark(project):
+    path = write_site(answers())
+    lines = path.read_text().splitlines()
+    marked = [line for line in lines if re.match(r" *# [a-z_0-9]+: ", line)]
+    found = {line.split(":")[0].strip(" #") for line in marked}
+    assert found == {"setup", "container", "interconnect", "qos", "constraint", "extra", "srun"}
+    path.write_text(
+        "\n".join(line.replace("# ", "", 1) if line in marked else line for line in lines)
+    )
+    site = load_site("alpha")
+    assert site.setup
+    assert site.container["image"].startswith("/")
+    assert site.interconnect["p2p_binary"]
+    assert site.slurm["srun"] == ["--cpu-bind=cores"]
+    assert all(site.slurm[key] for key in ("qos", "constraint", "extra", "partition"))
+    assert "ib,turing" in next(line for line in marked if "constraint" in line)
 
 
 def test_init_does_not_overwrite(project):
@@ -137,7 +160,8 @@ def test_doctor_agrees_with_what_init_wrote(project):
         ("partition: gpu", "partition: old", "old is down"),
         ("nodes: 4 ", "nodes: 9 ", "write nodes: 4"),
         ("devices_per_node: 4", "devices_per_node: 8", "write devices_per_node: 4"),
-        ("cell_timeout_s: 3600", "cell_timeout_s: 999999", "write cell_timeout_s: 431400"),
+        ("cell_timeout_s: 3600", "cell_timeout_s: 999999", "write cell_timeout_s: 429900"),
+        ("partition: gpu", "partition: short", "cell_timeout_s: 2220 and stage_timeout_s: 1080"),
     ],
 )
 def test_doctor_says_what_to_change(old, new, sentence, project):
@@ -145,6 +169,48 @@ def test_doctor_says_what_to_change(old, new, sentence, project):
     assert any(not f.ok and sentence in f.says for f in findings), findings
 
 
+def test_a_cell_that_asks_for_more_than_the_partition_gives_is_told_the_sum(project):
+    site = site_of(project, **{"partition: gpu": "partition: short"})
+    found = judge_partition(site, parse_partitions(SINFO, "gpu"))
+    (finding,) = [f for f in found if f.what == "time limit"]
+    assert (
+        "ends jobs after 60 min, a cell asks for 95 (30 to make its data, 60 to run" in finding.says
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (
+            "gpu|2|24|190000|gpu:a100:4|5-00:00:00|up|ib",
+            "4 node(s) with 4 titanrtx (ib,turing); 2 node(s) with 4 a100 (ib); "
+            "write slurm.gpu_type: one of a100, titanrtx",
+        ),
+        (
+            "gpu|2|24|190000|gpu:titanrtx:4|5-00:00:00|up|opa,turing",
+            "write slurm.constraint: one of the features",
+        ),
+    ],
+)
+def test_several_kinds_of_node_in_one_partition_are_a_doubt(line, sentence, project):
+    site = site_of(project, **{"gpu_type: titanrtx": "gpu_type: null"})
+    partitions = parse_partitions(f"{SINFO}{line}\n", "gpu")
+    (finding,) = [f for f in judge_partition(site, partitions) if f.doubtful]
+    assert finding.ok
+    assert sentence in finding.says
+    chosen = site_of(project, **{"gpu_type: titanrtx": "gpu_type: null\n  constraint: ib"})
+    assert not [f for f in judge_partition(chosen, partitions) if f.doubtful]
+    assert not [f for f in judge_partition(site_of(project), partitions) if f.doubtful]
+
+
+def test_nodes_that_differ_in_memory_only_are_one_kind(project):
+    site = site_of(project, **{"gpu_type: titanrtx": "gpu_type: null"})
+    more = "gpu|1|24|380000|gpu:titanrtx:4(S:0)|5-00:00:00|up|ib,turing\n"
+    found = judge_partition(site, parse_partitions(SINFO + more, "gpu"))
+    assert not [f for f in found if f.doubtful]
+
+
+GPUS = [{"index": index, "name": "TITAN RTX", "error": None} for index in range(4)]
 NODE = {
     "host": "n1",
     "address": "10.0.0.1",
@@ -152,7 +218,8 @@ NODE = {
     "own_name_is": "10.0.0.1",
     "visible_gpus": "0,1,2,3",
     "torch": "2.13.0",
-    "gpus": 4,
+    "torch_cuda": "12.6",
+    "gpus": GPUS,
     "scratch": "/scratch",
     "scratch_error": None,
     "scratch_free_bytes": 10**12,
@@ -166,8 +233,18 @@ NODE = {
     ("changes", "sentence"),
     [
         ({"torch": None}, "run make setup"),
-        ({"gpus": 0}, "sees no GPU"),
-        ({"scratch_error": "Permission denied"}, "write another scratch"),
+        ({"torch_cuda": None}, "is a build for CPUs"),
+        ({"gpus": []}, "sees no GPU, the site uses 4"),
+        ({"gpus": GPUS[:3]}, "sees 3 GPU(s), the site uses 4"),
+        (
+            {"gpus": [*GPUS[:3], {**GPUS[3], "error": "no kernel image is available"}]},
+            "GPU 3 (TITAN RTX) does not compute: no kernel image is available",
+        ),
+        (
+            {"scratch_error": "/s cannot be used: denied; write another scratch"},
+            "/s cannot be used",
+        ),
+        ({"met": 1}, "met 1 of 2 nodes"),
         ({"unreachable": ["n2 (10.0.0.2)"]}, "write another interface"),
         ({"address_error": "n1 has no network interface 'ib0'"}, "no network interface"),
         ({"own_name_is": "127.0.0.1"}, "Horovod between nodes will fail"),
@@ -180,6 +257,16 @@ def test_doctor_reads_the_nodes(changes, sentence, project):
     findings = judge_nodes(site, 2, [{**NODE, **changes}, {**NODE, "host": "n2"}], "")
     assert [f.what.split(":")[0] for f in findings if not f.ok] == ["n1"]
     assert any(sentence in f.says for f in findings if not f.ok)
+
+
+def test_doctor_counts_the_nodes_that_met(project):
+    good = judge_nodes(site_of(project), 2, [NODE, {**NODE, "host": "n2"}], "")
+    assert any("2 of 2 node(s): n1, n2" in f.says for f in good)
+    assert any("reaches the other 1 of 2 nodes" in f.says for f in good)
+    findings = judge_nodes(site_of(project), 2, [NODE], "slurmstepd: error: n2 died")
+    assert not findings[0].ok
+    assert findings[0].says == "1 of 2 nodes answered (n1): slurmstepd: error: n2 died"
+    assert len(findings) == 4  # what the other one said is not lost
 
 
 def test_doctor_tells_when_the_job_did_not_run(project):

@@ -22,7 +22,7 @@ from ddlbench.datasets import (
     staging,
 )
 from ddlbench.datasets.loading import open_split
-from ddlbench.datasets.staging import data_folder
+from ddlbench.datasets.staging import data_folder, hold
 from ddlbench.datasets.writing import write_dataset
 
 MNIST = DataRequest("mnist", scale=0.002)
@@ -197,6 +197,46 @@ def test_remove(tmp_path):
     assert not remove(MNIST, tmp_path)
 
 
+def _hold(scratch, held, over):
+    hold(MNIST, Path(scratch))
+    held.set()
+    over.wait()
+
+
+def test_data_is_left_to_those_that_hold_it(tmp_path):
+    staged = stage(MNIST, tmp_path)
+    context = multiprocessing.get_context("forkserver")
+    held, over = [context.Event(), context.Event()], [context.Event(), context.Event()]
+    readers = [
+        context.Process(target=_hold, args=(str(tmp_path), mine, end))
+        for mine, end in zip(held, over, strict=True)
+    ]
+    for reader, mine in zip(readers, held, strict=True):
+        reader.start()
+        mine.wait()
+    for reader, end in zip(readers, over, strict=True):
+        assert not remove(MNIST, tmp_path)
+        assert stage(MNIST, tmp_path, verify="full").reused
+        end.set()
+        reader.join()
+    assert remove(MNIST, tmp_path)
+    assert not staged.path.exists()
+
+
+def test_data_that_was_removed_before_it_was_held_is_made_again(tmp_path):
+    digest = stage(MNIST, tmp_path).manifest_digest
+    assert remove(MNIST, tmp_path)
+    assert hold(MNIST, tmp_path).is_dir()
+    assert stage(MNIST, tmp_path).manifest_digest == digest
+    assert not remove(MNIST, tmp_path)
+
+
+def test_data_that_was_never_staged_is_not_made_by_who_reads_it(tmp_path):
+    assert not hold(MNIST, tmp_path).exists()
+    stage(FOLDERS, tmp_path)
+    assert not hold(MNIST, tmp_path).exists()
+
+
 def test_verify_is_one_of_two(tmp_path):
     with pytest.raises(ValueError, match="verify"):
         stage(MNIST, tmp_path, verify="fast")
@@ -247,6 +287,7 @@ def test_own_data_is_copied_if_asked_and_copied_again_when_it_changes(own, tmp_p
             stage(copied, scratch)
     assert remove(copied, scratch)
     assert Path(own.source).exists()
+    assert hold(own, scratch) == Path(own.source)
 
 
 def test_own_data_can_be_thinned(own):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +66,19 @@ def killed(spec):
 
 def hang(spec):
     return _small(spec, lambda: time.sleep(3600))
+
+
+def holds_its_data(spec):
+    def act():
+        (readers,) = Path(os.environ["ODD_SCRATCH"]).glob("ddlbench-data/*.readers")
+        with readers.open("rb+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+        raise AssertionError("the data could be removed now")
+
+    return _small(spec, act)
 
 
 class TwoRoles(Strategy):

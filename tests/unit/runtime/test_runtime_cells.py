@@ -105,7 +105,7 @@ def test_a_role_without_a_batch_takes_part(site, tmp_path):
     [
         ("sequential", {"devices_per_node": 1}),
         ("ddp", {}),
-        ("pipedream", {"options": (("balance", "blocks"),)}),
+        ("pipedream", {"options": (("balance", "2+3"),)}),
     ],
 )
 def test_a_run_that_diverges_is_measured_and_says_so(strategy, changes, site, tmp_path):

@@ -37,7 +37,7 @@ def test_a_free_cell_is_taken_and_given_back(tmp_path):
     me = Owner.here()
     assert claim(tmp_path, me).kind == "mine"
     assert json.loads((tmp_path / "lease.json").read_text())["pid"] == os.getpid()
-    release(tmp_path)
+    release(tmp_path, me)
     assert claim(tmp_path, me).kind == "mine"
 
 
@@ -47,11 +47,12 @@ def test_a_dead_owners_lease_is_taken_over(tmp_path):
 
 
 def _measure(folder, began, done):
-    claim(folder, Owner.here())
+    me = Owner.here()
+    claim(folder, me)
     began.set()
     time.sleep(1.0)
     keep(folder, result("from the first job"))
-    release(folder)
+    release(folder, me)
     done.set()
 
 
@@ -96,6 +97,7 @@ def test_how_the_job_before_ended_decides(state, kind, status, tmp_path, monkeyp
     assert lease._take(tmp_path, other)
     claimed = claim(tmp_path, Owner.here())
     assert (claimed.kind, claimed.status) == (kind, status)
+    assert lease._owner_in(tmp_path / "lease.json") == Owner.here()
 
 
 def test_an_unreadable_lease_does_not_block_for_ever(tmp_path, monkeypatch):
@@ -114,7 +116,7 @@ def _race(folder, turns):
             time.sleep(0.001)
             with turns.get_lock():
                 turns.value -= 1
-            release(folder)
+            release(folder, me)
 
 
 def test_only_one_holds_the_lease(tmp_path):
@@ -140,3 +142,137 @@ def test_only_one_holds_the_lease(tmp_path):
 def test_states_are_read_without_their_trimmings(answer, state, monkeypatch):
     monkeypatch.setattr(slurm_job, "_ask", lambda _command: answer)
     assert slurm_job.state("1") == state
+
+
+@pytest.mark.parametrize(
+    ("squeue", "sacct", "state"),
+    [
+        ("RUNNING", None, "RUNNING"),
+        ("", "TIMEOUT", "TIMEOUT"),
+        ("", "", None),
+        ("", None, None),
+        ("", "RUNNING", None),  # the accounting has not heard yet: the controller has no such job
+        (None, "COMPLETED", "COMPLETED"),
+        (None, "RUNNING", "RUNNING"),
+        (None, "", slurm_job.NO_ANSWER),
+        (None, None, slurm_job.NO_ANSWER),
+    ],
+)
+def test_no_answer_is_not_a_forgotten_job(squeue, sacct, state, monkeypatch):
+    answers = {"squeue": squeue, "sacct": sacct}
+    monkeypatch.setattr(slurm_job, "_ask", lambda command: answers[command[0]])
+    assert slurm_job.state("1") == state
+
+
+@pytest.mark.parametrize(
+    ("script", "answer"),
+    [
+        ("echo RUNNING", "RUNNING"),
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", ""),
+        ("echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1", None),
+        ("kill -9 $$", None),
+    ],
+)
+def test_what_squeue_says_when_it_fails(script, answer, tmp_path, monkeypatch):
+    squeue = tmp_path / "squeue"
+    squeue.write_text(f"#!/bin/sh\n{script}\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert slurm_job._ask(["squeue"]) == answer
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert slurm_job._ask(["squeue"]) is None
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """The lease of a job on another node lies there."""
+    other = dataclasses.replace(gone("17"), host="another-node")
+    assert lease._take(tmp_path, other)
+    return other
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """How long the asker slept, without sleeping."""
+    found: list[float] = []
+    monkeypatch.setattr(lease.time, "sleep", found.append)
+    return found
+
+
+def test_an_owner_of_whom_nobody_can_tell_is_waited_for(tmp_path, elsewhere, pauses, monkeypatch):
+    states = iter([slurm_job.NO_ANSWER, slurm_job.NO_ANSWER, "RUNNING", "NODE_FAIL"])
+    monkeypatch.setattr(slurm_job, "state", lambda _job_id: next(states))
+    assert claim(tmp_path, Owner.here()).kind == "mine"
+    assert len(pauses) == 3
+
+
+def test_slurm_is_asked_less_and_less_often(tmp_path, elsewhere, pauses, monkeypatch):
+    states = iter(["RUNNING"] * 7 + ["NODE_FAIL"])
+    monkeypatch.setattr(slurm_job, "state", lambda _job_id: next(states))
+    claim(tmp_path, Owner.here())
+    assert pauses == [5, 10, 20, 40, 60, 60, 60]
+
+
+def test_an_owner_of_the_same_site_and_host_is_looked_at_all_the_time(tmp_path, monkeypatch):
+    me = Owner.here()
+    other = dataclasses.replace(me, submitted=me.submitted - 1)  # alive, as it is this process
+    assert lease._take(tmp_path, other)
+    pauses = []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 5:
+            release(tmp_path, other)
+
+    monkeypatch.setattr(lease.time, "sleep", sleep)
+    assert claim(tmp_path, me).kind == "mine"
+    assert pauses == [5.0] * 5
+
+
+def test_a_job_that_was_requeued_does_not_wait_for_itself(tmp_path, elsewhere, monkeypatch):
+    monkeypatch.setattr(slurm_job, "state", lambda _job_id: "RUNNING")
+    me = dataclasses.replace(Owner.here(), job_id="17")
+    assert claim(tmp_path, me).kind == "mine"
+
+
+def test_a_fresh_lease_that_came_in_between_is_put_back(tmp_path, elsewhere, monkeypatch):
+    fresh = dataclasses.replace(Owner.here(), host="third-node")
+    read = lease._owner_in
+
+    def read_then_lose_the_race(path):
+        owner = read(path)
+        if owner == elsewhere:
+            path.unlink()
+            assert lease._take(tmp_path, fresh)
+        return owner
+
+    monkeypatch.setattr(lease, "_owner_in", read_then_lose_the_race)
+    assert not lease._put_aside(tmp_path, elsewhere, Owner.here())
+    assert read(tmp_path / "lease.json") == fresh
+    assert [path.name for path in tmp_path.iterdir()] == ["lease.json"]
+
+
+def test_what_changed_since_it_was_read_is_left(tmp_path, elsewhere):
+    assert not lease._put_aside(tmp_path, gone("18"), Owner.here())
+    assert lease._owner_in(tmp_path / "lease.json") == elsewhere
+    assert lease._put_aside(tmp_path, elsewhere, Owner.here())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nobody_releases_the_lease_of_another(tmp_path, elsewhere):
+    release(tmp_path, Owner.here())
+    assert lease._owner_in(tmp_path / "lease.json") == elsewhere
+    release(tmp_path, elsewhere)
+    assert not (tmp_path / "lease.json").exists()
+
+
+def test_a_link_that_was_made_though_nfs_denies_it_is_a_lease(tmp_path, pauses, monkeypatch):
+    real = os.link
+
+    def link_twice(source, target):
+        real(source, target)
+        raise FileExistsError(target)
+
+    monkeypatch.setattr(lease.os, "link", link_twice)
+    assert claim(tmp_path, Owner.here()).kind == "mine"
+    assert pauses == []

@@ -11,8 +11,9 @@ receive that is posted only where it is waited for hides nothing of it::
 =============================  =======================  ===========================================
 schedule                       receives posted          sends waited for
 =============================  =======================  ===========================================
-``pipedream``,                 one ahead on each        never (their number is bounded by the
-``model-parallel``             channel                  warm-up)
+``pipedream``                  one ahead on each        never (their number is bounded by the
+                               channel                  warm-up)
+``model-parallel``             on demand                never
 ``gpipe``                      on demand                at the end of the step
 ``1f1b``                       on demand                in the steady state together with the next
                                                         receive, else before the next send; at the
@@ -57,7 +58,7 @@ EAGER = Messaging()
 
 _OF_SCHEDULE = {
     "pipedream": Messaging(receives_ahead=1),
-    "model-parallel": Messaging(receives_ahead=1),
+    "model-parallel": Messaging(receives_ahead=0),
     "gpipe": Messaging(receives_ahead=0, waits_for_sends=True),
     "1f1b": Messaging(receives_ahead=0, paired=True, waits_for_sends=True),
 }

@@ -10,9 +10,9 @@
     start_k = max(ready_k, end_{k-1});  end_k = start_k + t(S_k)
     T = k t_seq(B/W) + max(0, end_last - k t_backward)
 
-Gradients fill a bucket, in the order in which they are ready, until it holds ``bucket_cap_bytes``
-(with an explicit cap torch's first bucket is no smaller). No published model: it is Eq. 1's idea
-put to DDP. Two predictors:
+Gradients fill a bucket, in the order in which they are ready, until it holds ``bucket_cap_bytes``;
+by default torch's first bucket is sent earlier, from 1 MiB on (``planning/ddp.py``). No published
+model: it is Eq. 1's idea put to DDP. Two predictors:
 
 * ``ddp-buckets`` has Eq. 1's terms and no others: t(S) is its ring over the links of the training
   transport, and k = 1. So it compares with the predictors of Horovod on equal terms.
@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.planning.ddp import bucket_caps
 from ddlbench.planning.plan import Plan
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.prediction import (
@@ -71,7 +72,7 @@ class _Ddp(Predictor):
         time_s, remarks = self.all_reduce(links_or_error(links, self.name), workload, plan)
         slowdown = self.slowdown(workload, cell)
         alone = workload.step(cell.batch_size / plan.world_size)
-        filled = buckets(workload.tensors, int(plan.details["bucket_cap_bytes"]))
+        filled = buckets(workload.tensors, *bucket_caps(plan.details))
         waited_s = exposed_s(filled, slowdown * alone.backward_s, time_s)
         return Prediction(
             self.name,
@@ -119,13 +120,19 @@ class DdpAllReduce(_Ddp):
         return workload.slowdown(cell.devices_per_node)
 
 
-def buckets(tensors: Sequence[Tensor], cap_bytes: int) -> list[tuple[int, float]]:
-    """Bytes of each bucket, and the fraction of the backward pass after which it is ready."""
+def buckets(tensors: Sequence[Tensor], first_bytes: int, cap_bytes: int) -> list[tuple[int, float]]:
+    """Bytes of each bucket, and the fraction of the backward pass after which it is ready.
+
+    Args:
+        tensors: gradients in the order in which they are ready.
+        first_bytes: at which the first bucket is sent.
+        cap_bytes: at which all others are.
+    """
     filled: list[tuple[int, float]] = []
     size = 0
     for tensor in tensors:
         size += tensor.bytes
-        if size >= cap_bytes:
+        if size >= (cap_bytes if filled else first_bytes):
             filled.append((size, tensor.ready_fraction))
             size = 0
     if size:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.planning.ddp import bucket_caps
 from ddlbench.planning.plan import Plan
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.prediction import (
@@ -88,8 +89,7 @@ class DdpSerial(_Serial):
 
     def messages_bytes(self, workload: Workload, plan: Plan) -> list[float]:
         """One a bucket."""
-        cap_bytes = int(plan.details["bucket_cap_bytes"])
-        return [size for size, _ in buckets(workload.tensors, cap_bytes)]
+        return [size for size, _ in buckets(workload.tensors, *bucket_caps(plan.details))]
 
 
 class HorovodSerial(_Serial):

@@ -37,6 +37,11 @@ _POLL_S = 50e-6
 class AsyncServer(Server):
     """Updates with each gradient as it comes."""
 
+    def practise(self) -> None:
+        """Update with one worker's gradient, and copy the answer."""
+        for place in self._places:
+            self._answer(place, self._received[0][place])
+
     def _serve(self, run: Round) -> None:
         self._lock = threading.Lock()  # of weights, counts, clock, and calls of the process group
         self._versions = [0] * len(self._weights)
@@ -72,11 +77,14 @@ class AsyncServer(Server):
         began_s = time.perf_counter()
         received = self._received[worker][place]
         with spans.span("update", number):
-            self._update(place, received)
-            received.copy_(self._weights[place].detach())
+            self._answer(place, received)
         self._versions[place] += 1
         self._served.busy_s += time.perf_counter() - began_s
         return received
+
+    def _answer(self, place: int, received: Tensor) -> None:
+        self._update(place, received)
+        received.copy_(self._weights[place].detach())
 
 
 def in_threads(tasks: Sequence[Callable[[], None]]) -> None:

@@ -8,6 +8,9 @@
 Everything travels point to point. All processes build the same network from the seed, so each knows
 where every tensor lies and no message has a header; the servers hand their weights out once before
 training, and in async mode at the end of each run, so that all workers end with the same.
+
+Before that all connections are made, and on GPUs every process rehearses
+(:mod:`ddlbench.strategies.rehearsal`): later, a receive is posted at all times.
 """
 
 from __future__ import annotations
@@ -26,10 +29,12 @@ from ddlbench.planning.strategy import Process
 from ddlbench.strategies.clock import StepClock
 from ddlbench.strategies.executor import Context, DataStream, RunRecord, StepwiseExecutor
 from ddlbench.strategies.parameter_server.async_server import AsyncServer
+from ddlbench.strategies.parameter_server.greeting import greet
 from ddlbench.strategies.parameter_server.layout import Layout
 from ddlbench.strategies.parameter_server.server import Round, Served, Server, SyncServer, pieces
 from ddlbench.strategies.parameter_server.worker import PULL, PUSH, Groups, Worker
 from ddlbench.strategies.pipedream.spans import SpanRecorder
+from ddlbench.strategies.rehearsal import rehearse
 
 __all__ = ["ParameterServerExecutor"]
 
@@ -59,18 +64,36 @@ class ParameterServerExecutor(StepwiseExecutor):
         """Join the others, keep what this process holds, and begin with the servers' weights."""
         super().prepare(plan, process, network, data, context)
         self._longest, self._told = Served(0), 0
-        if self.process.role == "server":
-            kind = AsyncServer if self._asynchronous else SyncServer
-            self.server = kind(
-                list(self.module.parameters()),
-                self.optimizer,
-                self.layout.of_server(self._ranks("server").index(process.rank)),
-                self._ranks("worker"),
-                self.groups,
-            )
+        greet(
+            self._ranks("server"),
+            self._ranks("worker"),
+            process.rank,
+            self.groups,
+            context.devices[0],
+        )
+        if self.must_rehearse():
+            rehearse(self.module, context.devices, self.practise)
+        if process.role == "server":
+            self.server = self._server_of(self.module, self.optimizer)
         else:
             self.worker = Worker(self.module, self.layout, self._ranks("server"), self.groups)
         self._begin_alike()
+
+    def must_rehearse(self) -> bool:
+        """On GPUs; over gloo a posted receive holds up nobody."""
+        return self.context.devices[0].type == "cuda"
+
+    def practise(self, double: nn.Module) -> None:
+        """Two steps of a copy, without a message: the second adds to gradients and momentum."""
+        if self.process.role == "server":
+            server = self._server_of(double, self._sgd(double))
+            for _ in range(2):
+                server.practise()
+            return
+        assert self.data is not None
+        (batch,) = self.data.batches(0, 1)
+        for _ in range(2):
+            self._loss(double, batch.inputs, batch.labels).backward()
 
     def place(self, network: nn.Sequential) -> nn.Module:
         """A worker keeps the network; a server keeps its messages instead."""
@@ -95,10 +118,7 @@ class ParameterServerExecutor(StepwiseExecutor):
         In async mode an update rests on a worker's part of the mini-batch, an N-th of it. Its rate
         is an N-th, too: a mini-batch then moves the weights as far as in sync mode.
         """
-        cell = self.plan.cell
-        # A server of a tiny network may hold nothing, and SGD takes no empty list.
-        parameters = list(self.module.parameters()) or [nn.Parameter(torch.empty(0))]
-        return torch.optim.SGD(parameters, lr=self._learning_rate, momentum=cell.momentum)
+        return self._sgd(self.module)
 
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """A worker's mini-batch: ends when all new weights are here."""
@@ -106,10 +126,7 @@ class ParameterServerExecutor(StepwiseExecutor):
         number, self._number = self._number, self._number + 1
         self.worker.begin()
         with self._spans.span("forward", number):
-            outputs = self.module(inputs)
-            if outputs.dtype == torch.bfloat16:
-                outputs = outputs.float()
-            loss: Tensor = self.loss_function(outputs, labels)
+            loss = self._loss(self.module, inputs, labels)
         with self._spans.span("backward", number):
             loss.backward()
             self.worker.push_rest()
@@ -165,6 +182,29 @@ class ParameterServerExecutor(StepwiseExecutor):
 
     def _ranks(self, role: str) -> list[int]:
         return [process.rank for process in self.plan.processes if process.role == role]
+
+    def _sgd(self, module: nn.Module) -> torch.optim.Optimizer:
+        # A server of a tiny network may hold nothing, and SGD takes no empty list.
+        parameters = list(module.parameters()) or [nn.Parameter(torch.empty(0))]
+        return torch.optim.SGD(parameters, lr=self._learning_rate, momentum=self.plan.cell.momentum)
+
+    def _server_of(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> Server:
+        """What serves the messages that a module holds."""
+        kind = AsyncServer if self._asynchronous else SyncServer
+        return kind(
+            list(module.parameters()),
+            optimizer,
+            self.layout.of_server(self._ranks("server").index(self.process.rank)),
+            self._ranks("worker"),
+            self.groups,
+        )
+
+    def _loss(self, module: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+        outputs = module(inputs)
+        if outputs.dtype == torch.bfloat16:
+            outputs = outputs.float()
+        loss: Tensor = self.loss_function(outputs, labels)
+        return loss
 
     def _begin_alike(self) -> None:
         """The servers hand their weights out."""

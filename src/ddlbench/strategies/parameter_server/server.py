@@ -112,6 +112,10 @@ class Server:
         for received in self._received:
             yield from received
 
+    def practise(self) -> None:
+        """Update every message once with what lies in its buffers, without any talk."""
+        raise NotImplementedError
+
     def _serve(self, run: Round) -> None:
         raise NotImplementedError
 
@@ -146,6 +150,11 @@ class Server:
 
 class SyncServer(Server):
     """Waits for all workers, averages, updates, answers all."""
+
+    def practise(self) -> None:
+        """Average and update."""
+        for place in self._places:
+            self._update(place, self._average(place))
 
     def _serve(self, run: Round) -> None:
         arriving = [self._expect_all(place) for place in self._places] if run.count else []

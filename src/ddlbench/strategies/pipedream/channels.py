@@ -10,6 +10,11 @@ A channel is one direction between two ranks. Activations and gradients have pro
 their own: over NCCL, a send that nobody receives yet holds up its communicator, and an activation
 must not hold up a gradient on its way back.
 
+Over NCCL a posted receive is a kernel that spins until its message comes. Who waits for the whole
+device meanwhile waits for the other rank, too, and both may do so for ever. So nothing is posted
+before :meth:`Channels.open`, and between that and the last receive nothing may synchronise the
+device: see :mod:`ddlbench.strategies.rehearsal`.
+
 Every tensor of a kind has one form, known beforehand, so messages carry no header.
 """
 
@@ -27,9 +32,8 @@ from torch import Tensor
 from ddlbench.planning.schedules import Action
 from ddlbench.strategies.pipeline_parts.cutting import TensorForm
 
-__all__ = ["Channels", "Groups", "connect"]
+__all__ = ["Channels", "Groups", "Messages", "connect"]
 
-AHEAD = 1
 ACTIVATION, GRADIENT = "activation", "gradient"
 
 Groups = dict[str, dist.ProcessGroup]  # "activation", "gradient"
@@ -43,8 +47,28 @@ class Spans(Protocol):
         ...
 
 
+class Messages(Protocol):
+    """What a process asks of its messages; see :class:`Channels`."""
+
+    def open(self) -> None:
+        """The clock runs: receives may be posted."""
+        ...
+
+    def receive(self, action: Action) -> Tensor:
+        """The message that an action waits for."""
+        ...
+
+    def send(self, action: Action, tensor: Tensor) -> None:
+        """Start to send."""
+        ...
+
+    def finish(self) -> None:
+        """Wait until all is sent."""
+        ...
+
+
 class Channels:
-    """All messages of one process in one run.
+    """All messages of one process in one run; :meth:`open` it when the clock runs.
 
     Args:
         actions: of the process, in order.
@@ -52,6 +76,7 @@ class Channels:
         forms: of what arrives: activations from the stage before, gradients from the one behind.
         device: where tensors lie.
         most: sends under way on one channel.
+        ahead: receives posted on a channel beyond the one that is waited for.
         spans: gets the waits.
     """
 
@@ -63,24 +88,27 @@ class Channels:
         *,
         device: torch.device,
         most: int,
+        ahead: int,
         spans: Spans,
     ) -> None:
         self._groups, self._forms, self._device = groups, forms, device
-        self._most, self._spans = most, spans
+        self._most, self._ahead, self._spans = most, ahead, spans
         self._left = Counter(_channel(a) for a in actions if a.kind.startswith("receive"))
         self._posted: dict[tuple[str, int], deque[tuple[Tensor, dist.Work]]] = {
             channel: deque() for channel in self._left
         }
         self._sent: dict[tuple[str, int], deque[tuple[Tensor, dist.Work]]] = {}
-        for channel in list(self._left):
-            for _ in range(AHEAD):
-                self._post(channel)
+
+    def open(self) -> None:
+        """Post the first receives of every channel; nobody may synchronise the device now."""
+        for channel in self._posted:
+            self._post(channel, self._ahead)
 
     def receive(self, action: Action) -> Tensor:
         """The message that an action waits for."""
         channel = _channel(action)
+        self._post(channel, self._ahead + 1)
         tensor, work = self._posted[channel].popleft()
-        self._post(channel)
         with self._spans.span("receive_wait", action.micro_batch):
             work.wait()
         return tensor
@@ -103,15 +131,16 @@ class Channels:
                 work.wait()
             sent.clear()
 
-    def _post(self, channel: tuple[str, int]) -> None:
-        if not self._left[channel]:
-            return
-        self._left[channel] -= 1
+    def _post(self, channel: tuple[str, int], wanted: int) -> None:
+        """Have so many receives of a channel posted, as far as messages are left."""
         kind, peer = channel
-        tensor = self._forms[kind].tensor(self._device)
-        work = dist.irecv(tensor, peer, group=self._groups[kind])
-        assert work is not None
-        self._posted[channel].append((tensor, work))
+        posted = self._posted[channel]
+        while self._left[channel] and len(posted) < wanted:
+            self._left[channel] -= 1
+            tensor = self._forms[kind].tensor(self._device)
+            work = dist.irecv(tensor, peer, group=self._groups[kind])
+            assert work is not None
+            posted.append((tensor, work))
 
 
 def connect(

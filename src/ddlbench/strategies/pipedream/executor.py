@@ -2,19 +2,22 @@
 
 ::
 
-    prepare   | join, keep the stage's blocks, learn the forms of messages, connect |
+    prepare   | join, keep the stage's blocks, learn the forms of messages, connect | rehearse
     run       | 1F1B: fill | steady state ............................... | drain |
 
 The pipeline fills and drains once in a run: between warm-up and the measured region, not between
 epochs. What is done in which order is the plan's schedule; see :mod:`.turn` for what an action is.
+On GPUs every stage rehearses first (:mod:`ddlbench.strategies.rehearsal`): nothing may wait for the
+whole device while a receive is posted.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -30,16 +33,19 @@ from ddlbench.strategies.clock import StepClock
 from ddlbench.strategies.executor import (
     Context,
     DataStream,
+    MiniBatch,
     RunRecord,
     StepwiseExecutor,
     Unsupported,
 )
-from ddlbench.strategies.pipedream.channels import Channels, Groups, connect
+from ddlbench.strategies.pipedream.channels import Channels, Groups, Messages, connect
+from ddlbench.strategies.pipedream.rehearsal import MadeUpMessages
 from ddlbench.strategies.pipedream.spans import SpanRecorder
 from ddlbench.strategies.pipedream.stage import Stage
 from ddlbench.strategies.pipedream.turn import StageParts, Turn
 from ddlbench.strategies.pipedream.versions import WeightVersions
 from ddlbench.strategies.pipeline_parts.cutting import TensorForm, block_facts
+from ddlbench.strategies.rehearsal import rehearse
 
 __all__ = ["PipeDreamExecutor"]
 
@@ -61,17 +67,33 @@ class PipeDreamExecutor(StepwiseExecutor):
     ) -> None:
         """Join the others and keep the blocks of this process's stage."""
         super().prepare(plan, process, network, data, context)
-        number, last = process.stage, len(self.stages) - 1
-        assert isinstance(self.module, nn.Sequential)
-        stage = Stage(self.module, number == 0, self.loss_function if number == last else None)
-        self.parts = StageParts(
-            number=number,
-            stage=stage,
-            versions=WeightVersions(self.module, self.optimizer),
-            replica_group=self.replica_group,
-            asynchronous=plan.details.get("stage_all_reduce") == "async",
-            context=context,
+        if self.must_rehearse():
+            rehearse(self.module, context.devices, self.practise)
+        self.parts = self._parts(self.module, self.optimizer, context)
+
+    def must_rehearse(self) -> bool:
+        """On GPUs; over gloo a posted receive holds up nobody."""
+        return self.context.devices[0].type == "cuda"
+
+    def practise(self, double: nn.Module) -> None:
+        """Take a copy of the stage through as many mini-batches as fill the pipeline, alone.
+
+        Only the sums of replicas are real, so that their connections are made, too.
+        """
+        device, batches = self.context.devices[0], None
+        if self.data is not None:
+            (batch,) = self.data.batches(0, self.process.turns)  # of these, this process's turn
+            batches = repeat(batch)
+        quiet = replace(self.context, progress=lambda _done: None)
+        turn = self._turn(
+            self._parts(double, self._sgd(double), quiet),
+            self._schedule(self.filling()),
+            batches=batches,
+            messages=MadeUpMessages(self._arriving(), device),
+            spans=SpanRecorder(device, 0),
+            clock=StepClock(self.context.devices),
         )
+        turn.run(self.process.rank)
 
     def place(self, network: nn.Sequential) -> nn.Module:
         """This stage's blocks, on its device."""
@@ -92,28 +114,21 @@ class PipeDreamExecutor(StepwiseExecutor):
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """SGD at the stage's rate: a stage of r_s replicas steps once in r_s mini-batches."""
-        cell = self.plan.cell
-        rates = self.plan.details.get("learning_rates")
-        rate = cell.learning_rate if rates is None else rates[self.process.stage]
-        # A stage may have no weights, and SGD takes no empty list.
-        parameters = list(self.module.parameters()) or [nn.Parameter(torch.empty(0))]
-        return torch.optim.SGD(parameters, lr=rate, momentum=cell.momentum)
+        return self._sgd(self.module)
 
     def run(self, first: int, count: int) -> RunRecord:
         """Fill, run and drain the pipeline; number b of the run is mini-batch ``first + b``."""
         record = RunRecord(list(range(first, first + count)))
         if count == 0:
             return record
-        device = self.context.devices[0]
-        schedule = self.descriptor.schedule(self.plan.details, count, self.process.rank)
-        spans = SpanRecorder(device, first)
+        schedule = self._schedule(count)
+        spans = SpanRecorder(self.context.devices[0], first)
         clock = StepClock(self.context.devices)
-        turn = Turn(
-            parts=self.parts,
-            schedule=schedule,
-            version=self._version(schedule),
+        turn = self._turn(
+            self.parts,
+            schedule,
             batches=None if self.data is None else iter(self.data.batches(first, count)),
-            channels=self._channels(schedule, spans),
+            messages=self._channels(schedule, spans),
             spans=spans,
             clock=clock,
         )
@@ -179,19 +194,70 @@ class PipeDreamExecutor(StepwiseExecutor):
         inputs = TensorForm((cell.batch_size, *DATASETS[cell.dataset].shape), dtype)
         return [inputs, *(fact.output for fact in block_facts(network, inputs, device))]
 
-    def _channels(self, schedule: Schedule, spans: SpanRecorder) -> Channels:
+    def _sgd(self, module: nn.Module) -> torch.optim.Optimizer:
+        """At this stage's rate."""
+        cell = self.plan.cell
+        rates = self.plan.details.get("learning_rates")
+        rate = cell.learning_rate if rates is None else rates[self.process.stage]
+        # A stage may have no weights, and SGD takes no empty list.
+        parameters = list(module.parameters()) or [nn.Parameter(torch.empty(0))]
+        return torch.optim.SGD(parameters, lr=rate, momentum=cell.momentum)
+
+    def _parts(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, context: Context
+    ) -> StageParts:
+        number, last = self.process.stage, len(self.stages) - 1
+        assert isinstance(module, nn.Sequential)
+        stage = Stage(module, number == 0, self.loss_function if number == last else None)
+        return StageParts(
+            number=number,
+            stage=stage,
+            versions=WeightVersions(module, optimizer),
+            replica_group=self.replica_group,
+            asynchronous=self.plan.details.get("stage_all_reduce") == "async",
+            context=context,
+        )
+
+    def _schedule(self, count: int) -> Schedule:
+        return self.descriptor.schedule(self.plan.details, count, self.process.rank)
+
+    def _turn(
+        self,
+        parts: StageParts,
+        schedule: Schedule,
+        *,
+        batches: Iterator[MiniBatch] | None,
+        messages: Messages,
+        spans: SpanRecorder,
+        clock: StepClock,
+    ) -> Turn:
+        version = partial(self.descriptor.version, self.plan.details, schedule, self.process.stage)
+        return Turn(
+            parts=parts,
+            schedule=schedule,
+            version=version,
+            batches=batches,
+            messages=messages,
+            spans=spans,
+            clock=clock,
+        )
+
+    def _arriving(self) -> dict[str, TensorForm]:
+        """Forms of the messages that this stage gets."""
         first, behind, _ = self.stages[self.process.stage]
+        return {"activation": self.forms[first], "gradient": self.forms[behind]}
+
+    def _channels(self, schedule: Schedule, spans: SpanRecorder) -> Channels:
         return Channels(
             schedule.actions[self.process.rank],
             self.groups,
-            {"activation": self.forms[first], "gradient": self.forms[behind]},
+            self._arriving(),
             device=self.context.devices[0],
             most=schedule.receives_ahead,
+            # Where no stage begins a mini-batch before the last is done, none can be on its way.
+            ahead=1 if any(schedule.warmups) else 0,
             spans=spans,
         )
-
-    def _version(self, schedule: Schedule) -> partial[int]:
-        return partial(self.descriptor.version, self.plan.details, schedule, self.process.stage)
 
     def _losses(self, own: dict[int, Tensor], count: int) -> list[float]:
         """Losses of all mini-batches on every replica of the last stage; else none."""

@@ -24,7 +24,7 @@ from torch import Tensor
 from ddlbench.planning.schedules import Action, Schedule
 from ddlbench.strategies.clock import StepClock
 from ddlbench.strategies.executor import Context, MiniBatch
-from ddlbench.strategies.pipedream.channels import Channels
+from ddlbench.strategies.pipedream.channels import Messages
 from ddlbench.strategies.pipedream.replica_sum import ReplicaSum
 from ddlbench.strategies.pipedream.spans import SpanRecorder
 from ddlbench.strategies.pipedream.stage import Stage
@@ -62,7 +62,7 @@ class Turn:
         schedule: of the run.
         version: gives the updates of this run that the weights for a mini-batch have seen.
         batches: this process's data, in its order.
-        channels, spans, clock: messages and times of this run.
+        messages, spans, clock: messages and times of this run.
 
     Attributes:
         losses: by number of the mini-batch in the run; of the last stage.
@@ -73,7 +73,7 @@ class Turn:
     schedule: Schedule
     version: Callable[[int], int]
     batches: Iterator[MiniBatch] | None
-    channels: Channels
+    messages: Messages
     spans: SpanRecorder
     clock: StepClock
     losses: dict[int, Tensor] = field(default_factory=dict)
@@ -102,9 +102,10 @@ class Turn:
         """Carry out all actions of a rank; the clock marks each update."""
         self._expect(self.schedule.stage_ranks[self.parts.number].index(rank))
         self.clock.start()
+        self.messages.open()  # not before: the clock waits for the device, receives for others
         for action in self.schedule.actions[rank]:
             self._do[action.kind](action)
-        self.channels.finish()
+        self.messages.finish()
         self.parts.versions.settle()
 
     def mini_batches(self, update: int) -> range:
@@ -119,11 +120,11 @@ class Turn:
         self.parts.versions.expect(self._base + needed)
 
     def _receive(self, action: Action) -> None:
-        self._arrived = self.channels.receive(action)
+        self._arrived = self.messages.receive(action)
 
     def _send(self, action: Action) -> None:
         assert self._leaving is not None
-        self.channels.send(action, self._leaving)
+        self.messages.send(action, self._leaving)
         self._leaving = None
 
     def _forward(self, action: Action) -> None:

@@ -1,0 +1,88 @@
+"""What the nodes reported to `ddlbench doctor`, judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddlbench.cluster.finding import Finding
+from ddlbench.experiment.site import Site
+
+__all__ = ["judge_nodes"]
+
+
+def judge_nodes(site: Site, nodes: int, reports: list[dict[str, Any]], error: str) -> list[Finding]:
+    """Findings about the job and about each node that answered.
+
+    Args:
+        site: to check.
+        nodes: that were asked for.
+        reports: of ``node_check``, one a node.
+        error: why some are missing, as far as anybody knows.
+    """
+    hosts = ", ".join(report["host"] for report in reports)
+    if len(reports) < nodes:
+        which = f" ({hosts})" if hosts else ""
+        says = f"{len(reports)} of {nodes} nodes answered{which}: {error or 'no reason given'}"
+        findings = [Finding("job", False, says)]
+    else:
+        findings = [Finding("job", True, f"{nodes} of {nodes} node(s): {hosts}")]
+    for report in reports:
+        findings += [_torch(site, report), _scratch(report), _network(report, nodes)]
+    return findings
+
+
+def _torch(site: Site, report: dict[str, Any]) -> Finding:
+    what = f"{report['host']}: torch"
+    version = report["torch"]
+    if version is None:
+        says = "not installed in this environment; run make setup on a shared file system"
+        return Finding(what, False, says)
+    if site.device == "cpu":
+        return Finding(what, True, f"{version}, CPU workers")
+    if report["torch_cuda"] is None:
+        says = f"{version} is a build for CPUs; envs/README.md says how to get one for GPUs"
+        return Finding(what, False, says)
+    gpus, wanted = report["gpus"], site.devices_per_node
+    broken = [gpu for gpu in gpus if gpu["error"]]
+    if broken:
+        says = f"GPU {broken[0]['index']} ({broken[0]['name']}) does not compute"
+        more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+        remedy = "envs/README.md says which torch fits which GPU"
+        return Finding(what, False, f"{says}{more}: {broken[0]['error']}; {remedy}")
+    if len(gpus) < wanted:
+        seen = f"{len(gpus)} GPU(s)" if gpus else "no GPU"
+        says = f"{version} sees {seen}, the site uses {wanted}; does slurm.gres ask for GPUs?"
+        return Finding(what, False, says)
+    names = ", ".join(sorted({gpu["name"] for gpu in gpus}))
+    return Finding(what, True, f"{version}, {len(gpus)} GPU(s) compute: {names}")
+
+
+def _scratch(report: dict[str, Any]) -> Finding:
+    what = f"{report['host']}: scratch"
+    if report["scratch_error"]:
+        return Finding(what, False, report["scratch_error"])
+    free_gb = report["scratch_free_bytes"] / 1e9
+    return Finding(what, True, f"{report['scratch']}, {free_gb:.1f} GB free")
+
+
+def _network(report: dict[str, Any], nodes: int) -> Finding:
+    what = f"{report['host']}: network"
+    if report["address_error"]:
+        return Finding(what, False, report["address_error"])
+    if report["unreachable"]:
+        says = f"cannot reach {', '.join(report['unreachable'])}; write another interface"
+        return Finding(what, False, says)
+    if report["met"] < nodes:
+        says = (
+            f"met {report['met']} of {nodes} nodes, itself included; the others did not start in "
+            "time, or do not see this folder: put the project on a file system that all nodes share"
+        )
+        return Finding(what, False, says)
+    if str(report.get("own_name_is", "")).startswith("127.") and nodes > 1:
+        says = "its name resolves to a loopback address: Horovod between nodes will fail"
+        return Finding(what, False, f"{says}; ask for an entry in /etc/hosts or DNS")
+    if nodes == 1:
+        return Finding(what, True, f"{report['address']}, the only node")
+    return Finding(
+        what, True, f"{report['address']}, reaches the other {nodes - 1} of {nodes} nodes"
+    )

@@ -1,0 +1,137 @@
+"""The small job of `ddlbench doctor`: asked for and started as the job of a cell is.
+
+::
+
+    login node   sbatch: nodes, devices, cores, memory, extra options    planning/resources.py
+    first node     '-> probe_step: srun, one task a node                 runtime/srun.py
+    every node           '-> set-up commands, container, node_check      runtime/command.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ddlbench.cluster.query import why_pending
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.paths import RESULTS
+from ddlbench.experiment.site import Site
+from ddlbench.planning.job_time import job_minutes
+from ddlbench.planning.resources import request
+from ddlbench.runtime import slurm_job
+
+__all__ = ["ask_nodes", "batch_command"]
+
+_JOB_MINUTES = 10
+_POLL_S = 2.0
+_OUTPUT = "job.txt"
+# What srun adds after a task has ended badly; the reason stands before it.
+_AFTERMATH = re.compile(r"srun: (error: .*: tasks? |Terminating|Force Terminated|launch/slurm)")
+
+
+def ask_nodes(
+    site: Site, site_name: str, nodes: int, patience_s: float, say: Callable[[str], None]
+) -> tuple[list[dict[str, Any]], str]:
+    """Send the job, wait for it, and gather what its nodes report.
+
+    Args:
+        site: to check.
+        site_name: by which the nodes read it again.
+        nodes: of the job.
+        patience_s: how long it may wait for nodes; then it is cancelled.
+        say: takes sentences about the job while it waits.
+
+    Returns:
+        the nodes' reports, and a sentence about those that are missing.
+    """
+    RESULTS.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".doctor-", dir=RESULTS)).resolve()
+    job = ""
+    try:
+        sent = subprocess.run(
+            batch_command(site, site_name, nodes, folder),
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        if sent.returncode != 0:
+            return [], _reason(sent.stderr)
+        job = sent.stdout.strip().split(";")[0]  # "id" or "id;cluster"
+        error = _wait(job, nodes, patience_s, say)
+        reports = [json.loads(p.read_text("utf-8")) for p in sorted(folder.glob("*.done.json"))]
+        said = folder / _OUTPUT
+        text = said.read_text("utf-8", errors="replace") if said.is_file() else ""
+        return reports, error or _reason(text)
+    finally:
+        if job and slurm_job.may_live(slurm_job.state(job)):
+            subprocess.run(["scancel", job], check=False, capture_output=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def batch_command(site: Site, site_name: str, nodes: int, folder: Path) -> list[str]:
+    """The sbatch command: what the largest cell of so many nodes asks for, for a few minutes."""
+    # Only the geometry of the cell is asked for.
+    devices = site.devices_per_node
+    cell = Cell("mnist", "vgg11", "ddp", batch_size=1, nodes=nodes, devices_per_node=devices)
+    asked = request(cell, site)
+    step = [
+        *(sys.executable, "-m", "ddlbench.cluster.probe_step"),
+        *(site_name, str(nodes), str(folder)),
+    ]
+    options = {
+        "job-name": "ddlbench-doctor",
+        "output": folder / _OUTPUT,
+        "time": min(_JOB_MINUTES, job_minutes(site)),
+        "nodes": asked.nodes,
+        "ntasks-per-node": devices,
+        "cpus-per-task": asked.cpus_per_task,
+        "mem": asked.mem_mb or None,
+        "gres": asked.gres,
+        "partition": asked.partition,
+        "account": asked.account,
+        "qos": asked.qos,
+        "constraint": asked.constraint,
+    }
+    return [
+        "sbatch",
+        "--parsable",
+        *(f"--{name}={value}" for name, value in options.items() if value is not None),
+        *shlex.split(asked.extra),
+        f"--wrap={shlex.join(step)}",
+    ]
+
+
+def _wait(job: str, nodes: int, patience_s: float, say: Callable[[str], None]) -> str:
+    """Until the job has ended; a sentence where it was not waited for."""
+    say(f"waiting for a job on {nodes} node(s), number {job}; `squeue --job {job}` shows it")
+    begin, told = time.monotonic(), ""
+    while slurm_job.may_live(state := slurm_job.state(job)):
+        if state in ("PENDING", slurm_job.NO_ANSWER):
+            why = why_pending(job) or "squeue does not say why"
+            if why != told:
+                say(f"it waits: {why}; `squeue --start --job {job}` tells when SLURM will start it")
+                told = why
+            if time.monotonic() - begin > patience_s:
+                return (
+                    f"job {job} did not start within {patience_s / 60:g} min ({why}) and is "
+                    "cancelled; `sinfo` shows what is free, --wait-minutes waits longer"
+                )
+        time.sleep(_POLL_S)
+    return ""
+
+
+def _reason(text: str) -> str:
+    """The last line that says something itself."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if not _AFTERMATH.match(line)]
+    return (telling or lines or [""])[-1]

@@ -1,0 +1,182 @@
+"""What Horovod is built with decides which wheel is used, and whether set-up runs again.
+
+Scripts run with a Python, an nvcc and a pip that are made up: nothing is fetched or compiled.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ENVS = Path(__file__).parents[3] / "envs"
+NVCC = "Cuda compilation tools, release {}, V{}.85"
+
+
+class Machine:
+    """A folder with programs of its own; scripts find them before the system's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.programs = folder / "programs"
+        self.programs.mkdir()
+        self.calls = folder / "calls"
+        self.calls.touch()
+        self.python = self.program("python", self._python())
+        self.cuda("None")
+
+    def program(self, name: str, text: str) -> Path:
+        path = self.programs / name
+        path.write_text(f"#!/bin/bash\n{text}\n")
+        path.chmod(0o755)
+        return path
+
+    def cuda(self, version: str) -> None:
+        """The CUDA that torch was built for, as Python writes it."""
+        torch = self.folder / "site" / "torch"
+        torch.mkdir(parents=True, exist_ok=True)
+        (torch / "__init__.py").write_text("raise SystemExit('torch must not be imported')")
+        (torch / "version.py").write_text(f"cuda = {version}\n")
+
+    def nvcc(self, release: str | None) -> None:
+        if release is None:
+            (self.programs / "nvcc").unlink()
+        else:
+            self.program("nvcc", f"echo '{NVCC.format(release, release)}'")
+
+    def _python(self) -> str:
+        """Notes how it was called; a script on standard input really runs, with our torch."""
+        return (
+            f'echo "$*" >> {self.calls}\n'
+            'case "$*" in\n'
+            f"  -) PYTHONPATH={self.folder}/site exec {sys.executable} - ;;\n"
+            f"  *sys.prefix*) echo {self.folder}/env ;;\n"
+            "  *py%d%d*) echo py311-torch2.13.0 ;;\n"
+            '  *"pip download"*) exit 1 ;;\n'
+            "esac"
+        )
+
+    def run(self, *command: object, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("HOROVOD_")}
+        environment["PATH"] = f"{self.programs}:/usr/bin:/bin"
+        return subprocess.run(
+            ["bash", *map(str, command)],
+            env={**environment, **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def options(self, **variables: str) -> list[str]:
+        done = self.run(ENVS / "horovod_options.sh", self.python, **variables)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+
+@pytest.fixture
+def machine(tmp_path):
+    if shutil.which("nvcc", path="/usr/bin:/bin"):
+        pytest.skip("nvcc lies where it cannot be hidden")
+    return Machine(tmp_path)
+
+
+def test_without_nvcc_it_is_built_for_cpus_and_no_python_starts(machine):
+    machine.cuda("'12.6'")
+    assert machine.options() == []
+    assert machine.calls.read_text() == ""
+
+
+def test_nvcc_counts_where_torch_is_a_build_for_cuda(machine):
+    machine.nvcc("12.6")
+    assert machine.options() == []
+    machine.cuda("'12.6'")
+    assert machine.options() == ["nccl-cuda12.6"]
+    machine.nvcc("12.8")
+    assert machine.options() == ["nccl-cuda12.8"]
+    assert machine.options(HOROVOD_GPU_OPERATIONS="MPI") == ["mpi-cuda12.8"]
+
+
+def test_mpi_and_other_variables_count(machine):
+    assert machine.options(HOROVOD_WITH_MPI="1") == ["mpi"]
+    assert machine.options(HOROVOD_WITH_MPI="") == []
+    assert machine.options(HOROVOD_LOG_LEVEL="info") == []
+    (one,) = machine.options(HOROVOD_NCCL_HOME="/opt/nccl-2.27")
+    (other,) = machine.options(HOROVOD_NCCL_HOME="/opt/nccl-2.28")
+    assert one.startswith("set-")
+    assert one != other
+
+
+def build(machine, **variables):
+    """Build Horovod where only the wheel for CPUs is kept; what was then asked of pip."""
+    kept = machine.folder / "cache" / "horovod-0.28.1-py311-torch2.13.0-cpu"
+    kept.mkdir(parents=True, exist_ok=True)
+    (kept / "horovod-0.28.1.whl").touch()
+    (machine.folder / "env").mkdir(exist_ok=True)
+    for tool in ("g++", "cmake"):
+        machine.program(tool, "exit 0")
+    machine.calls.write_text("")
+    done = machine.run(
+        ENVS / "build_horovod.sh", machine.python, machine.folder / "cache", **variables
+    )
+    return done.returncode, machine.calls.read_text()
+
+
+def test_a_kept_wheel_serves_only_what_it_was_built_with(machine):
+    code, calls = build(machine)
+    assert code == 0
+    assert "pip install" in calls
+    assert "pip download" not in calls
+    for variables in ({"HOROVOD_WITH_MPI": "1"}, {"HOROVOD_NCCL_HOME": "/opt/nccl"}):
+        code, calls = build(machine, **variables)
+        assert code == 1  # there is no source to be had here
+        assert "pip download" in calls
+    machine.cuda("'12.6'")
+    machine.nvcc("12.6")
+    assert "pip download" in build(machine)[1]
+
+
+@pytest.fixture
+def checkout(machine, tmp_path):
+    """As much of the project as set-up reads, with an environment that has a Python already."""
+    folder = tmp_path / "checkout"
+    shutil.copytree(ENVS, folder / "envs")
+    (folder / "pyproject.toml").touch()
+    (folder / "envs" / "build_horovod.sh").write_text("exit 0\n")
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    shutil.copy(machine.python, folder / ".venv" / "bin" / "python")
+    return folder
+
+
+def test_set_up_runs_again_only_for_more(machine, checkout):
+    def set_up(**variables):
+        machine.calls.write_text("")
+        done = machine.run(checkout / "envs" / "setup.sh", PYTHON=str(machine.python), **variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return "-m pip" in machine.calls.read_text().replace("--disable", "")
+
+    assert set_up()
+    assert not set_up()
+    assert set_up(HOROVOD_WITH_MPI="1")
+    assert not set_up(HOROVOD_WITH_MPI="1")
+    assert not set_up()  # the next shell does not take away what was built
+    machine.cuda("'12.6'")
+    machine.nvcc("12.6")
+    assert set_up(HOROVOD_WITH_MPI="1")
+    assert not set_up()
+    machine.nvcc("12.8")
+    assert set_up()
+    machine.nvcc(None)
+    assert not set_up()
+
+
+def test_set_up_says_when_gpus_will_have_no_nccl(machine, checkout):
+    for_cuda = "*torch.version.cuda*) exit 1 ;;\n  -)"
+    own = checkout / ".venv" / "bin" / "python"
+    own.write_text(own.read_text().replace("-)", for_cuda, 1))
+    done = machine.run(checkout / "envs" / "setup.sh", PYTHON=str(machine.python))
+    assert "without NCCL" in done.stderr
+    assert "module load CUDA" in done.stderr

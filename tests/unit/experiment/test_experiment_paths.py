@@ -1,0 +1,52 @@
+"""Paths of a site file, as a node reads them."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import checkpoint_dir, expanded, scratch_dir
+
+
+@pytest.fixture(autouse=True)
+def _variables(monkeypatch, tmp_path):
+    monkeypatch.setenv("THERE", str(tmp_path))
+    monkeypatch.setenv("EMPTY", "")
+    monkeypatch.setenv("RELATIVE", "some/where")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.delenv("NOT_THERE", raising=False)
+
+
+def test_variables_and_home_are_filled_in(tmp_path):
+    assert scratch_dir("$THERE/data") == tmp_path / "data"
+    assert scratch_dir("${THERE}") == tmp_path
+    assert scratch_dir("~/data") == Path("/home/somebody/data")
+    assert checkpoint_dir("$THERE", "s", "c", Path("cell")) == tmp_path / "s" / "c"
+    assert checkpoint_dir(None, "s", "c", Path("cell")) == Path("cell/.checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("$NOT_THERE", "$NOT_THERE is not set there"),
+        ("/tmp/${NOT_THERE}/x", "$NOT_THERE is not set there"),
+        ("$EMPTY/data", "$EMPTY is not set there"),  # would be /data
+        ("$THERE/$NOT_THERE", "$NOT_THERE is not set there"),
+        ("/tmp/$(id -u)", "it becomes '/tmp/$(id -u)', no plain absolute path"),
+        ("data", "it becomes 'data', no plain absolute path"),
+        ("$RELATIVE", "it becomes 'some/where', no plain absolute path"),
+        ("~nobody-of-that-name/data", "no plain absolute path"),
+    ],
+)
+@pytest.mark.parametrize("key", ["scratch", "checkpoints", "container.image"])
+def test_no_folder_gets_the_name_of_a_variable(template, why, key):
+    with pytest.raises(ConfigError) as caught:
+        expanded(template, key)
+    said = str(caught.value)
+    assert said.startswith(f"{key}: {template!r} is no path on {socket.gethostname()}, as ")
+    assert why in said
+    assert "; write " in said
+    assert "\n" not in said

@@ -1,0 +1,200 @@
+"""Pairs of many ranks: a declared sample; its holes are read as holes; sweeps outlive the pairs."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from itertools import pairwise, permutations
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from ddlbench.experiment.links import InvalidLinks, read_links, write_links
+from ddlbench.experiment.site import load_site
+from ddlbench.interconnect import measure as measure_module
+from ddlbench.interconnect.assemble import world_pairs
+from ddlbench.interconnect.pair_choice import MOST_PAIRS, chosen_pairs
+from ddlbench.interconnect.slow_pairs import slow_pairs
+from ddlbench.planning.link_bandwidth import bandwidth_of
+from ddlbench.predict.link_table import LinkTable
+from ddlbench.report.links_heatmap import draw_links
+from ddlbench.runtime.tool import ToolFailed
+
+
+def ranks_on(nodes: int, devices: int) -> list[int]:
+    return [node for node in range(nodes) for _ in range(devices)]
+
+
+# Which pairs
+
+
+@pytest.mark.parametrize("nodes", [ranks_on(2, 2), ranks_on(1, 22)])
+def test_few_ranks_have_all_their_pairs(nodes):
+    assert chosen_pairs(nodes) == list(permutations(range(len(nodes)), 2))
+
+
+def test_of_many_ranks_a_sample_is_measured():
+    nodes = ranks_on(32, 8)
+    chosen = chosen_pairs(nodes)
+    assert len(set(chosen)) == len(chosen) == MOST_PAIRS  # of 65 280
+    assert all(sender != receiver for sender, receiver in chosen)
+    assert set(permutations(range(8), 2)) <= set(chosen)
+    for one, other in pairwise(range(0, 256, 8)):
+        assert {(one, other), (other, one)} <= set(chosen)
+    assert {(rank, (rank + 1) % 256) for rank in range(256)} <= set(chosen)
+    by_lot = [pair for pair in chosen if abs(pair[0] - pair[1]) not in (1, 8, 255)]
+    assert len({nodes[sender] for sender, _ in by_lot}) > 16  # from all over the site
+    assert chosen == chosen_pairs(nodes)  # every rank finds the same
+
+
+def test_however_many_ranks_the_sample_is_no_larger():
+    for nodes in (ranks_on(1000, 1), ranks_on(2, 32), ranks_on(300, 8)):
+        chosen = chosen_pairs(nodes)
+        assert len(set(chosen)) == len(chosen) == MOST_PAIRS
+        assert all(0 <= rank < len(nodes) for pair in chosen for rank in pair)
+
+
+# Measured, by real processes
+
+
+def pairs_here(rank: int, budget_s: float, most: int, folder: str) -> None:
+    from ddlbench.interconnect import rank_pairs
+    from ddlbench.interconnect.group import Group, joined, members_of
+
+    rank_pairs.chosen_pairs = lambda nodes: chosen_pairs(nodes, most)
+    torch.set_num_threads(1)
+    members = members_of(1, 3, 3)
+    store = dist.FileStore(f"{folder}/store", 3)
+    group = Group(members, members[rank], store, torch.device("cpu"), "lo")
+    with joined(group):
+        found = rank_pairs.measure_pairs(group, budget_s)
+        dist.barrier()
+    Path(folder, f"rank{rank}.json").write_text(json.dumps(found))
+
+
+def measured(folder: Path, budget_s: float = 60, most: int = MOST_PAIRS) -> list[dict]:
+    spawn = multiprocessing.get_context("spawn")
+    ranks = [
+        spawn.Process(target=pairs_here, args=(rank, budget_s, most, str(folder)))
+        for rank in range(3)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(120)
+    assert [process.exitcode for process in ranks] == [0, 0, 0]
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(3)]
+
+
+def test_three_ranks_measure_all_pairs_in_three_passes(tmp_path):
+    first, *others = measured(tmp_path)
+    assert others == [{}, {}]
+    pair = world_pairs(first)
+    assert "sampled" not in pair
+    assert pair["repeats"] == 3
+    for key in ("latency_s", "bandwidth_bytes_per_s"):
+        assert all((value is None) == (i == j) for i, row in enumerate(pair[key])
+                   for j, value in enumerate(row))  # fmt: skip
+
+
+def test_a_sample_leaves_holes_and_says_so(tmp_path):
+    pair = world_pairs(measured(tmp_path, most=4)[0])
+    assert pair["sampled"]["measured_pairs"] == 4
+    assert pair["sampled"]["all_pairs"] == 6
+    holes = [(i, j) for i, j in permutations(range(3), 2) if pair["latency_s"][i][j] is None]
+    assert set(holes) == set(permutations(range(3), 2)) - set(chosen_pairs([0, 0, 0], 4))
+
+
+def test_when_time_is_over_no_pair_is_begun(tmp_path):
+    pair = world_pairs(measured(tmp_path, budget_s=-1)[0])
+    assert pair["sampled"]["measured_pairs"] == 0
+    assert pair["sampled"]["rule"] == "all pairs; time was over after 0 of 6"
+    assert all(value is None for row in pair["latency_s"] for value in row)
+
+
+# Holes in links.json and in what reads it
+
+
+def sampled_links(**changes) -> dict:
+    """Two nodes of two ranks; (0, 3) is the slowest link that was measured between nodes."""
+    known = {(0, 1): 8e9, (1, 0): 9e9, (0, 2): 2e9, (2, 0): 2e9, (0, 3): 1e9, (1, 2): 2e9}
+    matrix = [[known.get((i, j)) for j in range(4)] for i in range(4)]
+    pair = world_pairs(
+        {
+            "hosts": ["a", "a", "b", "b"],
+            "nodes": [0, 0, 1, 1],
+            "method": "gloo",
+            "repeats": 1,
+            "bandwidth_bytes_per_s": matrix,
+            "latency_s": [[value and 1e-5 for value in row] for row in matrix],
+            "sampled": {"measured_pairs": 6, "all_pairs": 12, "rule": "some"},
+        }
+    )
+    pair.update(changes)
+    return {
+        "schema_version": 1,
+        "site": "here",
+        "fabric": "default",
+        "device_kind": "cpu",
+        "pairs": [{**pair, "slow_pairs": slow_pairs(pair)}],
+        "sweeps": [],
+        "notes": [],
+        "provenance": {},
+    }
+
+
+def test_a_sample_is_written_read_and_drawn(tmp_path):
+    links = sampled_links()
+    write_links(tmp_path / "links.json", links)
+    assert read_links(tmp_path / "links.json") == links
+    assert [(s["from"], s["to"]) for s in links["pairs"][0]["slow_pairs"]] == [(0, 3)]
+    figure, table = draw_links(links)
+    assert len(table) == 6
+    assert table["latency_s"].notna().all()
+    words = " ".join(text.get_text().replace("\n", " ") for text in figure.texts)
+    assert "6 of 12 measured (some); the others are empty" in words
+
+
+def test_what_was_not_measured_is_taken_as_the_slowest_that_was():
+    table = LinkTable(sampled_links())
+    assert table.hop("transport", (0, 0), (1, 0))[0].bandwidth_bytes_per_s == 2e9
+    hop, remark = table.hop("transport", (1, 0), (0, 1))
+    assert hop.bandwidth_bytes_per_s == 1e9
+    assert "not measured" in remark
+    assert bandwidth_of(sampled_links(), "network", "here") == 1e9
+    assert bandwidth_of(sampled_links(), "node", "here") == 8e9
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"sampled": None}, "bandwidth_bytes_per_s: a hole at row 1, column 3: measure that pair"),
+        ({"latency_s": [[1e-5] * 4] * 4}, "bandwidth_bytes_per_s: a hole at row 1, column 3"),
+        ({"bandwidth_bytes_per_s": [[1e9] * 4] * 4}, "latency_s: a hole at row 1, column 3"),
+    ],
+)
+def test_only_a_whole_hole_of_a_sample_is_one(changes, sentence, tmp_path):
+    with pytest.raises(InvalidLinks, match=sentence):
+        write_links(tmp_path / "links.json", sampled_links(**changes))
+
+
+def test_sweeps_are_kept_when_the_pairs_fail(tmp_path, monkeypatch):
+    """Pairs come last, and whatever happens to them is a note."""
+    asked = []
+
+    def run_tool(_site, _geometry, module, _settings, _folder, **_named):
+        asked.append(module.rpartition(".")[2])
+        if asked[-1] == "rank_pairs":
+            raise ToolFailed("rank 3: the network is down")
+        report = {"rank": 0, "status": "ok", "node_type": "x", "pairs": [], "provenance": {}}
+        return [{**report, "sweeps": [], "notes": ["swept"]}]
+
+    monkeypatch.setattr(measure_module, "run_tool", run_tool)
+    site = load_site("local")
+    monkeypatch.setattr(measure_module, "links_geometry", lambda *_: (1, 2))
+    found = measure_module.measure_links(site, "default", tmp_path / "links.json")
+    assert asked == ["node_pairs", "sweep", "rank_pairs"]
+    assert found["notes"] == ["swept", "no pairs of ranks: rank 3: the network is down"]
+    assert read_links(tmp_path / "links.json")["pairs"] == []

@@ -1,0 +1,65 @@
+"""What a step is made of, on a host and on a device that works while its host loads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.profiling import steps
+from ddlbench.profiling.parts import on_device, on_host
+
+MARKED_S = {"forward": 4.0, "backward": 8.0, "optimizer": 2.0}  # of two steps
+
+
+def test_a_host_loads_and_then_computes():
+    found = on_host(10.0, 3.0, MARKED_S, 2)
+    assert found == {"load_s": 3.0, "forward_s": 2.0, "backward_s": 4.0, "optimizer_s": 1.0}
+    assert sum(on_host(12.5, 1.75, MARKED_S, 2).values()) == pytest.approx(12.5)
+
+
+def test_a_device_works_while_its_host_loads():
+    # The host waited for 6 of 8 seconds; the device had 7 of them filled.
+    found = on_device(8.0, 6.0, MARKED_S, 2)
+    assert found == {"load_s": 1.0, "forward_s": 2.0, "backward_s": 4.0, "optimizer_s": 1.0}
+    assert sum(found.values()) == 8.0
+
+
+def test_no_device_waits_less_than_not_at_all():
+    assert on_device(6.9, 1.0, MARKED_S, 2)["load_s"] == 0.0
+
+
+class Runner:
+    """Steps of 1 s of which the host waits 0.75 s; tells what was run."""
+
+    def __init__(self, told: list[str]) -> None:
+        self.told = told
+
+    def run(self, count: int) -> tuple[list[float], list[float]]:
+        self.told.append("run")
+        return [1.0] * count, [0.75] * count
+
+    def close(self) -> None:
+        self.told.append("close")
+
+
+def test_peaks_of_a_gpu_begin_behind_the_first_runs(monkeypatch):
+    told: list[str] = []
+    marked = {"forward": 0.25, "backward": 0.5, "optimizer": 0.125}
+    monkeypatch.setattr(steps, "StepRunner", lambda *_: Runner(told))
+    monkeypatch.setattr(steps, "restart_peaks", lambda _devices: told.append("restart"))
+    monkeypatch.setattr(steps, "marks_on", lambda *_: None)
+    monkeypatch.setattr(
+        steps,
+        "_marked",
+        lambda _runner, count, _marks: ({n: s * count for n, s in marked.items()}, []),
+    )
+    monkeypatch.setattr(steps, "_cuda_memory", lambda _device: (7, 3))
+    cell = Cell("mnist", "vgg11", "sequential", batch_size=8)
+    found = steps.measure_steps(cell, None, torch.device("cuda", 0), 20.0)
+    assert told == ["run", "run", "restart", "run", "close"]
+    assert found.fixed_bytes == 3
+    assert found.entry["peak_bytes"] == 7
+    assert found.entry["step_s"] == 1.0
+    assert found.entry["load_s"] == pytest.approx(0.125)  # not the 0.75 s of the host
+    assert found.entry["backward_s"] == pytest.approx(0.5)

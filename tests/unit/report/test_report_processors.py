@@ -1,0 +1,170 @@
+"""No speed-up, and no silence, where a cell and its base ran on different processors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from figure_checks import assert_no_overlap, assert_readable, of
+from report_factory import SITE_NAME, experiment, matrix, result, site, write
+
+from ddlbench.planning.matrix import expand
+from ddlbench.report import collect, make_tables
+from ddlbench.report.figures import _drawing
+from ddlbench.report.footer import Context, common_notes
+from ddlbench.report.pipelines import pipeline_table
+from ddlbench.report.processors import Processors, unlike
+from ddlbench.report.style import style
+from ddlbench.report.terminal import summary_table
+
+OLD, NEW = "EPYC 7402 24-Core", "EPYC 9334 32-Core"
+NOTE = "no speed-up, as base and cell ran on different processors: {} (base), {} (cell)"
+
+
+def on(values, cpus=(), gpus=(), provenance=None):
+    """A result whose ranks ran there; without any, one from before they said so."""
+    for number, rank in enumerate(values["ranks"]):
+        if cpus:
+            rank["cpu_model"] = cpus[number % len(cpus)]
+            rank["gpu_models"] = [gpus[number % len(gpus)]] if gpus else []
+    values["device_kind"] = "cuda" if gpus or (provenance or {}).get("gpu_models") else "cpu"
+    values["provenance"].update(provenance or {})
+    return values
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    """The row of DDP on two devices, 12 s for its base's 18 s, where both ran as given."""
+    rows = matrix(
+        monkeypatch,
+        datasets=["mnist"],
+        networks=["vgg11"],
+        strategies=["sequential", "ddp"],
+        geometry=["1x2"],
+    )
+
+    def run(base, cell):
+        for row in rows:
+            alone = row.cell.strategy == "sequential"
+            values = result(row.cell, epoch_s=18.0 if alone else 12.0)
+            write(tmp_path, row.cell, on(values, **(base if alone else cell)))
+        frame = collect("demo", SITE_NAME, rows, tmp_path)
+        assert frame[frame["strategy"] == "sequential"].iloc[0]["speedup"] == 1.0
+        return frame[frame["strategy"] == "ddp"].iloc[0]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "old",
+    [{"cpus": (OLD,)}, {"provenance": {"cpu_model": OLD}}],
+    ids=["ranks", "provenance"],
+)
+def test_no_speedup_across_processors(old, measured):
+    row = measured(old, {"cpus": (NEW,)})
+    assert math.isnan(row["speedup"])
+    assert math.isnan(row["base_samples_per_s"])
+    assert row["notes"] == NOTE.format(OLD, NEW)
+    assert (row["status"], row["processors"], row["epoch_s"]) == ("ok", NEW, 12.0)
+
+
+@pytest.mark.parametrize("known", [{"cpus": (OLD,)}, {}])
+def test_a_speedup_where_nothing_is_known_or_all_is_alike(known, measured):
+    row = measured(known, known)
+    assert row["speedup"] == pytest.approx(1.5)
+    assert row["notes"] == ""
+
+
+def test_one_rank_on_another_processor_is_enough(measured):
+    row = measured({"cpus": (OLD,)}, {"cpus": (OLD, NEW)})
+    assert math.isnan(row["speedup"])
+    assert row["processors"] == f"{OLD} | {NEW}"
+    mixed, unequal = row["notes"].split(" | ")
+    assert mixed == f"ranks of one cell ran on different processors: {OLD}, {NEW}"
+    assert unequal == NOTE.format(OLD, f"{OLD}, {NEW}")
+
+
+def test_ranks_are_believed_before_provenance(measured):
+    rank_0 = {"cpu_model": NEW}  # of the host that wrote it down
+    row = measured({"cpus": (OLD,), "provenance": rank_0}, {"cpus": (OLD,)})
+    assert row["speedup"] == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    "a100",
+    [{"cpus": (OLD,), "gpus": ("A100",)}, {"provenance": {"gpu_models": ["A100", "A100"]}}],
+    ids=["ranks", "provenance"],
+)
+def test_gpus_count_and_not_their_hosts(a100, measured):
+    h100 = {"cpus": (OLD,), "gpus": ("H100",)}
+    assert measured(a100, h100)["notes"] == NOTE.format("A100", "H100")
+    assert measured(a100, a100)["speedup"] == pytest.approx(1.5)
+
+
+def test_gpus_of_other_hosts_have_a_speedup_and_a_note(measured):
+    row = measured({"cpus": (OLD,), "gpus": ("A100",)}, {"cpus": (NEW,), "gpus": ("A100",)})
+    assert row["speedup"] == pytest.approx(1.5)
+    assert row["processors"] == "A100"
+    assert row["notes"] == (
+        f"base and cell ran on hosts with different processors: {OLD} (base), {NEW} (cell)"
+    )
+
+
+def test_a_result_without_ranks_has_nothing_to_say():
+    nothing = Processors.of({"ranks": [], "provenance": {}, "device_kind": "cuda"})
+    assert nothing == Processors((), ())
+    assert nothing.notes() == []
+    assert unlike(nothing, Processors(("A100",), (OLD,))) == []
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """Pipelines of two and four devices; those of four ran on a newer node than the base."""
+    chosen = experiment(
+        datasets=["cifar10"],
+        networks=["vgg16"],
+        strategies=["sequential", "pipe-1f1b"],
+        geometry=["1x2", "1x4"],
+    )
+    rows = expand(chosen, site())
+    for row in rows:
+        model = NEW if row.cell.devices == 4 else OLD
+        values = result(row.cell, epoch_s=8.0 / row.cell.devices)
+        write(tmp_path, row.cell, on(values, cpus=(model,)))
+    return make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables")
+
+
+@pytest.mark.parametrize("name", ["speedup", "scaling", "pipelines"])
+def test_figures_say_why_there_is_no_speedup(tables, name):
+    with style():
+        figure, plotted = _drawing(name)(tables, Context("this machine"))
+        figure.canvas.draw()
+    assert_readable(figure)
+    assert_no_overlap(figure)
+    marks = dict(zip(plotted["geometry"], plotted["mark"], strict=True))
+    assert marks == {"1x2": "", "1x4": "unlike base"}
+    own = plotted[plotted["geometry"] == "1x4"].iloc[0]
+    assert math.isnan(own["speedup"])
+    below = " ".join(text.get_text() for text in of(figure, "footer"))
+    assert f"No speed-up, as base and cell ran on different processors: {OLD} (base)" in " ".join(
+        below.split()
+    )
+
+
+def test_the_share_of_a_bound_is_not_taken_across_processors(tables):
+    table = pipeline_table(tables).set_index("geometry")
+    assert math.isfinite(table.loc["1x2", "share_of_bound"])
+    assert math.isnan(table.loc["1x4", "share_of_bound"])
+    assert math.isnan(table.loc["1x4", "speedup_low"])
+
+
+def test_the_terminal_says_so_too(tables, tmp_path):
+    speedups = list(summary_table(tmp_path / "tables").columns[5].cells)
+    assert speedups[0] == "base"
+    assert speedups[-1] == "unlike base"
+
+
+def test_notes_of_processors_stand_once(tables):
+    new = tables.summary[tables.summary["geometry"] == "1x4"]
+    assert NOTE.format(OLD, NEW) in new["notes"].iloc[0]
+    assert not any("processors" in note for note in common_notes(new))

@@ -1,0 +1,54 @@
+"""Which devices a process drives; without a GPU, by a made-up torch.cuda."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ddlbench.planning.strategy import Process
+from ddlbench.runtime.devices import gpu_models, own_devices
+
+
+def process(*devices: int) -> Process:
+    return Process(rank=0, role="worker", node=0, local_rank=0, devices=devices)
+
+
+@pytest.fixture
+def node(monkeypatch):
+    """A node of so many GPUs; gives what was made the current one."""
+    current: list[torch.device] = []
+
+    def of(visible: int) -> list[torch.device]:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+        monkeypatch.setattr(torch.cuda, "set_device", current.append)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"model {device.index}")
+        return current
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("visible", "planned", "found"),
+    [(4, (2,), (2,)), (1, (2,), (0,)), (4, (2, 3), (2, 3)), (2, (2, 3), (0, 1))],
+)
+def test_the_first_own_gpu_is_the_current_one(visible, planned, found, node):
+    current = node(visible)
+    devices = own_devices("cuda", process(*planned))
+    assert devices == tuple(torch.device("cuda", index) for index in found)
+    assert current == [devices[0]]
+    assert gpu_models(devices) == [f"model {index}" for index in found]
+
+
+@pytest.mark.parametrize(("visible", "sentence"), [(0, "finds no GPU"), (2, "needs GPU 3")])
+def test_a_gpu_that_is_not_there_is_an_error(visible, sentence, node):
+    current = node(visible)
+    with pytest.raises(RuntimeError, match=sentence):
+        own_devices("cuda", process(3))
+    assert current == []
+
+
+def test_cpu_devices_have_no_model_of_a_gpu(node):
+    assert node(0) == []
+    devices = own_devices("cpu", process(0, 1))
+    assert devices == (torch.device("cpu"), torch.device("cpu"))
+    assert gpu_models(devices) == []

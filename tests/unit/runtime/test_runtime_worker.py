@@ -1,0 +1,38 @@
+"""The entry of a rank: however it ends, it leaves a report."""
+
+from __future__ import annotations
+
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.data_size import DataRequest
+from ddlbench.planning.plan import make_plan
+from ddlbench.runtime import worker
+from ddlbench.runtime.failure import cause_of
+from ddlbench.runtime.job import Job, report_file
+
+
+def test_a_report_that_json_cannot_hold_is_a_failure_of_the_program(tmp_path, monkeypatch):
+    plan = make_plan(Cell("mnist", "vgg11", "sequential", batch_size=8))
+    job = Job(plan, "cpu", str(tmp_path), DataRequest("mnist"), None, "localhost", 0, tmp_path)
+    path = job.save()
+    monkeypatch.setenv("DDLBENCH_NODE", "0")
+    monkeypatch.setenv("DDLBENCH_LOCAL_RANK", "0")
+    silent = SimpleNamespace(enable=lambda: None, register=lambda *_args, **_options: None)
+    monkeypatch.setattr(worker, "faulthandler", silent)
+    monkeypatch.setattr(worker, "_run", lambda _job, _process: {"rank": 0, "loss": [float("nan")]})
+
+    def leave(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    with pytest.raises(SystemExit):
+        worker.main(str(path))
+    report = json.loads(report_file(tmp_path, 0).read_text())
+    assert report["status"] == "failed"
+    assert report["reason"].startswith("ValueError: ")
+    assert cause_of([report]) == "program"

@@ -1,0 +1,62 @@
+"""The buckets that predictors count are those that torch's DDP makes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from local_world import context_of, executor_of, train_all
+from test_equals_sequential import Shard, cell_of
+from torch import nn
+
+from ddlbench.planning.ddp import bucket_caps
+from ddlbench.planning.plan import make_plan
+from ddlbench.predict.predictors.ddp_buckets import buckets
+from ddlbench.predict.workload import Tensor
+
+SIDE = 512  # a weight of 1 MiB
+
+
+def network() -> nn.Sequential:
+    """Thirty-odd MiB: tensors of one MiB, of two KiB, and a large one in the middle."""
+    torch.manual_seed(0)
+    blocks: dict[str, nn.Module] = {"flatten": nn.Flatten(), "stem": nn.Linear(784, SIDE)}
+    for number in range(4):
+        blocks[f"first{number}"] = nn.Linear(SIDE, SIDE)
+    blocks["wide"] = nn.Linear(SIDE, 26 * SIDE)
+    blocks["narrow"] = nn.Linear(26 * SIDE, 16)
+    blocks["open"] = nn.Linear(16, SIDE)
+    for number in range(3):
+        blocks[f"last{number}"] = nn.Linear(SIDE, SIDE)
+    blocks["head"] = nn.Linear(SIDE, 10)
+    return nn.Sequential(OrderedDict(blocks))
+
+
+def train_here(cell, rank: int, store_file: Path) -> dict:
+    plan = make_plan(cell)
+    process = plan.processes[rank]
+    executor = executor_of(cell)
+    context = context_of(plan, process, store_file)
+    executor.prepare(plan, process, network(), Shard(cell, process), context)
+    executor.run(0, 3)  # torch settles its buckets after the first step
+    said = executor.module._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+    details = executor.details()
+    executor.close()
+    return {"sizes": [int(size) for size in said.split(",")], "details": details}
+
+
+@pytest.mark.parametrize("cap_bytes", [None, 3 * 2**20], ids=["default", "given"])
+def test_torch_makes_the_buckets_that_are_predicted(cap_bytes, tmp_path):
+    cell = cell_of("ddp", 2, **({} if cap_bytes is None else {"bucket_cap_bytes": cap_bytes}))
+    (ranks,) = train_all(train_here, [cell], 2, tmp_path)
+    gradients = reversed(list(network().named_parameters()))
+    tensors = [Tensor(name, p.numel() * 4, 1.0) for name, p in gradients]
+    caps = bucket_caps(make_plan(cell).details)
+    expected = [size for size, _ in buckets(tensors, *caps)]
+    for rank in ranks:
+        assert rank["sizes"] == expected
+        assert rank["details"]["first_bucket_bytes"] == caps[0]
+    if cap_bytes is None:
+        assert expected[0] < 3 * 2**20 < 25 * 2**20 <= expected[1]

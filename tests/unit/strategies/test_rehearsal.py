@@ -1,0 +1,249 @@
+"""A rehearsal comes before every message and leaves no trace."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from functools import partial
+from pathlib import Path
+
+import parameter_server_world
+import pipedream_world
+import pytest
+import torch
+import torch.distributed as dist
+from local_world import context_of, executor_of, train_all
+from torch import nn
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.planning.plan import make_plan
+from ddlbench.runtime.rendezvous import barrier
+from ddlbench.strategies.rehearsal import rehearse
+
+CPU = torch.device("cpu")
+RUNS = ((0, 3), (3, 5))
+
+
+def network() -> nn.Sequential:
+    """Random numbers and statistics in every stage."""
+    torch.manual_seed(7)
+    return nn.Sequential(
+        OrderedDict(
+            shrink=nn.AvgPool2d(4),
+            stem=nn.Conv2d(1, 4, 3, padding=1),
+            drop0=nn.Dropout(0.3),
+            norm0=nn.BatchNorm2d(4),
+            conv=nn.Conv2d(4, 4, 3, padding=1),
+            drop1=nn.Dropout(0.3),
+            norm1=nn.BatchNorm2d(4),
+            pool=nn.AdaptiveAvgPool2d(2),
+            flatten=nn.Flatten(),
+            head=nn.Linear(16, 10),
+        )
+    ).double()
+
+
+def train(module):
+    """Weights, statistics, momentum, and all random numbers change."""
+    sgd = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(2):
+        module(torch.randn(4, 1, 28, 28, dtype=torch.float64)).square().mean().backward()
+        sgd.step()
+    random.random()
+
+
+def bits(module):
+    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    return {**state, "random": torch.get_rng_state(), "python": random.getstate()}
+
+
+def assert_same_bits(one, other):
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        same = torch.equal(value, other[name]) if torch.is_tensor(value) else value == other[name]
+        assert same, name
+
+
+def test_weights_statistics_and_random_numbers_are_as_before():
+    module = network()
+    before, parameters = bits(module), list(module.parameters())
+    seen = []
+    rehearse(module, [CPU], lambda double: (train(double), seen.append(bits(double))))
+    assert_same_bits(bits(module), before)
+    assert all(a is b for a, b in zip(module.parameters(), parameters, strict=True))
+    assert all(parameter.grad is None for parameter in parameters)
+    (trained,) = seen  # it was training
+    assert not torch.equal(trained["stem.weight"], before["stem.weight"])
+    assert not torch.equal(trained["norm0.running_mean"], before["norm0.running_mean"])
+    assert not torch.equal(trained["random"], before["random"])
+
+
+def test_also_where_it_fails():
+    module = network()
+    before = bits(module)
+
+    def fail(double):
+        train(double)
+        raise torch.OutOfMemoryError("too large")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        rehearse(module, [CPU], fail)
+    assert_same_bits(bits(module), before)
+
+
+# In real processes: with and without a rehearsal -------------------------------------------------
+
+
+class Wires:
+    """Writes down every call of torch.distributed that carries something."""
+
+    NAMES = ("send", "recv", "isend", "irecv", "all_reduce")
+
+    def __init__(self):
+        self.log: list[tuple[str, int]] = []  # call, and the size of what it carries
+        self._real = {name: getattr(dist, name) for name in self.NAMES}
+        for name in self.NAMES:
+            setattr(dist, name, partial(self._call, name))
+
+    def _call(self, name, tensor, *args, **named):
+        self.log.append((name, tensor.numel()))
+        return self._real[name](tensor, *args, **named)
+
+    def close(self):
+        for name, call in self._real.items():
+            setattr(dist, name, call)
+
+
+def train_here(world, rehearsed: bool, cell: Cell, rank: int, store_file: Path) -> dict:
+    plan = make_plan(cell)
+    process = plan.processes[rank]
+    executor = executor_of(cell)
+    context = context_of(plan, process, store_file)
+    told: list[int] = []
+    context.progress = told.append
+    reader = world.Turns if world is pipedream_world else world.Shard
+    data = reader(cell, process) if process.needs else None
+    blocks = network()
+    torch.manual_seed(rank)  # as the worker does
+    wires = Wires()
+    log = wires.log
+    practised = executor.practise
+
+    def practise(double):
+        log.append(("practise", 0))
+        practised(double)
+        log.append(("practised", 0))
+
+    executor.must_rehearse = lambda: rehearsed
+    executor.practise = practise
+    executor.prepare(plan, process, blocks, data, context)
+    prepared = len(log)
+    wires.close()
+    records = [executor.run(first, count) for first, count in RUNS]
+    barrier(context.store, "done", plan.world_size)
+    executor.close()
+    return {
+        "network": {k: v.clone() for k, v in executor.state_dict()["network"].items()},
+        "optimizer": executor.state_dict()["optimizer"],
+        "loss": [loss for record in records for loss in record.loss],
+        "told": told,
+        "log": log[:prepared],
+        "random": torch.get_rng_state(),
+    }
+
+
+def pipedream_here(rehearsed, cell, rank, store_file):
+    return train_here(pipedream_world, rehearsed, cell, rank, store_file)
+
+
+def parameter_server_here(rehearsed, cell, rank, store_file):
+    return train_here(parameter_server_world, rehearsed, cell, rank, store_file)
+
+
+def pipelines():
+    for replicas, strategy, balance, options in (
+        ("1+1+1", "pipedream", "4+3+3", {}),
+        ("1+1+1", "pipedream", "4+3+3", {"vertical_sync": True}),
+        ("2+1", "pipedream", "4+6", {}),
+        ("2+1", "pipedream", "4+6", {"stage_all_reduce": "async"}),
+        ("1+1+1", "model-parallel-p2p", "4+3+3", {}),
+    ):
+        yield pipedream_world.cell_of(replicas, strategy, balance=balance, **options)
+
+
+def served():
+    yield parameter_server_world.cell_of(1, 2)
+    yield parameter_server_world.cell_of(2, 1, message_bytes=parameter_server_world.FEW_BYTES)
+    yield parameter_server_world.cell_of(2, 1, mode="async")
+
+
+def between(log):
+    """What a process sends and receives while it practises."""
+    return log[log.index(("practise", 0)) + 1 : log.index(("practised", 0))]
+
+
+@pytest.mark.parametrize(
+    ("here", "cells"), [(pipedream_here, pipelines), (parameter_server_here, served)]
+)
+def test_training_after_a_rehearsal_is_the_same_to_the_last_bit(here, cells, tmp_path):
+    wanted = list(cells())
+    (tmp_path / "with").mkdir()
+    plain = train_all(partial(here, False), wanted, 3, tmp_path)
+    rehearsed = train_all(partial(here, True), wanted, 3, tmp_path / "with")
+    for cell, ranks, again in zip(wanted, plain, rehearsed, strict=True):
+        for one, other in zip(ranks, again, strict=True):
+            for part in ("network", "loss", "random"):
+                torch.testing.assert_close(
+                    one[part], other[part], rtol=0, atol=0, msg=f"{cell.id}: {part}"
+                )
+            assert one["optimizer"]["param_groups"] == other["optimizer"]["param_groups"]
+            momenta = [rank["optimizer"]["state"] for rank in (one, other)]
+            torch.testing.assert_close(*momenta, rtol=0, atol=0, msg=cell.id)
+            assert one["told"] == other["told"]  # nobody hears of a rehearsal
+            assert ("practise", 0) not in one["log"]
+            # Alone: only replicas add up their gradients.
+            calls = {name for name, _ in between(other["log"])}
+            assert calls <= {"all_reduce"}
+            assert not calls or "2+1" in cell.id
+
+
+def test_a_parameter_server_greets_both_ways_before_anything_is_expected(tmp_path):
+    (cell,) = (parameter_server_world.cell_of(1, 2),)
+    (ranks,) = train_all(partial(parameter_server_here, True), [cell], 3, tmp_path)
+    # With each worker one greeting on PUSH and one on PULL; then the rehearsal; then the weights.
+    greetings = {"server": ["recv", "recv", "send", "send"], "worker": ["send", "recv"]}
+    for rank, found in enumerate(ranks):
+        expected = greetings["server" if rank == 0 else "worker"]
+        log = found["log"]
+        assert log[: len(expected) + 1] == [*((name, 1) for name in expected), ("practise", 0)]
+        assert between(log) == []
+        handed_out = {name for name, _ in log[log.index(("practised", 0)) + 1 :]}
+        assert handed_out == ({"isend"} if rank == 0 else {"irecv"})
+
+
+def test_greetings_have_one_order_so_that_no_ranks_wait_in_turn(monkeypatch):
+    """Every rank's calls, played with messages that both sides wait for."""
+    from ddlbench.strategies.parameter_server.greeting import greet
+
+    servers, workers = [0, 1], [2, 3, 4]
+    lines: dict[int, list[tuple[str, int, int]]] = {}
+    for rank in (*servers, *workers):
+        calls: list[tuple[str, int, int]] = []
+        lines[rank] = calls
+        monkeypatch.setattr(
+            dist, "send", lambda _t, to, group, c=calls, r=rank: c.append((group, r, to))
+        )
+        monkeypatch.setattr(
+            dist, "recv", lambda _t, source, group, c=calls, r=rank: c.append((group, source, r))
+        )
+        greet(servers, workers, rank, {"push": "push", "pull": "pull"}, CPU)
+    met = []
+    while any(lines.values()):
+        heads = [line[0] for line in lines.values() if line]
+        both = next((head for head in heads if heads.count(head) == 2), None)
+        assert both is not None, f"all wait: {heads}"
+        met.append(both)
+        for line in lines.values():
+            if line and line[0] == both:
+                line.pop(0)
+    assert len(set(met)) == len(met) == 2 * len(servers) * len(workers)
