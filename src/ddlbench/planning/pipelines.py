@@ -31,6 +31,7 @@ from ddlbench.planning.schedules import (
     InvalidSchedule,
     Schedule,
     StageDurations,
+    check,
     gpipe,
     interleaved_1f1b,
     interleaved_zero_bubble,
@@ -106,7 +107,20 @@ class SynchronousPipeline(Strategy):
         shape = (ranks, self.stages_per_rank(cell), int(values["chunks"]))
         made = _MADE.get((type(self), *shape))
         if made is None:
-            made = _MADE[type(self), *shape] = self.one_pipeline(*shape)
+            made = _MADE[type(self), *shape] = self._proven(*shape)
+        return made
+
+    def _proven(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
+        """A schedule that runs even where every send waits for its receiver."""
+        made = self.one_pipeline(ranks, stages_per_rank, micro_batches)
+        try:
+            check(made)
+        except InvalidSchedule as error:
+            raise InvalidSchedule(
+                f"{self.label} on {ranks} devices with {stages_per_rank} stages each and "
+                f"{micro_batches} micro-batches comes to a stop where sends wait for their "
+                "receivers, as they may over NCCL; choose another number of micro-batches (chunks)"
+            ) from error
         return made
 
     def schedule(self, cell: Cell) -> Schedule:

@@ -61,7 +61,9 @@ class Machine:
         )
 
     def run(self, *command: object, **variables: str) -> subprocess.CompletedProcess[str]:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("HOROVOD_")}
+        environment = {
+            k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "DDLBENCH_"))
+        }
         environment["PATH"] = f"{self.programs}:/usr/bin:/bin"
         return subprocess.run(
             ["bash", *map(str, command)],

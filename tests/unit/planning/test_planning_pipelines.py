@@ -42,6 +42,10 @@ def _cell(strategy: str, nodes: int = 1, devices: int = 4, batch: int = 48, **op
         (_cell("pipe-interleaved", batch=36, chunks=9), "write a multiple of 4"),
         (_cell("pipe-zb", batch=36, chunks=9), "write a multiple of 4"),
         (_cell("pipe-interleaved", chunks=3), None),
+        (
+            _cell("pipe-zb", devices=3, batch=48, chunks=8, stages_per_rank=3),
+            "Zero bubble on 3 devices with 3 stages each and 8 micro-batches comes to a stop",
+        ),
         (_cell("pipe-zbv", batch=36, chunks=9), None),
         (_cell("pipe-gpipe", 2, 8), "resnet18 has 14 blocks, too few for 16 stages; use fewer"),
         (_cell("pipe-zbv", 1, 8), "resnet18 has 14 blocks, too few for 16 stages; use fewer"),
