@@ -12,6 +12,7 @@ from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.schema import read_yaml
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import expand
+from ddlbench.planning.strategy import strategy_of
 
 GPIPE_ON_TWO_NODES = {
     "dataset": "mnist",
@@ -75,7 +76,9 @@ def test_a_shipped_experiment_plans_the_jobs_of_its_matrix(workflow, name):
     values = read_yaml(PROJECT / name)
     experiment = parse_experiment(values, name)
     site = load_site(experiment.site)
-    cells = sum(row.unsupported is None for row in expand(experiment, site))
+    cells = [row.cell for row in expand(experiment, site) if row.unsupported is None]
+    needed = {p for c in cells for p in strategy_of(c.strategy).measured_inputs(c, site.name)}
+    profiles = sum(path.name == "profile.json" for path in needed)
     if site.launcher == "slurm":
         pytest.importorskip("snakemake_executor_plugin_slurm")
     profile = "slurm" if site.launcher == "slurm" else "local"
@@ -83,7 +86,8 @@ def test_a_shipped_experiment_plans_the_jobs_of_its_matrix(workflow, name):
     assert ended.code == 0, ended.text
     jobs = ended.jobs
     assert jobs.pop("figure") >= 3
-    assert jobs == {"stage": cells, "cell": cells, "tables": 1, "all": 1}
+    assert jobs.pop("profile", 0) == profiles
+    assert jobs == {"stage": len(cells), "cell": len(cells), "tables": 1, "all": 1}
 
 
 def test_the_workflow_is_lint_clean(workflow):
