@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from ddlbench.experiment.atomic import digest_of
@@ -63,7 +63,10 @@ def test_options_are_read_back_from_the_path(options: dict[str, Any]) -> None:
 
 @given(cells, st.dictionaries(option_names, option_values, max_size=2))
 def test_fields_are_read_back_from_a_result(cell: Cell, options: dict[str, Any]) -> None:
-    cell = cell.with_(options=tuple(options.items()))
+    try:
+        cell = cell.with_(options=tuple(options.items()))
+    except ConfigError:  # all of it together is too long for a folder's name
+        reject()
     assert Cell.from_dict(cell.to_dict()) == cell
 
 
