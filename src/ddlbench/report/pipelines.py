@@ -25,7 +25,6 @@ from ddlbench.report import published
 from ddlbench.report.colours import strategy_look
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import (
-    STATUS_MARKS,
     dataset_label,
     in_dataset_order,
     network_label,
@@ -34,7 +33,7 @@ from ddlbench.report.labels import (
 )
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
 from ddlbench.report.points import draw_point
-from ddlbench.report.processors import forbids_speedup, mark_without_speedup
+from ddlbench.report.processors import forbids_speedup, speedup_mark
 from ddlbench.report.style import GREY
 from ddlbench.report.tables import Tables, rows_of
 
@@ -79,7 +78,7 @@ def pipeline_table(tables: Tables) -> pd.DataFrame:
                 "bubble": 1 - speedup / row.workers,
                 "bubble_least": 1 - bound / row.workers,
                 **_published(row),
-                "mark": _mark(row, speedup),
+                "mark": speedup_mark(row, speedup),
             }
         )
     return pd.DataFrame(rows, columns=[*summary.columns, *(set(TABLE) - set(summary.columns))])
@@ -121,13 +120,6 @@ def _published(row: Any) -> dict[str, Any]:
 
 
 _SAME = ("network", "dataset", "geometry")
-
-
-def _mark(row: Any, speedup: float) -> str:
-    status = str(row.status)
-    if status != "ok":
-        return STATUS_MARKS.get(status, status)
-    return "" if math.isfinite(speedup) else mark_without_speedup(str(row.notes))
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:

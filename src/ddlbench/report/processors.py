@@ -12,12 +12,14 @@ known, nothing is said.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
+from ddlbench.report.labels import STATUS_MARKS
 from ddlbench.report.tables import NOTE_BREAK
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "is_note",
     "mark_without_speedup",
     "sentences",
+    "speedup_mark",
     "unlike",
 ]
 
@@ -84,8 +87,18 @@ def forbids_speedup(notes: str) -> bool:
 
 
 def mark_without_speedup(notes: str) -> str:
-    """What stands in a figure in the place of a speed-up that a measured cell does not have."""
+    """What a measured cell has in the place of a speed-up."""
     return "unlike base" if forbids_speedup(notes) else "no base"
+
+
+def speedup_mark(row: Any, speedup: float) -> str:
+    """What a figure shows in the place of a row's speed-up; empty where there is one."""
+    status = str(row.status)
+    if status != "ok":
+        return STATUS_MARKS.get(status, status)
+    if math.isfinite(speedup):
+        return ""
+    return mark_without_speedup(str(row.notes))
 
 
 def is_note(note: str) -> bool:

@@ -15,7 +15,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from ddlbench.report.colours import strategy_look
 from ddlbench.report.footer import Context, footer, interval_sentence
 from ddlbench.report.labels import (
-    STATUS_MARKS,
     dataset_label,
     in_dataset_order,
     network_label,
@@ -24,7 +23,7 @@ from ddlbench.report.labels import (
 )
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
 from ddlbench.report.points import draw_point
-from ddlbench.report.processors import mark_without_speedup
+from ddlbench.report.processors import speedup_mark
 from ddlbench.report.style import GREY
 from ddlbench.report.tables import Tables, rows_of
 
@@ -67,7 +66,7 @@ def without_base(summary: pd.DataFrame) -> pd.DataFrame:
     """The strategies' configurations, with ``variant`` and ``mark`` (why there is no point)."""
     shown = summary.assign(variant=variant_labels(summary))
     shown = shown[shown["strategy"] != "sequential"].reset_index(drop=True)
-    shown["mark"] = [_mark(row) for row in rows_of(shown)]
+    shown["mark"] = [speedup_mark(row, row.speedup) for row in rows_of(shown)]
     return shown
 
 
@@ -108,15 +107,6 @@ def draw_lines(shown: pd.DataFrame, title: str, below: list[str]) -> Figure:
             if axes in page.first_in_row:
                 axes.set_ylabel("Speed-up")
     return page.figure
-
-
-def _mark(row: object) -> str:
-    status = str(getattr(row, "status", ""))
-    if status != "ok":
-        return STATUS_MARKS.get(status, status)
-    if math.isfinite(getattr(row, "speedup", math.nan)):
-        return ""
-    return mark_without_speedup(str(getattr(row, "notes", "")))
 
 
 def per_node_lines(shown: pd.DataFrame) -> list[str]:

@@ -20,7 +20,6 @@ from ddlbench.report.bars import (
 from ddlbench.report.colours import dataset_look, strategy_look
 from ddlbench.report.footer import Context, common_notes, footer, interval_sentence
 from ddlbench.report.labels import (
-    STATUS_MARKS,
     dataset_label,
     in_dataset_order,
     network_label,
@@ -29,7 +28,7 @@ from ddlbench.report.labels import (
     workers_label,
 )
 from ddlbench.report.page import Panel, Section, lay_out
-from ddlbench.report.processors import mark_without_speedup
+from ddlbench.report.processors import speedup_mark
 from ddlbench.report.style import GREY, MIN_PT
 from ddlbench.report.tables import Tables, rows_of
 
@@ -61,7 +60,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     """One panel a strategy and geometry: networks on x, datasets as shades."""
     shown = tables.summary.assign(variant=variant_labels(tables.summary))
     shown = shown[shown["strategy"] != "sequential"].reset_index(drop=True)
-    shown["mark"] = [_mark(row) for row in rows_of(shown)]
+    shown["mark"] = [speedup_mark(row, row.speedup) for row in rows_of(shown)]
     datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
     networks = list(dict.fromkeys(shown["network"]))
     everywhere = common_notes(shown) if shown["strategy"].nunique() > 1 else []
@@ -96,15 +95,6 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             if axes in page.first_in_row:
                 axes.set_ylabel("Speed-up")
     return page.figure, shown[_TABLE]
-
-
-def _mark(row: object) -> str:
-    status = str(getattr(row, "status", ""))
-    if status != "ok":
-        return STATUS_MARKS.get(status, status)
-    if math.isfinite(getattr(row, "speedup", math.nan)):
-        return ""
-    return mark_without_speedup(str(getattr(row, "notes", "")))
 
 
 def _title(strategy: str, variant: str) -> str:
