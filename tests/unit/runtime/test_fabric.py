@@ -12,7 +12,6 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.result import read_result
 from ddlbench.experiment.site import load_site
-from ddlbench.interconnect.emulation import LinkMissed
 from ddlbench.planning.plan import make_plan
 from ddlbench.runtime import emulated_fabric
 from ddlbench.runtime.assemble import assemble
@@ -34,6 +33,8 @@ class Nodes:
     def __init__(self, condition=CONDITION, nodes=2):
         self.count = 0
         self.is_up = False
+        self.missed: list[list[str]] = []
+        self.calibrated = 0
 
     def __enter__(self):
         self.is_up = True
@@ -49,7 +50,11 @@ class Nodes:
         return ["inside", str(node), *command]
 
     def probe(self):
-        return {"ok": True}
+        misses = self.missed.pop(0) if self.missed else []
+        return {"ok": not misses, "misses": misses}
+
+    def calibrate(self):
+        self.calibrated += 1
 
     def reset_usage(self):
         self.count = 0
@@ -95,7 +100,6 @@ def test_a_name_that_the_site_does_not_emulate_is_its_own_network(site):
 def test_an_emulated_fabric_is_up_inside_and_gone_outside(site, monkeypatch):
     made = []
     monkeypatch.setattr(emulated_fabric, "available", lambda backend: None)
-    monkeypatch.setattr(emulated_fabric, "require", lambda probe: None)
     monkeypatch.setattr(
         emulated_fabric, "EmulatedNodes", lambda *given: made.append(Nodes(*given)) or made[-1]
     )
@@ -105,6 +109,21 @@ def test_an_emulated_fabric_is_up_inside_and_gone_outside(site, monkeypatch):
         assert made[0].is_up
         raise ZeroDivisionError
     assert not made[0].is_up
+
+
+@pytest.mark.parametrize("missed", [[], [["late"]], [["late"], ["later"]]])
+def test_links_of_a_machine_that_was_busy_for_a_moment_are_set_and_probed_again(
+    missed, site, monkeypatch
+):
+    nodes = Nodes()
+    nodes.missed = list(missed)
+    monkeypatch.setattr(emulated_fabric, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(emulated_fabric, "available", lambda backend: None)
+    monkeypatch.setattr(emulated_fabric, "EmulatedNodes", lambda *given: nodes)
+    with fabric_up(site, "lat10", 2) as fabric:
+        probe = fabric.report()["probe"]
+    assert probe == {"ok": True, "misses": [], "earlier_misses": missed}
+    assert nodes.calibrated == len(missed)
 
 
 @pytest.mark.parametrize(
@@ -206,16 +225,15 @@ def test_a_machine_that_cannot_emulate_says_unsupported(site, tmp_path, monkeypa
 def test_a_link_that_misses_its_setting_is_refused_before_any_rank_starts(
     site, tmp_path, monkeypatch
 ):
-    def refuse(probe):
-        raise LinkMissed("delay 14 ms instead of 10 ms")
-
     nodes = Nodes()
+    nodes.missed = [["12 ms"], ["13 ms"], ["delay 14 ms instead of 10 ms"], ["not looked at"]]
+    monkeypatch.setattr(emulated_fabric, "_PAUSE_S", 0.0)
     monkeypatch.setattr(emulated_fabric, "available", lambda backend: None)
     monkeypatch.setattr(emulated_fabric, "EmulatedNodes", lambda *given: nodes)
-    monkeypatch.setattr(emulated_fabric, "require", refuse)
     with pytest.raises(CellFailed, match=r"fabric lat10: delay 14 ms instead of 10 ms$"):
         run_cell(CELL, site, tmp_path)
     assert not nodes.is_up
+    assert nodes.missed == [["not looked at"]]
     failure = json.loads((tmp_path / "failure.json").read_text())
     assert (failure["status"], failure["cause"]) == ("failed", "infrastructure")
     assert not (tmp_path / "result.json").exists()

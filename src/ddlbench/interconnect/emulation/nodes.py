@@ -103,7 +103,7 @@ class EmulatedNodes:
                 Path(hosts.name).chmod(0o644)
                 self._held = [space.hold(name, hosts.name) for name in self.hosts]
                 self._backend = self._links(space, hosts.name, stack)
-            self._calibrate()
+            self.calibrate()
             self._backend.reset_usage()
             self._up = stack.pop_all()
         return self
@@ -148,6 +148,19 @@ class EmulatedNodes:
         backend.reset_usage()
         return found
 
+    def calibrate(self) -> None:
+        """Take off the delay what this machine adds to it, as it is now.
+
+        Raises:
+            EmulationFailed: nothing can be measured.
+        """
+        backend, latency_s = self._running(), self._condition.latency_s
+        if latency_s:
+            backend.correct(0.0)
+            found_s = one_way_delay(self, 0, 1, self._condition)
+            if found_s is not None:
+                backend.correct(found_s - latency_s)
+
     def describe(self) -> dict[str, Any]:
         """How the links are made: backend, core and priority of a relay, what it compensates."""
         return self._running().describe()
@@ -176,14 +189,6 @@ class EmulatedNodes:
             return Netem(space, hosts, self._held, addresses, self._condition)
         relay = RelayBackend(space, self._held, addresses, self._condition)
         return stack.enter_context(closing(relay))
-
-    def _calibrate(self) -> None:
-        """Take off the delay what this machine adds to it."""
-        latency_s = self._condition.latency_s
-        if latency_s:
-            found_s = one_way_delay(self, 0, 1, self._condition)
-            if found_s is not None:
-                self._running().correct(found_s - latency_s)
 
     def _running(self) -> Backend:
         if self._backend is None:

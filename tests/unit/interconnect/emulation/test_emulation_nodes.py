@@ -220,6 +220,14 @@ def test_a_probe_holds_setting_and_measurement():
     assert measured["usage"]["lost_on_purpose"] > 0
 
 
+def test_what_the_machine_adds_is_taken_off_anew_each_time():
+    """Not twice: a second look would else find no excess, and take nothing off."""
+    with EmulatedNodes(condition(latency_s=0.05, backend="relay"), 2) as nodes:
+        for _ in range(2):
+            nodes.calibrate()
+            assert 0 < nodes.describe()["compensation_s"] < 0.05
+
+
 def test_a_relay_that_ends_is_told():
     with EmulatedNodes(condition(backend="relay"), 2) as own:
         own._backend._process.kill()
