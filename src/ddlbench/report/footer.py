@@ -11,7 +11,7 @@ import pandas as pd
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.report import processors
 from ddlbench.report.intervals import CONFIDENCE
-from ddlbench.report.labels import STATUS_MARKS
+from ddlbench.report.marks import OUT_OF_MEMORY
 from ddlbench.report.tables import NOTE_BREAK
 
 __all__ = [
@@ -102,7 +102,7 @@ def marks(shown: pd.DataFrame) -> list[str]:
     """Say what marks beside numbers mean, if there are any, and what ran on unlike processors."""
     parts = []
     if (shown["status"] == "out_of_memory").any():
-        parts.append(f"{STATUS_MARKS['out_of_memory']}: out of memory")
+        parts.append(f"{OUT_OF_MEMORY}: out of memory")
     if shown["stale"].any():
         parts.append(f"{STALE} and pale: the plan has changed since the measurement")
     if shown["noisy"].any():

@@ -16,7 +16,6 @@ from ddlbench.planning.strategy import strategy_of
 from ddlbench.report.tables import rows_of
 
 __all__ = [
-    "STATUS_MARKS",
     "dataset_label",
     "in_dataset_order",
     "network_label",
@@ -25,14 +24,6 @@ __all__ = [
     "workers_label",
 ]
 
-STATUS_MARKS = {
-    "out_of_memory": "OOM",
-    "unsupported": "unsupported",
-    "timeout": "timeout",
-    "failed": "failed",
-    "not run": "not run",
-    "invalid": "invalid",
-}
 _NETWORKS = (
     (re.compile(r"^resnet(\d+)$"), r"ResNet-\1"),
     (re.compile(r"^vgg(\d+)$"), r"VGG-\1"),

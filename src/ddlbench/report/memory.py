@@ -13,7 +13,6 @@ from ddlbench.report.bars import Bar, Group, draw_groups, panel_size, patch, top
 from ddlbench.report.colours import DatasetLook, strategy_look
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import (
-    STATUS_MARKS,
     dataset_label,
     in_dataset_order,
     network_label,
@@ -21,6 +20,7 @@ from ddlbench.report.labels import (
     variant_labels,
     workers_label,
 )
+from ddlbench.report.marks import status_mark
 from ddlbench.report.page import Panel, Section, lay_out
 from ddlbench.report.style import GREY, MIN_PT
 from ddlbench.report.tables import Tables, rows_of
@@ -108,9 +108,9 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
 
 def _mark(row: object) -> str:
     status = str(getattr(row, "status", ""))
-    if status != "ok":
-        return STATUS_MARKS.get(status, status)
-    return NOT_MEASURED if pd.isna(getattr(row, "peak_memory_bytes", None)) else ""
+    if status == "ok" and pd.isna(getattr(row, "peak_memory_bytes", None)):
+        return NOT_MEASURED
+    return status_mark(status)
 
 
 def _looks(members: list[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, DatasetLook]]:

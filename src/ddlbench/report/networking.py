@@ -28,13 +28,13 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from ddlbench.report.colours import StrategyLook, shade, strategy_look
 from ddlbench.report.footer import Context, footer, interval_sentence
 from ddlbench.report.labels import (
-    STATUS_MARKS,
     dataset_label,
     in_dataset_order,
     network_label,
     strategy_label,
     variant_labels,
 )
+from ddlbench.report.marks import status_mark
 from ddlbench.report.nothing import nothing_to_show
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
 from ddlbench.report.points import draw_point
@@ -103,9 +103,7 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
         return nothing_to_show(quantity.title, why, below), pd.DataFrame(columns=TABLE)
     shown["value"] = shown[quantity.column] * quantity.scale
     shown["x"] = shown["value"].replace(math.inf, _unlimited_at(shown))
-    shown["mark"] = [
-        "" if status == "ok" else STATUS_MARKS.get(status, status) for status in shown["status"]
-    ]
+    shown["mark"] = [status_mark(status) for status in shown["status"]]
     shown["variant"] = variant_labels(shown, without=("fabric", "batch_size"))
     datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
     places = [

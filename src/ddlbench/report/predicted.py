@@ -15,7 +15,8 @@ from ddlbench.experiment.paths import RESULTS, cell_dir
 from ddlbench.planning.strategy import workers_of
 from ddlbench.predict.accuracy import read_predictions
 from ddlbench.predict.prediction import predictor_of
-from ddlbench.report.labels import STATUS_MARKS, strategy_label, variant_labels, workers_label
+from ddlbench.report.labels import strategy_label, variant_labels, workers_label
+from ddlbench.report.marks import status_mark
 from ddlbench.report.tables import read_tables, rows_of
 
 __all__ = [
@@ -128,9 +129,9 @@ def _is_own(name: str) -> bool:
 
 def _mark(row: object) -> str:
     status = str(getattr(row, "status", ""))
-    if status != "ok":
-        return STATUS_MARKS.get(status, status)
-    return NOT_PREDICTED if pd.isna(getattr(row, "signed_error", None)) else ""
+    if status == "ok" and pd.isna(getattr(row, "signed_error", None)):
+        return NOT_PREDICTED
+    return status_mark(status)
 
 
 def _spans(cell_ids: Iterable[str], site: str, results: Path) -> pd.DataFrame:

@@ -12,23 +12,19 @@ known, nothing is said.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from ddlbench.report.labels import STATUS_MARKS
 from ddlbench.report.tables import NOTE_BREAK
 
 __all__ = [
     "Processors",
     "forbids_speedup",
     "is_note",
-    "mark_without_speedup",
     "sentences",
-    "speedup_mark",
     "unlike",
 ]
 
@@ -84,21 +80,6 @@ def unlike(base: Processors, cell: Processors) -> list[str]:
 def forbids_speedup(notes: str) -> bool:
     """Whether a cell with these notes has no speed-up, or had none in one of its repeats."""
     return _UNLIKE_BASE in notes
-
-
-def mark_without_speedup(notes: str) -> str:
-    """What a measured cell has in the place of a speed-up."""
-    return "unlike base" if forbids_speedup(notes) else "no base"
-
-
-def speedup_mark(row: Any, speedup: float) -> str:
-    """What a figure shows in the place of a row's speed-up; empty where there is one."""
-    status = str(row.status)
-    if status != "ok":
-        return STATUS_MARKS.get(status, status)
-    if math.isfinite(speedup):
-        return ""
-    return mark_without_speedup(str(row.notes))
 
 
 def is_note(note: str) -> bool:

@@ -13,7 +13,6 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from ddlbench.report.colours import shade, strategy_look
 from ddlbench.report.footer import NOISY, STALE, Context, footer
 from ddlbench.report.labels import (
-    STATUS_MARKS,
     dataset_label,
     in_dataset_order,
     network_label,
@@ -21,6 +20,7 @@ from ddlbench.report.labels import (
     variant_labels,
     workers_label,
 )
+from ddlbench.report.marks import status_mark
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import GREY, MIN_PT, text_width_mm
 from ddlbench.report.tables import Tables, rows_of
@@ -78,7 +78,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
                 if row is None:
                     continue
                 times = durations.get(str(row.configuration), np.array([]))
-                mark = STATUS_MARKS.get(str(row.status), "") or ("" if len(times) else NO_STEPS)
+                mark = status_mark(str(row.status)) or ("" if len(times) else NO_STEPS)
                 records.append(_record(row, times, mark))
                 flags.append((place, STALE * bool(row.stale) + NOISY * bool(row.noisy)))
                 if mark:

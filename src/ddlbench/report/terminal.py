@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ddlbench.report.footer import interval_words
 from ddlbench.report.labels import dataset_label, network_label, strategy_label
-from ddlbench.report.processors import mark_without_speedup
+from ddlbench.report.marks import mark_without_speedup
 from ddlbench.report.tables import read_tables
 
 __all__ = ["summary_table"]

@@ -157,15 +157,17 @@ def tool_main(work: Callable[[Surroundings], dict[str, Any]]) -> None:
     node = int(os.environ.get("DDLBENCH_NODE", os.environ.get("SLURM_NODEID", "0")))
     local = int(os.environ.get("DDLBENCH_LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
     process = next(p for p in processes if (p.node, p.local_rank) == (node, local))
-    report: dict[str, Any] = {"rank": process.rank}
+    own_report = report_file(path.parent, process.rank)
+    exit_status = 0
     try:
-        report.update(status="ok", **work(Surroundings(process, len(processes), **task)))
+        found = work(Surroundings(process, len(processes), **task))
+        write_json(own_report, {"rank": process.rank, "status": "ok", **found})
     except BaseException as error:
         traceback.print_exc()
         status, reason = classify(error)
-        report.update(status=status, reason=reason)
-    write_json(report_file(path.parent, process.rank), report)
+        write_json(own_report, {"rank": process.rank, "status": status, "reason": reason})
+        exit_status = 1
     sys.stdout.flush()
     sys.stderr.flush()
     # Communication libraries may hang on exit when others are gone: leave without asking them.
-    os._exit(0 if report["status"] == "ok" else 1)
+    os._exit(exit_status)

@@ -32,6 +32,7 @@ def test_every_device_reports(site, tmp_path):
     ("mode", "sentence"),
     [
         ("crash", "rank 1: ValueError: rank 1 had enough"),
+        ("unwritable", "rank 0: ValueError: Out of range float values are not JSON compliant"),
         ("vanish", "1 of 2 processes went away without a report"),
     ],
 )

@@ -16,6 +16,8 @@ def work(here):
         raise ValueError("rank 1 had enough")
     if mode == "vanish" and here.process.rank == 1:
         os._exit(0)
+    if mode == "unwritable":
+        return {"bandwidth": float("nan")}
     if mode == "hang":
         time.sleep(600)
     return {"world_size": here.world_size, "threads": os.environ["OMP_NUM_THREADS"]}

@@ -1,0 +1,32 @@
+"""What stands in the place of a number that a cell does not have."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ddlbench.report.processors import forbids_speedup
+
+__all__ = ["OUT_OF_MEMORY", "mark_without_speedup", "speedup_mark", "status_mark"]
+
+OUT_OF_MEMORY = "OOM"
+
+
+def status_mark(status: str) -> str:
+    """What a cell of this status shows; empty where it was measured."""
+    if status == "ok":
+        return ""
+    return OUT_OF_MEMORY if status == "out_of_memory" else status
+
+
+def speedup_mark(row: Any, speedup: float) -> str:
+    """What a figure shows in the place of a row's speed-up; empty where there is one."""
+    status = str(row.status)
+    if status != "ok" or math.isfinite(speedup):
+        return status_mark(status)
+    return mark_without_speedup(str(row.notes))
+
+
+def mark_without_speedup(notes: str) -> str:
+    """What a measured cell has in the place of a speed-up."""
+    return "unlike base" if forbids_speedup(notes) else "no base"

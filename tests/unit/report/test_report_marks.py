@@ -1,0 +1,32 @@
+"""What stands in the place of a number."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from ddlbench.report.marks import speedup_mark, status_mark
+
+UNLIKE = "no speed-up, as base and cell ran on different processors: A (base), B (cell)"
+
+
+@pytest.mark.parametrize(
+    ("status", "mark"),
+    [("ok", ""), ("out_of_memory", "OOM"), ("timeout", "timeout"), ("not run", "not run")],
+)
+def test_a_status_is_its_own_mark(status, mark):
+    assert status_mark(status) == mark
+
+
+@pytest.mark.parametrize(
+    ("status", "notes", "speedup", "mark"),
+    [
+        ("ok", "", 1.7, ""),
+        ("ok", UNLIKE, 1.7, ""),  # of the repeats that have one
+        ("ok", "", math.nan, "no base"),
+        ("ok", UNLIKE, math.nan, "unlike base"),
+        ("out_of_memory", UNLIKE, math.nan, "OOM"),
+    ],
+)
+def test_a_missing_speedup_says_why(status, notes, speedup, mark):
+    assert speedup_mark(SimpleNamespace(status=status, notes=notes), speedup) == mark
