@@ -74,7 +74,6 @@ def test_figures_lie_beside(measured):
     assert wanted <= names
 
 
-@pytest.mark.slow
 def test_groups_of_ranks_within_and_between_nodes(tmp_path):
     """Local processes stand for two nodes: every group joins anew."""
     found = measure_links(small_site(2, 2), "emulated", tmp_path / "links.json")

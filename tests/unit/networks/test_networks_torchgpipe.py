@@ -22,6 +22,8 @@ from ddlbench.networks import build, without_dropout
 
 CHUNKS = 2
 IMAGE_NETWORKS = [name for name in NETWORKS if mismatch(name, "imagenet") is None]
+# Of the families that resnet18 and vgg11 stand for.
+LARGE = {"resnet50", "resnet152", "vgg16"}
 
 
 def _images(*shape: int) -> Tensor:
@@ -75,7 +77,7 @@ def _balances(blocks: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     "network",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name == "resnet152" else [])
+        pytest.param(name, marks=[pytest.mark.exhaustive] if name in LARGE else [])
         for name in IMAGE_NETWORKS
     ],
 )
@@ -91,7 +93,7 @@ def test_small_images(network: str, dataset: str) -> None:
 @pytest.mark.parametrize(
     "network",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name.startswith("vgg") else [])
+        pytest.param(name, marks=[pytest.mark.exhaustive] if name in LARGE else [])
         for name in IMAGE_NETWORKS
         if name != "mlp"  # its first layer takes images of one size
     ],
@@ -109,8 +111,9 @@ def test_mobilenetv2_at_each_boundary() -> None:
     _assert_cut_equals_uncut(blocks, _images(2, *spec.shape), balances)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dataset", ["imagenet", "highres"])
+@pytest.mark.parametrize(
+    "dataset", ["imagenet", pytest.param("highres", marks=pytest.mark.exhaustive)]
+)
 def test_mobilenetv2_of_real_size(dataset: str) -> None:
     """The two bars that DDLBench's figures leave empty."""
     spec = DATASETS[dataset]

@@ -14,7 +14,7 @@ from ddlbench.networks import build
 # CosmoFlow's real volumes take gigabytes: it trains on smaller ones in a test of its own.
 _IMAGES = [(network, spec.name) for network, spec in pairs() if spec.depth is None]
 _SECONDS = {("imagenet", "resnet152"), ("imagenet", "vgg16")} | {
-    ("highres", network) for network in NETWORKS if network != "mobilenetv2"
+    ("highres", network) for network in NETWORKS if network not in ("mobilenetv2", "resnet18")
 }
 
 
@@ -22,7 +22,8 @@ _SECONDS = {("imagenet", "resnet152"), ("imagenet", "vgg16")} | {
     ("dataset", "network"),
     [
         pytest.param(
-            dataset, network, marks=[pytest.mark.slow] if (dataset, network) in _SECONDS else []
+            *(dataset, network),
+            marks=[pytest.mark.exhaustive] if (dataset, network) in _SECONDS else [],
         )
         for network, dataset in _IMAGES
     ],

@@ -339,7 +339,6 @@ def test_rendering_when_all_is_done(tmp_path: Path) -> None:
     assert "device-hours, expected │ 0.00 │" in text
 
 
-@pytest.mark.slow
 def test_thousands_of_results(tmp_path: Path) -> None:
     cells = [DDP.with_(seed=seed, repeat=repeat) for seed in range(500) for repeat in range(10)]
     ballast = {"ranks": [{"rank": rank, "memory": list(range(60))} for rank in range(16)]}

@@ -27,6 +27,8 @@ from ddlbench.profiling.replicas import slowdowns
 from ddlbench.profiling.room import has_room
 from ddlbench.runtime.tool import ToolFailed
 
+LARGE = {"resnet50", "resnet152", "vgg16"}  # of families that have a smaller one
+
 
 def needs_for(network: str, **changes) -> ProfileNeeds:
     cell = Cell("mnist", network, "sequential", 8, data_scale=0.0014, warmup_steps=1)
@@ -167,7 +169,14 @@ def test_steps_without_room_are_missing_with_a_note(made):
     assert [entry["replicas"] for entry in tight["node_slowdown"]] == [1]
 
 
-@pytest.mark.parametrize("network", [n for n in NETWORKS if mismatch(n, "mnist") is None])
+@pytest.mark.parametrize(
+    "network",
+    [
+        pytest.param(name, marks=[pytest.mark.exhaustive] if name in LARGE else [])
+        for name in NETWORKS
+        if mismatch(name, "mnist") is None
+    ],
+)
 def test_every_network_has_every_block(network, monkeypatch):
     monkeypatch.setattr(layers, "_MOST_PASSES", 1)
     needs = needs_for(network, layer_batches=(2,), budget_s=0.01)

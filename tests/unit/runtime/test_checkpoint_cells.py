@@ -122,7 +122,6 @@ def assert_same(found, expected, place="state") -> None:
         assert found == expected, place
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cell", "kills"),
     [(cell_of("ddp"), 10), (cell_of("pipedream", options=(("balance", "3+3"),)), 2)],

@@ -173,7 +173,6 @@ def test_weights_equal_sequential_training(cell, parts, tmp_path):
     torch.testing.assert_close(mean_losses, torch.tensor(losses), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "strategy", "devices", "parts"),
     [

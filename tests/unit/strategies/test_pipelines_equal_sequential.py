@@ -78,7 +78,6 @@ def test_weights_and_losses_equal_sequential_training(cells, tmp_path):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_the_papers_networks_too(tmp_path):
     """Residual blocks, operations in place, depthwise convolutions, cut by the plan."""
     cells = [

@@ -70,7 +70,6 @@ def test_every_strategy_is_here():
     assert tested == set(STRATEGIES)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "world",
     [pytest.param(name, marks=needs_horovod if name == "horovod" else ()) for name in WORLDS],

@@ -70,7 +70,6 @@ def test_weights_and_losses_equal_sequential_training(cells, tmp_path):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_the_papers_networks_too(tmp_path):
     cells = [
         *(_cell(strategy, 1, 2, "resnet18", batch=4) for strategy in PURE),
