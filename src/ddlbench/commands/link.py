@@ -82,11 +82,15 @@ def _show(found: dict[str, Any]) -> None:
         f"{setting['loss']:.3%}",
         f"{loss['share']:.3%} ({loss['interval']['low']:.3%} to {loss['interval']['high']:.3%})",
     )
+    failures: list[str] = []
     for tcp in measured["tcp"]:
         table.add_row(f"TCP, {tcp['congestion_control']}", "", _mbit(tcp["goodput_bits_per_s"]))
+        failures += [tcp["failure"]] if tcp["failure"] else []
     console = Console()
     console.print(table)
     console.print(f"made by {measured['links']['backend']}", highlight=False)
+    for sentence in failures:
+        console.print(f"no goodput of TCP: {sentence}", highlight=False, soft_wrap=True)
     for sentence in found["misses"]:
         console.print(f"missed: {sentence}", highlight=False, soft_wrap=True)
 

@@ -20,7 +20,7 @@ _SCHEMA = {
         "latency_ms": {
             "type": "number",
             "minimum": 0,
-            "maximum": 60_000,
+            "maximum": 2_000,
             "description": "Delay of a packet from one node to another, one way",
         },
         "bandwidth_mbit_per_s": {
@@ -31,7 +31,7 @@ _SCHEMA = {
         "loss_percent": {
             "type": "number",
             "minimum": 0,
-            "exclusiveMaximum": 100,
+            "maximum": 50,
             "description": "Packets of a hundred that are lost",
         },
         "mtu": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -81,12 +82,16 @@ class Inputs:
 
     def _links(self, fabric: str) -> LinkTable | None:
         path = self._root / links_file(self.site, fabric).relative_to(RESULTS)
-        if path.is_file():
-            return open_links(path)
         condition = self._conditions().get(fabric)
+        if path.is_file():
+            found = open_links(path)
+            return found if condition is None else replace(found, within_node=self._own_links())
         if condition is None:
             return None
-        return ConditionLinks(condition, self.links_of("default"), fabric)
+        return ConditionLinks(condition, self._own_links(), fabric)
+
+    def _own_links(self) -> LinkTable | None:
+        return self.links_of("default")
 
     def _conditions(self) -> Mapping[str, LinkCondition]:
         try:

@@ -60,10 +60,13 @@ class LinkTable:
     Args:
         links: a links file that was checked.
         where: the file, for messages.
+        within_node: serves within a node where ``links`` hold nothing of that level: an emulated
+            fabric that a cluster measured has one device a node.
     """
 
     links: Mapping[str, Any]
     where: str = "the links file"
+    within_node: LinkTable | None = None
     _hops: dict[tuple[Kind, Place, Place], tuple[Hop, str | None]] = field(default_factory=dict)
 
     def hop(self, kind: Kind, source: Place, target: Place) -> tuple[Hop, str | None]:
@@ -106,6 +109,8 @@ class LinkTable:
         ]
         if not sweeps and any(pair["method"] == "given" for pair in self.links["pairs"]):
             return self._ring_of_given_links(nodes, devices_per_node)
+        if not sweeps and nodes == 1 and self.within_node is not None:
+            return self.within_node.all_reduce(nodes, devices_per_node, transport)
         if not sweeps:
             through = f" through {transport}" if transport else ""
             raise ConfigError(
@@ -174,10 +179,12 @@ class LinkTable:
             if alike:
                 remark = f"pairs {level} that were not measured are taken as the slowest that was"
                 return max(alike, key=lambda hop: hop.time_s(1e6)), remark
-        return self._swept(same_node, level)
+        return self._swept(kind, source, target)
 
-    def _swept(self, same_node: bool, level: str) -> tuple[Hop, str | None]:
+    def _swept(self, kind: Kind, source: Place, target: Place) -> tuple[Hop, str | None]:
+        same_node = source[0] == target[0]
         wanted = "node" if same_node else "network"
+        level = "within a node" if same_node else "between nodes"
         for sweep in self.links["sweeps"]:
             if sweep["operation"] == "p2p" and sweep["level"] == wanted:
                 pieces = sweep["fit"]["pieces"]
@@ -185,6 +192,9 @@ class LinkTable:
                 if slope > 0:
                     remark = f"{level} the point-to-point sweep of {sweep['transport']} is used"
                     return Hop(pieces[0]["alpha_s"], 1 / slope), remark
+        if same_node and self.within_node is not None:
+            found, more = self.within_node.hop(kind, source, target)
+            return found, more or "links within a node are those of the site's own network"
         raise ConfigError(
             f"{self.where}: there are no links {level}; measure them, or give their latency and "
             "bandwidth in the site file"

@@ -74,6 +74,8 @@ _SETTINGS = (
         "link_bits_per_s", "number", "bit/s", "rate of a node's link, emulated; empty: no limit"
     ),
     _number("link_loss", "probability that a packet is lost, emulated"),
+    _bytes("link_mtu_bytes", "largest IP packet, emulated"),
+    _text("link_congestion_control", "of TCP, emulated"),
     _text("settings", "further cell fields that differ from their defaults, name=value"),
 )
 _MEMORY = (

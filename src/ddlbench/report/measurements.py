@@ -88,6 +88,8 @@ def _condition(condition: LinkCondition | None) -> dict[str, Any]:
         "link_latency_s": condition.latency_s,
         "link_bits_per_s": condition.bandwidth_bits_per_s,
         "link_loss": condition.loss,
+        "link_mtu_bytes": condition.mtu,
+        "link_congestion_control": condition.congestion_control,
     }
 
 

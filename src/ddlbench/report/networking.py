@@ -45,6 +45,7 @@ __all__ = ["QUANTITIES", "draw_bandwidth", "draw_latency", "draw_loss", "one_thi
 
 _CITATION = "Cheng et al."
 _CONDITION = ("link_latency_s", "link_bits_per_s", "link_loss")
+_BESIDE = {"link_congestion_control": "{}", "link_mtu_bytes": "MTU {:g}"}
 _UNLIMITED = math.inf
 
 
@@ -72,8 +73,8 @@ QUANTITIES = {
 }
 TABLE = [
     "quantity", "value", "dataset", "network", "strategy", "variant", "geometry", "batch_size",
-    *_CONDITION, "samples_per_s", "samples_low_per_s", "samples_high_per_s", "share_of_best",
-    "mark", "reason", "source",
+    "fabric", *_CONDITION, *_BESIDE, "samples_per_s", "samples_low_per_s", "samples_high_per_s",
+    "share_of_best", "mark", "reason", "source",
 ]  # fmt: skip
 
 
@@ -104,7 +105,7 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
     shown["value"] = shown[quantity.column] * quantity.scale
     shown["x"] = shown["value"].replace(math.inf, _unlimited_at(shown))
     shown["mark"] = [status_mark(status) for status in shown["status"]]
-    shown["variant"] = variant_labels(shown, without=("fabric", "batch_size"))
+    shown["variant"] = _variants(shown)
     datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
     places = [
         (dataset, geometry)
@@ -158,13 +159,26 @@ draw_bandwidth: Callable[..., tuple[Figure, pd.DataFrame]] = partial(_draw, "ban
 draw_loss: Callable[..., tuple[Figure, pd.DataFrame]] = partial(_draw, "packet_loss")
 
 
+def _variants(shown: pd.DataFrame) -> list[str]:
+    """What tells lines of a strategy apart, and what their links differ in beside the condition."""
+    columns = [list(variant_labels(shown, without=("fabric", "batch_size")))]
+    for column, words in _BESIDE.items():
+        values = list(shown[column])
+        if len(set(values)) > 1:
+            columns.append([words.format(value) for value in values])
+    return [", ".join(filter(None, parts)) for parts in zip(*columns, strict=True)]
+
+
 def _networks(shown: pd.DataFrame, dataset: str, geometry: str) -> list[str]:
     """Those that ran there, in the order of the experiment."""
     there = (shown["dataset"] == dataset) & (shown["geometry"] == geometry)
     return list(dict.fromkeys(shown.loc[there, "network"]))
 
 
-_STYLES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
+_STYLES: tuple[Any, ...] = (
+    "-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)),
+    (0, (9, 2)), (0, (5, 1.5, 1, 1.5, 1, 1.5)), (0, (2, 4)), (0, (9, 2, 3, 2)),
+)  # fmt: skip
 
 
 def _looks(shown: pd.DataFrame) -> dict[tuple[str, str], StrategyLook]:
@@ -316,7 +330,7 @@ def _published_there(
     return published[
         (published["dataset"] == dataset)
         & (published["geometry"] == geometry)
-        & (published["network"].map(lambda names: network in str(names).split("|")))
+        & (published["network"].map(lambda names: network in str(names).split("|")).astype(bool))
         & published["batch_size"].isin(batches)
         & (published["rate_of"] == "all workers")
     ]
@@ -348,4 +362,6 @@ def _table(shown: pd.DataFrame, published: pd.DataFrame, name: str) -> pd.DataFr
         source=[f"{_CITATION}, {where}" for where in published["where"]],
     )
     columns = [c for c in TABLE if c in theirs.columns]
-    return pd.concat([ours[TABLE], theirs[columns]], ignore_index=True)[TABLE]
+    table = pd.concat([ours[TABLE], theirs[columns]], ignore_index=True)[TABLE]
+    no_limit = [column for column in ("value", "link_bits_per_s") if column in table]
+    return table.assign(**{name: table[name].replace(math.inf, math.nan) for name in no_limit})

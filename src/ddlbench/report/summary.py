@@ -40,6 +40,8 @@ _FROM_FIRST = [
     "link_latency_s",
     "link_bits_per_s",
     "link_loss",
+    "link_mtu_bytes",
+    "link_congestion_control",
     "settings",
 ]
 _FEWEST_TO_BOOTSTRAP = 3

@@ -29,6 +29,7 @@ class Job:
         interface: network interface; None lets libraries choose.
         rendezvous_host, rendezvous_port: where rank 0 keeps the store.
         run_dir: shared folder for the reports of the ranks.
+        patience_s: how long ranks wait for each other; the supervisor ends the run before that.
         checkpoints: what to write and where to begin; None where the cell writes none.
     """
 
@@ -40,6 +41,7 @@ class Job:
     rendezvous_host: str
     rendezvous_port: int
     run_dir: Path
+    patience_s: float = 1800.0
     checkpoints: Order | None = None
 
     def save(self) -> Path:

@@ -16,20 +16,35 @@ _POLL_S = 0.01
 _PATIENCE = timedelta(minutes=10)
 
 
-def join_store(host: str, port: int, rank: int, world_size: int) -> dist.TCPStore:
-    """The store of all processes; rank 0 serves it."""
+def join_store(
+    host: str, port: int, rank: int, world_size: int, patience_s: float | None = None
+) -> dist.TCPStore:
+    """The store of all processes; rank 0 serves it.
+
+    Args:
+        host: where it is.
+        port: its own.
+        rank: of this process.
+        world_size: processes; it is open when all have come, which may take ten minutes.
+        patience_s: how long they wait for each other then, at each ``get`` or ``barrier``; ten
+            minutes if None.
+    """
     handed_over = os.environ.get(LISTEN_FD) if rank == 0 else None
     if handed_over is None:
-        return dist.TCPStore(host, port, world_size, rank == 0, timeout=_PATIENCE)
-    return dist.TCPStore(
-        host,
-        port,
-        world_size,
-        True,
-        timeout=_PATIENCE,
-        master_listen_fd=int(handed_over),
-        use_libuv=False,
-    )
+        store = dist.TCPStore(host, port, world_size, rank == 0, timeout=_PATIENCE)
+    else:
+        store = dist.TCPStore(
+            host,
+            port,
+            world_size,
+            True,
+            timeout=_PATIENCE,
+            master_listen_fd=int(handed_over),
+            use_libuv=False,
+        )
+    if patience_s is not None:
+        store.set_timeout(timedelta(seconds=patience_s))
+    return store
 
 
 def barrier(store: dist.Store | None, name: str, world_size: int) -> None:

@@ -7,9 +7,10 @@
                  all ranks go on behind step 20
 
 An attempt that a lost node, preemption or a crash ended leaves its trail and its sets.
-They serve only a cell with the same path, plan, data and number of ranks; whatever else lies in the
-folder of checkpoints is deleted. So are they once the cell has its result: one that is deleted is
-measured anew. Only a cell that ran out of time keeps them, and goes on when it is asked for again.
+They serve only a cell with the same path, plan, data, links and number of ranks; whatever else lies
+in the folder of checkpoints is deleted. So are they once the cell has its result: one that is
+deleted is measured anew. Only a cell that ran out of time keeps them, and goes on when it is asked
+for again. Where the relay of emulated links was the limit, they hold times of that, and go as well.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def restart_of(
         return Restart()
     folder = checkpoint_dir(site.checkpoints, site.name, plan.cell.id, cell_folder).resolve()
     try:
-        return _look_into(folder, plan, dataset_digest, run)
+        return _look_into(folder, plan, _identity(plan, site, dataset_digest), run)
     except OSError as error:
         raise ConfigError(
             f"site {site.name}: checkpoints cannot be written to {folder} ({error}); name a folder "
@@ -96,14 +97,20 @@ def restart_of(
         ) from error
 
 
-def _look_into(folder: Path, plan: Plan, dataset_digest: str | None, run: str) -> Restart:
-    cell = plan.cell
-    identity = {
-        "cell_id": cell.id,
+def _identity(plan: Plan, site: Site, dataset_digest: str | None) -> dict[str, Any]:
+    """What a cell has in common with the attempts that it goes on from."""
+    fabric = plan.cell.fabric
+    return {
+        "cell_id": plan.cell.id,
         "plan_digest": plan.digest,
         "dataset_digest": dataset_digest,
+        "link": site.fabrics[fabric].to_dict() if site.emulates(fabric) else None,
         "ranks": plan.world_size,
     }
+
+
+def _look_into(folder: Path, plan: Plan, identity: dict[str, Any], run: str) -> Restart:
+    cell = plan.cell
     earlier = _read(folder, identity)
     if earlier is None:
         discard(folder)
@@ -122,9 +129,9 @@ def _look_into(folder: Path, plan: Plan, dataset_digest: str | None, run: str) -
 
 
 def forget_checkpoints(cell: Cell, site: Site, cell_folder: Path, status: str) -> None:
-    """The cell has a result: its checkpoints have served, unless it only ran out of time."""
+    """They have served, or hold what is not valid; not so where the cell only ran out of time."""
     if cell.checkpoint_every_steps and status != "timeout":
-        # The result is there: what is left over does no harm.
+        # What is left over of a measured cell does no harm.
         with suppress(OSError, ConfigError):
             discard(checkpoint_dir(site.checkpoints, site.name, cell.id, cell_folder))
 

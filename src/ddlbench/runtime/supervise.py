@@ -39,6 +39,9 @@ from ddlbench.runtime.watch import Outcome, watch
 
 __all__ = ["CellFailed", "run_cell"]
 
+# Ranks wait for each other longer than a cell may last, so that its end is never their own doing.
+_LONGER_S = 600.0
+
 
 class CellFailed(RuntimeError):  # noqa: N818 - what happened to the cell
     """The cell crashed: no result, it runs again next time."""
@@ -112,6 +115,8 @@ def _measure(
             link = fabric.report()
         reports = _read_reports(plan, run_dir)
         status, reason = _judge(plan, reports, outcome, link)
+        if fault_of(link) is not None:  # its checkpoints hold steps over that link
+            forget_checkpoints(cell, site, cell_folder, "failed")
     except FabricUnsupported as error:
         status, reason = "unsupported", str(error)
     except FabricUnfit as error:
@@ -204,6 +209,7 @@ def _launch_and_watch(
         rendezvous_host=meeting.host,
         rendezvous_port=meeting.port,
         run_dir=run_dir.resolve(),
+        patience_s=site.cell_timeout_s + _LONGER_S,
         checkpoints=checkpoints,
     )
     job_path = job.save()

@@ -94,7 +94,7 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
     store = None
     if plan.world_size > 1:
         host, port = job.rendezvous_host, job.rendezvous_port
-        store = join_store(host, port, process.rank, plan.world_size)
+        store = join_store(host, port, process.rank, plan.world_size, job.patience_s)
     network = build(cell.network, DATASETS[cell.dataset], cell.seed)
     network = with_precision(network, cell.precision, job.device_kind)
     torch.manual_seed(cell.seed + process.rank)
@@ -110,6 +110,7 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
         store=store,
         interface=interface,
         local_address=address_of(interface),
+        patience_s=job.patience_s,
         progress=reporter if process.rank == 0 else (lambda _done: None),
         fixed={} if checkpoints is None else checkpoints.fixed(),
     )

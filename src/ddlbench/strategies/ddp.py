@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.planning.ddp import bucket_caps
 from ddlbench.strategies.executor import StepwiseExecutor
+from ddlbench.strategies.process_group import join_all
 
 __all__ = ["DdpExecutor"]
 
@@ -25,14 +25,7 @@ class DdpExecutor(StepwiseExecutor):
     def place(self, network: nn.Sequential) -> nn.Module:
         """Join the process group and wrap the replica."""
         device = self.context.devices[0]
-        dist.init_process_group(
-            backend="nccl" if device.type == "cuda" else "gloo",
-            store=self.context.store or dist.HashStore(),
-            rank=self.process.rank,
-            world_size=self.plan.world_size,
-        )
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
+        join_all(self.context, self.process, self.plan.world_size)
         first_bytes, cap_bytes = bucket_caps(self.plan.details)
         return DistributedDataParallel(
             network.to(device),

@@ -66,6 +66,8 @@ class Context:
         store: key-value store of all processes (rendezvous); None for a single process.
         interface: network interface to talk over; None lets the library choose.
         local_address: address of this node that other processes reach.
+        patience_s: how long libraries wait for another process. The supervisor's limits are lower:
+            it knows a hang from a slow step.
         progress: called after each completed mini-batch with the number completed in this run.
         fixed: what an earlier run of the cell fixed when it ran (its ``details``), where this one
             goes on from its checkpoint; else empty.
@@ -75,6 +77,7 @@ class Context:
     store: torch.distributed.Store | None = None
     interface: str | None = None
     local_address: str = "127.0.0.1"
+    patience_s: float = 1800.0
     progress: Callable[[int], None] = lambda _done: None
     fixed: Mapping[str, Any] = field(default_factory=dict)
 

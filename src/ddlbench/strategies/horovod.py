@@ -12,6 +12,7 @@ they meet by MPI instead.
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import socket
 from typing import Any
@@ -111,6 +112,8 @@ def _set_environment(plan: Plan, process: Process, context: Context) -> None:
         "HOROVOD_HOSTNAME": socket.gethostname(),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
+        # Its own 30 s are less than an all-reduce over a bad link may take.
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": math.ceil(context.patience_s),
     }
     if context.interface is not None:
         values["HOROVOD_GLOO_IFACE"] = context.interface

@@ -29,6 +29,7 @@ from ddlbench.strategies.pipeline_parts.average import sum_gradients
 from ddlbench.strategies.pipeline_parts.cutting import TensorForm, block_facts
 from ddlbench.strategies.pipeline_parts.spans import StepRecorder
 from ddlbench.strategies.pipeline_parts.stage import WatchedStage, make_stage, torch_schedule
+from ddlbench.strategies.process_group import join_all, side_by_side
 
 __all__ = ["PipelineExecutor"]
 
@@ -38,13 +39,12 @@ class PipelineExecutor(StepwiseExecutor):
 
     def place(self, network: nn.Sequential) -> nn.Module:
         """Join the process group, cut the network and keep this process's blocks of it."""
-        device = self.context.devices[0]
         descriptor = strategy_of(self.plan.cell.strategy)
         assert isinstance(descriptor, SynchronousPipeline)
         self.planned: Schedule = descriptor.pipeline_schedule(self.plan.cell)
         self.replicas = int(self.plan.details["replicas"])
         self.chunks = int(self.plan.details["chunks"])
-        self._join(device)
+        self._join()
         micro_batch = self._micro_batch(network)
         self.blocks = self._block_ranges(len(network))
         place = (self.process.stage,)
@@ -99,21 +99,14 @@ class PipelineExecutor(StepwiseExecutor):
         """Leave the process groups."""
         dist.destroy_process_group()
 
-    def _join(self, device: torch.device) -> None:
+    def _join(self) -> None:
         """The group of all, and of it this process's pipeline and its stages' replicas."""
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        dist.init_process_group(
-            backend="nccl" if device.type == "cuda" else "gloo",
-            store=self.context.store or dist.HashStore(),
-            rank=self.process.rank,
-            world_size=self.plan.world_size,
-        )
+        join_all(self.context, self.process, self.plan.world_size)
         ranks = self.planned.world_size
         pipelines = [list(range(r * ranks, (r + 1) * ranks)) for r in range(self.replicas)]
-        self.pipeline, _ = dist.new_subgroups_by_enumeration(pipelines)
+        self.pipeline = side_by_side(pipelines, self.context)
         stages = [list(column) for column in zip(*pipelines, strict=True)]
-        self.replica_group, _ = dist.new_subgroups_by_enumeration(stages)
+        self.replica_group = side_by_side(stages, self.context)
 
     def _block_ranges(self, blocks: int) -> list[range]:
         """The blocks of each stage, as planned.

@@ -42,7 +42,9 @@ class Nodes:
                 "rate_bits_per_s": 400e6,
                 "loss": {"sent": 20_000, "lost": 200, "share": 0.01, "interval": interval},
                 "tcp": [
-                    {"congestion_control": name, "goodput_bits_per_s": 14e6}
+                    {"congestion_control": name, "goodput_bits_per_s": 14e6, "failure": None}
+                    if name != "nosuch"
+                    else {"congestion_control": name, "goodput_bits_per_s": None, "failure": "none"}
                     for name in ("cubic", *controls)
                 ],
             },
@@ -93,6 +95,12 @@ def test_the_table_shows_both(nodes):
     assert nodes.made == (LinkCondition(0.01, 500e6, 0.01, mtu=9000, backend="relay"), 3)
 
 
+def test_a_congestion_control_that_is_not_there_is_told(nodes):
+    done = probe(*ASKED, "--compare", "nosuch")
+    assert done.exit_code == 0
+    assert "no goodput of TCP: none" in done.stdout
+
+
 def test_without_a_rate_there_is_no_limit(nodes):
     assert probe("--latency-ms", "0").exit_code == 0
     assert nodes.made[0] == LinkCondition(0.0, None, 0.0)
@@ -102,7 +110,8 @@ def test_without_a_rate_there_is_no_limit(nodes):
     ("arguments", "sentence"),
     [
         (("--latency-ms", "-1"), "link probe: latency_ms: -1.0 is too small"),
-        (("--latency-ms", "1", "--loss-percent", "100"), "loss_percent: 100.0 is too large"),
+        (("--latency-ms", "1", "--loss-percent", "51"), "loss_percent: 51.0 is too large"),
+        (("--latency-ms", "2001"), "latency_ms: 2001.0 is too large"),
         (("--latency-ms", "1", "--mtu", "1"), "mtu: 1 is too small"),
     ],
 )

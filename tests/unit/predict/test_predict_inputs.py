@@ -6,12 +6,14 @@ import predict_factory as make
 import pytest
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.lines import Timing
 from ddlbench.experiment.links import InvalidLinks
 from ddlbench.experiment.profile import InvalidProfile
 from ddlbench.experiment.site import load_site
 from ddlbench.interconnect.given import given_parts
 from ddlbench.planning.pipeline_cut import even_costs
+from ddlbench.predict import inputs as inputs_module
 from ddlbench.predict.inputs import Inputs, open_links, open_workload
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.partitions import partitions_of
@@ -144,6 +146,23 @@ def test_files_of_a_site_are_found_and_read_once(tmp_path):
     assert inputs.workload(cell) is inputs.workload(cell.with_(batch_size=64))
     assert inputs.links(cell) is inputs.links(cell)
     assert inputs.links(cell.with_(fabric="slow")) is None
+
+
+def test_within_a_node_an_emulated_fabric_is_the_site_s_own_network(tmp_path, monkeypatch):
+    """A cluster measures it between nodes of one device."""
+    make.write_site(tmp_path, make.profile(), make.links(make.pair([0, 0], bandwidth=5e9)))
+    slow = make.links(make.pair([0, 1], bandwidth=1e7), sweeps=(make.sweep(1e-3, 1e8, 2),))
+    slow["sweeps"][0].update(level="network", nodes=2, devices_per_node=1)
+    make.write_site(tmp_path, make.profile(), {**slow, "fabric": "slow"})
+    fabrics = {"slow": LinkCondition(0.01, 1e8, 0.0)}
+    emulating = dataclasses.replace(load_site("local"), fabrics=fabrics)
+    monkeypatch.setattr(inputs_module, "load_site", lambda name: emulating)
+    table = Inputs("local", tmp_path).links(make.cell("ddp", "2x2", fabric="slow"))
+    between, _ = table.hop("transport", (0, 0), (1, 0))
+    within, remark = table.hop("transport", (1, 0), (1, 1))
+    assert (between.bandwidth_bytes_per_s, within.bandwidth_bytes_per_s) == (1e7, 5e9)
+    assert "the site's own network" in remark or "slowest" in remark
+    assert table.all_reduce(1, 2, None).time_s(1e6) < table.all_reduce(2, 1, None).time_s(1e6)
 
 
 def test_a_missing_profile_is_one_sentence_with_its_command(tmp_path):

@@ -10,9 +10,14 @@ from report_factory import SITE_NAME, experiment, failed, result, site, timing, 
 
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.planning.matrix import expand
-from ddlbench.report import figures_for, make_tables
+from ddlbench.report import figures_for, make_tables, networking
 from ddlbench.report.footer import Context
-from ddlbench.report.networking import draw_bandwidth, draw_latency, one_thing_changes
+from ddlbench.report.networking import (
+    draw_bandwidth,
+    draw_latency,
+    draw_loss,
+    one_thing_changes,
+)
 from ddlbench.report.style import style
 
 FABRICS = {
@@ -86,6 +91,44 @@ def test_published_numbers_are_named(tables) -> None:
     theirs = table[table["source"] != "measured here"]
     assert set(theirs["network"]) == {"resnet18|resnet50"}
     assert theirs["source"].str.contains("Cheng").all()
+
+
+def test_links_that_differ_in_more_than_their_condition_are_lines_of_their_own(tmp_path):
+    fabrics = {
+        "base": LinkCondition(0.001, None, 0.0),
+        "loss1": LinkCondition(0.001, None, 0.01),
+        "loss1bbr": LinkCondition(0.001, None, 0.01, congestion_control="bbr"),
+        "loss1large": LinkCondition(0.001, None, 0.01, mtu=9000),
+    }
+    rows = []
+    for fabric in fabrics:
+        chosen = experiment(
+            datasets=["mnist"], networks=["vgg11"], strategies=["ddp"], geometry=["2x1"]
+        )
+        chosen.settings["fabric"] = fabric
+        rows += expand(chosen, site(fabrics=fabrics))
+    for number, row in enumerate(rows):
+        write(tmp_path, row.cell, result(row.cell, timing=timing(8, 1.0 + number, 0.01)))
+    tables = make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables")
+    with style():
+        figure, table = draw_loss(tables, Context("this machine"))
+        figure.canvas.draw()
+    assert_readable(figure)
+    assert_no_overlap(figure)
+    ours = table[table["source"] == "measured here"].set_index("fabric")
+    assert list(ours.loc[["loss1", "loss1bbr", "loss1large"], "variant"]) == [
+        "cubic, MTU 1500",
+        "bbr, MTU 1500",
+        "cubic, MTU 9000",
+    ]
+    lines = [line for line in of(figure, "line") if len(line.get_xdata())]
+    assert sorted(len(line.get_xdata()) for line in lines) == [1, 1, 2]
+    assert ours["link_bits_per_s"].isna().all()  # no limit, and no infinity in a CSV
+
+
+def test_every_batch_of_the_study_has_a_line_of_its_own():
+    batches = 6  # config/experiments/networking.yaml
+    assert len(set(networking._STYLES)) >= batches
 
 
 @pytest.fixture

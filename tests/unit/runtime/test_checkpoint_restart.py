@@ -9,6 +9,7 @@ from test_checkpoint_sets import write_set
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import checkpoint_dir
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.plan import make_plan
@@ -91,6 +92,21 @@ def test_what_another_cell_left_is_deleted(cell, digest, site, tmp_path):
     other = begin(cell, site, tmp_path, digest=digest)
     assert (other.order.resume, other.earlier) == (None, [])
     assert not in_set.exists()
+
+
+@pytest.mark.parametrize(("latency_s", "goes_on"), [(0.01, True), (0.02, False)])
+def test_steps_over_links_of_another_condition_are_not_gone_on_from(
+    latency_s, goes_on, site, tmp_path
+):
+    cell = CELL.with_(fabric="slow", nodes=2, devices_per_node=1)
+    before, now = (
+        dataclasses.replace(site, fabrics={"slow": LinkCondition(delay_s, None, loss=0.0)})
+        for delay_s in (0.01, latency_s)
+    )
+    in_set = write_set(
+        tmp_path / ".checkpoint", 20, identity=begin(cell, before, tmp_path, run="1").order.identity
+    )
+    assert (begin(cell, now, tmp_path).order.resume == in_set.name) == goes_on
 
 
 def test_a_checkpoint_that_no_rank_can_use_is_deleted_and_noted(site, tmp_path, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from contextlib import nullcontext
 
 import pytest
 
@@ -13,7 +14,7 @@ from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.result import read_result
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.plan import make_plan
-from ddlbench.runtime import emulated_fabric
+from ddlbench.runtime import emulated_fabric, supervise
 from ddlbench.runtime.assemble import assemble
 from ddlbench.runtime.emulated_fabric import EmulatedFabric, RelayMeter, cpu_shares
 from ddlbench.runtime.fabric import SiteFabric, fabric_up, fault_of
@@ -202,6 +203,25 @@ def test_a_saturated_relay_spoils_a_measurement_and_nothing_else():
     crash = [{"rank": 1, "status": "failed", "reason": "a bug"}]
     assert _judge(plan, crash, Outcome(), busy) == ("failed", "rank 1: a bug")
     assert fault_of(None) is None
+
+
+@pytest.mark.parametrize("saturated", [True, False])
+def test_no_step_that_a_saturated_relay_made_slow_is_gone_on_from(
+    saturated, site, tmp_path, monkeypatch
+):
+    class Up:
+        def report(self):
+            return link(saturated=saturated)
+
+    def crash(*_):
+        (tmp_path / ".checkpoint" / "step-00000002-1").mkdir()
+        return Outcome()
+
+    monkeypatch.setattr(supervise, "fabric_up", lambda *_: nullcontext(Up()))
+    monkeypatch.setattr(supervise, "_launch_and_watch", crash)
+    with pytest.raises(CellFailed):
+        run_cell(CELL.with_(checkpoint_every_steps=2), site, tmp_path)
+    assert (tmp_path / ".checkpoint" / "step-00000002-1").exists() == (not saturated)
 
 
 def test_a_result_says_which_congestion_control_was_in_force(site):

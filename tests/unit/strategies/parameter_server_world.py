@@ -101,6 +101,7 @@ def cell_of(servers: int, workers: int, network: str = "odd", **options: Any) ->
         network=network,
         strategy="parameter-server",
         batch_size=12,
+        warmup_steps=RUNS[0][1],
         devices_per_node=servers + workers,
         learning_rate=0.05,
         momentum=momentum,

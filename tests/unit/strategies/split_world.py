@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddlbench.planning.split import grid_of
+from ddlbench.strategies.executor import Context
 from ddlbench.strategies.pipeline_parts.cutting import TensorForm
 from ddlbench.strategies.split.convert_rows import Grid, split_rows
 from ddlbench.strategies.split.convert_weights import split_weights
@@ -87,7 +88,8 @@ def compare_all(work: Cases, rank: int, store_file: Path) -> dict:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=work.world_size)
     groups = groups_of(work.world_size, work.world_size)
     watch = Watch()
-    team = join_team(groups, rank, watch, CPU)
+    context = Context((CPU,))
+    team = join_team(groups, rank, watch, context)
     grids: dict[str, Grid] = {}
     for case in work.cases:
         try:
@@ -97,7 +99,7 @@ def compare_all(work: Cases, rank: int, store_file: Path) -> dict:
             if case.split not in grids:
                 sizes = grid_of(case.split, work.world_size)
                 lines = lines_of(groups, sizes).items()
-                made = tuple(Line(dim, join_team(r, rank, watch, CPU)) for dim, r in lines)
+                made = tuple(Line(dim, join_team(r, rank, watch, context)) for dim, r in lines)
                 grids[case.split] = Grid(team, made)
             _compare_rows(case, grids[case.split])
         except BaseException as error:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from parameter_server_world import FEW_BYTES, RUNS, cell_of, reference, train
+
+from ddlbench.strategies.parameter_server.server import Served, ServiceLog
 
 STEPS = sum(count for _, count in RUNS)
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -70,6 +74,25 @@ def test_what_the_ranks_tell(tmp_path):
     # A worker: weights and gradients of 2904 values, and the 49 that are not trained.
     assert trained[0]["kept_bytes"] == (2 * 2904 + 49) * 8
     assert first + second == (2416 + 16 + 496 + 16) * 8  # each tensor begins aligned
+
+
+@pytest.mark.parametrize(
+    ("runs", "counted"),
+    [
+        ([(0, 5), (5, 3), (7, 1)], 3),  # warm-up, measured, one step for memory
+        ([(0, 5), (5, 2), (7, 2), (8, 1)], 4),  # with a checkpoint behind two steps
+        ([(0, 5), (7, 2), (8, 1)], 2),  # after a restart: its own segments
+        ([(0, 5)], 0),
+    ],
+)
+def test_a_server_tells_of_its_measured_runs(runs, counted):
+    log = ServiceLog(next=5)
+    for first, count in runs:
+        log.add(first, Served(count, 0.1 * count, 0.2 * count, Counter({1: count})))
+    assert log.served.mini_batches == counted
+    assert log.served.busy_s == pytest.approx(0.1 * counted)
+    assert log.served.elapsed_s == pytest.approx(0.2 * counted)
+    assert log.served.staleness[1] == counted
 
 
 @pytest.mark.parametrize("servers", [1, 2])

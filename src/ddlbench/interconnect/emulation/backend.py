@@ -23,9 +23,15 @@ _DEVICE_QUEUE_PACKETS = 5000
 
 
 class Backend(Protocol):
-    """What makes the links; in a ``with`` of its own it is up."""
+    """What makes the links; in a ``with`` of its own it is up.
+
+    Attributes:
+        name: as a setting has it.
+        header_bytes: of a packet beside IP's own, that take time on its links.
+    """
 
     name: str
+    header_bytes: int
 
     def without_loss(self) -> AbstractContextManager[None]:
         """Inside it no packet is lost on purpose: for the probe of the rate."""

@@ -72,6 +72,7 @@ class Netem:
     """
 
     name = "netem"
+    header_bytes = 14  # Ethernet's
 
     def __init__(
         self,

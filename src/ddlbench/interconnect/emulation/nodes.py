@@ -157,7 +157,7 @@ class EmulatedNodes:
         backend, latency_s = self._running(), self._condition.latency_s
         if latency_s:
             backend.correct(0.0)
-            found_s = one_way_delay(self, 0, 1, self._condition)
+            found_s = one_way_delay(self, (0, 1), self._condition, backend)
             if found_s is not None:
                 backend.correct(found_s - latency_s)
 

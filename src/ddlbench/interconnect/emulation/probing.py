@@ -32,22 +32,32 @@ _ECHOES, _LEAST_ECHOES, _MOST_ECHOES = 24, 10, 400
 _ECHO_INTERVAL_S = 0.02
 _LOSS_PACKETS, _LOSS_PACKETS_PER_S, _LOSS_S = 20_000, 10_000.0, 10.0
 _LOSS_PAYLOAD_BYTES = 100
-_HEADERS_BYTES = 28
+_HEADERS_BYTES = 28  # of IP, and of UDP or of an echo
 _OFFERED, _SETTLE_S, _MEASURE_S, _LONGER_S = 1.1, 0.3, 1.0, 0.5
 # The first interval is told. One honest link of twenty lies outside it, so the second judges.
 _CONFIDENCE, _WIDE_CONFIDENCE = 0.95, 0.999
 
 
-def one_way_delay(nodes: Nodes, source: int, target: int, condition: LinkCondition) -> float | None:
-    """Half the median round trip in seconds; None when too few echoes came back."""
+def one_way_delay(
+    nodes: Nodes, pair: tuple[int, int], condition: LinkCondition, backend: Backend
+) -> float | None:
+    """Seconds from one node of a pair to the other; None when too few echoes came back.
+
+    Half the median round trip, less the time that an echo itself takes on the two links that it
+    crosses: the setting counts from its last bit, and at low rates that is a share of it.
+    """
     echoes = min(_MOST_ECHOES, math.ceil(_ECHOES / (1 - condition.loss) ** 2))
     round_trips_s = ping(
-        *(nodes, source, target),
+        *(nodes, *pair),
         count=echoes,
         interval_s=_ECHO_INTERVAL_S,
         wait_s=1.0 + 3 * condition.latency_s,
     )
-    return median(round_trips_s) / 2 if len(round_trips_s) >= _LEAST_ECHOES else None
+    if len(round_trips_s) < _LEAST_ECHOES:
+        return None
+    rate = condition.bandwidth_bits_per_s
+    echo_bytes = _HEADERS_BYTES + backend.header_bytes
+    return median(round_trips_s) / 2 - (2 * echo_bytes * 8 / rate if rate else 0.0)
 
 
 def probe(
@@ -71,7 +81,7 @@ def probe(
     """
     backend.reset_usage()
     ring = [(node, (node + 1) % count) for node in range(count)]
-    delays = [one_way_delay(nodes, *pair, condition) for pair in ring]
+    delays = [one_way_delay(nodes, pair, condition, backend) for pair in ring]
     loss = _loss(nodes, condition)
     controls = dict.fromkeys((None, *congestion_controls))
     goodputs = [_goodput(nodes, condition, control) for control in controls]
@@ -101,14 +111,17 @@ def _rate(nodes: Nodes, source: int, target: int, condition: LinkCondition) -> f
     if asked is None:
         return None
     payload_bytes = condition.mtu - _HEADERS_BYTES
-    packets_per_s = _OFFERED * asked / 8 / condition.mtu
+    packets_per_s, offered_s = (
+        _OFFERED * asked / 8 / condition.mtu,
+        _SETTLE_S + _MEASURE_S + _LONGER_S,
+    )
     _, received = exchange(
         *(nodes, source, target, "udp"),
         sender={
             "payload_bytes": payload_bytes,
             "bundle": burst_packets(condition),
             "packets_per_s": packets_per_s,
-            "packets": math.ceil(packets_per_s * (_SETTLE_S + _MEASURE_S + _LONGER_S)),
+            "packets": math.ceil(packets_per_s * offered_s),
         },
         receiver={
             "settle_s": _SETTLE_S,
@@ -118,7 +131,7 @@ def _rate(nodes: Nodes, source: int, target: int, condition: LinkCondition) -> f
         },
     )
     # What still waits would be in the way of who comes next.
-    time.sleep(queue_bytes(condition) * 8 / asked)
+    time.sleep(min(queue_bytes(condition) * 8 / asked, _OFFERED * offered_s))
     if received["seconds"] < _MEASURE_S / 2:
         return None
     packets: float = received["bytes"] / payload_bytes

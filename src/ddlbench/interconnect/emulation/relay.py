@@ -71,6 +71,7 @@ class Relay:
             next_s = self._switch.next_s()
             wait_s = None if next_s is None else max(0.0, next_s - time.monotonic())
             readable, _, _ = select.select(sources, [], [], wait_s)
+            self._load.see(time.monotonic())
             for source in readable:
                 if source != sources[0]:
                     self._read(source)

@@ -49,6 +49,7 @@ class RelayBackend:
     """
 
     name = "relay"
+    header_bytes = 0
 
     def __init__(
         self,

@@ -31,9 +31,16 @@ from ddlbench.strategies.executor import Context, DataStream, RunRecord, Stepwis
 from ddlbench.strategies.parameter_server.async_server import AsyncServer
 from ddlbench.strategies.parameter_server.greeting import greet
 from ddlbench.strategies.parameter_server.layout import Layout
-from ddlbench.strategies.parameter_server.server import Round, Served, Server, SyncServer, pieces
+from ddlbench.strategies.parameter_server.server import (
+    Round,
+    Server,
+    ServiceLog,
+    SyncServer,
+    pieces,
+)
 from ddlbench.strategies.parameter_server.worker import PULL, PUSH, Groups, Worker
 from ddlbench.strategies.pipedream.spans import SpanRecorder
+from ddlbench.strategies.process_group import every_rank, join_all
 from ddlbench.strategies.rehearsal import rehearse
 
 __all__ = ["ParameterServerExecutor"]
@@ -63,7 +70,7 @@ class ParameterServerExecutor(StepwiseExecutor):
     ) -> None:
         """Join the others, keep what this process holds, and begin with the servers' weights."""
         super().prepare(plan, process, network, data, context)
-        self._longest, self._told = Served(0), 0
+        self._log, self._told = ServiceLog(plan.cell.warmup_steps), 0
         greet(
             self._ranks("server"),
             self._ranks("worker"),
@@ -101,7 +108,7 @@ class ParameterServerExecutor(StepwiseExecutor):
         servers = self._ranks("server")
         trained = [p for p in network.parameters() if p.requires_grad]
         self.layout = Layout(trained, len(servers), int(self.plan.details["message_bytes"]))
-        self._join(device)
+        self._join()
         if self.process.role != "server":
             return network.to(device)
         own = servers.index(self.process.rank)
@@ -147,7 +154,7 @@ class ParameterServerExecutor(StepwiseExecutor):
         return record
 
     def details(self) -> dict[str, Any]:
-        """Messages, and on servers what all of them did in their longest run."""
+        """Messages, and on servers what all of them did in measured runs."""
         found: dict[str, Any] = {
             **super().details(),
             "learning_rate": self._learning_rate,
@@ -217,8 +224,7 @@ class ParameterServerExecutor(StepwiseExecutor):
         assert self.server is not None
         clock = StepClock(self.context.devices)
         served = self.server.serve(Round(count, self._spans, clock, self.context.progress))
-        if served.mini_batches >= self._longest.mini_batches:
-            self._longest = served
+        self._log.add(first, served)
         ids = list(range(first, first + count))
         return RunRecord(ids, clock.finish(), [0.0] * count)
 
@@ -232,7 +238,7 @@ class ParameterServerExecutor(StepwiseExecutor):
 
     def _service(self) -> dict[str, Any]:
         """What this server did, as JSON values; how busy it was is not known on CUDA."""
-        served, stale = self._longest, self._longest.staleness
+        served, stale = self._log.served, self._log.served.staleness
         found: dict[str, Any] = {"rank": self.process.rank}
         if self.context.devices[0].type == "cpu" and served.elapsed_s:
             found["busy"] = served.busy_s / served.elapsed_s
@@ -241,14 +247,7 @@ class ParameterServerExecutor(StepwiseExecutor):
             found["max_staleness"] = max(stale)
         return found
 
-    def _join(self, device: torch.device) -> None:
+    def _join(self) -> None:
         """The group of all, and one for each direction."""
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        dist.init_process_group(
-            backend="nccl" if device.type == "cuda" else "gloo",
-            store=self.context.store or dist.HashStore(),
-            rank=self.process.rank,
-            world_size=self.plan.world_size,
-        )
-        self.groups = {direction: dist.new_group() for direction in (PUSH, PULL)}
+        join_all(self.context, self.process, self.plan.world_size)
+        self.groups = {direction: every_rank(self.context) for direction in (PUSH, PULL)}

@@ -24,7 +24,7 @@ from ddlbench.strategies.parameter_server.layout import Layout, Message
 from ddlbench.strategies.parameter_server.worker import PULL, PUSH, Groups
 from ddlbench.strategies.pipedream.spans import SpanRecorder
 
-__all__ = ["Round", "Served", "Server", "SyncServer", "pieces"]
+__all__ = ["Round", "Served", "Server", "ServiceLog", "SyncServer", "pieces"]
 
 
 @dataclass
@@ -42,6 +42,40 @@ class Served:
     busy_s: float = 0.0
     elapsed_s: float = 0.0
     staleness: Counter[int] = field(default_factory=Counter)
+
+    def followed_by(self, later: Served) -> Served:
+        """Both runs together."""
+        return Served(
+            self.mini_batches + later.mini_batches,
+            self.busy_s + later.busy_s,
+            self.elapsed_s + later.elapsed_s,
+            self.staleness + later.staleness,
+        )
+
+
+@dataclass
+class ServiceLog:
+    """What a server did in measured runs: those that follow the warm-up, and each other.
+
+    ::
+
+        warm-up 0 .. 4 | 5 .. 7 | 8 .. 9 |     9 once more, for memory
+                       |<-- measured --->|     or, after a restart: 0 .. 4 again, then 8 .. 9
+
+    Args:
+        next: mini-batch that the next measured run begins with; at first, that behind the warm-up.
+        served: in measured runs so far.
+    """
+
+    next: int
+    served: Served = field(default_factory=lambda: Served(0))
+
+    def add(self, first: int, served: Served) -> None:
+        """A run that began with mini-batch ``first`` is over."""
+        if first < self.next or not served.mini_batches:
+            return
+        self.served = self.served.followed_by(served) if first == self.next else served
+        self.next = first + served.mini_batches
 
 
 @dataclass

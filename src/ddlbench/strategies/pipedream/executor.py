@@ -45,6 +45,7 @@ from ddlbench.strategies.pipedream.stage import Stage
 from ddlbench.strategies.pipedream.turn import StageParts, Turn
 from ddlbench.strategies.pipedream.versions import WeightVersions
 from ddlbench.strategies.pipeline_parts.cutting import TensorForm, block_facts
+from ddlbench.strategies.process_group import every_rank, join_all, side_by_side
 from ddlbench.strategies.rehearsal import rehearse
 
 __all__ = ["PipeDreamExecutor"]
@@ -173,17 +174,10 @@ class PipeDreamExecutor(StepwiseExecutor):
 
     def _join(self, device: torch.device) -> None:
         """The group of all; one for each direction; one for the replicas of each stage."""
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        dist.init_process_group(
-            backend="nccl" if device.type == "cuda" else "gloo",
-            store=self.context.store or dist.HashStore(),
-            rank=self.process.rank,
-            world_size=self.plan.world_size,
-        )
+        join_all(self.context, self.process, self.plan.world_size)
         stage_ranks: list[list[int]] = self.plan.details["stage_ranks"]
-        self.groups = {kind: dist.new_group() for kind in ("activation", "gradient")}
-        mine, _ = dist.new_subgroups_by_enumeration(stage_ranks)
+        self.groups = {kind: every_rank(self.context) for kind in ("activation", "gradient")}
+        mine = side_by_side(stage_ranks, self.context)
         self.replica_group = mine if len(stage_ranks[self.process.stage]) > 1 else None
         connect(stage_ranks, self.process.rank, self.groups, device)
 

@@ -23,6 +23,7 @@ from ddlbench.planning.split import grid_of
 from ddlbench.strategies.executor import RunRecord, StepwiseExecutor
 from ddlbench.strategies.pipeline_parts.average import sum_gradients
 from ddlbench.strategies.pipeline_parts.cutting import TensorForm
+from ddlbench.strategies.process_group import join_all
 from ddlbench.strategies.split.convert_rows import Grid, Rows, split_rows
 from ddlbench.strategies.split.convert_weights import Dealt, split_weights
 from ddlbench.strategies.split.groups import across, groups_of, join_team, lines_of
@@ -43,7 +44,7 @@ class SplitExecutor(StepwiseExecutor):
         self.group_size = int(self.plan.details["group"])
         self.groups = int(self.plan.details["replicas"])
         self.watch = Watch()
-        self._join(device)
+        self._join()
         # Layers that all ranks of a group compute must draw the same random numbers on all.
         torch.manual_seed(self.plan.cell.seed + self.process.replica)
         if self.group_size > 1:
@@ -93,23 +94,16 @@ class SplitExecutor(StepwiseExecutor):
         """Leave the process groups."""
         dist.destroy_process_group()
 
-    def _join(self, device: torch.device) -> None:
+    def _join(self) -> None:
         """The group of all, and of it this rank's group and the same rank of every group."""
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        dist.init_process_group(
-            backend="nccl" if device.type == "cuda" else "gloo",
-            store=self.context.store or dist.HashStore(),
-            rank=self.process.rank,
-            world_size=self.plan.world_size,
-        )
+        join_all(self.context, self.process, self.plan.world_size)
         self.teams = groups_of(self.plan.world_size, self.group_size)
         self.within = self.team(self.teams)
         self.over_groups = self.team(across(self.teams)).group
 
     def team(self, teams: list[list[int]]) -> Team:
         """This rank's team of several that lie side by side."""
-        return join_team(teams, self.process.rank, self.watch, self.context.devices[0])
+        return join_team(teams, self.process.rank, self.watch, self.context)
 
     def _batch(self, network: nn.Sequential) -> TensorForm:
         """Form of a group's inputs: floating point as the weights are."""

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.distributed as dist
 
+from ddlbench.strategies.executor import Context
+from ddlbench.strategies.process_group import side_by_side
 from ddlbench.strategies.split.team import Team
 from ddlbench.strategies.split.watch import Watch
 
@@ -56,12 +58,12 @@ def lines_of(groups: Sequence[Sequence[int]], sizes: Mapping[int, int]) -> dict[
     return found
 
 
-def join_team(teams: Ranks, rank: int, watch: Watch, device: torch.device) -> Team:
+def join_team(teams: Ranks, rank: int, watch: Watch, context: Context) -> Team:
     """This rank's team; every rank of the world calls it with the same teams."""
     mine = next(ranks for ranks in teams if rank in ranks)
     if len(mine) == 1:
         return Team(0, 1, None, watch)
-    group, _ = dist.new_subgroups_by_enumeration(teams)
+    group = side_by_side(teams, context)
     # NCCL builds a communicator at its first use, in which all must take part.
-    dist.all_reduce(torch.zeros(1, device=device), group=group)
+    dist.all_reduce(torch.zeros(1, device=context.devices[0]), group=group)
     return Team(mine.index(rank), len(mine), group, watch)

@@ -48,10 +48,35 @@ def test_a_reset_forgets(clocks):
     assert (found["frames"], found["late_frames"], found["latest_s"]) == (0, 0, 0.0)
 
 
-def test_a_moment_is_not_a_second(clocks):
+def test_a_run_that_is_shorter_than_a_second_is_judged_as_a_whole(clocks):
     meter = module.Load(0.001)
     clocks.work(meter, 0.2, 1.0)
+    assert meter.to_dict()["saturated"]
+    clocks.work(meter, 0.2, 0.5)
     assert not meter.to_dict()["saturated"]
+
+
+def test_of_a_moment_nothing_is_said(clocks):
+    meter = module.Load(0.001)
+    clocks.wall_s += 0.01
+    clocks.cpu_s += 0.01
+    assert not meter.to_dict()["saturated"]
+
+
+def test_a_full_second_between_two_looks_is_seen(clocks):
+    meter = module.Load(0.001)
+    clocks.work(meter, 1.5, 0.1)
+    clocks.work(meter, 1.1, 1.0)
+    clocks.work(meter, 1.4, 0.1)
+    assert meter.to_dict()["saturated"]
+
+
+def test_waiting_before_a_burst_does_not_thin_it(clocks):
+    meter = module.Load(0.001)
+    clocks.wall_s += 30
+    meter.see(clocks.wall_s)
+    clocks.work(meter, 1.1, 1.0)
+    assert meter.to_dict()["saturated"]
 
 
 def test_late_frames_are_counted(clocks):

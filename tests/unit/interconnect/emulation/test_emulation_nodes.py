@@ -228,6 +228,16 @@ def test_what_the_machine_adds_is_taken_off_anew_each_time():
             assert 0 < nodes.describe()["compensation_s"] < 0.05
 
 
+def test_a_slow_link_has_its_delay_and_the_time_of_its_bits():
+    """An echo of 28 bytes takes 0.45 ms over two links of 1 Mbit/s; that is not the delay."""
+    slow = condition(latency_s=0.005, bandwidth_bits_per_s=1e6, backend="relay")
+    with EmulatedNodes(slow, 2) as nodes:
+        compensation_s = nodes.describe()["compensation_s"]
+        found = echoes(nodes, 0, 1, 10)
+    bits_s = 2 * 28 * 8 / 1e6
+    assert min(found) >= 2 * 0.999 * (0.005 - compensation_s + bits_s)
+
+
 def test_a_relay_that_ends_is_told():
     with EmulatedNodes(condition(backend="relay"), 2) as own:
         own._backend._process.kill()
