@@ -27,9 +27,10 @@ from ddlbench.interconnect.emulation.traffic import Nodes, exchange, ping
 
 __all__ = ["one_way_delay", "probe"]
 
-_ECHOES, _LEAST_ECHOES, _MOST_ECHOES = 24, 10, 400
-# Half a second in all: of what holds a machine up for a moment, the median knows nothing.
-_ECHO_INTERVAL_S = 0.02
+# Half a second of them, so that the median knows nothing of what holds a machine up for a moment;
+# and so close that cores stay awake, as they do while ranks talk.
+_ECHOES, _LEAST_ECHOES, _MOST_ECHOES = 100, 10, 400
+_ECHO_INTERVAL_S = 0.005
 _LOSS_PACKETS, _LOSS_PACKETS_PER_S, _LOSS_S = 20_000, 10_000.0, 10.0
 _LOSS_PAYLOAD_BYTES = 100
 _HEADERS_BYTES = 28  # of IP, and of UDP or of an echo
