@@ -30,8 +30,8 @@ from ddlbench.report.labels import (
 )
 from ddlbench.report.nothing import nothing_to_show
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.points import write_instead
 from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
-from ddlbench.report.style import GREY, MIN_PT
 from ddlbench.report.tables import rows_of
 
 __all__ = ["draw", "in_condition_order"]
@@ -193,6 +193,9 @@ def _frame(axes: Axes, fabrics: list[str], limits: tuple[float, float]) -> None:
 def _fill(
     axes: Axes, own: pd.DataFrame, fabrics: list[str], looks: dict[str, tuple[str, str]]
 ) -> None:
+    for x, missing in enumerate(fabrics):
+        if missing not in set(own["fabric"]):
+            write_instead(axes, x, "not run", gid="not run")
     for fabric, cells in own.groupby("fabric", sort=False):
         x = fabrics.index(str(fabric))
         row = next(rows_of(cells))
@@ -202,10 +205,7 @@ def _fill(
                 axes.plot([x, x], ends, color="black", linewidth=0.8, gid="whisker")
             axes.plot([x], [row.measured_step_s], color="black", marker="o", gid="measured")
         else:
-            axes.text(
-                x, 0.03, str(row.status), transform=axes.get_xaxis_transform(), rotation=90,
-                ha="center", va="bottom", fontsize=MIN_PT, color=GREY, gid="mark",
-            )  # fmt: skip
+            write_instead(axes, x, str(row.status))
         names = [name for name in looks if name in set(cells["predictor"])]
         for place, name in enumerate(names):
             told = cells.loc[cells["predictor"] == name, "predicted_step_s"].iloc[0]

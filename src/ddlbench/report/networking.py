@@ -2,8 +2,8 @@
 
 One figure a quantity. The other two keep the value that most cells have (the base of the study),
 so a line changes one thing. A section is a dataset and a geometry, a panel a network; colours are
-strategies (a lighter shade is another variant), line styles batch sizes. What was not run is not
-drawn, and nothing is carried beyond the conditions that were measured.
+strategies (a lighter shade is another variant), line styles batch sizes. Where a panel has no cell
+of a condition it says "not run", and nothing is carried beyond the conditions that were measured.
 
 Source of the numbers beside: Cheng, Liu, Kurihana, "Performance Evaluation of Distributed Deep
 Learning: A Networking Perspective"; TensorFlow with one parameter server.
@@ -37,7 +37,7 @@ from ddlbench.report.labels import (
 from ddlbench.report.marks import status_mark
 from ddlbench.report.nothing import nothing_to_show
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
-from ddlbench.report.points import draw_point
+from ddlbench.report.points import draw_point, write_instead
 from ddlbench.report.style import GREY
 from ddlbench.report.tables import Tables, rows_of
 
@@ -148,6 +148,8 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
             own = part[part["network"] == network]
             _frame(axes, quantity, ticks, limits)
             _draw_lines(axes, own, looks, batches)
+            for x in set(ticks) - set(own["x"]):
+                write_instead(axes, x, "not run", gid="not run")
             _draw_published(axes, theirs[dataset, geometry, network])
             if axes in page.first_in_row:
                 axes.set_ylabel("Samples/s", labelpad=1)

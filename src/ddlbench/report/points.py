@@ -1,4 +1,4 @@
-"""One measured point of a line or dot figure: pale where it is stale, with its marks above it."""
+"""One point of a line or dot figure: pale where it is stale, marks above it, or words instead."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 
 from ddlbench.report.colours import StrategyLook, shade
 from ddlbench.report.footer import NOISY, STALE
-from ddlbench.report.style import MIN_PT
+from ddlbench.report.style import GREY, MIN_PT
 
-__all__ = ["PALE", "draw_point"]
+__all__ = ["PALE", "draw_point", "write_instead"]
 
 PALE = 0.75
 
@@ -30,3 +30,11 @@ def draw_point(
             text, (x, y), xytext=(2.5, 1.5), textcoords="offset points", ha="left", va="bottom",
             fontsize=MIN_PT, gid="point-mark",
         )  # fmt: skip
+
+
+def write_instead(axes: Axes, x: float, words: str, gid: str = "mark") -> None:
+    """Words in the place of a point that is not there, upright above the x axis."""
+    axes.text(
+        x, 0.03, words, transform=axes.get_xaxis_transform(), rotation=90,
+        ha="center", va="bottom", fontsize=MIN_PT, color=GREY, gid=gid,
+    )  # fmt: skip

@@ -126,6 +126,21 @@ def test_links_that_differ_in_more_than_their_condition_are_lines_of_their_own(t
     assert ours["link_bits_per_s"].isna().all()  # no limit, and no infinity in a CSV
 
 
+def test_conditions_that_a_panel_lacks_are_said_to_be_not_run(rows, tmp_path) -> None:
+    kept = [r for r in rows if (r.cell.network, r.cell.fabric) != ("mobilenetv2", "lat10")]
+    for row in kept:
+        write(tmp_path, row.cell, result(row.cell, timing=timing(8, 1.0, 0.01)))
+    tables = make_tables("demo", SITE_NAME, kept, tmp_path, tmp_path / "tables")
+    with style():
+        figure, _ = draw_latency(tables, Context("this machine"))
+        figure.canvas.draw()
+    assert_readable(figure)
+    assert_no_overlap(figure)
+    words = of(figure, "not run")
+    assert [text.get_position()[0] for text in words] == [10.0, 10.0]  # 2x1 and 4x1
+    assert {text.axes.get_title(loc="left") for text in words} <= {"MobileNetV2", ""}
+
+
 def test_every_batch_of_the_study_has_a_line_of_its_own():
     batches = 6  # config/experiments/networking.yaml
     assert len(set(networking._STYLES)) >= batches
