@@ -79,7 +79,7 @@ def running(word: str) -> list[psutil.Process]:
 @pytest.mark.parametrize(
     ("strategy", "nodes", "devices"),
     [
-        ("ddp", 2, 1),
+        pytest.param("ddp", 2, 1, marks=pytest.mark.exhaustive),
         pytest.param("ddp", 3, 1, marks=pytest.mark.exhaustive),
         ("horovod", 2, 2),
     ],
