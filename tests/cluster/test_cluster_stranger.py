@@ -25,6 +25,8 @@ def bed():
 @pytest.fixture(scope="module")
 def project(bed, tmp_path_factory):
     smoke = yaml.safe_load((ROOT / "config/experiments/smoke.yaml").read_text())
+    # A cell is its job here, not its steps.
+    smoke["settings"].update(batch_size=16, warmup_steps=1, max_steps=2)
     return Project(tmp_path_factory.mktemp("stranger"), bed, {**smoke, "site": "mine"}, "")
 
 
