@@ -28,7 +28,7 @@ from ddlbench.interconnect.emulation.traffic import Nodes, exchange, ping
 __all__ = ["one_way_delay", "probe"]
 
 # Half a second of them, so that the median knows nothing of what holds a machine up for a moment;
-# and so close that cores stay awake, as they do while ranks talk.
+# and close together, as packets are while ranks talk: 20 ms apart they are measured to be later.
 _ECHOES, _LEAST_ECHOES, _MOST_ECHOES = 100, 10, 400
 _ECHO_INTERVAL_S = 0.005
 _LOSS_PACKETS, _LOSS_PACKETS_PER_S, _LOSS_S = 20_000, 10_000.0, 10.0
