@@ -93,6 +93,17 @@ def test_published_numbers_are_named(tables) -> None:
     assert theirs["source"].str.contains("Cheng").all()
 
 
+def drawn(draw, rows, results):
+    """The figure of what was written to ``results``, and its table; the figure can be read."""
+    tables = make_tables("demo", SITE_NAME, rows, results, results / "tables")
+    with style():
+        figure, table = draw(tables, Context("this machine"))
+        figure.canvas.draw()
+    assert_readable(figure)
+    assert_no_overlap(figure)
+    return figure, table
+
+
 def test_links_that_differ_in_more_than_their_condition_are_lines_of_their_own(tmp_path):
     fabrics = {
         "base": LinkCondition(0.001, None, 0.0),
@@ -109,12 +120,7 @@ def test_links_that_differ_in_more_than_their_condition_are_lines_of_their_own(t
         rows += expand(chosen, site(fabrics=fabrics))
     for number, row in enumerate(rows):
         write(tmp_path, row.cell, result(row.cell, timing=timing(8, 1.0 + number, 0.01)))
-    tables = make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables")
-    with style():
-        figure, table = draw_loss(tables, Context("this machine"))
-        figure.canvas.draw()
-    assert_readable(figure)
-    assert_no_overlap(figure)
+    figure, table = drawn(draw_loss, rows, tmp_path)
     ours = table[table["source"] == "measured here"].set_index("fabric")
     assert list(ours.loc[["loss1", "loss1bbr", "loss1large"], "variant"]) == [
         "cubic, MTU 1500",
@@ -130,12 +136,7 @@ def test_conditions_that_a_panel_lacks_are_said_to_be_not_run(rows, tmp_path) ->
     kept = [r for r in rows if (r.cell.network, r.cell.fabric) != ("mobilenetv2", "lat10")]
     for row in kept:
         write(tmp_path, row.cell, result(row.cell, timing=timing(8, 1.0, 0.01)))
-    tables = make_tables("demo", SITE_NAME, kept, tmp_path, tmp_path / "tables")
-    with style():
-        figure, _ = draw_latency(tables, Context("this machine"))
-        figure.canvas.draw()
-    assert_readable(figure)
-    assert_no_overlap(figure)
+    figure, _ = drawn(draw_latency, kept, tmp_path)
     words = of(figure, "not run")
     assert [text.get_position()[0] for text in words] == [10.0, 10.0]  # 2x1 and 4x1
     assert {text.axes.get_title(loc="left") for text in words} <= {"MobileNetV2", ""}
