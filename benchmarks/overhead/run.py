@@ -33,7 +33,7 @@ from ddlbench.planning.plan import make_plan
 from ddlbench.runtime.progress import Reporter
 from ddlbench.runtime.stream import EpochStream
 from ddlbench.strategies.executor import Context
-from ddlbench.strategies.sequential import SequentialExecutor
+from ddlbench.strategies.sequential.executor import SequentialExecutor
 
 
 class Null(nn.Module):

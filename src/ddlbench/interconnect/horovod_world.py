@@ -1,4 +1,4 @@
-"""Horovod over a group of ranks, as ``strategies/horovod.py`` joins it for the ranks of a plan."""
+"""Horovod over a group of ranks, joined as ``strategies/horovod`` joins the ranks of a plan."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from ddlbench.interconnect.group import Group
-from ddlbench.planning.horovod import Horovod
 from ddlbench.runtime.network_address import address_of
-from ddlbench.strategies.horovod_rendezvous import serve_rendezvous
+from ddlbench.strategies.horovod.descriptor import Horovod
+from ddlbench.strategies.horovod.rendezvous import serve_rendezvous
 
 __all__ = ["horovod_world"]
 

@@ -27,7 +27,7 @@ from ddlbench.interconnect.worlds import OPERATIONS
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
 from ddlbench.runtime.tool import Surroundings, tool_main
-from ddlbench.strategies.horovod import why_not_on
+from ddlbench.strategies.horovod.executor import why_not_on
 
 __all__ = ["work"]
 

@@ -2,7 +2,7 @@
 
 ``split_limits.csv`` holds, for each network and dataset, the layer with the fewest rows (along
 height, width and depth, up to the head), filters and input channels.
-``python -m ddlbench.strategies.split.limits`` prints it anew.
+``python -m ddlbench.strategies.tensor_parallel.limits`` prints it anew.
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ from ddlbench.experiment.paths import profile_file, result_file
 from ddlbench.experiment.profile import InvalidProfile, ProfileKey
 from ddlbench.experiment.site import Site
 from ddlbench.planning.measured_profile import profile_at
-from ddlbench.planning.pipelines import SynchronousPipeline
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.schedules import Schedule
 from ddlbench.planning.strategy import strategy_of
+from ddlbench.strategies.pipelining.descriptor import SynchronousPipeline
 
 __all__ = ["held_bytes", "why_cell_too_large", "why_too_large"]
 

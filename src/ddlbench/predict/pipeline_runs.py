@@ -17,8 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from ddlbench.planning.pipedream import StagedStrategy
-from ddlbench.planning.pipelines import SynchronousPipeline
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import (
     EAGER,
@@ -31,6 +29,8 @@ from ddlbench.planning.schedules import (
 )
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.prediction import NotPredictable
+from ddlbench.strategies.pipedream.descriptor import StagedStrategy
+from ddlbench.strategies.pipelining.descriptor import SynchronousPipeline
 
 __all__ = ["PipelineRun", "Repeated", "run_of"]
 

@@ -1,8 +1,8 @@
 """What a split strategy divides of a profile's layers: how far rows go, whose weights are dealt.
 
-The rules are the runtime's (``strategies/split``), on the shapes that a profile holds: rows end
-at the head, at a block that the cell names, or with ``until: auto`` before the first block in which
-a device would have none.
+The rules are the runtime's (``strategies/tensor_parallel``), on the shapes that a profile holds:
+rows end at the head, at a block that the cell names, or with ``until: auto`` before the first block
+in which a device would have none.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.plan import Plan
-from ddlbench.planning.split import grid_of
 from ddlbench.predict.workload import Workload
+from ddlbench.strategies.tensor_parallel.descriptor import grid_of
 
 __all__ = [
     "ROWS",

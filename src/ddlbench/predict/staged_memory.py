@@ -18,10 +18,10 @@ from collections.abc import Callable
 from typing import cast
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.planning.pipelines import SynchronousPipeline
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.workload import Block, Workload
+from ddlbench.strategies.pipelining.descriptor import SynchronousPipeline
 
 __all__ = ["BUCKET_BYTES", "STAGED", "staged_bytes"]
 

@@ -38,7 +38,7 @@ from ddlbench.runtime.meters import cpu_peak_bytes, device_memory, restart_peaks
 from ddlbench.runtime.stream import EpochStream
 from ddlbench.strategies.executor import Context
 from ddlbench.strategies.precision import with_precision
-from ddlbench.strategies.sequential import SequentialExecutor
+from ddlbench.strategies.sequential.executor import SequentialExecutor
 
 __all__ = ["StepRunner", "Steps", "measure_steps"]
 

@@ -1,8 +1,9 @@
 """Who holds what of a layer under each strategy, and what is sent when: what pictures are drawn of.
 
 After Figure 2 of ParaDL (Kahira et al. 2021), for four devices, as our strategies run
-(``strategies/split``, Horovod, DDP, pipelines). Communication is that of their Table III, but for
-data+spatial, where all devices add up gradients together (there: one of a node, then leaders).
+(``strategies/tensor_parallel``, Horovod, DDP, pipelines). Communication is that of their Table III,
+but for data+spatial, where all devices add up gradients together (there: one of a node,
+then leaders).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""How each strategy runs: one executor a module, named by its descriptor in planning."""
+"""One folder a strategy: its descriptor (no torch) beside its executor."""

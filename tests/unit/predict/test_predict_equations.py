@@ -9,12 +9,12 @@ from predict_factory import MB
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import PREDICTORS
-from ddlbench.planning.ddp import bucket_caps
 from ddlbench.predict.prediction import Measured, NotPredictable, ask, predictor_of
 from ddlbench.predict.predictors.ddp_buckets import buckets, exposed_s
 from ddlbench.predict.predictors.ring import ring_all_reduce_s
 from ddlbench.predict.predictors.thesis_6 import communication_s
 from ddlbench.predict.workload import Tensor
+from ddlbench.strategies.ddp.descriptor import bucket_caps
 
 SLOW_RING = make.pair([0, 0, 0, 0], bandwidth=1e9, latency_s=1e-4, slow={(3, 0): 5e8})
 

@@ -6,10 +6,10 @@ from predict_factory import MB
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import STRATEGIES, known
-from ddlbench.planning.ddp import DistributedDataParallel
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.question import Question
 from ddlbench.predict.recommend import recommend
+from ddlbench.strategies.ddp.descriptor import DistributedDataParallel
 
 SITE = make.site()
 

@@ -11,16 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddlbench.planning.split import grid_of
 from ddlbench.strategies.executor import Context
-from ddlbench.strategies.pipeline_parts.cutting import TensorForm
-from ddlbench.strategies.split.convert_rows import Grid, split_rows
-from ddlbench.strategies.split.convert_weights import split_weights
-from ddlbench.strategies.split.groups import groups_of, join_team, lines_of
-from ddlbench.strategies.split.team import Line, Team
-from ddlbench.strategies.split.trace import trace
-from ddlbench.strategies.split.watch import Watch
-from ddlbench.strategies.split.weights import WeightSplit
+from ddlbench.strategies.pipelining.cutting import TensorForm
+from ddlbench.strategies.tensor_parallel.convert_rows import Grid, split_rows
+from ddlbench.strategies.tensor_parallel.convert_weights import split_weights
+from ddlbench.strategies.tensor_parallel.descriptor import grid_of
+from ddlbench.strategies.tensor_parallel.groups import groups_of, join_team, lines_of
+from ddlbench.strategies.tensor_parallel.team import Line, Team
+from ddlbench.strategies.tensor_parallel.trace import trace
+from ddlbench.strategies.tensor_parallel.watch import Watch
+from ddlbench.strategies.tensor_parallel.weights import WeightSplit
 
 CPU = torch.device("cpu")
 MAKERS = {

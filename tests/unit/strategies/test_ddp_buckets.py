@@ -11,10 +11,10 @@ from local_world import context_of, executor_of, train_all
 from test_equals_sequential import Shard, cell_of
 from torch import nn
 
-from ddlbench.planning.ddp import bucket_caps
 from ddlbench.planning.plan import make_plan
 from ddlbench.predict.predictors.ddp_buckets import buckets
 from ddlbench.predict.workload import Tensor
+from ddlbench.strategies.ddp.descriptor import bucket_caps
 
 SIDE = 512  # a weight of 1 MiB
 

@@ -18,7 +18,7 @@ pytest.importorskip("torchgpipe")
 
 @pytest.mark.parametrize("strategy", ["gpipe", "model-parallel"])
 def test_a_planned_balance_is_kept_to(strategy) -> None:
-    from ddlbench.strategies.gpipe import GPipeExecutor
+    from ddlbench.strategies.torchgpipe.executor import GPipeExecutor
 
     cell = Cell("mnist", "tiny", strategy, 8, devices_per_node=2, options=(("balance", "profile"),))
     descriptor = strategy_of(strategy)

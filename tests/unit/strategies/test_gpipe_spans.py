@@ -8,7 +8,7 @@ from torch import nn
 from torchgpipe import GPipe
 
 from ddlbench.runtime.aggregate import partitions_csv
-from ddlbench.strategies.gpipe_spans import recording
+from ddlbench.strategies.torchgpipe.spans import recording
 
 CHUNKS, PARTS = 4, 2
 RECOMPUTED = {"never": 0, "except_last": CHUNKS - 1, "always": CHUNKS}

@@ -10,7 +10,7 @@ import torch
 
 from ddlbench.interconnect import sweep
 from ddlbench.strategies.executor import Unsupported
-from ddlbench.strategies.horovod import HorovodExecutor, why_not_on
+from ddlbench.strategies.horovod.executor import HorovodExecutor, why_not_on
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -23,7 +23,7 @@ from ddlbench.strategies.pipedream.spans import SpanRecorder
 from ddlbench.strategies.pipedream.stage import Stage
 from ddlbench.strategies.pipedream.turn import StageParts, Turn
 from ddlbench.strategies.pipedream.versions import WeightVersions
-from ddlbench.strategies.pipeline_parts.cutting import TensorForm
+from ddlbench.strategies.pipelining.cutting import TensorForm
 
 CPU = torch.device("cpu")
 FORM = TensorForm((1, 2), torch.float32)

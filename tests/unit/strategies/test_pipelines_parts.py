@@ -10,10 +10,10 @@ from pipelines_world import tiny
 from torch import nn
 
 from ddlbench.planning.schedules import one_f_one_b
-from ddlbench.strategies.pipeline_parts.average import _buckets
-from ddlbench.strategies.pipeline_parts.cutting import TensorForm, block_facts
-from ddlbench.strategies.pipeline_parts.spans import StepRecorder
-from ddlbench.strategies.pipelines import PipelineExecutor
+from ddlbench.strategies.pipelining.average import _buckets
+from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts
+from ddlbench.strategies.pipelining.executor import PipelineExecutor
+from ddlbench.strategies.pipelining.spans import StepRecorder
 from ddlbench.strategies.precision import with_precision
 
 

@@ -22,7 +22,7 @@ from resume_world import EVERY, STEPS, WARMUP, assert_same, cell_of, end_of, sav
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.planning.plan import make_plan
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.strategies.gpipe import GPipeExecutor
+from ddlbench.strategies.torchgpipe.executor import GPipeExecutor
 
 TWO_STAGES, FOUR_STAGES = {"balance": "5+4"}, {"balance": "3+2+2+2"}
 OPTIONS = {

@@ -18,9 +18,9 @@ from ddlbench.networks.flatten import out_of_place
 from ddlbench.planning.split_limits import COLUMNS
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.precision import with_precision
-from ddlbench.strategies.split.convert_rows import GATHER_NAME, split_rows
-from ddlbench.strategies.split.convert_weights import split_weights
-from ddlbench.strategies.split.limits import limits_of
+from ddlbench.strategies.tensor_parallel.convert_rows import GATHER_NAME, split_rows
+from ddlbench.strategies.tensor_parallel.convert_weights import split_weights
+from ddlbench.strategies.tensor_parallel.limits import limits_of
 
 FILE = Path(planned.__file__).with_name("split_limits.csv")
 IMAGE_NETWORKS = ("resnet18", "resnet50", "resnet152", "vgg11", "vgg16", "mobilenetv2", "alexnet")

@@ -8,9 +8,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from ddlbench.strategies.split.groups import across, groups_of, lines_of
-from ddlbench.strategies.split.layout import Parts, Window, halo_of, overlap
-from ddlbench.strategies.split.pieces import channel_pieces, filter_pieces
+from ddlbench.strategies.tensor_parallel.groups import across, groups_of, lines_of
+from ddlbench.strategies.tensor_parallel.layout import Parts, Window, halo_of, overlap
+from ddlbench.strategies.tensor_parallel.pieces import channel_pieces, filter_pieces
 
 
 @given(extent=st.integers(0, 50), count=st.integers(1, 9))

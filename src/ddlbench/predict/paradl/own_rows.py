@@ -1,4 +1,4 @@
-"""Terms of the rows that this project's strategies split (``strategies/split``), one iteration.
+"""Terms of the rows that our strategies split (``strategies/tensor_parallel``), one iteration.
 
 Unlike ParaDL's implementation, as :mod:`ddlbench.predict.paradl.corrected` has it:
 

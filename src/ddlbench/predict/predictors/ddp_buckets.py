@@ -11,7 +11,7 @@
     T = k t_seq(B/W) + max(0, end_last - k t_backward)
 
 Gradients fill a bucket, in the order in which they are ready, until it holds ``bucket_cap_bytes``;
-by default torch's first bucket is sent earlier, from 1 MiB on (``planning/ddp.py``). No published
+by default torch's first bucket is sent earlier, from 1 MiB on (``strategies/ddp``). No published
 model: it is Eq. 1's idea put to DDP. Two predictors:
 
 * ``ddp-buckets`` has Eq. 1's terms and no others: t(S) is its ring over the links of the training
@@ -26,7 +26,6 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.ddp import bucket_caps
 from ddlbench.planning.plan import Plan
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.prediction import (
@@ -39,6 +38,7 @@ from ddlbench.predict.prediction import (
 )
 from ddlbench.predict.predictors.ring import ring_all_reduce_s
 from ddlbench.predict.workload import Tensor, Workload
+from ddlbench.strategies.ddp.descriptor import bucket_caps
 
 __all__ = ["DdpAllReduce", "DdpBuckets", "buckets", "exposed_s"]
 

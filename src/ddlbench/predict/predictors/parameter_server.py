@@ -36,7 +36,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.parameter_server import message_count
 from ddlbench.planning.plan import Plan
 from ddlbench.predict.link_table import Hop, LinkTable
 from ddlbench.predict.prediction import (
@@ -48,6 +47,7 @@ from ddlbench.predict.prediction import (
     links_or_error,
 )
 from ddlbench.predict.workload import Step, Workload
+from ddlbench.strategies.parameter_server.descriptor import message_count
 
 __all__ = ["ParameterServer", "ParameterServerMessages", "round_trips_s"]
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.ddp import bucket_caps
 from ddlbench.planning.plan import Plan
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.prediction import (
@@ -32,6 +31,7 @@ from ddlbench.predict.prediction import (
 from ddlbench.predict.predictors.ddlbench_eq1 import messages
 from ddlbench.predict.predictors.ddp_buckets import buckets
 from ddlbench.predict.workload import Workload
+from ddlbench.strategies.ddp.descriptor import bucket_caps
 
 __all__ = ["DdpSerial", "HorovodSerial"]
 

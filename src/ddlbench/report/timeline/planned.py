@@ -19,10 +19,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.planning.gpipe import GPipe
-from ddlbench.planning.model_parallel import ModelParallel
-from ddlbench.planning.pipedream import StagedStrategy
-from ddlbench.planning.pipelines import SynchronousPipeline
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import (
     Action,
@@ -35,6 +31,9 @@ from ddlbench.planning.schedules import (
 )
 from ddlbench.planning.strategy import Strategy, strategy_of
 from ddlbench.report.timeline.box import Box
+from ddlbench.strategies.pipedream.descriptor import StagedStrategy
+from ddlbench.strategies.pipelining.descriptor import SynchronousPipeline
+from ddlbench.strategies.torchgpipe.descriptor import GPipe, ModelParallel
 
 __all__ = ["PlannedSchedule", "boxes_of", "repeated", "schedule_of", "torchgpipe_step"]
 

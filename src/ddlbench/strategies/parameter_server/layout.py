@@ -24,8 +24,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from ddlbench.planning.parameter_server import message_count
 from ddlbench.strategies.executor import Unsupported
+from ddlbench.strategies.parameter_server.descriptor import message_count
 
 __all__ = ["Layout", "Message", "Row"]
 

@@ -16,7 +16,7 @@ from ddlbench.experiment.pairs import pairs
 from ddlbench.experiment.registry import load
 from ddlbench.networks.flatten import out_of_place
 from ddlbench.planning.block_table import COLUMNS
-from ddlbench.strategies.pipeline_parts.cutting import TensorForm, block_facts
+from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts
 
 __all__ = ["rows_of", "table"]
 

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.planning.schedules import Action
-from ddlbench.strategies.pipeline_parts.cutting import TensorForm
+from ddlbench.strategies.pipelining.cutting import TensorForm
 
 __all__ = ["Channels", "Groups", "Messages", "connect"]
 

@@ -25,7 +25,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.planning.pipedream import StagedStrategy
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Schedule
 from ddlbench.planning.strategy import Process, strategy_of
@@ -39,12 +38,13 @@ from ddlbench.strategies.executor import (
     Unsupported,
 )
 from ddlbench.strategies.pipedream.channels import Channels, Groups, Messages, connect
+from ddlbench.strategies.pipedream.descriptor import StagedStrategy
 from ddlbench.strategies.pipedream.rehearsal import MadeUpMessages
 from ddlbench.strategies.pipedream.spans import SpanRecorder
 from ddlbench.strategies.pipedream.stage import Stage
 from ddlbench.strategies.pipedream.turn import StageParts, Turn
 from ddlbench.strategies.pipedream.versions import WeightVersions
-from ddlbench.strategies.pipeline_parts.cutting import TensorForm, block_facts
+from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts
 from ddlbench.strategies.process_group import every_rank, join_all, side_by_side
 from ddlbench.strategies.rehearsal import rehearse
 

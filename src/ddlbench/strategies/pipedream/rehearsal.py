@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ddlbench.planning.schedules import Action
-from ddlbench.strategies.pipeline_parts.cutting import TensorForm
+from ddlbench.strategies.pipelining.cutting import TensorForm
 
 __all__ = ["MadeUpMessages"]
 

@@ -1,0 +1,51 @@
+"""DistributedDataParallel on gloo (CPU) or NCCL (CUDA)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddlbench.strategies.ddp.descriptor import bucket_caps
+from ddlbench.strategies.executor import StepwiseExecutor
+from ddlbench.strategies.process_group import join_all
+
+__all__ = ["DdpExecutor"]
+
+
+class DdpExecutor(StepwiseExecutor):
+    """One replica a process.
+
+    Batch-norm statistics stay with each replica (``broadcast_buffers=False``), as they do with
+    Horovod: otherwise DDP would send them at every step and the two would do unequal work.
+    """
+
+    def place(self, network: nn.Sequential) -> nn.Module:
+        """Join the process group and wrap the replica."""
+        device = self.context.devices[0]
+        join_all(self.context, self.process, self.plan.world_size)
+        first_bytes, cap_bytes = bucket_caps(self.plan.details)
+        return DistributedDataParallel(
+            network.to(device),
+            device_ids=[device] if device.type == "cuda" else None,
+            # With a number torch's first bucket is as large as the others; with None it is small.
+            bucket_cap_mb=cap_bytes / 2**20 if first_bytes == cap_bytes else None,
+            broadcast_buffers=False,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights under the names of the plain network."""
+        replica = self.module.module
+        assert isinstance(replica, nn.Module)
+        return {"network": replica.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def details(self) -> dict[str, Any]:
+        """And when the first bucket of a step is sent."""
+        first_bytes, _ = bucket_caps(self.plan.details)
+        return {**super().details(), "first_bucket_bytes": first_bytes}
+
+    def close(self) -> None:
+        """Leave the process group."""
+        dist.destroy_process_group()

@@ -1,0 +1,1 @@
+"""Real Horovod, started by our own processes."""

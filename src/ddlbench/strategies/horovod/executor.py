@@ -1,0 +1,149 @@
+"""Real Horovod, started by our own processes: no ssh, no mpirun, no horovodrun.
+
+::
+
+    rank 0   RendezvousServer(port) -- port --> store
+    all      HOROVOD_* variables  ->  hvd.init()  ->  gloo connects through the server
+
+Where srun starts the processes with MPI (site key ``slurm.mpi``) and Horovod was built with MPI,
+they meet by MPI instead.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import socket
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.strategy import Process
+from ddlbench.strategies.executor import Context, StepwiseExecutor, Unsupported
+from ddlbench.strategies.horovod.rendezvous import serve_rendezvous
+
+__all__ = ["HorovodExecutor", "why_not_on"]
+
+
+class HorovodExecutor(StepwiseExecutor):
+    """``hvd.DistributedOptimizer`` over a replica a process."""
+
+    def place(self, network: nn.Sequential) -> nn.Module:
+        """Join, and give every replica rank 0's weights."""
+        try:
+            self.hvd = importlib.import_module("horovod.torch")
+        except ImportError as error:
+            raise Unsupported(f"Horovod is not installed here: {error}") from error
+        device = self.context.devices[0]
+        reason = why_not_on(device, self.hvd)
+        if reason is not None:
+            again = "`ddlbench forget --state unsupported` then lets this cell run again"
+            raise Unsupported(f"{reason}; {again}")
+        if _started_by_mpi() and self.hvd.mpi_built():
+            _set_tuning(self.plan)
+        else:
+            _set_environment(self.plan, self.process, self.context)
+        self.hvd.init()
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        replica = network.to(device)
+        self.hvd.broadcast_parameters(replica.state_dict(), root_rank=0)
+        return replica
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """SGD that averages gradients before it steps."""
+        optimizer: torch.optim.Optimizer = self.hvd.DistributedOptimizer(
+            super().make_optimizer(), named_parameters=self.module.named_parameters()
+        )
+        return optimizer
+
+    def details(self) -> dict[str, Any]:
+        """The operations that this build of Horovod has."""
+        hvd = self.hvd
+        built = {
+            "gloo": bool(hvd.gloo_built()),
+            "mpi": bool(hvd.mpi_built()),
+            "nccl": bool(hvd.nccl_built()),
+        }
+        return {**super().details(), "horovod_built_with": built}
+
+    def buffer_bytes(self) -> int:
+        """The fusion buffer, which is no larger than all gradients need."""
+        gradients = sum(p.numel() * p.element_size() for p in self.module.parameters())
+        return min(int(self.plan.details["fusion_threshold_bytes"]), gradients)
+
+    def close(self) -> None:
+        """Leave together; rank 0's server ends with its process."""
+        self.hvd.shutdown()
+
+
+def why_not_on(device: torch.device, hvd: Any) -> str | None:
+    """Why this build of Horovod is not measured on ``device``; None where it is.
+
+    Without NCCL it copies gradients of GPUs to the host and all-reduces them there with gloo: it
+    runs, but it is not what anybody means by Horovod on GPUs.
+
+    Args:
+        device: of a rank.
+        hvd: the module ``horovod.torch``; ``hvd.init()`` need not have been called.
+    """
+    if device.type != "cuda" or hvd.nccl_built():
+        return None
+    return (
+        "Horovod was built without NCCL; where nvcc and NCCL are in reach (module load CUDA NCCL) "
+        "run make setup again"
+    )
+
+
+def _set_environment(plan: Plan, process: Process, context: Context) -> None:
+    """Tell Horovod who this process is, in the variables that its launcher would set."""
+    local_size = len(plan.on_node(process.node))
+    nodes = sorted({p.node for p in plan.processes})
+    values = {
+        "HOROVOD_RANK": process.rank,
+        "HOROVOD_SIZE": plan.world_size,
+        "HOROVOD_LOCAL_RANK": process.local_rank,
+        "HOROVOD_LOCAL_SIZE": local_size,
+        "HOROVOD_CROSS_RANK": nodes.index(process.node),
+        "HOROVOD_CROSS_SIZE": len(nodes),
+        "HOROVOD_HOSTNAME": socket.gethostname(),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        # Its own 30 s are less than an all-reduce over a bad link may take.
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": math.ceil(context.patience_s),
+    }
+    if context.interface is not None:
+        values["HOROVOD_GLOO_IFACE"] = context.interface
+    if plan.world_size > 1:
+        address, port = _rendezvous(plan, process, context)
+        values["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = address
+        values["HOROVOD_GLOO_RENDEZVOUS_PORT"] = port
+    os.environ.update({name: str(value) for name, value in values.items()})
+    _set_tuning(plan)
+
+
+def _set_tuning(plan: Plan) -> None:
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = str(int(plan.details["fusion_threshold_bytes"]))
+    os.environ["HOROVOD_CYCLE_TIME"] = str(float(plan.details["cycle_time_s"]) * 1e3)
+
+
+def _started_by_mpi() -> bool:
+    """Whether srun gave this process its place by PMI (site key ``slurm.mpi``)."""
+    return any(name in os.environ for name in ("PMIX_RANK", "PMI_RANK"))
+
+
+def _rendezvous(plan: Plan, process: Process, context: Context) -> tuple[str, int]:
+    """Start the rendezvous server on rank 0; address and port reach all through the store."""
+    store = context.store
+    assert store is not None
+    host = socket.gethostname()
+    store.set(f"horovod/host/{process.rank}", host)
+    if process.rank == 0:
+        hosts = [store.get(f"horovod/host/{rank}").decode() for rank in range(plan.world_size)]
+        _server, port = serve_rendezvous(hosts)
+        store.set("horovod/rendezvous", f"{context.local_address} {port}")
+    address, port_text = store.get("horovod/rendezvous").decode().split()
+    return address, int(port_text)

@@ -1,0 +1,292 @@
+"""Synchronous pipelines of torch.distributed.pipelining: one process a device, any number of nodes.
+
+::
+
+    replica 0   rank 0  F0 F1 F2 F3 B0 B1 B2 B3 .. |all-reduce| update      stage 0
+                rank 1     F0 B0 F1 B1 F2 B2 F3 B3 |    |     | update      stage 1
+    replica 1   rank 2  F0 F1 F2 F3 B0 B1 B2 B3 .. |all-reduce| update      stage 0
+                rank 3     F0 B0 F1 B1 F2 B2 F3 B3 |          | update      stage 1
+
+Each replica takes one contiguous part of the mini-batch and cuts it into micro-batches. All
+schedules flush: every update uses gradients of the current weights.
+
+Ranks are numbered replica by replica, so a pipeline's stages lie on as few nodes as can be. Who
+does what in which order is :meth:`SynchronousPipeline.schedule`; the executor checks that torch
+keeps to it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.planning.pipeline_stages import (
+    BALANCE_OPTION,
+    measured_files,
+    stages_of,
+    why_no_stages,
+)
+from ddlbench.planning.schedules import (
+    InvalidSchedule,
+    Schedule,
+    StageDurations,
+    check,
+    gpipe,
+    interleaved_1f1b,
+    interleaved_zero_bubble,
+    one_f_one_b,
+    replay,
+    replicate,
+    zero_bubble_v,
+)
+from ddlbench.planning.strategy import Needs, Process, Strategy
+
+__all__ = [
+    "Interleaved1F1B",
+    "OneFOneB",
+    "SynchronousPipeline",
+    "TorchGPipeSchedule",
+    "ZeroBubble",
+    "ZeroBubbleV",
+]
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "chunks": {
+        "type": "integer",
+        "minimum": 1,
+        "default": 4,
+        "description": "Micro-batches that a replica's part of a mini-batch is cut into.",
+    },
+    "replicas": {
+        "type": "integer",
+        "minimum": 1,
+        "default": 1,
+        "description": "Copies of the whole pipeline that average their gradients.",
+    },
+    "balance": BALANCE_OPTION,
+}
+_STAGES_PER_RANK: dict[str, Any] = {
+    "type": "integer",
+    "minimum": 1,
+    "default": 2,
+    "description": "Stages of each device; stage s is on device s modulo the pipeline's devices.",
+}
+
+# Schedules by their shape: one is asked for again and again while a cell is planned and predicted.
+_MADE: dict[tuple[type, int, int, int], Schedule] = {}
+
+
+class SynchronousPipeline(Strategy):
+    """What the five schedules share; a subclass says its schedule."""
+
+    family: ClassVar[str] = "pipeline"
+    executor: ClassVar[str] = "ddlbench.strategies.pipelining.executor:PipelineExecutor"
+    options: ClassVar[dict[str, dict[str, Any]]] = _OPTIONS
+
+    def stages_per_rank(self, cell: Cell) -> int:
+        """Stages that each process holds."""
+        return int(self.option_values(cell).get("stages_per_rank", 1))
+
+    def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
+        """The schedule of one replica.
+
+        Raises:
+            InvalidSchedule: the numbers do not fit.
+        """
+        raise NotImplementedError
+
+    def pipeline_schedule(self, cell: Cell) -> Schedule:
+        """The schedule of one of the cell's replicas, ranks and micro-batches counted within it.
+
+        Raises:
+            InvalidSchedule: the numbers do not fit.
+        """
+        values = self.option_values(cell)
+        ranks = cell.devices // int(values["replicas"])
+        shape = (ranks, self.stages_per_rank(cell), int(values["chunks"]))
+        made = _MADE.get((type(self), *shape))
+        if made is None:
+            made = _MADE[type(self), *shape] = self._proven(*shape)
+        return made
+
+    def _proven(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
+        """A schedule that runs even where every send waits for its receiver."""
+        made = self.one_pipeline(ranks, stages_per_rank, micro_batches)
+        try:
+            check(made)
+        except InvalidSchedule as error:
+            raise InvalidSchedule(
+                f"{self.label} on {ranks} devices with {stages_per_rank} stages each and "
+                f"{micro_batches} micro-batches comes to a stop where sends wait for their "
+                "receivers, as they may over NCCL; choose another number of micro-batches (chunks)"
+            ) from error
+        return made
+
+    def schedule(self, cell: Cell) -> Schedule:
+        """Who does what in one optimizer step: all ranks of all replicas."""
+        return replicate(self.pipeline_schedule(cell), int(self.option_values(cell)["replicas"]))
+
+    def ideal_speedup(self, cell: Cell) -> float:
+        """Work of one device over the end of a replayed step, of each replica."""
+        schedule = self.pipeline_schedule(cell)
+        stages = schedule.num_stages
+        passes = StageDurations(forward_s=[1 / stages] * stages, backward_s=[2 / stages] * stages)
+        alone_s = 3 * schedule.micro_batches
+        return int(self.option_values(cell)["replicas"]) * alone_s / replay(schedule, passes).end_s
+
+    def supports(self, cell: Cell) -> str | None:
+        """Equal pipelines, equal micro-batches, a schedule for them, a block for every stage."""
+        values = self.option_values(cell)
+        replicas, chunks = int(values["replicas"]), int(values["chunks"])
+        if cell.devices % replicas:
+            return (
+                f"{cell.devices} devices do not make {replicas} equal pipelines; "
+                f"write replicas that divide {cell.devices}"
+            )
+        if cell.batch_size % (replicas * chunks):
+            return (
+                f"a mini-batch of {cell.batch_size} does not divide into {chunks} micro-batches "
+                f"on each of {replicas} replicas; "
+                f"make batch_size a multiple of {replicas * chunks}"
+            )
+        try:
+            stages = self.pipeline_schedule(cell).num_stages
+        except InvalidSchedule as error:
+            return str(error)
+        return why_no_stages(cell, str(values["balance"]), (1,) * stages)
+
+    def placement(self, cell: Cell) -> tuple[Process, ...]:
+        """One process a device, replica by replica."""
+        one = self.pipeline_schedule(cell)
+        replicas = int(self.option_values(cell)["replicas"])
+        return tuple(
+            Process(
+                rank=rank,
+                role="stage",
+                node=rank // cell.devices_per_node,
+                local_rank=rank % cell.devices_per_node,
+                devices=(rank % cell.devices_per_node,),
+                stage=rank % one.world_size,
+                replica=rank // one.world_size,
+                shard=rank // one.world_size,
+                num_shards=replicas,
+                needs=_needs(one, rank % one.world_size),
+            )
+            for rank in range(cell.devices)
+        )
+
+    def plan(
+        self, cell: Cell, site: str | None = None
+    ) -> tuple[tuple[Process, ...], dict[str, Any]]:
+        """Processes, options, the schedule's name, and the stages.
+
+        A stage is ``[first block, behind the last, replicas]``; ``stage_ranks`` has the ranks of
+        its replicas.
+
+        Raises:
+            ConfigError: balance is ``profile``, and what was measured is missing or wrong.
+        """
+        values = self.option_values(cell)
+        one = self.pipeline_schedule(cell)
+        starts = range(0, cell.devices, one.world_size)
+        alone = (1,) * one.num_stages
+        micro_batch = cell.batch_size // (len(starts) * one.micro_batches)
+        stages, _ = stages_of(cell, str(values["balance"]), alone, site, micro_batch)
+        return self.placement(cell), {
+            **values,
+            "schedule": one.name,
+            "stages": [[stage.first, stage.last, len(starts)] for stage in stages],
+            "stage_ranks": [[start + rank for start in starts] for (rank,) in one.stage_ranks],
+        }
+
+    def measured_inputs(self, cell: Cell, site: str) -> tuple[Path, ...]:
+        """The profile, where it decides the stages."""
+        measured = self.option_values(cell)["balance"] == "profile"
+        return measured_files(cell, site) if measured else ()
+
+    def details(self, cell: Cell) -> dict[str, Any]:
+        """What :meth:`plan` says beside the processes."""
+        return self.plan(cell)[1]
+
+
+def _needs(one: Schedule, rank: int) -> tuple[Needs, ...]:
+    """Inputs enter at the first stage, labels meet the outputs of the last."""
+    needs: list[Needs] = []
+    if rank in one.stage_ranks[0]:
+        needs.append("inputs")
+    if rank in one.stage_ranks[-1]:
+        needs.append("labels")
+    return tuple(needs)
+
+
+class TorchGPipeSchedule(SynchronousPipeline):
+    """All forward passes, then all backward passes (Huang et al. 2019), without recomputation."""
+
+    name: ClassVar[str] = "pipe-gpipe"
+    label: ClassVar[str] = "GPipe (torch)"
+
+    def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
+        """Backward passes begin with the first micro-batch, as in torch."""
+        return gpipe(ranks, micro_batches, last_first=False)
+
+
+class OneFOneB(SynchronousPipeline):
+    """1F1B with a flush (Narayanan et al. 2021)."""
+
+    name: ClassVar[str] = "pipe-1f1b"
+    label: ClassVar[str] = "1F1B"
+
+    def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
+        """A micro-batch for every stage at least: so torch asks."""
+        if micro_batches < ranks:
+            raise InvalidSchedule(
+                f"1F1B needs at least as many micro-batches as stages, and {micro_batches} are "
+                f"fewer than {ranks}; raise chunks to {ranks} or more"
+            )
+        return one_f_one_b(ranks, micro_batches)
+
+
+class Interleaved1F1B(SynchronousPipeline):
+    """1F1B on several stages a device (Narayanan et al. 2021, Megatron-LM)."""
+
+    name: ClassVar[str] = "pipe-interleaved"
+    label: ClassVar[str] = "Interleaved 1F1B"
+    options: ClassVar[dict[str, dict[str, Any]]] = {
+        **_OPTIONS,
+        "stages_per_rank": _STAGES_PER_RANK,
+    }
+
+    def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
+        """Micro-batches go in equal rounds."""
+        return interleaved_1f1b(ranks, stages_per_rank, micro_batches)
+
+
+class ZeroBubble(SynchronousPipeline):
+    """Interleaved zero bubble: weight gradients fill the bubble (Qi et al. 2024, ZB-H1)."""
+
+    name: ClassVar[str] = "pipe-zb"
+    label: ClassVar[str] = "Zero bubble"
+    options: ClassVar[dict[str, dict[str, Any]]] = {
+        **_OPTIONS,
+        "stages_per_rank": _STAGES_PER_RANK,
+    }
+
+    def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
+        """Micro-batches go in equal rounds."""
+        return interleaved_zero_bubble(ranks, stages_per_rank, micro_batches)
+
+
+class ZeroBubbleV(SynchronousPipeline):
+    """Zero bubble with two stages a device laid out as a V (Qi et al. 2024, ZB-V)."""
+
+    name: ClassVar[str] = "pipe-zbv"
+    label: ClassVar[str] = "Zero bubble V"
+
+    def stages_per_rank(self, cell: Cell) -> int:
+        """Always two."""
+        return 2
+
+    def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
+        """Rank r holds the stages r and 2p - 1 - r."""
+        return zero_bubble_v(ranks, micro_batches)

@@ -1,0 +1,197 @@
+"""Synchronous pipelines on torch.distributed.pipelining, over gloo (CPU) or NCCL (CUDA).
+
+::
+
+    a step   | micro-batches through the stages, by torch's schedule | sum over replicas | update |
+
+The loss of a micro-batch is its mean over all micro-batches of the cell, so summed gradients are
+those of the whole mini-batch, as in sequential training; batch norm sees a micro-batch at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import repeat
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.planning.schedules import Schedule
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.strategies.clock import StepClock
+from ddlbench.strategies.executor import MiniBatch, RunRecord, StepwiseExecutor, Unsupported
+from ddlbench.strategies.pipelining.average import sum_gradients
+from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts
+from ddlbench.strategies.pipelining.descriptor import SynchronousPipeline
+from ddlbench.strategies.pipelining.spans import StepRecorder
+from ddlbench.strategies.pipelining.stage import WatchedStage, make_stage, torch_schedule
+from ddlbench.strategies.process_group import join_all, side_by_side
+
+__all__ = ["PipelineExecutor"]
+
+
+class PipelineExecutor(StepwiseExecutor):
+    """One process of a pipeline: its stages, and the torch schedule that drives them."""
+
+    def place(self, network: nn.Sequential) -> nn.Module:
+        """Join the process group, cut the network and keep this process's blocks of it."""
+        descriptor = strategy_of(self.plan.cell.strategy)
+        assert isinstance(descriptor, SynchronousPipeline)
+        self.planned: Schedule = descriptor.pipeline_schedule(self.plan.cell)
+        self.replicas = int(self.plan.details["replicas"])
+        self.chunks = int(self.plan.details["chunks"])
+        self._join()
+        micro_batch = self._micro_batch(network)
+        self.blocks = self._block_ranges(len(network))
+        place = (self.process.stage,)
+        mine = [s for s, ranks in enumerate(self.planned.stage_ranks) if ranks == place]
+        self.recorder = StepRecorder()
+        self.stages = self._stages(network, mine, micro_batch)
+        _drop_blocks(network, keep={number for stage in mine for number in self.blocks[stage]})
+        self.schedule = torch_schedule(self.planned.name, self.stages, self.chunks, self._loss)
+        return network
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """Plain SGD over this process's weights."""
+        cell = self.plan.cell
+        # A process may hold blocks without weights, and SGD takes no empty list.
+        parameters = list(self.module.parameters()) or [nn.Parameter(torch.empty(0))]
+        return torch.optim.SGD(parameters, lr=cell.learning_rate, momentum=cell.momentum)
+
+    def run(self, first: int, count: int) -> RunRecord:
+        """A step after another; only ranks of the first and last stage wait for data."""
+        clock = StepClock(self.context.devices)
+        record = RunRecord(list(range(first, first + count)))
+        losses: list[Tensor] = []
+        batches: Iterator[MiniBatch | None] = repeat(None)
+        if self.data is not None:
+            batches = iter(self.data.batches(first, count))
+        self.recorder.begin_run()
+        clock.start()
+        for done, mini_batch in enumerate(record.ids, 1):
+            asked = time.perf_counter()
+            batch = next(batches)
+            record.load_s.append(time.perf_counter() - asked)
+            self.recorder.begin(mini_batch)
+            losses += self._train(batch)
+            clock.mark()
+            self.context.progress(done)
+        record.step_s = clock.finish()
+        record.loss = torch.stack(losses).tolist() if losses else []
+        if self.context.devices[0].type == "cpu":  # the host's clock does not see a GPU's work
+            record.spans = self.recorder.spans()
+            record.communication_wait_s = self.recorder.wait_s
+        return record
+
+    def persistent_tensors(self) -> Iterator[Tensor]:
+        """And the buffers that torch keeps to receive every micro-batch's tensors into."""
+        yield from super().persistent_tensors()
+        for stage in self.stages:
+            for infos in (stage.args_recv_info, stage.grad_recv_info):
+                for received in infos.values():
+                    yield from (i.buffer for i in received if i.buffer is not None)
+
+    def close(self) -> None:
+        """Leave the process groups."""
+        dist.destroy_process_group()
+
+    def _join(self) -> None:
+        """The group of all, and of it this process's pipeline and its stages' replicas."""
+        join_all(self.context, self.process, self.plan.world_size)
+        ranks = self.planned.world_size
+        pipelines = [list(range(r * ranks, (r + 1) * ranks)) for r in range(self.replicas)]
+        self.pipeline = side_by_side(pipelines, self.context)
+        stages = [list(column) for column in zip(*pipelines, strict=True)]
+        self.replica_group = side_by_side(stages, self.context)
+
+    def _block_ranges(self, blocks: int) -> list[range]:
+        """The blocks of each stage, as planned.
+
+        Raises:
+            Unsupported: the network has others than the plan thinks.
+        """
+        planned = [range(first, last) for first, last, _ in self.plan.details["stages"]]
+        if planned[-1].stop != blocks:
+            raise Unsupported(
+                f"the plan deals {planned[-1].stop} blocks to {len(planned)} stages, but the "
+                f"network has {blocks}"
+            )
+        return planned
+
+    def _micro_batch(self, network: nn.Sequential) -> TensorForm:
+        """Form of one micro-batch of inputs: floating point as the weights are."""
+        cell = self.plan.cell
+        dtype = next((p.dtype for p in network.parameters()), torch.float32)
+        samples = cell.batch_size // (self.replicas * self.chunks)
+        return TensorForm((samples, *DATASETS[cell.dataset].shape), dtype)
+
+    def _stages(
+        self, network: nn.Sequential, mine: list[int], micro_batch: TensorForm
+    ) -> list[WatchedStage]:
+        device = self.context.devices[0]
+        blocks = list(network.named_children())
+        facts = block_facts(network, micro_batch, device)
+        forms = [micro_batch, *(fact.output for fact in facts)]
+        made = []
+        for index in mine:
+            numbers = self.blocks[index]
+            own = nn.Sequential(OrderedDict(blocks[number] for number in numbers)).to(device)
+            made.append(
+                make_stage(
+                    own,
+                    index,
+                    self.planned.num_stages,
+                    device=device,
+                    inputs=forms[numbers.start],
+                    outputs=forms[numbers.stop],
+                    group=self.pipeline,
+                    recorder=self.recorder,
+                )
+            )
+        return made
+
+    def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """A micro-batch's share of the mean over the mini-batch."""
+        with self.recorder.span("loss"):
+            if outputs.dtype == torch.bfloat16:
+                outputs = outputs.float()
+            loss: Tensor = self.loss_function(outputs, labels) / (self.chunks * self.replicas)
+        return loss
+
+    def _train(self, batch: MiniBatch | None) -> list[Tensor]:
+        """One optimiser step; the mean loss over this replica's samples, from its last stage."""
+        inputs = () if batch is None or not self.stages[0].is_first else (batch.inputs,)
+        last = any(stage.is_last for stage in self.stages)
+        labels = batch.labels if batch is not None and last else None
+        losses: list[Tensor] = []
+        self.optimizer.zero_grad()
+        self.schedule.step(*inputs, target=labels, losses=losses, return_outputs=False)
+        self._check_order()
+        if self.replicas > 1:
+            with self.recorder.span("all_reduce"):
+                sum_gradients(list(self.module.parameters()), self.replica_group)
+        with self.recorder.span("update"):
+            self.optimizer.step()
+        shares = [loss.detach() for loss in losses]
+        return [torch.stack(shares).sum() * self.replicas] if last else []
+
+    def _check_order(self) -> None:
+        """What ran is what the plan says, which is what figures draw and predictors replay."""
+        planned = self.planned.computations(self.process.stage)
+        ran = [(a.kind, a.stage, a.micro_batch) for a in self.recorder.passes]
+        if ran != [(a.kind, a.stage, a.micro_batch) for a in planned]:
+            raise RuntimeError(
+                f"torch {torch.__version__} ran schedule {self.planned.name} in another order "
+                f"than planned: {' '.join(map(str, self.recorder.passes))}"
+            )
+
+
+def _drop_blocks(network: nn.Sequential, keep: set[int]) -> None:
+    """Free the blocks that other processes hold."""
+    for number, name in enumerate(list(network._modules)):
+        if number not in keep:
+            delattr(network, name)

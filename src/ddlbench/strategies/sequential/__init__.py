@@ -1,0 +1,1 @@
+"""The base of every speed-up: plain training on one device."""

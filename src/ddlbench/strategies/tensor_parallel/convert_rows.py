@@ -1,0 +1,230 @@
+"""A network whose first blocks work on rows: layers replaced where they stand, weights kept.
+
+::
+
+    | conv1 | bn1 | relu | layer1_0 | ... | layer4_1 | avgpool | flatten | fc |
+    |<-------------- rows on p ranks -------------->|<----- whole on all ---->|
+
+The split ends before the *head*: the first block that is a linear, flattening or adaptive-pooling
+layer, or whose output has fewer dimensions - or at a block that the user names. There the parts
+are gathered; a mean over all positions is added up instead. No forward of the network is
+rewritten: layers inside blocks are replaced, and operations between them (additions, activations,
+concatenations of channels) work on rows as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from torch import Tensor, nn
+
+from ddlbench.planning.split_limits import DIMENSIONS, too_few
+from ddlbench.strategies.executor import Unsupported
+from ddlbench.strategies.tensor_parallel.collectives import gather
+from ddlbench.strategies.tensor_parallel.convolution import CONVOLUTIONS, SpatialConvolution
+from ddlbench.strategies.tensor_parallel.head import MEANS, head_of, innermost
+from ddlbench.strategies.tensor_parallel.limits import Limit, fewest_rows
+from ddlbench.strategies.tensor_parallel.norm import NORMS, SpatialBatchNorm
+from ddlbench.strategies.tensor_parallel.pointwise import DROPOUTS, POINTWISE
+from ddlbench.strategies.tensor_parallel.pooling import (
+    AVERAGES,
+    MAXIMA,
+    SpatialAverage,
+    SpatialMaximum,
+    WholeAverage,
+)
+from ddlbench.strategies.tensor_parallel.replace import replace_layers
+from ddlbench.strategies.tensor_parallel.team import Line, Team
+from ddlbench.strategies.tensor_parallel.trace import BlockTrace, Shapes
+
+__all__ = ["GATHER_NAME", "Grid", "Rows", "split_rows"]
+
+GATHER_NAME = "gather_rows"
+_SPLITS = {dim: name for name, dim in DIMENSIONS.items()}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The ranks that share a sample.
+
+    Args:
+        team: all of them.
+        lines: one a split dimension, first dimension first; the last line's ranks are neighbours.
+    """
+
+    team: Team
+    lines: tuple[Line, ...]
+
+    def own(self, whole: Tensor) -> Tensor:
+        """This rank's rows of a tensor that it has whole."""
+        for line in self.lines:
+            whole = line.own(whole)
+        return whole.contiguous()
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What became of a network.
+
+    Args:
+        split_blocks: names of the blocks that work on rows.
+        ends_with: how the rows become whole again: "gather" or "mean".
+        parameters: weights whose gradients are to be added up over the team.
+    """
+
+    split_blocks: list[str]
+    ends_with: str
+    parameters: list[nn.Parameter]
+
+
+class Gather(nn.Module):
+    """Own rows -> whole, on every rank."""
+
+    def __init__(self, grid: Grid, whole: Sequence[int]) -> None:
+        super().__init__()
+        self.steps = [(line, line.parts(whole)) for line in reversed(grid.lines)]
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Line by line, the innermost first."""
+        for line, parts in self.steps:
+            rows = gather(rows, line.dim, parts, line.team)
+        return rows
+
+
+def split_rows(
+    network: nn.Sequential, traced: Sequence[BlockTrace], grid: Grid, until: str = "head"
+) -> Rows:
+    """Split a network, in place.
+
+    Args:
+        network: what was traced.
+        traced: its blocks, with the batch that a team computes.
+        grid: the ranks.
+        until: the first block that is whole again; "head" finds it, "auto" the one before which
+            rows are too few if that comes earlier.
+
+    Raises:
+        Unsupported: a layer cannot be split, or has too few rows; the text names it.
+    """
+    end = _end(network, traced, grid, until)
+    for line in grid.lines:
+        fewest = _too_few(network, traced[:end], line)
+        if fewest is not None:
+            text = too_few(fewest.layer, _SPLITS[line.dim], fewest.count, line.team.size)
+            raise Unsupported(text)
+    layers = dict(network.named_modules())
+    # A layer that stands in a whole block too is replaced there as well, so it counts.
+    calls: dict[str, list[Shapes]] = {}
+    for told in traced:
+        for name, shapes in told.layers.items():
+            calls.setdefault(name, []).extend(shapes)
+    replaced: dict[nn.Module, nn.Module] = {}
+    for told in traced[:end]:
+        if told.mixing:
+            raise Unsupported(
+                f"block {told.name} calls {told.mixing} between its layers, which does not treat "
+                f"every row alike; write until: {told.name} to gather before it"
+            )
+        for name in told.layers:
+            layer = layers[name]
+            if layer not in replaced:
+                replaced[layer] = _split_layer(name, layer, calls[name], grid, told.name)
+    split = [block for told in traced[:end] if (block := network._modules[told.name]) is not None]
+    parameters = list(dict.fromkeys(p for block in split for p in block.parameters()))
+    replace_layers(network, replaced)
+    ends_with = _end_split(network, traced, end, grid)
+    return Rows([told.name for told in traced[:end]], ends_with, parameters)
+
+
+def _too_few(network: nn.Sequential, blocks: Sequence[BlockTrace], line: Line) -> Limit | None:
+    """The layer with the fewest rows, where some rank would have none of them."""
+    fewest = fewest_rows(network, blocks, line.dim)
+    return fewest if fewest is not None and fewest.count < line.team.size else None
+
+
+def _end(network: nn.Sequential, traced: Sequence[BlockTrace], grid: Grid, until: str) -> int:
+    """Index of the first block that is whole again."""
+    head = head_of(network, traced)
+    names = [told.name for told in traced]
+    end = head
+    if until == "auto":
+        narrow = (
+            i
+            for i in range(head)
+            if any(_too_few(network, traced[i : i + 1], line) for line in grid.lines)
+        )
+        end = next(narrow, head)
+    elif until != "head":
+        if until not in names[: head + 1]:
+            raise Unsupported(
+                f"until: {until} names no block up to the head; write one of "
+                f"{', '.join(names[1 : head + 1])}"
+            )
+        end = names.index(until)
+    if end == 0:
+        raise Unsupported(f"no block stands before {names[0]}, so no rows can be split")
+    return end
+
+
+def _end_split(network: nn.Sequential, traced: Sequence[BlockTrace], end: int, grid: Grid) -> str:
+    """Make the rows whole: as a mean where that is what comes next, else as they are."""
+    if end < len(traced):
+        inputs, outputs = traced[end].shapes
+        layer = innermost(network._modules[traced[end].name])
+        if isinstance(layer, MEANS) and prod(outputs[2:]) == 1:
+            replace_layers(network, {layer: WholeAverage(grid.team, inputs)})
+            return "mean"
+    whole = traced[end - 1].shapes[1]
+    entries = list(network._modules.items())
+    entries.insert(end, (GATHER_NAME, Gather(grid, whole)))
+    network._modules.clear()
+    network._modules.update(entries)
+    return "gather"
+
+
+def _split_layer(
+    name: str, layer: nn.Module, calls: list[Shapes], grid: Grid, block: str
+) -> nn.Module:
+    """The layer over rows.
+
+    Raises:
+        Unsupported: it has none.
+    """
+    kind = type(layer)
+    if kind in POINTWISE:
+        return layer
+    if isinstance(layer, DROPOUTS) and layer.p == 0:
+        return layer
+    make = next((make for kinds, make in _MAKERS if kind in kinds), None)
+    if make is None or not calls:
+        raise Unsupported(
+            f"layer {name} ({kind.__name__}) cannot be split into rows; write until: {block} to "
+            "gather before its block"
+        )
+    if len(set(calls)) > 1:
+        raise Unsupported(f"layer {name} is called with inputs of two sizes; rows want one")
+    inputs, outputs = calls[0]
+    odd = _odd_setting(layer)
+    if odd:
+        raise Unsupported(f"layer {name} ({kind.__name__}) has {odd}, which rows do not know")
+    return make(layer, grid, inputs, outputs)
+
+
+def _odd_setting(layer: nn.Module) -> str:
+    if getattr(layer, "padding_mode", "zeros") != "zeros":
+        return f"padding_mode {layer.padding_mode!r}"
+    if getattr(layer, "return_indices", False):
+        return "return_indices"
+    return ""
+
+
+_Maker = Callable[[Any, Grid, Sequence[int], Sequence[int]], nn.Module]
+_MAKERS: list[tuple[tuple[type[nn.Module], ...], _Maker]] = [
+    (CONVOLUTIONS, lambda layer, grid, i, o: SpatialConvolution(layer, grid.lines, i, o)),
+    (MAXIMA, lambda layer, grid, i, o: SpatialMaximum(layer, grid.lines, i, o)),
+    (AVERAGES, lambda layer, grid, i, o: SpatialAverage(layer, grid.lines, i, o)),
+    (NORMS, lambda layer, grid, i, _: SpatialBatchNorm(layer, grid.lines, grid.team, i)),
+]

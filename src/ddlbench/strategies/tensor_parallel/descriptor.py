@@ -1,0 +1,184 @@
+"""Split strategies: several devices compute each layer of the same samples together.
+
+::
+
+    spatial    x | rows 0 | rows 1 |    filter    w | filters 0 |     channel   w | channels 0 |
+                   halo exchange                    | filters 1 |                 | channels 1 |
+                                                  outputs all-gathered          outputs added up
+
+    data-...   groups of devices, each with its own share of the mini-batch:
+
+               node 0   [ rank 0  rank 1 ]  group 0: samples 0 .. b-1      by default a group is
+               node 1   [ rank 2  rank 3 ]  group 1: samples b .. 2b-1     the devices of a node
+
+Source: Kahira et al., "An Oracle for Guiding Large-Scale Model/Hybrid Parallel Training of
+Convolutional Neural Networks", HPDC 2021, section 3. What a network of one's own forbids (too few
+rows or filters) is known once it is built: then the cell is ``unsupported`` and names the layer.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import Any, ClassVar
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.planning.split_limits import DIMENSIONS, why_too_many
+from ddlbench.planning.strategy import Process, Strategy
+
+__all__ = ["Channel", "DataFilter", "DataSpatial", "Filter", "Spatial", "SplitStrategy", "grid_of"]
+
+_NAMES = {dim: name for name, dim in DIMENSIONS.items()}
+_SPATIAL: dict[str, dict[str, Any]] = {
+    "split": {
+        "type": "string",
+        "enum": ["height", "width", "both", "depth"],
+        "default": "height",
+        "description": "Dimension that is split; both is a grid over height and width, depth is "
+        "of volumes.",
+    },
+    "until": {
+        "type": "string",
+        "minLength": 1,
+        "default": "head",
+        "description": "First block that is whole on every device again; head finds the first "
+        "linear, flattening or adaptive-pooling block, auto the first with too few rows before it.",
+    },
+}
+_GROUP: dict[str, dict[str, Any]] = {
+    "group": {
+        "type": "integer",
+        "minimum": 0,
+        "default": 0,
+        "description": "Devices that compute the same samples together; 0 takes the devices of a "
+        "node.",
+    },
+}
+_EXECUTORS = "ddlbench.strategies.tensor_parallel.executor"
+
+
+class SplitStrategy(Strategy):
+    """What all splits share; without an option ``group``, all devices are one group.
+
+    Class attributes:
+        by: "filter" or "channel"; rows are split by an option.
+    """
+
+    family: ClassVar[str] = "split"
+    by: ClassVar[str]
+
+    def group_size(self, cell: Cell) -> int:
+        """Devices that compute the same samples."""
+        values = self.option_values(cell)
+        if "group" not in values:
+            return cell.devices
+        return int(values["group"]) or cell.devices_per_node
+
+    def supports(self, cell: Cell) -> str | None:
+        """Equal groups, equal shares, a dimension that the data has."""
+        size = self.group_size(cell)
+        if cell.devices % size:
+            return f"{cell.devices} devices do not make equal groups of {size}; write another group"
+        groups = cell.devices // size
+        if cell.batch_size % groups:
+            return (
+                f"a mini-batch of {cell.batch_size} does not divide over {groups} groups; "
+                f"make batch_size a multiple of {groups}"
+            )
+        images = len(DATASETS[cell.dataset].shape) == 3
+        if images and self.option_values(cell).get("split") == "depth":
+            return "images have no depth to split; write split: height, width or both"
+        return self.limit(cell)
+
+    def limit(self, cell: Cell) -> str | None:
+        """Why a built-in network cannot be split so far; of others it is known when they run."""
+        return why_too_many(cell, self.by, self.group_size(cell))
+
+    def placement(self, cell: Cell) -> tuple[Process, ...]:
+        """One process a device, group by group; all of a group read the group's samples."""
+        size = self.group_size(cell)
+        return tuple(
+            Process(
+                rank=rank,
+                role="worker",
+                node=rank // cell.devices_per_node,
+                local_rank=rank % cell.devices_per_node,
+                devices=(rank % cell.devices_per_node,),
+                replica=rank // size,
+                shard=rank // size,
+                num_shards=cell.devices // size,
+            )
+            for rank in range(cell.devices)
+        )
+
+    def details(self, cell: Cell) -> dict[str, Any]:
+        """Options, and the groups as they are."""
+        size = self.group_size(cell)
+        return {**self.option_values(cell), "group": size, "replicas": cell.devices // size}
+
+
+class Spatial(SplitStrategy):
+    """Rows of every activation, neighbours' rows exchanged (Dryden et al. 2019)."""
+
+    name: ClassVar[str] = "spatial"
+    label: ClassVar[str] = "Spatial"
+    executor: ClassVar[str] = f"{_EXECUTORS}:SpatialExecutor"
+    options: ClassVar[dict[str, dict[str, Any]]] = _SPATIAL
+
+    def limit(self, cell: Cell) -> str | None:
+        """Rows that every layer up to the head has; how far another end goes, no table knows."""
+        values = self.option_values(cell)
+        if values["until"] != "head":
+            return None
+        sizes = grid_of(str(values["split"]), self.group_size(cell))
+        reasons = (why_too_many(cell, _NAMES[dim], size) for dim, size in sizes.items())
+        return next((reason for reason in reasons if reason is not None), None)
+
+
+class Filter(SplitStrategy):
+    """Filters of every layer, outputs all-gathered."""
+
+    by: ClassVar[str] = "filter"
+    name: ClassVar[str] = "filter"
+    label: ClassVar[str] = "Filter"
+    executor: ClassVar[str] = f"{_EXECUTORS}:FilterExecutor"
+
+
+class Channel(SplitStrategy):
+    """Input channels of every layer but the first, outputs added up."""
+
+    by: ClassVar[str] = "channel"
+    name: ClassVar[str] = "channel"
+    label: ClassVar[str] = "Channel"
+    executor: ClassVar[str] = f"{_EXECUTORS}:ChannelExecutor"
+
+
+class DataFilter(Filter):
+    """Groups split filters; gradients are averaged over groups."""
+
+    name: ClassVar[str] = "data-filter"
+    label: ClassVar[str] = "Data + filter"
+    options: ClassVar[dict[str, dict[str, Any]]] = _GROUP
+
+
+class DataSpatial(Spatial):
+    """Groups split rows; gradients are averaged over groups."""
+
+    name: ClassVar[str] = "data-spatial"
+    label: ClassVar[str] = "Data + spatial"
+    options: ClassVar[dict[str, dict[str, Any]]] = {**_GROUP, **_SPATIAL}
+
+
+def grid_of(split: str, devices: int) -> dict[int, int]:
+    """Devices along each split dimension, counted from the last (-1 is width), first first.
+
+    ``both`` makes a grid as square as can be, more devices along the height.
+
+    >>> grid_of("height", 4), grid_of("both", 8)
+    ({-2: 4}, {-2: 4, -1: 2})
+    """
+    if split != "both":
+        return {DIMENSIONS[split]: devices}
+    columns = next(size for size in range(isqrt(devices), 0, -1) if devices % size == 0)
+    grid = {-2: devices // columns, -1: columns}
+    return {dim: size for dim, size in grid.items() if size > 1}

@@ -1,0 +1,206 @@
+"""Executors of the split strategies, over gloo (CPU) or NCCL (CUDA): one process a device.
+
+::
+
+    group 0   rank 0 | forward and backward, with exchanges in every layer | average | update
+              rank 1 |    of the same samples                              |  over   | update
+    group 1   rank 2 | ... of other samples                                | groups  | update
+              rank 3 |                                                     |         | update
+
+Every rank of a group reads the same samples, whole; a spatial rank then keeps its rows of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.strategies.executor import RunRecord, StepwiseExecutor
+from ddlbench.strategies.pipelining.average import sum_gradients
+from ddlbench.strategies.pipelining.cutting import TensorForm
+from ddlbench.strategies.process_group import join_all
+from ddlbench.strategies.tensor_parallel.convert_rows import Grid, Rows, split_rows
+from ddlbench.strategies.tensor_parallel.convert_weights import Dealt, split_weights
+from ddlbench.strategies.tensor_parallel.descriptor import grid_of
+from ddlbench.strategies.tensor_parallel.groups import across, groups_of, join_team, lines_of
+from ddlbench.strategies.tensor_parallel.team import Line, Team
+from ddlbench.strategies.tensor_parallel.trace import BlockTrace, trace
+from ddlbench.strategies.tensor_parallel.watch import Watch
+from ddlbench.strategies.tensor_parallel.weights import WeightSplit
+
+__all__ = ["ChannelExecutor", "FilterExecutor", "SpatialExecutor", "SplitExecutor"]
+
+
+class SplitExecutor(StepwiseExecutor):
+    """What the three splits share: groups of ranks, and the average over groups."""
+
+    def place(self, network: nn.Sequential) -> nn.Module:
+        """Join the process groups and split the network; its split layers are freed."""
+        device = self.context.devices[0]
+        self.group_size = int(self.plan.details["group"])
+        self.groups = int(self.plan.details["replicas"])
+        self.watch = Watch()
+        self._join()
+        # Layers that all ranks of a group compute must draw the same random numbers on all.
+        torch.manual_seed(self.plan.cell.seed + self.process.replica)
+        if self.group_size > 1:
+            self.split(network, trace(network, self._batch(network), device))
+        return network.to(device)
+
+    def split(self, network: nn.Sequential, traced: list[BlockTrace]) -> None:
+        """Replace the layers that are split, in place."""
+        raise NotImplementedError
+
+    def own(self, inputs: Tensor) -> Tensor:
+        """What this rank keeps of the inputs."""
+        return inputs
+
+    def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """One optimiser step; the loss is that of the group's samples."""
+        self.watch.begin_step()
+        self.optimizer.zero_grad()
+        outputs = self.module(self.own(inputs))
+        if outputs.dtype == torch.bfloat16:
+            outputs = outputs.float()
+        loss: Tensor = self.loss_function(outputs, labels)
+        self.watch.phase("backward")
+        (loss / self.groups).backward()
+        self.combine_gradients()
+        self.watch.phase("update")
+        self.optimizer.step()
+        self.watch.phase("")
+        return loss.detach()
+
+    def combine_gradients(self) -> None:
+        """Add up over groups what the same rank of each has."""
+        if self.groups > 1:
+            with self.watch.span("all_reduce"):
+                sum_gradients(list(self.module.parameters()), self.over_groups)
+
+    def run(self, first: int, count: int) -> RunRecord:
+        """The common loop, and what this rank did when."""
+        self.watch.begin_run(first)
+        record = super().run(first, count)
+        if self.context.devices[0].type == "cpu":  # the host's clock does not see a GPU's work
+            record.spans = self.watch.spans()
+            record.communication_wait_s = self.watch.wait_s
+        return record
+
+    def close(self) -> None:
+        """Leave the process groups."""
+        dist.destroy_process_group()
+
+    def _join(self) -> None:
+        """The group of all, and of it this rank's group and the same rank of every group."""
+        join_all(self.context, self.process, self.plan.world_size)
+        self.teams = groups_of(self.plan.world_size, self.group_size)
+        self.within = self.team(self.teams)
+        self.over_groups = self.team(across(self.teams)).group
+
+    def team(self, teams: list[list[int]]) -> Team:
+        """This rank's team of several that lie side by side."""
+        return join_team(teams, self.process.rank, self.watch, self.context)
+
+    def _batch(self, network: nn.Sequential) -> TensorForm:
+        """Form of a group's inputs: floating point as the weights are."""
+        cell = self.plan.cell
+        dtype = next((p.dtype for p in network.parameters()), torch.float32)
+        return TensorForm((cell.batch_size // self.groups, *DATASETS[cell.dataset].shape), dtype)
+
+
+class SpatialExecutor(SplitExecutor):
+    """Rows of every activation, up to the head."""
+
+    rows: Rows | None = None
+    grid: Grid | None = None
+
+    def split(self, network: nn.Sequential, traced: list[BlockTrace]) -> None:
+        """Rows along one dimension, or a grid over two."""
+        details = self.plan.details
+        sizes = grid_of(str(details["split"]), self.group_size)
+        lines = lines_of(self.teams, sizes)
+        self.grid = Grid(
+            self.within, tuple(Line(d, self.team(ranks)) for d, ranks in lines.items())
+        )
+        self.rows = split_rows(network, traced, self.grid, str(details["until"]))
+        split = set(self.rows.parameters)
+        self.whole = [p for p in network.parameters() if p not in split]
+
+    def own(self, inputs: Tensor) -> Tensor:
+        """This rank's rows."""
+        return inputs if self.grid is None else self.grid.own(inputs)
+
+    def combine_gradients(self) -> None:
+        """Add up over all ranks what each has of its rows, over groups what all have."""
+        if self.rows is None:
+            super().combine_gradients()
+            return
+        with self.watch.span("all_reduce"):
+            sum_gradients(self.rows.parameters, dist.group.WORLD)
+            if self.groups > 1:
+                sum_gradients(self.whole, self.over_groups)
+
+    def details(self) -> dict[str, Any]:
+        """How far the rows go."""
+        if self.rows is None or self.grid is None:
+            return super().details()
+        return {
+            **super().details(),
+            "grid": [line.team.size for line in self.grid.lines],
+            "split_blocks": self.rows.split_blocks,
+            "ends_with": self.rows.ends_with,
+        }
+
+
+class _WeightSplitExecutor(SplitExecutor):
+    """Weights of every layer, by filters or by channels."""
+
+    by: ClassVar[Literal["filter", "channel"]]
+    dealt: Dealt | None = None
+
+    def split(self, network: nn.Sequential, traced: list[BlockTrace]) -> None:
+        """Deal out the weights."""
+        self.dealt = split_weights(network, traced, self.within, self.by)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whole weights under the names of the plain network; all ranks of a group call it.
+
+        The optimiser's state is this rank's.
+        """
+        network: dict[str, Tensor] = {}
+        modules = self.module.named_modules(remove_duplicate=False)
+        splits = {name: one for name, one in modules if isinstance(one, WeightSplit)}
+        for name, value in self.module.state_dict().items():
+            layer = name.rpartition(".")[0]
+            if layer not in splits:
+                network[name] = value
+            elif f"{layer}.weight" not in network:
+                whole = splits[layer].whole_state()
+                network.update((f"{layer}.{key}", tensor) for key, tensor in whole.items())
+        return {"network": network, "optimizer": self.optimizer.state_dict()}
+
+    def details(self) -> dict[str, Any]:
+        """Which layers were dealt out."""
+        if self.dealt is None:
+            return super().details()
+        return {
+            **super().details(),
+            "split_layers": len(self.dealt.split_layers),
+            "whole_layers": self.dealt.whole_layers,
+        }
+
+
+class FilterExecutor(_WeightSplitExecutor):
+    """Each rank computes its own filters of every layer."""
+
+    by: ClassVar[Literal["filter", "channel"]] = "filter"
+
+
+class ChannelExecutor(_WeightSplitExecutor):
+    """Each rank reads its own input channels of every layer but the first."""
+
+    by: ClassVar[Literal["filter", "channel"]] = "channel"

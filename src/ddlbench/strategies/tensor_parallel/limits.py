@@ -1,0 +1,123 @@
+"""The layers that limit how far a network can be split.
+
+``python -m ddlbench.strategies.tensor_parallel.limits`` prints ``planning/split_limits.csv``: what
+planning knows of the built-in networks. They are built without contents.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.experiment.pairs import pairs
+from ddlbench.experiment.registry import load
+from ddlbench.planning.split_limits import COLUMNS, DIMENSIONS
+from ddlbench.strategies.pipelining.cutting import TensorForm
+from ddlbench.strategies.tensor_parallel.convolution import CONVOLUTIONS
+from ddlbench.strategies.tensor_parallel.head import head_of
+from ddlbench.strategies.tensor_parallel.pointwise import DROPOUTS, POINTWISE
+from ddlbench.strategies.tensor_parallel.trace import BlockTrace, trace
+from ddlbench.strategies.tensor_parallel.weights import features_of
+
+__all__ = ["DEALT", "Limit", "called_with_weights", "fewest_features", "fewest_rows", "limits_of"]
+
+# Whose weights are dealt out by filters or channels.
+DEALT = (*CONVOLUTIONS, nn.Linear)
+_SAMPLES = 2  # batch norm refuses a single value a channel
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The smallest count of rows, filters or channels, and the first layer that has it."""
+
+    count: int
+    layer: str
+
+
+def fewest_rows(network: nn.Module, blocks: Sequence[BlockTrace], dim: int) -> Limit | None:
+    """Of the inputs and outputs of all layers that exchange rows; None where there are none.
+
+    Args:
+        network: what was traced.
+        blocks: those that are split.
+        dim: counted from the last: -2 is height.
+    """
+    layers = dict(network.named_modules())
+    return _smallest(
+        Limit(min(shape[dim] for shape in shapes), _called(name, layers[name]))
+        for told in blocks
+        for name, calls in told.layers.items()
+        if type(layers[name]) not in (*POINTWISE, *DROPOUTS)
+        for shapes in calls
+    )
+
+
+def called_with_weights(
+    network: nn.Module, blocks: Sequence[BlockTrace], by: Literal["filter", "channel"]
+) -> list[str]:
+    """Layers whose weights are dealt out, in the order of their calls; by channel not the first."""
+    layers = dict(network.named_modules())
+    called = dict.fromkeys(name for told in blocks for name in told.layers)
+    names = [name for name in called if type(layers[name]) in DEALT]
+    return names[1:] if by == "channel" else names
+
+
+def fewest_features(
+    network: nn.Module, blocks: Sequence[BlockTrace], by: Literal["filter", "channel"]
+) -> Limit | None:
+    """Of all layers whose weights are dealt out; None where there are none."""
+    found = []
+    for name in called_with_weights(network, blocks, by):
+        layer = network.get_submodule(name)
+        assert isinstance(layer, DEALT)
+        filters, channels, _ = features_of(layer)
+        found.append(Limit(filters if by == "filter" else channels, _called(name, layer)))
+    return _smallest(found)
+
+
+def limits_of(network: str, spec: DatasetSpec) -> list[tuple[str | int, ...]]:
+    """Rows of the table, in the order of ``COLUMNS``."""
+    with torch.device("meta"):
+        blocks = load("ddlbench.networks", network)(spec)
+    form = TensorForm((_SAMPLES, *spec.shape), torch.float32)
+    traced = trace(blocks, form, torch.device("cpu"))
+    split = traced[: head_of(blocks, traced)]
+    limits = {name: fewest_rows(blocks, split, dim) for name, dim in DIMENSIONS.items()}
+    if spec.depth is None:
+        del limits["depth"]
+    limits["filter"] = fewest_features(blocks, traced, "filter")
+    limits["channel"] = fewest_features(blocks, traced, "channel")
+    return [
+        (network, spec.name, name, limit.count, limit.layer)
+        for name, limit in limits.items()
+        if limit is not None
+    ]
+
+
+def table() -> str:
+    """All built-in networks on all datasets that they read, as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for network, spec in pairs():
+        writer.writerows(limits_of(network, spec))
+    return text.getvalue()
+
+
+def _called(name: str, layer: nn.Module) -> str:
+    return f"{name} ({type(layer).__name__})"
+
+
+def _smallest(limits: Iterable[Limit]) -> Limit | None:
+    return min(limits, key=lambda limit: limit.count, default=None)
+
+
+if __name__ == "__main__":
+    print(table(), end="")

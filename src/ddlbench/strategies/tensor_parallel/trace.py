@@ -1,0 +1,129 @@
+"""What a network does with a batch, found without computing: which layer sees which shapes.
+
+The network is run once on tensors without contents. Layers (modules without children) tell their
+shapes; what blocks do between their layers (an addition, a concatenation) is watched operation by
+operation, because a split activation bears only operations that treat every position alike.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ddlbench.strategies.pipelining.cutting import TensorForm
+
+__all__ = ["BlockTrace", "Shapes", "trace"]
+
+Shapes = tuple[tuple[int, ...], tuple[int, ...]]
+"""Of a layer's input and output."""
+
+_HARMLESS = ("alias", "clone", "detach", "_to_copy", "lift_fresh", "empty_like", "ones_like")
+
+
+@dataclass
+class BlockTrace:
+    """One block of the network.
+
+    Args:
+        name: of the block.
+        shapes: of the block's own input and output.
+        layers: shapes of every call of each layer, by the layer's name in the network, in the
+            order of the first calls; an empty list where a call had not one tensor in and out.
+        mixing: first operation outside layers that does not treat every position alike; "" if
+            there is none.
+    """
+
+    name: str
+    shapes: Shapes = ((), ())
+    layers: dict[str, list[Shapes]] = field(default_factory=dict)
+    mixing: str = ""
+
+
+def trace(network: nn.Sequential, sample: TensorForm, device: torch.device) -> list[BlockTrace]:
+    """Run the network on nothing; it stays as it is.
+
+    Args:
+        network: the whole network.
+        sample: form of a batch of inputs, (N, C, ...).
+        device: where it will run.
+    """
+    tensors = [*network.parameters(), *network.buffers()]
+    # Its Python attributes are copied, its tensors are not: a block may count its calls.
+    double = copy.deepcopy(network, {id(tensor): tensor for tensor in tensors})
+    found = []
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        passing = sample.tensor(device)
+        for name, block in double._modules.items():
+            assert block is not None
+            state = {**dict(block.named_parameters()), **dict(block.named_buffers())}
+            fakes = {key: torch.empty_like(value, device=device) for key, value in state.items()}
+            told = BlockTrace(name)
+            with _watching(double, block, told):
+                result = functional_call(block, fakes, (passing,))
+            told.shapes = tuple(passing.shape), tuple(result.shape)
+            passing = result
+            found.append(told)
+    return found
+
+
+@contextmanager
+def _watching(network: nn.Sequential, block: nn.Module, told: BlockTrace) -> Iterator[None]:
+    operations = _Operations(told)
+
+    def enter(_module: nn.Module, _inputs: Any) -> None:
+        operations.depth += 1
+
+    hooks = []
+    own = set(block.modules())
+    for name, layer in network.named_modules():
+        if layer not in own or list(layer.children()):
+            continue
+
+        def leave(_layer: nn.Module, inputs: Any, output: Any, name: str = name) -> None:
+            operations.depth -= 1
+            calls = told.layers.setdefault(name, [])
+            if len(inputs) == 1 and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
+                calls.append((tuple(inputs[0].shape), tuple(output.shape)))
+
+        hooks.append(layer.register_forward_pre_hook(enter))
+        hooks.append(layer.register_forward_hook(leave))
+    try:
+        with operations:
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class _Operations(TorchDispatchMode):
+    """Notes the first operation outside layers that mixes positions."""
+
+    def __init__(self, told: BlockTrace) -> None:
+        super().__init__()
+        self.told = told
+        self.depth = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at the operation, then run it."""
+        kwargs = kwargs or {}
+        if self.depth == 0 and not self.told.mixing and _mixes(func, args, kwargs):
+            self.told.mixing = str(func)
+        return func(*args, **kwargs)
+
+
+def _mixes(func: Any, args: Any, kwargs: Any) -> bool:
+    name = func.overloadpacket.__name__
+    if name == "cat":  # side by side in channels: positions stay where they are
+        return (args[1] if len(args) > 1 else kwargs.get("dim", 0)) != 1
+    # "prim" asks for a tensor's device or type, as autocast does.
+    known = func.namespace == "prim" or name in _HARMLESS
+    return not known and torch.Tag.pointwise not in func.tags

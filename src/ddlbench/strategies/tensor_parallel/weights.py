@@ -1,0 +1,200 @@
+"""Convolutions and linear layers whose weights are dealt out: own filters, or own channels.
+
+::
+
+    filter     x whole --share--> own filters  --gather--> y whole     bias: of the own filters
+    channel    x whole --take---> partial sums --total---> y whole     bias: whole, added once
+
+Activations between layers are whole on every rank; what lies between these layers is computed by
+all. Source: Kahira et al., section 3 (filter and channel parallelism).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ddlbench.strategies.tensor_parallel.collectives import gather, share, take, total
+from ddlbench.strategies.tensor_parallel.convolution import FUNCTIONS, Convolution
+from ddlbench.strategies.tensor_parallel.layout import Interval, Parts
+from ddlbench.strategies.tensor_parallel.pieces import Piece, channel_pieces, filter_pieces
+from ddlbench.strategies.tensor_parallel.team import Team
+
+__all__ = ["ChannelSplit", "FilterSplit", "WeightSplit", "features_of"]
+
+# (input, weight, bias, groups) -> output
+_Apply = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
+
+
+class WeightSplit(nn.Module):
+    """What both splits share: pieces of the weight, and how they make the whole.
+
+    Args:
+        layer: the whole layer.
+        pieces: of the weight, on this rank.
+        bias: which part of the bias this rank has.
+        team: the ranks.
+    """
+
+    def __init__(
+        self, layer: Convolution | nn.Linear, pieces: list[Piece], bias: Interval, team: Team
+    ) -> None:
+        super().__init__()
+        self.team, self.pieces = team, pieces
+        self.apply_layer, self.dim = _application(layer)
+        self._whole = {"weight": layer.weight.shape}
+        self._places: dict[str, tuple[str, tuple[slice, ...]]] = {}
+        for number, piece in enumerate(pieces):
+            place = (slice(*piece.filters), slice(*piece.within))
+            self._keep(f"weight_{number}", "weight", layer.weight, place)
+        self.has_bias = layer.bias is not None
+        if layer.bias is not None:
+            self._whole["bias"] = layer.bias.shape
+            self._keep("bias_0", "bias", layer.bias, (slice(*bias),))
+
+    def _keep(self, own: str, name: str, whole: Tensor, place: tuple[slice, ...]) -> None:
+        part = nn.Parameter(whole.detach()[place].clone(), requires_grad=whole.requires_grad)
+        self.register_parameter(own, part)
+        self._places[own] = (name, place)
+
+    def weight_of(self, number: int) -> Tensor:
+        """The weight of a piece."""
+        weight: Tensor = getattr(self, f"weight_{number}")
+        return weight
+
+    def bias(self) -> Tensor:
+        """What this rank has of the bias."""
+        bias: Tensor = getattr(self, "bias_0")  # noqa: B009 (nn.Module's attributes have no type)
+        return bias
+
+    def whole_state(self) -> dict[str, Tensor]:
+        """The whole layer's parameters, on every rank; all ranks call it.
+
+        Every rank puts its own into zeros, and they are added up: no value changes.
+        """
+        like = self.weight_of(0)
+        found = {}
+        for name, shape in self._whole.items():
+            whole = torch.zeros(shape, dtype=like.dtype, device=like.device)
+            for own, (of, place) in self._places.items():
+                if of == name and self._mine_to_give(name):
+                    whole[place] = getattr(self, own).detach()
+            found[name] = self.team.all_reduce(whole)
+        return found
+
+    def _mine_to_give(self, name: str) -> bool:
+        """Whether this rank's part of a parameter is in no other rank's."""
+        raise NotImplementedError
+
+
+class FilterSplit(WeightSplit):
+    """A layer of which this rank computes its own filters (output features).
+
+    Args:
+        layer: the whole layer.
+        team: the ranks.
+    """
+
+    def __init__(self, layer: Convolution | nn.Linear, team: Team) -> None:
+        filters, channels, groups = features_of(layer)
+        parts = Parts.even(filters, team.size)
+        own = parts[team.rank]
+        super().__init__(layer, filter_pieces(own, filters, channels, groups), own, team)
+        self.parts, self.first = parts, own[0]
+
+    def forward(self, whole: Tensor) -> Tensor:
+        """Whole input -> whole output."""
+        shared = share(whole, self.team)
+        outputs = []
+        for number, piece in enumerate(self.pieces):
+            bias = None
+            if self.has_bias:
+                first, behind = piece.filters
+                bias = self.bias()[first - self.first : behind - self.first]
+            read = _channels(shared, self.dim, piece.channels)
+            outputs.append(self.apply_layer(read, self.weight_of(number), bias, piece.groups))
+        own = outputs[0] if len(outputs) == 1 else torch.cat(outputs, self.dim)
+        return gather(own, self.dim, self.parts, self.team)
+
+    def _mine_to_give(self, name: str) -> bool:
+        return True
+
+
+class ChannelSplit(WeightSplit):
+    """A layer of which this rank reads its own input channels (features).
+
+    Args:
+        layer: the whole layer.
+        team: the ranks.
+    """
+
+    def __init__(self, layer: Convolution | nn.Linear, team: Team) -> None:
+        filters, channels, groups = features_of(layer)
+        parts = Parts.even(channels, team.size)
+        own = parts[team.rank]
+        pieces = channel_pieces(own, filters, channels, groups)
+        super().__init__(layer, pieces, (0, filters), team)
+        self.parts, self.first, self.filters = parts, own[0], filters
+
+    def forward(self, whole: Tensor) -> Tensor:
+        """Whole input -> whole output."""
+        own = take(whole, self.dim, self.parts, self.team)
+        outputs = []
+        for number, piece in enumerate(self.pieces):
+            first, behind = piece.channels
+            read = _channels(own, self.dim, (first - self.first, behind - self.first))
+            outputs.append(self.apply_layer(read, self.weight_of(number), None, piece.groups))
+        addend = outputs[0] if len(outputs) == 1 else torch.cat(outputs, self.dim)
+        summed = total(self._among_all(addend), self.team)
+        if not self.has_bias:
+            return summed
+        behind_channels = summed.dim() - 1 - self.dim % summed.dim()
+        bias = self.bias().to(summed.dtype)
+        return summed + bias.view(-1, *[1] * behind_channels)
+
+    def _among_all(self, addend: Tensor) -> Tensor:
+        """Zeros for the filters of groups that this rank reads nothing of."""
+        before, behind = self.pieces[0].filters[0], self.filters - self.pieces[-1].filters[1]
+        if before == behind == 0:
+            return addend
+        behind_channels = addend.dim() - 1 - self.dim % addend.dim()
+        return F.pad(addend, [0, 0] * behind_channels + [before, behind])
+
+    def _mine_to_give(self, name: str) -> bool:
+        return name == "weight" or self.team.rank == 0
+
+
+def features_of(layer: Convolution | nn.Linear) -> tuple[int, int, int]:
+    """Filters, input channels and groups."""
+    if isinstance(layer, nn.Linear):
+        return layer.out_features, layer.in_features, 1
+    return layer.out_channels, layer.in_channels, layer.groups
+
+
+def _channels(tensor: Tensor, dim: int, interval: Interval) -> Tensor:
+    first, behind = interval
+    return tensor.narrow(dim, first, behind - first)
+
+
+def _application(layer: Convolution | nn.Linear) -> tuple[_Apply, int]:
+    """How the layer computes with other weights, and which dimension its features are."""
+    if isinstance(layer, nn.Linear):
+        return _linear, -1
+    convolve = FUNCTIONS[len(layer.kernel_size)]
+    stride, padding, dilation = layer.stride, layer.padding, layer.dilation
+    around, mode = layer._reversed_padding_repeated_twice, layer.padding_mode
+
+    def apply(inputs: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
+        if mode == "zeros":
+            return convolve(inputs, weight, bias, stride, padding, dilation, groups)
+        padded = F.pad(inputs, around, mode)
+        return convolve(padded, weight, bias, stride, 0, dilation, groups)
+
+    return apply, 1
+
+
+def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, _groups: int) -> Tensor:
+    return F.linear(inputs, weight, bias)

@@ -1,0 +1,154 @@
+"""torchgpipe: one process, one thread a device, micro-batches in a pipeline.
+
+One thing is changed: its threads are kept from step to step (:mod:`.workers`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchgpipe import GPipe
+from torchgpipe.balance import balance_by_size, balance_by_time
+
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
+from ddlbench.strategies.torchgpipe.spans import PartitionSpan, recording
+from ddlbench.strategies.torchgpipe.workers import KeptWorkers
+
+__all__ = ["GPipeExecutor", "ModelParallelExecutor", "choose_balance"]
+
+
+class GPipeExecutor(StepwiseExecutor):
+    """The network's blocks dealt to the node's devices."""
+
+    chunks: int
+    checkpoint: str
+    balance: list[int]
+
+    def __init__(self) -> None:
+        self.workers = KeptWorkers()
+
+    def place(self, network: nn.Sequential) -> nn.Module:
+        """Cut the network and put each partition on its device."""
+        details = self.plan.details
+        self.chunks = int(details.get("chunks", 1))
+        self.checkpoint = str(details.get("checkpoint", "never"))
+        devices = list(self.context.devices)
+        cell = self.plan.cell
+        sample = torch.rand(cell.batch_size // self.chunks, *DATASETS[cell.dataset].shape)
+        rule = str(details["balance"])
+        if rule == "profile":  # planned, as only the plan sees what the site measured
+            rule = "+".join(map(str, details["blocks_per_device"]))
+        self.balance = (
+            # Times that are taken anew may deal otherwise than those of the run that goes on here.
+            self.context.fixed.get("blocks_per_device")
+            or choose_balance(rule, network, sample, devices, self.chunks)
+        )
+        return GPipe(
+            network,
+            balance=self.balance,
+            devices=devices,
+            chunks=self.chunks,
+            checkpoint=self.checkpoint,
+        )
+
+    def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """One step; labels wait on the last partition's device, where the output appears."""
+        with self.workers.in_use():
+            return super().step(inputs, labels.to(self.context.devices[-1]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights under the names of the plain network: torchgpipe adds a partition's index."""
+        assert isinstance(self.module, GPipe)
+        network = {name.split(".", 2)[2]: value for name, value in self.module.state_dict().items()}
+        return {"network": network, "optimizer": self.optimizer.state_dict()}
+
+    def threaded_modules(self) -> list[nn.Module]:
+        """Each partition computes in its device's thread."""
+        assert isinstance(self.module, GPipe)
+        return list(self.module.partitions)
+
+    def partition_spans(self, mini_batch: int) -> list[PartitionSpan]:
+        """When each partition computed which micro-batch, in one more step that is not timed."""
+        assert isinstance(self.module, GPipe)
+        with recording(list(self.module.partitions), self.context.devices) as recorder:
+            self.run(mini_batch, 1)
+        return recorder.spans()
+
+    def details(self) -> dict[str, Any]:
+        """Micro-batches, the balance that was used, and what was done to torchgpipe's threads."""
+        return {
+            **super().details(),
+            "chunks": self.chunks,
+            "checkpoint": self.checkpoint,
+            "blocks_per_device": self.balance,
+            "workers": "kept",
+        }
+
+    def close(self) -> None:
+        """End the threads."""
+        self.workers.close()
+
+
+class ModelParallelExecutor(GPipeExecutor):
+    """The plan carries neither micro-batches nor recomputation, so GPipe uses one and none."""
+
+
+def choose_balance(
+    rule: str,
+    network: nn.Sequential,
+    sample: Tensor,
+    devices: list[torch.device],
+    chunks: int,
+) -> list[int]:
+    """Blocks of each device.
+
+    Args:
+        rule: "time", "size" or "blocks", else the numbers themselves, as "5+9".
+        network: the whole network, on CPU.
+        sample: one micro-batch of inputs, (N, C, H, W), or (N, C, D, H, W) of volumes.
+        devices: where the partitions go.
+        chunks: micro-batches of a mini-batch.
+
+    Raises:
+        Unsupported: there are fewer blocks than devices, the numbers do not add up, or "size" has
+            no GPU, or a network that does not take a single sample.
+    """
+    blocks, parts = len(network), len(devices)
+    if blocks < parts:
+        raise Unsupported(f"the network has {blocks} blocks, too few for {parts} devices")
+    if rule == "time":
+        return list(balance_by_time(parts, network, sample, device=devices[0]))
+    if rule == "size":
+        if devices[0].type != "cuda":
+            raise Unsupported("balance 'size' reads CUDA's memory counters; use time or blocks")
+        return _by_size(network, sample, devices, chunks)
+    if rule == "blocks":
+        return [blocks // parts + (part < blocks % parts) for part in range(parts)]
+    balance = [int(part) for part in rule.split("+")]
+    if sum(balance) != blocks or len(balance) != parts:
+        raise Unsupported(
+            f"balance {rule} deals {sum(balance)} blocks to {len(balance)} devices, "
+            f"the network has {blocks} for {parts}"
+        )
+    return balance
+
+
+def _by_size(
+    network: nn.Sequential, sample: Tensor, devices: list[torch.device], chunks: int
+) -> list[int]:
+    """By torchgpipe's count of CUDA memory: it runs one sample and scales it to the mini-batch."""
+    # A view: of the mini-batch it reads the number of samples and the first one.
+    mini_batch = sample[:1].expand(chunks * len(sample), *sample.shape[1:])
+    try:
+        found = balance_by_size(len(devices), network, mini_batch, chunks=chunks, device=devices[0])
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise Unsupported(
+            "balance 'size' runs the network on a single sample, and batch norm refuses one value "
+            "a channel; use time, profile or blocks"
+        ) from None
+    return list(found)
