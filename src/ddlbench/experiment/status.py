@@ -1,0 +1,117 @@
+"""The states of a cell, and why it is in one: a sentence for people, a code to count by.
+
+::
+
+    result.json    ok, out_of_memory, unsupported, timeout      the cell is done
+    failure.json   failed                                       the cell runs again
+    neither        not run, running; invalid: the file cannot be read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+__all__ = ["REASON_CODES", "Reason", "Status", "reason_code", "reason_of"]
+
+
+class Status(StrEnum):
+    """State of a cell; the gravest first, where one must stand for several."""
+
+    OUT_OF_MEMORY = "out_of_memory"
+    TIMEOUT = "timeout"
+    FAILED = "failed"
+    INVALID = "invalid"
+    UNSUPPORTED = "unsupported"
+    RUNNING = "running"
+    NOT_RUN = "not run"
+    OK = "ok"
+
+    @property
+    def is_result(self) -> bool:
+        """Whether a cell in this state is done and leaves a result.json."""
+        return self in (Status.OK, Status.OUT_OF_MEMORY, Status.UNSUPPORTED, Status.TIMEOUT)
+
+
+REASON_CODES: Mapping[str, str] = {
+    # unsupported: known before a job is submitted
+    "unsupported": "the strategy gives no code of its own",
+    "uneven_batch": "the mini-batch does not divide over workers, replicas or micro-batches",
+    "uneven_groups": "the devices do not divide into equal groups, replicas or stages",
+    "too_few_devices": "the strategy needs more devices",
+    "one_device_only": "the strategy uses one device",
+    "one_node_only": "the strategy drives the devices of one node",
+    "too_few_blocks": "the network has fewer blocks than there are stages",
+    "too_few_to_split": "a layer has fewer rows, filters or channels than there are devices",
+    "no_such_dimension": "the data lacks the dimension that is split",
+    "invalid_schedule": "the schedule cannot be built with these options",
+    "conflicting_options": "two options exclude each other",
+    "network_dataset_mismatch": "the network does not read this dataset",
+    "too_few_images": "the dataset has fewer images than one mini-batch",
+    "package_missing": "a package that the strategy imports is not installed",
+    "stage_too_large": "a stage needs more memory than a device has",
+    "site_too_small": "the site has too few nodes, devices or cores",
+    "no_link_to_emulate": "one node has no link that could be emulated",
+    "no_real_data": "the site names no real data for the dataset",
+    "precision_unavailable": "the device has no such arithmetic",
+    # unsupported: known when the cell starts
+    "emulation_unavailable": "the machine cannot emulate this link",
+    "cannot_be_split": "the network is built in a way that the strategy cannot split",
+    "no_checkpoint": "the strategy's state cannot be saved",
+    "device_unsupported": "the strategy or an option does not work on this kind of device",
+    # out_of_memory
+    "out_of_memory_cuda": "memory of a GPU ran out",
+    "out_of_memory_host": "memory of the host ran out",
+    "out_of_memory_killed": "the kernel killed a rank for memory",
+    "out_of_memory_job": "SLURM ended the job for memory",
+    # timeout
+    "time_limit": "the cell ran into the site's cell_timeout_s",
+    "time_limit_job": "SLURM ended the job at its time limit",
+    # failed
+    "exception": "a rank raised an error",
+    "connection_lost": "a connection, a disk or a device of a rank gave way",
+    "rank_killed": "a signal ended a rank",
+    "rank_lost": "a rank ended without a report",
+    "hang": "no step finished for hang_timeout_s",
+    "link_unfit": "the emulated link did not become, or stay, what it should be",
+    "staging_failed": "a node could not make or keep the data",
+    # no result
+    "invalid_result": "result.json cannot be read",
+    "no_result": "there is no result.json",
+}
+
+
+class Reason(str):
+    """Why a cell is in its state: a sentence that carries its code.
+
+    Args:
+        code: of :data:`REASON_CODES`; strategies of others may bring their own.
+        sentence: for people.
+    """
+
+    __slots__ = ("code",)
+    code: str
+
+    def __new__(cls, code: str, sentence: str) -> Reason:
+        """Make the sentence and note its code."""
+        reason = super().__new__(cls, sentence)
+        reason.code = code
+        return reason
+
+    def __getnewargs__(self) -> tuple[str, str]:
+        """What :meth:`__new__` gets when a copy is made or unpickled."""
+        return self.code, str(self)
+
+
+def reason_code(reason: str | None, status: str) -> str | None:
+    """The code of a reason; the status itself where a plain sentence has none, None when ok."""
+    if status == Status.OK:
+        return None
+    return reason.code if isinstance(reason, Reason) else str(status)
+
+
+def reason_of(error: BaseException, default_code: str) -> Reason:
+    """The reason that an exception was raised with; its text with a default code otherwise."""
+    if error.args and isinstance(error.args[0], Reason):
+        return error.args[0]
+    return Reason(default_code, str(error))
