@@ -98,9 +98,9 @@ class Reason(str):
         reason.code = code
         return reason
 
-    def __getnewargs__(self) -> tuple[str, str]:
-        """What :meth:`__new__` gets when a copy is made or unpickled."""
-        return self.code, str(self)
+    def __reduce__(self) -> tuple[type[Reason], tuple[str, str]]:
+        """How a copy is made."""
+        return Reason, (self.code, str(self))
 
 
 def reason_code(reason: str | None, status: str) -> str | None:
