@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import NETWORKS
+from ddlbench.experiment.status import Reason
 
 __all__ = ["mismatch", "pairs"]
 
@@ -18,7 +19,10 @@ def mismatch(network: str, dataset: str) -> str | None:
     if has_volumes == (network in _READ_VOLUMES):
         return None
     wants, has = ("images", "volumes") if has_volumes else ("volumes", "images")
-    return f"network {network} reads {wants}, but dataset {dataset} has {has}"
+    return Reason(
+        "network_dataset_mismatch",
+        f"network {network} reads {wants}, but dataset {dataset} has {has}",
+    )
 
 
 def pairs() -> list[tuple[str, DatasetSpec]]:

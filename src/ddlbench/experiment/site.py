@@ -13,6 +13,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.schema import check_against, fill_defaults, nearest, read_yaml
+from ddlbench.experiment.status import Reason
 
 __all__ = ["Site", "load_site"]
 
@@ -62,24 +63,30 @@ class Site:
         nodes, devices_per_node = self.held_geometry(cell)
         if nodes > self.nodes or devices_per_node > self.devices_per_node:
             emulated = "" if nodes == cell.nodes else f" on one node, as {cell.fabric} is emulated"
-            return (
+            return Reason(
+                "site_too_small",
                 f"site {self.name} has {self.nodes} node(s) of {self.devices_per_node} device(s), "
-                f"the cell asks for {cell.geometry}{emulated}"
+                f"the cell asks for {cell.geometry}{emulated}",
             )
         if self.emulates(cell.fabric) and cell.nodes == 1:
-            return (
+            return Reason(
+                "no_link_to_emulate",
                 f"the cell has one node, so there is no link that {cell.fabric} could shape; "
-                "take two nodes or more, or fabric default"
+                "take two nodes or more, or fabric default",
             )
         if cell.data_source == "real" and cell.dataset not in self.real_data:
-            return f"site {self.name} names no real data for {cell.dataset}; add it to real_data"
+            return Reason(
+                "no_real_data",
+                f"site {self.name} names no real data for {cell.dataset}; add it to real_data",
+            )
         if self.launcher == "slurm" and cell.threads_per_device > self.cpus_per_device:
-            return (
+            return Reason(
+                "site_too_small",
                 f"site {self.name} gives a device {self.cpus_per_device} core(s), "
-                f"the cell computes with {cell.threads_per_device} threads"
+                f"the cell computes with {cell.threads_per_device} threads",
             )
         if self.device == "cpu" and cell.precision == "tf32":
-            return "tf32 exists on GPUs only"
+            return Reason("precision_unavailable", "tf32 exists on GPUs only")
         return None
 
 

@@ -41,6 +41,8 @@ REASON_CODES: Mapping[str, str] = {
     "too_few_devices": "the strategy needs more devices",
     "one_device_only": "the strategy uses one device",
     "one_node_only": "the strategy drives the devices of one node",
+    "wrong_balance": "the balance does not fit the devices, the stages or the network's blocks",
+    "unknown_blocks": "the network's blocks are not known before it runs",
     "too_few_blocks": "the network has fewer blocks than there are stages",
     "too_few_to_split": "a layer has fewer rows, filters or channels than there are devices",
     "no_such_dimension": "the data lacks the dimension that is split",
@@ -57,6 +59,7 @@ REASON_CODES: Mapping[str, str] = {
     # unsupported: known when the cell starts
     "emulation_unavailable": "the machine cannot emulate this link",
     "cannot_be_split": "the network is built in a way that the strategy cannot split",
+    "mixed_weight_types": "the trained weights are not of one type",
     "no_checkpoint": "the strategy's state cannot be saved",
     "device_unsupported": "the strategy or an option does not work on this kind of device",
     # out_of_memory

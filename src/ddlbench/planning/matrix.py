@@ -32,6 +32,7 @@ from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.registry import known
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
+from ddlbench.experiment.status import Reason
 from ddlbench.planning.strategy import Strategy, normalise, strategy_of
 
 __all__ = ["MatrixRow", "cell_of", "expand"]
@@ -244,9 +245,10 @@ def _unsupported(cell: Cell, site: Site) -> str | None:
     strategy = _strategy(cell.strategy)
     images = DATASETS[cell.dataset].num_images("train", cell.data_scale)
     if images < cell.batch_size and cell.data_source == "synthetic":
-        return (
+        return Reason(
+            "too_few_images",
             f"{images} training images are fewer than one mini-batch of {cell.batch_size}; "
-            "raise data_scale"
+            "raise data_scale",
         )
     if (reason := mismatch(cell.network, cell.dataset)) is not None:
         return reason
@@ -297,5 +299,8 @@ def _missing_package(names: tuple[str, ...]) -> str | None:
             # Set-up leaves a sentence beside the environment when it could not build a package.
             why = Path(sys.prefix) / f"{name}-missing.txt"
             reason = f" ({why.read_text('utf-8').strip()})" if why.is_file() else ""
-            return f"the package {name} is not installed here{reason}; see envs/README.md"
+            return Reason(
+                "package_missing",
+                f"the package {name} is not installed here{reason}; see envs/README.md",
+            )
     return None

@@ -22,6 +22,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import links_file, profile_file
 from ddlbench.experiment.profile import ProfileKey
+from ddlbench.experiment.status import Reason
 from ddlbench.planning.block_table import block_costs
 from ddlbench.planning.link_bandwidth import bandwidth_bytes_per_s
 from ddlbench.planning.measured_profile import profile_at
@@ -72,9 +73,15 @@ def why_no_stages(cell: Cell, balance: str, replicas: Sequence[int]) -> str | No
     if parts[0].isdigit():
         dealt = sum(map(int, parts))
         if len(parts) != len(replicas):
-            return f"balance {balance} has {len(parts)} parts for {len(replicas)} stages"
+            return Reason(
+                "wrong_balance",
+                f"balance {balance} has {len(parts)} parts for {len(replicas)} stages",
+            )
         if costs is not None and dealt != len(costs):
-            return f"balance {balance} deals {dealt} blocks, {cell.network} has {len(costs)}"
+            return Reason(
+                "wrong_balance",
+                f"balance {balance} deals {dealt} blocks, {cell.network} has {len(costs)}",
+            )
     elif balance != "profile":
         return _why_not_by_table(cell, balance, replicas)
     return None
@@ -83,16 +90,18 @@ def why_no_stages(cell: Cell, balance: str, replicas: Sequence[int]) -> str | No
 def _why_not_by_table(cell: Cell, balance: str, replicas: Sequence[int]) -> str | None:
     costs = block_costs(cell)
     if costs is None:
-        return (
+        return Reason(
+            "unknown_blocks",
             f"{cell.network} is not a built-in network, so its blocks are not known before it "
-            f"runs; write balance: profile, or the blocks of each stage, as balance: 5+9"
+            f"runs; write balance: profile, or the blocks of each stage, as balance: 5+9",
         )
     least = sum(replicas) if balance == "blocks" else len(replicas)
     if len(costs) < least:
-        return (
+        return Reason(
+            "too_few_blocks",
             f"{cell.network} has {len(costs)} blocks, too few for "
             f"{f'{least} devices' if balance == 'blocks' else f'{least} stages'}; "
-            "use fewer devices or replicate stages"
+            "use fewer devices or replicate stages",
         )
     return None
 

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.status import Reason
 
 __all__ = ["COLUMNS", "DIMENSIONS", "too_few", "why_too_many"]
 
@@ -26,7 +27,7 @@ _NOUNS = {
 }
 
 
-def too_few(layer: str, split: str, count: int, devices: int) -> str:
+def too_few(layer: str, split: str, count: int, devices: int) -> Reason:
     """Why a layer cannot be split so far, and what to write.
 
     Args:
@@ -36,9 +37,10 @@ def too_few(layer: str, split: str, count: int, devices: int) -> str:
         devices: that share them.
     """
     earlier = ", or end the split before it (until: auto)" if split in DIMENSIONS else ""
-    return (
+    return Reason(
+        "too_few_to_split",
         f"layer {layer} has {count} {_NOUNS[split]}, too few for {devices} devices; "
-        f"use {count} at most{earlier}"
+        f"use {count} at most{earlier}",
     )
 
 

@@ -23,6 +23,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import profile_file, result_file
 from ddlbench.experiment.profile import InvalidProfile, ProfileKey
 from ddlbench.experiment.site import Site
+from ddlbench.experiment.status import Reason
 from ddlbench.planning.measured_profile import profile_at
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.schedules import Schedule
@@ -53,10 +54,11 @@ def why_too_large(plan: Plan, site: Site) -> str | None:
         f"stage {stage} (blocks {first} to {last - 1})"
         for stage, (first, last, *_) in zip(own, _spans(plan, own), strict=True)
     )
-    return (
+    return Reason(
+        "stage_too_large",
         f"{stages} on rank {rank} needs at least {_gb(needed[rank])} of memory with "
         f"{_passes_held(plan, rank)} passes in flight, a device has {_gb(capacity)}; use a smaller "
-        "batch, more devices or another balance"
+        "batch, more devices or another balance",
     )
 
 

@@ -15,6 +15,7 @@ from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import load
 from ddlbench.experiment.schema import check
+from ddlbench.experiment.status import Reason
 
 __all__ = ["DeviceKind", "Needs", "Process", "Strategy", "normalise", "strategy_of", "workers_of"]
 
@@ -208,8 +209,9 @@ def uneven_shares(cell: Cell) -> str | None:
     """Why the mini-batch cannot be shared equally; None when it can."""
     workers = workers_of(cell)
     if cell.batch_size % workers:
-        return (
+        return Reason(
+            "uneven_batch",
             f"a mini-batch of {cell.batch_size} does not divide over {workers} workers; "
-            f"make batch_size a multiple of {workers}"
+            f"make batch_size a multiple of {workers}",
         )
     return None

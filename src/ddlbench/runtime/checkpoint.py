@@ -149,7 +149,9 @@ class Checkpointer:
         try:
             self._bytes = write_state(rank_file(in_set, self._rank), state)
         except TypeError as error:
-            raise Unsupported(f"no checkpoint can be written: {error}") from error
+            raise Unsupported(
+                f"no checkpoint can be written: {error}", code="no_checkpoint"
+            ) from error
         self._meet(in_set, so_far.steps, began)
         self._save_s.append(time.perf_counter() - began)
         self.when_saved(so_far.steps)
@@ -221,6 +223,7 @@ def open_checkpoints(
         if not hasattr(executor, name):
             raise Unsupported(
                 f"{type(executor).__name__} has no {name}, so it cannot be checkpointed; "
-                "set checkpoint_every_steps to 0"
+                "set checkpoint_every_steps to 0",
+                code="no_checkpoint",
             )
     return Checkpointer(order, rank, world_size, store, devices)

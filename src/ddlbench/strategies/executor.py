@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ddlbench.experiment.status import Reason
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import Process
 from ddlbench.strategies.clock import StepClock
@@ -32,7 +33,15 @@ __all__ = ["Context", "DataStream", "Executor", "RunRecord", "StepwiseExecutor",
 
 
 class Unsupported(Exception):  # noqa: N818 - an outcome, not a fault
-    """The strategy cannot run this cell, found only once the network was at hand."""
+    """The strategy cannot run this cell, found only once the network was at hand.
+
+    Args:
+        reason: one sentence.
+        code: what to count it by, where the sentence carries no code of its own.
+    """
+
+    def __init__(self, reason: str, code: str = "unsupported") -> None:
+        super().__init__(reason if isinstance(reason, Reason) else Reason(code, reason))
 
 
 class MiniBatch(Protocol):

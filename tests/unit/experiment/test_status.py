@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import pickle
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import ddlbench
 from ddlbench.experiment.status import REASON_CODES, Reason, Status, reason_code, reason_of
 
 
@@ -47,3 +51,21 @@ def test_codes_are_words_with_a_meaning() -> None:
     assert not {status.value for status in Status if status != Status.UNSUPPORTED} & set(
         REASON_CODES
     )
+
+
+def test_every_code_that_a_module_writes_has_a_meaning() -> None:
+    used = {
+        code
+        for path in Path(ddlbench.__file__).parent.rglob("*.py")
+        for code in codes_in(ast.parse(path.read_text("utf-8")))
+    }
+    assert used - set(REASON_CODES) == set()
+
+
+def codes_in(tree: ast.Module) -> Iterator[str]:
+    """Codes that a module's calls of Reason, reason_of and Unsupported are given."""
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        name = call.func.id if isinstance(call.func, ast.Name) else ""
+        given = {"Reason": call.args[:1], "reason_of": call.args[1:]}.get(name, [])
+        given += [word.value for word in call.keywords if word.arg == "code"]
+        yield from (word.value for word in given if isinstance(word, ast.Constant))

@@ -36,12 +36,14 @@ class HorovodExecutor(StepwiseExecutor):
         try:
             self.hvd = importlib.import_module("horovod.torch")
         except ImportError as error:
-            raise Unsupported(f"Horovod is not installed here: {error}") from error
+            raise Unsupported(
+                f"Horovod is not installed here: {error}", code="package_missing"
+            ) from error
         device = self.context.devices[0]
         reason = why_not_on(device, self.hvd)
         if reason is not None:
             again = "`ddlbench forget --state unsupported` then lets this cell run again"
-            raise Unsupported(f"{reason}; {again}")
+            raise Unsupported(f"{reason}; {again}", code="device_unsupported")
         if _started_by_mpi() and self.hvd.mpi_built():
             _set_tuning(self.plan)
         else:

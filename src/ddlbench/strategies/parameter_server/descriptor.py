@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.status import Reason
 from ddlbench.planning.strategy import Process, Strategy, uneven_shares
 
 __all__ = ["ParameterServer", "message_count"]
@@ -73,9 +74,10 @@ class ParameterServer(Strategy):
         servers = int(self.option_values(cell)["servers"])
         if cell.devices <= servers:
             noun = "server leaves" if servers == 1 else "servers leave"
-            return (
+            return Reason(
+                "too_few_devices",
                 f"{servers} {noun} no worker of {cell.devices} device(s); write a geometry of "
-                f"{servers + 1} devices or more, for example {servers + 1}x1"
+                f"{servers + 1} devices or more, for example {servers + 1}x1",
             )
         return uneven_shares(cell)
 

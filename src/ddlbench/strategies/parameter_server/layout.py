@@ -72,7 +72,8 @@ class Layout:
         if len(types) != 1:
             found = " and ".join(sorted(map(str, types))) or "no trained weights"
             raise Unsupported(
-                f"the servers hold one row of weights of one type, but the network has {found}"
+                f"the servers hold one row of weights of one type, but the network has {found}",
+                code="mixed_weight_types",
             )
         (self.dtype,) = types
         self._sizes = [parameter.numel() for parameter in parameters]

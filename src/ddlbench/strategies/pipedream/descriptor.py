@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.status import Reason
 from ddlbench.planning.pipeline_stages import (
     BALANCE_OPTION,
     Stages,
@@ -179,14 +180,16 @@ class PipeDream(StagedStrategy):
         """All devices used, a block for every stage, options that go together."""
         values, replicas = self.option_values(cell), self.replicas(cell)
         if replicas is not None and sum(replicas) != cell.devices:
-            return (
+            return Reason(
+                "uneven_groups",
                 f"replicas {values['replicas']} use {sum(replicas)} devices of {cell.devices}; "
-                f"write one number for each stage that add up to {cell.devices}"
+                f"write one number for each stage that add up to {cell.devices}",
             )
         if values["vertical_sync"] and values["stage_all_reduce"] == "async":
-            return (
+            return Reason(
+                "conflicting_options",
                 "vertical_sync asks a stage for weights that stage_all_reduce: async does not have "
-                "yet; use one of the two"
+                "yet; use one of the two",
             )
         return super().supports(cell)
 

@@ -169,7 +169,8 @@ class PipeDreamExecutor(StepwiseExecutor):
         if blocks != len(network):
             balance = self.plan.details["balance"]
             raise Unsupported(
-                f"balance {balance} deals {blocks} blocks, the network has {len(network)}"
+                f"balance {balance} deals {blocks} blocks, the network has {len(network)}",
+                code="wrong_balance",
             )
 
     def _join(self, device: torch.device) -> None:

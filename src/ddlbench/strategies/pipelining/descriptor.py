@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.status import Reason
 from ddlbench.planning.pipeline_stages import (
     BALANCE_OPTION,
     measured_files,
@@ -140,20 +141,22 @@ class SynchronousPipeline(Strategy):
         values = self.option_values(cell)
         replicas, chunks = int(values["replicas"]), int(values["chunks"])
         if cell.devices % replicas:
-            return (
+            return Reason(
+                "uneven_groups",
                 f"{cell.devices} devices do not make {replicas} equal pipelines; "
-                f"write replicas that divide {cell.devices}"
+                f"write replicas that divide {cell.devices}",
             )
         if cell.batch_size % (replicas * chunks):
-            return (
+            return Reason(
+                "uneven_batch",
                 f"a mini-batch of {cell.batch_size} does not divide into {chunks} micro-batches "
                 f"on each of {replicas} replicas; "
-                f"make batch_size a multiple of {replicas * chunks}"
+                f"make batch_size a multiple of {replicas * chunks}",
             )
         try:
             stages = self.pipeline_schedule(cell).num_stages
         except InvalidSchedule as error:
-            return str(error)
+            return Reason("invalid_schedule", str(error))
         return why_no_stages(cell, str(values["balance"]), (1,) * stages)
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:

@@ -118,7 +118,8 @@ class PipelineExecutor(StepwiseExecutor):
         if planned[-1].stop != blocks:
             raise Unsupported(
                 f"the plan deals {planned[-1].stop} blocks to {len(planned)} stages, but the "
-                f"network has {blocks}"
+                f"network has {blocks}",
+                code="wrong_balance",
             )
         return planned
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.status import Reason
 from ddlbench.planning.strategy import Process, Strategy, data_parallel_placement
 
 __all__ = ["Sequential"]
@@ -20,7 +21,9 @@ class Sequential(Strategy):
 
     def supports(self, cell: Cell) -> str | None:
         """One device only."""
-        return None if cell.devices == 1 else "sequential training uses one device; write 1x1"
+        if cell.devices == 1:
+            return None
+        return Reason("one_device_only", "sequential training uses one device; write 1x1")
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         """A single process."""

@@ -126,7 +126,8 @@ def split_rows(
         if told.mixing:
             raise Unsupported(
                 f"block {told.name} calls {told.mixing} between its layers, which does not treat "
-                f"every row alike; write until: {told.name} to gather before it"
+                f"every row alike; write until: {told.name} to gather before it",
+                code="cannot_be_split",
             )
         for name in told.layers:
             layer = layers[name]
@@ -161,11 +162,14 @@ def _end(network: nn.Sequential, traced: Sequence[BlockTrace], grid: Grid, until
         if until not in names[: head + 1]:
             raise Unsupported(
                 f"until: {until} names no block up to the head; write one of "
-                f"{', '.join(names[1 : head + 1])}"
+                f"{', '.join(names[1 : head + 1])}",
+                code="cannot_be_split",
             )
         end = names.index(until)
     if end == 0:
-        raise Unsupported(f"no block stands before {names[0]}, so no rows can be split")
+        raise Unsupported(
+            f"no block stands before {names[0]}, so no rows can be split", code="cannot_be_split"
+        )
     return end
 
 
@@ -202,14 +206,21 @@ def _split_layer(
     if make is None or not calls:
         raise Unsupported(
             f"layer {name} ({kind.__name__}) cannot be split into rows; write until: {block} to "
-            "gather before its block"
+            "gather before its block",
+            code="cannot_be_split",
         )
     if len(set(calls)) > 1:
-        raise Unsupported(f"layer {name} is called with inputs of two sizes; rows want one")
+        raise Unsupported(
+            f"layer {name} is called with inputs of two sizes; rows want one",
+            code="cannot_be_split",
+        )
     inputs, outputs = calls[0]
     odd = _odd_setting(layer)
     if odd:
-        raise Unsupported(f"layer {name} ({kind.__name__}) has {odd}, which rows do not know")
+        raise Unsupported(
+            f"layer {name} ({kind.__name__}) has {odd}, which rows do not know",
+            code="cannot_be_split",
+        )
     return make(layer, grid, inputs, outputs)
 
 

@@ -57,7 +57,9 @@ def split_weights(
     layers = dict(network.named_modules())
     wanted = called_with_weights(network, traced, by)
     if not wanted:
-        raise Unsupported(f"the network has no layer that can be split by {by}")
+        raise Unsupported(
+            f"the network has no layer that can be split by {by}", code="cannot_be_split"
+        )
     fewest = fewest_features(network, traced, by)
     if fewest is not None and fewest.count < team.size:
         raise Unsupported(too_few(fewest.layer, by, fewest.count, team.size))
@@ -83,4 +85,6 @@ def _check_ties(network: nn.Module, split: Sequence[nn.Module]) -> None:
                 continue
             first = owners.setdefault(parameter, module)
             if first is not module and (first in split or module in split):
-                raise Unsupported("two layers share a weight, which cannot be dealt out")
+                raise Unsupported(
+                    "two layers share a weight, which cannot be dealt out", code="cannot_be_split"
+                )

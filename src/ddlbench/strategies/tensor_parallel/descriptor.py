@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.status import Reason
 from ddlbench.planning.split_limits import DIMENSIONS, why_too_many
 from ddlbench.planning.strategy import Process, Strategy
 
@@ -78,16 +79,23 @@ class SplitStrategy(Strategy):
         """Equal groups, equal shares, a dimension that the data has."""
         size = self.group_size(cell)
         if cell.devices % size:
-            return f"{cell.devices} devices do not make equal groups of {size}; write another group"
+            return Reason(
+                "uneven_groups",
+                f"{cell.devices} devices do not make equal groups of {size}; write another group",
+            )
         groups = cell.devices // size
         if cell.batch_size % groups:
-            return (
+            return Reason(
+                "uneven_batch",
                 f"a mini-batch of {cell.batch_size} does not divide over {groups} groups; "
-                f"make batch_size a multiple of {groups}"
+                f"make batch_size a multiple of {groups}",
             )
         images = len(DATASETS[cell.dataset].shape) == 3
         if images and self.option_values(cell).get("split") == "depth":
-            return "images have no depth to split; write split: height, width or both"
+            return Reason(
+                "no_such_dimension",
+                "images have no depth to split; write split: height, width or both",
+            )
         return self.limit(cell)
 
     def limit(self, cell: Cell) -> str | None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.status import Reason
 from ddlbench.planning.partition import balance
 from ddlbench.planning.pipeline_stages import check_enough, measured_chain, measured_files
 from ddlbench.planning.strategy import DeviceKind, Process, Strategy
@@ -47,13 +48,17 @@ class TorchGPipe(Strategy):
     def supports(self, cell: Cell) -> str | None:
         """One node, and a part of the network for each device."""
         if cell.nodes > 1:
-            return (
-                f"torchgpipe drives the devices of one node and cannot span {cell.nodes}; write 1xD"
+            return Reason(
+                "one_node_only",
+                f"torchgpipe drives the devices of one node and cannot span {cell.nodes}; "
+                "write 1xD",
             )
         rule = self.option_values(cell)["balance"]
         parts = str(rule).split("+")
         if parts[0].isdigit() and len(parts) != cell.devices:
-            return f"balance {rule} has {len(parts)} parts for {cell.devices} devices"
+            return Reason(
+                "wrong_balance", f"balance {rule} has {len(parts)} parts for {cell.devices} devices"
+            )
         return None
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
@@ -122,9 +127,10 @@ class GPipe(TorchGPipe):
         """One node, and a mini-batch that the micro-batches divide."""
         chunks = int(self.option_values(cell)["chunks"])
         if cell.batch_size % chunks:
-            return (
+            return Reason(
+                "uneven_batch",
                 f"a mini-batch of {cell.batch_size} does not divide into {chunks} micro-batches; "
-                f"make batch_size a multiple of {chunks}"
+                f"make batch_size a multiple of {chunks}",
             )
         return super().supports(cell)
 

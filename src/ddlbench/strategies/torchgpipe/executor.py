@@ -118,12 +118,17 @@ def choose_balance(
     """
     blocks, parts = len(network), len(devices)
     if blocks < parts:
-        raise Unsupported(f"the network has {blocks} blocks, too few for {parts} devices")
+        raise Unsupported(
+            f"the network has {blocks} blocks, too few for {parts} devices", code="too_few_blocks"
+        )
     if rule == "time":
         return list(balance_by_time(parts, network, sample, device=devices[0]))
     if rule == "size":
         if devices[0].type != "cuda":
-            raise Unsupported("balance 'size' reads CUDA's memory counters; use time or blocks")
+            raise Unsupported(
+                "balance 'size' reads CUDA's memory counters; use time or blocks",
+                code="device_unsupported",
+            )
         return _by_size(network, sample, devices, chunks)
     if rule == "blocks":
         return [blocks // parts + (part < blocks % parts) for part in range(parts)]
@@ -131,7 +136,8 @@ def choose_balance(
     if sum(balance) != blocks or len(balance) != parts:
         raise Unsupported(
             f"balance {rule} deals {sum(balance)} blocks to {len(balance)} devices, "
-            f"the network has {blocks} for {parts}"
+            f"the network has {blocks} for {parts}",
+            code="wrong_balance",
         )
     return balance
 
@@ -149,6 +155,7 @@ def _by_size(
             raise
         raise Unsupported(
             "balance 'size' runs the network on a single sample, and batch norm refuses one value "
-            "a channel; use time, profile or blocks"
+            "a channel; use time, profile or blocks",
+            code="cannot_be_split",
         ) from None
     return list(found)
