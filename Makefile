@@ -2,6 +2,7 @@
 # make test   formatting, types, unit and workflow tests, and test-cluster where it can run
 # make test-cluster   the workflow on a real SLURM of virtual nodes (root and SLURM's packages)
 # make test-exhaustive   further cases of unit tests, minutes each
+# make tables   writes every table anew that is made from the code (planning/*.csv, documents)
 # make validate   the long measured studies on that SLURM; writes docs/validation/ (hours)
 # Where things lie: DDLBENCH_ENV (environment, default .venv), DDLBENCH_CACHE (Horovod wheel).
 # Unit tests run in TEST_PROCESSES processes (2); each of them starts further ones of its own.
@@ -12,10 +13,10 @@ TEST_PROCESSES ?= 2
 export DDLBENCH_ENV
 export PATH := $(abspath $(DDLBENCH_ENV))/bin:$(PATH)
 
-.PHONY: help setup demo test test-exhaustive lint unit workflow-tests test-cluster validate bench clean
+.PHONY: help setup demo test test-exhaustive lint unit workflow-tests test-cluster tables validate bench clean
 
 help:
-	@sed -n '1,7s/^# //p' Makefile
+	@sed -n '1,8s/^# //p' Makefile
 
 setup:
 	@bash envs/setup.sh
@@ -44,6 +45,9 @@ workflow-tests: setup
 
 test-cluster: setup
 	pytest tests/cluster
+
+tables: setup
+	python -m ddlbench.commands.tables
 
 validate: setup
 	bash validation/faults.sh

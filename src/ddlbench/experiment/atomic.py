@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["digest_of", "whole_file", "write_json", "write_text"]
+__all__ = ["digest_of", "json_text", "whole_file", "write_json", "write_text"]
 
 
 @contextmanager
@@ -38,7 +38,12 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as readable JSON, atomically; NaN is refused, as JSON has none."""
-    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """``value`` as readable JSON, as files hold it; NaN is refused, as JSON has none."""
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"
 
 
 def digest_of(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 ``block_table.csv`` holds one row a block: floating-point operations of its forward pass
 (convolutions and matrix products) and output bytes, both of one sample, and the bytes of its
-weights. ``python -m ddlbench.strategies.pipedream.block_table`` prints it anew.
+weights. ``make tables`` writes it anew.
 """
 
 from __future__ import annotations

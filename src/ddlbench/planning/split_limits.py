@@ -1,8 +1,8 @@
 """How far the built-in networks can be split, so that a login node can say so without torch.
 
 ``split_limits.csv`` holds, for each network and dataset, the layer with the fewest rows (along
-height, width and depth, up to the head), filters and input channels.
-``python -m ddlbench.strategies.tensor_parallel.limits`` prints it anew.
+height, width and depth, up to the head), filters and input channels. ``make tables`` writes it
+anew.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The columns of every table: name, kind, unit and meaning, in their fixed order.
 
-``docs/results.md`` is printed from here (``python -m ddlbench.report``), and a test compares.
+``docs/results.md`` is made from here (``make tables``).
 """
 
 from __future__ import annotations

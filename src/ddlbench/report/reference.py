@@ -1,4 +1,4 @@
-"""``docs/results.md``, printed from the columns of the tables and the schema of result.json."""
+"""``docs/results.md``, made from the columns of the tables and the schema of result.json."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Of these an experiment makes three tables in `results/<site>/<experiment>/tables
 `results/<site>/<experiment>/figures/`: each a PNG, a PDF, and a CSV with the plotted numbers.
 
 Seconds end in `_s`, bytes in `_bytes`, rates in `_per_s`. An unknown number or text is an empty
-field. This page is printed by `python -m ddlbench.report`; a test compares it with the code.
+field. This page is made by `make tables`.
 
 ## How numbers are made
 

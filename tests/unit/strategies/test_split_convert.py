@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import pytest
 import torch
 from split_world import fake_grid, fake_team, traced
 
-import ddlbench.planning.split_limits as planned
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.pairs import pairs
 from ddlbench.experiment.registry import load
 from ddlbench.networks import build
 from ddlbench.networks.flatten import out_of_place
-from ddlbench.planning.split_limits import COLUMNS
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.precision import with_precision
 from ddlbench.strategies.tensor_parallel.convert_rows import GATHER_NAME, split_rows
 from ddlbench.strategies.tensor_parallel.convert_weights import split_weights
-from ddlbench.strategies.tensor_parallel.limits import limits_of
 
-FILE = Path(planned.__file__).with_name("split_limits.csv")
 IMAGE_NETWORKS = ("resnet18", "resnet50", "resnet152", "vgg11", "vgg16", "mobilenetv2", "alexnet")
 
 
@@ -164,13 +156,3 @@ def test_bfloat16_blocks_are_split_within_their_wrapping():
     rows = split_rows(network, traced(network, (2, 1, 28, 28)), fake_grid("height", 2))
     assert rows.ends_with == "mean"
     assert type(network[0].block).__name__ == "SpatialConvolution"
-
-
-@pytest.mark.parametrize(("network", "spec"), pairs(), ids=lambda v: getattr(v, "name", v))
-def test_planning_knows_the_limits(network, spec):
-    """``planning/split_limits.csv`` is what the networks are."""
-    with FILE.open(encoding="utf-8", newline="") as file:
-        header, *rows = csv.reader(file)
-    assert tuple(header) == COLUMNS
-    found = [tuple(map(str, row)) for row in limits_of(network, spec)]
-    assert found == [tuple(row) for row in rows if tuple(row[:2]) == (network, spec.name)]

@@ -1,20 +1,19 @@
 """Workload files of the networks that ParaDL measured, made from their definitions.
 
-``python -m ddlbench.predict.paradl.networks FOLDER`` writes them. Shapes are those that were run:
+``make tables`` writes them. Shapes are those that were run:
 images of 226 x 226, and pooling that rounds up as Chainer's does (so VGG16's first linear layer
 reads 512 x 8 x 8). Times are the per-sample times of the published profiles (one V100).
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
+from ddlbench.experiment.atomic import json_text
 from ddlbench.predict.paradl.layers import Layer, Shape, Stack, layer_dict
-from ddlbench.predict.paradl.workload import WORKLOAD_VERSION, write_workload
+from ddlbench.predict.paradl.workload import WORKLOAD_VERSION, check_workload
 
-__all__ = ["alexnet", "cosmoflow_256", "cosmoflow_512", "resnet", "vgg16", "write_all"]
+__all__ = ["alexnet", "cosmoflow_256", "cosmoflow_512", "resnet", "vgg16", "workload_text"]
 
 IMAGE: Shape = (3, 226, 226)
 
@@ -137,26 +136,27 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 SAMPLES = {"ImageNet": 1_280_000, "CosmoFlow": 1_584}
 
 
-def write_all(folder: Path) -> list[Path]:
-    """Write every workload file into ``folder``."""
-    written = []
-    for name, said in PUBLISHED.items():
-        dataset = said.get("dataset", "ImageNet")
-        layers = said["layers"]()
-        value = {
-            "schema_version": WORKLOAD_VERSION,
-            "network": name,
-            "dataset": dataset,
-            "samples_per_epoch": SAMPLES[dataset.split()[0]],
-            "forward_backward_s_per_sample": said["time_s"],
-            "time_source": said.get("source", PROFILE),
-            "spatial_layers": said.get("split", _before_the_classifier(layers)),
-            "layers": [layer_dict(layer) for layer in layers],
-        }
-        path = folder / f"{name}.json"
-        write_workload(path, value)
-        written.append(path)
-    return written
+def workload_text(name: str) -> str:
+    """Make the workload file of a published network.
+
+    Raises:
+        InvalidWorkload: its definition does not fit the schema, or layers and times do not match.
+    """
+    said = PUBLISHED[name]
+    dataset = said.get("dataset", "ImageNet")
+    layers = said["layers"]()
+    value = {
+        "schema_version": WORKLOAD_VERSION,
+        "network": name,
+        "dataset": dataset,
+        "samples_per_epoch": SAMPLES[dataset.split()[0]],
+        "forward_backward_s_per_sample": said["time_s"],
+        "time_source": said.get("source", PROFILE),
+        "spatial_layers": said.get("split", _before_the_classifier(layers)),
+        "layers": [layer_dict(layer) for layer in layers],
+    }
+    check_workload(value, name)
+    return json_text(value)
 
 
 def _before_the_classifier(layers: list[Layer]) -> int:
@@ -164,8 +164,3 @@ def _before_the_classifier(layers: list[Layer]) -> int:
     last = next(index for index, layer in enumerate(layers) if layer.kind == "linear")
     whole = layers[last - 1]
     return last - 1 if whole.kind == "pool" and whole.output[1] == 1 else last
-
-
-if __name__ == "__main__":
-    for made in write_all(Path(sys.argv[1])):
-        print(made)

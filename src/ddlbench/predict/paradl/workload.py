@@ -22,9 +22,9 @@ __all__ = [
     "WORKLOAD_VERSION",
     "InvalidWorkload",
     "Workload",
+    "check_workload",
     "known_workloads",
     "load_workload",
-    "write_workload",
 ]
 
 WORKLOAD_VERSION = 1
@@ -104,20 +104,10 @@ def load_workload(name: str, dataset: str = "") -> Workload:
     return _workload(Path(str(_SHIPPED.joinpath(f"{plain[wanted]}.json"))))
 
 
-def write_workload(path: Path, value: dict[str, Any]) -> None:
-    """Check and write a workload file atomically.
-
-    Raises:
-        InvalidWorkload: it does not fit the schema, or layers and times do not match.
-    """
-    _check(value, str(path))
-    _DOCUMENT.write(path, value)
-
-
 @cache
 def _workload(path: Path) -> Workload:
     value = _DOCUMENT.read(path)
-    _check(value, str(path))
+    check_workload(value, str(path))
     layers = tuple(
         Layer(**{**said, "input": tuple(said["input"]), "output": tuple(said["output"])})
         for said in (_without_time(layer) for layer in value["layers"])
@@ -138,8 +128,12 @@ def _without_time(layer: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in layer.items() if key != "forward_backward_s_per_sample"}
 
 
-def _check(value: dict[str, Any], where: str) -> None:
-    """What a schema cannot say."""
+def check_workload(value: dict[str, Any], where: str) -> None:
+    """Check the content of a workload file, also what its schema cannot say.
+
+    Raises:
+        InvalidWorkload: it does not fit the schema, or layers and times do not match.
+    """
     _DOCUMENT.check(value, where)
     timed = ["forward_backward_s_per_sample" in layer for layer in value["layers"]]
     if any(timed) and not all(timed):

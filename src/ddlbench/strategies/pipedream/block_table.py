@@ -1,7 +1,7 @@
-"""``python -m ddlbench.strategies.pipedream.block_table``: what planning knows of the networks.
+"""The text of ``planning/block_table.csv``: what planning knows of the networks' blocks.
 
-Prints ``planning/block_table.csv``. Networks are built without contents, so that even ResNet-152 on
-the largest images takes no memory; a test compares the file with what this prints.
+Networks are built without contents, so that even ResNet-152 on the largest images takes no memory.
+``make tables`` writes the file.
 """
 
 from __future__ import annotations
@@ -49,7 +49,3 @@ def table() -> str:
     for network, spec in pairs():
         writer.writerows(rows_of(network, spec))
     return text.getvalue()
-
-
-if __name__ == "__main__":
-    print(table(), end="")

@@ -1,7 +1,7 @@
 """The layers that limit how far a network can be split.
 
-``python -m ddlbench.strategies.tensor_parallel.limits`` prints ``planning/split_limits.csv``: what
-planning knows of the built-in networks. They are built without contents.
+:func:`table` makes ``planning/split_limits.csv``, what planning knows of the built-in networks, for
+``make tables``. They are built without contents.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ from ddlbench.strategies.tensor_parallel.pointwise import DROPOUTS, POINTWISE
 from ddlbench.strategies.tensor_parallel.trace import BlockTrace, trace
 from ddlbench.strategies.tensor_parallel.weights import features_of
 
-__all__ = ["DEALT", "Limit", "called_with_weights", "fewest_features", "fewest_rows", "limits_of"]
+__all__ = [
+    "DEALT",
+    "Limit",
+    "called_with_weights",
+    "fewest_features",
+    "fewest_rows",
+    "limits_of",
+    "table",
+]
 
 # Whose weights are dealt out by filters or channels.
 DEALT = (*CONVOLUTIONS, nn.Linear)
@@ -117,7 +125,3 @@ def _called(name: str, layer: nn.Module) -> str:
 
 def _smallest(limits: Iterable[Limit]) -> Limit | None:
     return min(limits, key=lambda limit: limit.count, default=None)
-
-
-if __name__ == "__main__":
-    print(table(), end="")

@@ -1,0 +1,109 @@
+"""``make tables``: every table of the repository that is made from the code.
+
+``python -m ddlbench.commands.tables`` writes them all; a test compares each with the code. A table
+is a whole file, or a section of a Markdown page between two marks::
+
+    <!-- table: networks -->
+    ...
+    <!-- end of table -->
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddlbench.experiment.atomic import write_text
+from ddlbench.predict.paradl.networks import PUBLISHED
+
+__all__ = ["TABLES", "GeneratedTable", "write_tables"]
+
+_PLANNING = "src/ddlbench/planning"
+_WORKLOADS = "src/ddlbench/predict/paradl/workloads"
+_END = "<!-- end of table -->"
+
+
+@dataclass(frozen=True)
+class GeneratedTable:
+    """One table and what makes it.
+
+    Args:
+        path: its file, from the root of the repository.
+        maker: ``module:function`` that returns its text.
+        arguments: of that function.
+        section: the name in its mark, where it is a part of a page.
+    """
+
+    path: str
+    maker: str
+    arguments: tuple[str, ...] = ()
+    section: str = ""
+
+    def text(self, present: str) -> str:
+        """Make the whole file anew.
+
+        Args:
+            present: what the file holds; only its other sections are kept.
+
+        Raises:
+            ValueError: the page lacks the marks of the section.
+        """
+        module, _, name = self.maker.partition(":")
+        make: Callable[..., str] = getattr(importlib.import_module(module), name)
+        made = make(*self.arguments)
+        if not self.section:
+            return made
+        begin = f"<!-- table: {self.section} -->"
+        pattern = re.compile(f"{re.escape(begin)}\n.*?{re.escape(_END)}", re.DOTALL)
+        if not pattern.search(present):
+            raise ValueError(f"{self.path} lacks {begin!r} and, below it, {_END!r}")
+        return pattern.sub(lambda _: f"{begin}\n{made.strip()}\n{_END}", present)
+
+
+TABLES = (
+    GeneratedTable(
+        f"{_PLANNING}/block_table.csv", "ddlbench.strategies.pipedream.block_table:table"
+    ),
+    GeneratedTable(
+        f"{_PLANNING}/split_limits.csv", "ddlbench.strategies.tensor_parallel.limits:table"
+    ),
+    *(
+        GeneratedTable(
+            f"{_WORKLOADS}/{name}.json", "ddlbench.predict.paradl.networks:workload_text", (name,)
+        )
+        for name in PUBLISHED
+    ),
+    GeneratedTable("docs/results.md", "ddlbench.report.reference:results_page"),
+    GeneratedTable(
+        "docs/networks.md", "ddlbench.networks.summary:markdown_table", section="networks"
+    ),
+    GeneratedTable(
+        "docs/datasets.md", "ddlbench.planning.reference:dataset_table", section="datasets"
+    ),
+    GeneratedTable("config/README.md", "ddlbench.planning.reference:axis_table", section="axes"),
+    GeneratedTable(
+        "config/README.md", "ddlbench.planning.reference:option_table", section="options"
+    ),
+)
+
+
+def write_tables(root: Path) -> list[Path]:
+    """Make all tables anew below ``root``; returns the files that changed."""
+    changed = []
+    for table in TABLES:
+        path = root / table.path
+        present = path.read_text("utf-8") if path.exists() else ""
+        made = table.text(present)
+        if made != present:
+            write_text(path, made)
+            changed.append(path)
+    return list(dict.fromkeys(changed))
+
+
+if __name__ == "__main__":
+    for changed in write_tables(Path(sys.argv[1] if len(sys.argv) > 1 else ".")):
+        print(f"{changed} is written anew")
