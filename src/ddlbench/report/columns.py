@@ -125,7 +125,11 @@ MEASUREMENTS: tuple[Column, ...] = (
     _text("device_kind", "cpu or cuda"),
     _text("processors", "models of its devices; several are parted by ' | '"),
     _flag("noisy", "quartile spread of the steps above a quarter of their median"),
-    _flag("stale", "the cell's plan differs from the one that was measured; it is not run again"),
+    _flag(
+        "stale",
+        "the cell's plan, or the profile or links that it is made from, differ from those that "
+        "were measured; it is not run again",
+    ),
     _text("notes", "what a reader of the numbers must know; several are parted by ' | '"),
     _text("commit", "git commit of the measuring code, with -dirty where it had changes"),
     _text("created", "when the result was written"),

@@ -104,7 +104,7 @@ def marks(shown: pd.DataFrame) -> list[str]:
     if (shown["status"] == "out_of_memory").any():
         parts.append(f"{OUT_OF_MEMORY}: out of memory")
     if shown["stale"].any():
-        parts.append(f"{STALE} and pale: the plan has changed since the measurement")
+        parts.append(f"{STALE} and pale: the plan, or what it is made from, has changed since")
     if shown["noisy"].any():
         parts.append(f"{NOISY} noisy: quartiles of the steps spread over a quarter of the median")
     partial = int(((shown["status"] == "ok") & (shown["n"] < shown["repeats"])).sum())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.result import InvalidResult, read_result
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.measured_digests import measured_digests
 from ddlbench.planning.plan import make_plan
 from ddlbench.planning.strategy import workers_of
 from ddlbench.report.columns import MEASUREMENTS
@@ -109,7 +111,7 @@ def _outcome(row: MatrixRow, site: str, root: Path) -> dict[str, Any]:
     return {
         "status": result["status"],
         "reason": result["reason"],
-        "stale": _is_stale(result["inputs"]["plan_digest"], row.cell, site),
+        "stale": _is_stale(result["inputs"], row.cell, site, root),
         "workers": result["workers"] or workers_of(row.cell),
         "processes": result["processes"],
         "update_semantics": result["update_semantics"],
@@ -143,11 +145,15 @@ def _invalid(reason: str) -> dict[str, Any]:
     }
 
 
-def _is_stale(measured: str | None, cell: Cell, site: str) -> bool:
-    if measured is None:
+def _is_stale(inputs: Mapping[str, str | None], cell: Cell, site: str, root: Path) -> bool:
+    """Whether the plan, or a file that it was made from, differs from what was measured."""
+    for name, digest in measured_digests(cell, site, root).items():
+        if None not in (digest, inputs[name]) and digest != inputs[name]:
+            return True
+    if inputs["plan_digest"] is None:
         return False
     try:
-        return make_plan(cell, site).digest != measured
+        return make_plan(cell, site).digest != inputs["plan_digest"]
     except ConfigError:  # a third-party strategy, or a profile, that this machine does not have
         return False
 

@@ -38,8 +38,15 @@ field. This page is made by `make tables`.
 - The interval of a speed-up is a seeded bootstrap of the ratio of medians over paired repeats,
   from 3 repeats on; with so few it holds the ratio less often than in 95 % of cases. With one or
   two it is a bound: the base's low over the cell's high, and so on.
-- A cell whose plan differs today from the one that was measured is `stale`: it is shown, marked,
-  and not run again. A `noisy` run is marked too, and never cleaned.
+- `communication` counts what each rank wrote to and received from its TCP connections to other
+  ranks, by the kernel's counters (`TCP_INFO`): gloo's few bytes a message are in it, headers of TCP
+  and IP and the rendezvous store are not. gloo's all-reduce is a ring (a reduce-scatter, then an
+  all-gather; `gloo/allreduce.cc`), so each of N ranks sends and receives 2 (N - 1) / N of the
+  gradients' bytes, and with two ranks once their size. A stage of a pipeline sends its activations
+  of every micro-batch forward, and as many bytes of gradients come back. Over NCCL nothing counts.
+- A cell is `stale` when its plan today, or the profile or links that it is made from, differ from
+  those that were measured: it is shown, marked, and not run again. A `noisy` run is marked too, and
+  never cleaned.
 """
 
 # What the schema leaves unsaid because the name says most of it.
@@ -51,8 +58,8 @@ _MEANINGS = {
     "cell": "every field of the cell, options as a mapping",
     "inputs.plan_digest": "of the plan that was run",
     "inputs.dataset_digest": "of the data that was read",
-    "inputs.links_digest": "of the links that the plan used",
-    "inputs.profile_digest": "of the profile that the plan used",
+    "inputs.links_digest": "of the links.json that it was made from; null where it used none",
+    "inputs.profile_digest": "of the profile.json that it was made from; null where it used none",
     "processes": "processes that ran",
     "devices": "devices that the cell occupied",
     "device_kind": "what kind of device",
@@ -94,7 +101,8 @@ _MEANINGS = {
     "loss.first": "of the first step",
     "loss.last": "of the last step",
     "loss.mean_last_epoch": "mean over the last epoch",
-    "communication": "counters of what was sent, where the strategy can tell",
+    "communication": "bytes between ranks in the measured steps; null for a single process, and "
+    "where nothing counts them",
     "link": "the emulated link that the cell ran over; null where it was the site's own network",
     "checkpointing": "null where the cell writes no checkpoints",
     "checkpointing.attempts": "attempts that ended before the one that was measured, in order",

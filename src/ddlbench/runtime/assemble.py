@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddlbench.experiment.result import SCHEMA_VERSION
 from ddlbench.experiment.site import Site
+from ddlbench.planning.measured_digests import measured_digests
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import DeviceKind, Strategy, strategy_of
 from ddlbench.runtime import aggregate, losses
 from ddlbench.runtime.checkpoint_report import checkpointing, notes
 from ddlbench.runtime.environment import driver_provenance
+from ddlbench.runtime.traffic import communication
 
 __all__ = ["assemble"]
 
@@ -28,6 +30,7 @@ def assemble(
     staging: dict[str, Any] | None,
     link: dict[str, Any] | None = None,
     earlier: Sequence[dict[str, Any]] = (),
+    measured: Mapping[str, str | None] | None = None,
 ) -> dict[str, Any]:
     """The result of a cell that is done.
 
@@ -40,6 +43,7 @@ def assemble(
         staging: what staging reported.
         link: what an emulated link was; None where the network is the site's own.
         earlier: attempts that ended before the one that was measured; see :mod:`.restart`.
+        measured: digests of the files that the plan was made from; those of now where left out.
     """
     cell, strategy = plan.cell, strategy_of(plan.cell.strategy)
     ok = sorted((r for r in reports if r["status"] == "ok"), key=lambda r: r["rank"])
@@ -57,8 +61,7 @@ def assemble(
         "inputs": {
             "plan_digest": plan.digest,
             "dataset_digest": None if staging is None else staging["digest"],
-            "links_digest": None,
-            "profile_digest": None,
+            **(measured_digests(cell, site.name) if measured is None else measured),
         },
         "processes": plan.world_size,
         "devices": cell.devices,
@@ -75,7 +78,7 @@ def assemble(
         "timing": timing,
         "staging": None if staging is None else {key: staging[key] for key in _STAGING},
         "loss": losses.summary(ok, ok[0]["steps_per_epoch"]) if complete else None,
-        "communication": None,
+        "communication": communication(ok) if complete else None,
         "link": link,
         "checkpointing": saved,
         "log_tail": [],

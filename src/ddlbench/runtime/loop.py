@@ -24,7 +24,7 @@ import torch
 from ddlbench.runtime.meters import Usage, Utilisation, mean_usage
 from ddlbench.strategies.executor import Executor, RunRecord
 
-__all__ = ["Checkpoints", "Extent", "Measurement", "measure"]
+__all__ = ["Checkpoints", "Extent", "Measurement", "Traffic", "measure"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,18 @@ class Measurement:
         )
 
 
+class Traffic(Protocol):
+    """What the loop asks of a counter of bytes."""
+
+    def start(self, done_steps: int) -> None:
+        """Measured steps follow; so many are done."""
+        ...
+
+    def stop(self, done_steps: int) -> None:
+        """So many measured steps are done, and no more follow."""
+        ...
+
+
 class Checkpoints(Protocol):
     """What the loop asks of checkpoints."""
 
@@ -113,6 +125,7 @@ def measure(
     barrier: Callable[[], None] = lambda: None,
     *,
     checkpoints: Checkpoints | None = None,
+    traffic: Traffic | None = None,
 ) -> Measurement:
     """Warm up, wait for the others, run the measured epochs without a pause between them.
 
@@ -123,6 +136,7 @@ def measure(
         threads: that it computes with.
         barrier: returns once all processes have warmed up.
         checkpoints: where the extent has any.
+        traffic: counts the bytes of the measured steps.
     """
     if checkpoints is not None and checkpoints.resumes:
         # One step at least: torch's DDP settles its buckets in the first.
@@ -130,6 +144,8 @@ def measure(
         so_far = checkpoints.restore(executor, lambda: executor.run(0, rehearsal))
     else:
         so_far = Measurement(executor.run(0, extent.warmup_steps), RunRecord(), mean_usage(()), 0)
+    if traffic is not None:  # before the barrier: until then no other rank sends
+        traffic.start(so_far.steps)
     barrier()
     for part in extent.segments(so_far.steps):
         with Utilisation(devices, threads) as utilisation:
@@ -137,4 +153,6 @@ def measure(
         so_far = so_far.followed_by(record, utilisation.usage, len(part))
         if checkpoints is not None and so_far.steps % extent.checkpoint_every_steps == 0:
             checkpoints.save(executor, so_far)
+    if traffic is not None:
+        traffic.stop(so_far.steps)
     return so_far

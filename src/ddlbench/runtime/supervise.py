@@ -22,6 +22,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import write_result
 from ddlbench.experiment.site import Site
 from ddlbench.planning.data import request_of
+from ddlbench.planning.measured_digests import measured_digests
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.stage_memory import why_too_large
 from ddlbench.runtime import aggregate
@@ -93,6 +94,7 @@ def _measure(
     cell: Cell, site: Site, cell_folder: Path, staging: dict[str, Any] | None
 ) -> dict[str, Any]:
     started = time.monotonic()
+    measured = measured_digests(cell, site.name)
     plan = make_plan(cell, site.name)
     (cell_folder / "failure.json").unlink(missing_ok=True)
     write_json(cell_folder / "plan.json", plan.to_dict())
@@ -139,6 +141,7 @@ def _measure(
         staging=staging,
         link=link,
         earlier=restart.earlier,
+        measured=measured,
     )
     result["log_tail"] = tail
     result["elapsed_s"] = time.monotonic() - started

@@ -51,6 +51,7 @@ from ddlbench.runtime.network_address import address_of, interface_to_use
 from ddlbench.runtime.progress import Reporter
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
 from ddlbench.runtime.stream import EpochStream
+from ddlbench.runtime.traffic import TcpTraffic
 from ddlbench.strategies.executor import Context, Executor
 from ddlbench.strategies.precision import with_precision
 
@@ -128,7 +129,11 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
         if process.rank == 0:
             reporter.phase("measured")
 
-    measured = measure(executor, extent, devices, threads, meet, checkpoints=checkpoints)
+    traffic = _traffic(executor, job)
+    measured = measure(
+        executor, extent, devices, threads, meet, checkpoints=checkpoints, traffic=traffic
+    )
+    barrier(store, "counted", plan.world_size)  # nobody sends more before all have counted
     if process.rank == 0:
         reporter.phase("done")
     context.progress = lambda _done: None
@@ -159,6 +164,7 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
         "steps_per_epoch": extent.steps_per_epoch,
         "checkpoints": None if checkpoints is None else checkpoints.report(),
         "clock_offset_s": offsets[process.rank].offset_s,
+        "traffic": None if traffic is None else traffic.report(),
         "plan_details": {**executor.details(), **_clock(measured, offsets)},
         "partition_spans": _partition_spans(executor, extent.total_steps - 1),
         "provenance": provenance,
@@ -217,6 +223,13 @@ def _clock(measured: Measurement, offsets: list[ClockOffset]) -> dict[str, Any]:
     if not measured.measured.spans:
         return {}
     return {"clock": {"reference_rank": 0, "ranks": [asdict(offset) for offset in offsets]}}
+
+
+def _traffic(executor: Executor, job: Job) -> TcpTraffic | None:
+    """What counts a rank's bytes; None where there are no others, or they do not talk over TCP."""
+    if job.plan.world_size == 1 or getattr(executor, "transport", None) != "tcp":
+        return None
+    return TcpTraffic(job.rendezvous_port)
 
 
 def _partition_spans(executor: Executor, mini_batch: int) -> list[Any]:

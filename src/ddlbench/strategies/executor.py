@@ -285,6 +285,11 @@ class StepwiseExecutor:
         for state in self.optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
+    @property
+    def transport(self) -> str | None:
+        """What messages to other ranks go over: "tcp" (gloo), "nccl"; None where unknown."""
+        return "tcp" if self.context.devices[0].type == "cpu" else "nccl"
+
     def filling(self) -> int:
         """One, unless a strategy has several in flight."""
         return 1

@@ -5,7 +5,7 @@ import pytest
 from report_factory import experiment, failed, matrix, result, site, timing, write, write_all
 
 from ddlbench.planning.matrix import expand
-from ddlbench.report import collect
+from ddlbench.report import collect, measurements
 from ddlbench.report.measurements import COLUMNS
 
 
@@ -119,6 +119,18 @@ def test_a_result_of_another_plan_is_stale_and_kept(tmp_path, rows):
     assert _one(frame, "ddp")["stale"]
     assert _one(frame, "ddp")["epoch_s"] == 3.0
     assert not _one(frame, "horovod")["stale"]
+
+
+@pytest.mark.parametrize("now", ["an earlier one", "another one", None])
+def test_a_result_of_another_profile_is_stale(tmp_path, rows, monkeypatch, now):
+    cell = _cell(rows, "ddp")
+    values = result(cell)
+    values["inputs"]["profile_digest"] = "an earlier one"
+    write(tmp_path, cell, values)
+    told = {"links_digest": "not used then", "profile_digest": now}
+    monkeypatch.setattr(measurements, "measured_digests", lambda *_: told)
+    stale = now == "another one"  # nothing is known of a file that is not there
+    assert _one(collect("demo", "local", rows, tmp_path), "ddp")["stale"] == stale
 
 
 def test_memory_is_that_of_the_fullest_device_over_all_ranks(tmp_path, rows):

@@ -1,5 +1,6 @@
 """What tests of whole cells share."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,5 +12,5 @@ HERE = str(Path(__file__).parent)
 @pytest.fixture(autouse=True)
 def _odd_networks_are_importable(monkeypatch):
     """Here, and in the processes of a cell."""
-    monkeypatch.setenv("PYTHONPATH", HERE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr(sys, "path", [HERE, *sys.path])

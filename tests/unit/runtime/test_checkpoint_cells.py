@@ -33,7 +33,7 @@ EVERY, EPOCHS, STEPS = 5, 30, 6  # 48 images, 8 a step
 
 @pytest.fixture(autouse=True)
 def _networks_are_importable(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", HERE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr(sys, "path", [HERE, *sys.path])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import os
 import sys
 import threading
 from pathlib import Path
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no emulated nodes h
 
 @pytest.fixture(autouse=True)
 def _odd_networks_are_importable(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", HERE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr(sys, "path", [HERE, *sys.path])
 
 

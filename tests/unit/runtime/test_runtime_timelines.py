@@ -35,7 +35,8 @@ def skewed(tmp_path, monkeypatch):
     folder = tmp_path / "skew"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(SITE_CUSTOMIZE)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), HERE]))
+    search = [str(folder), HERE, os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(search))
     monkeypatch.setattr(sys, "path", [HERE, *sys.path])
 
 

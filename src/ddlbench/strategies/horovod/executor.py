@@ -77,6 +77,11 @@ class HorovodExecutor(StepwiseExecutor):
         gradients = sum(p.numel() * p.element_size() for p in self.module.parameters())
         return min(int(self.plan.details["fusion_threshold_bytes"]), gradients)
 
+    @property
+    def transport(self) -> str | None:
+        """With MPI it is MPI's choice."""
+        return None if _started_by_mpi() and self.hvd.mpi_built() else super().transport
+
     def close(self) -> None:
         """Leave together; rank 0's server ends with its process."""
         self.hvd.shutdown()
