@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from pathlib import Path
 
 import pytest
 import torch
-from local_world import context_of, executor_of, train_all
-from test_equals_sequential import Shard, cell_of
+from ranks.pool import run_ranks
+from ranks.world import Reader, context_of, executor_of
 from torch import nn
+from torch.distributed import Store
 
+from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import make_plan
 from ddlbench.predict.predictors.ddp_buckets import buckets
 from ddlbench.predict.workload import Tensor
@@ -34,12 +35,12 @@ def network() -> nn.Sequential:
     return nn.Sequential(OrderedDict(blocks))
 
 
-def train_here(cell, rank: int, store_file: Path) -> dict:
+def train_here(cell, rank: int, store: Store | None) -> dict:
     plan = make_plan(cell)
     process = plan.processes[rank]
     executor = executor_of(cell)
-    context = context_of(plan, process, store_file)
-    executor.prepare(plan, process, network(), Shard(cell, process), context)
+    context = context_of(plan, process, store)
+    executor.prepare(plan, process, network(), Reader(cell, process, torch.float32), context)
     executor.run(0, 3)  # torch settles its buckets after the first step
     said = executor.module._get_ddp_logging_data()["rebuilt_bucket_sizes"]
     details = executor.details()
@@ -48,9 +49,10 @@ def train_here(cell, rank: int, store_file: Path) -> dict:
 
 
 @pytest.mark.parametrize("cap_bytes", [None, 3 * 2**20], ids=["default", "given"])
-def test_torch_makes_the_buckets_that_are_predicted(cap_bytes, tmp_path):
-    cell = cell_of("ddp", 2, **({} if cap_bytes is None else {"bucket_cap_bytes": cap_bytes}))
-    (ranks,) = train_all(train_here, [cell], 2, tmp_path)
+def test_torch_makes_the_buckets_that_are_predicted(cap_bytes):
+    options = () if cap_bytes is None else (("bucket_cap_bytes", cap_bytes),)
+    cell = Cell("mnist", "wide", "ddp", batch_size=16, devices_per_node=2, options=options)
+    (ranks,) = run_ranks(train_here, [cell], 2)
     gradients = reversed(list(network().named_parameters()))
     tensors = [Tensor(name, p.numel() * 4, 1.0) for name, p in gradients]
     caps = bucket_caps(make_plan(cell).details)

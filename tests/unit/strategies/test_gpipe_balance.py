@@ -63,7 +63,7 @@ def test_the_recorder_takes_what_torchgpipe_takes() -> None:
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (4, 8, 8, 8)], ids=["images", "volumes"])
 def test_balance_by_size_asks_torchgpipe_about_the_mini_batch(shape, monkeypatch) -> None:
-    from ddlbench.strategies import gpipe
+    from ddlbench.strategies.torchgpipe import executor as gpipe
 
     calls = []
     monkeypatch.setattr(gpipe, "balance_by_size", recorder_of_sizes(calls))
@@ -78,7 +78,7 @@ def test_balance_by_size_asks_torchgpipe_about_the_mini_batch(shape, monkeypatch
 
 
 def test_what_cannot_be_balanced_by_size_is_one_sentence(monkeypatch) -> None:
-    from ddlbench.strategies import gpipe
+    from ddlbench.strategies.torchgpipe import executor as gpipe
 
     network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4), nn.Linear(4, 2))
     sample = torch.rand(6, 4)

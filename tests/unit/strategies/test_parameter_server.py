@@ -6,18 +6,12 @@ from collections import Counter
 
 import pytest
 import torch
-from parameter_server_world import FEW_BYTES, RUNS, cell_of, reference, train
+from parameter_server_cells import FEW_BYTES, RUNS, cell_of
+from ranks.world import assert_same_weights, reference, train
 
 from ddlbench.strategies.parameter_server.server import Served, ServiceLog
 
 STEPS = sum(count for _, count in RUNS)
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-
-
-def assert_same_weights(found: dict, expected: dict) -> None:
-    for name, value in expected.items():
-        if not name.endswith(STATISTICS):
-            torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12, msg=name)
 
 
 def parted(ranks: list[dict]) -> tuple[list[dict], list[dict]]:
@@ -25,16 +19,20 @@ def parted(ranks: list[dict]) -> tuple[list[dict], list[dict]]:
     return [[rank for rank in ranks if rank["role"] == role] for role in ("server", "worker")]
 
 
+def kinds_of(rank: dict) -> set[str]:
+    return {kind for kind, *_ in rank["spans"]}
+
+
 @pytest.mark.parametrize(("servers", "workers"), [(1, 1), (2, 1), (1, 3), (2, 3)])
-def test_in_step_it_equals_sequential_training(servers, workers, tmp_path):
+def test_in_step_it_equals_sequential_training(servers, workers):
     cells = [
         cell_of(servers, workers, "odd"),
         cell_of(servers, workers, "odd", message_bytes=FEW_BYTES),
         cell_of(servers, workers, "odd", momentum=0.0, message_bytes=FEW_BYTES),
         cell_of(servers, workers, "normed", message_bytes=FEW_BYTES),
     ]
-    for cell, ranks in zip(cells, train(cells, tmp_path), strict=True):
-        expected, losses = reference(cell, workers)
+    for cell, ranks in zip(cells, train(cells, RUNS), strict=True):
+        expected, losses = reference(cell, workers, STEPS)
         served, trained = parted(ranks)
         assert (len(served), len(trained)) == (servers, workers)
         for rank in trained:
@@ -43,8 +41,8 @@ def test_in_step_it_equals_sequential_training(servers, workers, tmp_path):
         torch.testing.assert_close(mean, torch.tensor(losses, dtype=torch.float64))
 
 
-def test_each_worker_keeps_its_own_batch_norm_statistics(tmp_path):
-    (ranks,) = train([cell_of(1, 3, "normed")], tmp_path)
+def test_each_worker_keeps_its_own_batch_norm_statistics():
+    (ranks,) = train([cell_of(1, 3, "normed")], RUNS)
     means = [rank["state"]["norm.running_mean"] for rank in parted(ranks)[1]]
     assert not torch.equal(means[0], means[1])
     assert not torch.equal(means[1], means[2])
@@ -52,8 +50,8 @@ def test_each_worker_keeps_its_own_batch_norm_statistics(tmp_path):
         assert int(rank["state"]["norm.num_batches_tracked"]) == STEPS
 
 
-def test_what_the_ranks_tell(tmp_path):
-    (ranks,) = train([cell_of(2, 1, message_bytes=FEW_BYTES)], tmp_path)
+def test_what_the_ranks_tell():
+    (ranks,) = train([cell_of(2, 1, message_bytes=FEW_BYTES)], RUNS)
     for rank in ranks:
         assert rank["ids"] == list(range(STEPS))
         assert rank["steps"] == rank["loads"] == [count for _, count in RUNS] + [0]
@@ -61,8 +59,8 @@ def test_what_the_ranks_tell(tmp_path):
         assert rank["wait_s"] > 0
     served, trained = parted(ranks)
     assert [rank["loss"] for rank in served] == [[], []]
-    assert all(rank["kinds"] == {"receive_wait", "update"} for rank in served)
-    assert trained[0]["kinds"] == {"forward", "backward", "receive_wait"}
+    assert all(kinds_of(rank) == {"receive_wait", "update"} for rank in served)
+    assert kinds_of(trained[0]) == {"forward", "backward", "receive_wait"}
     details = served[0]["details"]
     first, second = details["server_bytes"]
     assert abs(first - second) <= FEW_BYTES
@@ -96,13 +94,13 @@ def test_a_server_tells_of_its_measured_runs(runs, counted):
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-def test_a_lone_worker_out_of_step_equals_sequential_training(servers, tmp_path):
+def test_a_lone_worker_out_of_step_equals_sequential_training(servers):
     cells = [
         cell_of(servers, 1, "odd", mode="async", message_bytes=FEW_BYTES),
         cell_of(servers, 1, "normed", mode="async"),
     ]
-    for cell, ranks in zip(cells, train(cells, tmp_path), strict=True):
-        expected, losses = reference(cell, 1)
+    for cell, ranks in zip(cells, train(cells, RUNS), strict=True):
+        expected, losses = reference(cell, 1, STEPS)
         served, (worker,) = parted(ranks)
         assert_same_weights(worker["state"], expected)
         assert worker["loss"] == pytest.approx(losses)
@@ -111,14 +109,14 @@ def test_a_lone_worker_out_of_step_equals_sequential_training(servers, tmp_path)
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-def test_out_of_step_no_update_is_lost(servers, tmp_path):
+def test_out_of_step_no_update_is_lost(servers):
     """Gradients that do not depend on the weights add up to the same in every order."""
     linear = cell_of(servers, 3, "linear", mode="async", momentum=0.0, message_bytes=FEW_BYTES)
     odd = cell_of(servers, 3, "odd", mode="async", message_bytes=FEW_BYTES)
-    for cell, ranks in zip([linear, odd], train([linear, odd], tmp_path), strict=True):
+    for cell, ranks in zip([linear, odd], train([linear, odd], RUNS), strict=True):
         served, workers = parted(ranks)
         if cell is linear:
-            assert_same_weights(workers[0]["state"], reference(linear, 3)[0])
+            assert_same_weights(workers[0]["state"], reference(linear, 3, STEPS)[0])
         for worker in workers[1:]:  # a run ends with the same weights everywhere
             assert_same_weights(worker["state"], workers[0]["state"])
         for rank in ranks:

@@ -11,7 +11,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from pipelines_world import STEPS, network_of, sequential, train
+from ranks.networks import network_of
+from ranks.world import STATISTICS, reference, train
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import make_plan
@@ -19,7 +20,8 @@ from ddlbench.planning.strategy import strategy_of
 
 ALL = ("pipe-gpipe", "pipe-1f1b", "pipe-interleaved", "pipe-zb", "pipe-zbv")
 TWO_STAGES = ALL[2:]
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+STEPS = 4
+RUNS = ((0, 1), (1, STEPS - 1))
 WAITS = ("wait", "all_reduce")
 TWO_CUTS = ("1+8", "6+3")
 FOUR_CUTS = ("1+2+1+5", "2+4+1+2", "1+5+2+1")
@@ -66,27 +68,27 @@ FOUR_DEVICES = [
 @pytest.mark.parametrize(
     "cells", [ONE_DEVICE, TWO_DEVICES, FOUR_DEVICES], ids=["1 device", "2 devices", "4 devices"]
 )
-def test_weights_and_losses_equal_sequential_training(cells, tmp_path):
+def test_weights_and_losses_equal_sequential_training(cells):
     for cell in cells:
         assert strategy_of(cell.strategy).supports(cell) is None, cell.id
-    for cell, ranks in zip(cells, train(cells, tmp_path), strict=True):
+    for cell, ranks in zip(cells, train(cells, RUNS), strict=True):
         details = make_plan(cell).details
-        expected, losses = sequential(cell, details["replicas"] * details["chunks"])
+        expected, losses = reference(cell, details["replicas"] * details["chunks"], STEPS)
         _assert_whole(cell, ranks, expected)
         _assert_losses(cell, ranks, losses)
         _assert_order(cell, ranks)
 
 
 @pytest.mark.exhaustive
-def test_the_papers_networks_too(tmp_path):
+def test_the_papers_networks_too():
     """Residual blocks, operations in place, depthwise convolutions, cut by the plan."""
     cells = [
         _cell("pipe-zbv", 1, 2, 8, chunks=2, network="resnet18"),
         _cell("pipe-zb", 1, 2, 8, chunks=2, network="mobilenetv2"),
         _cell("pipe-interleaved", 1, 2, 8, chunks=2, network="vgg11"),
     ]
-    for cell, ranks in zip(cells, train(cells, tmp_path, limit_s=900), strict=True):
-        expected, _ = sequential(cell, 2)
+    for cell, ranks in zip(cells, train(cells, RUNS, limit_s=600), strict=True):
+        expected, _ = reference(cell, 2, STEPS)
         found = {name: value for rank in ranks for name, value in rank["state"].items()}
         assert set(found) == set(expected)
         for name, value in expected.items():
@@ -119,7 +121,7 @@ def _assert_losses(cell: Cell, ranks: list[dict], losses: list[float]) -> None:
     processes = make_plan(cell).processes
     for process, rank in zip(processes, ranks, strict=True):
         assert len(rank["loss"]) == (STEPS if "labels" in process.needs else 0)
-        assert rank["ids"] == list(range(1, STEPS))
+        assert rank["ids"] == list(range(STEPS))
     found = torch.tensor([rank["loss"] for rank in ranks if rank["loss"]], dtype=torch.float64)
     torch.testing.assert_close(
         found.mean(dim=0), torch.tensor(losses, dtype=torch.float64), rtol=1e-12, atol=0
@@ -137,7 +139,7 @@ def _assert_order(cell: Cell, ranks: list[dict]) -> None:
         ]
         waits = [end - start for kind, _, start, end in rank["spans"] if kind in WAITS]
         assert rank["wait_s"] == pytest.approx(sum(waits))
-        for step in rank["ids"]:
+        for step in range(1, STEPS):
             spans = [span for span in rank["spans"] if span[1] == step]
             assert [kind for kind, *_ in spans if " " in kind] == wanted
             others = {kind for kind, *_ in spans if " " not in kind}

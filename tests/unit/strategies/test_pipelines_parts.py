@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pipelines_world import tiny
+from ranks.networks import tiny
 from torch import nn
 
 from ddlbench.planning.schedules import one_f_one_b

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
 from functools import partial
-from pathlib import Path
 
-import parameter_server_world
-import pipedream_world
+import parameter_server_cells
+import pipedream_replay
 import pytest
 import torch
 import torch.distributed as dist
-from local_world import context_of, executor_of, train_all
+from ranks.networks import network_with_dropout
+from ranks.pool import run_ranks
+from ranks.world import Reader, context_of, executor_of
 from torch import nn
+from torch.distributed import Store
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import make_plan
@@ -25,22 +26,8 @@ RUNS = ((0, 3), (3, 5))
 
 
 def network() -> nn.Sequential:
-    """Random numbers and statistics in every stage."""
     torch.manual_seed(7)
-    return nn.Sequential(
-        OrderedDict(
-            shrink=nn.AvgPool2d(4),
-            stem=nn.Conv2d(1, 4, 3, padding=1),
-            drop0=nn.Dropout(0.3),
-            norm0=nn.BatchNorm2d(4),
-            conv=nn.Conv2d(4, 4, 3, padding=1),
-            drop1=nn.Dropout(0.3),
-            norm1=nn.BatchNorm2d(4),
-            pool=nn.AdaptiveAvgPool2d(2),
-            flatten=nn.Flatten(),
-            head=nn.Linear(16, 10),
-        )
-    ).double()
+    return network_with_dropout().double()
 
 
 def train(module):
@@ -114,15 +101,14 @@ class Wires:
             setattr(dist, name, call)
 
 
-def train_here(world, rehearsed: bool, cell: Cell, rank: int, store_file: Path) -> dict:
+def train_here(rehearsed: bool, cell: Cell, rank: int, store: Store | None) -> dict:
     plan = make_plan(cell)
     process = plan.processes[rank]
     executor = executor_of(cell)
-    context = context_of(plan, process, store_file)
+    context = context_of(plan, process, store)
     told: list[int] = []
     context.progress = told.append
-    reader = world.Turns if world is pipedream_world else world.Shard
-    data = reader(cell, process) if process.needs else None
+    data = Reader(cell, process) if process.needs else None
     blocks = network()
     torch.manual_seed(rank)  # as the worker does
     wires = Wires()
@@ -140,7 +126,7 @@ def train_here(world, rehearsed: bool, cell: Cell, rank: int, store_file: Path) 
     prepared = len(log)
     wires.close()
     records = [executor.run(first, count) for first, count in RUNS]
-    barrier(context.store, "done", plan.world_size)
+    barrier(store, "done", plan.world_size)
     executor.close()
     return {
         "network": {k: v.clone() for k, v in executor.state_dict()["network"].items()},
@@ -152,14 +138,6 @@ def train_here(world, rehearsed: bool, cell: Cell, rank: int, store_file: Path) 
     }
 
 
-def pipedream_here(rehearsed, cell, rank, store_file):
-    return train_here(pipedream_world, rehearsed, cell, rank, store_file)
-
-
-def parameter_server_here(rehearsed, cell, rank, store_file):
-    return train_here(parameter_server_world, rehearsed, cell, rank, store_file)
-
-
 def pipelines():
     for replicas, strategy, balance, options in (
         ("1+1+1", "pipedream", "4+3+3", {}),
@@ -168,13 +146,13 @@ def pipelines():
         ("2+1", "pipedream", "4+6", {"stage_all_reduce": "async"}),
         ("1+1+1", "model-parallel-p2p", "4+3+3", {}),
     ):
-        yield pipedream_world.cell_of(replicas, strategy, balance=balance, **options)
+        yield pipedream_replay.cell_of(replicas, strategy, balance=balance, **options)
 
 
 def served():
-    yield parameter_server_world.cell_of(1, 2)
-    yield parameter_server_world.cell_of(2, 1, message_bytes=parameter_server_world.FEW_BYTES)
-    yield parameter_server_world.cell_of(2, 1, mode="async")
+    yield parameter_server_cells.cell_of(1, 2)
+    yield parameter_server_cells.cell_of(2, 1, message_bytes=parameter_server_cells.FEW_BYTES)
+    yield parameter_server_cells.cell_of(2, 1, mode="async")
 
 
 def between(log):
@@ -182,14 +160,11 @@ def between(log):
     return log[log.index(("practise", 0)) + 1 : log.index(("practised", 0))]
 
 
-@pytest.mark.parametrize(
-    ("here", "cells"), [(pipedream_here, pipelines), (parameter_server_here, served)]
-)
-def test_training_after_a_rehearsal_is_the_same_to_the_last_bit(here, cells, tmp_path):
+@pytest.mark.parametrize("cells", [pipelines, served])
+def test_training_after_a_rehearsal_is_the_same_to_the_last_bit(cells):
     wanted = list(cells())
-    (tmp_path / "with").mkdir()
-    plain = train_all(partial(here, False), wanted, 3, tmp_path)
-    rehearsed = train_all(partial(here, True), wanted, 3, tmp_path / "with")
+    plain = run_ranks(partial(train_here, False), wanted, 3)
+    rehearsed = run_ranks(partial(train_here, True), wanted, 3)
     for cell, ranks, again in zip(wanted, plain, rehearsed, strict=True):
         for one, other in zip(ranks, again, strict=True):
             for part in ("network", "loss", "random"):
@@ -207,9 +182,9 @@ def test_training_after_a_rehearsal_is_the_same_to_the_last_bit(here, cells, tmp
             assert not calls or "2+1" in cell.id
 
 
-def test_a_parameter_server_greets_both_ways_before_anything_is_expected(tmp_path):
-    (cell,) = (parameter_server_world.cell_of(1, 2),)
-    (ranks,) = train_all(partial(parameter_server_here, True), [cell], 3, tmp_path)
+def test_a_parameter_server_greets_both_ways_before_anything_is_expected():
+    (cell,) = (parameter_server_cells.cell_of(1, 2),)
+    (ranks,) = run_ranks(partial(train_here, True), [cell], 3)
     # With each worker one greeting on PUSH and one on PULL; then the rehearsal; then the weights.
     greetings = {"server": ["recv", "recv", "send", "send"], "worker": ["send", "recv"]}
     for rank, found in enumerate(ranks):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from split_world import fake_grid, fake_team, traced
+from split_layer_cases import fake_grid, fake_team, traced
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import load

@@ -6,13 +6,13 @@ After several steps with momentum: weights, losses and, within a group, batch-no
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from local_world import context_of, executor_of, train_all
-from pipelines_world import STEPS, Shard, network_of, sequential, train
+from ranks.networks import network_of
+from ranks.pool import run_ranks
+from ranks.world import STATISTICS, Reader, context_of, executor_of, reference, sequential, train
+from torch.distributed import Store
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import make_plan
@@ -20,7 +20,8 @@ from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.precision import with_precision
 
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+STEPS = 4
+RUNS = ((0, 1), (1, STEPS - 1))
 COMPUTED = ("forward", "backward", "update")
 PURE = ("spatial", "filter", "channel")
 
@@ -62,15 +63,15 @@ FOUR_DEVICES = [
     [ONE_DEVICE, TWO_DEVICES, THREE_DEVICES, FOUR_DEVICES],
     ids=["1 device", "2 devices", "3 devices", "4 devices"],
 )
-def test_weights_and_losses_equal_sequential_training(cells, tmp_path):
-    for cell, ranks in zip(cells, train(cells, tmp_path), strict=True):
+def test_weights_and_losses_equal_sequential_training(cells):
+    for cell, ranks in zip(cells, train(cells, RUNS), strict=True):
         assert strategy_of(cell.strategy).supports(cell) is None, cell.id
         _assert_equal(cell, ranks, atol=1e-9)
         _assert_told(cell, ranks)
 
 
 @pytest.mark.exhaustive
-def test_the_papers_networks_too(tmp_path):
+def test_the_papers_networks_too():
     cells = [
         *(_cell(strategy, 1, 2, "resnet18", batch=4) for strategy in PURE),
         *(_cell(strategy, 1, 2, "mobilenetv2", batch=4) for strategy in PURE),
@@ -80,13 +81,13 @@ def test_the_papers_networks_too(tmp_path):
         _cell("spatial", 1, 2, "alexnet", batch=4, until="auto"),
         _cell("data-spatial", 2, 1, "resnet18", batch=4, group=2, split="width"),
     ]
-    for cell, ranks in zip(cells, train(cells, tmp_path, limit_s=900), strict=True):
+    for cell, ranks in zip(cells, train(cells, RUNS, limit_s=600), strict=True):
         _assert_equal(cell, ranks, atol=1e-7)
 
 
 def _assert_equal(cell: Cell, ranks: list[dict], atol: float) -> None:
     groups = make_plan(cell).details["replicas"]
-    expected, losses = sequential(cell, groups)
+    expected, losses = reference(cell, groups, STEPS)
     initial = network_of(cell).state_dict()
     for rank in ranks:
         assert list(rank["state"]) == list(expected), cell.id
@@ -133,60 +134,50 @@ def _assert_told(cell: Cell, ranks: list[dict]) -> None:
                 assert rank["details"]["split_layers"] > 1
 
 
-def test_weights_are_dealt_out(tmp_path):
+def test_weights_are_dealt_out():
     """A rank of four holds about a quarter, and by rows all of them."""
     cells = [
         _cell("filter", 1, 4, "resnet18", batch=4),
         _cell("spatial", 1, 4, "resnet18", batch=4),
     ]
-    (by_filter, by_rows) = train(cells, tmp_path)
+    (by_filter, by_rows) = train(cells, RUNS)
     whole = by_rows[0]["kept_bytes"]
     for rank in by_filter:
         assert whole / 4 < rank["kept_bytes"] < whole / 3.9
 
 
-def test_devices_of_a_group_forget_the_same(tmp_path):
+def test_devices_of_a_group_forget_the_same():
     """Layers that all compute draw what sequential training draws from the same seed."""
     cells = [_cell(strategy, 1, 3, "split_networks:forgetful") for strategy in PURE]
-    for cell, ranks in zip(cells, train(cells, tmp_path), strict=True):
+    for cell, ranks in zip(cells, train(cells, RUNS), strict=True):
         torch.manual_seed(cell.seed)
-        expected, losses = sequential(cell, 1)
-        assert losses[-1] != pytest.approx(
-            sequential(cell, 1)[1][-1]
-        )  # other numbers, other losses
+        expected, losses = sequential(cell, 1, STEPS)
+        other_losses = sequential(cell, 1, STEPS)[1]
+        assert losses[-1] != pytest.approx(other_losses[-1])  # other numbers, other losses
         for rank in ranks:
             for name, value in expected.items():
                 torch.testing.assert_close(rank["state"][name], value, rtol=1e-7, atol=1e-9)
 
 
-def _train_in_bf16(cell: Cell, rank: int, store_file: Path) -> dict:
+def _train_in_bf16(cell: Cell, rank: int, store: Store | None) -> dict:
     plan = make_plan(cell)
     process = plan.processes[rank]
-    executor, context = executor_of(cell), context_of(plan, process, store_file)
+    executor, context = executor_of(cell), context_of(plan, process, store)
     network = with_precision(network_of(cell).float(), "bf16", "cpu")
-    executor.prepare(plan, process, network, _SingleShard(cell, process), context)
+    executor.prepare(plan, process, network, Reader(cell, process, torch.float32), context)
     record = executor.run(0, STEPS)
     state = {name: value.clone() for name, value in executor.state_dict()["network"].items()}
-    barrier(context.store, "done", plan.world_size)
+    barrier(store, "done", plan.world_size)
     executor.close()
     return {"state": state, "loss": record.loss}
 
 
-class _SingleShard(Shard):
-    """In float32."""
-
-    def batches(self, first, count):
-        for batch in super().batches(first, count):
-            yield SimpleNamespace(inputs=batch.inputs.float(), labels=batch.labels)
-
-
-def test_bfloat16_trains_alike(tmp_path):
+def test_bfloat16_trains_alike():
     """Messages are bfloat16, weights float32, ranks agree; losses are about those of one device."""
     cells = [_cell(strategy, 1, 2) for strategy in PURE]
     alone = [_cell("spatial", 1, 1)]
-    (tmp_path / "alone").mkdir()
-    ((one,),) = train_all(_train_in_bf16, alone, 1, tmp_path / "alone")
-    for ranks in train_all(_train_in_bf16, cells, 2, tmp_path):
+    ((one,),) = run_ranks(_train_in_bf16, alone, 1)
+    for ranks in run_ranks(_train_in_bf16, cells, 2):
         for name, value in ranks[0]["state"].items():
             assert torch.equal(value, ranks[1]["state"][name]), name
         assert ranks[0]["loss"] == pytest.approx(one["loss"], rel=0.05)

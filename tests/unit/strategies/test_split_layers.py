@@ -7,8 +7,8 @@ three dimensions, split along one of them or a grid of two.
 from __future__ import annotations
 
 import pytest
-from local_world import train_all
-from split_world import Case, Cases, compare_all, random_rows, random_weights
+from ranks.pool import run_ranks
+from split_layer_cases import Case, Cases, compare_all, random_rows, random_weights
 
 CHAIN = (
     ("conv2", {"in_channels": 3, "out_channels": 4, "kernel_size": 7, "stride": 2, "padding": 3}),
@@ -41,12 +41,12 @@ def _written(world_size: int) -> list[Case]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, pytest.param(4, marks=pytest.mark.exhaustive)])
-def test_rows(world_size, tmp_path):
+def test_rows(world_size):
     cases = [*_written(world_size), *random_rows(60, world_size, seed=world_size)]
-    train_all(compare_all, [Cases("rows", world_size, tuple(cases))], world_size, tmp_path)
+    run_ranks(compare_all, [Cases("rows", world_size, tuple(cases))], world_size)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, pytest.param(4, marks=pytest.mark.exhaustive)])
-def test_filters_and_channels(world_size, tmp_path):
+def test_filters_and_channels(world_size):
     cases = random_weights(40, world_size, seed=world_size)
-    train_all(compare_all, [Cases("weights", world_size, tuple(cases))], world_size, tmp_path)
+    run_ranks(compare_all, [Cases("weights", world_size, tuple(cases))], world_size)

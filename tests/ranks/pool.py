@@ -1,0 +1,206 @@
+"""Worlds of ranks that start in milliseconds: each rank is a fork of one process that has torch.
+
+::
+
+    pytest -- fork server (modules imported, no thread) -+- rank 0 of a world
+           \\                                             +- rank 1
+            store of the world (TCP)
+
+The fork server lives as long as the test run. Each rank of each world is a new process, so that
+nothing leaks from one test into the next: process groups, random numbers, Horovod's one world.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.util
+import io
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, Store, TCPStore
+
+from ddlbench.experiment.registry import STRATEGIES
+from ddlbench.planning.strategy import strategy_of
+
+__all__ = ["Work", "run_ranks"]
+
+# What a rank does with one item: (item, rank, store of this item or None) -> what it found.
+Work = Callable[[Any, int, Store | None], Any]
+
+# A rank that starts on a machine that does much else may take its time.
+START_LIMIT_S = 300.0
+STACKS_S = 2.0  # how long a rank that hangs may take to write its stacks
+
+
+@cache
+def _server() -> Any:
+    """The context whose fork server has imported all that ranks need."""
+    modules = ["torch", "torch._dynamo", "ddlbench.networks", "ddlbench.runtime.worker", "pytest"]
+    modules += [strategy_of(name).executor.partition(":")[0] for name in STRATEGIES]
+    if importlib.util.find_spec("horovod"):
+        modules.append("horovod.torch")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(modules)
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"  # a process with threads must not fork
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+    return context
+
+
+@dataclass(frozen=True)
+class _World:
+    """What all ranks of a world are told."""
+
+    work: Work
+    items: Sequence[Any]
+    size: int
+    port: int
+    folder: str
+    environment: Mapping[str, str]
+
+    def serve(self, rank: int, messages: Connection) -> None:
+        """Do all items as one rank; say where it is and what it found."""
+        os.environ.clear()
+        os.environ.update(self.environment)
+        torch.set_num_threads(1)
+        stacks = (Path(self.folder) / f"stacks{rank}.txt").open("w")
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+        try:
+            store = TCPStore("127.0.0.1", self.port, is_master=False) if self.size > 1 else None
+            for number, item in enumerate(self.items):
+                messages.send(("at", name_of(item)))
+                own = PrefixStore(str(number), store) if store is not None else None
+                buffer = io.BytesIO()
+                torch.save(self.work(item, rank, own), buffer)
+                messages.send(("found", buffer.getvalue()))
+        except BaseException:
+            messages.send(("failed", traceback.format_exc()))
+            os._exit(1)
+        # Libraries whose threads still run need not agree on how they end.
+        messages.send(("done", None))
+        messages.close()
+        os._exit(0)
+
+
+def name_of(item: Any) -> str:
+    """A cell's id, or what stands for it."""
+    return str(getattr(item, "id", item))
+
+
+@dataclass
+class _Rank:
+    """One rank as pytest sees it."""
+
+    process: Any
+    messages: Connection
+    at: str = "it has not begun"
+    found: list[Any] = field(default_factory=list)
+    failure: str | None = None
+
+    def hear(self) -> bool:
+        """Take one message in; False once there are no more."""
+        try:
+            kind, value = self.messages.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join()
+            self.failure = f"ended with exit code {self.process.exitcode}"
+            return False
+        if kind == "at":
+            self.at = value
+        elif kind == "found":
+            self.found.append(torch.load(io.BytesIO(value), weights_only=False))
+        elif kind == "failed":
+            self.failure = value
+        return kind in ("at", "found")
+
+
+def run_ranks(
+    work: Work, items: Sequence[Any], world_size: int, limit_s: float = 120
+) -> list[list[Any]]:
+    """Do every item in one world of ranks.
+
+    Args:
+        work: a function of a module, or a ``partial`` of one.
+        items: cells, or what else ``work`` takes.
+        world_size: ranks.
+        limit_s: a world hangs if no rank begins or ends an item for so long; it counts from when
+            all ranks have begun their first.
+
+    Returns:
+        For each item what every rank found. A world that fails or hangs is killed, and the
+        error says where each rank was.
+    """
+    context = _server()
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with tempfile.TemporaryDirectory() as folder:
+        world = _World(work, items, world_size, store.port, folder, dict(os.environ))
+        ranks = []
+        for rank in range(world_size):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=world.serve, args=(rank, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            ranks.append(_Rank(process, ours))
+        try:
+            hung = _listen(ranks, limit_s)
+            if hung or any(rank.failure for rank in ranks):
+                raise AssertionError(_where(ranks, hung, Path(folder)))
+        finally:
+            for one in ranks:
+                one.process.kill()
+                one.process.join()
+                one.messages.close()
+    return [list(of_item) for of_item in zip(*(one.found for one in ranks), strict=True)]
+
+
+def _listen(ranks: list[_Rank], limit_s: float) -> bool:
+    """Hear all ranks until they are done or one fails; True if they hang."""
+    heard: set[int] = set()
+    speaking = {rank.messages: number for number, rank in enumerate(ranks)}
+    while speaking and not any(rank.failure for rank in ranks):
+        patience_s = limit_s if len(heard) == len(ranks) else START_LIMIT_S
+        ready = wait(list(speaking), timeout=patience_s)
+        if not ready:
+            return True
+        for messages in ready:
+            number = speaking[messages]
+            heard.add(number)
+            if not ranks[number].hear():
+                del speaking[messages]
+    return False
+
+
+def _where(ranks: list[_Rank], hung: bool, folder: Path) -> str:
+    """Where each rank was when its world was ended."""
+    if hung:
+        for rank in ranks:
+            if rank.process.is_alive():
+                os.kill(rank.process.pid, signal.SIGUSR1)
+        time.sleep(STACKS_S)
+    lines = ["the ranks hang" if hung else "a rank failed"]
+    for number, rank in enumerate(ranks):
+        lines.append(f"rank {number}: {rank.at}, {len(rank.found)} done")
+        if rank.failure:
+            lines.append(rank.failure)
+        elif hung:
+            lines.append((folder / f"stacks{number}.txt").read_text())
+    return "\n".join(lines)

@@ -1,0 +1,205 @@
+"""Cells that ranks train with their real executors, and sequential training beside them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import Store
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.planning.plan import Plan, make_plan
+from ddlbench.planning.strategy import Process, strategy_of
+from ddlbench.runtime.rendezvous import barrier
+from ddlbench.strategies.executor import Context
+from ranks.networks import network_of
+from ranks.pool import run_ranks
+
+__all__ = [
+    "STATISTICS",
+    "Reader",
+    "assert_same_bits",
+    "assert_same_weights",
+    "context_of",
+    "executor_of",
+    "global_batch",
+    "reference",
+    "sequential",
+    "train",
+    "train_here",
+]
+
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of batch norm
+
+# (first, count) of each call of ``run``: warm-up, and the measured region.
+Runs = tuple[tuple[int, int], ...]
+
+
+def context_of(plan: Plan, process: Process, store: Store | None) -> Context:
+    """Devices that are this machine's processor."""
+    devices = tuple(torch.device("cpu") for _ in process.devices)
+    return Context(devices=devices, store=store, interface="lo")
+
+
+def executor_of(cell: Cell) -> Any:
+    """A new executor of the cell's strategy."""
+    module, _, name = strategy_of(cell.strategy).executor.partition(":")
+    return getattr(importlib.import_module(module), name)()
+
+
+def global_batch(cell: Cell, number: int) -> dict[str, torch.Tensor]:
+    """The ``number``-th mini-batch: inputs (N, C, H, W) in float64, labels (N,)."""
+    generator = torch.Generator().manual_seed(1000 + number)
+    shape = (cell.batch_size, *DATASETS[cell.dataset].shape)
+    inputs = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return {"inputs": inputs, "labels": torch.randint(0, 10, shape[:1], generator=generator)}
+
+
+class Reader:
+    """What one process reads of the mini-batches: its shard, in its turn, and only its needs."""
+
+    def __init__(self, cell: Cell, process: Process, dtype: torch.dtype = torch.float64) -> None:
+        self.cell, self.process, self.dtype = cell, process, dtype
+
+    def batches(self, first, count):
+        process = self.process
+        for number in range(first + process.replica % process.turns, first + count, process.turns):
+            whole = global_batch(self.cell, number)
+            whole["inputs"] = whole["inputs"].to(self.dtype)
+            yield SimpleNamespace(
+                **{
+                    name: tensor.chunk(process.num_shards)[process.shard]
+                    if name in process.needs
+                    else None
+                    for name, tensor in whole.items()
+                }
+            )
+
+
+def loss_of(cell: Cell) -> Any:
+    """The mean of a linear network's outputs has one gradient, whatever the weights."""
+    if cell.network == "linear":
+        return lambda outputs, labels: (outputs * labels[:, None]).mean()
+    return nn.CrossEntropyLoss()
+
+
+def dtype_of(network: nn.Module) -> torch.dtype:
+    """That of its weights."""
+    return next(network.parameters()).dtype
+
+
+def train_here(cell: Cell, rank: int, store: Store | None, *, runs: Runs) -> dict[str, Any]:
+    """Train as one rank; what it has and tells at the end."""
+    plan = make_plan(cell)
+    process = plan.processes[rank]
+    executor = executor_of(cell)
+    context = context_of(plan, process, store)
+    progress: list[int] = []
+    context.progress = progress.append
+    network = network_of(cell)
+    data = Reader(cell, process, dtype_of(network)) if process.needs else None
+    executor.prepare(plan, process, network, data, context)
+    if cell.network == "linear":
+        executor.loss_function = loss_of(cell)
+    records = [executor.run(first, count) for first, count in runs]
+    empty = executor.run(sum(count for _, count in runs), 0)
+    kept_bytes = sum(tensor.nbytes for tensor in executor.persistent_tensors())
+    parts = getattr(executor, "parts", None)
+    found = {
+        "role": process.role,
+        "state": {k: v.clone() for k, v in executor.state_dict()["network"].items()},
+        "loss": [loss for record in records for loss in record.loss],
+        "ids": [number for record in records for number in record.ids],
+        "steps": [len(record.step_s) for record in [*records, empty]],
+        "loads": [len(record.load_s) for record in [*records, empty]],
+        "spans": records[-1].spans,
+        "wait_s": records[-1].communication_wait_s,
+        "progress": progress,
+        "details": executor.details(),
+        "kept_bytes": kept_bytes,
+        "versions": parts.versions.most if parts is not None else None,
+    }
+    barrier(store, "done", plan.world_size)
+    executor.close()
+    return found
+
+
+def train(cells: Sequence[Cell], runs: Runs, limit_s: float = 120) -> list[list[dict[str, Any]]]:
+    """For each cell what every rank found, all in one world; the cells have as many ranks."""
+    (world_size,) = {make_plan(cell).world_size for cell in cells}
+    return run_ranks(partial(train_here, runs=runs), cells, world_size, limit_s)
+
+
+def reference(cell: Cell, parts: int, steps: int) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """Weights and losses of sequential training that sees each mini-batch in equal parts.
+
+    Computed once for all cells that differ only in how they are parallelised.
+    """
+    plain = cell.with_(strategy="sequential", nodes=1, devices_per_node=1, options=())
+    state, losses = _reference(plain, parts, steps)
+    return dict(state), list(losses)
+
+
+@cache
+def _reference(cell: Cell, parts: int, steps: int) -> tuple[dict[str, torch.Tensor], list[float]]:
+    return sequential(cell, parts, steps)
+
+
+def sequential(cell: Cell, parts: int, steps: int) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """Train anew: random numbers are torch's as they stand."""
+    network = network_of(cell).train()
+    optimizer = torch.optim.SGD(network.parameters(), cell.learning_rate, cell.momentum)
+    loss_function = loss_of(cell)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        batch = global_batch(cell, step)
+        total = 0.0
+        whole = batch["inputs"].to(dtype_of(network))
+        shards = zip(whole.chunk(parts), batch["labels"].chunk(parts), strict=True)
+        for inputs, labels in shards:
+            loss = loss_function(network(inputs), labels) / parts
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        losses.append(total)
+    return network.state_dict(), losses
+
+
+def assert_same_weights(
+    found: dict[str, torch.Tensor],
+    expected: dict[str, torch.Tensor],
+    place: str = "",
+    *,
+    rtol: float = 1e-10,
+    atol: float = 1e-12,
+) -> None:
+    """All but batch norm's statistics, which each rank has of its own samples."""
+    for name, value in expected.items():
+        if not name.endswith(STATISTICS):
+            torch.testing.assert_close(
+                found[name], value, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{place} {n}: {m}"
+            )
+
+
+def assert_same_bits(found: Any, expected: Any, place: str = "state") -> None:
+    """Bit for bit, through dictionaries and lists."""
+    if isinstance(expected, torch.Tensor):
+        assert found.dtype == expected.dtype, place
+        assert torch.equal(found, expected), place
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected), place
+        for key, value in expected.items():
+            assert_same_bits(found[key], value, f"{place}/{key}")
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected), place
+        for index, value in enumerate(expected):
+            assert_same_bits(found[index], value, f"{place}/{index}")
+    else:
+        assert found == expected, place
