@@ -24,6 +24,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, figures_dir, result_file, tables_dir
 from ddlbench.experiment.schema import read_yaml
 from ddlbench.experiment.site import Site, load_site
+from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
 
 __all__ = ["main"]
@@ -118,12 +119,13 @@ def report(
         console.print(f"sites:   {figure}")
 
 
-_STATES = ("ok", "out_of_memory", "unsupported", "timeout", "failed", "invalid", "not run")
-
-
 @commands.command()
 @_with_matrix
-@click.option("--state", type=click.Choice([*_STATES, "running"]), help="Only cells in this state.")
+@click.option(
+    "--state",
+    type=click.Choice([state.value for state in Status]),
+    help="Only cells in this state.",
+)
 @click.option("--paths", is_flag=True, help="Print the cells' result files, one a line.")
 def status(
     experiment: Any, site: Site, rows: list[MatrixRow], state: str | None, paths: bool
@@ -149,7 +151,7 @@ def status(
 @_with_matrix
 @click.option(
     "--state",
-    type=click.Choice(["ok", "out_of_memory", "unsupported", "timeout", "invalid"]),
+    type=click.Choice([s.value for s in Status if s.is_result or s is Status.INVALID]),
     required=True,
     help="Which results to delete.",
 )

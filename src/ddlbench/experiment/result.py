@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.document import Document
+from ddlbench.experiment.status import Status
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -23,7 +24,8 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 1
-STATUSES = ("ok", "out_of_memory", "unsupported", "timeout", "failed")
+# What the schema lets a result.json say; a cell that failed has left a failure.json so far.
+STATUSES = tuple(s for s in Status if s.is_result or s is Status.FAILED)
 
 
 class InvalidResult(ValueError):  # noqa: N818 - a state of a file, shown as such

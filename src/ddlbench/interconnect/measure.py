@@ -16,6 +16,7 @@ from typing import Any
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.links import LINKS_VERSION, sample_in_words, write_links
 from ddlbench.experiment.site import Site
+from ddlbench.experiment.status import Status
 from ddlbench.interconnect.assemble import node_type_pairs, sweeps_of, world_pairs
 from ddlbench.interconnect.given import given_parts
 from ddlbench.interconnect.job import is_given, links_geometry
@@ -169,7 +170,7 @@ def _run(
         site, geometry, f"{_MODULES}.{module}", settings, folder / module, fabric=fabric
     )
     for report in reports:
-        if report["status"] != "ok":
+        if report["status"] != Status.OK:
             raise ToolFailed(f"rank {report['rank']}: {report.get('reason', report['status'])}")
     return reports
 

@@ -27,6 +27,7 @@ from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.result import SCHEMA_VERSION, STATUSES
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
+from ddlbench.experiment.status import Status
 from ddlbench.planning.data import request_of
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.strategy import strategy_of
@@ -100,7 +101,7 @@ class _Finished:
     """The few fields of a result file that a cost needs."""
 
     cell: Cell
-    status: str
+    status: Status
     elapsed_s: float
 
 
@@ -169,7 +170,7 @@ def _read_results(
             result = _read_result(path, cell_id)
             if result is None:
                 invalid.append(cell_id)
-            elif result.status != "failed":  # a crash is no result: the cell runs again
+            elif result.status.is_result:
                 finished[cell_id] = result
     return finished, invalid
 
@@ -193,7 +194,7 @@ def _read_result(path: Path, cell_id: str) -> _Finished | None:
         return None
     if not 0 <= elapsed_s < math.inf:
         return None
-    return _Finished(cell, status, float(elapsed_s))
+    return _Finished(cell, Status(status), float(elapsed_s))
 
 
 def _measured_first(cells: Iterable[Cell], site: Site, results_root: Path) -> int:
@@ -216,7 +217,7 @@ class _Expectation:
     def __init__(self, finished: Iterable[_Finished]) -> None:
         samples: defaultdict[tuple[object, ...], list[float]] = defaultdict(list)
         for result in finished:
-            if result.status == "ok":
+            if result.status == Status.OK:
                 for _, key in self._keys(result.cell):
                     samples[key].append(result.elapsed_s)
         self._elapsed_s = {key: median(values) for key, values in samples.items()}

@@ -20,6 +20,7 @@ import pandas as pd
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import known
+from ddlbench.experiment.status import Status
 from ddlbench.predict.accuracy import ALL
 from ddlbench.predict.picks import Outcomes, Pick, asked_rows, outcomes, pick, without_learnt
 from ddlbench.predict.prediction import predictor_of
@@ -166,7 +167,7 @@ def _verdict(chosen: Pick, judges: Outcomes) -> dict[str, Any]:
         "note": chosen.note,
     }
     # What ran, but in no repeat that may judge, is neither right nor wrong.
-    learnt = {key for key, value in judges.items() if value["status"] == "ok"} - ran.keys()
+    learnt = {key for key, value in judges.items() if value["status"] == Status.OK} - ran.keys()
     if verdict["candidates"] < 2 or learnt & set(chosen.cell_ids):
         return {**verdict, "note": _joined(chosen.note, NOT_SCORED)}
     fastest = min(ran.values(), key=lambda value: float(value["measured_step_s"]))
@@ -229,7 +230,7 @@ def _measured(judges: Outcomes) -> Outcomes:
     return {
         key: value
         for key, value in judges.items()
-        if value["status"] == "ok" and pd.notna(value["measured_step_s"])
+        if value["status"] == Status.OK and pd.notna(value["measured_step_s"])
     }
 
 

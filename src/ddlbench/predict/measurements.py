@@ -13,6 +13,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.intervals import median_interval
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.result import InvalidResult, read_result
+from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.predict.prediction import History, Measured
 
@@ -49,7 +50,7 @@ class Outcome:
 
     cell: Cell
     base: Cell | None
-    status: str = "not run"
+    status: str = Status.NOT_RUN
     step_s: dict[int, float] = field(default_factory=dict)
     within: tuple[float, float] | None = None
     memory_bytes: int | None = None
@@ -89,9 +90,9 @@ def measure(rows: Sequence[MatrixRow], site: str, results_root: Path = RESULTS) 
         result = _result(_path(row.cell, site, results_root), row.cell)
         if result is None:
             continue
-        if outcome.status != "ok":
+        if outcome.status != Status.OK:
             outcome.status = result["status"]
-        if result["status"] == "ok":
+        if result["status"] == Status.OK:
             step = result["timing"]["step_s"]
             outcome.step_s[row.cell.repeat] = step["median"]
             outcome.within = (step["low"], step["high"])
@@ -157,6 +158,6 @@ def _result(path: Path, cell: Cell) -> dict[str, Any] | None:
         result = read_result(path)
     except InvalidResult:
         return None
-    if result["cell_id"] != cell.id or (result["status"] == "ok" and not result["timing"]):
+    if result["cell_id"] != cell.id or (result["status"] == Status.OK and not result["timing"]):
         return None
     return result

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from ddlbench.experiment.status import Status
 from ddlbench.predict.prediction import predictor_of
 from ddlbench.predict.recommenders import UNLESS_OOM, predictor_for
 
@@ -87,7 +88,7 @@ def pick(recommender: str, asked: pd.DataFrame, every: Outcomes) -> Pick:
 def _unless_oom(every: Outcomes) -> Pick:
     """Horovod; GPipe where Horovod's run ended out of memory, as who tries it would see."""
     horovod = _of(every, "horovod")
-    if horovod is not None and every[horovod]["status"] != "out_of_memory":
+    if horovod is not None and every[horovod]["status"] != Status.OUT_OF_MEMORY:
         return Pick((horovod,))
     gpipe = _of(every, "gpipe")
     if horovod is None or gpipe is None:
@@ -98,4 +99,4 @@ def _unless_oom(every: Outcomes) -> Pick:
 def _of(every: Outcomes, strategy: str) -> str | None:
     """The first configuration of a strategy that ran; else the first at all."""
     names = [key for key, value in every.items() if value["strategy"] == strategy]
-    return next((n for n in names if every[n]["status"] == "ok"), names[0] if names else None)
+    return next((n for n in names if every[n]["status"] == Status.OK), names[0] if names else None)

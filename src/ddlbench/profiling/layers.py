@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.status import Status
 from ddlbench.networks import build
 from ddlbench.planning.profiles import ProfileNeeds
 from ddlbench.profiling.blocks import time_blocks, time_one_by_one
@@ -155,7 +156,7 @@ def _fitting(action: Callable[[], None]) -> bool:
     try:
         action()
     except (RuntimeError, MemoryError) as error:
-        if classify(error)[0] != "out_of_memory":
+        if classify(error)[0] != Status.OUT_OF_MEMORY:
             raise
         return False
     return True

@@ -8,6 +8,7 @@ from typing import Any
 
 from ddlbench.experiment.profile import PROFILE_VERSION, write_profile
 from ddlbench.experiment.site import Site
+from ddlbench.experiment.status import Status
 from ddlbench.planning.data import request_of
 from ddlbench.planning.profiles import ProfileNeeds
 from ddlbench.profiling.replicas import slowdowns
@@ -55,7 +56,7 @@ def make_profile(needs: ProfileNeeds, site: Site, path: Path) -> dict[str, Any]:
         if not site.keep_data:
             unstage_cell(needs.cell, site, path.parent)
     for report in reports:
-        if report["status"] != "ok":
+        if report["status"] != Status.OK:
             log = path.parent / "log.txt"
             raise ToolFailed(f"rank {report['rank']}: {report['reason']}; see {log}")
     profile = _profile(needs, site, reports)

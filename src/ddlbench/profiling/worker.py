@@ -25,6 +25,7 @@ from ddlbench.datasets.staging import hold
 from ddlbench.experiment.data_size import DataRequest
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import scratch_dir
+from ddlbench.experiment.status import Status
 from ddlbench.networks import build
 from ddlbench.planning.profiles import ProfileNeeds
 from ddlbench.profiling.budget import SHARES
@@ -110,7 +111,7 @@ def _steps(
             cell = needs.cell.with_(batch_size=batch_size)
             found.append(measure_steps(cell, dataset, device, share_s * batch_size))
         except (RuntimeError, MemoryError) as error:
-            if classify(error)[0] != "out_of_memory":
+            if classify(error)[0] != Status.OUT_OF_MEMORY:
                 raise
             notes.append(f"no whole steps at batch size {batch_size} or more: out of memory")
             return found, found[-1].entry["batch_size"] if found else 0

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from ddlbench.experiment.status import Status
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import (
     dataset_label,
@@ -195,7 +196,7 @@ def _fill(
 ) -> None:
     for x, missing in enumerate(fabrics):
         if missing not in set(own["fabric"]):
-            write_instead(axes, x, "not run", gid="not run")
+            write_instead(axes, x, Status.NOT_RUN.value, gid=Status.NOT_RUN.value)
     for fabric, cells in own.groupby("fabric", sort=False):
         x = fabrics.index(str(fabric))
         row = next(rows_of(cells))

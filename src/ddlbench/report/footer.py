@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from ddlbench.experiment.paths import RESULTS
+from ddlbench.experiment.status import Status
 from ddlbench.report import processors
 from ddlbench.report.intervals import CONFIDENCE
 from ddlbench.report.marks import OUT_OF_MEMORY
@@ -58,7 +59,7 @@ def interval_sentence(shown: pd.DataFrame, ratio: bool) -> str:
 
 def interval_words(shown: pd.DataFrame, ratio: bool) -> str:
     """Name the intervals of measured cells; empty where there are none."""
-    good = shown[(shown["status"] == "ok") & (shown["interval_of"] != "")]
+    good = shown[(shown["status"] == Status.OK) & (shown["interval_of"] != "")]
     if not len(good):
         return ""
     parts = []
@@ -90,7 +91,7 @@ def _over_repeats(repeated: pd.DataFrame, ratio: bool) -> str:
 
 def common_notes(shown: pd.DataFrame) -> list[str]:
     """Return the notes that every measured cell carries, without those that :func:`marks` tells."""
-    good = shown[shown["status"] == "ok"]
+    good = shown[shown["status"] == Status.OK]
     if not len(good):
         return []
     sets = [text.split(NOTE_BREAK) for text in good["notes"]]
@@ -101,13 +102,13 @@ def common_notes(shown: pd.DataFrame) -> list[str]:
 def marks(shown: pd.DataFrame) -> list[str]:
     """Say what marks beside numbers mean, if there are any, and what ran on unlike processors."""
     parts = []
-    if (shown["status"] == "out_of_memory").any():
+    if (shown["status"] == Status.OUT_OF_MEMORY).any():
         parts.append(f"{OUT_OF_MEMORY}: out of memory")
     if shown["stale"].any():
         parts.append(f"{STALE} and pale: the plan, or what it is made from, has changed since")
     if shown["noisy"].any():
         parts.append(f"{NOISY} noisy: quartiles of the steps spread over a quarter of the median")
-    partial = int(((shown["status"] == "ok") & (shown["n"] < shown["repeats"])).sum())
+    partial = int(((shown["status"] == Status.OK) & (shown["n"] < shown["repeats"])).sum())
     if partial:
         parts.append(f"{partial} of {len(shown)} cells lack repeats (see summary.csv)")
     parts += processors.sentences(shown)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ddlbench.experiment.status import Status
 from ddlbench.report.processors import forbids_speedup
 
 __all__ = ["OUT_OF_MEMORY", "mark_without_speedup", "speedup_mark", "status_mark"]
@@ -14,15 +15,15 @@ OUT_OF_MEMORY = "OOM"
 
 def status_mark(status: str) -> str:
     """What a cell of this status shows; empty where it was measured."""
-    if status == "ok":
+    if status == Status.OK:
         return ""
-    return OUT_OF_MEMORY if status == "out_of_memory" else status
+    return OUT_OF_MEMORY if status == Status.OUT_OF_MEMORY else status
 
 
 def speedup_mark(row: Any, speedup: float) -> str:
     """What a figure shows in the place of a row's speed-up; empty where there is one."""
     status = str(row.status)
-    if status != "ok" or math.isfinite(speedup):
+    if status != Status.OK or math.isfinite(speedup):
         return status_mark(status)
     return mark_without_speedup(str(row.notes))
 

@@ -15,6 +15,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.result import InvalidResult, read_result
+from ddlbench.experiment.status import Reason, Status, reason_code
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.measured_digests import measured_digests
 from ddlbench.planning.plan import make_plan
@@ -105,12 +106,13 @@ def _outcome(row: MatrixRow, site: str, root: Path) -> dict[str, Any]:
         return _invalid(str(error).removeprefix(f"{path}: "))
     if result["cell_id"] != row.cell.id:
         return _invalid(f"the file is the result of {result['cell_id']}")
-    if result["status"] == "ok" and (result["timing"] or {}).get("epoch_s") is None:
+    if result["status"] == Status.OK and (result["timing"] or {}).get("epoch_s") is None:
         return _invalid("the status is ok, but there is no epoch_s")
     ran_on = Processors.of(result)
     return {
         "status": result["status"],
         "reason": result["reason"],
+        "reason_code": _code_of(result),
         "stale": _is_stale(result["inputs"], row.cell, site, root),
         "workers": result["workers"] or workers_of(row.cell),
         "processes": result["processes"],
@@ -122,7 +124,7 @@ def _outcome(row: MatrixRow, site: str, root: Path) -> dict[str, Any]:
         "loss_last": (result["loss"] or {}).get("last"),
         "commit": _commit(result["provenance"]),
         "created": result["provenance"].get("created"),
-        **_timing(result["timing"] if result["status"] == "ok" else None),
+        **_timing(result["timing"] if result["status"] == Status.OK else None),
         **_memory(result["ranks"]),
         **_checkpointing(result.get("checkpointing")),
     }
@@ -130,19 +132,28 @@ def _outcome(row: MatrixRow, site: str, root: Path) -> dict[str, Any]:
 
 def _without_result(row: MatrixRow, path: Path) -> dict[str, Any]:
     if row.unsupported is not None:
-        return {"status": "unsupported", "reason": row.unsupported}
+        return _without_number(Status.UNSUPPORTED, row.unsupported)
     failure = path.with_name("failure.json")
     try:
-        return {"status": "failed", "reason": json.loads(failure.read_text("utf-8"))["reason"]}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {"status": "not run", "reason": "there is no result.json"}
+        found = json.loads(failure.read_text("utf-8"))
+        code = found.get("reason_code", Status.FAILED)
+        return _without_number(Status.FAILED, Reason(code, found["reason"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return _without_number(Status.NOT_RUN, Reason("no_result", "there is no result.json"))
 
 
 def _invalid(reason: str) -> dict[str, Any]:
-    return {
-        "status": "invalid",
-        "reason": textwrap.shorten(reason, width=_REASON_LENGTH, placeholder=" ..."),
-    }
+    short = textwrap.shorten(reason, width=_REASON_LENGTH, placeholder=" ...")
+    return _without_number(Status.INVALID, Reason("invalid_result", short))
+
+
+def _without_number(status: Status, reason: str) -> dict[str, Any]:
+    return {"status": status.value, "reason": reason, "reason_code": reason_code(reason, status)}
+
+
+def _code_of(result: dict[str, Any]) -> str | None:
+    """The code of a result's reason; its status where an earlier version wrote no code."""
+    return result.get("reason_code") or reason_code(None, result["status"])
 
 
 def _is_stale(inputs: Mapping[str, str | None], cell: Cell, site: str, root: Path) -> bool:
@@ -219,7 +230,7 @@ def _compare(record: dict[str, Any], base: dict[str, Any]) -> None:
 
 def _comparable(record: dict[str, Any], base: dict[str, Any]) -> bool:
     return (
-        record["status"] == base["status"] == "ok"
+        record["status"] == base["status"] == Status.OK
         and record["dataset_samples"] == base["dataset_samples"]
         and record["epoch_s"] > 0
         and base["epoch_s"] > 0

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from ddlbench.experiment.status import Status
 from ddlbench.report.bars import Bar, Group, draw_groups, panel_size, patch, top_of
 from ddlbench.report.colours import DatasetLook, strategy_look
 from ddlbench.report.footer import Context, footer
@@ -108,7 +109,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
 
 def _mark(row: object) -> str:
     status = str(getattr(row, "status", ""))
-    if status == "ok" and pd.isna(getattr(row, "peak_memory_bytes", None)):
+    if status == Status.OK and pd.isna(getattr(row, "peak_memory_bytes", None)):
         return NOT_MEASURED
     return status_mark(status)
 

@@ -14,6 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.report import published
 from ddlbench.report.colours import strategy_look
@@ -75,7 +76,7 @@ def table_6_1(predictions: pd.DataFrame) -> pd.DataFrame:
                 "predictor": row.predictor,
                 "predicted_samples_per_s": row.batch_size / row.predicted_step_s,
                 "signed_error": row.signed_error,
-                "mark": "" if row.status == "ok" else row.status,
+                "mark": "" if row.status == Status.OK else row.status,
             }
         )
     if not rows:

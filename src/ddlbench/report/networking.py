@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
+from ddlbench.experiment.status import Status
 from ddlbench.report.colours import StrategyLook, shade, strategy_look
 from ddlbench.report.footer import Context, footer, interval_sentence
 from ddlbench.report.labels import (
@@ -149,7 +150,7 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
             _frame(axes, quantity, ticks, limits)
             _draw_lines(axes, own, looks, batches)
             for x in set(ticks) - set(own["x"]):
-                write_instead(axes, x, "not run", gid="not run")
+                write_instead(axes, x, Status.NOT_RUN.value, gid=Status.NOT_RUN.value)
             _draw_published(axes, theirs[dataset, geometry, network])
             if axes in page.first_in_row:
                 axes.set_ylabel("Samples/s", labelpad=1)

@@ -12,6 +12,7 @@ import pandas as pd
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, cell_dir
+from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import workers_of
 from ddlbench.predict.accuracy import read_predictions
 from ddlbench.predict.prediction import predictor_of
@@ -129,7 +130,7 @@ def _is_own(name: str) -> bool:
 
 def _mark(row: object) -> str:
     status = str(getattr(row, "status", ""))
-    if status == "ok" and pd.isna(getattr(row, "signed_error", None)):
+    if status == Status.OK and pd.isna(getattr(row, "signed_error", None)):
         return NOT_PREDICTED
     return status_mark(status)
 

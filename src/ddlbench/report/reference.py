@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from typing import Any
 
+from ddlbench.experiment.status import REASON_CODES
 from ddlbench.report.columns import MEASUREMENTS, STEPS, SUMMARY, Column
 
 __all__ = ["results_page", "schema_fields"]
@@ -161,6 +162,16 @@ first piece on rank 0's clock. Cells whose strategy records spans have the file;
 `ddlbench timeline CELL_FOLDER` draws it under what was planned ([timelines.md](timelines.md)).
 """
 
+_REASON_CODES = """\
+## Reason codes
+
+A cell without a number has a reason: a sentence, and a code by which `ddlbench status` and the
+tables count. Results of earlier versions have no code; they count by their status.
+
+| code | meaning |
+|---|---|
+"""
+
 _PREDICTIONS = """\
 ## predictions.json: what every predictor said of every cell
 
@@ -183,6 +194,7 @@ def results_page() -> str:
         _table("steps.csv: one row a step of every cell", STEPS),
         "## result.json\n\n| field | type | meaning |\n|---|---|---|\n"
         + "".join(f"| `{name}` | {kind} | {text} |\n" for name, kind, text in schema_fields()),
+        _REASON_CODES + "".join(f"| `{code}` | {text} |\n" for code, text in REASON_CODES.items()),
         _PARTITIONS,
         _PREDICTIONS
         + "".join(f"| `{name}` | {kind} | {text} |\n" for name, kind, text in _predicted_fields()),

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.table import Table
 
 from ddlbench.experiment.paths import cell_dir
+from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.measurements import collect
 
@@ -22,13 +23,15 @@ class CellState:
 
     Args:
         cell_id: its path below ``results/<site>/cells/``.
-        state: ok, out_of_memory, unsupported, timeout, failed, invalid, running or not run.
+        state: where it stands.
         reason: why it is not ok; empty when it is.
+        code: of the reason; empty when it is ok, or running.
     """
 
     cell_id: str
-    state: str
+    state: Status
     reason: str
+    code: str
 
 
 def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellState]:
@@ -36,25 +39,36 @@ def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellState]
     table = collect(experiment, site, rows)
     found = []
     for record in table.to_dict("records"):
-        state, reason = str(record["status"]), str(record["reason"] or "")
+        state, reason, code = Status(record["status"]), record["reason"], record["reason_code"]
         holder = _holder(cell_dir(site, record["cell_id"]) / "lease.json")
-        if holder is not None and state not in ("ok", "out_of_memory", "timeout"):
-            state, reason = "running", holder
-        found.append(CellState(record["cell_id"], state, "" if reason == "nan" else reason))
+        # A result called unsupported may be made anew, as what was missing is there now.
+        if holder is not None and (not state.is_result or state == Status.UNSUPPORTED):
+            state, reason, code = Status.RUNNING, holder, ""
+        found.append(CellState(record["cell_id"], state, reason, code))
     return found
 
 
 def states_table(found: list[CellState]) -> Table:
-    """Counts first, then every cell that is neither done nor merely not run yet."""
-    counts = Counter(cell.state for cell in found)
-    title = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    """Counts first, by state and reason; then every cell that is neither ok nor merely not run."""
+    title = ", ".join(
+        f"{count} {state}{_of_these(found, state)}"
+        for state, count in Counter(cell.state for cell in found).most_common()
+    )
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for name in ("state", "cell", "why"):
+    for name in ("state", "code", "cell", "why"):
         table.add_column(name, overflow="fold")
     for cell in found:
-        if cell.state not in ("ok", "not run"):
-            table.add_row(cell.state, cell.cell_id, cell.reason)
+        if cell.state not in (Status.OK, Status.NOT_RUN):
+            table.add_row(cell.state, cell.code, cell.cell_id, cell.reason)
     return table
+
+
+def _of_these(found: list[CellState], state: Status) -> str:
+    """How many cells of a state have which reason, in brackets; nothing where one says it all."""
+    codes = Counter(cell.code for cell in found if cell.state == state)
+    if state == Status.NOT_RUN or set(codes) <= {"", str(state)}:
+        return ""
+    return " (" + ", ".join(f"{count} {code}" for code, count in codes.most_common()) + ")"
 
 
 def _holder(lease: Path) -> str | None:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from ddlbench.experiment.status import Status
 from ddlbench.report.colours import shade, strategy_look
 from ddlbench.report.footer import NOISY, STALE, Context, footer
 from ddlbench.report.labels import (
@@ -45,7 +46,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     """One panel a network, one section a dataset, one row a strategy."""
     shown = tables.summary.assign(variant=variant_labels(tables.summary))
     steps = tables.steps[~tables.steps["warmup"] & tables.steps["step_s"].notna()]
-    good = tables.measurements.loc[tables.measurements["status"] == "ok", "cell_id"]
+    good = tables.measurements.loc[tables.measurements["status"] == Status.OK, "cell_id"]
     steps = steps[steps["cell_id"].isin(set(good))]
     configurations = steps["cell_id"].str.replace(r"/rep\d+$", "", regex=True)
     durations = {

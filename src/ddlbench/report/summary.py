@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ddlbench.experiment.status import Status
 from ddlbench.report.columns import SUMMARY
 from ddlbench.report.intervals import (
     CONFIDENCE,
@@ -20,10 +21,9 @@ from ddlbench.report.intervals import (
 )
 from ddlbench.report.tables import NOTE_BREAK, frame_of
 
-__all__ = ["COLUMNS", "GRAVEST_FIRST", "summarise"]
+__all__ = ["COLUMNS", "summarise"]
 
 COLUMNS = SUMMARY
-GRAVEST_FIRST = ("out_of_memory", "timeout", "failed", "invalid", "unsupported", "not run")
 _FROM_FIRST = [
     "site",
     "experiment",
@@ -66,7 +66,7 @@ def _configuration(cell_id: str) -> str:
 
 def _record(configuration: str, runs: pd.DataFrame, by_id: pd.DataFrame) -> dict[str, Any]:
     first = runs.iloc[0]
-    good = runs[runs["status"] == "ok"]
+    good = runs[runs["status"] == Status.OK]
     bases = sorted({_configuration(name) for name in runs["base_cell_id"] if name})
     return {
         **{name: first[name] for name in _FROM_FIRST},
@@ -105,16 +105,17 @@ def _joined(texts: pd.Series, sign: str) -> str:
 
 
 def _status(runs: pd.DataFrame) -> dict[str, str]:
-    missing = runs[runs["status"] != "ok"]
+    missing = runs[runs["status"] != Status.OK]
     if not len(missing):
-        return {"status": "ok", "reason": ""}
-    rank = {status: place for place, status in enumerate(GRAVEST_FIRST)}
+        return {"status": "ok", "reason": "", "reason_code": ""}
+    rank = {status.value: place for place, status in enumerate(Status)}
     gravest = missing.iloc[int(missing["status"].map(rank).to_numpy().argmin())]
     if len(missing) == len(runs):
-        return {"status": gravest["status"], "reason": gravest["reason"]}
+        return {name: gravest[name] for name in ("status", "reason", "reason_code")}
     counts = missing["status"].value_counts(sort=False)
     parts = ", ".join(f"{count} {status}" for status, count in counts.items())
-    return {"status": "ok", "reason": f"of {len(runs)} repeats: {parts}"}
+    reason = f"of {len(runs)} repeats: {parts}"
+    return {"status": "ok", "reason": reason, "reason_code": gravest["reason_code"]}
 
 
 def _interval(runs: pd.DataFrame) -> Interval:

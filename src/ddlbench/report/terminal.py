@@ -10,6 +10,7 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
+from ddlbench.experiment.status import Status
 from ddlbench.report.footer import interval_words
 from ddlbench.report.labels import dataset_label, network_label, strategy_label
 from ddlbench.report.marks import mark_without_speedup
@@ -52,7 +53,7 @@ def summary_table(tables_dir: Path) -> Table:
 
 
 def _numbers(row: dict[Hashable, Any]) -> list[str]:
-    if row["status"] != "ok":
+    if row["status"] != Status.OK:
         return ["", f"[red]{row['status']}[/red]", ""]
     speedup = "base"
     if row["strategy"] != "sequential" and pd.isna(row["speedup"]):

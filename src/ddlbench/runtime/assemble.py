@@ -7,6 +7,7 @@ from typing import Any
 
 from ddlbench.experiment.result import SCHEMA_VERSION
 from ddlbench.experiment.site import Site
+from ddlbench.experiment.status import Status, reason_code
 from ddlbench.planning.measured_digests import measured_digests
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import DeviceKind, Strategy, strategy_of
@@ -23,7 +24,7 @@ _STAGING = ("seconds", "reused", "bytes", "nodes")
 def assemble(
     plan: Plan,
     site: Site,
-    status: str,
+    status: Status,
     reason: str | None,
     *,
     reports: Sequence[dict[str, Any]],
@@ -46,8 +47,8 @@ def assemble(
         measured: digests of the files that the plan was made from; those of now where left out.
     """
     cell, strategy = plan.cell, strategy_of(plan.cell.strategy)
-    ok = sorted((r for r in reports if r["status"] == "ok"), key=lambda r: r["rank"])
-    complete = status == "ok"
+    ok = sorted((r for r in reports if r["status"] == Status.OK), key=lambda r: r["rank"])
+    complete = status == Status.OK
     timing = aggregate.timing(cell, ok, site.device) if complete else None
     saved = None if timing is None else checkpointing(cell, ok, timing, earlier)
     synchronous = strategy.is_synchronous(cell)
@@ -55,6 +56,7 @@ def assemble(
         "schema_version": SCHEMA_VERSION,
         "status": status,
         "reason": reason,
+        "reason_code": reason_code(reason, status),
         "site": site.name,
         "cell_id": cell.id,
         "cell": cell.to_dict(),

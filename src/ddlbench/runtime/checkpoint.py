@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from ddlbench.experiment.status import Status
 from ddlbench.runtime.checkpoint_record import measurement, packed, seconds
 from ddlbench.runtime.checkpoint_sets import (
     Order,
@@ -120,7 +121,7 @@ class Checkpointer:
             self._save_s = [*state["save_s"].tolist(), self._last_save_s]
             set_random_state(state["random"], self._devices)
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
-            if classify(error)[0] == "out_of_memory":
+            if classify(error)[0] == Status.OUT_OF_MEMORY:
                 raise
             text = " ".join(str(error).split())[:200]
             raise RefusedCheckpoint(f"{self._before} does not fit this cell: {text}") from error

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ddlbench.experiment.site import Site
+from ddlbench.experiment.status import Reason
 from ddlbench.runtime.launch import Launch, Step, launch
 from ddlbench.runtime.network_address import meeting_point
 from ddlbench.runtime.rendezvous_port import listen
@@ -110,7 +111,7 @@ def fabric_up(site: Site, name: str, nodes: int) -> Iterator[Fabric]:
         yield fabric
 
 
-def fault_of(report: dict[str, Any] | None) -> str | None:
+def fault_of(report: dict[str, Any] | None) -> Reason | None:
     """Why what was measured over a link is not valid; None when it is.
 
     A relay that is never idle is the limit itself, whatever the setting says.
@@ -122,8 +123,9 @@ def fault_of(report: dict[str, Any] | None) -> str | None:
         return None
     usage = report["usage"]
     share = usage.get("busiest_second_share", usage["share_of_core"])
-    return (
+    return Reason(
+        "link_unfit",
         f"the relay of fabric {report['fabric']} used {share:.0%} of its core in a second "
         f"({usage['over']}), so it was slower than the link that it stands for; lower "
-        "bandwidth_mbit_per_s, raise mtu, or give the relay a core of its own"
+        "bandwidth_mbit_per_s, raise mtu, or give the relay a core of its own",
     )

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from ddlbench.experiment.status import Reason, Status, reason_of
 from ddlbench.strategies.executor import Unsupported
 
 __all__ = ["Cause", "cause_of", "classify"]
@@ -17,6 +18,8 @@ _OUT_OF_MEMORY = re.compile(
     r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|std::bad_alloc",
     re.IGNORECASE,
 )
+
+_OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN|GPU|device memory", re.IGNORECASE)
 
 # cuDNN says this where no plan's workspace has room, and where no plan exists.
 _NO_ENGINE = re.compile(r"(FIND|GET) was unable to find an engine to execute this computation")
@@ -48,21 +51,23 @@ def cause_of(failed: list[dict[str, Any]]) -> Cause:
     return "program"
 
 
-def classify(error: BaseException) -> tuple[str, str]:
-    """The status ("out_of_memory", "unsupported", "failed") and a one-line reason."""
+def classify(error: BaseException) -> tuple[Status, Reason]:
+    """The status (out of memory, unsupported or failed) and a one-line reason."""
     text = " ".join(str(error).split())
     reason = f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
     if isinstance(error, Unsupported):
-        return "unsupported", text
-    if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(text)
-    ):
-        return "out_of_memory", reason
+        return Status.UNSUPPORTED, Reason(reason_of(error, "unsupported").code, text)
+    if isinstance(error, MemoryError):
+        return Status.OUT_OF_MEMORY, Reason("out_of_memory_host", reason)
+    if isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(text):
+        code = "out_of_memory_cuda" if _OF_A_GPU.search(text) else "out_of_memory_host"
+        return Status.OUT_OF_MEMORY, Reason(code, reason)
     if isinstance(error, RuntimeError) and _NO_ENGINE.search(text):
         full = _full_device()
         if full is not None:
-            return "out_of_memory", f"{reason} ({full})"
-    return "failed", reason
+            return Status.OUT_OF_MEMORY, Reason("out_of_memory_cuda", f"{reason} ({full})")
+    code = "connection_lost" if _LET_DOWN.search(reason) else "exception"
+    return Status.FAILED, Reason(code, reason)
 
 
 def _full_device() -> str | None:

@@ -28,6 +28,7 @@ from typing import Any, Literal
 import psutil
 
 from ddlbench.experiment.result import InvalidResult, read_result, write_result
+from ddlbench.experiment.status import Reason, Status
 from ddlbench.runtime import slurm_job
 
 __all__ = ["Claim", "Owner", "claim", "keep", "release"]
@@ -86,8 +87,8 @@ class Claim:
 
     kind: Literal["mine", "adopted", "concluded"]
     result: dict[str, Any] | None = None
-    status: str | None = None
-    reason: str | None = None
+    status: Status | None = None
+    reason: Reason | None = None
 
 
 def claim(folder: Path, me: Owner, *, poll_s: float = 5.0, slowest_poll_s: float = 60.0) -> Claim:
@@ -156,11 +157,11 @@ def _take_over(folder: Path, owner: Owner, state: str | None, me: Owner) -> Clai
     if not (_put_aside(folder, owner, me) and _take(folder, me)):
         return None
     if state == slurm_job.ENDED_FOR_MEMORY:
-        reason = f"SLURM ended job {owner.job_id}: out of memory"
-        return Claim("concluded", status="out_of_memory", reason=reason)
+        reason = Reason("out_of_memory_job", f"SLURM ended job {owner.job_id}: out of memory")
+        return Claim("concluded", status=Status.OUT_OF_MEMORY, reason=reason)
     if state == slurm_job.ENDED_FOR_TIME:
-        reason = f"SLURM ended job {owner.job_id} at its time limit"
-        return Claim("concluded", status="timeout", reason=reason)
+        reason = Reason("time_limit_job", f"SLURM ended job {owner.job_id} at its time limit")
+        return Claim("concluded", status=Status.TIMEOUT, reason=reason)
     return Claim("mine")
 
 

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from ddlbench.experiment.atomic import write_json
+from ddlbench.experiment.status import Status
 from ddlbench.runtime.identity import own_process
 from ddlbench.runtime.job import Job, report_file, stacks_file
 from ddlbench.runtime.rendezvous_port import LISTEN_FD
@@ -59,12 +60,14 @@ def _report_signal(job_path: str, number: int, for_memory: bool) -> None:
     process = own_process(job.plan)
     report = {
         "rank": process.rank,
-        "status": "failed",
+        "status": Status.FAILED,
+        "reason_code": "rank_killed",
         "reason": f"killed by signal {number} ({signal.Signals(number).name})",
         "signal": number,
     }
     if number == signal.SIGKILL and for_memory:
-        report["status"] = "out_of_memory"
+        report["status"] = Status.OUT_OF_MEMORY
+        report["reason_code"] = "out_of_memory_killed"
         report["reason"] = "the kernel killed the rank because memory ran out"
     path = report_file(job.run_dir, process.rank)
     if not path.exists():

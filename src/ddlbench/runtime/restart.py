@@ -28,6 +28,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import checkpoint_dir
 from ddlbench.experiment.site import Site
+from ddlbench.experiment.status import Status
 from ddlbench.planning.plan import Plan
 from ddlbench.runtime.checkpoint_sets import Order, discard, newest
 from ddlbench.runtime.environment import driver_provenance
@@ -128,9 +129,9 @@ def _look_into(folder: Path, plan: Plan, identity: dict[str, Any], run: str) -> 
     return Restart(Order(str(folder), identity, run, resume, version), earlier)
 
 
-def forget_checkpoints(cell: Cell, site: Site, cell_folder: Path, status: str) -> None:
+def forget_checkpoints(cell: Cell, site: Site, cell_folder: Path, status: Status) -> None:
     """They have served, or hold what is not valid; not so where the cell only ran out of time."""
-    if cell.checkpoint_every_steps and status != "timeout":
+    if cell.checkpoint_every_steps and status != Status.TIMEOUT:
         # What is left over of a measured cell does no harm.
         with suppress(OSError, ConfigError):
             discard(checkpoint_dir(site.checkpoints, site.name, cell.id, cell_folder))

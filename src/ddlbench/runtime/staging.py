@@ -27,6 +27,7 @@ from ddlbench.experiment.data_size import DataRequest
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.site import Site
+from ddlbench.experiment.status import Status
 from ddlbench.planning.data import request_of
 from ddlbench.runtime.command import python_command
 from ddlbench.runtime.srun import srun_command
@@ -64,7 +65,8 @@ def stage_cell(cell: Cell, site: Site, report_dir: Path) -> dict[str, Any]:
         _refuse_if_late(site, seconds)
     except (DataError, StagingError, ConfigError) as error:
         failure = {
-            "status": "failed",
+            "status": Status.FAILED,
+            "reason_code": "staging_failed",
             "cause": "infrastructure",
             "reason": f"staging: {error}",
             "log_tail": [],

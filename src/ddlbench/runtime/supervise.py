@@ -21,6 +21,7 @@ from ddlbench.experiment.atomic import write_json, write_text
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import write_result
 from ddlbench.experiment.site import Site
+from ddlbench.experiment.status import Reason, Status, reason_of
 from ddlbench.planning.data import request_of
 from ddlbench.planning.measured_digests import measured_digests
 from ddlbench.planning.plan import Plan, make_plan
@@ -100,7 +101,7 @@ def _measure(
     write_json(cell_folder / "plan.json", plan.to_dict())
     too_large = why_too_large(plan, site)
     if too_large is not None:  # the profile was made after the matrix was read
-        return assemble(plan, site, "unsupported", too_large, reports=[], staging=staging)
+        return assemble(plan, site, Status.UNSUPPORTED, too_large, reports=[], staging=staging)
     for left_over in cell_folder.glob(".run-*"):
         shutil.rmtree(left_over, ignore_errors=True)
     run_dir = cell_folder / f".run-{time.time_ns()}"
@@ -110,7 +111,7 @@ def _measure(
     outcome = Outcome()
     reports: list[dict[str, Any]] = []
     link: dict[str, Any] | None = None
-    reason: str | None
+    reason: Reason | None
     try:
         with fabric_up(site, cell.fabric, cell.nodes) as fabric:
             outcome = _launch_and_watch(plan, site, run_dir, fabric, restart.order)
@@ -118,20 +119,21 @@ def _measure(
         reports = _read_reports(plan, run_dir)
         status, reason = _judge(plan, reports, outcome, link)
         if fault_of(link) is not None:  # its checkpoints hold steps over that link
-            forget_checkpoints(cell, site, cell_folder, "failed")
+            forget_checkpoints(cell, site, cell_folder, Status.FAILED)
     except FabricUnsupported as error:
-        status, reason = "unsupported", str(error)
+        status, reason = Status.UNSUPPORTED, reason_of(error, "emulation_unavailable")
     except FabricUnfit as error:
-        status, reason = "failed", str(error)
+        status, reason = Status.FAILED, reason_of(error, "link_unfit")
     finally:
         if log_file(run_dir).is_file():
             shutil.copyfile(log_file(run_dir), cell_folder / "log.txt")
         shutil.rmtree(run_dir, ignore_errors=True)
     if restart.was_refused(reports):
         return _measure(cell, site, cell_folder, staging)  # from the start: no set is left
-    tail = [] if status == "ok" else list(outcome.tail)
-    if status == "failed":
-        _fail(cell, cell_folder, str(reason), reports, tail=tail, link=link)
+    tail = [] if status == Status.OK else list(outcome.tail)
+    if status == Status.FAILED:
+        assert reason is not None
+        _fail(cell, cell_folder, reason, reports, tail=tail, link=link)
     result = assemble(
         plan,
         site,
@@ -145,7 +147,7 @@ def _measure(
     )
     result["log_tail"] = tail
     result["elapsed_s"] = time.monotonic() - started
-    if status == "ok":
+    if status == Status.OK:
         write_text(cell_folder / "steps.csv", aggregate.steps_csv(cell, reports))
         spans = aggregate.partitions_csv(reports)
         if spans:
@@ -159,7 +161,7 @@ def _measure(
 def _fail(
     cell: Cell,
     cell_folder: Path,
-    reason: str,
+    reason: Reason,
     reports: list[dict[str, Any]],
     *,
     tail: list[str],
@@ -169,9 +171,10 @@ def _fail(
     write_json(
         cell_folder / "failure.json",
         {
-            "status": "failed",
-            "cause": cause_of([r for r in reports if r["status"] == "failed"]),
+            "status": Status.FAILED,
+            "cause": cause_of([r for r in reports if r["status"] == Status.FAILED]),
             "reason": reason,
+            "reason_code": reason.code,
             "log_tail": tail,
             "cell_id": cell.id,
             "link": link,
@@ -246,33 +249,41 @@ def _read_reports(plan: Plan, run_dir: Path) -> list[dict[str, Any]]:
 
 def _judge(
     plan: Plan, reports: list[dict[str, Any]], outcome: Outcome, link: dict[str, Any] | None
-) -> tuple[str, str | None]:
+) -> tuple[Status, Reason | None]:
     """Status and reason of the cell; what was measured over a link that was none is no result."""
     status, reason = _ending(plan, reports, outcome)
     fault = fault_of(link)
-    if fault is not None and status in ("ok", "timeout"):
-        return "failed", fault
+    if fault is not None and status in (Status.OK, Status.TIMEOUT):
+        return Status.FAILED, fault
     return status, reason
 
 
-def _ending(plan: Plan, reports: list[dict[str, Any]], outcome: Outcome) -> tuple[str, str | None]:
+def _ending(
+    plan: Plan, reports: list[dict[str, Any]], outcome: Outcome
+) -> tuple[Status, Reason | None]:
     """How the ranks ended; what explains the end beats what follows from it."""
-    for wanted in ("out_of_memory", "unsupported"):
+    for wanted in (Status.OUT_OF_MEMORY, Status.UNSUPPORTED):
         for report in reports:
             if report["status"] == wanted:
-                return wanted, f"rank {report['rank']}: {report['reason']}"
+                return wanted, _of_rank(report)
     if outcome.timed_out:
-        return "timeout", "the cell ran into the site's cell_timeout_s"
+        return Status.TIMEOUT, Reason("time_limit", "the cell ran into the site's cell_timeout_s")
     if outcome.hung_s is not None:
-        return "failed", (
+        return Status.FAILED, Reason(
+            "hang",
             f"no step finished for {outcome.hung_s:.0f} s (hang_timeout_s); "
-            "log.txt shows where every rank was"
+            "log.txt shows where every rank was",
         )
-    failed = [report for report in reports if report["status"] != "ok"]
+    failed = [report for report in reports if report["status"] != Status.OK]
     # A killed rank breaks the others' connections: it is the cause, whoever reported first.
     for report in sorted(failed, key=lambda report: "signal" not in report):
-        return "failed", f"rank {report['rank']}: {report['reason']}"
+        return Status.FAILED, _of_rank(report)
     missing = sorted({p.rank for p in plan.processes} - {r["rank"] for r in reports})
     if missing:
-        return "failed", f"rank {missing[0]} went away without a report"
-    return "ok", None
+        reason = Reason("rank_lost", f"rank {missing[0]} went away without a report")
+        return Status.FAILED, reason
+    return Status.OK, None
+
+
+def _of_rank(report: dict[str, Any]) -> Reason:
+    return Reason(report["reason_code"], f"rank {report['rank']}: {report['reason']}")

@@ -25,6 +25,7 @@ from typing import Any
 
 from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.site import Site
+from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import DeviceKind, Process
 from ddlbench.runtime.command import python_command
 from ddlbench.runtime.fabric import Fabric, SiteFabric
@@ -136,7 +137,7 @@ def run_tool(
 
 def _judge(reports: list[dict[str, Any]], wanted: int, timed_out: bool, folder: Path) -> None:
     for report in reports:
-        if report["status"] == "failed":
+        if report["status"] == Status.FAILED:
             raise ToolFailed(f"rank {report['rank']}: {report['reason']}; see {folder / 'log.txt'}")
     if timed_out:
         raise ToolFailed(f"not done within the site's cell_timeout_s; see {folder / 'log.txt'}")

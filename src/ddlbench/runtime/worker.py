@@ -71,7 +71,12 @@ def main(job_path: str) -> int:
     except BaseException as error:
         traceback.print_exc()
         status, reason = classify(error)
-        failure = {"rank": process.rank, "status": status, "reason": reason}
+        failure = {
+            "rank": process.rank,
+            "status": status,
+            "reason": reason,
+            "reason_code": reason.code,
+        }
         if isinstance(error, RefusedCheckpoint):
             failure["refused_checkpoint"] = True
         write_json(report_file(job.run_dir, process.rank), failure)

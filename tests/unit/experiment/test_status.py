@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import ddlbench
+from ddlbench.experiment.result import STATUSES
 from ddlbench.experiment.status import REASON_CODES, Reason, Status, reason_code, reason_of
 
 
@@ -60,6 +61,25 @@ def test_every_code_that_a_module_writes_has_a_meaning() -> None:
         for code in codes_in(ast.parse(path.read_text("utf-8")))
     }
     assert used - set(REASON_CODES) == set()
+
+
+def test_no_module_spells_a_state_itself() -> None:
+    """Words that mean only a cell's state stand in the one enum; others import it."""
+    words = {state.value for state in Status} - {Status.OK, Status.UNSUPPORTED}
+    spelt = {
+        f"{path.name}: {node.value}"
+        for path in Path(ddlbench.__file__).parent.rglob("*.py")
+        if path.name != "status.py" or path.parent.name != "experiment"
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and node.value in words
+    }
+    assert spelt == set()
+
+
+def test_a_result_says_what_its_schema_allows() -> None:
+    schema = Path(ddlbench.__file__).parent / "experiment" / "result.schema.json"
+    allowed = json.loads(schema.read_text("utf-8"))["properties"]["status"]["enum"]
+    assert set(allowed) == set(STATUSES)
 
 
 def codes_in(tree: ast.Module) -> Iterator[str]:

@@ -22,7 +22,7 @@ def test_every_state_is_told_with_its_reason(tmp_path, monkeypatch):
     for cell in (crashed, held):
         cell_dir("local", cell.id).mkdir(parents=True)
     (cell_dir("local", crashed.id) / "failure.json").write_text(
-        json.dumps({"reason": "rank 1: a bug"})
+        json.dumps({"reason": "rank 1: a bug", "reason_code": "exception"})
     )
     (cell_dir("local", held.id) / "lease.json").write_text(
         json.dumps({"job_id": "17", "host": "n1", "pid": 5, "started": 0, "submitted": 0})
@@ -35,9 +35,13 @@ def test_every_state_is_told_with_its_reason(tmp_path, monkeypatch):
         ("running", "SLURM job 17 on n1"),
         ("not run", "there is no result.json"),
     ]
+    assert [state.code for state in found] == [
+        "", "out_of_memory", "exception", "", "no_result",
+    ]  # fmt: skip
     console = Console(width=200, record=True)
     console.print(states_table(found))
     text = console.export_text()
     assert "1 ok" in text
+    assert "1 failed (1 exception)" in text
     assert "rank 1: a bug" in text
     assert waiting.id not in text

@@ -198,9 +198,16 @@ def test_a_saturated_relay_spoils_a_measurement_and_nothing_else():
     assert "relay of fabric lat10 used 98% of its core" in reason
     assert _judge(plan, [], Outcome(timed_out=True), busy)[0] == "failed"
     assert _judge(plan, [], Outcome(timed_out=True), link())[0] == "timeout"
-    memory = [{"rank": 1, "status": "out_of_memory", "reason": "no room"}]
+    memory = [
+        {
+            "rank": 1,
+            "status": "out_of_memory",
+            "reason": "no room",
+            "reason_code": "out_of_memory_host",
+        }
+    ]
     assert _judge(plan, memory, Outcome(), busy)[0] == "out_of_memory"
-    crash = [{"rank": 1, "status": "failed", "reason": "a bug"}]
+    crash = [{"rank": 1, "status": "failed", "reason": "a bug", "reason_code": "exception"}]
     assert _judge(plan, crash, Outcome(), busy) == ("failed", "rank 1: a bug")
     assert fault_of(None) is None
 

@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ddlbench.experiment.paths import RESULTS, cell_dir
+from ddlbench.experiment.status import Status
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.tables import Tables, rows_of
 from ddlbench.report.timeline.box import InvalidTimeline
@@ -55,7 +56,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
 def _cells(tables: Tables, context: Context) -> Iterator[CellTimeline | str]:
     """The first cell of each strategy and geometry with spans, or why its files cannot be read."""
     seen: set[tuple[str, str]] = set()
-    good = tables.measurements[tables.measurements["status"] == "ok"]
+    good = tables.measurements[tables.measurements["status"] == Status.OK]
     for row in rows_of(good):
         key = (str(row.strategy), str(row.geometry))
         folder = context.results / cell_dir(row.site, row.cell_id).relative_to(RESULTS)
