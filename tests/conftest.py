@@ -1,7 +1,48 @@
 """What all tests share."""
 
+import sys
+
+import pytest
 from hypothesis import settings
+
+from ddlbench.experiment import entry_points, registry
 
 # A shared machine may take its time: no test asserts on the wall clock.
 settings.register_profile("ddlbench", deadline=None)
 settings.load_profile("ddlbench")
+
+
+@pytest.fixture
+def third_party(tmp_path, monkeypatch):
+    """Install a package of one module, with its entry points, until the test ends.
+
+    ``third_party(module, source, {"ddlbench.datasets": {"toy": "SPEC"}})``
+    """
+
+    def forget() -> None:
+        entry_points.third_party.cache_clear()
+        registry.known.cache_clear()
+
+    def install(module: str, source: str, groups: dict[str, dict[str, str]]) -> None:
+        folder = tmp_path / f"site-{module}"
+        facts = folder / f"{module}-1.dist-info"
+        facts.mkdir(parents=True)
+        (folder / f"{module}.py").write_text(source)
+        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1\n")
+        lines = [
+            f"[{group}]\n" + "".join(f"{name} = {module}:{what}\n" for name, what in names.items())
+            for group, names in groups.items()
+        ]
+        (facts / "entry_points.txt").write_text("\n".join(lines))
+        monkeypatch.syspath_prepend(folder)
+        forget()
+
+    yield install
+    monkeypatch.undo()
+    for name in [name for name, found in sys.modules.items() if _lies_in(found, tmp_path)]:
+        del sys.modules[name]
+    forget()
+
+
+def _lies_in(module, folder) -> bool:
+    return str(getattr(module, "__file__", None) or "").startswith(str(folder))

@@ -1,4 +1,4 @@
-"""The on-disk formats: one line each.
+"""The on-disk formats: one line each; a dataset of another package may name its own as ``codec``.
 
 A writer is ``write(content, root, images, workers, keep_fds) -> Records``: it writes
 ``images[split]`` images of each split into the empty folder ``root``, using ``workers`` threads
@@ -17,9 +17,12 @@ from ddlbench.datasets import cifar, idx, imagefolder, raw
 from ddlbench.datasets.content import Content
 from ddlbench.datasets.files import Records
 from ddlbench.datasets.split_data import ArraySplit, FileSplit
-from ddlbench.experiment.dataset_spec import DataFormat, DatasetSpec
+from ddlbench.experiment.data_size import DataRequest
+from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.experiment.entry_points import load_target
+from ddlbench.experiment.errors import ConfigError
 
-__all__ = ["FORMATS", "SPLITS", "Format"]
+__all__ = ["FORMATS", "SPLITS", "Format", "format_of"]
 
 SPLITS = ("train", "val")
 
@@ -32,9 +35,26 @@ class Format:
     read: Callable[[Path, DatasetSpec, str], ArraySplit | FileSplit]
 
 
-FORMATS: dict[DataFormat, Format] = {
+FORMATS: dict[str, Format] = {
     "idx": Format(idx.write, idx.read),
     "cifar": Format(cifar.write, cifar.read),
     "imagefolder": Format(imagefolder.write, imagefolder.read),
     "raw": Format(raw.write, raw.read),
 }
+
+
+def format_of(request: DataRequest) -> Format:
+    """How the data of ``request`` is written and read.
+
+    Raises:
+        ConfigError: the dataset names a codec that cannot be imported or is none.
+    """
+    if request.format in FORMATS:
+        return FORMATS[request.format]
+    found = load_target(request.dataset, request.spec.codec)
+    if not isinstance(found, Format):
+        raise ConfigError(
+            f"dataset {request.dataset!r}: codec {request.spec.codec} is no "
+            "ddlbench.datasets.formats.Format"
+        )
+    return found

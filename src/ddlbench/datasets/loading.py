@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from ddlbench.datasets.errors import DataError
 from ddlbench.datasets.feed import Batch, Feed, ImageDataset
-from ddlbench.datasets.formats import FORMATS, SPLITS
+from ddlbench.datasets.formats import SPLITS, format_of
 from ddlbench.datasets.imagefolder import decode
 from ddlbench.datasets.manifest import MANIFEST_NAME, Manifest
 from ddlbench.datasets.split_data import ArraySplit, FileSplit
@@ -50,7 +50,7 @@ def open_split(path: Path, request: DataRequest, split: str) -> ImageDataset:
         problem = Manifest.read(path).mismatch(request)
         if problem:
             raise DataError(f"{path} is other data than asked for: {problem}; stage it first")
-    data = FORMATS[request.format].read(path, request.spec, split)
+    data = format_of(request).read(path, request.spec, split)
     keep = None
     if not request.is_synthetic and request.scale < 1:
         total = len(data.labels)

@@ -13,7 +13,7 @@ from pathlib import Path
 from ddlbench.datasets import cifar
 from ddlbench.datasets.errors import DataError
 from ddlbench.datasets.files import Record, in_parallel, record_of
-from ddlbench.datasets.formats import FORMATS, SPLITS
+from ddlbench.datasets.formats import SPLITS, format_of
 from ddlbench.datasets.idx import file_paths
 from ddlbench.datasets.imagefolder import decode
 from ddlbench.datasets.manifest import Manifest, source_folder
@@ -61,7 +61,7 @@ def inspect_own_data(request: DataRequest) -> OwnData:
     facts: dict[str, object] = {}
     parts: list[str] = []
     for split in SPLITS:
-        data = FORMATS[request.format].read(folder, request.spec, split)
+        data = format_of(request).read(folder, request.spec, split)
         if isinstance(data, FileSplit):
             decode(data.path(0), request.spec)
             crcs = dict.fromkeys(data.classes, 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ddlbench.datasets.content import Content
 from ddlbench.datasets.files import available_cpus
-from ddlbench.datasets.formats import FORMATS, SPLITS
+from ddlbench.datasets.formats import SPLITS, format_of
 from ddlbench.datasets.manifest import Manifest
 from ddlbench.experiment.data_size import DataRequest
 
@@ -42,7 +42,7 @@ def write_dataset(
     folder.mkdir(parents=True, exist_ok=True)
     content = Content(request.spec, request.seed)
     images = {split: request.num_images(split) for split in SPLITS}
-    records = FORMATS[request.format].write(
+    records = format_of(request).write(
         content, folder, images, workers or available_cpus(), keep_fds
     )
     manifest = Manifest.of(

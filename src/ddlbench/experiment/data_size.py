@@ -23,8 +23,10 @@ _JPEG_HEADER_BYTES = {1: 360, 3: 660}
 _BLOCK_BYTES = 4096  # what the smallest file occupies on common file systems
 
 
-def format_problem(spec: DatasetSpec, data_format: DataFormat) -> str | None:
+def format_problem(spec: DatasetSpec, data_format: str) -> str | None:
     """Why ``spec`` cannot be written as ``data_format``; None when it can."""
+    if spec.codec and data_format == spec.native_format:
+        return None
     if spec.depth is not None and data_format != "raw":
         return "volumes are written as raw only"
     if data_format == "idx" and (spec.channels != 1 or spec.num_classes > 256):
@@ -62,9 +64,8 @@ class DataRequest:
     copy_to_scratch: bool = False
 
     def __post_init__(self) -> None:
-        if self.dataset not in DATASETS:
-            raise ConfigError(f"unknown dataset {self.dataset!r}; known: {', '.join(DATASETS)}")
-        formats = ("native", *get_args(DataFormat))
+        DATASETS.check(self.dataset)
+        formats = ("native", *get_args(DataFormat), *([self.format] if self.spec.codec else []))
         if self.data_format not in formats:
             raise ConfigError(
                 f"unknown data format {self.data_format!r}; known: {', '.join(formats)}"
@@ -78,10 +79,10 @@ class DataRequest:
             raise ConfigError(f"data scale must be a number over 0, not {self.scale!r}")
         if self.seed < 0:
             raise ConfigError(f"data seed must be 0 or more, not {self.seed!r}")
-        if not self.is_synthetic and self.format == "raw":
+        if not self.is_synthetic and self.format not in ("idx", "cifar", "imagefolder"):
             raise ConfigError(
                 f"data source {self.source!r}: own data is read in torchvision's layouts "
-                "(idx, cifar, imagefolder), not as 'raw'"
+                f"(idx, cifar, imagefolder), not as {self.format!r}"
             )
 
     @property
@@ -90,7 +91,7 @@ class DataRequest:
         return DATASETS[self.dataset]
 
     @property
-    def format(self) -> DataFormat:
+    def format(self) -> str:
         """The on-disk format, with "native" resolved."""
         return self.spec.native_format if self.data_format == "native" else self.data_format
 
@@ -107,7 +108,8 @@ class DataRequest:
 def estimate_bytes(request: DataRequest) -> int:
     """Room on disk, in bytes, that the synthetic data of ``request`` takes; a little too much.
 
-    Exact to a few KiB for idx, cifar and raw; JPEG sizes are estimated, and each file rounded
+    Exact to a few KiB for idx, cifar and raw; a format of another package is taken to hold decoded
+    images and 64 bytes more of each. JPEG sizes are estimated, and each file rounded
     up to the 4 KiB a file system gives it.
     """
     spec = request.spec
@@ -118,5 +120,5 @@ def estimate_bytes(request: DataRequest) -> int:
         on_disk = math.ceil(jpeg / _BLOCK_BYTES) * _BLOCK_BYTES
         folders = 2 * spec.num_classes * _BLOCK_BYTES
         return images * (on_disk + 64) + folders + 512 * 1024
-    label_and_name = {"idx": 1, "cifar": 32, "raw": 4}[request.format]
+    label_and_name = {"idx": 1, "cifar": 32, "raw": 4}.get(request.format, 64)
     return images * (spec.image_bytes + label_and_name) + 128 * 1024

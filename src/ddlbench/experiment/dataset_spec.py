@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ddlbench.experiment.entry_points import Registry, load_target
+from ddlbench.experiment.errors import ConfigError
+
 __all__ = ["DATASETS", "DataFormat", "DatasetSpec"]
 
 DataFormat = Literal["idx", "cifar", "imagefolder", "raw"]
@@ -24,8 +27,13 @@ class DatasetSpec:
         num_classes: number of labels.
         channels, height, width: shape of one image, or of a slice of a volume.
         num_train, num_val: images at scale 1.
-        native_format: the on-disk format of the original dataset.
+        native_format: the on-disk format of the original dataset: "idx", "cifar",
+            "imagefolder", "raw", or a name of its own where ``codec`` is given.
         depth: slices of a volume; None for images.
+        codec: ``module:attribute`` of the :class:`ddlbench.datasets.formats.Format` that writes
+            and reads a native format of its own; empty for the four formats above.
+        white: share of white that figures mix into a strategy's colour, 0 to 1.
+        hatch: of its bars, as matplotlib writes it.
     """
 
     name: str
@@ -36,8 +44,16 @@ class DatasetSpec:
     width: int
     num_train: int
     num_val: int
-    native_format: DataFormat
+    native_format: str
     depth: int | None = None
+    codec: str = ""
+    white: float = 0.6
+    hatch: str = "xxxxx"
+
+    @property
+    def kind(self) -> Literal["images", "volumes"]:
+        """What a network reads from it."""
+        return "images" if self.depth is None else "volumes"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,18 +77,40 @@ class DatasetSpec:
         return max(1, round(full * scale))
 
 
-# Jansen et al. 2020, Table I gives train and test together; the split is that of its generator.
-DATASETS: dict[str, DatasetSpec] = {
-    spec.name: spec
-    for spec in (
-        DatasetSpec("mnist", "MNIST", 10, 1, 28, 28, 60_000, 10_000, "idx"),
-        DatasetSpec("cifar10", "CIFAR-10", 10, 3, 32, 32, 50_000, 10_000, "cifar"),
-        DatasetSpec(
-            "imagenet", "ImageNet-1000", 1000, 3, 224, 224, 1_281_167, 50_000, "imagefolder"
-        ),
-        DatasetSpec("highres", "Highres", 1000, 3, 512, 512, 50_000, 10_000, "imagefolder"),
-        # Not in Table I: what ParaDL trains CosmoFlow on, its four parameters as four classes;
-        # a tenth of all is for validation, of which ParaDL says nothing.
-        DatasetSpec("cosmoflow", "CosmoFlow", 4, 4, 256, 256, 1_584, 176, "raw", depth=256),
-    )
-}
+def _of_package(name: str, target: str) -> DatasetSpec:
+    """The entry of another package."""
+    found = load_target(name, target)
+    if not isinstance(found, DatasetSpec) or found.name != name:
+        raise ConfigError(f"dataset {name!r}: {target} is no DatasetSpec of that name")
+    return found
+
+
+# From the smallest image to the largest, the order of figures. Jansen et al. 2020, Table I gives
+# train and test together; the split is that of its generator.
+DATASETS: Registry[DatasetSpec] = Registry(
+    "ddlbench.datasets",
+    {
+        spec.name: spec
+        for spec in (
+            DatasetSpec(
+                "mnist", "MNIST", 10, 1, 28, 28, 60_000, 10_000, "idx", white=0.0, hatch=""
+            ),
+            DatasetSpec(
+                "cifar10", "CIFAR-10", 10, 3, 32, 32, 50_000, 10_000, "cifar",
+                white=0.45, hatch="/////",
+            ),
+            DatasetSpec(
+                "imagenet", "ImageNet-1000", 1000, 3, 224, 224, 1_281_167, 50_000, "imagefolder",
+                white=0.72, hatch="",
+            ),
+            DatasetSpec(
+                "highres", "Highres", 1000, 3, 512, 512, 50_000, 10_000, "imagefolder",
+                white=0.88, hatch=".....",
+            ),
+            # Not in Table I: what ParaDL trains CosmoFlow on, its four parameters as four classes;
+            # a tenth of all is for validation, of which ParaDL says nothing.
+            DatasetSpec("cosmoflow", "CosmoFlow", 4, 4, 256, 256, 1_584, 176, "raw", depth=256),
+        )
+    },
+    _of_package,
+)  # fmt: skip

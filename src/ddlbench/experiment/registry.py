@@ -1,33 +1,21 @@
-"""Where every named part is found: one line a network, a strategy, a predictor.
+"""Where every strategy, predictor and network is found: one line each.
 
 The tables hold ``module:attribute`` strings, so that a login node can name, check and plan what
 only a compute node can import. Third-party packages add to them by entry points of the same
-group names, and a configuration may give ``package.module:attribute`` directly.
+group names, and a configuration may give ``package.module:attribute`` directly. Datasets have their
+table in :mod:`ddlbench.experiment.dataset_spec`, figures in :mod:`ddlbench.report.registry`.
 """
 
 from __future__ import annotations
 
-import importlib
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Any
 
+from ddlbench.experiment.entry_points import kind_of, load_target, third_party
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.network_spec import NETWORKS
 
 __all__ = ["NETWORKS", "PREDICTORS", "STRATEGIES", "known", "load"]
-
-NETWORKS: dict[str, str] = {
-    "resnet18": "ddlbench.networks.resnet:resnet18",
-    "resnet50": "ddlbench.networks.resnet:resnet50",
-    "resnet152": "ddlbench.networks.resnet:resnet152",
-    "vgg11": "ddlbench.networks.vgg:vgg11",
-    "vgg16": "ddlbench.networks.vgg:vgg16",
-    "mobilenetv2": "ddlbench.networks.mobilenetv2:mobilenetv2",
-    "alexnet": "ddlbench.networks.alexnet:alexnet",
-    "cosmoflow": "ddlbench.networks.cosmoflow:cosmoflow",
-    "mlp": "ddlbench.networks.mlp:mlp",
-    "stack": "ddlbench.networks.stack:stack",
-}
 
 STRATEGIES: dict[str, str] = {
     "sequential": "ddlbench.strategies.sequential.descriptor:Sequential",
@@ -79,7 +67,7 @@ PREDICTORS: dict[str, str] = {
 }
 
 _BUILT_IN = {
-    "ddlbench.networks": NETWORKS,
+    "ddlbench.networks": {name: spec.build for name, spec in NETWORKS.built_in.items()},
     "ddlbench.strategies": STRATEGIES,
     "ddlbench.predictors": PREDICTORS,
 }
@@ -88,8 +76,8 @@ _BUILT_IN = {
 @cache
 def known(group: str) -> dict[str, str]:
     """Names of ``group`` ("ddlbench.networks", ...) and the ``module:attribute`` of each."""
-    added = {entry.name: entry.value for entry in entry_points(group=group)}
-    return {**added, **_BUILT_IN.get(group, {})}
+    built_in = _BUILT_IN.get(group, {})
+    return {**built_in, **third_party(group, frozenset(built_in))}
 
 
 def load(group: str, name: str) -> Any:
@@ -99,14 +87,9 @@ def load(group: str, name: str) -> Any:
         ConfigError: the name is not known, or what it points to cannot be imported.
     """
     target = known(group).get(name, name)
-    module_name, _, attribute = target.partition(":")
-    if not attribute:
-        kind = group.removeprefix("ddlbench.").removesuffix("s").replace("strategie", "strategy")
+    if ":" not in target:
         raise ConfigError(
-            f"unknown {kind} {name!r}; known: {', '.join(known(group))}, "
+            f"unknown {kind_of(group)} {name!r}; known: {', '.join(known(group))}, "
             "or write package.module:attribute"
         )
-    try:
-        return getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"cannot load {name!r} ({target}): {error}") from error
+    return load_target(name, target)

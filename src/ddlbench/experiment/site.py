@@ -106,9 +106,7 @@ def load_site(name: str) -> Site:
     check_against("site", values, where=str(path))
     values = fill_defaults("site", values)
     for dataset in values["real_data"]:
-        if dataset not in DATASETS:
-            remark = nearest(dataset, DATASETS)
-            raise ConfigError(f"{path}: real_data: unknown dataset {dataset!r}; {remark}")
+        DATASETS.check(dataset, f"{path}: real_data")
     values["fabrics"] = _conditions(values["fabrics"], f"{path}: fabrics")
     if values["devices_per_node"] == "auto":
         if values["launcher"] != "local" or values["device"] != "cpu":

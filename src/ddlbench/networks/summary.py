@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ddlbench.experiment.pairs import pairs
+from ddlbench.experiment.network_spec import pairs
 from ddlbench.experiment.registry import load
 
 __all__ = ["block_names", "markdown_table", "num_layers", "num_parameters"]

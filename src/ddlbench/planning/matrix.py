@@ -24,9 +24,10 @@ from typing import Any
 from ddlbench.experiment.cell import Cell, parse_geometry
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.entry_points import kind_of
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
-from ddlbench.experiment.pairs import mismatch
+from ddlbench.experiment.network_spec import mismatch
 from ddlbench.experiment.paths import profile_file
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.registry import known
@@ -103,7 +104,7 @@ def cell_of(cell_id: str, site: Site) -> Cell:
 
     """
     cell = Cell.from_id(cell_id)
-    _check_dataset(cell.dataset, cell_id)
+    DATASETS.check(cell.dataset, cell_id)
     _check_name("ddlbench.networks", cell.network, cell_id)
     _check_name("ddlbench.strategies", cell.strategy, cell_id)
     options = _strategy(cell.strategy).check_options(dict(cell.options), cell_id)
@@ -193,7 +194,7 @@ def _check_names(experiment: Experiment) -> None:
             where = f"{experiment.where}: {place}.{key}"
             for value in wanted if isinstance(wanted, list) else [wanted]:
                 if key == "dataset":
-                    _check_dataset(value, where)
+                    DATASETS.check(value, where)
                 elif key == "network":
                     _check_name("ddlbench.networks", value, where)
                 elif key == "strategy":
@@ -207,7 +208,7 @@ def _cell(point: Mapping[str, Any], where: str) -> Cell:
         if point.get(key) is None:
             raise ConfigError(f"{where}: {key!r} is missing; give it as an axis of 'matrix'")
     dataset, network, name = point["dataset"], point["network"], point["strategy"]
-    _check_dataset(dataset, where)
+    DATASETS.check(dataset, where)
     _check_name("ddlbench.networks", network, where)
     _check_name("ddlbench.strategies", name, where)
     try:
@@ -277,16 +278,11 @@ def _strategy(name: str) -> Strategy:
     return strategy_of(name)
 
 
-def _check_dataset(name: str, where: str) -> None:
-    if name not in DATASETS:
-        raise ConfigError(f"{where}: unknown dataset {name!r}; {nearest(name, DATASETS)}")
-
-
 @cache
 def _check_name(group: str, name: str, where: str) -> None:
     if name not in known(group) and ":" not in name:
-        kind = group.removeprefix("ddlbench.").removesuffix("s").replace("strategie", "strategy")
-        raise ConfigError(f"{where}: unknown {kind} {name!r}; {nearest(name, known(group))}")
+        remark = nearest(name, known(group))
+        raise ConfigError(f"{where}: unknown {kind_of(group)} {name!r}; {remark}")
 
 
 @cache

@@ -151,9 +151,7 @@ def _nearest_cells(key: ProfileKey, cells: list[Cell]) -> list[Cell]:
 
 def _check(key: ProfileKey) -> None:
     where = f"profile {key.id}"
-    if key.dataset not in DATASETS:
-        remark = nearest(key.dataset, DATASETS)
-        raise ConfigError(f"{where}: unknown dataset {key.dataset!r}; {remark}")
+    DATASETS.check(key.dataset, where)
     networks = known("ddlbench.networks")
     if key.network not in networks and ":" not in key.network:
         remark = nearest(key.network, networks)

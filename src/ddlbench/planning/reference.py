@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
-from ddlbench.experiment.registry import NETWORKS, STRATEGIES
+from ddlbench.experiment.network_spec import NETWORKS
+from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.planning.strategy import strategy_of
 
 __all__ = ["axis_table", "dataset_table", "option_table"]
@@ -19,7 +20,7 @@ def dataset_table() -> str:
         "| dataset | images (train / val) | classes | image | native format | decoded |",
         "|---|---:|---:|---|---|---:|",
     ]
-    for spec in DATASETS.values():
+    for spec in DATASETS.built_in.values():
         image = "x".join(map(str, spec.shape))
         lines.append(
             f"| `{spec.name}` | {spec.num_train:,} / {spec.num_val:,} | {spec.num_classes} "
@@ -36,14 +37,14 @@ def _decoded(spec: DatasetSpec) -> str:
 def axis_table() -> str:
     """Say which values the axes of a matrix take, as Markdown."""
     datasets = _listed(
-        f"`{spec.name}`{' (volumes)' if spec.depth else ''}" for spec in DATASETS.values()
+        f"`{spec.name}`{' (volumes)' if spec.depth else ''}" for spec in DATASETS.built_in.values()
     )
     return "\n".join(
         [
             "| axis | values |",
             "|---|---|",
             f"| `dataset` | {datasets} |",
-            f"| `network` | {_names(NETWORKS)}, or `package.module:callable` |",
+            f"| `network` | {_names(NETWORKS.built_in)}, or `package.module:callable` |",
             f"| `strategy` | {_names(STRATEGIES)}, or `package.module:Class`. Keep `sequential`: "
             "it is the base of every speed-up |",
             "| `geometry` | `<nodes>x<devices per node>`, for example `1x4` or `2x4` |",

@@ -42,9 +42,7 @@ class Question:
         Raises:
             ConfigError: dataset, network or a strategy among the options is unknown.
         """
-        if self.dataset not in DATASETS:
-            remark = nearest(self.dataset, DATASETS)
-            raise ConfigError(f"unknown dataset {self.dataset!r}; {remark}")
+        DATASETS.check(self.dataset)
         if self.network not in known("ddlbench.networks") and ":" not in self.network:
             remark = nearest(self.network, known("ddlbench.networks"))
             raise ConfigError(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from matplotlib.colors import to_hex, to_rgb
 
+from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.strategy import strategy_of
 
@@ -80,12 +81,6 @@ _FAMILIES = {
 }
 _OTHERS = ("#F0E442", "#7A7A00", "#8C6D31", "#999999")
 _MARKERS = ("X", "p", "h", "<", ">", "*", "8", "d")
-_DATASETS = {
-    "mnist": DatasetLook(0.0, ""),
-    "cifar10": DatasetLook(0.45, "/////"),
-    "imagenet": DatasetLook(0.72, ""),
-    "highres": DatasetLook(0.88, "....."),
-}
 KINDS = {
     "forward": KindLook("forward", "#56B4E9"),
     "recompute": KindLook("recompute", "#56B4E9", "/////"),
@@ -114,7 +109,10 @@ def strategy_look(name: str) -> StrategyLook:
 
 def dataset_look(name: str) -> DatasetLook:
     """Give a dataset its look."""
-    return _DATASETS.get(name, DatasetLook(0.6, "xxxxx"))
+    if name not in DATASETS:  # of a package that is not here
+        return DatasetLook(0.6, "xxxxx")
+    spec = DATASETS[name]
+    return DatasetLook(spec.white, spec.hatch)
 
 
 def kind_look(name: str) -> KindLook:

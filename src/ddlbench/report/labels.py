@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import fields
 from typing import Any
@@ -12,6 +11,7 @@ import pandas as pd
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.network_spec import NETWORKS
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.report.tables import rows_of
 
@@ -24,26 +24,14 @@ __all__ = [
     "workers_label",
 ]
 
-_NETWORKS = (
-    (re.compile(r"^resnet(\d+)$"), r"ResNet-\1"),
-    (re.compile(r"^vgg(\d+)$"), r"VGG-\1"),
-    (re.compile(r"^mobilenetv(\d+)$"), r"MobileNetV\1"),
-    (re.compile(r"^alexnet$"), "AlexNet"),
-    (re.compile(r"^cosmoflow$"), "CosmoFlow"),
-    (re.compile(r"^mlp$"), "MLP"),
-)
 _DEFAULTS = {
     field.name: field.default for field in fields(Cell) if field.name not in ("options", "repeat")
 }
 
 
 def network_label(name: str) -> str:
-    """``resnet18`` -> ``ResNet-18``; others as they are, without their module."""
-    short = name.rpartition(":")[2]
-    for pattern, label in _NETWORKS:
-        if pattern.match(short):
-            return pattern.sub(label, short)
-    return short
+    """Return the network's own label; of one without an entry its name, without the module."""
+    return NETWORKS[name].label if name in NETWORKS else name.rpartition(":")[2]
 
 
 def dataset_label(name: str) -> str:
@@ -52,7 +40,7 @@ def dataset_label(name: str) -> str:
 
 
 def in_dataset_order(names: list[str]) -> list[str]:
-    """From the smallest image to the largest, as papers list them; unknown ones last."""
+    """In the order of ``DATASETS``: from the smallest image to the largest; unknown ones last."""
     order = list(DATASETS)
     return sorted(names, key=lambda n: order.index(n) if n in order else len(order))
 

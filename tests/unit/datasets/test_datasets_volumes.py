@@ -8,7 +8,6 @@ import torch
 
 from ddlbench.datasets import stage
 from ddlbench.datasets.loading import make_feed
-from ddlbench.experiment import dataset_spec
 from ddlbench.experiment.data_size import DataRequest, estimate_bytes
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.errors import ConfigError
@@ -18,7 +17,7 @@ SMALL = DatasetSpec("small-volumes", "Small", 4, 4, 6, 5, 24, 4, "raw", depth=7)
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> DataRequest:
-    monkeypatch.setitem(dataset_spec.DATASETS, SMALL.name, SMALL)
+    monkeypatch.setitem(DATASETS.built_in, SMALL.name, SMALL)
     return DataRequest(SMALL.name)
 
 

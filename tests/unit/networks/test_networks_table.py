@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from ddlbench.experiment.pairs import pairs
+from ddlbench.experiment.network_spec import pairs
 from ddlbench.networks.summary import markdown_table
 
 # Parameters of DDLBench's own networks for small images, and of the perceptron by hand (784 or

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.pairs import pairs
+from ddlbench.experiment.network_spec import pairs
 from ddlbench.experiment.registry import NETWORKS
 from ddlbench.networks import build
 

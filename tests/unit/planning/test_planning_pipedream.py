@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.links import write_links
-from ddlbench.experiment.pairs import pairs
+from ddlbench.experiment.network_spec import pairs
 from ddlbench.experiment.paths import links_file, profile_file
 from ddlbench.experiment.profile import write_profile
 from ddlbench.planning.block_table import block_costs

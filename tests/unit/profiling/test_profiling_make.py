@@ -13,7 +13,7 @@ import torch
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.pairs import mismatch
+from ddlbench.experiment.network_spec import mismatch
 from ddlbench.experiment.profile import InvalidProfile, read_profile
 from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.site import load_site

@@ -12,7 +12,7 @@ import io
 import torch
 
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.experiment.pairs import pairs
+from ddlbench.experiment.network_spec import pairs
 from ddlbench.experiment.registry import load
 from ddlbench.networks.flatten import out_of_place
 from ddlbench.planning.block_table import COLUMNS

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.experiment.pairs import pairs
+from ddlbench.experiment.network_spec import pairs
 from ddlbench.experiment.registry import load
 from ddlbench.planning.split_limits import COLUMNS, DIMENSIONS
 from ddlbench.strategies.pipelining.cutting import TensorForm

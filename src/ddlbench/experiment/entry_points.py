@@ -1,0 +1,124 @@
+"""Named parts: the built-in ones, and those that other packages add by entry points.
+
+A package adds a part by an entry point of the part's group (``ddlbench.datasets``, ...). A built-in
+name stays what it is: an entry point of the same name is left out, with a warning.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.schema import nearest
+
+__all__ = ["Registry", "kind_of", "load_target", "third_party"]
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+
+
+def kind_of(group: str) -> str:
+    """The noun of a group: ``ddlbench.strategies`` -> ``strategy``."""
+    return group.removeprefix("ddlbench.").removesuffix("s").replace("strategie", "strategy")
+
+
+@cache
+def third_party(group: str, built_in: frozenset[str]) -> dict[str, str]:
+    """Names that installed packages add to ``group``, and the ``module:attribute`` of each.
+
+    Of two packages with the same name the first that Python finds counts; one whose name is built
+    in is left out. Either is said in a warning.
+    """
+    found: dict[str, str] = {}
+    for entry in entry_points(group=group):
+        package = entry.dist.name if entry.dist else "a package"
+        if entry.name in built_in:
+            owner = "is built in"
+        elif found.setdefault(entry.name, entry.value) != entry.value:
+            owner = f"is {found[entry.name]} already"
+        else:
+            continue
+        _LOG.warning(
+            "%s: its %s %r (%s) is left out, as that name %s; rename its entry point",
+            package, kind_of(group), entry.name, entry.value, owner,
+        )  # fmt: skip
+    return found
+
+
+def load_target(name: str, target: str) -> Any:
+    """Import ``module:attribute``.
+
+    Raises:
+        ConfigError: it cannot be imported; the message names ``name`` and ``target``.
+    """
+    module_name, _, attribute = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"cannot load {name!r} ({target}): {error}") from error
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """Entries of one kind by name: built-in ones first, then those of other packages.
+
+    Names are known without an import; an entry of another package is imported when it is asked
+    for.
+
+    Args:
+        group: of the entry points.
+        built_in: the entries of this package, in their order.
+        adapt: makes an entry of what an entry point stands for, given its name and
+            ``module:attribute``.
+    """
+
+    def __init__(self, group: str, built_in: dict[str, T], adapt: Callable[[str, str], T]) -> None:
+        self.group, self.built_in, self._adapt = group, built_in, adapt
+        self._built_in_names = frozenset(built_in)
+        self._loaded: dict[tuple[str, str], T] = {}
+
+    @property
+    def third_party(self) -> dict[str, str]:
+        """Names that other packages add, and the ``module:attribute`` of each."""
+        return third_party(self.group, self._built_in_names)
+
+    def __getitem__(self, name: str) -> T:
+        """Give the entry of a name.
+
+        Raises:
+            ConfigError: there is no such name, or its entry cannot be imported.
+        """
+        if name in self.built_in:
+            return self.built_in[name]
+        self.check(name)
+        key = (name, self.third_party[name])
+        if key not in self._loaded:
+            self._loaded[key] = self._adapt(*key)
+        return self._loaded[key]
+
+    def check(self, name: object, where: str = "") -> None:
+        """Raise ConfigError, with the likely spelling, unless the name is known.
+
+        Args:
+            name: of an entry.
+            where: the place that gave the name, for the message.
+        """
+        if name not in self:
+            place = where and f"{where}: "
+            raise ConfigError(
+                f"{place}unknown {kind_of(self.group)} {name!r}; {nearest(name, self)}"
+            )
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.built_in or name in self.third_party
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.built_in
+        yield from self.third_party
+
+    def __len__(self) -> int:
+        return len(self.built_in) + len(self.third_party)

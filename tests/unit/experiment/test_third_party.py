@@ -1,0 +1,179 @@
+"""Packages of others add datasets and networks by one entry each."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from ddlbench.datasets import DataRequest, stage
+from ddlbench.datasets.loading import make_feed
+from ddlbench.experiment.config import parse_experiment
+from ddlbench.experiment.data_size import estimate_bytes
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.network_spec import NETWORKS, mismatch, pairs
+from ddlbench.experiment.registry import known, load
+from ddlbench.experiment.site import load_site
+from ddlbench.planning.matrix import expand
+from ddlbench.report.colours import dataset_look
+from ddlbench.report.labels import dataset_label, in_dataset_order, network_label
+
+TOY_DATASET = """
+from pathlib import Path
+
+import numpy as np
+
+from ddlbench.datasets.files import Records, record_of
+from ddlbench.datasets.formats import Format
+from ddlbench.datasets.split_data import ArraySplit
+from ddlbench.experiment.dataset_spec import DatasetSpec
+
+SPEC = DatasetSpec(
+    "toy", "Toy", 3, 1, 4, 5, 24, 6, "npy", codec="toy_dataset:NPY", white=0.3, hatch="--"
+)
+PLAIN = DatasetSpec("plain", "Plain", 4, 1, 6, 6, 16, 4, "raw")
+
+
+def write(content, root, images, workers, keep_fds):
+    records: Records = {}
+    for split, count in images.items():
+        recipe = content.recipe(split, 0, count)
+        for name, values in (
+            ("images", content.draw(recipe)), ("labels", recipe.labels.astype(np.int64))
+        ):
+            path = root / f"{split}-{name}.npy"
+            np.save(path, values)
+            records[path.name] = record_of(path, contents=True)
+    return records
+
+
+def read(root, spec, split):
+    images = np.load(root / f"{split}-images.npy").reshape(-1, *spec.shape)
+    return ArraySplit(images, np.load(root / f"{split}-labels.npy"))
+
+
+NPY = Format(write, read)
+"""
+
+TOY_NETWORK = """
+from ddlbench.experiment.network_spec import NetworkSpec
+
+SPEC = NetworkSpec("tiny", "Tiny-1", "toy_network:build", reads="images")
+
+
+def build(spec):
+    from torch import nn
+
+    return nn.Sequential(nn.Flatten(), nn.Linear(spec.image_bytes, spec.num_classes))
+
+
+def plain(spec):
+    return build(spec)
+"""
+
+
+@pytest.fixture
+def toy(third_party):
+    third_party(
+        "toy_dataset", TOY_DATASET, {"ddlbench.datasets": {"toy": "SPEC", "plain": "PLAIN"}}
+    )
+
+
+@pytest.fixture
+def tiny(third_party):
+    third_party(
+        "toy_network", TOY_NETWORK, {"ddlbench.networks": {"tiny": "SPEC", "bare": "plain"}}
+    )
+
+
+def _experiment(dataset: str, network: str):
+    return parse_experiment(
+        {
+            "experiment": "toy",
+            "matrix": {
+                "dataset": [dataset],
+                "network": [network],
+                "strategy": ["sequential"],
+                "geometry": ["1x1"],
+            },
+            "settings": {"batch_size": 4},
+        },
+        "test",
+    )
+
+
+@pytest.mark.parametrize("name", ["toy", "plain"])
+def test_a_dataset_of_another_package_is_planned_staged_loaded_and_drawn(toy, tmp_path, name):
+    (row,) = expand(_experiment(name, "mlp"), load_site("local"))
+    assert row.unsupported is None
+    request = DataRequest(name)
+    staged = stage(request, tmp_path)
+    assert staged.size_bytes is not None
+    assert staged.size_bytes <= estimate_bytes(request)
+    spec = DATASETS[name]
+    feed = make_feed(staged.path, request, global_batch=4, shard=0, num_shards=1)
+    batches = list(feed.batches(epoch=0))
+    assert len(batches) == spec.num_train // 4
+    assert tuple(batches[0][0].shape) == (4, *spec.shape)
+    assert set(np.concatenate([batch[1] for batch in batches])) == set(range(spec.num_classes))
+    assert dataset_label(name) == spec.label
+    assert in_dataset_order([name, "highres", "mnist"]) == ["mnist", "highres", name]
+    look = dataset_look(name)
+    assert (look.white, look.hatch) == (spec.white, spec.hatch)
+
+
+def test_a_format_of_another_package_holds_generated_data_only(toy):
+    with pytest.raises(ConfigError, match="not as 'npy'"):
+        DataRequest("toy", source="/data/toy")
+    with pytest.raises(ConfigError, match="unknown data format 'npy'"):
+        DataRequest("mnist", data_format="npy")
+
+
+def test_a_network_of_another_package_has_its_label_and_input(tiny):
+    assert (network_label("tiny"), network_label("bare")) == ("Tiny-1", "bare")
+    assert "reads images" in str(mismatch("tiny", "cosmoflow"))
+    assert mismatch("bare", "cosmoflow") is None
+    (row,) = expand(_experiment("mnist", "tiny"), load_site("local"))
+    assert row.unsupported is None
+    for name in ("tiny", "bare"):
+        assert len(load("ddlbench.networks", name)(DATASETS["mnist"])) == 2
+    assert {network for network, _ in pairs()} == set(NETWORKS.built_in)
+
+
+def test_a_network_that_this_machine_cannot_import_has_its_name(third_party):
+    third_party(
+        "no_torch", "import a_package_that_is_not_here", {"ddlbench.networks": {"far": "f"}}
+    )
+    assert network_label("far") == "far"
+    assert mismatch("far", "cosmoflow") is None
+    assert known("ddlbench.networks")["far"] == "no_torch:f"
+
+
+def test_a_dataset_that_is_none_is_named(third_party):
+    third_party("odd_dataset", "SPEC = 3", {"ddlbench.datasets": {"odd": "SPEC"}})
+    with pytest.raises(ConfigError, match="dataset 'odd': odd_dataset:SPEC is no DatasetSpec"):
+        DATASETS["odd"]
+
+
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        ("ddlbench.networks", "vgg11"),
+        ("ddlbench.datasets", "mnist"),
+        ("ddlbench.strategies", "ddp"),
+        ("ddlbench.predictors", "sequential"),
+    ],
+)
+def test_a_built_in_name_stays_built_in_and_the_other_is_told(third_party, caplog, group, name):
+    before = DATASETS["mnist"] if group == "ddlbench.datasets" else known(group)[name]
+    with caplog.at_level(logging.WARNING):
+        third_party("thief", "PART = None", {group: {name: "PART"}})
+        for _ in range(2):
+            after = DATASETS["mnist"] if group == "ddlbench.datasets" else known(group)[name]
+            assert "mnist" in list(DATASETS)
+    assert after == before
+    (line,) = [r.getMessage() for r in caplog.records if "thief" in r.getMessage()]
+    assert f"{name!r} (thief:PART) is left out" in line
+    assert "is built in; rename its entry point" in line
