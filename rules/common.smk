@@ -96,7 +96,7 @@ def measured_inputs(wildcards):
 
 def cell_request(wildcards):
     """What the cell asks of the scheduler."""
-    return request(known_cell(wildcards), SITE)
+    return request(*SITE.held_geometry(known_cell(wildcards)), SITE)
 
 
 def cell_threads(wildcards):

@@ -3,7 +3,7 @@
 import json
 
 from ddlbench.experiment.paths import profile_file
-from ddlbench.planning.profiles import needs_of, profile_request, profiles_of
+from ddlbench.planning.profiles import needs_of, profiles_of
 
 PROFILES = [str(profile_file(SITE.name, key.id)) for key in profiles_of(ROWS)]
 
@@ -21,8 +21,9 @@ def profile_needs(wildcards):
 
 
 def profile_resources(wildcards):
-    """What a profile asks of the scheduler: all devices of a node."""
-    return profile_request(SITE, profile_needs(wildcards).cell)
+    """All devices of one node: replicas share it without talking."""
+    profile_needs(wildcards)  # a wrong path is one sentence
+    return request(1, SITE.devices_per_node, SITE)
 
 
 def profile_threads(wildcards):

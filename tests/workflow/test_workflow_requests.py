@@ -7,7 +7,7 @@ import pytest
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.site import Site, load_site
-from ddlbench.planning.resources import request
+from ddlbench.planning.resources import SchedulerRequest, request
 
 
 def cell(geometry: str) -> Cell:
@@ -22,6 +22,10 @@ def cell(geometry: str) -> Cell:
     )
 
 
+def asked_by(cell: Cell, site: Site) -> SchedulerRequest:
+    return request(*site.held_geometry(cell), site)
+
+
 @pytest.mark.parametrize(
     ("geometry", "asked"),
     [
@@ -33,7 +37,7 @@ def cell(geometry: str) -> Cell:
     ],
 )
 def test_one_rule_asks_for_every_geometry(geometry, asked):
-    found = request(cell(geometry), load_site("slurm-example"))
+    found = asked_by(cell(geometry), load_site("slurm-example"))
     assert asked == (found.nodes, found.mpi, found.tasks, found.tasks_per_node, found.gres)
     assert found.tasks_per_gpu == 0
     assert found.cpus_per_task == 6
@@ -45,13 +49,13 @@ def test_one_rule_asks_for_every_geometry(geometry, asked):
 def test_sites_of_one_name_are_not_mixed_up():
     site = load_site("slurm-example")
     other = Site(**{**vars(site), "slurm": {**site.slurm, "gpu_type": "v100", "exclusive": False}})
-    assert request(cell("1x2"), site).gres == "gpu:2"
-    assert request(cell("1x2"), other).gres == "gpu:v100:2"
-    assert request(cell("1x2"), other).extra == ""
+    assert asked_by(cell("1x2"), site).gres == "gpu:2"
+    assert asked_by(cell("1x2"), other).gres == "gpu:v100:2"
+    assert asked_by(cell("1x2"), other).extra == ""
 
 
 def test_this_machine_is_asked_for_nothing():
-    found = request(cell("1x2"), load_site("local"))
+    found = asked_by(cell("1x2"), load_site("local"))
     assert (found.mpi, found.gres, found.account, found.partition) == (None, None, None, None)
 
 
@@ -59,7 +63,7 @@ def test_nodes_of_an_emulated_fabric_are_devices_of_one_node():
     site = load_site("slurm-example")
     lat10 = LinkCondition(latency_s=0.01, bandwidth_bits_per_s=None, loss=0.0)
     site = Site(**{**vars(site), "fabrics": {"lat10": lat10}})
-    found = request(cell("2x2").with_(fabric="lat10"), site)
+    found = asked_by(cell("2x2").with_(fabric="lat10"), site)
     assert (found.nodes, found.mpi, found.tasks, found.tasks_per_node) == (1, "srun", None, 4)
     assert (found.gres, found.mem_mb) == ("gpu:4", 4 * 45000)
-    assert request(cell("2x2").with_(fabric="mine"), site).nodes == 2
+    assert asked_by(cell("2x2").with_(fabric="mine"), site).nodes == 2

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.cluster.query import why_pending
-from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.site import Site
 from ddlbench.planning.job_time import job_minutes
@@ -80,10 +79,8 @@ def ask_nodes(
 
 def batch_command(site: Site, site_name: str, nodes: int, folder: Path) -> list[str]:
     """The sbatch command: what the largest cell of so many nodes asks for, for a few minutes."""
-    # Only the geometry of the cell is asked for.
     devices = site.devices_per_node
-    cell = Cell("mnist", "vgg11", "ddp", batch_size=1, nodes=nodes, devices_per_node=devices)
-    asked = request(cell, site)
+    asked = request(nodes, devices, site)
     step = [
         *(sys.executable, "-m", "ddlbench.cluster.probe_step"),
         *(site_name, str(nodes), str(folder)),

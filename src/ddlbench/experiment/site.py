@@ -49,14 +49,18 @@ class Site:
         return fabric in self.fabrics
 
     def held_geometry(self, cell: Cell) -> tuple[int, int]:
-        """Nodes that a cell holds, and devices of each.
+        """Nodes that a cell holds, and devices of each; see :meth:`real_geometry`."""
+        return self.real_geometry(cell.nodes, cell.devices_per_node, cell.fabric)
+
+    def real_geometry(self, nodes: int, devices_per_node: int, fabric: str) -> tuple[int, int]:
+        """Nodes that are held for nodes that talk over a fabric, and devices of each.
 
         On a cluster the nodes of an emulated fabric are namespaces of one real node. A local site
         is one machine anyway: its ``nodes`` are how many it may stand for.
         """
-        if self.launcher == "slurm" and self.emulates(cell.fabric):
-            return 1, cell.devices
-        return cell.nodes, cell.devices_per_node
+        if self.launcher == "slurm" and self.emulates(fabric):
+            return 1, nodes * devices_per_node
+        return nodes, devices_per_node
 
     def supports(self, cell: Cell) -> str | None:
         """Why this site has no room for the cell; None when it has."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Site
 from ddlbench.planning.resources import SchedulerRequest, request
 
@@ -29,9 +28,4 @@ def links_geometry(site: Site, fabric: str) -> tuple[int, int]:
 
 def links_request(site: Site, fabric: str) -> SchedulerRequest:
     """A job of the devices that links are measured between."""
-    nodes, devices = links_geometry(site, fabric)
-    # Only geometry and fabric of the cell are asked for.
-    cell = Cell(
-        "mnist", "vgg11", "ddp", batch_size=1, nodes=nodes, devices_per_node=devices, fabric=fabric
-    )
-    return request(cell, site)
+    return request(*site.real_geometry(*links_geometry(site, fabric), fabric), site)

@@ -23,10 +23,9 @@ from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.pipeline_stages import NeedsProfile
-from ddlbench.planning.resources import SchedulerRequest, request
 from ddlbench.planning.strategy import strategy_of
 
-__all__ = ["ProfileNeeds", "device_batches", "needs_of", "profile_request", "profiles_of"]
+__all__ = ["ProfileNeeds", "device_batches", "needs_of", "profiles_of"]
 
 
 @dataclass(frozen=True)
@@ -128,11 +127,6 @@ def needs_of(
         replica_batch=min(shared or steps),
         budget_s=float(settings["budget_s"]),
     )
-
-
-def profile_request(site: Site, cell: Cell) -> SchedulerRequest:
-    """All devices of one node: replicas share it without talking."""
-    return request(cell.with_(nodes=1, devices_per_node=site.devices_per_node), site)
 
 
 def _between(smallest: int, largest: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What a cell asks of the scheduler: one rule serves 1x1 to NxM cells.
+"""What a job of a geometry asks of the scheduler: one rule serves 1x1 to NxM cells.
 
 The table was checked on a real SLURM with the Snakemake executor plugin 2.8:
 
@@ -21,7 +21,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Site
 from ddlbench.planning.job_time import cell_minutes, stage_minutes
 
@@ -30,7 +29,7 @@ __all__ = ["SchedulerRequest", "request"]
 
 @dataclass(frozen=True)
 class SchedulerRequest:
-    """Resources of a cell's job, under Snakemake's names; None leaves a resource out."""
+    """Resources of a job, under Snakemake's names; None leaves a resource out."""
 
     nodes: int
     mpi: str | None
@@ -49,9 +48,12 @@ class SchedulerRequest:
     extra: str
 
 
-def request(cell: Cell, site: Site) -> SchedulerRequest:
-    """The request of ``cell`` at ``site``."""
-    return _request(*site.held_geometry(cell), _Key(site), site.name)
+def request(nodes: int, devices_per_node: int, site: Site) -> SchedulerRequest:
+    """The request of a job at ``site`` that holds so many nodes, and devices of each.
+
+    Of a cell these are ``site.held_geometry(cell)``.
+    """
+    return _request(nodes, devices_per_node, _Key(site), site.name)
 
 
 class _Key:

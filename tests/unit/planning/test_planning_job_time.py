@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.job_time import SPARE_MINUTES, job_minutes, timeouts_within
 from ddlbench.planning.resources import request
 
 HOUR_S = 3600
-CELL = Cell("mnist", "resnet18", "ddp", batch_size=16, nodes=2, devices_per_node=4)
 
 
 def site(stage_timeout_s, cell_timeout_s):
@@ -25,7 +23,7 @@ def site(stage_timeout_s, cell_timeout_s):
 )
 def test_the_job_asks_for_what_its_rules_ask_for_together(stage_s, cell_s, minutes):
     """By hand: minutes rounded up, and five to spare."""
-    asked = request(CELL, site(stage_s, cell_s))
+    asked = request(2, 4, site(stage_s, cell_s))
     assert asked.stage_runtime_min + asked.runtime_min == minutes
     assert job_minutes(site(stage_s, cell_s)) == minutes
 

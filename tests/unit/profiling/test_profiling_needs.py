@@ -15,7 +15,6 @@ from ddlbench.planning.profiles import (
     ProfileNeeds,
     device_batches,
     needs_of,
-    profile_request,
     profiles_of,
 )
 
@@ -101,9 +100,3 @@ def test_layers_have_three_batch_sizes(batch):
 def test_a_wrong_profile_is_one_sentence(profile_id, sentence):
     with pytest.raises(ConfigError, match=sentence):
         needs_of(profile_id, *planned(), SITE)
-
-
-def test_a_profile_asks_for_one_whole_node():
-    cluster = dataclasses.replace(SITE, launcher="slurm", nodes=4, slurm={"gres": "gpu"})
-    asked = profile_request(cluster, Cell("mnist", "vgg11", "sequential", 8))
-    assert (asked.nodes, asked.tasks_per_node, asked.mpi, asked.gres) == (1, 4, "srun", "gpu:4")
