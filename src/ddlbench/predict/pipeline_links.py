@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddlbench.planning.gradient_buckets import DEFAULT_BUCKET_BYTES, fused
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Event
 from ddlbench.predict.link_table import AllReduce, Hop, LinkTable, Place
-from ddlbench.predict.predictors.ring import fused
 from ddlbench.predict.workload import Block
 
 __all__ = ["PipelineLinks"]
-
-_BUCKET_BYTES = 25 * 2**20  # gradients of replicas are summed in buckets of as many
 
 
 class PipelineLinks:
@@ -66,7 +64,7 @@ class PipelineLinks:
         """All buckets of a stage, one after the other."""
         reduce = self._all_reduce(self._plan.details["stage_ranks"][stage], transport)
         self._remarks.update(dict.fromkeys(reduce.notes))
-        sizes = fused(self._weight_bytes[stage], _BUCKET_BYTES)
+        sizes = fused(self._weight_bytes[stage], DEFAULT_BUCKET_BYTES)
         return sum(reduce.time_s(size) for size in sizes if size)
 
     def _all_reduce(self, ranks: Sequence[int], transport: str) -> AllReduce:

@@ -20,6 +20,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from ddlbench.planning.gradient_buckets import DEFAULT_BUCKET_BYTES
 from ddlbench.planning.plan import Plan
 from ddlbench.predict.split_layers import (
     ROWS,
@@ -30,7 +31,6 @@ from ddlbench.predict.split_layers import (
     rows_share,
     shape_of,
 )
-from ddlbench.predict.staged_memory import BUCKET_BYTES
 from ddlbench.predict.workload import Block, Workload
 
 __all__ = ["SPLIT", "split_bytes"]
@@ -85,7 +85,7 @@ def _flattened(workload: Workload, plan: Plan, blocks: Sequence[Block], end: int
     shares = dealt_shares(workload, plan)
     for entry in workload.layer_entries:
         own = entry["parameter_bytes"] * shares[entry["name"]]
-        if own > BUCKET_BYTES:
+        if own > DEFAULT_BUCKET_BYTES:
             copied[entry["block"]] -= round(own)
     first = sum(copied[:end]) if by_rows or several else 0
     return max(first, sum(copied[end:]) if several else 0)

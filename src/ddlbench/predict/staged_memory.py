@@ -18,15 +18,15 @@ from collections.abc import Callable
 from typing import cast
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.planning.gradient_buckets import DEFAULT_BUCKET_BYTES
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.workload import Block, Workload
 from ddlbench.strategies.pipelining.descriptor import SynchronousPipeline
 
-__all__ = ["BUCKET_BYTES", "STAGED", "staged_bytes"]
+__all__ = ["STAGED", "staged_bytes"]
 
 STAGED = ("pipedream", "model-parallel-p2p")
-BUCKET_BYTES = 25 * 2**20
 """Of gradients that are summed over replicas at the end of a step."""
 
 BackwardPeak = Callable[[list[Block], float, bool], float]
@@ -80,7 +80,7 @@ def _rank(
     if "chunks" in details:
         bytes_ += details["chunks"] * samples * _received(spans, workload)
     if len(details["stage_ranks"][own[0]]) > 1:
-        bytes_ += min(weights, BUCKET_BYTES)
+        bytes_ += min(weights, DEFAULT_BUCKET_BYTES)
     return bytes_
 
 

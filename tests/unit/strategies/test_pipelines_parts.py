@@ -10,7 +10,6 @@ from ranks.networks import tiny
 from torch import nn
 
 from ddlbench.planning.schedules import one_f_one_b
-from ddlbench.strategies.pipelining.average import _buckets
 from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts
 from ddlbench.strategies.pipelining.executor import PipelineExecutor
 from ddlbench.strategies.pipelining.spans import StepRecorder
@@ -54,15 +53,6 @@ def test_the_network_stays_as_it_is():
     for name, value in network.state_dict().items():
         assert type(value) is torch.Tensor
         assert torch.equal(value, before[name])
-
-
-def test_buckets_hold_neighbours_up_to_their_size():
-    sizes = [3, 3, 9, 1, 1]
-    gradients = [torch.zeros(size, dtype=torch.float32) for size in sizes]
-    gradients.append(torch.zeros(1, dtype=torch.float64))
-    found = [[g.numel() for g in bucket] for bucket in _buckets(gradients, 24)]
-    assert found == [[3, 3], [9], [1, 1], [1]]
-    assert _buckets([], 24) == []
 
 
 def test_another_order_than_planned_is_an_error():

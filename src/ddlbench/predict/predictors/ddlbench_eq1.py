@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.planning.gradient_buckets import fused
 from ddlbench.planning.plan import Plan
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.prediction import (
@@ -28,7 +29,7 @@ from ddlbench.predict.prediction import (
     joined,
     links_or_error,
 )
-from ddlbench.predict.predictors.ring import fused, ring_all_reduce_s
+from ddlbench.predict.predictors.ring import ring_all_reduce_s
 from ddlbench.predict.workload import Workload
 
 __all__ = ["DdlbenchEq1", "last_message_bytes", "messages"]

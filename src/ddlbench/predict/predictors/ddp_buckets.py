@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.planning.gradient_buckets import buckets_once_full
 from ddlbench.planning.plan import Plan
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.prediction import (
@@ -128,16 +129,11 @@ def buckets(tensors: Sequence[Tensor], first_bytes: int, cap_bytes: int) -> list
         first_bytes: at which the first bucket is sent.
         cap_bytes: at which all others are.
     """
-    filled: list[tuple[int, float]] = []
-    size = 0
-    for tensor in tensors:
-        size += tensor.bytes
-        if size >= (cap_bytes if filled else first_bytes):
-            filled.append((size, tensor.ready_fraction))
-            size = 0
-    if size:
-        filled.append((size, tensors[-1].ready_fraction))
-    return filled
+    found = buckets_once_full([tensor.bytes for tensor in tensors], cap_bytes, first_bytes)
+    return [
+        (sum(tensors[index].bytes for index in bucket), tensors[bucket[-1]].ready_fraction)
+        for bucket in found
+    ]
 
 
 def exposed_s(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ddlbench.predict.link_table import Hop
 
-__all__ = ["fused", "ring_all_reduce_s"]
+__all__ = ["ring_all_reduce_s"]
 
 
 def ring_all_reduce_s(hops: Sequence[Hop], message_bytes: float) -> float:
@@ -21,11 +21,3 @@ def ring_all_reduce_s(hops: Sequence[Hop], message_bytes: float) -> float:
         return 0.0
     slowest = max(hop.time_s(message_bytes / workers) for hop in hops)
     return 2 * (workers - 1) * slowest
-
-
-def fused(total_bytes: int, threshold_bytes: int) -> list[int]:
-    """Messages of a fusion buffer: full ones, and what is left; threshold 0 does not fuse."""
-    if threshold_bytes <= 0 or total_bytes <= threshold_bytes:
-        return [total_bytes]
-    full, rest = divmod(total_bytes, threshold_bytes)
-    return [threshold_bytes] * full + ([rest] if rest else [])

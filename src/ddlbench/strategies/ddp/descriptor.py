@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.planning.gradient_buckets import DDP_FIRST_BUCKET_BYTES, DEFAULT_BUCKET_BYTES
 from ddlbench.planning.strategy import (
     Process,
     Strategy,
@@ -26,9 +27,6 @@ from ddlbench.planning.strategy import (
 )
 
 __all__ = ["DistributedDataParallel", "bucket_caps"]
-
-_DEFAULT_CAP_BYTES = 25 * 2**20
-_DEFAULT_FIRST_BYTES = 2**20
 
 
 class DistributedDataParallel(Strategy):
@@ -42,7 +40,7 @@ class DistributedDataParallel(Strategy):
         "bucket_cap_bytes": {
             "type": "integer",
             "minimum": 1,
-            "default": _DEFAULT_CAP_BYTES,
+            "default": DEFAULT_BUCKET_BYTES,
             "description": (
                 "A gradient bucket is sent when it holds so many bytes. The default is torch's "
                 "own: 25 MiB, and 1 MiB for the first bucket; any other value holds for all."
@@ -66,4 +64,4 @@ def bucket_caps(details: Mapping[str, Any]) -> tuple[int, int]:
         details: of a plan.
     """
     cap_bytes = int(details["bucket_cap_bytes"])
-    return (_DEFAULT_FIRST_BYTES if cap_bytes == _DEFAULT_CAP_BYTES else cap_bytes), cap_bytes
+    return (DDP_FIRST_BUCKET_BYTES if cap_bytes == DEFAULT_BUCKET_BYTES else cap_bytes), cap_bytes

@@ -24,8 +24,8 @@ from torch import Tensor
 from ddlbench.planning.schedules import Action, Schedule
 from ddlbench.strategies.clock import StepClock
 from ddlbench.strategies.executor import Context, MiniBatch
+from ddlbench.strategies.gradient_buckets import GradientSum
 from ddlbench.strategies.pipedream.channels import Messages
-from ddlbench.strategies.pipedream.replica_sum import ReplicaSum
 from ddlbench.strategies.pipedream.spans import SpanRecorder
 from ddlbench.strategies.pipedream.stage import Stage
 from ddlbench.strategies.pipedream.versions import WeightVersions
@@ -86,7 +86,7 @@ class Turn:
         self._arrived: Tensor | None = None
         self._leaving: Tensor | None = None
         self._gradients: list[Tensor] | None = None
-        self._sums: list[tuple[int, ReplicaSum]] = []
+        self._sums: list[tuple[int, GradientSum]] = []
         self._do: dict[str, Callable[[Action], None]] = {
             "receive_activation": self._receive,
             "receive_gradient": self._receive,
@@ -158,7 +158,7 @@ class Turn:
         if gradients is None:  # the tail: the other replicas have one mini-batch more
             gradients = self.parts.versions.no_gradients()
         self._gradients = None
-        total = ReplicaSum(gradients, self.parts.replica_group)
+        total = GradientSum(gradients, self.parts.replica_group)
         self._sums.append((action.micro_batch, total))
 
     def _update(self, action: Action) -> None:
@@ -171,7 +171,7 @@ class Turn:
         while len(self._sums) > waiting:
             update, total = self._sums.pop(0)
             with self.spans.span("all_reduce_wait", update * self._replicas):
-                gradients = total.mean(len(self.mini_batches(update)))
+                gradients = list(total.wait(len(self.mini_batches(update))))
             self._step(update, gradients)
         self.clock.mark()
         self.parts.context.progress(self.mini_batches(action.micro_batch).stop)

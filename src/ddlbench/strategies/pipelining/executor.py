@@ -24,7 +24,7 @@ from ddlbench.planning.schedules import Schedule
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.clock import StepClock
 from ddlbench.strategies.executor import MiniBatch, RunRecord, StepwiseExecutor, Unsupported
-from ddlbench.strategies.pipelining.average import sum_gradients
+from ddlbench.strategies.gradient_buckets import sum_gradients
 from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts
 from ddlbench.strategies.pipelining.descriptor import SynchronousPipeline
 from ddlbench.strategies.pipelining.spans import StepRecorder

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.strategies.executor import RunRecord, StepwiseExecutor
-from ddlbench.strategies.pipelining.average import sum_gradients
+from ddlbench.strategies.gradient_buckets import sum_gradients
 from ddlbench.strategies.pipelining.cutting import TensorForm
 from ddlbench.strategies.process_group import join_all
 from ddlbench.strategies.tensor_parallel.convert_rows import Grid, Rows, split_rows
