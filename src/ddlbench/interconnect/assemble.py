@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from ddlbench.experiment.fits import fit_hockney
-from ddlbench.experiment.intervals import CONFIDENCE, median_interval
+from ddlbench.experiment.statistics import median_interval
 from ddlbench.interconnect.pair_matrix import pair_matrix
 from ddlbench.interconnect.worlds import level_of
 
@@ -22,14 +22,12 @@ def points_of(raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
     points = []
     for point in raw:
         times = point["times_s"]
-        interval = median_interval(times)
-        # Fewer than six repeats cannot give 95 %.
-        known = interval.coverage >= CONFIDENCE
+        ends = median_interval(times).ends()  # fewer than six repeats cannot give 95 %
         points.append(
             {
                 "message_bytes": point["message_bytes"],
                 "time_s": statistics.median(times),
-                "interval_s": [interval.low, interval.high] if known else None,
+                "interval_s": None if ends is None else list(ends),
                 "repeats": len(times),
             }
         )

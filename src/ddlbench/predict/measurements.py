@@ -10,9 +10,9 @@ from typing import Any
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.intervals import median_interval
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.result import InvalidResult, read_result
+from ddlbench.experiment.statistics import median_interval
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.predict.prediction import History, Measured

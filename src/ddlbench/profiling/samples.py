@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Any, Literal
 
-from ddlbench.experiment.intervals import is_known, median_interval
+from ddlbench.experiment.statistics import is_known, median_interval
 from ddlbench.profiling.clock import Marks
 
 __all__ = ["Phase", "Samples", "Span", "median_with_interval"]

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from ddlbench.experiment.statistics import mean_interval
 from ddlbench.report.bars import patch
 from ddlbench.report.colours import DatasetLook, shade, strategy_look
 from ddlbench.report.footer import Context, footer
-from ddlbench.report.intervals import mean_interval
 from ddlbench.report.labels import strategy_label
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
 from ddlbench.report.predicted import Predicted, shown_cells

@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 
 from ddlbench.experiment.paths import RESULTS
+from ddlbench.experiment.statistics import CONFIDENCE
 from ddlbench.experiment.status import Status
 from ddlbench.report import processors
-from ddlbench.report.intervals import CONFIDENCE
 from ddlbench.report.marks import OUT_OF_MEMORY
 from ddlbench.report.tables import NOTE_BREAK
 

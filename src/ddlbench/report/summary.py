@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ddlbench.experiment.status import Status
-from ddlbench.report.columns import SUMMARY
-from ddlbench.report.intervals import (
+from ddlbench.experiment.statistics import (
     CONFIDENCE,
     Interval,
     median_interval,
     ratio_interval,
     scaled,
 )
+from ddlbench.experiment.status import Status
+from ddlbench.report.columns import SUMMARY
 from ddlbench.report.tables import NOTE_BREAK, frame_of
 
 __all__ = ["COLUMNS", "summarise"]

@@ -12,16 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import bdtr
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.statistics import median_interval
 from ddlbench.planning.strategy import DeviceKind
 from ddlbench.runtime.loop_rules import BARRIER_RULE, CLOCKS, COMBINED_RULE, WARMUP_RULE
 from ddlbench.runtime.losses import mean_over_ranks
 
 __all__ = [
     "NOISY_SPREAD",
-    "median_interval",
     "partitions_csv",
     "rank_entry",
     "steps_csv",
@@ -83,22 +82,6 @@ def timing(
         "load_s": max(sum(report["load_s"]) for report in reports),
         "prepare_s": max(report["prepare_s"] for report in reports),
     }
-
-
-def median_interval(values: np.ndarray, confidence: float = 0.95) -> tuple[float, float] | None:
-    """Order-statistic interval of the median; None when there are too few values for it.
-
-    The ranks come from the binomial distribution, so no shape is assumed (Hoefler and Belli
-    2015, section 3.1.3).
-    """
-    ordered = np.sort(values)
-    count, tail = len(ordered), (1 - confidence) / 2
-    # How many values may lie outside on each side: P(at most k of count fall below the median).
-    chances = bdtr(np.arange(count), count, 0.5)
-    outside = int(np.searchsorted(chances, tail, side="right"))
-    if outside < 1:
-        return None
-    return float(ordered[outside - 1]), float(ordered[count - outside])
 
 
 def rank_entry(report: dict[str, Any]) -> dict[str, Any]:
@@ -167,11 +150,11 @@ def partitions_csv(reports: Sequence[dict[str, Any]]) -> str:
 
 
 def _summary(step_s: np.ndarray) -> dict[str, Any]:
-    interval = median_interval(step_s)
+    ends = median_interval(step_s).ends()
     return {
         "median": float(np.median(step_s)),
-        "low": None if interval is None else interval[0],
-        "high": None if interval is None else interval[1],
+        "low": None if ends is None else ends[0],
+        "high": None if ends is None else ends[1],
         "mean": float(step_s.mean()),
         "p95": float(np.percentile(step_s, 95)),
         "p99": float(np.percentile(step_s, 99)),

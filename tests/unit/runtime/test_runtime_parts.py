@@ -6,7 +6,6 @@ import csv
 import io
 import json
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -50,25 +49,6 @@ def test_ids_map_to_the_feed_one_by_one(first, count, warmup, steps, more):
 
 def test_whole_epochs_are_one_range():
     assert list(feed_ranges(2, 30, 2, 10, feed_steps_per_epoch=10)) == [(10, 30)]
-
-
-@given(st.lists(st.floats(0.001, 10), min_size=1, max_size=60))
-def test_the_median_lies_in_its_interval(values):
-    interval = aggregate.median_interval(np.array(values))
-    if len(values) < 6:
-        assert interval is None
-    else:
-        low, high = interval
-        assert low <= np.median(values) <= high
-
-
-def test_the_median_interval_covers_as_often_as_it_says():
-    random = np.random.default_rng(1)
-    hits = sum(
-        low <= 1.0 <= high
-        for low, high in (aggregate.median_interval(random.lognormal(size=25)) for _ in range(2000))
-    )
-    assert 0.94 <= hits / 2000 <= 0.985
 
 
 def report(step_s, loss, **changes):
