@@ -25,10 +25,9 @@ from ddlbench.experiment.profile import InvalidProfile, ProfileKey
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.measured_profile import profile_at
+from ddlbench.planning.pipeline import Pipeline
 from ddlbench.planning.plan import Plan, make_plan
-from ddlbench.planning.schedules import Schedule
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.strategies.pipelining.descriptor import SynchronousPipeline
 
 __all__ = ["held_bytes", "why_cell_too_large", "why_too_large"]
 
@@ -40,24 +39,24 @@ def why_too_large(plan: Plan, site: Site) -> str | None:
     the site's ``memory_per_device_mb``), and of plans that have no stages.
     """
     known = _profile_and_capacity(plan.cell, site)
-    if known is None or not {"stages", "stage_ranks"} <= plan.details.keys():
+    pipeline = strategy_of(plan.cell.strategy).pipeline_of(plan)
+    if known is None or pipeline is None:
         return None
     profile, capacity = known
-    if plan.details["stages"][-1][1] != len(profile.get("blocks") or []):
+    if pipeline.blocks != len(profile.get("blocks") or []):
         return None
     needed = held_bytes(plan, profile)
     rank = max(range(plan.world_size), key=lambda rank: needed[rank])
     if needed[rank] <= capacity:
         return None
-    own = _own_stages(plan, rank)
     stages = " and ".join(
         f"stage {stage} (blocks {first} to {last - 1})"
-        for stage, (first, last, *_) in zip(own, _spans(plan, own), strict=True)
+        for stage, (first, last) in zip(pipeline.of_rank(rank), pipeline.spans(rank), strict=True)
     )
     return Reason(
         "stage_too_large",
         f"{stages} on rank {rank} needs at least {_gb(needed[rank])} of memory with "
-        f"{_passes_held(plan, rank)} passes in flight, a device has {_gb(capacity)}; use a smaller "
+        f"{pipeline.held[rank]} passes in flight, a device has {_gb(capacity)}; use a smaller "
         "batch, more devices or another balance",
     )
 
@@ -74,8 +73,13 @@ def why_cell_too_large(cell: Cell, site: Site) -> str | None:
 
 
 def held_bytes(plan: Plan, profile: Mapping[str, Any]) -> tuple[float, ...]:
-    """Bytes that each rank holds at one moment, at least."""
-    return tuple(_held(plan, rank, profile) for rank in range(plan.world_size))
+    """Bytes that each rank of a pipeline holds at one moment, at least."""
+    pipeline = strategy_of(plan.cell.strategy).pipeline_of(plan)
+    assert pipeline is not None
+    return tuple(
+        _held(plan.cell, pipeline, rank, profile["blocks"], float(profile["fixed_memory_bytes"]))
+        for rank in range(plan.world_size)
+    )
 
 
 def _was_run(cell: Cell, site: Site) -> bool:
@@ -83,52 +87,28 @@ def _was_run(cell: Cell, site: Site) -> bool:
     return any(folder.glob("rep*/result.json"))
 
 
-def _held(plan: Plan, rank: int, profile: Mapping[str, Any]) -> float:
-    cell, details, own = plan.cell, plan.details, _own_stages(plan, rank)
-    spans = _spans(plan, own)
-    blocks = [block for first, last, *_ in spans for block in profile["blocks"][first:last]]
+def _held(
+    cell: Cell,
+    pipeline: Pipeline,
+    rank: int,
+    profiled: Sequence[Mapping[str, Any]],
+    fixed_bytes: float,
+) -> float:
+    spans = pipeline.spans(rank)
+    blocks = [block for first, last in spans for block in profiled[first:last]]
     weights = float(sum(block["parameter_bytes"] for block in blocks))
-    versions = details["weight_versions"][own[0]] if "weight_versions" in details else 1
-    # Which of its stages a rank's passes are of is not told apart: the least of them counts.
+    versions = pipeline.stages[pipeline.of_rank(rank)[0]].weight_versions
+    # We do not know which of the rank's stages a pass belongs to, so we take the smallest.
     saved = min(
-        sum(block["saved_bytes_per_sample"] for block in profile["blocks"][first:last])
-        for first, last, *_ in spans
+        sum(block["saved_bytes_per_sample"] for block in profiled[first:last])
+        for first, last in spans
     )
-    passes = details["replicas"] * details["chunks"] if "chunks" in details else 1
-    samples = cell.batch_size / passes
     return (
-        float(profile["fixed_memory_bytes"])
+        fixed_bytes
         + weights * (versions + (1 if cell.momentum > 0 else 0))
         + sum(block["buffer_bytes"] for block in blocks)
-        + _passes_held(plan, rank) * samples * saved
+        + pipeline.held[rank] * pipeline.samples * saved
     )
-
-
-def _own_stages(plan: Plan, rank: int) -> list[int]:
-    return [stage for stage, ranks in enumerate(plan.details["stage_ranks"]) if rank in ranks]
-
-
-def _spans(plan: Plan, stages: Sequence[int]) -> list[list[int]]:
-    return [plan.details["stages"][stage] for stage in stages]
-
-
-def _passes_held(plan: Plan, rank: int) -> int:
-    """Most forward passes of a rank whose backward pass has not begun."""
-    strategy = strategy_of(plan.cell.strategy)
-    if isinstance(strategy, SynchronousPipeline):
-        one = strategy.pipeline_schedule(plan.cell)
-        return _most_held(one, rank % one.world_size)
-    waiting = plan.details.get("warmups")
-    return 1 if waiting is None else int(waiting[_own_stages(plan, rank)[0]]) + 1
-
-
-def _most_held(schedule: Schedule, rank: int) -> int:
-    held = most = 0
-    for action in schedule.computations(rank):
-        held += action.kind == "forward"
-        held -= action.kind in ("backward", "backward_input")
-        most = max(most, held)
-    return most
 
 
 def _profile_and_capacity(cell: Cell, site: Site) -> tuple[dict[str, Any], float] | None:

@@ -6,10 +6,10 @@ the nodes is the executor that it names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.errors import ConfigError
@@ -17,7 +17,25 @@ from ddlbench.experiment.registry import load
 from ddlbench.experiment.schema import check
 from ddlbench.experiment.status import Reason
 
-__all__ = ["DeviceKind", "Needs", "Process", "Strategy", "normalise", "strategy_of", "workers_of"]
+if TYPE_CHECKING:
+    from ddlbench.planning.gradient_traffic import GradientTraffic
+    from ddlbench.planning.layer_split import LayerSplit
+    from ddlbench.planning.pipeline import Pipeline
+    from ddlbench.planning.pipeline_run import PipelineRun
+    from ddlbench.planning.plan import Plan
+    from ddlbench.planning.planned_schedule import PlannedSchedule
+    from ddlbench.planning.workload import Block, Workload
+
+__all__ = [
+    "DeviceKind",
+    "Needs",
+    "Process",
+    "Strategy",
+    "known_strategy",
+    "normalise",
+    "strategy_of",
+    "workers_of",
+]
 
 DeviceKind = Literal["cpu", "cuda"]
 Needs = Literal["inputs", "labels"]
@@ -73,19 +91,29 @@ class Strategy:
     Class attributes:
         name, label: key in configurations and paths, and how figures write it.
         family: hue in figures ("baseline", "data parallel", "pipeline", "model", "split").
+        parallelism: kind of parallelism after Kahira et al. 2021, section 3 ("data", "spatial",
+            "filter", "channel", "data+filter", "data+spatial", "pipeline"); None of others.
         executor: ``module:attribute`` of the class that runs it.
         synchronous: every step's update uses gradients of the current weights; where an option
             decides, :meth:`is_synchronous` says so.
         requires: packages it imports besides torch.
+        predictors: names of the predictors that model it, besides those of every strategy.
+        preferred_predictor: whom ``recommend`` asks on such devices ("cpu", "cuda"); without one
+            the strategy is not ranked there.
+        recommended_by: which predictor a published recommender asks, by the recommender's name.
         options: JSON-schema properties of its options, each with a default and a description.
     """
 
     name: ClassVar[str]
     label: ClassVar[str]
     family: ClassVar[str]
+    parallelism: ClassVar[str | None] = None
     executor: ClassVar[str]
     synchronous: ClassVar[bool] = True
     requires: ClassVar[tuple[str, ...]] = ()
+    predictors: ClassVar[tuple[str, ...]] = ()
+    preferred_predictor: ClassVar[Mapping[str, str]] = {}
+    recommended_by: ClassVar[Mapping[str, str]] = {}
     options: ClassVar[dict[str, dict[str, Any]]] = {}
 
     def supports(self, cell: Cell) -> str | None:
@@ -132,6 +160,62 @@ class Strategy:
         """
         return None
 
+    def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
+        """Peak bytes of every device, in the order of ranks and their devices.
+
+        Args:
+            workload: the profile of the cell's network.
+            plan: of a cell of this strategy.
+
+        Raises:
+            ConfigError: the strategy has no memory model, or the profile does not fit the plan.
+        """
+        raise ConfigError(f"there is no model of the memory of strategy {plan.cell.strategy}")
+
+    def pipeline_of(self, plan: Plan) -> Pipeline | None:
+        """The stages that a plan fixes; None where it has none."""
+        return None
+
+    def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic | None:
+        """The all-reduces of gradients of a step; None where not all ranks reduce all gradients."""
+        return None
+
+    def schedule_of(self, plan: Plan, mini_batches: int) -> PlannedSchedule | None:
+        """What the plan's devices do for so many mini-batches; None where no schedule is known."""
+        return None
+
+    def pipeline_run(self, plan: Plan) -> PipelineRun | None:
+        """The plan's events, to be timed by a replay; None where there are none."""
+        return None
+
+    def layer_split(self, workload: Workload, plan: Plan) -> LayerSplit | None:
+        """How the devices of a plan compute each layer together; None where they do not.
+
+        Raises:
+            ConfigError: the profile does not tell.
+        """
+        return None
+
+    def stage_blocks(self, workload: Workload, plan: Plan) -> list[Sequence[Block]]:
+        """The profiled blocks of each stage, or of each partition.
+
+        Raises:
+            ConfigError: the strategy has no stages, or the profile is of another network.
+        """
+        pipeline = self.pipeline_of(plan)
+        if pipeline is None:
+            raise ConfigError(f"the plan of {plan.cell.strategy} holds no stages")
+        pipeline.check_blocks(len(workload.blocks))
+        return [workload.blocks[stage.first : stage.last] for stage in pipeline.stages]
+
+    def micro_batches(self, plan: Plan) -> int:
+        """Parts that a replica's share of a mini-batch is cut into; 1 where it stays whole."""
+        return 1
+
+    def recomputed_micro_batches(self, plan: Plan) -> int:
+        """Micro-batches of a step whose forward pass runs a second time, before their backward."""
+        return 0
+
     def is_synchronous(self, cell: Cell) -> bool:
         """Whether every update of the cell uses gradients of the current weights."""
         return self.synchronous
@@ -172,13 +256,18 @@ def strategy_of(name: str) -> Strategy:
     return found()
 
 
+def known_strategy(name: str) -> Strategy | None:
+    """The descriptor that ``name`` stands for; None where its package is not on this machine."""
+    try:
+        return strategy_of(name)
+    except ConfigError:
+        return None
+
+
 def workers_of(cell: Cell) -> int:
     """Devices of a cell that train; all where its strategy's package is not here."""
-    try:
-        strategy = strategy_of(cell.strategy)
-    except ConfigError:
-        return cell.devices
-    return strategy.workers(cell.devices, dict(cell.options))
+    strategy = known_strategy(cell.strategy)
+    return cell.devices if strategy is None else strategy.workers(cell.devices, dict(cell.options))
 
 
 def normalise(cell: Cell) -> Cell:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddlbench.planning.gradient_buckets import DEFAULT_BUCKET_BYTES, fused
+from ddlbench.planning.pipeline import Pipeline
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Event
+from ddlbench.planning.workload import Block
 from ddlbench.predict.link_table import AllReduce, Hop, LinkTable, Place
-from ddlbench.predict.workload import Block
 
 __all__ = ["PipelineLinks"]
 
@@ -18,19 +19,19 @@ class PipelineLinks:
 
     Args:
         table: the links of the cell's fabric.
-        plan: whose details hold ``stages`` and ``stage_ranks``.
+        plan: who runs where.
+        pipeline: its stages.
         blocks: of each stage.
-        samples: of one forward pass.
 
     Attributes:
         remarks: what stood in for links that were not measured.
     """
 
     def __init__(
-        self, table: LinkTable, plan: Plan, blocks: Sequence[Sequence[Block]], samples: float
+        self, table: LinkTable, plan: Plan, pipeline: Pipeline, blocks: Sequence[Sequence[Block]]
     ) -> None:
-        self._table, self._plan = table, plan
-        self._sent_bytes = [samples * stage[-1].output_bytes for stage in blocks]
+        self._table, self._pipeline = table, pipeline
+        self._sent_bytes = [pipeline.samples * stage[-1].output_bytes for stage in blocks]
         self._weight_bytes = [sum(block.parameter_bytes for block in stage) for stage in blocks]
         self._places: list[Place] = [(p.node, p.devices[0]) for p in plan.processes]
         self._remarks: dict[str, None] = {}
@@ -62,7 +63,7 @@ class PipelineLinks:
 
     def _sum_s(self, stage: int, transport: str) -> float:
         """All buckets of a stage, one after the other."""
-        reduce = self._all_reduce(self._plan.details["stage_ranks"][stage], transport)
+        reduce = self._all_reduce(self._pipeline.stages[stage].ranks, transport)
         self._remarks.update(dict.fromkeys(reduce.notes))
         sizes = fused(self._weight_bytes[stage], DEFAULT_BUCKET_BYTES)
         return sum(reduce.time_s(size) for size in sizes if size)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.registry import load
+from ddlbench.experiment.registry import known, load
+from ddlbench.planning.gradient_traffic import GradientTraffic
+from ddlbench.planning.memory import memory_bytes
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.strategy import known_strategy, strategy_of
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.link_table import LinkTable
-from ddlbench.predict.memory import memory_bytes
-from ddlbench.predict.workload import Workload
 
 __all__ = [
     "NO_HISTORY",
@@ -25,7 +28,9 @@ __all__ = [
     "ask",
     "joined",
     "links_or_error",
+    "modelled_strategies",
     "predictor_of",
+    "traffic_or_error",
 ]
 
 
@@ -46,7 +51,7 @@ class Prediction:
         exposed_communication_s: what of it the step waits for.
         bubble_s: idle time of the schedule.
         memory_bytes: peak of each device, in the order of ranks and their devices; a predictor
-            may leave it empty, then :func:`ask` fills in :mod:`ddlbench.predict.memory`.
+            may leave it empty, then :func:`ask` fills in :mod:`ddlbench.planning.memory`.
         limits: what the model leaves out.
         notes: what of its inputs was extrapolated or stood in.
         interval_s: 95 % of ``step_s`` from its inputs' own intervals; None where they have none.
@@ -93,14 +98,16 @@ class Predictor(Protocol):
     Class attributes:
         name: key in the registry.
         source: paper, section, equation.
-        strategies: names of the strategies it speaks of; None speaks of all.
+        strategies: None: it is of every strategy. Otherwise a strategy's descriptor names the
+            predictors that model it; a predictor of another package names strategies of this
+            one here.
         baseline: a trivial rule that a model must beat.
         uses_first_repeat: it learns from repeat 0, which therefore cannot score it.
     """
 
     name: ClassVar[str]
     source: ClassVar[str]
-    strategies: ClassVar[tuple[str, ...] | None]
+    strategies: ClassVar[tuple[str, ...] | None] = ()
     baseline: ClassVar[bool] = False
     uses_first_repeat: ClassVar[bool] = False
 
@@ -142,9 +149,10 @@ def ask(
         ConfigError: a file lacks what it needs.
     """
     cell = plan.cell
-    if predictor.strategies is not None and cell.strategy not in predictor.strategies:
+    modelled = modelled_strategies(predictor)
+    if modelled is not None and cell.strategy not in modelled:
         raise NotPredictable(
-            f"{predictor.name} speaks of {', '.join(predictor.strategies)}, not of {cell.strategy}"
+            f"{predictor.name} is of {', '.join(modelled)}, not of {cell.strategy}"
         )
     prediction = predictor.predict(workload, links, plan, cell, history)
     if prediction.memory_bytes:
@@ -153,6 +161,24 @@ def ask(
         return replace(prediction, memory_bytes=memory_bytes(workload, plan))
     except ConfigError as error:
         return replace(prediction, notes=joined(prediction.notes, f"no memory: {error}"))
+
+
+def modelled_strategies(predictor: Predictor) -> tuple[str, ...] | None:
+    """Names of the strategies that a predictor models; None of one that is of every strategy."""
+    own = predictor.strategies
+    if own is None:
+        return None
+    named = [name for name, predictors in _named_predictors() if predictor.name in predictors]
+    return tuple(dict.fromkeys((*named, *own)))
+
+
+@cache
+def _named_predictors() -> tuple[tuple[str, frozenset[str]], ...]:
+    """The predictors that each known strategy names."""
+    found = ((name, known_strategy(name)) for name in known("ddlbench.strategies"))
+    return tuple(
+        (name, frozenset(strategy.predictors)) for name, strategy in found if strategy is not None
+    )
 
 
 def predictor_of(name: str) -> Predictor:
@@ -181,6 +207,21 @@ def links_or_error(links: LinkTable | None, predictor: str) -> LinkTable:
             f"{predictor} needs the links of this fabric; measure them, or give them by hand"
         )
     return links
+
+
+def traffic_or_error(predictor: str, workload: Workload, plan: Plan) -> GradientTraffic:
+    """The all-reduces of a data-parallel step.
+
+    Raises:
+        NotPredictable: the plan's strategy has none.
+    """
+    traffic = strategy_of(plan.cell.strategy).gradient_traffic(workload, plan)
+    if traffic is None:
+        raise NotPredictable(
+            f"{predictor} is of data parallelism; {plan.cell.strategy} does not reduce all "
+            "gradients over all ranks"
+        )
+    return traffic
 
 
 def joined(*remarks: str | Iterable[str] | None) -> tuple[str, ...]:

@@ -16,14 +16,14 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import known
 from ddlbench.experiment.site import Site
+from ddlbench.planning.memory import capacity_bytes, fits, fullest_bytes
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.inputs import Inputs
-from ddlbench.predict.memory import capacity_bytes, fits, fullest_bytes
 from ddlbench.predict.prediction import NO_HISTORY, History, Prediction, ask, predictor_of
 from ddlbench.predict.question import Question
 from ddlbench.predict.recommenders import DEFAULT_RECOMMENDER, predictor_for
-from ddlbench.predict.workload import Workload
 
 __all__ = ["Candidate", "Recommendation", "recommend"]
 

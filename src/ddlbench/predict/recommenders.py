@@ -1,25 +1,28 @@
-"""Which predictor speaks for which strategy when strategies are compared.
+"""Which predictor is asked about which strategy when strategies are compared.
 
 A recommender is a set of predictors, one a strategy; what it does not name it does not rank. The
 baselines are judged beside it: a single rule for all strategies, or no model at all.
 
-The default compares on equal terms, which depend on the device::
+::
 
-    GPUs   communication hides behind computation, devices of one process compute at once:
-           the published equations and what follows from them, with measured links
-    CPUs   a device is a core that either computes or communicates: nothing is hidden, replicas of
-           a node slow each other down, torchgpipe's partitions take turns. Splits are not ranked:
-           their steps there are projected a third to two thirds too short, so they would win
-           where they lose (docs/validation/README.md, splits)
+    measured-links   each strategy's preferred predictor on such devices: it compares on equal terms
+                     GPUs   communication hides behind computation, devices of one process compute
+                            at once: published equations, and what follows, with measured links
+                     CPUs   a device is a core that either computes or communicates: nothing is
+                            hidden, replicas of a node slow each other down
+    overlap          what is preferred on GPUs, on any device
+    thesis           Jansen's recommender, which chooses between Horovod and GPipe
+    ddlbench         the equations of DDLBench
+
+A descriptor says which predictor it prefers, and which one a published recommender asks about it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.registry import PREDICTORS, known
+from ddlbench.experiment.registry import PREDICTORS, STRATEGIES, known
 from ddlbench.experiment.schema import nearest
+from ddlbench.planning.strategy import known_strategy
 from ddlbench.predict.prediction import predictor_of
 
 __all__ = [
@@ -31,50 +34,9 @@ __all__ = [
 ]
 
 DEFAULT_RECOMMENDER = "measured-links"
-
-_PIPELINES = (
-    *("pipedream", "model-parallel-p2p"),
-    *("pipe-gpipe", "pipe-1f1b", "pipe-interleaved", "pipe-zb", "pipe-zbv"),
-)
-_SPLITS = ("spatial", "filter", "channel", "data-filter", "data-spatial")
-
-_OVERLAP = {
-    "sequential": "sequential",
-    "horovod": "thesis-5.1-transport",
-    "ddp": "ddp-buckets",
-    "parameter-server": "parameter-server-messages",
-    "gpipe": "thesis-6",
-    "model-parallel": "model-parallel",
-    **dict.fromkeys(_PIPELINES, "pipeline-replay"),
-    **dict.fromkeys(_SPLITS, "paradl-corrected"),
-}
-
-RECOMMENDERS: dict[str, Mapping[str, str]] = {
-    "measured-links": _OVERLAP,
-    "overlap": _OVERLAP,
-    # Jansen's recommender chooses between Horovod and GPipe.
-    "thesis": {"sequential": "sequential", "horovod": "thesis-5.1-p2p", "gpipe": "thesis-6"},
-    "ddlbench": {
-        "sequential": "sequential",
-        "horovod": "ddlbench-eq1",
-        "gpipe": "ddlbench-eq2",
-        "model-parallel": "ddlbench-eq2",
-        "pipedream": "ddlbench-eq3",
-    },
-}
-"""The sets, as they are on GPUs."""
-
-_ON_CPU: dict[str, Mapping[str, str | None]] = {
-    "measured-links": {
-        "horovod": "horovod-serial",
-        "ddp": "ddp-serial",
-        "parameter-server": "parameter-server",
-        "gpipe": "torchgpipe-turns",
-        "model-parallel": "torchgpipe-turns",
-        **dict.fromkeys(_SPLITS),
-    },
-}
-"""What a set asks instead where devices are CPUs; None: nobody."""
+_OVERLAP = "overlap"
+RECOMMENDERS = (DEFAULT_RECOMMENDER, _OVERLAP, "thesis", "ddlbench")
+"""The sets of predictors."""
 
 # "Horovod unless out of memory, else GPipe": the rule of thumb that got 24 of the thesis' 24 cases
 # right, where its recommender got 16.
@@ -101,24 +63,36 @@ def predictor_for(recommender: str, strategy: str, device: str) -> str | None:
         choices = [*RECOMMENDERS, *known("ddlbench.predictors")]
         remark = nearest(recommender, choices)
         raise ConfigError(f"unknown recommender {recommender!r}; {remark}")
-    named = _set_of(recommender, device)
-    if strategy in named:
-        return named[strategy]
-    for name in known("ddlbench.predictors"):
-        if name not in PREDICTORS and strategy in (predictor_of(name).strategies or ()):
-            return name
-    return None
+    named = _named(recommender, strategy, device)
+    if named is not None or strategy in STRATEGIES:
+        return named
+    return _of_another_package(strategy)
 
 
 def recommenders_on(device: str) -> list[str]:
     """Names of the sets that differ on such devices."""
-    distinct: dict[tuple[tuple[str, str], ...], str] = {}
+    distinct: dict[tuple[str | None, ...], str] = {}
     for name in RECOMMENDERS:
-        distinct.setdefault(tuple(sorted(_set_of(name, device).items())), name)
+        members = tuple(_named(name, strategy, device) for strategy in STRATEGIES)
+        distinct.setdefault(members, name)
     return list(distinct.values())
 
 
-def _set_of(recommender: str, device: str) -> dict[str, str]:
-    changed = _ON_CPU.get(recommender, {}) if device == "cpu" else {}
-    asked = {**RECOMMENDERS[recommender], **changed}
-    return {strategy: name for strategy, name in asked.items() if name is not None}
+def _named(recommender: str, name: str, device: str) -> str | None:
+    """The predictor that a strategy's descriptor names for a set."""
+    strategy = known_strategy(name)
+    if strategy is None:
+        return None
+    if recommender == DEFAULT_RECOMMENDER:
+        return strategy.preferred_predictor.get(device)
+    if recommender == _OVERLAP:
+        return strategy.preferred_predictor.get("cuda")
+    return strategy.recommended_by.get(recommender)
+
+
+def _of_another_package(strategy: str) -> str | None:
+    """The first predictor of another package that names this strategy."""
+    for name in known("ddlbench.predictors"):
+        if name not in PREDICTORS and strategy in (predictor_of(name).strategies or ()):
+            return name
+    return None

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.prediction import joined
-from ddlbench.predict.workload import Block, Workload
 
-__all__ = ["StageTimes", "stage_blocks", "stage_times"]
+__all__ = ["StageTimes", "stage_times"]
 
 
 @dataclass(frozen=True)
@@ -45,21 +44,6 @@ class StageTimes:
         return tables[kind][stage] if kind in tables else 0.0
 
 
-def stage_blocks(workload: Workload, plan: Plan) -> list[Sequence[Block]]:
-    """The blocks of each stage.
-
-    Raises:
-        ConfigError: the plan cuts a network of other blocks than the profile's.
-    """
-    stages = plan.details["stages"]
-    if stages[-1][1] != len(workload.blocks):
-        raise ConfigError(
-            f"the profile has {len(workload.blocks)} blocks, the plan cuts {stages[-1][1]}: "
-            "profile the network again"
-        )
-    return [workload.blocks[first:last] for first, last, *_ in stages]
-
-
 def stage_times(workload: Workload, plan: Plan, samples: float, loaded: float) -> StageTimes:
     """Times of a plan's stages.
 
@@ -68,14 +52,14 @@ def stage_times(workload: Workload, plan: Plan, samples: float, loaded: float) -
 
     Args:
         workload: the profile.
-        plan: whose details hold ``stages``.
+        plan: of a pipeline.
         samples: of one forward pass.
         loaded: samples that the first stage loads at a time.
 
     Raises:
         ConfigError: the plan cuts a network of other blocks than the profile's.
     """
-    stages = stage_blocks(workload, plan)
+    stages = strategy_of(plan.cell.strategy).stage_blocks(workload, plan)
     step = workload.step(loaded)
     weights = [sum(block.parameter_bytes for block in blocks) for blocks in stages]
     whole = sum(weights) or 1

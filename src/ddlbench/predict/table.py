@@ -16,13 +16,13 @@ from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import known
 from ddlbench.experiment.site import Site
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.memory import capacity_bytes, fits, fullest_bytes
 from ddlbench.planning.plan import Plan, plan_at
 from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.measurements import Outcome, base_step_s, history_of, measure
-from ddlbench.predict.memory import capacity_bytes, fits, fullest_bytes
-from ddlbench.predict.prediction import Predictor, ask, predictor_of
-from ddlbench.predict.workload import Workload
+from ddlbench.predict.prediction import Predictor, ask, modelled_strategies, predictor_of
 
 __all__ = ["COLUMNS", "NOTE_BREAK", "predictions"]
 
@@ -74,9 +74,9 @@ def predictions(
     records, reasons = [], []
     for name in known("ddlbench.predictors"):
         predictor = predictor_of(name)
+        modelled = modelled_strategies(predictor)
         for outcome in outcomes:
-            spoken = predictor.strategies
-            if spoken is not None and outcome.cell.strategy not in spoken:
+            if modelled is not None and outcome.cell.strategy not in modelled:
                 continue
             asked = _Asked(predictor, outcome, base_step_s(outcome, by_id))
             record = _known(asked)

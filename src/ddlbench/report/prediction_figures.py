@@ -21,7 +21,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import known
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.strategy import known_strategy, strategy_of
 from ddlbench.report.footer import Context
 
 __all__ = ["make_prediction_figures", "prediction_figures_for"]
@@ -45,11 +45,9 @@ def _has_gpipe(cells: Sequence[Cell]) -> bool:
 
 
 def _has_oracle(cells: Sequence[Cell]) -> bool:
-    """Some cell is of a strategy that ParaDL speaks of."""
-    from ddlbench.predict.prediction import predictor_of  # noqa: PLC0415 - slow to import
-
-    spoken = predictor_of("paradl-corrected").strategies or ()
-    return any(cell.strategy in spoken for cell in cells)
+    """Some cell is of a kind of parallelism that ParaDL has a row for."""
+    strategies = (known_strategy(cell.strategy) for cell in cells)
+    return any(s is not None and s.parallelism is not None for s in strategies)
 
 
 def _has_fabrics(cells: Sequence[Cell]) -> bool:
@@ -130,11 +128,11 @@ def make_prediction_figures(
 
 
 def _strategies_with_models() -> set[str]:
-    from ddlbench.predict.prediction import predictor_of  # noqa: PLC0415 - slow to import
+    from ddlbench.predict.prediction import modelled_strategies, predictor_of  # noqa: PLC0415
 
     named: set[str] = set()
-    for name in known("ddlbench.predictors"):
-        named |= set(predictor_of(name).strategies or ())
+    for name in known("ddlbench.predictors"):  # slow to import
+        named |= set(modelled_strategies(predictor_of(name)) or ())
     return named
 
 

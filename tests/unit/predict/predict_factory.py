@@ -12,8 +12,8 @@ from ddlbench.experiment.paths import RESULTS, links_file, profile_file
 from ddlbench.experiment.profile import ProfileKey, write_profile
 from ddlbench.experiment.site import Site
 from ddlbench.planning.plan import Plan, make_plan
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.link_table import LinkTable
-from ddlbench.predict.workload import Workload
 
 BATCHES = (8, 16, 32)
 MB = 1_000_000

@@ -9,12 +9,19 @@ from predict_factory import MB
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import PREDICTORS
-from ddlbench.predict.prediction import Measured, NotPredictable, ask, predictor_of
-from ddlbench.predict.predictors.ddp_buckets import buckets, exposed_s
+from ddlbench.planning.gradient_traffic import GradientMessage, filled_buckets
+from ddlbench.planning.workload import Tensor
+from ddlbench.predict.prediction import (
+    Measured,
+    NotPredictable,
+    ask,
+    modelled_strategies,
+    predictor_of,
+)
+from ddlbench.predict.predictors.ddp_buckets import exposed_s
 from ddlbench.predict.predictors.ring import ring_all_reduce_s
 from ddlbench.predict.predictors.thesis_6 import communication_s
-from ddlbench.predict.workload import Tensor
-from ddlbench.strategies.ddp.descriptor import bucket_caps
+from ddlbench.strategies.ddp.descriptor import DdpDetails
 
 SLOW_RING = make.pair([0, 0, 0, 0], bandwidth=1e9, latency_s=1e-4, slow={(3, 0): 5e8})
 
@@ -122,23 +129,33 @@ def test_ddlbench_eq3_and_linear_are_a_share_of_the_sequential_step():
 
 def test_buckets_fill_in_the_order_of_readiness():
     tensors = [Tensor("a", 10, 0.2), Tensor("b", 20, 0.5), Tensor("c", 5, 0.7), Tensor("d", 1, 1.0)]
-    assert buckets(tensors, 25, 25) == [(30, 0.5), (6, 1.0)]
-    assert buckets(tensors, 1, 1) == [(10, 0.2), (20, 0.5), (5, 0.7), (1, 1.0)]
-    assert buckets(tensors, 1000, 1000) == [(36, 1.0)]
-    assert buckets(tensors, 5, 25) == [(10, 0.2), (25, 0.7), (1, 1.0)]  # a small first one
+
+    def filled(first_bytes, cap_bytes):
+        found = filled_buckets(tensors, first_bytes, cap_bytes)
+        return [(message.bytes, message.ready_fraction) for message in found]
+
+    assert filled(25, 25) == [(30, 0.5), (6, 1.0)]
+    assert filled(1, 1) == [(10, 0.2), (20, 0.5), (5, 0.7), (1, 1.0)]
+    assert filled(1000, 1000) == [(36, 1.0)]
+    assert filled(5, 25) == [(10, 0.2), (25, 0.7), (1, 1.0)]  # a small first one
 
 
 def test_only_the_default_has_a_small_first_bucket():
     given = make.plan("ddp", options={"bucket_cap_bytes": 2**20 + 1})
-    assert bucket_caps(given.details) == (2**20 + 1, 2**20 + 1)
-    assert bucket_caps(make.plan("ddp").details) == (2**20, 25 * 2**20)
+    assert DdpDetails.of(given).first_bucket_bytes == 2**20 + 1
+    default = DdpDetails.of(make.plan("ddp"))
+    assert (default.first_bucket_bytes, default.bucket_cap_bytes) == (2**20, 25 * 2**20)
     assert make.plan("ddp").details["bucket_cap_bytes"] == 26_214_400  # in plans since ever
 
 
 def test_buckets_queue_behind_each_other():
     # Ready at 0.5 and 1.0 s; one second each: 0.5..1.5, then 1.5..2.5, backward ends at 1.0.
-    assert exposed_s([(1, 0.5), (1, 1.0)], 1.0, lambda size: 1.0) == pytest.approx(1.5)
-    assert exposed_s([(1, 0.5), (1, 1.0)], 1.0, lambda size: 0.1) == pytest.approx(0.1)
+    assert exposed_s(
+        [GradientMessage(1, 0.5), GradientMessage(1, 1.0)], 1.0, lambda size: 1.0
+    ) == pytest.approx(1.5)
+    assert exposed_s(
+        [GradientMessage(1, 0.5), GradientMessage(1, 1.0)], 1.0, lambda size: 0.1
+    ) == pytest.approx(0.1)
 
 
 def test_ddp_by_ring_and_by_measured_all_reduce():
@@ -201,10 +218,11 @@ def test_data_extrapolation_is_the_first_steps_of_repeat_0(tmp_path):
 @pytest.mark.parametrize("name", sorted(PREDICTORS))
 def test_a_step_is_compute_and_bubble_and_exposed_communication(name):
     predictor = predictor_of(name)
-    strategy = (predictor.strategies or ("ddp",))[0]
+    modelled = modelled_strategies(predictor) or ("ddp",)
+    strategy = modelled[0]
     assert predictor.name == name
     assert predictor.source
-    if strategy == "pipedream" or name in ("carry-forward", "hardware-extrapolation"):
+    if "pipedream" in modelled or name in ("carry-forward", "hardware-extrapolation"):
         return
     if name == "data-extrapolation":
         return
@@ -220,7 +238,7 @@ def test_a_step_is_compute_and_bubble_and_exposed_communication(name):
 
 
 def test_a_predictor_refuses_what_it_does_not_speak_of():
-    with pytest.raises(NotPredictable, match="speaks of horovod, not of ddp"):
+    with pytest.raises(NotPredictable, match="is of horovod, not of ddp"):
         told("ddlbench-eq1", make.plan("ddp"), make.table())
     with pytest.raises(NotPredictable, match="needs the links of this fabric"):
         told("ddlbench-eq1", make.plan("horovod"), None)
@@ -244,7 +262,7 @@ def test_serial_hides_nothing():
     found = told("ddp-serial", make.plan("ddp", options=options), links)
     alone = 1.6 * (0.1 + 0.01 * 8)
     assert found.compute_s == pytest.approx(alone)
-    sizes = [size for size, _ in buckets(make.workload().tensors, 2**20, 25 * 2**20)]
+    sizes = [m.bytes for m in filled_buckets(make.workload().tensors, 2**20, 25 * 2**20)]
     assert found.exposed_communication_s == pytest.approx(sum(0.01 + s / 1e9 for s in sizes))
     options = {"fusion_threshold_bytes": 64 * MB}
     found = told("horovod-serial", make.plan("horovod", options=options), links)

@@ -13,10 +13,10 @@ from ddlbench.experiment.profile import InvalidProfile
 from ddlbench.experiment.site import load_site
 from ddlbench.interconnect.given import given_parts
 from ddlbench.planning.pipeline_cut import even_costs
+from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict import inputs as inputs_module
 from ddlbench.predict.inputs import Inputs, open_links, open_workload
 from ddlbench.predict.link_table import LinkTable
-from ddlbench.predict.partitions import partitions_of
 
 
 def test_timing_is_measured_where_it_was_and_a_line_elsewhere():
@@ -78,16 +78,20 @@ def test_balance_makes_the_dearest_partition_cheap(costs, parts, best):
 def test_partitions_by_rule():
     workload = make.workload(parameters=(1, 2, 3, 4, 5))
     sizes = {
-        rule: [len(p) for p in partitions_of(workload, plan_with(rule), 8)]
+        rule: [len(p) for p in partitions_of(workload, plan_with(rule))]
         for rule in ("blocks", "4+1", "time")
     }
     assert sizes["blocks"] == [3, 2]
     assert sizes["4+1"] == [4, 1]
     assert sorted(sizes["time"]) == [2, 3]
     with pytest.raises(ConfigError, match=r"balance 4\+4 deals 8 blocks to 2 devices"):
-        partitions_of(workload, plan_with("4+4"), 8)
+        partitions_of(workload, plan_with("4+4"))
     with pytest.raises(ConfigError, match="has 1 blocks, too few for 2 devices"):
-        partitions_of(make.workload(parameters=(1,)), plan_with("time"), 8)
+        partitions_of(make.workload(parameters=(1,)), plan_with("time"))
+
+
+def partitions_of(workload, plan):
+    return strategy_of("gpipe").stage_blocks(workload, plan)
 
 
 def plan_with(balance):

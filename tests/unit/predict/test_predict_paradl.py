@@ -88,5 +88,5 @@ def test_a_profile_without_shapes_says_what_to_do() -> None:
 
 
 def test_other_strategies_are_refused() -> None:
-    with pytest.raises(NotPredictable, match="speaks of"):
+    with pytest.raises(NotPredictable, match="is of .*, not of model-parallel"):
         told("paradl-corrected", "model-parallel")

@@ -9,7 +9,7 @@ import predict_factory as make
 import pytest
 from predict_factory import MB
 
-from ddlbench.predict.memory import memory_bytes
+from ddlbench.planning.memory import memory_bytes
 from ddlbench.predict.prediction import ask, predictor_of
 from ddlbench.predict.predictors.parameter_server import round_trips_s
 

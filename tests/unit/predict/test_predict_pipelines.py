@@ -14,15 +14,15 @@ from predict_results import row, write_ok
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import plan_file, profile_file
+from ddlbench.planning.backward_shares import backward_shares
 from ddlbench.planning.plan import Plan, make_plan
-from ddlbench.predict.backward_shares import backward_shares
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.link_table import LinkTable
-from ddlbench.predict.pipeline_runs import run_of
 from ddlbench.predict.prediction import NotPredictable, Prediction, ask, predictor_of
 from ddlbench.predict.stage_times import stage_times
 from ddlbench.predict.table import predictions
-from ddlbench.predict.workload import Workload
 from ddlbench.report.measurements import _is_stale
 
 NOTHING = {"load_s": 0.0, "optimizer_s": 0.0}
@@ -288,8 +288,9 @@ def test_one_device_needs_no_links() -> None:
 
 
 def test_cells_of_one_shape_share_their_events() -> None:
-    first = run_of(plan("pipe-1f1b", "1x2", 32, "2+2", chunks=4))
-    second = run_of(plan("pipe-1f1b", "2x1", 64, "3+1", chunks=4))
+    strategy = strategy_of("pipe-1f1b")
+    first = strategy.pipeline_run(plan("pipe-1f1b", "1x2", 32, "2+2", chunks=4))
+    second = strategy.pipeline_run(plan("pipe-1f1b", "2x1", 64, "3+1", chunks=4))
     assert first.real is second.real
 
 

@@ -1,5 +1,7 @@
 """The ranking: fastest of what fits, never what does not, and why."""
 
+from typing import ClassVar
+
 import predict_factory as make
 import pytest
 from predict_factory import MB
@@ -18,6 +20,7 @@ class Stale(DistributedDataParallel):
     """A strategy that is like DDP, but updates with old gradients."""
 
     synchronous = False
+    preferred_predictor: ClassVar[dict] = {}
 
 
 def question(geometry=(1, 4), batch_size=32, **changes):

@@ -8,9 +8,9 @@ import predict_factory as make
 import pytest
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.predict import split_memory
-from ddlbench.predict.memory import memory_bytes
-from ddlbench.predict.split_layers import rows_end
+from ddlbench.planning.memory import memory_bytes
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.strategies.tensor_parallel import memory as split_memory
 
 ITEM = 4
 IMAGE = 3 * 8 * 8 * ITEM  # bytes a sample of the input
@@ -91,6 +91,10 @@ def test_rows_divide_activations_and_gradients_are_flattened() -> None:
 def test_groups_share_the_samples() -> None:
     whole, grouped = bytes_of("filter", "1x2"), bytes_of("data-filter", "2x2")
     assert grouped < whole
+
+
+def rows_end(workload, plan):
+    return strategy_of(plan.cell.strategy).layer_split(workload, plan).end
 
 
 def test_where_rows_end() -> None:

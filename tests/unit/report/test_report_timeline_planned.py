@@ -14,8 +14,9 @@ from ddlbench.report.timeline.box import Box, Row, computing_share
 from ddlbench.report.timeline.cell import read_cell
 from ddlbench.report.timeline.durations import measured_durations, unit_durations
 from ddlbench.report.timeline.lessons import SCHEDULES, Lesson, planned_lesson
-from ddlbench.report.timeline.planned import boxes_of, schedule_of, torchgpipe_step
+from ddlbench.report.timeline.planned import boxes_of, schedule_of
 from ddlbench.report.timeline.teaching import show
+from ddlbench.strategies.torchgpipe.schedule import torchgpipe_step
 
 
 def words(*lines: str) -> list[str]:
@@ -71,14 +72,14 @@ def test_boxes_equal_the_table(lesson, table):
 
 def test_torchgpipe_recomputes_before_it_waits_for_the_gradient():
     """Else b0 of the first device would end one unit later."""
-    step = torchgpipe_step(2, 2, "except_last")
+    step = torchgpipe_step(2, 2, recomputed=1)
     assert made.table_of(boxes_of(step, unit_durations(2)), 2) == words(
         "f0 f1 .  .  .  b1 b1 r0 b0 b0",
         ".  f0 f1 b1 b1 r0 b0 b0 .  . ",
     )
-    always = boxes_of(torchgpipe_step(2, 2, "always"), unit_durations(2))
+    always = boxes_of(torchgpipe_step(2, 2, recomputed=2), unit_durations(2))
     assert sum(box.kind == "recompute" for box in always) == 4
-    never = boxes_of(torchgpipe_step(1, 3, "never"), unit_durations(1))
+    never = boxes_of(torchgpipe_step(1, 3, recomputed=0), unit_durations(1))
     assert made.table_of(never, 1) == words("f0 f1 f2 b2 b2 b1 b1 b0 b0")
 
 

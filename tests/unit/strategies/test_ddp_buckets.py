@@ -12,10 +12,10 @@ from torch import nn
 from torch.distributed import Store
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.planning.gradient_traffic import filled_buckets
 from ddlbench.planning.plan import make_plan
-from ddlbench.predict.predictors.ddp_buckets import buckets
-from ddlbench.predict.workload import Tensor
-from ddlbench.strategies.ddp.descriptor import bucket_caps
+from ddlbench.planning.workload import Tensor
+from ddlbench.strategies.ddp.descriptor import DdpDetails
 
 SIDE = 512  # a weight of 1 MiB
 
@@ -55,10 +55,11 @@ def test_torch_makes_the_buckets_that_are_predicted(cap_bytes):
     (ranks,) = run_ranks(train_here, [cell], 2)
     gradients = reversed(list(network().named_parameters()))
     tensors = [Tensor(name, p.numel() * 4, 1.0) for name, p in gradients]
-    caps = bucket_caps(make_plan(cell).details)
-    expected = [size for size, _ in buckets(tensors, *caps)]
+    caps = DdpDetails.of(make_plan(cell))
+    filled = filled_buckets(tensors, caps.first_bucket_bytes, caps.bucket_cap_bytes)
+    expected = [message.bytes for message in filled]
     for rank in ranks:
         assert rank["sizes"] == expected
-        assert rank["details"]["first_bucket_bytes"] == caps[0]
+        assert rank["details"]["first_bucket_bytes"] == caps.first_bucket_bytes
     if cap_bytes is None:
         assert expected[0] < 3 * 2**20 < 25 * 2**20 <= expected[1]

@@ -1,7 +1,7 @@
 """Pipeline schedules as data: who does what, in which order. No torch here."""
 
 from ddlbench.planning.schedules.action import Action, InvalidSchedule, Schedule
-from ddlbench.planning.schedules.check import check
+from ddlbench.planning.schedules.check import check, most_held
 from ddlbench.planning.schedules.deadlock import blocked
 from ddlbench.planning.schedules.events import Event, EventGraph, Placed, events_of
 from ddlbench.planning.schedules.gpipe import gpipe
@@ -45,6 +45,7 @@ __all__ = [
     "interleaved_zero_bubble",
     "messaging_of",
     "model_parallel",
+    "most_held",
     "no_links",
     "one_f_one_b",
     "pipedream",

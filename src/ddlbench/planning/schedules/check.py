@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from ddlbench.planning.schedules.action import Action, InvalidSchedule, Kind, Schedule
 from ddlbench.planning.schedules.deadlock import blocked
 
-__all__ = ["check"]
+__all__ = ["check", "most_held"]
 
 ANSWERS: dict[Kind, Kind] = {
     "send_activation": "receive_activation",
@@ -36,6 +36,19 @@ def check(schedule: Schedule) -> None:
         if stuck:
             places = ", ".join(f"rank {rank} at {action}" for rank, action in stuck.items())
             raise _invalid(schedule, f"deadlock with {sends} sends: {places}")
+
+
+def most_held(schedule: Schedule, rank: int) -> int:
+    """Most forward passes of a rank whose backward pass has not begun, at one moment.
+
+    ``Schedule.in_flight`` counts a pass until its weight gradients are there, too.
+    """
+    held = most = 0
+    for action in schedule.computations(rank):
+        held += action.kind == "forward"
+        held -= action.kind in ("backward", "backward_input")
+        most = max(most, held)
+    return most
 
 
 def _invalid(schedule: Schedule, what: str) -> InvalidSchedule:

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from ddlbench.planning.layer_split import rows_share
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.paradl.layers import Layer
 from ddlbench.predict.paradl.question import OwnSplit
 from ddlbench.predict.paradl.shapes import split_layers
 from ddlbench.predict.prediction import NotPredictable
-from ddlbench.predict.split_layers import (
-    ROWS,
-    WEIGHTS,
-    dealt_shares,
-    row_grid,
-    rows_end,
-    rows_share,
-)
-from ddlbench.predict.workload import Workload
 
 __all__ = ["own_split", "spatial_layers"]
 
@@ -35,17 +29,17 @@ def own_split(workload: Workload, plan: Plan, layers: Sequence[Layer]) -> OwnSpl
         NotPredictable: rows end before the first layer.
         ConfigError: the profile has no shapes.
     """
-    if plan.cell.strategy in WEIGHTS:
-        shares = dealt_shares(workload, plan)
-        return OwnSplit(tuple(shares[layer.name] for layer in layers))
-    if plan.cell.strategy not in ROWS:
+    split = strategy_of(plan.cell.strategy).layer_split(workload, plan)
+    if split is None:
         return None
-    grid, count = row_grid(plan), spatial_layers(workload, plan, layers)
-    split = [rows_share(layer.output, grid) for layer in layers[:count]]
+    if split.end is None:
+        return OwnSplit(tuple(split.weight_shares[layer.name] for layer in layers))
+    count = _split_rows(workload, split.end, layers)
+    shares = [rows_share(layer.output, split.grid) for layer in layers[:count]]
     return OwnSplit(
-        shares=(*split, *(1.0 for _ in layers[count:])),
-        grid=tuple(grid.items()),
-        by_mean=_by_mean(workload, plan),
+        shares=(*shares, *(1.0 for _ in layers[count:])),
+        grid=tuple(split.grid.items()),
+        by_mean=_by_mean(workload, split.end),
     )
 
 
@@ -55,9 +49,14 @@ def spatial_layers(workload: Workload, plan: Plan, layers: Sequence[Layer]) -> i
     Raises:
         NotPredictable: none has.
     """
-    if plan.cell.strategy not in ROWS:
+    split = strategy_of(plan.cell.strategy).layer_split(workload, plan)
+    if split is None or split.end is None:
         return split_layers(layers)
-    end = rows_end(workload, plan)
+    return _split_rows(workload, split.end, layers)
+
+
+def _split_rows(workload: Workload, end: int, layers: Sequence[Layer]) -> int:
+    """How many of the oracle's layers stand before the first whole block."""
     blocks = {entry["name"]: entry["block"] for entry in workload.layer_entries}
     count = sum(blocks[layer.name] < end for layer in layers)
     if not count:
@@ -65,9 +64,8 @@ def spatial_layers(workload: Workload, plan: Plan, layers: Sequence[Layer]) -> i
     return count
 
 
-def _by_mean(workload: Workload, plan: Plan) -> bool:
+def _by_mean(workload: Workload, end: int) -> bool:
     """Whether the first whole block is a mean over all positions, as in ResNet."""
-    end = rows_end(workload, plan)
     block = [entry for entry in workload.layer_entries if entry["block"] == end]
     return (
         len(block) == 1

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import prod
 
 from ddlbench.experiment.lines import Timing
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.paradl.layers import Layer
 from ddlbench.predict.prediction import NotPredictable
-from ddlbench.predict.workload import Workload
 
 __all__ = ["Shape", "shapes_of", "split_layers"]
 

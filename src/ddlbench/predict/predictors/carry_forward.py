@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.prediction import (
     NO_HISTORY,
@@ -25,7 +26,6 @@ from ddlbench.predict.prediction import (
     joined,
 )
 from ddlbench.predict.predictors.scaling import carried_s, same_but_size
-from ddlbench.predict.workload import Workload
 
 __all__ = ["CarryForward"]
 

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.prediction import (
     NO_HISTORY,
@@ -25,7 +26,6 @@ from ddlbench.predict.prediction import (
     Prediction,
     Predictor,
 )
-from ddlbench.predict.workload import Workload
 
 __all__ = ["FEW_STEPS", "DataExtrapolation"]
 

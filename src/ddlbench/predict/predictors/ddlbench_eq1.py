@@ -18,8 +18,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.gradient_buckets import fused
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.prediction import (
     NO_HISTORY,
@@ -28,11 +28,11 @@ from ddlbench.predict.prediction import (
     Predictor,
     joined,
     links_or_error,
+    traffic_or_error,
 )
 from ddlbench.predict.predictors.ring import ring_all_reduce_s
-from ddlbench.predict.workload import Workload
 
-__all__ = ["DdlbenchEq1", "last_message_bytes", "messages"]
+__all__ = ["DdlbenchEq1"]
 
 LIMITS = (
     "only the last fusion buffer is exposed",
@@ -46,7 +46,6 @@ class DdlbenchEq1(Predictor):
 
     name: ClassVar[str] = "ddlbench-eq1"
     source: ClassVar[str] = "DDLBench, Eq. 1"
-    strategies: ClassVar[tuple[str, ...] | None] = ("horovod",)
 
     def predict(
         self,
@@ -58,30 +57,16 @@ class DdlbenchEq1(Predictor):
     ) -> Prediction:
         """Predict one step; see the module."""
         hops, remarks = links_or_error(links, self.name).ring("p2p", plan)
-        threshold = int(plan.details["fusion_threshold_bytes"])
+        traffic = traffic_or_error(self.name, workload, plan)
         sequential = workload.step(cell.batch_size)
         workers = plan.world_size
-        exposed_s = ring_all_reduce_s(hops, last_message_bytes(workload, threshold))
+        exposed_s = ring_all_reduce_s(hops, traffic.last_bytes)
         return Prediction(
             self.name,
             compute_s=sequential.step_s / workers,
-            communication_s=sum(ring_all_reduce_s(hops, m) for m in messages(workload, threshold)),
+            communication_s=sum(ring_all_reduce_s(hops, size) for size in traffic.sizes),
             exposed_communication_s=exposed_s,
             limits=LIMITS,
             notes=joined(sequential.remark, remarks),
             interval_s=sequential.interval(1 / workers, exposed_s),
         )
-
-
-def last_message_bytes(workload: Workload, threshold_bytes: int) -> int:
-    """min(G, th); without fusion the last tensor to be ready."""
-    if threshold_bytes <= 0:
-        return workload.tensors[-1].bytes
-    return min(workload.parameter_bytes, threshold_bytes)
-
-
-def messages(workload: Workload, threshold_bytes: int) -> list[int]:
-    """Bytes of every all-reduce of a step."""
-    if threshold_bytes <= 0:
-        return [tensor.bytes for tensor in workload.tensors]
-    return fused(workload.parameter_bytes, threshold_bytes)

@@ -19,8 +19,9 @@ from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.link_table import LinkTable
-from ddlbench.predict.partitions import partitions_of
 from ddlbench.predict.prediction import (
     NO_HISTORY,
     History,
@@ -29,7 +30,6 @@ from ddlbench.predict.prediction import (
     joined,
     links_or_error,
 )
-from ddlbench.predict.workload import Workload
 
 __all__ = ["CPU_LIMIT", "DdlbenchEq2", "pipeline_limits"]
 
@@ -44,7 +44,6 @@ class DdlbenchEq2(Predictor):
 
     name: ClassVar[str] = "ddlbench-eq2"
     source: ClassVar[str] = "DDLBench, Eq. 2"
-    strategies: ClassVar[tuple[str, ...] | None] = ("gpipe", "model-parallel")
 
     def predict(
         self,
@@ -56,10 +55,10 @@ class DdlbenchEq2(Predictor):
     ) -> Prediction:
         """Predict one step; see the module."""
         table = links_or_error(links, self.name)
-        devices = plan.processes[0].devices
-        chunks = int(plan.details.get("chunks", 1))
+        strategy, devices = strategy_of(cell.strategy), plan.processes[0].devices
+        chunks = strategy.micro_batches(plan)
         micro_batch = cell.batch_size / chunks
-        partitions = partitions_of(workload, plan, micro_batch)
+        partitions = strategy.stage_blocks(workload, plan)
         there, remarks = table.chain("p2p", devices)
         back, _ = table.chain("p2p", devices[::-1])
         sizes = [micro_batch * blocks[-1].output_bytes for blocks in partitions[:-1]]

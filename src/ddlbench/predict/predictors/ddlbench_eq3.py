@@ -14,9 +14,9 @@ from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.prediction import NO_HISTORY, History, Prediction, Predictor, joined
-from ddlbench.predict.workload import Workload
 
 __all__ = ["DdlbenchEq3"]
 
@@ -26,7 +26,6 @@ class DdlbenchEq3(Predictor):
 
     name: ClassVar[str] = "ddlbench-eq3"
     source: ClassVar[str] = "DDLBench, Eq. 3"
-    strategies: ClassVar[tuple[str, ...] | None] = ("pipedream",)
 
     def predict(
         self,

@@ -26,8 +26,9 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.gradient_buckets import buckets_once_full
+from ddlbench.planning.gradient_traffic import GradientMessage
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.prediction import (
     NO_HISTORY,
@@ -36,20 +37,17 @@ from ddlbench.predict.prediction import (
     Predictor,
     joined,
     links_or_error,
+    traffic_or_error,
 )
 from ddlbench.predict.predictors.ring import ring_all_reduce_s
-from ddlbench.predict.workload import Tensor, Workload
-from ddlbench.strategies.ddp.descriptor import bucket_caps
 
-__all__ = ["DdpAllReduce", "DdpBuckets", "buckets", "exposed_s"]
+__all__ = ["DdpAllReduce", "DdpBuckets", "exposed_s"]
 
 AllReduceTime = Callable[[float], float]
 
 
 class _Ddp(Predictor):
     """One worker's step, and buckets that leave while backward runs."""
-
-    strategies: ClassVar[tuple[str, ...] | None] = ("ddp",)
 
     def all_reduce(
         self, links: LinkTable, workload: Workload, plan: Plan
@@ -73,12 +71,12 @@ class _Ddp(Predictor):
         time_s, remarks = self.all_reduce(links_or_error(links, self.name), workload, plan)
         slowdown = self.slowdown(workload, cell)
         alone = workload.step(cell.batch_size / plan.world_size)
-        filled = buckets(workload.tensors, *bucket_caps(plan.details))
-        waited_s = exposed_s(filled, slowdown * alone.backward_s, time_s)
+        traffic = traffic_or_error(self.name, workload, plan)
+        waited_s = exposed_s(traffic.messages, slowdown * alone.backward_s, time_s)
         return Prediction(
             self.name,
             compute_s=slowdown * alone.step_s,
-            communication_s=sum(time_s(size) for size, _ in filled),
+            communication_s=sum(time_s(size) for size in traffic.sizes),
             exposed_communication_s=waited_s,
             limits=("communication does not slow computation down", "no straggling worker"),
             notes=joined(alone.remark, remarks),
@@ -109,11 +107,11 @@ class DdpAllReduce(_Ddp):
     def all_reduce(
         self, links: LinkTable, workload: Workload, plan: Plan
     ) -> tuple[AllReduceTime, tuple[str, ...]]:
-        """The backend that DDP uses on the profile's device."""
-        backend = "nccl" if workload.device_kind == "cuda" else "gloo"
+        """The strategy's own."""
         if plan.world_size < 2:
             return (lambda size: 0.0), ()
-        swept = links.all_reduce(plan.cell.nodes, plan.cell.devices_per_node, backend)
+        transport = traffic_or_error(self.name, workload, plan).transport
+        swept = links.all_reduce(plan.cell.nodes, plan.cell.devices_per_node, transport)
         return swept.time_s, swept.notes
 
     def slowdown(self, workload: Workload, cell: Cell) -> float:
@@ -121,26 +119,11 @@ class DdpAllReduce(_Ddp):
         return workload.slowdown(cell.devices_per_node)
 
 
-def buckets(tensors: Sequence[Tensor], first_bytes: int, cap_bytes: int) -> list[tuple[int, float]]:
-    """Bytes of each bucket, and the fraction of the backward pass after which it is ready.
-
-    Args:
-        tensors: gradients in the order in which they are ready.
-        first_bytes: at which the first bucket is sent.
-        cap_bytes: at which all others are.
-    """
-    found = buckets_once_full([tensor.bytes for tensor in tensors], cap_bytes, first_bytes)
-    return [
-        (sum(tensors[index].bytes for index in bucket), tensors[bucket[-1]].ready_fraction)
-        for bucket in found
-    ]
-
-
 def exposed_s(
-    filled: Sequence[tuple[int, float]], backward_s: float, time_s: AllReduceTime
+    messages: Sequence[GradientMessage], backward_s: float, time_s: AllReduceTime
 ) -> float:
     """Seconds that the last all-reduce ends after the backward pass."""
     end_s = 0.0
-    for size, fraction in filled:
-        end_s = max(end_s, fraction * backward_s) + time_s(size)
+    for message in messages:
+        end_s = max(end_s, message.ready_fraction * backward_s) + time_s(message.bytes)
     return max(0.0, end_s - backward_s)

@@ -12,9 +12,9 @@ from typing import ClassVar
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import workers_of
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.prediction import NO_HISTORY, History, Prediction, Predictor, joined
-from ddlbench.predict.workload import Workload
 
 __all__ = ["Linear"]
 

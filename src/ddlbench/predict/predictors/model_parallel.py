@@ -14,10 +14,10 @@ from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.prediction import NO_HISTORY, History, Prediction, Predictor
 from ddlbench.predict.predictors.ddlbench_eq2 import DdlbenchEq2
-from ddlbench.predict.workload import Workload
 
 __all__ = ["ModelParallel"]
 
@@ -27,7 +27,6 @@ class ModelParallel(Predictor):
 
     name: ClassVar[str] = "model-parallel"
     source: ClassVar[str] = "DDLBench, Eq. 2 with one micro-batch"
-    strategies: ClassVar[tuple[str, ...] | None] = ("model-parallel",)
 
     def predict(
         self,

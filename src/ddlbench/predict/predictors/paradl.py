@@ -23,6 +23,8 @@ from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.paradl.oracle import project
 from ddlbench.predict.paradl.own_splits import own_split, spatial_layers
@@ -39,21 +41,9 @@ from ddlbench.predict.prediction import (
     joined,
     links_or_error,
 )
-from ddlbench.predict.workload import Workload
 
 __all__ = ["ParadlCorrected", "ParadlPublished"]
 
-_NAMES = {
-    "ddp": "data",
-    "horovod": "data",
-    "spatial": "spatial",
-    "filter": "filter",
-    "channel": "channel",
-    "data-filter": "data+filter",
-    "data-spatial": "data+spatial",
-    "gpipe": "pipeline",
-    "pipe-gpipe": "pipeline",
-}
 _STATES = 1  # SGD keeps a momentum
 _LIMIT = "communication is never hidden"
 _OWN_CUT = "stages of a pipeline by ParaDL's own cut"
@@ -96,7 +86,6 @@ class _Paradl(Predictor):
         assumed: what it takes for granted of a strategy, by ParaDL's name.
     """
 
-    strategies: ClassVar[tuple[str, ...] | None] = tuple(_NAMES)
     variant: ClassVar[str]
     limits: ClassVar[tuple[str, ...]] = (_LIMIT,)
     assumed: ClassVar[Mapping[str, tuple[str, ...]]]
@@ -166,17 +155,18 @@ class ParadlCorrected(_Paradl):
 
 
 def _question(workload: Workload, plan: Plan) -> Question:
-    cell, details = plan.cell, plan.details
-    name = _NAMES[cell.strategy]
-    if name == "pipeline" and int(details.get("replicas", 1)) > 1:
+    cell = plan.cell
+    strategy = strategy_of(cell.strategy)
+    name = strategy.parallelism
+    if name is None:
+        raise NotPredictable(f"ParaDL has no row for {cell.strategy}")
+    pipeline = strategy.pipeline_of(plan)
+    if pipeline is not None and len(pipeline.stages[0].ranks) > 1:
         raise NotPredictable("ParaDL has no row for several pipelines side by side")
-    groups = 1
-    if name == "data":
-        groups = cell.devices
-    elif name in ("data+filter", "data+spatial"):
-        groups = int(details["replicas"])
+    # Groups share no samples: each reads a part of the mini-batch of its own.
+    groups = plan.processes[0].num_shards
     own = own_split(workload, plan, [shape.layer for shape in shapes_of(workload)])
-    segments = int(details.get("chunks", 1))
+    segments = strategy.micro_batches(plan)
     return Question(name, cell.devices, groups, cell.batch_size / groups, segments, own)
 
 

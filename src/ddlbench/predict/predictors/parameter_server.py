@@ -37,6 +37,8 @@ from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.workload import Step, Workload
 from ddlbench.predict.link_table import Hop, LinkTable
 from ddlbench.predict.prediction import (
     NO_HISTORY,
@@ -46,8 +48,7 @@ from ddlbench.predict.prediction import (
     joined,
     links_or_error,
 )
-from ddlbench.predict.workload import Step, Workload
-from ddlbench.strategies.parameter_server.descriptor import message_count
+from ddlbench.strategies.parameter_server.descriptor import ParameterServerDetails, message_count
 
 __all__ = ["ParameterServer", "ParameterServerMessages", "round_trips_s"]
 
@@ -88,8 +89,6 @@ class _Case:
 class _ParameterServer(Predictor):
     """A worker's step, and what it waits for."""
 
-    strategies: ClassVar[tuple[str, ...] | None] = ("parameter-server",)
-
     def wait_s(self, case: _Case, workload: Workload, workers: int) -> float:
         """From the end of a backward pass to new weights, updates included."""
         raise NotImplementedError
@@ -104,7 +103,7 @@ class _ParameterServer(Predictor):
     ) -> Prediction:
         """Predict one step; see the module."""
         case, remarks = _case(workload, links_or_error(links, self.name), plan, cell)
-        synchronous = plan.details["mode"] == "sync"
+        synchronous = strategy_of(cell.strategy).is_synchronous(cell)
         at_once = case.workers if synchronous else 1
         waited_s = self.wait_s(case, workload, at_once)
         if not synchronous:
@@ -211,7 +210,7 @@ def _case(
         workers=workers,
         servers=len(places["server"]),
         gradient_bytes=gradient_bytes,
-        message_bytes=int(plan.details["message_bytes"]),
+        message_bytes=ParameterServerDetails.of(plan).message_bytes,
         hop=slowest,
         alone=workload.step(cell.batch_size / workers),
     )

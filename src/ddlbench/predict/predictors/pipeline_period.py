@@ -24,7 +24,10 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.planning.link_bandwidth import Reach, bandwidth_of
 from ddlbench.planning.partition import Chain, Node, Stage
 from ddlbench.planning.partition.evaluate import PlacedStage, StageLinks, period_of
+from ddlbench.planning.pipeline import Pipeline
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.link_table import LinkTable, Place
 from ddlbench.predict.prediction import (
     NO_HISTORY,
@@ -35,8 +38,6 @@ from ddlbench.predict.prediction import (
     joined,
     links_or_error,
 )
-from ddlbench.predict.stage_times import stage_blocks
-from ddlbench.predict.workload import Workload
 
 __all__ = ["PipelinePeriod", "PipelinePeriodPaper"]
 
@@ -53,7 +54,6 @@ class PipelinePeriod(Predictor):
 
     name: ClassVar[str] = "pipeline-period"
     source: ClassVar[str] = "PipeDream's partitioner as released, measured links"
-    strategies: ClassVar[tuple[str, ...] | None] = ("pipedream",)
     model: ClassVar[str] = "released"
 
     def predict(
@@ -65,10 +65,11 @@ class PipelinePeriod(Predictor):
         history: History = NO_HISTORY,
     ) -> Prediction:
         """Predict one step; see the module."""
-        if "stages" not in plan.details:
+        pipeline = strategy_of(cell.strategy).pipeline_of(plan)
+        if pipeline is None:
             raise NotPredictable(f"the plan of {cell.strategy} holds no stages")
-        stage_blocks(workload, plan)  # the profile is of the network that the plan cuts
-        chain, stages = _chain(workload, cell.batch_size), _placed(plan)
+        pipeline.check_blocks(len(workload.blocks))
+        chain, stages = _chain(workload, cell.batch_size), _placed(plan, pipeline)
         speeds = _NO_LINKS
         if plan.world_size > 1:
             speeds = _speeds(links_or_error(links, self.name), plan)
@@ -109,13 +110,14 @@ def _chain(workload: Workload, samples: int) -> Chain:
     )
 
 
-def _placed(plan: Plan) -> list[PlacedStage]:
+def _placed(plan: Plan, pipeline: Pipeline) -> list[PlacedStage]:
     nodes = [process.node for process in plan.processes]
     return [
-        PlacedStage(Stage(first, last, replicas), tuple(nodes[rank] for rank in ranks))
-        for (first, last, replicas), ranks in zip(
-            plan.details["stages"], plan.details["stage_ranks"], strict=True
+        PlacedStage(
+            Stage(stage.first, stage.last, len(stage.ranks)),
+            tuple(nodes[rank] for rank in stage.ranks),
         )
+        for stage in pipeline.stages
     ]
 
 

@@ -39,11 +39,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.planning.pipeline_run import PipelineRun, Repeated
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Event, EventGraph
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.pipeline_links import PipelineLinks
-from ddlbench.predict.pipeline_runs import PipelineRun, Repeated, run_of
 from ddlbench.predict.prediction import (
     NO_HISTORY,
     History,
@@ -53,8 +55,7 @@ from ddlbench.predict.prediction import (
     joined,
     links_or_error,
 )
-from ddlbench.predict.stage_times import StageTimes, stage_blocks, stage_times
-from ddlbench.predict.workload import Workload
+from ddlbench.predict.stage_times import StageTimes, stage_times
 
 __all__ = ["PipelineReplay"]
 
@@ -70,15 +71,6 @@ class PipelineReplay(Predictor):
 
     name: ClassVar[str] = "pipeline-replay"
     source: ClassVar[str] = "replay of the schedule, measured blocks and links"
-    strategies: ClassVar[tuple[str, ...] | None] = (
-        "pipedream",
-        "model-parallel-p2p",
-        "pipe-gpipe",
-        "pipe-1f1b",
-        "pipe-interleaved",
-        "pipe-zb",
-        "pipe-zbv",
-    )
 
     def predict(
         self,
@@ -89,9 +81,10 @@ class PipelineReplay(Predictor):
         history: History = NO_HISTORY,
     ) -> Prediction:
         """Predict one step; see the module."""
-        if "stages" not in plan.details:
+        strategy = strategy_of(cell.strategy)
+        run, pipeline = strategy.pipeline_run(plan), strategy.pipeline_of(plan)
+        if run is None or pipeline is None:
             raise NotPredictable(f"the plan of {cell.strategy} holds no stages to replay")
-        run = run_of(plan)
         times = stage_times(workload, plan, run.samples, run.loaded)
         compute = _Compute(run, times)
         work_s = compute.work_s() / plan.world_size
@@ -102,7 +95,7 @@ class PipelineReplay(Predictor):
         remarks: tuple[str, ...] = ()
         if plan.world_size > 1:
             table = links_or_error(links, self.name)
-            sending = PipelineLinks(table, plan, stage_blocks(workload, plan), run.samples)
+            sending = PipelineLinks(table, plan, pipeline, strategy.stage_blocks(workload, plan))
             step_s, sent_s = _with_links(run, compute, slowdown, sending, workload.device_kind)
             remarks = sending.remarks
         exposed_s = max(0.0, step_s - slowdown * free_s)

@@ -14,9 +14,9 @@ from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.prediction import NO_HISTORY, History, Prediction, Predictor, joined
-from ddlbench.predict.workload import Workload
 
 __all__ = ["Sequential"]
 
@@ -26,7 +26,6 @@ class Sequential(Predictor):
 
     name: ClassVar[str] = "sequential"
     source: ClassVar[str] = "thesis, ch. 4"
-    strategies: ClassVar[tuple[str, ...] | None] = ("sequential",)
 
     def predict(
         self,

@@ -19,6 +19,7 @@ from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.prediction import (
     NO_HISTORY,
@@ -27,25 +28,14 @@ from ddlbench.predict.prediction import (
     Predictor,
     joined,
     links_or_error,
+    traffic_or_error,
 )
-from ddlbench.predict.predictors.ddlbench_eq1 import messages
-from ddlbench.predict.predictors.ddp_buckets import buckets
-from ddlbench.predict.workload import Workload
-from ddlbench.strategies.ddp.descriptor import bucket_caps
 
 __all__ = ["DdpSerial", "HorovodSerial"]
 
 
 class _Serial(Predictor):
     """One worker's step, then all of its messages."""
-
-    def transport(self, workload: Workload) -> str:
-        """Whose all-reduce."""
-        raise NotImplementedError
-
-    def messages_bytes(self, workload: Workload, plan: Plan) -> list[float]:
-        """Bytes of every all-reduce of a step."""
-        raise NotImplementedError
 
     def predict(
         self,
@@ -60,8 +50,9 @@ class _Serial(Predictor):
         remarks: tuple[str, ...] = ()
         if plan.world_size > 1:
             table = links_or_error(links, self.name)
-            swept = table.all_reduce(cell.nodes, cell.devices_per_node, self.transport(workload))
-            sent_s = sum(swept.time_s(size) for size in self.messages_bytes(workload, plan))
+            traffic = traffic_or_error(self.name, workload, plan)
+            swept = table.all_reduce(cell.nodes, cell.devices_per_node, traffic.transport)
+            sent_s = sum(swept.time_s(size) for size in traffic.sizes)
             remarks = swept.notes
         slowdown = workload.slowdown(cell.devices_per_node)
         alone = workload.step(cell.batch_size / plan.world_size)
@@ -77,32 +68,14 @@ class _Serial(Predictor):
 
 
 class DdpSerial(_Serial):
-    """DDP's buckets."""
+    """DDP's buckets, through torch.distributed."""
 
     name: ClassVar[str] = "ddp-serial"
     source: ClassVar[str] = "measured all-reduce of every bucket, nothing hidden"
-    strategies: ClassVar[tuple[str, ...] | None] = ("ddp",)
-
-    def transport(self, workload: Workload) -> str:
-        """DDP's backend on the profile's device."""
-        return "nccl" if workload.device_kind == "cuda" else "gloo"
-
-    def messages_bytes(self, workload: Workload, plan: Plan) -> list[float]:
-        """One a bucket."""
-        return [size for size, _ in buckets(workload.tensors, *bucket_caps(plan.details))]
 
 
 class HorovodSerial(_Serial):
-    """Horovod's fusion buffers."""
+    """Horovod's fusion buffers, with its cycle and its copies."""
 
     name: ClassVar[str] = "horovod-serial"
     source: ClassVar[str] = "measured all-reduce of Horovod, nothing hidden"
-    strategies: ClassVar[tuple[str, ...] | None] = ("horovod",)
-
-    def transport(self, workload: Workload) -> str:
-        """Horovod's own, with its cycle and its copies."""
-        return "horovod"
-
-    def messages_bytes(self, workload: Workload, plan: Plan) -> list[float]:
-        """One a full fusion buffer."""
-        return [float(m) for m in messages(workload, int(plan.details["fusion_threshold_bytes"]))]

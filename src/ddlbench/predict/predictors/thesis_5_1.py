@@ -20,6 +20,7 @@ from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.link_table import Kind, LinkTable
 from ddlbench.predict.prediction import (
     NO_HISTORY,
@@ -28,10 +29,10 @@ from ddlbench.predict.prediction import (
     Predictor,
     joined,
     links_or_error,
+    traffic_or_error,
 )
-from ddlbench.predict.predictors.ddlbench_eq1 import LIMITS, last_message_bytes, messages
+from ddlbench.predict.predictors.ddlbench_eq1 import LIMITS
 from ddlbench.predict.predictors.ring import ring_all_reduce_s
-from ddlbench.predict.workload import Workload
 
 __all__ = ["Thesis51P2p", "Thesis51Transport"]
 
@@ -39,7 +40,6 @@ __all__ = ["Thesis51P2p", "Thesis51Transport"]
 class _Thesis51(Predictor):
     """One worker's step, and one exposed ring all-reduce over measured links."""
 
-    strategies: ClassVar[tuple[str, ...] | None] = ("horovod",)
     kind: ClassVar[Kind]
 
     def predict(
@@ -52,13 +52,13 @@ class _Thesis51(Predictor):
     ) -> Prediction:
         """Predict one step; see the module."""
         hops, remarks = links_or_error(links, self.name).ring(self.kind, plan)
-        threshold = int(plan.details["fusion_threshold_bytes"])
+        traffic = traffic_or_error(self.name, workload, plan)
         alone = workload.step(cell.batch_size / plan.world_size)
-        exposed_s = ring_all_reduce_s(hops, last_message_bytes(workload, threshold))
+        exposed_s = ring_all_reduce_s(hops, traffic.last_bytes)
         return Prediction(
             self.name,
             compute_s=alone.step_s,
-            communication_s=sum(ring_all_reduce_s(hops, m) for m in messages(workload, threshold)),
+            communication_s=sum(ring_all_reduce_s(hops, size) for size in traffic.sizes),
             exposed_communication_s=exposed_s,
             limits=LIMITS,
             notes=joined(alone.remark, remarks),

@@ -23,8 +23,9 @@ from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.link_table import LinkTable
-from ddlbench.predict.partitions import partitions_of
 from ddlbench.predict.prediction import (
     NO_HISTORY,
     History,
@@ -34,7 +35,6 @@ from ddlbench.predict.prediction import (
     links_or_error,
 )
 from ddlbench.predict.predictors.ddlbench_eq2 import pipeline_limits
-from ddlbench.predict.workload import Workload
 
 __all__ = ["Thesis6", "communication_s"]
 
@@ -44,7 +44,6 @@ class Thesis6(Predictor):
 
     name: ClassVar[str] = "thesis-6"
     source: ClassVar[str] = "thesis, Eq. 6.1 and 6.2"
-    strategies: ClassVar[tuple[str, ...] | None] = ("gpipe",)
 
     def predict(
         self,
@@ -55,10 +54,10 @@ class Thesis6(Predictor):
         history: History = NO_HISTORY,
     ) -> Prediction:
         """Predict one step; see the module."""
-        devices = plan.processes[0].devices
-        workers, chunks = len(devices), int(plan.details["chunks"])
+        strategy, devices = strategy_of(cell.strategy), plan.processes[0].devices
+        workers, chunks = len(devices), strategy.micro_batches(plan)
         micro_batch = cell.batch_size / chunks
-        partitions = partitions_of(workload, plan, micro_batch)
+        partitions = strategy.stage_blocks(workload, plan)
         hops, remarks = links_or_error(links, self.name).chain("p2p", devices)
         cuts = [
             hop.time_s(micro_batch * blocks[-1].output_bytes)

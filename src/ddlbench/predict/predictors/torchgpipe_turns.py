@@ -28,6 +28,8 @@ from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.workload import Workload
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.predict.prediction import (
     NO_HISTORY,
@@ -37,7 +39,6 @@ from ddlbench.predict.prediction import (
     Predictor,
     joined,
 )
-from ddlbench.predict.workload import Workload
 
 __all__ = ["TorchgpipeTurns"]
 
@@ -52,7 +53,6 @@ class TorchgpipeTurns(Predictor):
 
     name: ClassVar[str] = "torchgpipe-turns"
     source: ClassVar[str] = "torchgpipe's one thread for all CPU partitions"
-    strategies: ClassVar[tuple[str, ...] | None] = ("gpipe", "model-parallel")
 
     def predict(
         self,
@@ -65,11 +65,12 @@ class TorchgpipeTurns(Predictor):
         """Predict one step; see the module."""
         if workload.device_kind != "cpu":
             raise NotPredictable(f"{self.name} is of CPUs; partitions on GPUs compute at once")
-        chunks = int(plan.details.get("chunks", 1))
+        strategy = strategy_of(cell.strategy)
+        chunks = strategy.micro_batches(plan)
         whole, one = workload.step(cell.batch_size), workload.step(cell.batch_size / chunks)
         once_s = max(0.0, whole.step_s - whole.forward_s - whole.backward_s)
         passes_s = chunks * (one.forward_s + one.backward_s)
-        step_s = once_s + passes_s + _recomputed(plan, chunks) * one.forward_s
+        step_s = once_s + passes_s + strategy.recomputed_micro_batches(plan) * one.forward_s
         return Prediction(
             self.name,
             compute_s=step_s,
@@ -78,9 +79,3 @@ class TorchgpipeTurns(Predictor):
             # As uncertain, relative to its length, as a step of one micro-batch.
             interval_s=one.interval(step_s / one.step_s, 0.0),
         )
-
-
-def _recomputed(plan: Plan, chunks: int) -> int:
-    """Micro-batches whose forward pass runs once more."""
-    checkpoint = str(plan.details.get("checkpoint", "never"))
-    return {"always": chunks, "except_last": chunks - 1}.get(checkpoint, 0)

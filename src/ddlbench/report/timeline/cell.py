@@ -20,10 +20,12 @@ from typing import Any
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import InvalidResult, read_result
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.planned_schedule import PlannedSchedule
+from ddlbench.planning.strategy import known_strategy
 from ddlbench.report.timeline.box import Box, InvalidTimeline, Row
 from ddlbench.report.timeline.durations import measured_durations, unit_durations
 from ddlbench.report.timeline.measured import read_measured
-from ddlbench.report.timeline.planned import PlannedSchedule, boxes_of, schedule_of
+from ddlbench.report.timeline.planned import boxes_of, schedule_of
 from ddlbench.report.timeline.windows import Window, windows_of
 
 __all__ = ["CellTimeline", "read_cell"]
@@ -120,7 +122,9 @@ def _schedule(plan: Plan, mini_batches: int, folder: Path) -> PlannedSchedule | 
 
 def _rows(plan: Plan) -> tuple[Row, ...]:
     """A row a device, in the order of ranks and, within one process, of its partitions."""
-    stage_ranks: list[list[int]] = plan.details.get("stage_ranks", [])
+    strategy = known_strategy(plan.cell.strategy)
+    pipeline = None if strategy is None else strategy.pipeline_of(plan)
+    stage_ranks = [] if pipeline is None else [stage.ranks for stage in pipeline.stages]
     rows = []
     for process in plan.processes:
         if len(process.devices) > 1 or process.role == "driver":

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+from ddlbench.planning.planned_schedule import PlannedSchedule
 from ddlbench.planning.schedules import Action, Durations, StageDurations
 from ddlbench.report.timeline.box import PASSES, Box, Row
-from ddlbench.report.timeline.planned import PlannedSchedule
 
 __all__ = ["measured_durations", "unit_durations"]
 

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.planning.planned_schedule import PlannedSchedule, repeated
 from ddlbench.planning.schedules import (
     Schedule,
     gpipe,
@@ -31,7 +32,6 @@ from ddlbench.planning.schedules import (
     replicate,
     zero_bubble_v,
 )
-from ddlbench.report.timeline.planned import PlannedSchedule, repeated
 
 __all__ = ["SCHEDULES", "WHOLE", "Lesson", "planned_lesson"]
 

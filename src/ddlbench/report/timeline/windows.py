@@ -15,8 +15,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ddlbench.planning.planned_schedule import PlannedSchedule
 from ddlbench.report.timeline.box import Box, computing_share
-from ddlbench.report.timeline.planned import PlannedSchedule
 
 __all__ = ["Part", "Window", "whole_run", "windows_of"]
 

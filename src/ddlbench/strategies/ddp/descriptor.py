@@ -15,27 +15,49 @@ A cap that is given holds for the first one, too (``torch/nn/parallel/distribute
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ddlbench.experiment.cell import Cell
+from ddlbench.planning.data_parallel import DataParallel
+from ddlbench.planning.details import PlanDetails
 from ddlbench.planning.gradient_buckets import DDP_FIRST_BUCKET_BYTES, DEFAULT_BUCKET_BYTES
-from ddlbench.planning.strategy import (
-    Process,
-    Strategy,
-    data_parallel_placement,
-    uneven_shares,
-)
+from ddlbench.planning.gradient_traffic import GradientMessage, filled_buckets
 
-__all__ = ["DistributedDataParallel", "bucket_caps"]
+if TYPE_CHECKING:
+    from ddlbench.planning.plan import Plan
+    from ddlbench.planning.workload import Workload
+
+__all__ = ["DdpDetails", "DistributedDataParallel"]
 
 
-class DistributedDataParallel(Strategy):
+@dataclass(frozen=True)
+class DdpDetails(PlanDetails):
+    """What a plan of DDP fixes."""
+
+    bucket_cap_bytes: int
+
+    @property
+    def first_bucket_bytes(self) -> int:
+        """Bytes at which the first bucket of a step is sent."""
+        default = self.bucket_cap_bytes == DEFAULT_BUCKET_BYTES
+        return DDP_FIRST_BUCKET_BYTES if default else self.bucket_cap_bytes
+
+
+class DistributedDataParallel(DataParallel):
     """Replicas with bucketed gradient all-reduce overlapped with backward (Li et al. 2020)."""
 
     name: ClassVar[str] = "ddp"
     label: ClassVar[str] = "DDP"
-    family: ClassVar[str] = "data parallel"
     executor: ClassVar[str] = "ddlbench.strategies.ddp.executor:DdpExecutor"
+    predictors: ClassVar[tuple[str, ...]] = (
+        *("ddp-buckets", "ddp-all-reduce", "ddp-serial"),
+        *("paradl-published", "paradl-corrected"),
+    )
+    # A CPU's only core computes or sends: nothing is hidden there.
+    preferred_predictor: ClassVar[Mapping[str, str]] = {
+        "cpu": "ddp-serial",
+        "cuda": "ddp-buckets",
+    }
     options: ClassVar[dict[str, dict[str, Any]]] = {
         "bucket_cap_bytes": {
             "type": "integer",
@@ -48,20 +70,13 @@ class DistributedDataParallel(Strategy):
         },
     }
 
-    def supports(self, cell: Cell) -> str | None:
-        """Any number of nodes and devices; equal shares."""
-        return uneven_shares(cell)
+    def gradient_messages(self, workload: Workload, plan: Plan) -> list[GradientMessage]:
+        """One a bucket."""
+        details = DdpDetails.of(plan)
+        return filled_buckets(
+            workload.tensors, details.first_bucket_bytes, details.bucket_cap_bytes
+        )
 
-    def placement(self, cell: Cell) -> tuple[Process, ...]:
-        """One process a device."""
-        return data_parallel_placement(cell)
-
-
-def bucket_caps(details: Mapping[str, Any]) -> tuple[int, int]:
-    """Bytes at which the first bucket of a step is sent, and all others.
-
-    Args:
-        details: of a plan.
-    """
-    cap_bytes = int(details["bucket_cap_bytes"])
-    return (DDP_FIRST_BUCKET_BYTES if cap_bytes == DEFAULT_BUCKET_BYTES else cap_bytes), cap_bytes
+    def communication_bytes(self, workload: Workload, plan: Plan) -> int:
+        """Buckets hold all gradients once more."""
+        return workload.parameter_bytes

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddlbench.strategies.ddp.descriptor import bucket_caps
+from ddlbench.strategies.ddp.descriptor import DdpDetails
 from ddlbench.strategies.executor import StepwiseExecutor
 from ddlbench.strategies.process_group import join_all
 
@@ -26,7 +26,8 @@ class DdpExecutor(StepwiseExecutor):
         """Join the process group and wrap the replica."""
         device = self.context.devices[0]
         join_all(self.context, self.process, self.plan.world_size)
-        first_bytes, cap_bytes = bucket_caps(self.plan.details)
+        details = DdpDetails.of(self.plan)
+        first_bytes, cap_bytes = details.first_bucket_bytes, details.bucket_cap_bytes
         return DistributedDataParallel(
             network.to(device),
             device_ids=[device] if device.type == "cuda" else None,
@@ -43,7 +44,7 @@ class DdpExecutor(StepwiseExecutor):
 
     def details(self) -> dict[str, Any]:
         """And when the first bucket of a step is sent."""
-        first_bytes, _ = bucket_caps(self.plan.details)
+        first_bytes = DdpDetails.of(self.plan).first_bucket_bytes
         return {**super().details(), "first_bucket_bytes": first_bytes}
 
     def close(self) -> None:

@@ -9,20 +9,31 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ddlbench.experiment.cell import Cell
-from ddlbench.planning.strategy import (
-    Process,
-    Strategy,
-    data_parallel_placement,
-    uneven_shares,
-)
+from ddlbench.planning.data_parallel import DataParallel
+from ddlbench.planning.details import PlanDetails
+from ddlbench.planning.gradient_buckets import fused
+from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic
 
-__all__ = ["Horovod"]
+if TYPE_CHECKING:
+    from ddlbench.planning.plan import Plan
+    from ddlbench.planning.workload import Workload
+
+__all__ = ["Horovod", "HorovodDetails"]
 
 
-class Horovod(Strategy):
+@dataclass(frozen=True)
+class HorovodDetails(PlanDetails):
+    """What a plan of Horovod fixes."""
+
+    fusion_threshold_bytes: int
+    cycle_time_s: float
+
+
+class Horovod(DataParallel):
     """Real Horovod, started without ssh, mpirun or horovodrun.
 
     The defaults are Horovod 0.28's own; DDLBench ran 0.19/0.20, whose defaults were
@@ -31,8 +42,19 @@ class Horovod(Strategy):
 
     name: ClassVar[str] = "horovod"
     label: ClassVar[str] = "Horovod"
-    family: ClassVar[str] = "data parallel"
     executor: ClassVar[str] = "ddlbench.strategies.horovod.executor:HorovodExecutor"
+    predictors: ClassVar[tuple[str, ...]] = (
+        *("ddlbench-eq1", "thesis-5.1-p2p", "thesis-5.1-transport", "horovod-serial"),
+        *("paradl-published", "paradl-corrected"),
+    )
+    preferred_predictor: ClassVar[Mapping[str, str]] = {
+        "cpu": "horovod-serial",
+        "cuda": "thesis-5.1-transport",
+    }
+    recommended_by: ClassVar[Mapping[str, str]] = {
+        "thesis": "thesis-5.1-p2p",
+        "ddlbench": "ddlbench-eq1",
+    }
     requires: ClassVar[tuple[str, ...]] = ("horovod",)
     options: ClassVar[dict[str, dict[str, Any]]] = {
         "fusion_threshold_bytes": {
@@ -49,10 +71,25 @@ class Horovod(Strategy):
         },
     }
 
-    def supports(self, cell: Cell) -> str | None:
-        """Any number of nodes and devices; equal shares."""
-        return uneven_shares(cell)
+    def gradient_messages(self, workload: Workload, plan: Plan) -> list[GradientMessage]:
+        """One a full fusion buffer; one a tensor where fusion is off. When is not modelled."""
+        threshold = int(HorovodDetails.of(plan).fusion_threshold_bytes)
+        if threshold <= 0:
+            return [GradientMessage(tensor.bytes) for tensor in workload.tensors]
+        return [GradientMessage(size) for size in fused(workload.parameter_bytes, threshold)]
 
-    def placement(self, cell: Cell) -> tuple[Process, ...]:
-        """One process a device."""
-        return data_parallel_placement(cell)
+    def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic:
+        """With fusion the last message may be a full buffer: the worst case (thesis 5.1.1)."""
+        traffic = super().gradient_traffic(workload, plan)
+        threshold = int(HorovodDetails.of(plan).fusion_threshold_bytes)
+        if threshold <= 0:
+            return traffic
+        return replace(traffic, last_bytes=min(workload.parameter_bytes, threshold))
+
+    def transport(self, device_kind: str) -> str:
+        """Horovod's own, with its cycle and its copies."""
+        return "horovod"
+
+    def communication_bytes(self, workload: Workload, plan: Plan) -> int:
+        """The fusion buffer, at most as large as its threshold."""
+        return min(int(HorovodDetails.of(plan).fusion_threshold_bytes), workload.parameter_bytes)

@@ -23,6 +23,7 @@ from torch import nn
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import Process
 from ddlbench.strategies.executor import Context, StepwiseExecutor, Unsupported
+from ddlbench.strategies.horovod.descriptor import HorovodDetails
 from ddlbench.strategies.horovod.rendezvous import serve_rendezvous
 
 __all__ = ["HorovodExecutor", "why_not_on"]
@@ -75,7 +76,7 @@ class HorovodExecutor(StepwiseExecutor):
     def buffer_bytes(self) -> int:
         """The fusion buffer, which is no larger than all gradients need."""
         gradients = sum(p.numel() * p.element_size() for p in self.module.parameters())
-        return min(int(self.plan.details["fusion_threshold_bytes"]), gradients)
+        return min(int(HorovodDetails.of(self.plan).fusion_threshold_bytes), gradients)
 
     @property
     def transport(self) -> str | None:
@@ -133,8 +134,9 @@ def _set_environment(plan: Plan, process: Process, context: Context) -> None:
 
 
 def _set_tuning(plan: Plan) -> None:
-    os.environ["HOROVOD_FUSION_THRESHOLD"] = str(int(plan.details["fusion_threshold_bytes"]))
-    os.environ["HOROVOD_CYCLE_TIME"] = str(float(plan.details["cycle_time_s"]) * 1e3)
+    details = HorovodDetails.of(plan)
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = str(int(details.fusion_threshold_bytes))
+    os.environ["HOROVOD_CYCLE_TIME"] = str(float(details.cycle_time_s) * 1e3)
 
 
 def _started_by_mpi() -> bool:

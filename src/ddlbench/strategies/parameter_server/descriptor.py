@@ -19,13 +19,35 @@ docs/strategies/parameter_server.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
+from ddlbench.planning.details import PlanDetails
 from ddlbench.planning.strategy import Process, Strategy, uneven_shares
+from ddlbench.strategies.parameter_server.memory import server_and_worker_bytes
 
-__all__ = ["ParameterServer", "message_count"]
+if TYPE_CHECKING:
+    from ddlbench.planning.plan import Plan
+    from ddlbench.planning.workload import Workload
+
+__all__ = ["ParameterServer", "ParameterServerDetails", "message_count"]
+
+
+@dataclass(frozen=True)
+class ParameterServerDetails(PlanDetails):
+    """What a plan of a parameter server fixes.
+
+    Args:
+        servers: devices that hold the weights and do not train.
+        mode: "sync" or "async".
+        message_bytes: largest piece of gradients or weights that travels at once.
+    """
+
+    servers: int
+    mode: str
+    message_bytes: int
 
 
 class ParameterServer(Strategy):
@@ -37,6 +59,11 @@ class ParameterServer(Strategy):
     executor: ClassVar[str] = (
         "ddlbench.strategies.parameter_server.executor:ParameterServerExecutor"
     )
+    predictors: ClassVar[tuple[str, ...]] = ("parameter-server", "parameter-server-messages")
+    preferred_predictor: ClassVar[Mapping[str, str]] = {
+        "cpu": "parameter-server",
+        "cuda": "parameter-server-messages",
+    }
     options: ClassVar[dict[str, dict[str, Any]]] = {
         "servers": {
             "type": "integer",
@@ -68,6 +95,10 @@ class ParameterServer(Strategy):
     def is_synchronous(self, cell: Cell) -> bool:
         """Workers that do not wait for each other compute with weights that others have changed."""
         return self.option_values(cell)["mode"] == "sync"
+
+    def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
+        """A server holds weights and a buffer a worker; a worker keeps its gradients."""
+        return server_and_worker_bytes(workload, plan)
 
     def supports(self, cell: Cell) -> str | None:
         """A worker at least; equal shares."""

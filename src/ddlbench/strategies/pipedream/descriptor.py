@@ -15,12 +15,18 @@ Sources: PipeDream (Narayanan et al., SOSP 2019); docs/strategies/pipedream.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
+from ddlbench.planning.details import PlanDetails
+from ddlbench.planning.memory import pipeline_bytes
+from ddlbench.planning.pipeline import Pipeline, PlannedStage
+from ddlbench.planning.pipeline_run import PipelineRun, Repeated, flowing
 from ddlbench.planning.pipeline_stages import (
     BALANCE_OPTION,
     Stages,
@@ -28,17 +34,52 @@ from ddlbench.planning.pipeline_stages import (
     stages_of,
     why_no_stages,
 )
+from ddlbench.planning.planned_schedule import PlannedSchedule
 from ddlbench.planning.schedules import Schedule, model_parallel, pipedream, weight_version
 from ddlbench.planning.strategy import Needs, Process, Strategy
 from ddlbench.planning.warmup import warmups
 
-__all__ = ["ModelParallelP2p", "PipeDream", "StagedStrategy"]
+if TYPE_CHECKING:
+    from ddlbench.planning.plan import Plan
+    from ddlbench.planning.workload import Workload
+
+__all__ = ["ModelParallelP2p", "PipeDream", "PipeDreamDetails", "StagedStrategy"]
+
+
+@dataclass(frozen=True)
+class PipeDreamDetails(PlanDetails):
+    """What a plan of PipeDream, or of model parallelism, fixes.
+
+    Args:
+        stages: (first block, block behind the last, replicas) of each.
+        stage_ranks: of each stage's replicas.
+        balance: the rule that cut the network.
+        warmups: of each stage, mini-batches taken in before the first backward pass.
+        weight_versions: of each stage, versions held at once.
+        learning_rates: of each stage.
+        extra_warmup, vertical_sync, stage_all_reduce: options of PipeDream.
+    """
+
+    stages: tuple[tuple[int, int, int], ...]
+    stage_ranks: tuple[tuple[int, ...], ...]
+    balance: str | int
+    warmups: tuple[int, ...] = ()
+    weight_versions: tuple[int, ...] = ()
+    learning_rates: tuple[float, ...] = ()
+    extra_warmup: int = 0
+    vertical_sync: bool = False
+    stage_all_reduce: str = "sync"
 
 
 class StagedStrategy(Strategy):
     """What both share: one stage a process, given by the plan."""
 
     executor: ClassVar[str] = "ddlbench.strategies.pipedream.executor:PipeDreamExecutor"
+    predictors: ClassVar[tuple[str, ...]] = ("pipeline-replay",)
+    preferred_predictor: ClassVar[Mapping[str, str]] = {
+        "cpu": "pipeline-replay",
+        "cuda": "pipeline-replay",
+    }
     options: ClassVar[dict[str, dict[str, Any]]] = {"balance": BALANCE_OPTION}
 
     def schedule(
@@ -94,6 +135,40 @@ class StagedStrategy(Strategy):
         """The options, the stages, and what follows from them."""
         return self.plan(cell)[1]
 
+    def pipeline_of(self, plan: Plan) -> Pipeline:
+        """Whole mini-batches pass the stages; a stage has one more under way than it warms up."""
+        details = PipeDreamDetails.of(plan)
+        versions = details.weight_versions or (1,) * len(details.stages)
+        waiting = details.warmups or (0,) * len(details.stages)
+        under_way = tuple(waiting[process.stage] + 1 for process in plan.processes)
+        return Pipeline(
+            stages=tuple(
+                PlannedStage(first, last, ranks, held)
+                for (first, last, _), ranks, held in zip(
+                    details.stages, details.stage_ranks, versions, strict=True
+                )
+            ),
+            samples=plan.cell.batch_size,
+            in_flight=under_way,
+            held=under_way,
+        )
+
+    def schedule_of(self, plan: Plan, mini_batches: int) -> PlannedSchedule:
+        """Mini-batches flow through the stages without a flush."""
+        return PlannedSchedule(self.schedule(plan.details, mini_batches))
+
+    def pipeline_run(self, plan: Plan) -> PipelineRun:
+        """Whole mini-batches; the first stage loads each in its forward pass."""
+        details, samples = PipeDreamDetails.of(plan), plan.cell.batch_size
+        counts = tuple(replicas for _, _, replicas in details.stages)
+        late = details.stage_all_reduce == "async"
+        real, free = _run(type(self), counts, int(details.extra_warmup), late)  # type: ignore[arg-type]
+        return PipelineRun(real, free, samples, samples, True, 1, False)
+
+    def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
+        """Stashed weight versions, and activations of every mini-batch under way."""
+        return pipeline_bytes(workload, plan, self.pipeline_of(plan))
+
     def details_of(self, cell: Cell, stages: Stages) -> dict[str, Any]:
         """Options, stages ``[first block, behind the last, replicas]``, ranks of each stage."""
         counts = [stage.replicas for stage in stages]
@@ -132,6 +207,10 @@ class PipeDream(StagedStrategy):
     label: ClassVar[str] = "PipeDream"
     family: ClassVar[str] = "pipeline"
     synchronous: ClassVar[bool] = False
+    predictors: ClassVar[tuple[str, ...]] = (
+        *("ddlbench-eq3", "pipeline-replay", "pipeline-period", "pipeline-period-paper"),
+    )
+    recommended_by: ClassVar[Mapping[str, str]] = {"ddlbench": "ddlbench-eq3"}
     options: ClassVar[dict[str, dict[str, Any]]] = {
         "balance": BALANCE_OPTION,
         "replicas": {
@@ -240,6 +319,15 @@ class PipeDream(StagedStrategy):
             - self.version(details, schedule, stage, max(0, number - under_way))
             for number in range(steady)
         )
+
+
+@lru_cache(maxsize=64)
+def _run(
+    kind: type[StagedStrategy], counts: tuple[int, ...], extra_warmup: int, late: bool
+) -> tuple[Repeated, Repeated]:
+    """The run of one shape of pipeline."""
+    shape = {"stages": [(0, 0, count) for count in counts], "extra_warmup": extra_warmup}
+    return flowing(lambda mini_batches: kind().schedule(shape, mini_batches), counts, late)
 
 
 def _counts(details: dict[str, Any]) -> tuple[int, ...]:

@@ -17,17 +17,25 @@ keeps to it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
+from ddlbench.planning.details import PlanDetails
+from ddlbench.planning.memory import pipeline_bytes
+from ddlbench.planning.pipeline import Pipeline, PlannedStage
+from ddlbench.planning.pipeline_run import PipelineRun, Repeated, flushing
 from ddlbench.planning.pipeline_stages import (
     BALANCE_OPTION,
     measured_files,
     stages_of,
     why_no_stages,
 )
+from ddlbench.planning.planned_schedule import PlannedSchedule, repeated
 from ddlbench.planning.schedules import (
     InvalidSchedule,
     Schedule,
@@ -36,6 +44,7 @@ from ddlbench.planning.schedules import (
     gpipe,
     interleaved_1f1b,
     interleaved_zero_bubble,
+    most_held,
     one_f_one_b,
     replay,
     replicate,
@@ -43,9 +52,14 @@ from ddlbench.planning.schedules import (
 )
 from ddlbench.planning.strategy import Needs, Process, Strategy
 
+if TYPE_CHECKING:
+    from ddlbench.planning.plan import Plan
+    from ddlbench.planning.workload import Workload
+
 __all__ = [
     "Interleaved1F1B",
     "OneFOneB",
+    "PipeliningDetails",
     "SynchronousPipeline",
     "TorchGPipeSchedule",
     "ZeroBubble",
@@ -78,11 +92,35 @@ _STAGES_PER_RANK: dict[str, Any] = {
 _MADE: dict[tuple[type, int, int, int], Schedule] = {}
 
 
+@dataclass(frozen=True)
+class PipeliningDetails(PlanDetails):
+    """What a plan of a synchronous pipeline fixes.
+
+    Args:
+        stages: (first block, block behind the last, replicas) of each.
+        stage_ranks: of each stage's replicas.
+        chunks: micro-batches of a replica's part of a mini-batch.
+        replicas: pipelines side by side.
+        schedule: name of the schedule.
+    """
+
+    stages: tuple[tuple[int, int, int], ...]
+    stage_ranks: tuple[tuple[int, ...], ...]
+    chunks: int
+    replicas: int
+    schedule: str
+
+
 class SynchronousPipeline(Strategy):
     """What the five schedules share; a subclass says its schedule."""
 
     family: ClassVar[str] = "pipeline"
     executor: ClassVar[str] = "ddlbench.strategies.pipelining.executor:PipelineExecutor"
+    predictors: ClassVar[tuple[str, ...]] = ("pipeline-replay",)
+    preferred_predictor: ClassVar[Mapping[str, str]] = {
+        "cpu": "pipeline-replay",
+        "cuda": "pipeline-replay",
+    }
     options: ClassVar[dict[str, dict[str, Any]]] = _OPTIONS
 
     def stages_per_rank(self, cell: Cell) -> int:
@@ -203,6 +241,48 @@ class SynchronousPipeline(Strategy):
             "stage_ranks": [[start + rank for start in starts] for (rank,) in one.stage_ranks],
         }
 
+    def pipeline_of(self, plan: Plan) -> Pipeline:
+        """Micro-batches pass the stages; the schedule says how many are in flight."""
+        details, one = PipeliningDetails.of(plan), self.pipeline_schedule(plan.cell)
+        ranks = range(plan.world_size)
+        return Pipeline(
+            stages=tuple(
+                PlannedStage(first, last, own)
+                for (first, last, _), own in zip(details.stages, details.stage_ranks, strict=True)
+            ),
+            samples=plan.cell.batch_size / details.replicas / details.chunks,
+            in_flight=tuple(one.in_flight[rank % one.world_size] for rank in ranks),
+            held=tuple(most_held(one, rank % one.world_size) for rank in ranks),
+            micro_batches=int(details.chunks),
+        )
+
+    def schedule_of(self, plan: Plan, mini_batches: int) -> PlannedSchedule:
+        """One flushed step a mini-batch."""
+        details = PipeliningDetails.of(plan)
+        schedule = repeated(self.schedule(plan.cell), mini_batches)
+        return PlannedSchedule(schedule, int(details.chunks), int(details.replicas))
+
+    def pipeline_run(self, plan: Plan) -> PipelineRun:
+        """Micro-batches; the first stage loads a replica's part once a step."""
+        details = PipeliningDetails.of(plan)
+        chunks, pipelines = int(details.chunks), int(details.replicas)
+        ranks = plan.cell.devices // pipelines
+        real, free = _run(type(self), ranks, len(details.stages) // ranks, chunks, pipelines)  # type: ignore[arg-type]
+        loaded = plan.cell.batch_size / pipelines
+        splits = any(
+            event.action is not None and event.action.kind == "backward_input"
+            for event in free.graph.keys
+        )
+        return PipelineRun(real, free, loaded / chunks, loaded, False, pipelines, splits)
+
+    def micro_batches(self, plan: Plan) -> int:
+        """Chunks of a replica's part of a mini-batch."""
+        return int(PipeliningDetails.of(plan).chunks)
+
+    def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
+        """Activations of the micro-batches in flight, and a receive buffer for each."""
+        return pipeline_bytes(workload, plan, self.pipeline_of(plan))
+
     def measured_inputs(self, cell: Cell, site: str) -> tuple[Path, ...]:
         """The profile, where it decides the stages."""
         measured = self.option_values(cell)["balance"] == "profile"
@@ -211,6 +291,14 @@ class SynchronousPipeline(Strategy):
     def details(self, cell: Cell) -> dict[str, Any]:
         """What :meth:`plan` says beside the processes."""
         return self.plan(cell)[1]
+
+
+@lru_cache(maxsize=64)
+def _run(
+    kind: type[SynchronousPipeline], ranks: int, stages_per_rank: int, chunks: int, pipelines: int
+) -> tuple[Repeated, Repeated]:
+    """The run of one shape of pipeline."""
+    return flushing(replicate(kind().one_pipeline(ranks, stages_per_rank, chunks), pipelines))
 
 
 def _needs(one: Schedule, rank: int) -> tuple[Needs, ...]:
@@ -228,6 +316,10 @@ class TorchGPipeSchedule(SynchronousPipeline):
 
     name: ClassVar[str] = "pipe-gpipe"
     label: ClassVar[str] = "GPipe (torch)"
+    parallelism: ClassVar[str | None] = "pipeline"
+    predictors: ClassVar[tuple[str, ...]] = (
+        *("pipeline-replay", "paradl-published", "paradl-corrected"),
+    )
 
     def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
         """Backward passes begin with the first micro-batch, as in torch."""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
+from ddlbench.planning.memory import data_parallel_bytes
 from ddlbench.planning.strategy import Process, Strategy, data_parallel_placement
+
+if TYPE_CHECKING:
+    from ddlbench.planning.plan import Plan
+    from ddlbench.planning.workload import Workload
 
 __all__ = ["Sequential"]
 
@@ -18,6 +24,12 @@ class Sequential(Strategy):
     label: ClassVar[str] = "Sequential"
     family: ClassVar[str] = "baseline"
     executor: ClassVar[str] = "ddlbench.strategies.sequential.executor:SequentialExecutor"
+    predictors: ClassVar[tuple[str, ...]] = ("sequential",)
+    preferred_predictor: ClassVar[Mapping[str, str]] = {
+        "cpu": "sequential",
+        "cuda": "sequential",
+    }
+    recommended_by: ClassVar[Mapping[str, str]] = {"thesis": "sequential", "ddlbench": "sequential"}
 
     def supports(self, cell: Cell) -> str | None:
         """One device only."""
@@ -28,3 +40,7 @@ class Sequential(Strategy):
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         """A single process."""
         return data_parallel_placement(cell)
+
+    def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
+        """Weights, momentum, activations and gradients; nothing is sent."""
+        return data_parallel_bytes(workload, plan)

@@ -15,16 +15,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
+from ddlbench.planning.details import PlanDetails
 from ddlbench.planning.partition import balance
 from ddlbench.planning.pipeline_stages import check_enough, measured_chain, measured_files
+from ddlbench.planning.planned_schedule import PlannedSchedule
 from ddlbench.planning.strategy import DeviceKind, Process, Strategy
+from ddlbench.strategies.torchgpipe.memory import partition_bytes
+from ddlbench.strategies.torchgpipe.partitions import partitions_of
+from ddlbench.strategies.torchgpipe.schedule import torchgpipe_step
 
-__all__ = ["GPipe", "ModelParallel", "TorchGPipe"]
+if TYPE_CHECKING:
+    from ddlbench.planning.plan import Plan
+    from ddlbench.planning.workload import Block, Workload
+
+__all__ = ["GPipe", "ModelParallel", "TorchGPipe", "TorchGPipeDetails"]
 
 _BALANCE_OPTION: dict[str, Any] = {
     "type": ["string", "integer"],
@@ -37,6 +48,28 @@ _BALANCE_OPTION: dict[str, Any] = {
         "blocks, '5+9' says it by hand."
     ),
 }
+
+
+@dataclass(frozen=True)
+class TorchGPipeDetails(PlanDetails):
+    """What a plan of torchgpipe fixes.
+
+    Args:
+        balance: the rule by which blocks are dealt to devices.
+        chunks: micro-batches of a mini-batch.
+        checkpoint: for which of them activations are recomputed.
+        blocks_per_device: where the plan deals the blocks itself (balance ``profile``).
+    """
+
+    balance: str | int
+    chunks: int = 1
+    checkpoint: str = "never"
+    blocks_per_device: tuple[int, ...] = ()
+
+    @property
+    def recomputed(self) -> int:
+        """Micro-batches whose forward pass runs once more."""
+        return {"always": self.chunks, "except_last": self.chunks - 1}.get(self.checkpoint, 0)
 
 
 class TorchGPipe(Strategy):
@@ -89,6 +122,30 @@ class TorchGPipe(Strategy):
             details["blocks_per_device"] = list(balance(chain, cell.devices))
         return processes, details
 
+    def stage_blocks(self, workload: Workload, plan: Plan) -> list[Sequence[Block]]:
+        """The blocks of each partition, cut anew by the profile where the run cuts by itself."""
+        micro_batch = plan.cell.batch_size / self.micro_batches(plan)
+        return list(partitions_of(workload, plan, TorchGPipeDetails.of(plan), micro_batch))
+
+    def schedule_of(self, plan: Plan, mini_batches: int) -> PlannedSchedule:
+        """One step, whatever the number of mini-batches: its spans are of one step, too."""
+        details = TorchGPipeDetails.of(plan)
+        return torchgpipe_step(plan.cell.devices, int(details.chunks), details.recomputed)
+
+    def micro_batches(self, plan: Plan) -> int:
+        """Chunks of a mini-batch."""
+        return int(TorchGPipeDetails.of(plan).chunks)
+
+    def recomputed_micro_batches(self, plan: Plan) -> int:
+        """As ``checkpoint`` says."""
+        return TorchGPipeDetails.of(plan).recomputed
+
+    def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
+        """What each partition holds while all micro-batches are in flight."""
+        details = TorchGPipeDetails.of(plan)
+        partitions = self.stage_blocks(workload, plan)
+        return partition_bytes(workload, plan.cell, partitions, details.chunks, details.checkpoint)
+
     def measured_inputs(self, cell: Cell, site: str) -> tuple[Path, ...]:
         """The profile, where it decides the balance."""
         measured = self.option_values(cell)["balance"] == "profile"
@@ -108,6 +165,20 @@ class GPipe(TorchGPipe):
     label: ClassVar[str] = "GPipe"
     family: ClassVar[str] = "pipeline"
     executor: ClassVar[str] = "ddlbench.strategies.torchgpipe.executor:GPipeExecutor"
+    parallelism: ClassVar[str | None] = "pipeline"
+    predictors: ClassVar[tuple[str, ...]] = (
+        *("ddlbench-eq2", "thesis-6", "torchgpipe-turns"),
+        *("paradl-published", "paradl-corrected"),
+    )
+    # On CPU torchgpipe's partitions take turns; on GPUs they compute at once.
+    preferred_predictor: ClassVar[Mapping[str, str]] = {
+        "cpu": "torchgpipe-turns",
+        "cuda": "thesis-6",
+    }
+    recommended_by: ClassVar[Mapping[str, str]] = {
+        "thesis": "thesis-6",
+        "ddlbench": "ddlbench-eq2",
+    }
     options: ClassVar[dict[str, dict[str, Any]]] = {
         "chunks": {
             "type": "integer",
@@ -147,6 +218,12 @@ class ModelParallel(TorchGPipe):
     label: ClassVar[str] = "Model parallel"
     family: ClassVar[str] = "model"
     executor: ClassVar[str] = "ddlbench.strategies.torchgpipe.executor:ModelParallelExecutor"
+    predictors: ClassVar[tuple[str, ...]] = ("ddlbench-eq2", "model-parallel", "torchgpipe-turns")
+    preferred_predictor: ClassVar[Mapping[str, str]] = {
+        "cpu": "torchgpipe-turns",
+        "cuda": "model-parallel",
+    }
+    recommended_by: ClassVar[Mapping[str, str]] = {"ddlbench": "ddlbench-eq2"}
 
     def ideal_speedup(self, cell: Cell) -> float:
         """One device computes at a time."""

@@ -14,6 +14,7 @@ from torchgpipe.balance import balance_by_size, balance_by_time
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
+from ddlbench.strategies.torchgpipe.descriptor import TorchGPipeDetails
 from ddlbench.strategies.torchgpipe.spans import PartitionSpan, recording
 from ddlbench.strategies.torchgpipe.workers import KeptWorkers
 
@@ -32,15 +33,14 @@ class GPipeExecutor(StepwiseExecutor):
 
     def place(self, network: nn.Sequential) -> nn.Module:
         """Cut the network and put each partition on its device."""
-        details = self.plan.details
-        self.chunks = int(details.get("chunks", 1))
-        self.checkpoint = str(details.get("checkpoint", "never"))
+        details = TorchGPipeDetails.of(self.plan)
+        self.chunks, self.checkpoint = int(details.chunks), details.checkpoint
         devices = list(self.context.devices)
         cell = self.plan.cell
         sample = torch.rand(cell.batch_size // self.chunks, *DATASETS[cell.dataset].shape)
-        rule = str(details["balance"])
+        rule = str(details.balance)
         if rule == "profile":  # planned, as only the plan sees what the site measured
-            rule = "+".join(map(str, details["blocks_per_device"]))
+            rule = "+".join(map(str, details.blocks_per_device))
         self.balance = (
             # Times that are taken anew may deal otherwise than those of the run that goes on here.
             self.context.fixed.get("blocks_per_device")

@@ -7,30 +7,50 @@ in which a device would have none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.planning.plan import Plan
-from ddlbench.predict.workload import Workload
-from ddlbench.strategies.tensor_parallel.descriptor import grid_of
+from ddlbench.planning.layer_split import LayerSplit
 
-__all__ = [
-    "ROWS",
-    "WEIGHTS",
-    "dealt_share",
-    "dealt_shares",
-    "first_dealt",
-    "row_grid",
-    "rows_end",
-    "rows_share",
-    "shape_of",
-]
+if TYPE_CHECKING:
+    from ddlbench.planning.workload import Workload
 
-ROWS = ("spatial", "data-spatial")
-WEIGHTS = ("filter", "channel", "data-filter")
+__all__ = ["By", "layer_split", "shape_of"]
+
+By = Literal["rows", "filter", "channel"]
 _HEADS = ("Linear", "Flatten", "Adaptive")
 _DEALT = ("Conv1d", "Conv2d", "Conv3d", "Linear")
+
+
+def layer_split(
+    workload: Workload, by: By, group: int, grid: Mapping[int, int], until: str
+) -> LayerSplit:
+    """How a group of devices splits a profiled network.
+
+    Args:
+        workload: the profile, with the shapes of its layers.
+        by: what is split.
+        group: devices that compute the same samples.
+        grid: devices along each dimension, of rows.
+        until: "head", "auto", or the name of the first block that is whole again, of rows.
+
+    Raises:
+        ConfigError: the profile has no shapes, or ``until`` names no block of it.
+    """
+    whole = {entry["name"]: 1.0 for entry in workload.layer_entries}
+    if by == "rows":
+        return LayerSplit(whole, grid, _rows_end(workload, grid, until))
+    if group == 1:
+        return LayerSplit(whole)
+    entries = workload.layer_entries
+    first = next((str(entry["name"]) for entry in entries if entry["kind"] in _DEALT), "")
+    return LayerSplit(
+        {
+            entry["name"]: _dealt_share(entry, by, group, entry["name"] == first, workload.network)
+            for entry in entries
+        }
+    )
 
 
 def shape_of(entry: Mapping[str, Any], network: str) -> Mapping[str, Any]:
@@ -45,18 +65,8 @@ def shape_of(entry: Mapping[str, Any], network: str) -> Mapping[str, Any]:
     return shape
 
 
-def row_grid(plan: Plan) -> dict[int, int]:
-    """Devices along each split dimension, counted from the last."""
-    return grid_of(str(plan.details.get("split", "height")), int(plan.details["group"]))
-
-
-def rows_end(workload: Workload, plan: Plan) -> int:
-    """Index of the first block that every device computes whole again.
-
-    Raises:
-        ConfigError: the profile has no shapes, or the cell names a block that it has not.
-    """
-    until, grid = str(plan.details.get("until", "head")), row_grid(plan)
+def _rows_end(workload: Workload, grid: Mapping[int, int], until: str) -> int:
+    """Index of the first block that every device computes whole again."""
     blocks: dict[int, list[Mapping[str, Any]]] = {}
     for entry in workload.layer_entries:
         blocks.setdefault(entry["block"], []).append(entry)
@@ -72,54 +82,19 @@ def rows_end(workload: Workload, plan: Plan) -> int:
     return len(blocks)
 
 
-def rows_share(extents: Sequence[int], grid: Mapping[int, int]) -> float:
-    """Of an activation, with the fullest device; 1 where it has no rows."""
-    share = 1.0
-    for dim, size in grid.items():
-        if len(extents) > -dim:
-            share *= -(-extents[dim] // size) / extents[dim]
-    return share
-
-
-def dealt_shares(workload: Workload, plan: Plan) -> dict[str, float]:
-    """What the fullest device has of each layer's weights, by the layer's name.
-
-    Raises:
-        ConfigError: the profile has no shapes.
-    """
-    entries = workload.layer_entries
-    if plan.cell.strategy in ROWS or int(plan.details["group"]) == 1:
-        return {entry["name"]: 1.0 for entry in entries}
-    first = first_dealt(entries)
-    return {
-        entry["name"]: dealt_share(entry, plan, entry["name"] == first, workload.network)
-        for entry in entries
-    }
-
-
-def dealt_share(entry: Mapping[str, Any], plan: Plan, first: bool, network: str) -> float:
+def _dealt_share(entry: Mapping[str, Any], by: By, group: int, first: bool, network: str) -> float:
     """Share of a layer's weights that the fullest device has, of filters or channels.
 
-    Args:
-        entry: a layer of the profile.
-        plan: of a strategy of :data:`WEIGHTS`.
-        first: it is the network's first one with weights to deal, which channels leave whole.
-        network: for messages.
+    ``first``: it is the first layer with weights to deal; a split by channels leaves it whole.
     """
-    by_channel = plan.cell.strategy == "channel"
+    by_channel = by == "channel"
     if entry["kind"] not in _DEALT or (by_channel and first):
         return 1.0
     extents = shape_of(entry, network)["input" if by_channel else "output"]
     if not extents:
         return 1.0
     features = int(extents[-1 if entry["kind"] == "Linear" else 0])
-    group = int(plan.details["group"])
     return -(-features // group) / features
-
-
-def first_dealt(entries: Iterable[Mapping[str, Any]]) -> str:
-    """Name of the first layer with weights to deal; empty where there is none."""
-    return next((str(entry["name"]) for entry in entries if entry["kind"] in _DEALT), "")
 
 
 def _is_head(entry: Mapping[str, Any]) -> bool:

@@ -11,37 +11,33 @@ lie: a new one is beside them until it is added.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from ddlbench.planning.plan import Plan
-from ddlbench.predict.workload import Workload
+from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
 
-__all__ = ["served_bytes"]
+if TYPE_CHECKING:
+    from ddlbench.planning.plan import Plan
+    from ddlbench.planning.workload import Workload
+
+__all__ = ["server_and_worker_bytes"]
 
 
-def served_bytes(
-    workload: Workload,
-    plan: Plan,
-    persistent: Callable[..., float],
-    backward_peak: Callable[..., float],
-) -> tuple[int, ...]:
+def server_and_worker_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
     """Peak bytes of every rank.
 
     Args:
         workload: the profile.
         plan: with processes of role ``server`` and ``worker``.
-        persistent: bytes of weights, buffers and momentum of blocks.
-        backward_peak: bytes at the worst moment of one backward pass.
     """
     cell, blocks = plan.cell, workload.blocks
     workers = sum(process.role == "worker" for process in plan.processes)
     weights = sum(block.parameter_bytes for block in blocks)
     copies = workers + (2 if cell.momentum > 0 else 1)
-    found = {
+    of_role = {
         "server": weights / (plan.world_size - workers) * copies,
-        "worker": persistent(blocks, 0.0)
-        + backward_peak(blocks, cell.batch_size / workers, gradients_exist=True),
+        "worker": persistent_bytes(blocks, 0.0)
+        + backward_peak_bytes(blocks, cell.batch_size / workers, gradients_exist=True),
     }
     return tuple(
-        round(workload.fixed_memory_bytes + found[process.role]) for process in plan.processes
+        round(workload.fixed_memory_bytes + of_role[process.role]) for process in plan.processes
     )

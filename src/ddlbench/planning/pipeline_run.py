@@ -7,17 +7,15 @@
     flowing    fill | the same again and again | drain    updates of stage 0, once they come in a
                       `---- window ----'                  pattern that repeats
 
-Events are ordered once for each shape of pipeline (ranks, stages, micro-batches, replicas), and
-timed for every cell of that shape.
+Ordering the events takes long, timing them does not: a strategy keeps the run of each shape of
+pipeline (ranks, stages, micro-batches, replicas), and predictors time it for every cell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
-from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import (
     EAGER,
     EventGraph,
@@ -25,14 +23,9 @@ from ddlbench.planning.schedules import (
     Schedule,
     events_of,
     messaging_of,
-    replicate,
 )
-from ddlbench.planning.strategy import strategy_of
-from ddlbench.predict.prediction import NotPredictable
-from ddlbench.strategies.pipedream.descriptor import StagedStrategy
-from ddlbench.strategies.pipelining.descriptor import SynchronousPipeline
 
-__all__ = ["PipelineRun", "Repeated", "run_of"]
+__all__ = ["PipelineRun", "Repeated", "flowing", "flushing"]
 
 _SAME = 1e-9  # relative difference of times that are the same but for rounding
 _MOST_STEPS = 12
@@ -110,45 +103,12 @@ class PipelineRun:
     splits: bool
 
 
-def run_of(plan: Plan) -> PipelineRun:
-    """The run of a plan.
+def flushing(schedule: Schedule) -> tuple[Repeated, Repeated]:
+    """One step of a schedule that ends with an update: as its runtime messages, and eagerly.
 
-    Raises:
-        NotPredictable: its strategy has no schedule here.
+    Args:
+        schedule: of all replicas.
     """
-    cell, details, strategy = plan.cell, plan.details, strategy_of(plan.cell.strategy)
-    if isinstance(strategy, SynchronousPipeline):
-        chunks, pipelines = int(details["chunks"]), int(details["replicas"])
-        ranks = cell.devices // pipelines
-        stages_per_rank = len(details["stages"]) // ranks
-        real, free = _flushing(cell.strategy, ranks, stages_per_rank, chunks, pipelines)
-        loaded = cell.batch_size / pipelines
-        splits = any(
-            event.action is not None and event.action.kind == "backward_input"
-            for event in free.graph.keys
-        )
-        return PipelineRun(real, free, loaded / chunks, loaded, False, pipelines, splits)
-    if isinstance(strategy, StagedStrategy):
-        counts = tuple(int(replicas) for _, _, replicas in details["stages"])
-        late = details.get("stage_all_reduce") == "async"
-        extra = int(details.get("extra_warmup", 0))
-        real, free = _flowing(cell.strategy, counts, extra, late)
-        return PipelineRun(real, free, cell.batch_size, cell.batch_size, True, 1, False)
-    raise NotPredictable(f"strategy {cell.strategy} has no schedule that could be replayed")
-
-
-@lru_cache(maxsize=64)
-def _flushing(
-    name: str,
-    ranks: int,
-    stages_per_rank: int,
-    chunks: int,
-    pipelines: int,
-) -> tuple[Repeated, Repeated]:
-    """One step of all replicas."""
-    strategy = strategy_of(name)
-    assert isinstance(strategy, SynchronousPipeline)
-    schedule = replicate(strategy.one_pipeline(ranks, stages_per_rank, chunks), pipelines)
 
     def repeated(messaging: Messaging) -> Repeated:
         graph = events_of(schedule, messaging)
@@ -157,26 +117,24 @@ def _flushing(
     return repeated(messaging_of(schedule)), repeated(EAGER)
 
 
-@lru_cache(maxsize=64)
-def _flowing(
-    name: str, counts: tuple[int, ...], extra_warmup: int, late: bool
+def flowing(
+    schedule_of: Callable[[int], Schedule], counts: Sequence[int], late: bool
 ) -> tuple[Repeated, Repeated]:
     """As many mini-batches as it takes to fill, to see the pattern, and to drain.
 
     Stage 0 has ``r_0 (W_0 + 1)`` mini-batches under way at most, so what they leave behind is gone
     after twice as many; the window has four times as many.
+
+    Args:
+        schedule_of: the schedule of so many mini-batches.
+        counts: replicas of each stage.
+        late: replicas wait for the sum of their gradients after their next backward pass.
     """
-    details = {
-        "stages": [(0, 0, count) for count in counts],
-        "extra_warmup": extra_warmup,
-    }
-    strategy = strategy_of(name)
-    assert isinstance(strategy, StagedStrategy)
-    shape = strategy.schedule(details, 1)
+    shape = schedule_of(1)
     filling = max(r * (waiting + 1) for r, waiting in zip(counts, shape.warmups, strict=True))
     first = counts[0]
     skipped, window = (first * -(-times * filling // first) for times in (2, 4))
-    schedule = strategy.schedule(details, skipped + window + filling)
+    schedule = schedule_of(skipped + window + filling)
     real = replace(messaging_of(schedule), late_sums=late)
     seen = range(skipped // first - 1, (skipped + window) // first)
 

@@ -15,85 +15,84 @@ Layers keep a storage once, with the layer that first saves it; a copy with a ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddlbench.planning.gradient_buckets import DEFAULT_BUCKET_BYTES
-from ddlbench.planning.plan import Plan
-from ddlbench.predict.split_layers import (
-    ROWS,
-    WEIGHTS,
-    dealt_shares,
-    row_grid,
-    rows_end,
-    rows_share,
-    shape_of,
-)
-from ddlbench.predict.workload import Block, Workload
+from ddlbench.planning.layer_split import LayerSplit, rows_share
+from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
+from ddlbench.strategies.tensor_parallel.shares import By, shape_of
 
-__all__ = ["SPLIT", "split_bytes"]
+if TYPE_CHECKING:
+    from ddlbench.experiment.cell import Cell
+    from ddlbench.planning.workload import Block, Workload
 
-SPLIT = (*ROWS, *WEIGHTS)
+__all__ = ["split_bytes"]
+
 _ITEM_BYTES = 4
 _WINDOWS = ("Conv", "MaxPool", "AvgPool")
 
 
 def split_bytes(
-    workload: Workload,
-    plan: Plan,
-    persistent: Callable[..., float],
-    backward_peak: Callable[..., float],
+    workload: Workload, cell: Cell, split: LayerSplit, *, by: By, group: int, replicas: int
 ) -> tuple[int, ...]:
     """Peak bytes of every rank; ranks differ by a row or filter at most, the fullest counts.
 
     Args:
         workload: the profile, with the shapes of its layers.
-        plan: of a strategy of :data:`SPLIT`.
-        persistent: bytes of weights, buffers and momentum of blocks.
-        backward_peak: bytes at the worst moment of one backward pass.
+        cell: of one process a device.
+        split: how a group splits the network.
+        by: what is split.
+        group: devices that compute the same samples.
+        replicas: groups.
 
     Raises:
         ConfigError: the profile has no shapes.
     """
-    cell = plan.cell
     end = len(workload.blocks)
-    if int(plan.details["group"]) == 1:
+    if group == 1:
         blocks = list(workload.blocks)
-    elif cell.strategy in ROWS:
-        end = rows_end(workload, plan)
-        blocks = _of_rows(workload, plan, end)
+    elif split.end is not None:
+        end = split.end
+        blocks = _of_rows(workload, split.grid, end)
     else:
-        blocks = _of_weights(workload, plan)
-    samples = cell.batch_size / int(plan.details["replicas"])
+        blocks = _of_weights(workload, split, by == "channel")
+    samples = cell.batch_size / replicas
     weights = sum(block.parameter_bytes for block in blocks)
-    moment = max(backward_peak(blocks, samples), weights + _flattened(workload, plan, blocks, end))
-    bytes_ = workload.fixed_memory_bytes + persistent(blocks, cell.momentum) + moment
-    return (round(bytes_),) * plan.world_size
+    by_rows = split.end is not None and group > 1
+    flattened = _flattened(workload, split, blocks, end, (by_rows, replicas > 1))
+    moment = max(backward_peak_bytes(blocks, samples), weights + flattened)
+    bytes_ = workload.fixed_memory_bytes + persistent_bytes(blocks, cell.momentum) + moment
+    return (round(bytes_),) * cell.devices
 
 
-def _flattened(workload: Workload, plan: Plan, blocks: Sequence[Block], end: int) -> float:
+def _flattened(
+    workload: Workload,
+    split: LayerSplit,
+    blocks: Sequence[Block],
+    end: int,
+    reduced: tuple[bool, bool],
+) -> float:
     """Gradients once more, in the buckets that all-reduces at the end of a step send.
 
     Those of rows, before ``end``, go over all devices; then the others over groups. A gradient
-    that is larger than a bucket is alone in it, and sent where it lies.
+    that is larger than a bucket is alone in it, and sent where it lies. ``reduced``: whether there
+    is an all-reduce over rows, and one over groups.
     """
-    several = int(plan.details["replicas"]) > 1
-    by_rows = plan.cell.strategy in ROWS and int(plan.details["group"]) > 1
+    by_rows, several = reduced
     copied = [block.parameter_bytes for block in blocks]
-    shares = dealt_shares(workload, plan)
     for entry in workload.layer_entries:
-        own = entry["parameter_bytes"] * shares[entry["name"]]
+        own = entry["parameter_bytes"] * split.weight_shares[entry["name"]]
         if own > DEFAULT_BUCKET_BYTES:
             copied[entry["block"]] -= round(own)
     first = sum(copied[:end]) if by_rows or several else 0
     return max(first, sum(copied[end:]) if several else 0)
 
 
-def _of_rows(workload: Workload, plan: Plan, end: int) -> list[Block]:
+def _of_rows(workload: Workload, grid: Mapping[int, int], end: int) -> list[Block]:
     """Blocks up to the end with own rows, the others whole."""
-    grid = row_grid(plan)
     layers = _by_block(workload)
     found = []
     for index, block in enumerate(workload.blocks):
@@ -164,9 +163,9 @@ def _read_share(shape: Mapping[str, Any], grid: Mapping[int, int]) -> float:
     return share
 
 
-def _of_weights(workload: Workload, plan: Plan) -> list[Block]:
+def _of_weights(workload: Workload, split: LayerSplit, by_channel: bool) -> list[Block]:
     """Blocks with their part of the weights; activations stay whole."""
-    layers, all_shares = _by_block(workload), dealt_shares(workload, plan)
+    layers, all_shares = _by_block(workload), split.weight_shares
     found = []
     for index, block in enumerate(workload.blocks):
         own = layers.get(index, [])
@@ -174,7 +173,7 @@ def _of_weights(workload: Workload, plan: Plan) -> list[Block]:
         parameters = sum(e["parameter_bytes"] * s for e, s in zip(own, shares, strict=True))
         rest = block.parameter_bytes - sum(e["parameter_bytes"] for e in own)
         saved = block.saved_bytes
-        if plan.cell.strategy == "channel":
+        if by_channel:
             for entry, share in zip(own, shares, strict=True):
                 if share < 1:
                     saved += _copied_channels(entry, share, workload.network)

@@ -10,16 +10,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.pipeline_cut import even_blocks, even_costs
-from ddlbench.planning.plan import Plan
-from ddlbench.predict.workload import Block, Workload
+
+if TYPE_CHECKING:
+    from ddlbench.planning.plan import Plan
+    from ddlbench.planning.workload import Block, Workload
+    from ddlbench.strategies.torchgpipe.descriptor import TorchGPipeDetails
 
 __all__ = ["partitions_of"]
 
 
-def partitions_of(workload: Workload, plan: Plan, micro_batch: float) -> list[tuple[Block, ...]]:
+def partitions_of(
+    workload: Workload, plan: Plan, details: TorchGPipeDetails, micro_batch: float
+) -> list[tuple[Block, ...]]:
     """The blocks of each device of a pipeline or model-parallel plan.
 
     ``5+9``, ``blocks`` and ``profile``, whose cut the plan holds, are exact. For ``time`` and
@@ -31,7 +37,7 @@ def partitions_of(workload: Workload, plan: Plan, micro_batch: float) -> list[tu
     """
     blocks = workload.blocks
     parts = len(plan.processes[0].devices)
-    rule = str(plan.details["balance"])
+    rule = str(details.balance)
     if len(blocks) < parts:
         raise ConfigError(
             f"{workload.network} has {len(blocks)} blocks, too few for {parts} devices; "
@@ -44,7 +50,7 @@ def partitions_of(workload: Workload, plan: Plan, micro_batch: float) -> list[tu
         costs = [2 * b.parameter_bytes + plan.cell.batch_size * b.saved_bytes for b in blocks]
         counts = _balanced(costs, parts)
     elif rule == "profile":
-        counts = [int(count) for count in plan.details["blocks_per_device"]]
+        counts = list(details.blocks_per_device)
     elif rule == "blocks":
         counts = list(even_blocks(len(blocks), (1,) * parts))
     else:

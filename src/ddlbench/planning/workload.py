@@ -11,7 +11,7 @@ from typing import Any
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.lines import Timing
-from ddlbench.predict.backward_shares import backward_shares
+from ddlbench.planning.backward_shares import backward_shares
 
 __all__ = ["Block", "Step", "Tensor", "Workload"]
 

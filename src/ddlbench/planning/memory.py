@@ -1,0 +1,188 @@
+"""Peak memory of each device, from a profile and a plan: what the strategies' own models share.
+
+::
+
+    one device   weights | buffers | momentum |  activations of blocks not yet gone backward
+                                              |  + gradients of those that have
+    a stage      weights | buffers | momentum | stashed versions |  activations in flight
+                                              |  + the worst moment of one backward pass
+                                              |  + receive buffers
+
+Peak of a backward pass over blocks 1..n with b samples, at the worst block k:
+``b (saved_1 + .. + saved_k + input_k + output_k) + gradients_k + .. + gradients_n``, as zero_grad
+drops gradients before the forward pass. Workspace of operations and fragmentation are not in it.
+
+A rank that holds f forward passes without their backward pass keeps what autograd saved for each;
+the last of them goes backward beside the others. PipeDream's stage s keeps W_s + 1 mini-batches and
+as many weight versions (Narayanan et al. 2019, section 3.3); torch.distributed.pipelining keeps a
+receive buffer for every micro-batch and cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.planning.gradient_buckets import DEFAULT_BUCKET_BYTES
+from ddlbench.planning.strategy import strategy_of
+
+if TYPE_CHECKING:
+    from ddlbench.experiment.site import Site
+    from ddlbench.planning.pipeline import Pipeline
+    from ddlbench.planning.plan import Plan
+    from ddlbench.planning.workload import Block, Workload
+
+__all__ = [
+    "backward_peak_bytes",
+    "capacity_bytes",
+    "data_parallel_bytes",
+    "fits",
+    "fullest_bytes",
+    "memory_bytes",
+    "persistent_bytes",
+    "pipeline_bytes",
+]
+
+
+def memory_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
+    """Peak bytes of every device, in the order of ranks and their devices.
+
+    Raises:
+        ConfigError: the strategy has no memory model, or the network cannot be cut as asked.
+    """
+    return strategy_of(plan.cell.strategy).memory_bytes(workload, plan)
+
+
+def capacity_bytes(workload: Workload, site: Site) -> float | None:
+    """Memory of one device: the profile's, on CPU what the site gives it; None where unknown."""
+    if workload.device_memory_bytes:
+        return float(workload.device_memory_bytes)
+    if site.device == "cpu" and site.memory_per_device_mb is not None:
+        return site.memory_per_device_mb * 1e6
+    return None
+
+
+def fullest_bytes(workload: Workload, plan: Plan, devices: Sequence[int]) -> int:
+    """The number that a measured peak compares with: the fullest place that is counted apart.
+
+    On CUDA that is the fullest device; on CPU a process, with all partitions that it drives.
+    """
+    if workload.device_kind == "cuda":
+        return max(devices)
+    sums, first = [], 0
+    for process in plan.processes:
+        sums.append(sum(devices[first : first + len(process.devices)]))
+        first += len(process.devices)
+    return max(sums)
+
+
+def fits(workload: Workload, plan: Plan, devices: Sequence[int], capacity_bytes: float) -> bool:
+    """Whether no device needs more than it has.
+
+    On CPU the devices of one process share their memory, as torchgpipe's partitions do.
+    """
+    if workload.device_kind == "cuda":
+        return max(devices) <= capacity_bytes
+    first = 0
+    for process in plan.processes:
+        count = len(process.devices)
+        if sum(devices[first : first + count]) > count * capacity_bytes:
+            return False
+        first += count
+    return True
+
+
+def persistent_bytes(blocks: Sequence[Block], momentum: float) -> float:
+    """Weights, buffers such as batch-norm statistics, and SGD's momentum."""
+    weights = sum(block.parameter_bytes for block in blocks)
+    return weights * (2 if momentum > 0 else 1) + sum(block.buffer_bytes for block in blocks)
+
+
+def backward_peak_bytes(
+    blocks: Sequence[Block], samples: float, gradients_exist: bool = False
+) -> float:
+    """Activations and gradients at the worst moment of a backward pass.
+
+    With ``gradients_exist`` an earlier micro-batch left gradients everywhere, and a block's new
+    one is beside it until it is added.
+    """
+    saved = sum(block.saved_bytes for block in blocks)
+    gradients = sum(block.parameter_bytes for block in blocks) if gradients_exist else 0.0
+    peak = float(gradients)
+    done = 0.0
+    for block in reversed(blocks):
+        done += block.parameter_bytes
+        moment = samples * (saved + block.input_bytes + block.output_bytes)
+        moment += gradients + block.parameter_bytes if gradients_exist else done
+        peak = max(peak, moment)
+        saved -= block.saved_bytes
+    return max(peak, done)
+
+
+def data_parallel_bytes(
+    workload: Workload, plan: Plan, communication_bytes: float = 0.0
+) -> tuple[int, ...]:
+    """Peak bytes of every rank, where each holds the whole network and an equal share of a batch.
+
+    Args:
+        workload: the profile.
+        plan: of one process a device.
+        communication_bytes: what the strategy holds to send gradients.
+
+    Raises:
+        ConfigError: the mini-batch does not divide over the ranks.
+    """
+    cell = plan.cell
+    share = cell.batch_size / plan.world_size
+    if share != int(share):
+        raise ConfigError(
+            f"a mini-batch of {cell.batch_size} does not divide over {plan.world_size} workers; "
+            f"make batch_size a multiple of {plan.world_size}"
+        )
+    bytes_ = (
+        workload.fixed_memory_bytes
+        + persistent_bytes(workload.blocks, cell.momentum)
+        + communication_bytes
+        + backward_peak_bytes(workload.blocks, share)
+    )
+    return (round(bytes_),) * plan.world_size
+
+
+def pipeline_bytes(workload: Workload, plan: Plan, pipeline: Pipeline) -> tuple[int, ...]:
+    """Peak bytes of every rank of a pipeline with one process a device.
+
+    Raises:
+        ConfigError: the plan cuts a network of other blocks than the profile's.
+    """
+    pipeline.check_blocks(len(workload.blocks))
+    return tuple(round(_rank(rank, workload, plan, pipeline)) for rank in range(plan.world_size))
+
+
+def _rank(rank: int, workload: Workload, plan: Plan, pipeline: Pipeline) -> float:
+    own = [pipeline.stages[index] for index in pipeline.of_rank(rank)]
+    blocks = [block for stage in own for block in workload.blocks[stage.first : stage.last]]
+    weights = sum(block.parameter_bytes for block in blocks)
+    saved = sum(block.saved_bytes for block in blocks)
+    samples, micro_batches = pipeline.samples, pipeline.micro_batches
+    several = micro_batches is not None and micro_batches > 1
+    bytes_ = workload.fixed_memory_bytes + persistent_bytes(blocks, plan.cell.momentum)
+    bytes_ += (pipeline.in_flight[rank] - 1) * samples * saved / len(own)
+    bytes_ += backward_peak_bytes(blocks, samples, several)
+    bytes_ += (own[0].weight_versions - 1) * weights
+    if micro_batches is not None:
+        bytes_ += micro_batches * samples * _received_bytes(pipeline.spans(rank), workload)
+    if len(own[0].ranks) > 1:
+        bytes_ += min(weights, DEFAULT_BUCKET_BYTES)
+    return bytes_
+
+
+def _received_bytes(spans: Sequence[tuple[int, int]], workload: Workload) -> float:
+    """Bytes a sample that arrive at a rank's stages: activations and their gradients."""
+    total = 0.0
+    for first, last in spans:
+        if first > 0:
+            total += workload.blocks[first].input_bytes
+        if last < len(workload.blocks):
+            total += workload.blocks[last - 1].output_bytes
+    return total
