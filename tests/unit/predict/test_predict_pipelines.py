@@ -326,10 +326,12 @@ def test_a_result_of_stages_that_a_newer_profile_would_not_cut_is_stale(
     monkeypatch.chdir(tmp_path)
     cell = make.cell("gpipe", "1x2", 8, options={"balance": "profile", "chunks": 1})
     make.write_site(tmp_path / "results", make.profile(), None)
-    measured = make_plan(cell, "local").digest
-    assert not _is_stale(measured, cell, "local")
+    root = tmp_path / "results"
+    made_from = {"links_digest": None, "profile_digest": None}
+    measured = {**made_from, "plan_digest": make_plan(cell, "local").digest}
+    assert not _is_stale(measured, cell, "local", root)
     slow = [make.block(n, 0, forward=make.timings(0, 0.01 if n else 0.1)) for n in range(4)]
     make.write_site(tmp_path / "results", make.profile(blocks=slow), None)
-    assert _is_stale(measured, cell, "local")
+    assert _is_stale(measured, cell, "local", root)
     profile_file("local", "mnist/vgg11/fp32-1t").unlink()
-    assert not _is_stale(measured, cell, "local")  # nobody can tell
+    assert not _is_stale(measured, cell, "local", root)  # nobody can tell
