@@ -42,7 +42,7 @@ if workflow.is_main_process:
 
 wildcard_constraints:
     cell=r"[^.].*/rep\d+",
-    figure=r"[a-z_]+",
+    figure=r"[a-z0-9_]+",
 
 
 def results(wildcards):
@@ -69,6 +69,13 @@ def figure_files(wildcards):
     from ddlbench.report import figures_for
 
     return [str(FIGURES / f"{name}.png") for name in figures_for(ROWS)]
+
+
+def figure_caption(name):
+    """What the HTML report says of a figure."""
+    from ddlbench.report.registry import caption_of
+
+    return caption_of(name)
 
 
 def known_cell(wildcards):

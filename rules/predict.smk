@@ -34,7 +34,7 @@ rule prediction_figure:
     output:
         png=report(
             str(PREDICTION_FIGURES / "{prediction}.png"),
-            caption="../workflow/report/prediction.rst",
+            caption="../workflow/report/figure.rst",
             category="Predictions",
             labels={"figure": "{prediction}"},
         ),
@@ -47,6 +47,8 @@ rule prediction_figure:
     localrule: True
     conda:
         "../envs/environment.yaml"
+    params:
+        caption=lambda wildcards: figure_caption(wildcards.prediction),
     message:
         "figure {wildcards.prediction} of {EXPERIMENT.name} on {SITE.name}"
     script:

@@ -9,7 +9,7 @@ PREDICTION_FIGURES = prediction_figures_dir(SITE.name, EXPERIMENT.name)
 def prediction_files(wildcards):
     """Predictions, and the figures of them that suit this matrix."""
     # Here, because a job that measures a cell reads this file too and predicts nothing.
-    from ddlbench.report.prediction_figures import prediction_figures_for
+    from ddlbench.report.registry import prediction_figures_for
 
     names = prediction_figures_for(ROWS)
     return [PREDICTIONS, *(str(PREDICTION_FIGURES / f"{name}.png") for name in names)]

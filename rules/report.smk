@@ -43,6 +43,7 @@ rule figure:
         "../envs/environment.yaml"
     params:
         site=SITE.description,
+        caption=lambda wildcards: figure_caption(wildcards.figure),
     message:
         "figure {wildcards.figure} of {EXPERIMENT.name} on {SITE.name}"
     script:

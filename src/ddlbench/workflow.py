@@ -125,10 +125,8 @@ def draw_predictions(
     experiment: Experiment, site: Site, rows: list[MatrixRow], names: Sequence[str] | None = None
 ) -> list[Path]:
     """Draw figures of the predictions that are there: all that suit the matrix, or those named."""
-    from ddlbench.report.prediction_figures import (  # noqa: PLC0415
-        make_prediction_figures,
-        prediction_figures_for,
-    )
+    from ddlbench.report.drawing import make_prediction_figures  # noqa: PLC0415 - as above
+    from ddlbench.report.registry import prediction_figures_for  # noqa: PLC0415
 
     return make_prediction_figures(
         names or prediction_figures_for(rows),

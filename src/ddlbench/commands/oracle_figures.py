@@ -16,7 +16,6 @@ from ddlbench.predict.paradl.question import STRATEGIES
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 __all__ = ["departures_command", "explain_command", "figure_command"]
 
@@ -39,13 +38,11 @@ def figure_command(measured: Path, platform: Platform, campaign: str, out: Path)
     Writes oracle.png, .pdf and .csv. Of an experiment's own runs, `ddlbench accuracy --figures`
     draws it.
     """
-    from ddlbench.report.oracle_published import draw  # noqa: PLC0415 - matplotlib takes its time
-    from ddlbench.report.style import style  # noqa: PLC0415
+    from ddlbench.report.drawing import draw_figure  # noqa: PLC0415 - matplotlib takes its time
 
     rows = _reliable(measured, campaign)
     where = f"{measured.name}, campaign {campaign}. {platform.values['description']}."
-    with style():
-        made = _write(out / "oracle.png", *draw(rows, platform, where))
+    made = draw_figure("oracle_published", out / "oracle.png", rows, platform, where)
     click.echo(f"{made}, .pdf and .csv are written")
 
 
@@ -110,13 +107,10 @@ def explain_command(strategies: tuple[str, ...], out: Path) -> None:
     Writes split-STRATEGY.png and .pdf. For schedules of pipelines see `ddlbench timeline
     --schedule`.
     """
-    from ddlbench.report.split_pictures import draw  # noqa: PLC0415 - matplotlib takes its time
-    from ddlbench.report.style import save_figure, style  # noqa: PLC0415
+    from ddlbench.report.drawing import draw_figure  # noqa: PLC0415 - matplotlib takes its time
 
     for name in strategies or STRATEGIES:
-        made = out / f"split-{name.replace('+', '-')}.png"
-        with style():
-            save_figure(draw(name), made)
+        made = draw_figure("split", out / f"split-{name.replace('+', '-')}.png", name)
         click.echo(f"{made} and .pdf are written")
 
 
@@ -178,13 +172,3 @@ def _part(row: dict[Any, Any]) -> str:
         return "(parts not told apart)"
     measured, projected = row["part_measured_s"], row["part_projected_s"]
     return f"{row['part']}: {measured:.4g} s for {projected:.4g} s"
-
-
-def _write(png: Path, figure: Figure, plotted: pd.DataFrame) -> Path:
-    from ddlbench.report.style import save_figure  # noqa: PLC0415 - as above
-    from ddlbench.report.tables import write_table  # noqa: PLC0415
-
-    png.parent.mkdir(parents=True, exist_ok=True)
-    write_table(png.with_suffix(".csv"), plotted)
-    save_figure(figure, png)
-    return png

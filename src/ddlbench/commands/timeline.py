@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -11,10 +11,6 @@ from click.core import ParameterSource
 from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.report.timeline.lessons import SCHEDULES, Lesson
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
 
 __all__ = ["timeline"]
 
@@ -100,32 +96,28 @@ def timeline(
 
 
 def _of_cell(folder: Path, out: Path, steps: int | None) -> Path:
-    from ddlbench.report.style import style  # noqa: PLC0415 - matplotlib takes its time
-    from ddlbench.report.timeline import captions  # noqa: PLC0415
+    from ddlbench.report.drawing import draw_figure  # noqa: PLC0415 - matplotlib takes its time
     from ddlbench.report.timeline.cell import read_cell  # noqa: PLC0415
     from ddlbench.report.timeline.chrome import chrome_trace  # noqa: PLC0415
-    from ddlbench.report.timeline.pages import draw_page  # noqa: PLC0415
 
     cell = read_cell(folder, steps)
-    told = [*captions.sentences([cell]), *captions.measured_where(cell.result)]
-    with style():
-        drawn = draw_page(captions.TITLE, list(captions.shown_windows(cell)), told)
-        trace = chrome_trace({"planned": cell.planned, "measured": cell.measured}, cell.rows)
-        return _write(out / "timeline.png", drawn, trace)
+    png = draw_figure("timeline", out / "timeline.png", cell)
+    boxes = {"planned": cell.planned, "measured": cell.measured}
+    write_json(png.with_suffix(".json"), chrome_trace(boxes, cell.rows))
+    return png
 
 
 def _of_schedule(lesson: Lesson, out: Path) -> Path:
-    from ddlbench.report.style import style  # noqa: PLC0415 - as above
+    from ddlbench.report.drawing import draw_figure  # noqa: PLC0415 - as above
     from ddlbench.report.timeline.chrome import chrome_trace  # noqa: PLC0415
-    from ddlbench.report.timeline.pages import draw_page  # noqa: PLC0415
-    from ddlbench.report.timeline.teaching import caption, show  # noqa: PLC0415
+    from ddlbench.report.timeline.teaching import show  # noqa: PLC0415
 
+    png = draw_figure("schedule", out / f"{lesson.schedule}.png", lesson)
     shown = show(lesson)
     assert shown.window.planned is not None
-    with style():
-        drawn = draw_page("Which device computes what when", [shown], caption(lesson))
-        trace = chrome_trace({"planned": shown.window.planned.boxes}, shown.rows)
-        return _write(out / f"{lesson.schedule}.png", drawn, trace)
+    trace = chrome_trace({"planned": shown.window.planned.boxes}, shown.rows)
+    write_json(png.with_suffix(".json"), trace)
+    return png
 
 
 def _lesson(schedule: str, steps: int | None, *, replicas: str, **options: Any) -> Lesson:
@@ -135,14 +127,3 @@ def _lesson(schedule: str, steps: int | None, *, replicas: str, **options: Any) 
     counts = tuple(map(int, parts))
     stages = options.pop("stages") or (len(counts) if len(counts) > 1 else 4)
     return Lesson(schedule, stages=stages, replicas=counts, steps=steps, **options)
-
-
-def _write(png: Path, drawn: tuple[Figure, pd.DataFrame], trace: dict[str, Any]) -> Path:
-    from ddlbench.report.style import save_figure  # noqa: PLC0415 - as above
-    from ddlbench.report.tables import write_table  # noqa: PLC0415
-
-    figure, boxes = drawn
-    write_table(png.with_suffix(".csv"), boxes)
-    write_json(png.with_suffix(".json"), trace)
-    save_figure(figure, png)
-    return png

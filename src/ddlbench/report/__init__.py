@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
-    "FIGURES": "selection",
+    "FIGURES": "registry",
     "collect": "measurements",
     "collect_steps": "step_table",
-    "figures_for": "selection",
-    "make_figure": "figures",
+    "figures_for": "registry",
+    "make_figure": "drawing",
     "make_tables": "make",
     "summarise": "summary",
 }

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from ddlbench.report.applicability import LEARNING_STEPS
 from ddlbench.report.colours import strategy_look
 from ddlbench.report.footer import STALE, Context, footer
 from ddlbench.report.labels import (
@@ -29,7 +30,6 @@ from ddlbench.report.labels import (
 )
 from ddlbench.report.nothing import nothing_to_show
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
-from ddlbench.report.selection import LEARNING_STEPS
 from ddlbench.report.style import GREY, MIN_PT
 from ddlbench.report.tables import Tables, rows_of
 

@@ -332,7 +332,7 @@ def test_planning_and_parsing_need_no_torch():
         "import ddlbench.interconnect.job, ddlbench.interconnect.p2p_text\n"
         "import ddlbench.interconnect.nvbandwidth_json, ddlbench.commands.interconnect\n"
         "import ddlbench.interconnect.given, ddlbench.interconnect.assemble\n"
-        "import ddlbench.interconnect.slow_pairs, ddlbench.report.links_figures\n"
+        "import ddlbench.interconnect.slow_pairs, ddlbench.report.drawing\n"
         "print([m for m in sys.modules if m.split('.')[0] in ('torch', 'horovod')])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,7 +9,7 @@ import pytest
 from ddlbench.experiment.links import read_links
 from ddlbench.experiment.site import load_site
 from ddlbench.interconnect.measure import LinksFailed, measure_links
-from ddlbench.report.links_figures import make_links_figures
+from ddlbench.report.drawing import make_links_figures
 
 LARGEST = 2**20
 

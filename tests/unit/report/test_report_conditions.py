@@ -12,7 +12,7 @@ from ddlbench.planning.matrix import expand
 from ddlbench.report.conditions import draw, in_condition_order
 from ddlbench.report.footer import Context
 from ddlbench.report.predicted import read_predicted
-from ddlbench.report.prediction_figures import prediction_figures_for
+from ddlbench.report.registry import prediction_figures_for
 from ddlbench.report.style import style
 
 FABRICS = {

@@ -6,8 +6,7 @@ from report_factory import DATASETS, NETWORKS, SITE_NAME, experiment, matrix, si
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.matrix import expand
-from ddlbench.report import figures_for, make_figure, make_tables
-from ddlbench.report.figures import _drawing
+from ddlbench.report import FIGURES, figures_for, make_figure, make_tables
 from ddlbench.report.footer import Context
 from ddlbench.report.style import style
 
@@ -52,7 +51,7 @@ def drawn(tmp_path_factory):
         for own, name in DRAWN:
             if own == case:
                 with style():
-                    figure, plotted = _drawing(name)(tables, Context("this machine, CPU"))
+                    figure, plotted = FIGURES[name].function()(tables, Context("this machine, CPU"))
                     figure.canvas.draw()
                 figures[case, name] = (figure, plotted)
     patch.undo()

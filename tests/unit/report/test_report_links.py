@@ -3,7 +3,7 @@
 import pytest
 
 from ddlbench.experiment.fits import fit_hockney, given_hockney
-from ddlbench.report.links_figures import make_links_figures
+from ddlbench.report.drawing import make_links_figures
 from ddlbench.report.links_heatmap import draw_links
 from ddlbench.report.links_sweep import draw_sweeps
 from ddlbench.report.style import style

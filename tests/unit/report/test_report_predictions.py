@@ -10,15 +10,12 @@ from report_factory import write_all
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.report import published
+from ddlbench.report.drawing import make_prediction_figures
 from ddlbench.report.footer import Context
 from ddlbench.report.gpipe_step import shares
 from ddlbench.report.micro_batches import table_6_1
 from ddlbench.report.predicted import own_predictors, read_predicted
-from ddlbench.report.prediction_figures import (
-    _drawing,
-    make_prediction_figures,
-    prediction_figures_for,
-)
+from ddlbench.report.registry import FIGURES, prediction_figure, prediction_figures_for
 from ddlbench.report.style import style
 
 CASES = {
@@ -68,7 +65,9 @@ def drawn(cases):
     figures = {}
     for case, name in DRAWN:
         predicted = cases[case][1]
-        drawing, arguments = _drawing(name, list(dict.fromkeys(predicted.predictions["strategy"])))
+        strategies = list(dict.fromkeys(predicted.predictions["strategy"]))
+        figure_name, arguments = prediction_figure(name, strategies)
+        drawing = FIGURES[figure_name].function()
         with style():
             figure, plotted = drawing(predicted, Context("this machine, CPU"), *arguments)
             figure.canvas.draw()
@@ -193,7 +192,7 @@ def test_models_of_a_strategy_are_not_the_rules_for_all(cases):
 
 def test_an_unknown_figure_of_predictions_is_named():
     with pytest.raises(ConfigError, match="unknown figure of predictions 'parts_nothing'; known"):
-        _drawing("parts_nothing", ["horovod"])
+        prediction_figure("parts_nothing", ["horovod"])
 
 
 def test_a_figure_of_predictions_is_three_files(tmp_path, monkeypatch):

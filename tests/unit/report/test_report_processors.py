@@ -10,10 +10,10 @@ from report_factory import SITE_NAME, experiment, matrix, result, site, write
 
 from ddlbench.planning.matrix import expand
 from ddlbench.report import collect, make_tables
-from ddlbench.report.figures import _drawing
 from ddlbench.report.footer import Context, common_notes
 from ddlbench.report.pipelines import pipeline_table
 from ddlbench.report.processors import Processors, unlike
+from ddlbench.report.registry import FIGURES
 from ddlbench.report.style import style
 from ddlbench.report.terminal import summary_table
 
@@ -137,7 +137,7 @@ def tables(tmp_path):
 @pytest.mark.parametrize("name", ["speedup", "scaling", "pipelines"])
 def test_figures_say_why_there_is_no_speedup(tables, name):
     with style():
-        figure, plotted = _drawing(name)(tables, Context("this machine"))
+        figure, plotted = FIGURES[name].function()(tables, Context("this machine"))
         figure.canvas.draw()
     assert_readable(figure)
     assert_no_overlap(figure)

@@ -12,13 +12,13 @@ from ddlbench.experiment.status import Status
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.tables import Tables, rows_of
 from ddlbench.report.timeline.box import InvalidTimeline
-from ddlbench.report.timeline.captions import TITLE, sentences, shown_windows
+from ddlbench.report.timeline.captions import TITLE, measured_where, sentences, shown_windows
 from ddlbench.report.timeline.cell import CellTimeline, read_cell
 from ddlbench.report.timeline.measured import has_spans
 from ddlbench.report.timeline.pages import Shown, draw_page
 from ddlbench.report.timeline.windows import Window
 
-__all__ = ["draw"]
+__all__ = ["draw", "draw_cell"]
 
 MOST_CELLS = 12
 NOTHING = "No cell of the experiment has recorded spans."
@@ -51,6 +51,12 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     unmarked = chosen.assign(stale=False, noisy=False)
     lines = footer(unmarked, context, [*(sentences(cells) or [NOTHING]), *told])
     return draw_page(TITLE, shown or [_nothing()], lines)
+
+
+def draw_cell(cell: CellTimeline) -> tuple[Figure, pd.DataFrame]:
+    """One cell: planned above, measured below."""
+    lines = [*sentences([cell]), *measured_where(cell.result)]
+    return draw_page(TITLE, list(shown_windows(cell)), lines)
 
 
 def _cells(tables: Tables, context: Context) -> Iterator[CellTimeline | str]:

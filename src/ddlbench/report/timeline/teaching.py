@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import pandas as pd
+from matplotlib.figure import Figure
+
 from ddlbench.planning.schedules import Schedule
 from ddlbench.report.timeline.box import Row
 from ddlbench.report.timeline.durations import unit_durations
 from ddlbench.report.timeline.lessons import WHOLE, Lesson, planned_lesson
-from ddlbench.report.timeline.pages import Shown
+from ddlbench.report.timeline.pages import Shown, draw_page
 from ddlbench.report.timeline.planned import boxes_of
 from ddlbench.report.timeline.windows import whole_run
 
-__all__ = ["caption", "show"]
+__all__ = ["caption", "draw", "show"]
+
+
+def draw(lesson: Lesson) -> tuple[Figure, pd.DataFrame]:
+    """The picture of a schedule, and a table of its boxes."""
+    return draw_page("Which device computes what when", [show(lesson)], caption(lesson))
 
 
 def show(lesson: Lesson) -> Shown:

@@ -1,0 +1,131 @@
+"""Whether a matrix has something to show in a figure: asked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.strategy import known_strategy, strategy_of
+
+__all__ = [
+    "LEARNING_STEPS",
+    "Rows",
+    "anything_runs",
+    "has_fabrics",
+    "has_gpipe",
+    "has_oracle",
+    "links_vary",
+    "long_enough_to_learn",
+    "pipelines_beside_a_base",
+    "several_numbers_of_workers",
+    "some_pipeline",
+    "something_beside_a_base",
+    "supported",
+    "varies_chunks",
+]
+
+Rows = Sequence[MatrixRow]
+LEARNING_STEPS = 50
+
+
+def anything_runs(rows: Rows) -> bool:
+    """Some cell is supported."""
+    return any(row.unsupported is None for row in rows)
+
+
+def supported(rows: Rows) -> list[Cell]:
+    """The cells that a strategy and the site support."""
+    return [row.cell for row in rows if row.unsupported is None]
+
+
+def something_beside_a_base(rows: Rows) -> bool:
+    """Some parallel cell has a sequential one to compare with."""
+    return any(r.cell.strategy != "sequential" and r.base_id is not None for r in rows)
+
+
+def several_numbers_of_workers(rows: Rows) -> bool:
+    """Parallel cells beside a base differ in their number of devices."""
+    counts = {
+        row.cell.devices
+        for row in rows
+        if row.cell.strategy != "sequential" and row.unsupported is None and row.base_id is not None
+    }
+    return len(counts) > 1
+
+
+def pipelines_beside_a_base(rows: Rows) -> bool:
+    """At least two pipelines: one alone is told by the figure of speed-ups."""
+    found = [
+        row
+        for row in rows
+        if row.unsupported is None
+        and row.base_id is not None
+        and row.cell.devices > 1
+        and strategy_of(row.cell.strategy).family == "pipeline"
+    ]
+    return len({(r.cell.strategy, r.cell.options) for r in found}) > 1
+
+
+def _planned_steps(cell: Cell) -> int:
+    steps = int(DATASETS[cell.dataset].num_train * cell.data_scale) // cell.batch_size
+    return cell.epochs * (steps if cell.max_steps is None else min(steps, cell.max_steps))
+
+
+def long_enough_to_learn(rows: Rows) -> bool:
+    """At least two strategies that train fifty steps or more."""
+    found = {cell.strategy for cell in supported(rows) if _planned_steps(cell) >= LEARNING_STEPS}
+    return len(found) > 1
+
+
+def links_vary(quantity: str) -> Callable[[Rows], bool]:
+    """Whether cells over emulated links differ in a quantity of their condition."""
+
+    def applicable(rows: Rows) -> bool:
+        conditions = (row.condition for row in rows if row.unsupported is None)
+        return len({getattr(c, quantity) for c in conditions if c is not None}) > 1
+
+    return applicable
+
+
+def some_pipeline(rows: Rows) -> bool:
+    """Strategies of these families record what each device did when."""
+    return any(_family(cell.strategy) in ("pipeline", "model") for cell in supported(rows))
+
+
+def _family(strategy: str) -> str:
+    try:
+        return strategy_of(strategy).family
+    except ConfigError:  # a third-party strategy that this machine does not have
+        return ""
+
+
+def has_gpipe(rows: Rows) -> bool:
+    """Some cell is of GPipe."""
+    return any(cell.strategy == "gpipe" for cell in supported(rows))
+
+
+def has_oracle(rows: Rows) -> bool:
+    """Some cell is of a kind of parallelism that ParaDL has a row for."""
+    strategies = (known_strategy(cell.strategy) for cell in supported(rows))
+    return any(s is not None and s.parallelism is not None for s in strategies)
+
+
+def has_fabrics(rows: Rows) -> bool:
+    """Some parallel cells differ in the condition of their links."""
+    return len({cell.fabric for cell in supported(rows) if cell.devices > 1}) > 1
+
+
+def varies_chunks(rows: Rows) -> bool:
+    """Some pipeline is measured with several numbers of micro-batches."""
+    seen: dict[Cell, set[object]] = {}
+    for cell in supported(rows):
+        try:
+            chunks = strategy_of(cell.strategy).option_values(cell).get("chunks")
+        except ConfigError:  # of another package that is not here
+            continue
+        if chunks is not None:
+            seen.setdefault(cell.with_(options=(), repeat=0), set()).add(chunks)
+    return any(len(values) > 1 for values in seen.values())

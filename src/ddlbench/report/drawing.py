@@ -1,0 +1,96 @@
+"""How a figure is made: drawn by its function, saved with the numbers that it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import RESULTS
+from ddlbench.report.footer import Context
+from ddlbench.report.registry import FIGURES, names_of, prediction_figure
+from ddlbench.report.style import save_figure, style
+from ddlbench.report.tables import read_tables, write_table
+
+__all__ = ["draw_figure", "make_figure", "make_links_figures", "make_prediction_figures"]
+
+
+def draw_figure(name: str, png: Path, *inputs: Any) -> Path:
+    """Draw a figure: the PNG, and beside it a PDF and a CSV with the plotted numbers.
+
+    Args:
+        name: a key of :data:`FIGURES`.
+        png: where it goes; the others have its name.
+        inputs: what a figure of its kind is given.
+
+    Returns:
+        ``png``.
+    """
+    draw = FIGURES[name].function()
+    with style():
+        drawn = draw(*inputs)
+        figure, plotted = (drawn, None) if isinstance(drawn, Figure) else drawn
+        if plotted is not None:
+            write_table(png.with_suffix(".csv"), plotted)
+        save_figure(figure, png)
+    return png
+
+
+def make_figure(name: str, tables_dir: Path, out_png: Path, site_description: str = "") -> None:
+    """Draw a figure of an experiment.
+
+    Args:
+        name: one of :func:`ddlbench.report.registry.figures_for`.
+        tables_dir: folder of the tables that ``make_tables`` wrote.
+        out_png: where the figure goes; the others have its name.
+        site_description: what the site is, for the footer.
+
+    Raises:
+        ConfigError: there is no such figure.
+    """
+    names = names_of("experiment")
+    if name not in names:
+        raise ConfigError(f"unknown figure {name!r}; known: {', '.join(names)}")
+    draw_figure(name, out_png, read_tables(tables_dir), Context(site_description))
+
+
+def make_prediction_figures(
+    names: Sequence[str],
+    predictions_json: Path,
+    tables_dir: Path,
+    out_dir: Path,
+    *,
+    site_description: str = "",
+    results: Path = RESULTS,
+) -> list[Path]:
+    """Draw figures of predictions.
+
+    Args:
+        names: as :func:`ddlbench.report.registry.prediction_figures_for` gives them.
+        predictions_json: the experiment's predictions.
+        tables_dir: folder of its tables.
+        out_dir: where figures go.
+        site_description: what the site is, for the footer.
+        results: the folder that holds ``<site>/cells``.
+
+    Raises:
+        ConfigError: there is no such figure, or a file is missing or wrong.
+    """
+    from ddlbench.report.predicted import read_predicted  # noqa: PLC0415 - slow to import
+
+    predicted = read_predicted(predictions_json, tables_dir, results)
+    strategies = list(dict.fromkeys(map(str, predicted.predictions["strategy"])))
+    made = []
+    for name in names:
+        figure, of_strategy = prediction_figure(name, strategies)
+        inputs = (predicted, Context(site_description), *of_strategy)
+        made.append(draw_figure(figure, out_dir / f"{name}.png", *inputs))
+    return made
+
+
+def make_links_figures(links: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Draw links.png (heat maps of pairs), sweeps.png and others of links into ``folder``."""
+    return [draw_figure(name, folder / f"{name}.png", links) for name in names_of("links")]

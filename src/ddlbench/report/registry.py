@@ -1,0 +1,392 @@
+"""Every figure that there is, and which of them an experiment has: known before it runs.
+
+Needs neither results nor a library that draws. A figure is a module with a function that draws, and
+an entry in :data:`FIGURES`; other packages add theirs by entry points of the group
+``ddlbench.figures``, each a :class:`FigureEntry`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from ddlbench.experiment.entry_points import Registry, load_target
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.registry import known
+from ddlbench.report.applicability import (
+    Rows,
+    anything_runs,
+    has_fabrics,
+    has_gpipe,
+    has_oracle,
+    links_vary,
+    long_enough_to_learn,
+    pipelines_beside_a_base,
+    several_numbers_of_workers,
+    some_pipeline,
+    something_beside_a_base,
+    supported,
+    varies_chunks,
+)
+
+__all__ = [
+    "FIGURES",
+    "FigureEntry",
+    "FigureKind",
+    "caption_of",
+    "figures_for",
+    "names_of",
+    "prediction_figure",
+    "prediction_figures_for",
+]
+
+FigureKind = Literal[
+    "experiment", "prediction", "strategy", "links", "published", "cell", "schedule", "sharding"
+]
+
+
+@dataclass(frozen=True)
+class FigureEntry:
+    """One figure.
+
+    Args:
+        kind: what it is of, and so what its function is given:
+
+            * ``experiment``: ``Tables``, ``Context``;
+            * ``prediction``: ``Predicted``, ``Context``;
+            * ``strategy``: ``Predicted``, ``Context``, a strategy's name: one figure each
+              predicted strategy, ``deviation_horovod``;
+            * ``links``: the content of one links.json;
+            * ``published``: rows of a measured campaign, a ParaDL platform, where they come from;
+            * ``cell``: a ``CellTimeline``; ``schedule``: a ``Lesson``; ``sharding``: the name of
+              one of ParaDL's strategies.
+        draw: ``module:function``; it returns ``(figure, table of the plotted numbers)``, or the
+            figure alone where it shows no numbers.
+        applicable: whether a matrix has something to show in it; of the first two kinds.
+        caption: what the HTML report says of it: what it shows, and what to look at.
+    """
+
+    kind: FigureKind
+    draw: str
+    applicable: Callable[[Rows], bool] = anything_runs
+    caption: str = ""
+
+    def function(self) -> Callable[..., Any]:
+        """Import what draws it.
+
+        Raises:
+            ConfigError: it cannot be imported.
+        """
+        return load_target("figure", self.draw)
+
+
+def _of_package(name: str, target: str) -> FigureEntry:
+    """The entry of another package."""
+    found = load_target(name, target)
+    if not isinstance(found, FigureEntry) or found.kind not in get_args(FigureKind):
+        raise ConfigError(f"figure {name!r}: {target} is no FigureEntry of a known kind")
+    if not re.fullmatch(r"[a-z0-9_]+", name):
+        raise ConfigError(f"figure {name!r} ({target}): write a name of a-z, 0-9 and _")
+    return found
+
+
+_LINK_CAPTION = (
+    "Samples a second as the links between nodes get worse in one way, the other conditions "
+    "as the footer says. Both axes are logarithmic where they can be. Hollow circles are "
+    "numbers that the networking study states of its own cluster.\n\n"
+    "Look at slopes: a line that falls by ten where the delay grows by ten waits for round "
+    "trips alone. A cross is a cell that ended without a rate, which is a result too."
+)
+
+FIGURES: Registry[FigureEntry] = Registry(
+    "ddlbench.figures",
+    {
+        "speedup": FigureEntry(
+            "experiment",
+            "ddlbench.report.speedup:draw",
+            something_beside_a_base,
+            caption=(
+                "How much faster an epoch is than sequential training on one device of the same "
+                "site. One panel a strategy, networks from left to right, datasets as shades; "
+                "whiskers are the intervals that the footer names.\n\n"
+                "Look at the two lines: a bar below *base* is slower than one device alone, and "
+                "*linear* is what perfect scaling would give. Strategies differ only where "
+                "their whiskers do not overlap. The footer has the absolute speed of the base, "
+                "without which a speed-up says little, and a line under a strategy's name says "
+                "what its numbers cannot show on this site."
+            ),
+        ),
+        "memory": FigureEntry(
+            "experiment",
+            "ddlbench.report.memory:draw",
+            caption=(
+                "Peak memory of the fullest device. Data-parallel strategies hold the whole "
+                "network on each device, so their bars are not lower than the sequential one; a "
+                "network that is split should be lower, as far as its parts are balanced.\n\n"
+                "Look for marks that say OOM: there the bars of the other strategies show what "
+                "fits. Where the device's size is known it is a dashed line. On CPUs the bars "
+                "are live tensors, as several workers share one memory."
+            ),
+        ),
+        "steps": FigureEntry(
+            "experiment",
+            "ddlbench.report.steps:draw",
+            caption=(
+                "Every measured step, not only its median; a step is as long as its slowest "
+                "rank. Warm-up steps are left out.\n\n"
+                "Look for long whiskers and lone points to the right: stragglers, a slow loader "
+                "or a busy machine. Two groups of points in one row are two kinds of steps, for "
+                "example with and without a pause of the loader, and a median hides them. A row "
+                "marked noisy should be measured again before it is compared."
+            ),
+        ),
+        "pipelines": FigureEntry(
+            "experiment",
+            "ddlbench.report.pipelines:draw",
+            pipelines_beside_a_base,
+            caption=(
+                "How much of what its own schedule allows each pipeline reaches: the speed-up "
+                "of its median step over the bound that equal stages and free messages would "
+                "give (1 for model parallelism, the number of devices for PipeDream, less the "
+                "bubble for schedules that flush). The table beside has bound, bubble, memory, "
+                "and what the thesis measured on its hardware.\n\n"
+                "Look at what lies below one: messages, uneven stages, or overhead of each "
+                "pass. Above one the base is what is slow."
+            ),
+        ),
+        "loss": FigureEntry(
+            "experiment",
+            "ddlbench.report.loss:draw",
+            long_enough_to_learn,
+            caption=(
+                "The training loss, by updates on the left and by time on the right. Stale "
+                "weights may need more updates for the same loss; whether they are worth it is "
+                "decided on the right.\n\n"
+                "Look at where each line first meets the dotted one, the lowest loss that all "
+                "strategies of the row reach; the table beside has the updates and seconds."
+            ),
+        ),
+        "latency": FigureEntry(
+            "experiment",
+            "ddlbench.report.networking:draw_latency",
+            links_vary("latency_s"),
+            caption=_LINK_CAPTION,
+        ),
+        "bandwidth": FigureEntry(
+            "experiment",
+            "ddlbench.report.networking:draw_bandwidth",
+            links_vary("bandwidth_bits_per_s"),
+            caption=_LINK_CAPTION,
+        ),
+        "packet_loss": FigureEntry(
+            "experiment",
+            "ddlbench.report.networking:draw_loss",
+            links_vary("loss"),
+            caption=_LINK_CAPTION,
+        ),
+        "scaling": FigureEntry(
+            "experiment",
+            "ddlbench.report.scaling:draw",
+            several_numbers_of_workers,
+            caption=(
+                "Speed-up over the number of workers, both on logarithmic axes, so that linear "
+                "speed-up is the straight dashed line.\n\n"
+                "Look at where a line bends away from it: there communication, or the "
+                "pipeline's idle time, costs more than another worker brings. Lines join "
+                "measured points only along this axis. Crosses at the lower edge are cells "
+                "without a point; the footer says why."
+            ),
+        ),
+        "timelines": FigureEntry(
+            "experiment",
+            "ddlbench.report.timeline.figure:draw",
+            some_pipeline,
+            caption=(
+                "What each device of a pipeline does when: as planned above, as measured below, "
+                "over one time axis. Numbers are micro-batches, or mini-batches where these are "
+                "not split; planned passes are as long as the same cell's medians, and messages "
+                "are free.\n\n"
+                "Look at the white between the boxes: above it is the bubble of the schedule, "
+                "which every run has; what is white or grey below and not above is waiting for "
+                "messages, loading data, or one device that holds up the others."
+            ),
+        ),
+        "accuracy": FigureEntry(
+            "prediction",
+            "ddlbench.report.accuracy:draw",
+            caption=(
+                "How far every predictor lies from what was measured, strategy by strategy. A "
+                "model that is no better than a hatched baseline adds nothing. No predictor can "
+                "be held to less than the dotted line, which is how far repeats of one cell lie "
+                "apart. Look at the points, too: a small mean may hide one cell that is far "
+                "off."
+            ),
+        ),
+        "oracle": FigureEntry(
+            "prediction",
+            "ddlbench.report.oracle_runs:draw",
+            has_oracle,
+            caption=(
+                "The step that ParaDL's equations project beside the measured one, each as "
+                "computation and communication: a row a network and dataset, a column a strategy, "
+                "a group a geometry.\n\n"
+                "Measured communication is the time that ranks wait for each other, a pipeline's "
+                "bubble included, which projections count as computation."
+            ),
+        ),
+        "conditions": FigureEntry(
+            "prediction",
+            "ddlbench.report.conditions:draw",
+            has_fabrics,
+            caption=(
+                "The predicted step beside the measured one under every condition of the links, "
+                "from the fastest to the slowest. The footer says which predictions come from "
+                "links that were measured under the condition.\n\n"
+                "Look at whether the lines rise together: where only the measured one does, the "
+                "term of the network is too small."
+            ),
+        ),
+        "gpipe_step": FigureEntry(
+            "prediction",
+            "ddlbench.report.gpipe_step:draw",
+            has_gpipe,
+            caption=(
+                "When each partition of GPipe computed which micro-batch, in one step after the "
+                "timed region. Look at whether partitions compute at the same time at all: the "
+                "model assumes that they do. White is idle; compare it with the ideal gap."
+            ),
+        ),
+        "micro_batches": FigureEntry(
+            "prediction",
+            "ddlbench.report.micro_batches:draw",
+            varies_chunks,
+            caption=(
+                "Measured and predicted time of a sample over the number of micro-batches. More "
+                "of them shorten the pipeline's idle time but make each one smaller, and small "
+                "ones compute less efficiently. Look at where the measured line turns and "
+                "whether the predicted one does."
+            ),
+        ),
+        "deviation": FigureEntry(
+            "strategy",
+            "ddlbench.report.deviation:draw",
+            caption=(
+                "Deviation of each predictor from the measured step, by network and dataset; "
+                "below zero the prediction is too short. Hollow marks are values printed in the "
+                "thesis, of other machines: compare their sign and pattern, not their size. "
+                "Bars that all lean to one side mean that the model lacks a term; the figure of "
+                "parts shows which."
+            ),
+        ),
+        "parts": FigureEntry(
+            "strategy",
+            "ddlbench.report.step_parts:draw",
+            caption=(
+                "What each predictor says a step is made of, beside the measured step. Compare "
+                "the predicted compute with the dashed line, and the rest of the predicted bar "
+                "with what of the measured bar lies above it: that tells which term of a model "
+                "is wrong."
+            ),
+        ),
+        "links": FigureEntry(
+            "links",
+            "ddlbench.report.links_heatmap:draw_links",
+        ),
+        "sweeps": FigureEntry(
+            "links",
+            "ddlbench.report.links_sweep:draw_sweeps",
+        ),
+        "oracle_published": FigureEntry(
+            "published",
+            "ddlbench.report.oracle_published:draw",
+        ),
+        "timeline": FigureEntry(
+            "cell",
+            "ddlbench.report.timeline.figure:draw_cell",
+        ),
+        "schedule": FigureEntry(
+            "schedule",
+            "ddlbench.report.timeline.teaching:draw",
+        ),
+        "split": FigureEntry(
+            "sharding",
+            "ddlbench.report.split_pictures:draw",
+        ),
+    },
+    _of_package,
+)
+
+
+def names_of(*kinds: FigureKind) -> list[str]:
+    """Names of all figures of these kinds."""
+    return [name for name, entry in FIGURES.items() if entry.kind in kinds]
+
+
+def figures_for(rows: Rows) -> list[str]:
+    """Names of the figures that a matrix has something to show in."""
+    return [name for name in names_of("experiment") if FIGURES[name].applicable(rows)]
+
+
+def prediction_figures_for(rows: Rows) -> list[str]:
+    """Names of the figures of predictions that a matrix has something to show in."""
+    strategies = dict.fromkeys(cell.strategy for cell in supported(rows))
+    predicted = _strategies_with_models()
+    return [
+        *(name for name in names_of("prediction") if FIGURES[name].applicable(rows)),
+        *(
+            f"{name}_{_slug(strategy)}"
+            for strategy in strategies
+            if strategy in predicted
+            for name in names_of("strategy")
+        ),
+    ]
+
+
+def prediction_figure(name: str, strategies: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Find a figure of predictions by the name of its file.
+
+    Args:
+        name: as :func:`prediction_figures_for` gives it.
+        strategies: those that were predicted.
+
+    Returns:
+        its name in :data:`FIGURES`, and the strategy that it is of, if it is of one.
+
+    Raises:
+        ConfigError: there is no such figure.
+    """
+    whole, each = names_of("prediction"), names_of("strategy")
+    if name in whole:
+        return name, ()
+    found = {
+        f"{one}_{_slug(strategy)}": (one, (strategy,)) for one in each for strategy in strategies
+    }
+    if name in found:
+        return found[name]
+    raise ConfigError(
+        f"unknown figure of predictions {name!r}; known: {', '.join(whole)}, and "
+        f"{' and '.join(f'{one}_<strategy>' for one in each)} of a predicted strategy"
+    )
+
+
+def caption_of(name: str) -> str:
+    """What the HTML report says of a figure, by the name of its file."""
+    if name in FIGURES:
+        return FIGURES[name].caption
+    each = (one for one in names_of("strategy") if name.startswith(f"{one}_"))
+    return next((FIGURES[one].caption for one in each), "")
+
+
+def _strategies_with_models() -> set[str]:
+    from ddlbench.predict.prediction import modelled_strategies, predictor_of  # noqa: PLC0415
+
+    named: set[str] = set()
+    for name in known("ddlbench.predictors"):  # slow to import
+        named |= set(modelled_strategies(predictor_of(name)) or ())
+    return named
+
+
+def _slug(strategy: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", strategy.lower())

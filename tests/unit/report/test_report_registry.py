@@ -1,0 +1,81 @@
+"""One registry of figures: a figure of another package is one module and one entry point."""
+
+import re
+
+import pytest
+from report_factory import SITE_NAME, matrix, write_all
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import project_root
+from ddlbench.report import FIGURES, figures_for, make_figure, make_tables
+from ddlbench.report.registry import caption_of, names_of, prediction_figures_for
+
+TOY = """
+import importlib
+
+from ddlbench.report.registry import FigureEntry
+
+COUNT = FigureEntry("experiment", "toy_figures:draw", caption="How many cells there are.")
+RATIO = FigureEntry("strategy", "toy_figures:draw_ratio")
+NEVER = FigureEntry("experiment", "toy_figures:draw", lambda rows: False)
+
+
+def draw(tables, context):
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2, 2))
+    figure.add_subplot().bar(["cells"], [len(tables.summary)])
+    return figure, pd.DataFrame({"cells": [len(tables.summary)]})
+"""
+
+
+@pytest.fixture
+def toy(third_party):
+    names = {"count_2": "COUNT", "ratio": "RATIO", "never": "NEVER"}
+    third_party("toy_figures", TOY, {"ddlbench.figures": names})
+
+
+def test_a_figure_of_another_package_is_chosen_and_drawn(toy, tmp_path, monkeypatch):
+    rows = matrix(monkeypatch, datasets=["mnist"], networks=["vgg11"])
+    names = figures_for(rows)
+    assert "count_2" in names
+    assert "never" not in names
+    assert "ratio_ddp" in prediction_figures_for(rows)
+    assert caption_of("count_2") == "How many cells there are."
+    write_all(tmp_path, rows)
+    tables = make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables")
+    make_figure("count_2", tmp_path / "tables", tmp_path / "out" / "count_2.png")
+    made = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert made == ["count_2.csv", "count_2.pdf", "count_2.png"]
+    assert (tmp_path / "out" / "count_2.csv").read_text() == f"cells\n{len(tables.summary)}\n"
+
+
+def test_the_workflow_takes_names_with_digits():
+    rules = (project_root() / "rules" / "common.smk").read_text()
+    (pattern,) = re.findall(r'figure=r"(.*)"', rules)
+    assert all(re.fullmatch(pattern, name) for name in ("speedup", "packet_loss", "count_2"))
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("ENTRY = 3", "no FigureEntry of a known kind"),
+        (
+            "from ddlbench.report.registry import FigureEntry\nENTRY = FigureEntry('pie', 'a:b')",
+            "no FigureEntry of a known kind",
+        ),
+    ],
+)
+def test_an_entry_that_is_none_is_named(third_party, entry, says):
+    third_party("odd_figures", entry, {"ddlbench.figures": {"odd": "ENTRY"}})
+    with pytest.raises(ConfigError, match=f"figure 'odd': odd_figures:ENTRY is {says}"):
+        FIGURES["odd"]
+
+
+def test_every_figure_is_there_and_has_a_caption_in_the_html_report():
+    assert all(callable(FIGURES[name].function()) for name in FIGURES.built_in)
+    of_experiments = names_of("experiment", "prediction", "strategy")
+    assert all(caption_of(name) for name in of_experiments)
+    assert caption_of("deviation_model_parallel") == FIGURES["deviation"].caption
+    assert caption_of("of_nobody") == ""
