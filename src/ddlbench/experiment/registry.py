@@ -38,6 +38,9 @@ STRATEGIES: dict[str, str] = {
     "data-spatial": "ddlbench.strategies.tensor_parallel.descriptor:DataSpatial",
 }
 
+BASE = "sequential"
+"""What every speed-up is measured against: the one strategy of a single device."""
+
 _PREDICTORS = "ddlbench.predict.predictors"
 PREDICTORS: dict[str, str] = {
     "sequential": f"{_PREDICTORS}.sequential:Sequential",

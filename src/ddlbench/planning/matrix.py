@@ -30,7 +30,7 @@ from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.network_spec import mismatch
 from ddlbench.experiment.paths import profile_file
 from ddlbench.experiment.profile import ProfileKey
-from ddlbench.experiment.registry import known
+from ddlbench.experiment.registry import BASE, known
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
@@ -40,7 +40,6 @@ __all__ = ["MatrixRow", "cell_of", "expand"]
 
 _FIELDS = {field.name for field in fields(Cell)}
 _DEFAULTS = {field.name: field.default for field in fields(Cell) if field.default is not MISSING}
-_BASELINE = "sequential"
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ def _product(experiment: Experiment) -> Iterator[tuple[dict[str, Any], dict[str,
     axes = {axis: _values(axis, values) for axis, values in experiment.matrix.items()}
     for combination in itertools.product(*axes.values()):
         axis_point = dict(zip(axes, combination, strict=True))
-        base_point = _overridden(experiment, {**axis_point, "strategy": _BASELINE})
+        base_point = _overridden(experiment, {**axis_point, "strategy": BASE})
         for options in _option_grid(experiment, axis_point["strategy"]):
             point = _overridden(experiment, {**axis_point, "options": options})
             if not any(_matches(rule, point) for rule in experiment.exclude):
@@ -226,7 +225,7 @@ def _cell(point: Mapping[str, Any], where: str) -> Cell:
                 "a step of all workers) or batch_per_device"
             )
         workers = strategy.workers(nodes * devices_per_node, options)
-        batch_size = per_device * (1 if name == _BASELINE else workers)
+        batch_size = per_device * (1 if name == BASE else workers)
     own = {key: value for key, value in point.items() if key in _FIELDS and key != "options"}
     own.update(batch_size=batch_size, nodes=nodes, devices_per_node=devices_per_node)
     try:
@@ -239,7 +238,7 @@ def _base(point: Mapping[str, Any], where: str) -> Cell | None:
     """Make the sequential cell of a point; None where the baseline has no batch of its own."""
     if point.get("batch_size") is None and point.get("batch_per_device") is None:
         return None
-    return _cell({**point, "strategy": _BASELINE, "options": {}}, where)
+    return _cell({**point, "strategy": BASE, "options": {}}, where)
 
 
 def _unsupported(cell: Cell, site: Site) -> str | None:

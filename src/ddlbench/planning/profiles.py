@@ -18,7 +18,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.profile import ProfileKey
-from ddlbench.experiment.registry import known
+from ddlbench.experiment.registry import BASE, known
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
 from ddlbench.planning.matrix import MatrixRow
@@ -102,13 +102,13 @@ def needs_of(
     cells = _nearest_cells(key, [row.cell for row in rows if row.unsupported is None])
     if not cells:
         raise ConfigError(f"profile {profile_id}: the experiment has no cell that can run")
-    template = next((cell for cell in cells if cell.strategy == "sequential"), cells[0])
+    template = next((cell for cell in cells if cell.strategy == BASE), cells[0])
     cell = template.with_(
         dataset=key.dataset,
         network=key.network,
         precision=key.precision,
         threads_per_device=key.threads_per_device,
-        strategy="sequential",
+        strategy=BASE,
         nodes=1,
         devices_per_node=1,
         fabric="default",

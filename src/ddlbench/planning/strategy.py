@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.registry import load
+from ddlbench.experiment.registry import BASE, load
 from ddlbench.experiment.schema import check
 from ddlbench.experiment.status import Reason
 
@@ -91,6 +91,7 @@ class Strategy:
     Class attributes:
         name, label: key in configurations and paths, and how figures write it.
         family: hue in figures ("baseline", "data parallel", "pipeline", "model", "split").
+        colour, marker: of its points and bars; without them it has a shade of its family's.
         parallelism: kind of parallelism after Kahira et al. 2021, section 3 ("data", "spatial",
             "filter", "channel", "data+filter", "data+spatial", "pipeline"); None of others.
         executor: ``module:attribute`` of the class that runs it.
@@ -107,6 +108,8 @@ class Strategy:
     name: ClassVar[str]
     label: ClassVar[str]
     family: ClassVar[str]
+    colour: ClassVar[str] = ""
+    marker: ClassVar[str] = ""
     parallelism: ClassVar[str | None] = None
     executor: ClassVar[str]
     synchronous: ClassVar[bool] = True
@@ -272,7 +275,7 @@ def workers_of(cell: Cell) -> int:
 
 def normalise(cell: Cell) -> Cell:
     """The same cell in its one canonical form: the baseline is one device, and has no network."""
-    if cell.strategy != "sequential":
+    if cell.strategy != BASE:
         return cell
     return cell.with_(nodes=1, devices_per_node=1, fabric="default")
 

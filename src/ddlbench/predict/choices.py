@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.registry import known
+from ddlbench.experiment.registry import BASE, known
 from ddlbench.experiment.status import Status
 from ddlbench.predict.accuracy import ALL
 from ddlbench.predict.picks import Outcomes, Pick, asked_rows, outcomes, pick, without_learnt
@@ -69,7 +69,7 @@ def table_8_1(predictions: pd.DataFrame, device: str) -> pd.DataFrame:
         predictions: the frame that :func:`ddlbench.predict.table.predictions` makes.
         device: "cpu" or "cuda", as the site file says.
     """
-    frame = predictions[(predictions["strategy"] != "sequential") & predictions["synchronous"]]
+    frame = predictions[(predictions["strategy"] != BASE) & predictions["synchronous"]]
     cases = frame["cell_id"].map({cell_id: _case(cell_id) for cell_id in frame["cell_id"].unique()})
     rows: list[dict[str, Any]] = []
     for case, group in frame.groupby(cases, sort=False):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.registry import BASE
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.strategy import known_strategy, strategy_of
 
@@ -43,7 +44,7 @@ def supported(rows: Rows) -> list[Cell]:
 
 def something_beside_a_base(rows: Rows) -> bool:
     """Some parallel cell has a sequential one to compare with."""
-    return any(r.cell.strategy != "sequential" and r.base_id is not None for r in rows)
+    return any(r.cell.strategy != BASE and r.base_id is not None for r in rows)
 
 
 def several_numbers_of_workers(rows: Rows) -> bool:
@@ -51,7 +52,7 @@ def several_numbers_of_workers(rows: Rows) -> bool:
     counts = {
         row.cell.devices
         for row in rows
-        if row.cell.strategy != "sequential" and row.unsupported is None and row.base_id is not None
+        if row.cell.strategy != BASE and row.unsupported is None and row.base_id is not None
     }
     return len(counts) > 1
 

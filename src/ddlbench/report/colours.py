@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from matplotlib.colors import to_hex, to_rgb
 
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.strategy import known_strategy
 
 __all__ = [
     "KINDS",
@@ -52,26 +51,6 @@ class KindLook:
     hatch: str = ""
 
 
-_STRATEGIES = {
-    "sequential": StrategyLook("#000000", "o"),
-    "horovod": StrategyLook("#0072B2", "s"),
-    "ddp": StrategyLook("#56B4E9", "D"),
-    "gpipe": StrategyLook("#D55E00", "^"),
-    "pipe-gpipe": StrategyLook("#8F3F00", "<"),
-    "pipe-1f1b": StrategyLook("#F0B040", ">"),
-    "pipe-interleaved": StrategyLook("#B07800", "h"),
-    "pipe-zb": StrategyLook("#E8854A", "p"),
-    "pipe-zbv": StrategyLook("#A50F15", "*"),
-    "pipedream": StrategyLook("#E69F00", "v"),
-    "model-parallel": StrategyLook("#009E73", "P"),
-    "model-parallel-p2p": StrategyLook("#4DBB9D", "X"),
-    "parameter-server": StrategyLook("#003F66", "d"),
-    "spatial": StrategyLook("#CC79A7", "8"),
-    "filter": StrategyLook("#8A4A70", "H"),
-    "channel": StrategyLook("#E3B3CC", "$\\clubsuit$"),
-    "data-filter": StrategyLook("#5B2A48", "$\\diamondsuit$"),
-    "data-spatial": StrategyLook("#F08CC8", "$\\spadesuit$"),
-}
 _FAMILIES = {
     "baseline": ("#000000", "#444444"),
     "data parallel": ("#003F66", "#3C89C9", "#8CCBF0", "#1F5F8B"),
@@ -95,15 +74,14 @@ KINDS = {
 
 
 def strategy_look(name: str) -> StrategyLook:
-    """Give a strategy its look; one that is not listed has a shade of its family's, by name."""
-    if name in _STRATEGIES:
-        return _STRATEGIES[name]
-    try:
-        family = strategy_of(name).family
-    except ConfigError:  # a third-party strategy that this machine does not have
-        family = ""
+    """Give a strategy its look; one that names none has a shade of its family's, by its name."""
+    strategy = known_strategy(name)
+    # A subclass does not inherit its look: two strategies must be told apart.
+    own = {} if strategy is None else vars(type(strategy))
+    if "colour" in own and "marker" in own:
+        return StrategyLook(own["colour"], own["marker"])
     number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big")
-    shades = _FAMILIES.get(family, _OTHERS)
+    shades = _OTHERS if strategy is None else _FAMILIES.get(strategy.family, _OTHERS)
     return StrategyLook(shades[number % len(shades)], _MARKERS[number % len(_MARKERS)])
 
 

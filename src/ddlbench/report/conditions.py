@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import (
@@ -109,7 +110,7 @@ def _shown(predicted: Predicted) -> pd.DataFrame:
     ]
     parts = []
     for strategy, own in frame.groupby("strategy", sort=False):
-        if strategy == "sequential" or own["fabric"].nunique() < 2:
+        if strategy == BASE or own["fabric"].nunique() < 2:
             continue
         names = [n for n in own_predictors(frame, str(strategy)) if not n.startswith("paradl-")]
         parts.append(own[own["predictor"].isin(names)])

@@ -12,7 +12,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.network_spec import NETWORKS
-from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.strategy import known_strategy, strategy_of
 from ddlbench.report.tables import rows_of
 
 __all__ = [
@@ -47,10 +47,8 @@ def in_dataset_order(names: list[str]) -> list[str]:
 
 def strategy_label(name: str) -> str:
     """Return the strategy's own label; the bare name where its package is missing."""
-    try:
-        return strategy_of(name).label
-    except ConfigError:
-        return name.rpartition(":")[2]
+    strategy = known_strategy(name)
+    return name.rpartition(":")[2] if strategy is None else strategy.label
 
 
 def workers_label(workers: int) -> str:

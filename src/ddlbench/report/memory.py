@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.report.bars import Bar, Group, draw_groups, panel_size, patch, top_of
 from ddlbench.report.colours import DatasetLook, strategy_look
@@ -61,11 +62,11 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     shown["mark"] = [_mark(row) for row in rows_of(shown)]
     datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
     networks = list(dict.fromkeys(shown["network"]))
-    base = shown[shown["strategy"] == "sequential"]
-    others = shown[shown["strategy"] != "sequential"]
+    base = shown[shown["strategy"] == BASE]
+    others = shown[shown["strategy"] != BASE]
     geometries = list(others.groupby("geometry", sort=False)) or [("1x1", base.iloc[:0])]
     members = list(dict.fromkeys(zip(shown["strategy"], shown["variant"], strict=True)))
-    members.sort(key=lambda member: member[0] != "sequential")
+    members.sort(key=lambda member: member[0] != BASE)
     looks = _looks(members)
     known = shown.loc[shown["mark"] == "", "peak_memory_bytes"].astype(float)
     unit, unit_name = (_GIB, "GiB") if known.max() >= 2 * _GIB else (_MIB, "MiB")

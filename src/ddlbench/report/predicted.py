@@ -12,6 +12,7 @@ import pandas as pd
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, cell_dir
+from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import workers_of
 from ddlbench.predict.accuracy import read_predictions
@@ -98,7 +99,7 @@ def own_predictors(frame: pd.DataFrame, strategy: str) -> list[str]:
 
 def condition_label(strategy: str, workers: Any, geometry: str, variant: str) -> str:
     """Head a section: workers, shape, and what tells variants apart."""
-    if strategy == "sequential" and not variant:
+    if strategy == BASE and not variant:
         return ""
     return ", ".join(filter(None, [f"{workers_label(int(workers))} ({geometry})", variant]))
 
@@ -118,7 +119,7 @@ def shown_cells(predicted: Predicted, frame: pd.DataFrame, marked: bool = False)
 
 def title_of(strategy: str) -> str:
     """Name a strategy within a title."""
-    return "sequential training" if strategy == "sequential" else strategy_label(strategy)
+    return "sequential training" if strategy == BASE else strategy_label(strategy)
 
 
 def _is_own(name: str) -> bool:

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from ddlbench.experiment.registry import BASE
 from ddlbench.report.colours import strategy_look
 from ddlbench.report.footer import Context, footer, interval_sentence
 from ddlbench.report.labels import (
@@ -65,7 +66,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
 def without_base(summary: pd.DataFrame) -> pd.DataFrame:
     """The strategies' configurations, with ``variant`` and ``mark`` (why there is no point)."""
     shown = summary.assign(variant=variant_labels(summary))
-    shown = shown[shown["strategy"] != "sequential"].reset_index(drop=True)
+    shown = shown[shown["strategy"] != BASE].reset_index(drop=True)
     shown["mark"] = [speedup_mark(row, row.speedup) for row in rows_of(shown)]
     return shown
 

@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ddlbench.experiment.registry import BASE
 from ddlbench.report.bars import (
     Bar,
     Group,
@@ -59,7 +60,7 @@ _TABLE = [
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     """One panel a strategy and geometry: networks on x, datasets as shades."""
     shown = tables.summary.assign(variant=variant_labels(tables.summary))
-    shown = shown[shown["strategy"] != "sequential"].reset_index(drop=True)
+    shown = shown[shown["strategy"] != BASE].reset_index(drop=True)
     shown["mark"] = [speedup_mark(row, row.speedup) for row in rows_of(shown)]
     datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
     networks = list(dict.fromkeys(shown["network"]))

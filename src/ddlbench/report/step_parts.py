@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from ddlbench.experiment.registry import BASE
 from ddlbench.report.bars import patch
 from ddlbench.report.colours import DatasetLook, shade, strategy_look
 from ddlbench.report.footer import Context, footer
@@ -99,7 +100,7 @@ def _size(labels: list[str], networks: int) -> PanelSize:
 
 def _legend(strategy: str) -> list[tuple[Any, str]]:
     entries: list[tuple[Any, str]] = [(patch("#000000", DatasetLook(1.0, "")), _MEASURED)]
-    if strategy != "sequential":
+    if strategy != BASE:
         line = Line2D([], [], color=GREY, linewidth=0.8, linestyle=(0, (4, 2)))
         entries.append((line, "measured sequential step / workers"))
     return entries
@@ -121,7 +122,7 @@ def _fill(axes: Axes, part: pd.DataFrame, predictors: list[str], colour: str) ->
         if name in found:
             top = max(top, _stack(axes, place, found[name], colour))
     seconds_axis(axes, top, "Step", headroom=1.12)
-    if any_row is not None and any_row.strategy != "sequential":
+    if any_row is not None and any_row.strategy != BASE:
         _base(axes, any_row, top)
 
 
@@ -187,7 +188,7 @@ def _base(axes: Axes, row: Any, top: float) -> None:
 
 def _sentences(strategy: str) -> list[str]:
     told = ["Whiskers: the measured step's interval. Each panel has its own scale."]
-    if strategy != "sequential":
+    if strategy != BASE:
         told.insert(
             0,
             "Compare compute with the dashed line, which is what perfect scaling of the measured "

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.report.colours import shade, strategy_look
 from ddlbench.report.footer import NOISY, STALE, Context, footer
@@ -101,18 +102,18 @@ def _lines(shown: pd.DataFrame) -> list[_Line]:
 
 def _line_labels(lines: list[_Line]) -> list[str]:
     """Name every row; the geometry is written where strategies have several."""
-    several = len({line.geometry for line in lines if line.strategy != "sequential"}) > 1
+    several = len({line.geometry for line in lines if line.strategy != BASE}) > 1
     labels = []
     for line in lines:
         parts = [strategy_label(line.strategy)]
-        if several and line.strategy != "sequential":
+        if several and line.strategy != BASE:
             parts.append(line.geometry)
         labels.append(" ".join([*parts, *([line.variant] if line.variant else [])]))
     return labels
 
 
 def _title(shown: pd.DataFrame) -> str:
-    counts = sorted(set(shown.loc[shown["strategy"] != "sequential", "workers"]))
+    counts = sorted(set(shown.loc[shown["strategy"] != BASE, "workers"]))
     over = f" on {workers_label(int(counts[0]))}" if len(counts) == 1 else ""
     return f"Time of a step{over}"
 

@@ -10,6 +10,7 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
+from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.report.footer import interval_words
 from ddlbench.report.labels import dataset_label, network_label, strategy_label
@@ -56,9 +57,9 @@ def _numbers(row: dict[Hashable, Any]) -> list[str]:
     if row["status"] != Status.OK:
         return ["", f"[red]{row['status']}[/red]", ""]
     speedup = "base"
-    if row["strategy"] != "sequential" and pd.isna(row["speedup"]):
+    if row["strategy"] != BASE and pd.isna(row["speedup"]):
         speedup = mark_without_speedup(str(row["notes"]))
-    elif row["strategy"] != "sequential":
+    elif row["strategy"] != BASE:
         low, high = _number(row["speedup_low"]), _number(row["speedup_high"])
         speedup = f"{_number(row['speedup'])} ({low}-{high})"
     return [

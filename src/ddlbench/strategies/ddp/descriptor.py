@@ -48,6 +48,8 @@ class DistributedDataParallel(DataParallel):
 
     name: ClassVar[str] = "ddp"
     label: ClassVar[str] = "DDP"
+    colour: ClassVar[str] = "#56B4E9"
+    marker: ClassVar[str] = "D"
     executor: ClassVar[str] = "ddlbench.strategies.ddp.executor:DdpExecutor"
     predictors: ClassVar[tuple[str, ...]] = (
         *("ddp-buckets", "ddp-all-reduce", "ddp-serial"),

@@ -42,6 +42,8 @@ class Horovod(DataParallel):
 
     name: ClassVar[str] = "horovod"
     label: ClassVar[str] = "Horovod"
+    colour: ClassVar[str] = "#0072B2"
+    marker: ClassVar[str] = "s"
     executor: ClassVar[str] = "ddlbench.strategies.horovod.executor:HorovodExecutor"
     predictors: ClassVar[tuple[str, ...]] = (
         *("ddlbench-eq1", "thesis-5.1-p2p", "thesis-5.1-transport", "horovod-serial"),

@@ -55,6 +55,8 @@ class ParameterServer(Strategy):
 
     name: ClassVar[str] = "parameter-server"
     label: ClassVar[str] = "Parameter server"
+    colour: ClassVar[str] = "#003F66"
+    marker: ClassVar[str] = "d"
     family: ClassVar[str] = "data parallel"
     executor: ClassVar[str] = (
         "ddlbench.strategies.parameter_server.executor:ParameterServerExecutor"

@@ -187,6 +187,8 @@ class ModelParallelP2p(StagedStrategy):
 
     name: ClassVar[str] = "model-parallel-p2p"
     label: ClassVar[str] = "Model parallel (point to point)"
+    colour: ClassVar[str] = "#4DBB9D"
+    marker: ClassVar[str] = "X"
     family: ClassVar[str] = "model"
 
     def schedule(
@@ -205,6 +207,8 @@ class PipeDream(StagedStrategy):
 
     name: ClassVar[str] = "pipedream"
     label: ClassVar[str] = "PipeDream"
+    colour: ClassVar[str] = "#E69F00"
+    marker: ClassVar[str] = "v"
     family: ClassVar[str] = "pipeline"
     synchronous: ClassVar[bool] = False
     predictors: ClassVar[tuple[str, ...]] = (

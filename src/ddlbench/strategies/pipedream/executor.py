@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -98,9 +98,7 @@ class PipeDreamExecutor(StepwiseExecutor):
 
     def place(self, network: nn.Sequential) -> nn.Module:
         """This stage's blocks, on its device."""
-        descriptor = strategy_of(self.plan.cell.strategy)
-        assert isinstance(descriptor, StagedStrategy)
-        self.descriptor = descriptor
+        self.descriptor = cast(StagedStrategy, strategy_of(self.plan.cell.strategy))
         self.stages: list[list[int]] = self.plan.details["stages"]
         device = self.context.devices[0]
         self._check(network)

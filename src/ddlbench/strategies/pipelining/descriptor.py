@@ -316,6 +316,8 @@ class TorchGPipeSchedule(SynchronousPipeline):
 
     name: ClassVar[str] = "pipe-gpipe"
     label: ClassVar[str] = "GPipe (torch)"
+    colour: ClassVar[str] = "#8F3F00"
+    marker: ClassVar[str] = "<"
     parallelism: ClassVar[str | None] = "pipeline"
     predictors: ClassVar[tuple[str, ...]] = (
         *("pipeline-replay", "paradl-published", "paradl-corrected"),
@@ -331,6 +333,8 @@ class OneFOneB(SynchronousPipeline):
 
     name: ClassVar[str] = "pipe-1f1b"
     label: ClassVar[str] = "1F1B"
+    colour: ClassVar[str] = "#F0B040"
+    marker: ClassVar[str] = ">"
 
     def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
         """A micro-batch for every stage at least: so torch asks."""
@@ -347,6 +351,8 @@ class Interleaved1F1B(SynchronousPipeline):
 
     name: ClassVar[str] = "pipe-interleaved"
     label: ClassVar[str] = "Interleaved 1F1B"
+    colour: ClassVar[str] = "#B07800"
+    marker: ClassVar[str] = "h"
     options: ClassVar[dict[str, dict[str, Any]]] = {
         **_OPTIONS,
         "stages_per_rank": _STAGES_PER_RANK,
@@ -362,6 +368,8 @@ class ZeroBubble(SynchronousPipeline):
 
     name: ClassVar[str] = "pipe-zb"
     label: ClassVar[str] = "Zero bubble"
+    colour: ClassVar[str] = "#E8854A"
+    marker: ClassVar[str] = "p"
     options: ClassVar[dict[str, dict[str, Any]]] = {
         **_OPTIONS,
         "stages_per_rank": _STAGES_PER_RANK,
@@ -377,6 +385,8 @@ class ZeroBubbleV(SynchronousPipeline):
 
     name: ClassVar[str] = "pipe-zbv"
     label: ClassVar[str] = "Zero bubble V"
+    colour: ClassVar[str] = "#A50F15"
+    marker: ClassVar[str] = "*"
 
     def stages_per_rank(self, cell: Cell) -> int:
         """Always two."""

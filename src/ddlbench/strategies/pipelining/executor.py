@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import repeat
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -39,8 +40,7 @@ class PipelineExecutor(StepwiseExecutor):
 
     def place(self, network: nn.Sequential) -> nn.Module:
         """Join the process group, cut the network and keep this process's blocks of it."""
-        descriptor = strategy_of(self.plan.cell.strategy)
-        assert isinstance(descriptor, SynchronousPipeline)
+        descriptor = cast(SynchronousPipeline, strategy_of(self.plan.cell.strategy))
         self.planned: Schedule = descriptor.pipeline_schedule(self.plan.cell)
         self.replicas = int(self.plan.details["replicas"])
         self.chunks = int(self.plan.details["chunks"])

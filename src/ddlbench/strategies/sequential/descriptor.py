@@ -22,6 +22,8 @@ class Sequential(Strategy):
 
     name: ClassVar[str] = "sequential"
     label: ClassVar[str] = "Sequential"
+    colour: ClassVar[str] = "#000000"
+    marker: ClassVar[str] = "o"
     family: ClassVar[str] = "baseline"
     executor: ClassVar[str] = "ddlbench.strategies.sequential.executor:SequentialExecutor"
     predictors: ClassVar[tuple[str, ...]] = ("sequential",)

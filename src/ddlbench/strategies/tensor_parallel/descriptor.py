@@ -192,6 +192,8 @@ class Spatial(SplitStrategy):
     name: ClassVar[str] = "spatial"
     parallelism: ClassVar[str | None] = "spatial"
     label: ClassVar[str] = "Spatial"
+    colour: ClassVar[str] = "#CC79A7"
+    marker: ClassVar[str] = "8"
     executor: ClassVar[str] = f"{_EXECUTORS}:SpatialExecutor"
     options: ClassVar[dict[str, dict[str, Any]]] = _SPATIAL
 
@@ -212,6 +214,8 @@ class Filter(SplitStrategy):
     name: ClassVar[str] = "filter"
     parallelism: ClassVar[str | None] = "filter"
     label: ClassVar[str] = "Filter"
+    colour: ClassVar[str] = "#8A4A70"
+    marker: ClassVar[str] = "H"
     executor: ClassVar[str] = f"{_EXECUTORS}:FilterExecutor"
 
 
@@ -222,6 +226,8 @@ class Channel(SplitStrategy):
     name: ClassVar[str] = "channel"
     parallelism: ClassVar[str | None] = "channel"
     label: ClassVar[str] = "Channel"
+    colour: ClassVar[str] = "#E3B3CC"
+    marker: ClassVar[str] = "$\\clubsuit$"
     executor: ClassVar[str] = f"{_EXECUTORS}:ChannelExecutor"
 
 
@@ -231,6 +237,8 @@ class DataFilter(Filter):
     name: ClassVar[str] = "data-filter"
     parallelism: ClassVar[str | None] = "data+filter"
     label: ClassVar[str] = "Data + filter"
+    colour: ClassVar[str] = "#5B2A48"
+    marker: ClassVar[str] = "$\\diamondsuit$"
     options: ClassVar[dict[str, dict[str, Any]]] = _GROUP
 
 
@@ -240,6 +248,8 @@ class DataSpatial(Spatial):
     name: ClassVar[str] = "data-spatial"
     parallelism: ClassVar[str | None] = "data+spatial"
     label: ClassVar[str] = "Data + spatial"
+    colour: ClassVar[str] = "#F08CC8"
+    marker: ClassVar[str] = "$\\spadesuit$"
     options: ClassVar[dict[str, dict[str, Any]]] = {**_GROUP, **_SPATIAL}
 
 

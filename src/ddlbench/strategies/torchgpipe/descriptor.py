@@ -163,6 +163,8 @@ class GPipe(TorchGPipe):
 
     name: ClassVar[str] = "gpipe"
     label: ClassVar[str] = "GPipe"
+    colour: ClassVar[str] = "#D55E00"
+    marker: ClassVar[str] = "^"
     family: ClassVar[str] = "pipeline"
     executor: ClassVar[str] = "ddlbench.strategies.torchgpipe.executor:GPipeExecutor"
     parallelism: ClassVar[str | None] = "pipeline"
@@ -216,6 +218,8 @@ class ModelParallel(TorchGPipe):
 
     name: ClassVar[str] = "model-parallel"
     label: ClassVar[str] = "Model parallel"
+    colour: ClassVar[str] = "#009E73"
+    marker: ClassVar[str] = "P"
     family: ClassVar[str] = "model"
     executor: ClassVar[str] = "ddlbench.strategies.torchgpipe.executor:ModelParallelExecutor"
     predictors: ClassVar[tuple[str, ...]] = ("ddlbench-eq2", "model-parallel", "torchgpipe-turns")

@@ -1,0 +1,91 @@
+"""Only a strategy's own folder knows its name: nobody else asks which strategy a cell has."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import ddlbench
+from ddlbench.experiment.registry import STRATEGIES
+
+SOURCE = Path(ddlbench.__file__).parent
+
+# Files that may hold such a word, and why.
+REASONS = {
+    "experiment/registry.py": "the one line of each strategy; predictors of the same name",
+    "interconnect/horovod_sweep.py": "a transport, as links.json names it",
+    "interconnect/sweep.py": "a Python package",
+    "planning/schedules/__init__.py": "functions that make schedules",
+    "planning/schedules/gpipe.py": "name of a schedule",
+    "planning/schedules/messaging.py": "names of schedules",
+    "planning/schedules/model_parallel.py": "name of a schedule",
+    "planning/schedules/pipedream.py": "name of a schedule",
+    "planning/split_limits.py": "what of a layer is split",
+    "predict/link_table.py": "a transport, as links.json names it",
+    "predict/paradl/corrected.py": "ParaDL's kinds of parallelism",
+    "predict/paradl/limits.py": "ParaDL's kinds of parallelism",
+    "predict/paradl/memory.py": "ParaDL's kinds of parallelism",
+    "predict/paradl/published.py": "ParaDL's kinds of parallelism",
+    "predict/paradl/question.py": "ParaDL's kinds of parallelism",
+    "predict/picks.py": "the published rule of thumb names two strategies",
+    "predict/predictors/model_parallel.py": "a predictor of the same name",
+    "predict/predictors/paradl.py": "ParaDL's kinds of parallelism",
+    "predict/predictors/parameter_server.py": "a predictor of the same name",
+    "predict/predictors/sequential.py": "a predictor of the same name",
+    "report/applicability.py": "thesis Figure 6.3 is of GPipe",
+    "report/gpipe_step.py": "thesis Figure 6.3 is of GPipe",
+    "report/links_sweep.py": "a transport, as links.json names it",
+    "report/micro_batches.py": "thesis Table 6.1 is of GPipe",
+    "report/networking.py": "Figures 2 to 10 of Cheng et al. are of a parameter server",
+    "report/oracle_bars.py": "ParaDL's kinds of parallelism, drawn in the colours of ours",
+    "report/pipelines.py": "the thesis measured one GPipe, which stands beside both of ours",
+    "report/split_lessons.py": "ParaDL's kinds of parallelism",
+    "report/timeline/lessons.py": "names of schedules",
+    "runtime/environment.py": "a Python package",
+}
+
+
+def names_in(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    return {word for word in words if isinstance(word, str) and word in STRATEGIES}
+
+
+def modules():
+    for path in sorted(SOURCE.rglob("*.py")):
+        place = path.relative_to(SOURCE).as_posix()
+        if not place.startswith("strategies/"):
+            yield place, path
+
+
+def test_no_module_names_a_strategy_without_a_reason():
+    found = {place: names for place, path in modules() if (names := names_in(path))}
+    assert found.keys() - REASONS.keys() == set(), found
+    assert REASONS.keys() - found.keys() == set()  # nor is a reason kept that nothing needs
+
+
+def _calls(path: Path, function: str):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == function:
+            yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("folder", ["planning", "predict", "report", "runtime", "strategies"])
+def test_nobody_asks_of_which_class_a_descriptor_is(folder):
+    for path in (SOURCE / folder).rglob("*.py"):
+        for call in _calls(path, "isinstance"):
+            assert not call.startswith(("isinstance(strategy,", "isinstance(descriptor,")), path
+
+
+def test_only_strategies_read_the_details_of_a_plan():
+    """Others ask the descriptor; ``planning/details.py`` makes the typed views."""
+    for place, path in modules():
+        if place in ("planning/details.py", "planning/plan.py"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            read = isinstance(node, ast.Subscript) and ast.unparse(node.value)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                read = node.func.attr == "get" and ast.unparse(node.func.value)
+            if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+                read = ast.unparse(node.comparators[0])
+            assert not (read and str(read).endswith("plan.details")), f"{place}: {read}"
