@@ -6,6 +6,7 @@ from typing import Any
 
 from ddlbench.cluster.finding import Finding
 from ddlbench.experiment.site import Site
+from ddlbench.experiment.units import GB
 
 __all__ = ["judge_nodes"]
 
@@ -61,8 +62,8 @@ def _scratch(report: dict[str, Any]) -> Finding:
     what = f"{report['host']}: scratch"
     if report["scratch_error"]:
         return Finding(what, False, report["scratch_error"])
-    free_gb = report["scratch_free_bytes"] / 1e9
-    return Finding(what, True, f"{report['scratch']}, {free_gb:.1f} GB free")
+    free = GB.text(report["scratch_free_bytes"], ".1f")
+    return Finding(what, True, f"{report['scratch']}, {free} free")
 
 
 def _network(report: dict[str, Any], nodes: int) -> Finding:

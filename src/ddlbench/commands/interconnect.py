@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.units import MB, US
 
 __all__ = ["interconnect"]
 
@@ -111,7 +112,7 @@ def _fits(links: Mapping[str, Any]) -> Table:
             table.add_row(
                 *(head if number == 0 else ("", "", "")),
                 f"{piece['from_bytes'] / 1024:,.0f}",
-                f"{piece['alpha_s'] * 1e6:,.1f}",
+                f"{US.of(piece['alpha_s']):,.1f}",
                 f"{1e-6 / beta:,.0f}" if beta > 0 else "-",
                 *(tail if number == 0 else ("", "")),
             )
@@ -144,7 +145,7 @@ def _pairs(links: Mapping[str, Any]) -> Table:
                 " ".join(word for word in words if word),
                 pair["endpoints"][i],
                 pair["endpoints"][j],
-                f"{pair['bandwidth_bytes_per_s'][i][j] / 1e6:,.1f}",
+                f"{MB.of(pair['bandwidth_bytes_per_s'][i][j]):,.1f}",
                 f"{slow['bandwidth_ratio']:.0%}",
             )
     if not table.row_count:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import BACKENDS, LinkCondition
+from ddlbench.experiment.units import MBIT_PER_S, MS
 
 __all__ = ["link"]
 
@@ -96,8 +97,8 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.3f} ms"
+    return MS.text(seconds, ".3f")
 
 
 def _mbit(bits_per_s: float | None) -> str:
-    return "-" if bits_per_s is None else f"{bits_per_s / 1e6:.1f} Mbit/s"
+    return MBIT_PER_S.text(bits_per_s, ".1f")

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ddlbench.predict.paradl.calibrate import Calibration
     from ddlbench.predict.paradl.platform import Platform
 
+from ddlbench.experiment.units import GB
+
 __all__ = [
     "accuracy_by_strategy",
     "candidate",
@@ -186,7 +188,7 @@ def _candidates(title: str, found: Iterable[Candidate]) -> Table:
             str(said.question.devices),
             *(f"{each:.4g} s" for each in (said.iteration_s, said.compute_s, said.communication_s,
                                            one.epoch_s)),
-            f"{said.memory_bytes / 1e9:.3g} GB",
+            GB.text(said.memory_bytes),
             said.bottleneck,
             one.why,
         )  # fmt: skip

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.units import MB
 from ddlbench.planning.partition import (
     COST_MODELS,
     Chain,
@@ -163,9 +164,9 @@ def _table(found: Partition, chain: Chain, terms: MemoryLimit) -> Table:
             f"{stage.first} .. {stage.last - 1}",
             str(stage.replicas),
             f"{chain.time_s[inside]:.4g}",
-            f"{chain.parameter_bytes[inside] / 1e6:.1f}",
+            f"{MB.of(chain.parameter_bytes[inside]):.1f}",
             str(waiting[number] + 1),
-            f"{memory[number] / 1e6:.1f}",
+            f"{MB.of(memory[number]):.1f}",
         )
     table.caption = "of one device: computation per mini-batch, weights, mini-batches in flight"
     return table

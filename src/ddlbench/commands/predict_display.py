@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ddlbench.predict.prediction import Prediction
     from ddlbench.predict.recommend import Recommendation
 
+from ddlbench.experiment.units import GB, SECONDS
+
 __all__ = ["frame_table", "prediction_dict", "records", "show_predictions", "show_recommendation"]
 
 
@@ -131,8 +133,8 @@ def _json_value(value: Any) -> Any:
 
 
 def _seconds(value: float) -> str:
-    return f"{value:.4g} s"
+    return SECONDS.text(value, ".4g")
 
 
 def _gigabytes(value: float | None) -> str:
-    return "" if value is None else f"{value / 1e9:.3g} GB"
+    return "" if value is None else GB.text(value)

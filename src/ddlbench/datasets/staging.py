@@ -35,6 +35,7 @@ from ddlbench.datasets.manifest import Manifest, source_folder
 from ddlbench.datasets.own_data import OwnData, copy_own_data, inspect_own_data
 from ddlbench.datasets.writing import write_dataset
 from ddlbench.experiment.data_size import DataRequest, estimate_bytes
+from ddlbench.experiment.units import BYTES, unit_for
 
 __all__ = ["Staged", "data_folder", "hold", "remove", "stage"]
 
@@ -252,15 +253,13 @@ def _clear_leftovers(folder: Path) -> None:
 
 
 def _no_room(request: DataRequest, where: Path, needed: int, free: int) -> StagingError:
+    room = unit_for(needed, BYTES).text(needed, ".2f")
+    left = unit_for(free, BYTES).text(free, ".2f")
     return StagingError(
-        f"{request.dataset} data at scale {request.scale:g} needs about {_size(needed)}, but "
-        f"{where} has {_size(free)} (or too few file entries) left; "
+        f"{request.dataset} data at scale {request.scale:g} needs about {room}, but "
+        f"{where} has {left} (or too few file entries) left; "
         "use a smaller data scale or another scratch folder"
     )
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from ddlbench.experiment.result import SCHEMA_VERSION, STATUSES
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
+from ddlbench.experiment.units import BYTES, HOURS, unit_for
 from ddlbench.planning.data import request_of
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.strategy import strategy_of
@@ -356,16 +357,16 @@ def _expected(cost: Cost) -> str:
 
 
 def _hours(seconds: float) -> str:
-    hours = seconds / 3600
+    hours = HOURS.of(seconds)
     return f"{hours:,.2f}" if hours < _FEW_HOURS else f"{hours:,.0f}"
 
 
 def _size(count: int) -> str:
     """Write bytes in decimal units, as disks are sold."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:,.1f} {unit}"
-    return f"{count} bytes" if count else "none"
+    if count == 0:
+        return "none"
+    unit = unit_for(count, BYTES)
+    return unit.text(count, ",.1f" if unit.size > 1 else ".0f")
 
 
 _FEW_HOURS = 10

@@ -9,6 +9,7 @@ from typing import Any
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.network_spec import NETWORKS
 from ddlbench.experiment.registry import STRATEGIES
+from ddlbench.experiment.units import GB, MB, unit_for
 from ddlbench.planning.strategy import strategy_of
 
 __all__ = ["axis_table", "dataset_table", "option_table"]
@@ -31,7 +32,7 @@ def dataset_table() -> str:
 
 def _decoded(spec: DatasetSpec) -> str:
     size_bytes = (spec.num_train + spec.num_val) * spec.image_bytes
-    return f"{size_bytes / 1e9:.0f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
+    return unit_for(size_bytes, (GB, MB)).text(size_bytes, ".0f")
 
 
 def axis_table() -> str:

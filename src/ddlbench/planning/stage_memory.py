@@ -24,6 +24,7 @@ from ddlbench.experiment.paths import profile_file, result_file
 from ddlbench.experiment.profile import InvalidProfile, ProfileKey
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
+from ddlbench.experiment.units import GB
 from ddlbench.planning.measured_profile import profile_at
 from ddlbench.planning.pipeline import Pipeline
 from ddlbench.planning.plan import Plan, make_plan
@@ -55,8 +56,8 @@ def why_too_large(plan: Plan, site: Site) -> str | None:
     )
     return Reason(
         "stage_too_large",
-        f"{stages} on rank {rank} needs at least {_gb(needed[rank])} of memory with "
-        f"{pipeline.held[rank]} passes in flight, a device has {_gb(capacity)}; use a smaller "
+        f"{stages} on rank {rank} needs at least {GB.text(needed[rank])} of memory with "
+        f"{pipeline.held[rank]} passes in flight, a device has {GB.text(capacity)}; use a smaller "
         "batch, more devices or another balance",
     )
 
@@ -125,7 +126,3 @@ def _profile_and_capacity(cell: Cell, site: Site) -> tuple[dict[str, Any], float
     if site.device == "cpu" and site.memory_per_device_mb is not None:
         return profile, site.memory_per_device_mb * 1e6
     return None
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.3g} GB"

@@ -16,6 +16,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import known
 from ddlbench.experiment.site import Site
+from ddlbench.experiment.units import GB
 from ddlbench.planning.memory import capacity_bytes, fits, fullest_bytes
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.strategy import strategy_of
@@ -183,7 +184,7 @@ def _why(
     told: Prediction, fit: bool | None, needed: int | None, capacity: float | None, plan: Plan
 ) -> str:
     if fit is False and needed is not None and capacity is not None:
-        return f"does not fit: {_gb(needed)} needed, a device has {_gb(capacity)}"
+        return f"does not fit: {GB.text(needed)} needed, a device has {GB.text(capacity)}"
     parts = [f"compute {told.compute_s:.3g} s"]
     if told.bubble_s:
         parts.append(f"bubble {told.bubble_s:.3g} s")
@@ -208,7 +209,3 @@ def _place(candidate: Candidate) -> tuple[int, float, str]:
         return (2, 0.0, candidate.cell.strategy)
     group = 1 if candidate.fits is False else 0
     return (group, candidate.prediction.step_s, candidate.cell.strategy)
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.3g} GB"

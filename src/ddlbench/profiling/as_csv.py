@@ -11,6 +11,7 @@ import io
 from typing import Any
 
 from ddlbench.experiment.profile import InvalidProfile
+from ddlbench.experiment.units import MS
 
 __all__ = ["as_csv"]
 
@@ -34,8 +35,8 @@ def as_csv(profile: dict[str, Any], batch_size: int) -> str:
             (
                 node,
                 block["name"],
-                f"{_seconds(profile, block, 'forward', batch_size) * 1e3:.6f}",
-                f"{_seconds(profile, block, 'backward', batch_size) * 1e3:.6f}",
+                f"{MS.of(_seconds(profile, block, 'forward', batch_size)):.6f}",
+                f"{MS.of(_seconds(profile, block, 'backward', batch_size)):.6f}",
                 round(block["output_bytes_per_sample"] * batch_size),
                 block["parameter_bytes"],
             )

@@ -11,14 +11,15 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from ddlbench.experiment.units import TIMES, unit_for
 from ddlbench.report.bars import message, patch
 from ddlbench.report.colours import DatasetLook, shade, strategy_look
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import dataset_label, in_dataset_order, network_label
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
 from ddlbench.report.predicted import Predicted, condition_label, shown_cells
+from ddlbench.report.seconds_axis import ticks_in
 from ddlbench.report.style import MIN_PT, text_width_mm
 from ddlbench.report.tables import rows_of
 
@@ -164,11 +165,8 @@ def _fill(axes: Axes, spans: pd.DataFrame, workers: int, width_mm: float, colour
         text = str(row.micro_batch)
         if duration / length * width_mm > text_width_mm(text) + 0.8:
             _number(axes, row.start_s - start + duration / 2, row.partition, text, look)
-    unit, name = next(u for u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if length >= u[0])
     axes.set_xlim(0, length)
-    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:,g}"))
-    axes.set_xlabel(f"Time in the step ({name})", labelpad=1)
+    ticks_in(unit_for(length, TIMES), axes.xaxis, "Time in the step", 5)
 
 
 def _number(axes: Axes, x: float, y: float, text: str, look: DatasetLook) -> None:

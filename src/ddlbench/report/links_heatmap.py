@@ -24,13 +24,13 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from ddlbench.experiment.links import sample_in_words
+from ddlbench.experiment.units import GB, US
 from ddlbench.report.links_footer import origin
 from ddlbench.report.page import Page, Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import MIN_PT
 
 __all__ = ["draw_links"]
 
-_GIGA, _MICRO = 1e9, 1e-6
 _SLOW = "#D55E00"
 _EMPTY = "#eeeeee"
 _SHADES = LinearSegmentedColormap.from_list("ddlbench", ["#eaf3fa", "#0072B2", "#004a75"])
@@ -58,8 +58,8 @@ def draw_links(links: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
         Section(
             _heading(pair),
             [
-                Panel("Bandwidth (GB/s)", _range(pair["bandwidth_bytes_per_s"], _GIGA)),
-                Panel("Latency (µs)", _range(pair["latency_s"], _MICRO)),
+                Panel("Bandwidth (GB/s)", _range(pair["bandwidth_bytes_per_s"], GB.size)),
+                Panel("Latency (µs)", _range(pair["latency_s"], US.size)),
             ],
         )
         for pair in pairs
@@ -87,7 +87,7 @@ def draw_links(links: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
 def _draw(page: Page, pairs: list[dict[str, Any]]) -> None:
     for axes_row, pair in zip(page.axes, pairs, strict=False):
         for axes, key, unit in zip(
-            axes_row, ("bandwidth_bytes_per_s", "latency_s"), (_GIGA, _MICRO), strict=True
+            axes_row, ("bandwidth_bytes_per_s", "latency_s"), (GB.size, US.size), strict=True
         ):
             _heat(axes, _values(pair[key]) / unit)
             _frame(axes, len(pair["endpoints"]))

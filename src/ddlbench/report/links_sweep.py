@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from ddlbench.experiment.fits import hockney_time_s
+from ddlbench.experiment.units import BYTES_BINARY, NS, TIMES, unit_for
 from ddlbench.report.colours import StrategyLook, strategy_look
 from ddlbench.report.links_footer import origin
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
@@ -34,8 +35,6 @@ _LOOKS = {
 _LEVELS = {"node": "Within a node", "network": "Between nodes"}
 # Where a link given by hand has no points, its line is drawn over this range.
 _GIVEN_BYTES = (2**10, 2**28)
-_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
-_TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
 def draw_sweeps(links: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
@@ -161,13 +160,12 @@ def _frame(axes: Axes, sweeps: list[dict[str, Any]]) -> None:
 
 
 def _bytes(value: float) -> str:
-    unit, name = next(entry for entry in _UNITS if value >= entry[0] or entry[0] == 1)
-    return f"{value / unit:g} {name}"
+    return unit_for(value, BYTES_BINARY).text(value, "g")
 
 
 def _seconds(value: float) -> str:
-    unit, name = next((u for u in _TIME_UNITS if value >= u[0] * 0.999), _TIME_UNITS[-1])
-    return f"{value / unit:g} {name}"
+    # A tick of one unit may lie a rounding error below it.
+    return unit_for(value / 0.999, (*TIMES, NS)).text(value, "g")
 
 
 def _what(sweeps: list[dict[str, Any]]) -> str:

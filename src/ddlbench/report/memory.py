@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
+from ddlbench.experiment.units import GIB, MIB, Unit, unit_for
 from ddlbench.report.bars import Bar, Group, draw_groups, panel_size, patch, top_of
 from ddlbench.report.colours import DatasetLook, strategy_look
 from ddlbench.report.footer import Context, footer
@@ -30,7 +31,6 @@ from ddlbench.report.tables import Tables, rows_of
 __all__ = ["draw"]
 
 NOT_MEASURED = "no value"
-_MIB, _GIB = 2**20, 2**30
 _LOG_FROM = 30
 _PLAIN = DatasetLook(0.0, "")
 _VARIANT_LOOKS = (
@@ -69,7 +69,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     members.sort(key=lambda member: member[0] != BASE)
     looks = _looks(members)
     known = shown.loc[shown["mark"] == "", "peak_memory_bytes"].astype(float)
-    unit, unit_name = (_GIB, "GiB") if known.max() >= 2 * _GIB else (_MIB, "MiB")
+    unit = unit_for(known.max() / 2, (GIB, MIB))  # MiB up to 2 GiB
     sections, contents = [], []
     for geometry, part in geometries:
         workers = workers_label(int(part["workers"].max())) if len(part) else ""
@@ -98,13 +98,13 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     )
     panels = [values for content in contents for g in content if (values := _values(g))]
     logarithmic = any(max(values) / min(values) > _LOG_FROM for values in panels)
-    size_of_device = float(shown["device_memory_bytes"].astype(float).max()) / unit
+    size_of_device = float(shown["device_memory_bytes"].astype(float).max()) / unit.size
     for axes_row, content in zip(page.axes, contents, strict=True):
         for axes, groups in zip(axes_row, content, strict=True):
             draw_groups(axes, groups, page.width_mm, "{:,.3g}")
             _scale(axes, groups, size_of_device, logarithmic)
             if axes in page.first_in_row:
-                axes.set_ylabel(f"Peak memory ({unit_name}{', log' if logarithmic else ''})")
+                axes.set_ylabel(f"Peak memory ({unit.name}{', log' if logarithmic else ''})")
     return page.figure, shown[_TABLE]
 
 
@@ -135,7 +135,7 @@ def _groups(
     networks: list[str],
     members: list[tuple[str, str]],
     looks: dict[tuple[str, str], tuple[str, DatasetLook]],
-    unit: int,
+    unit: Unit,
 ) -> list[Group]:
     found = {(r.network, (r.strategy, r.variant)): r for r in rows_of(part)}
     groups = []
@@ -146,7 +146,7 @@ def _groups(
             if row is None:
                 bars.append(None)
                 continue
-            value = math.nan if row.mark else float(row.peak_memory_bytes) / unit
+            value = math.nan if row.mark else float(row.peak_memory_bytes) / unit.size
             bars.append(
                 Bar(value, math.nan, math.nan, *looks[member], str(row.mark), bool(row.stale))
             )

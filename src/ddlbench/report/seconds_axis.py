@@ -1,17 +1,20 @@
-"""A y axis of seconds, in the unit that its highest bar asks for."""
+"""Axes in the unit that their longest value asks for."""
 
 from __future__ import annotations
 
 import math
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-__all__ = ["seconds_axis"]
+from ddlbench.experiment.units import TIMES, Unit, unit_for
+
+__all__ = ["seconds_axis", "ticks_in"]
 
 
 def seconds_axis(axes: Axes, top_s: float, label: str, headroom: float) -> None:
-    """From zero to ``headroom`` times ``top_s``, labelled in s, ms or µs.
+    """From zero to ``headroom`` times ``top_s``, labelled in the unit that suits.
 
     An axis without a bar (``top_s`` not above zero) has no ticks.
     """
@@ -19,9 +22,21 @@ def seconds_axis(axes: Axes, top_s: float, label: str, headroom: float) -> None:
         axes.set_ylim(0, 1)
         axes.set_yticks([])
         return
-    units = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
-    unit, name = next((u for u in units if top_s >= u[0]), units[-1])
+    unit = unit_for(top_s, TIMES)
     axes.set_ylim(0, headroom * top_s)
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:,g}"))
-    axes.set_ylabel(f"{label} ({name})", labelpad=1)
+    ticks_in(unit, axes.yaxis, label, 5)
+
+
+def ticks_in(unit: Unit, axis: Axis, label: str, most: int) -> None:
+    """Write an axis in a unit, with at most so many intervals between round numbers.
+
+    Args:
+        unit: what the ticks are told in.
+        axis: in the base of ``unit``.
+        label: what it shows; the unit is put behind it.
+        most: intervals.
+    """
+    axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{unit.of(value):,g}"))
+    axis.set_label_text(f"{label} ({unit.name})")
+    axis.labelpad = 1

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
+from ddlbench.experiment.units import TIMES, unit_for
 from ddlbench.report.colours import shade, strategy_look
 from ddlbench.report.footer import NOISY, STALE, Context, footer
 from ddlbench.report.labels import (
@@ -24,6 +24,7 @@ from ddlbench.report.labels import (
 )
 from ddlbench.report.marks import status_mark
 from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.seconds_axis import ticks_in
 from ddlbench.report.style import GREY, MIN_PT, text_width_mm
 from ddlbench.report.tables import Tables, rows_of
 
@@ -179,11 +180,8 @@ def _scale(axes: Axes, longest: float) -> None:
         axes.set_xlim(0, 1)
         axes.set_xticks([])
         return
-    unit, name = next(u for u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if longest * 1.12 >= u[0])
     axes.set_xlim(0, longest * 1.12)
-    axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:,g}"))
-    axes.set_xlabel(f"Step ({name})", labelpad=1)
+    ticks_in(unit_for(longest * 1.12, TIMES), axes.xaxis, "Step", 4)
 
 
 def _write(axes: Axes, marks: list[tuple[int, str]], flags: list[tuple[int, str]]) -> None:

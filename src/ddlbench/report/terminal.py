@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
+from ddlbench.experiment.units import MB
 from ddlbench.report.footer import interval_words
 from ddlbench.report.labels import dataset_label, network_label, strategy_label
 from ddlbench.report.marks import mark_without_speedup
@@ -65,9 +66,9 @@ def _numbers(row: dict[Hashable, Any]) -> list[str]:
     return [
         _number(row["samples_per_s"], 1),
         speedup,
-        _number(row["peak_memory_bytes"], 0, scale=1e-6),
+        _number(MB.of(row["peak_memory_bytes"]), 0),
     ]
 
 
-def _number(value: Any, digits: int = 2, scale: float = 1.0) -> str:
-    return "-" if pd.isna(value) else f"{float(value) * scale:.{digits}f}"
+def _number(value: Any, digits: int = 2) -> str:
+    return "-" if pd.isna(value) else f"{float(value):.{digits}f}"

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from ddlbench.experiment.status import Reason, Status, reason_of
+from ddlbench.experiment.units import GB
 from ddlbench.strategies.executor import Unsupported
 
 __all__ = ["Cause", "cause_of", "classify"]
@@ -80,5 +81,5 @@ def _full_device() -> str | None:
                 continue  # not its own: asking would open a context there
             free, total = torch.cuda.mem_get_info(index)
             if free < _LITTLE * total:
-                return f"{free / 1e9:.2f} of {total / 1e9:.2f} GB free on cuda:{index}"
+                return f"{GB.of(free):.2f} of {GB.text(total, '.2f')} free on cuda:{index}"
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ddlbench.experiment.units import MBIT_PER_S, MS
 from ddlbench.interconnect.emulation.errors import LinkMissed
 
 __all__ = ["TOLERANCE", "misses", "require"]
@@ -45,8 +46,8 @@ def _delay(between: str, asked_s: float, found_s: float | None) -> list[str]:
     if not asked_s or _is_near(found_s, asked_s):
         return []
     return [
-        f"the one-way delay {between} is {found_s * 1e3:.3g} ms, the setting is "
-        f"{asked_s * 1e3:.3g} ms ({_off(found_s, asked_s)}, at most {TOLERANCE:.0%} may be)"
+        f"the one-way delay {between} is {MS.text(found_s)}, the setting is "
+        f"{MS.text(asked_s)} ({_off(found_s, asked_s)}, at most {TOLERANCE:.0%} may be)"
     ]
 
 
@@ -58,7 +59,8 @@ def _rate(between: str, asked: float | None, found: float | None) -> list[str]:
     if _is_near(found, asked):
         return []
     return [
-        f"the rate {between} is {found / 1e6:.6g} Mbit/s, the setting is {asked / 1e6:.6g} Mbit/s "
+        f"the rate {between} is {MBIT_PER_S.text(found, '.6g')}, the setting is "
+        f"{MBIT_PER_S.text(asked, '.6g')} "
         f"({_off(found, asked)}, at most {TOLERANCE:.0%} may be)"
     ]
 

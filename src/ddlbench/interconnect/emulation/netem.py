@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from ddlbench.experiment.fabric import LinkCondition
+from ddlbench.experiment.units import US
 from ddlbench.interconnect.emulation.backend import INTERFACE, set_up_interface
 from ddlbench.interconnect.emulation.errors import EmulationFailed
 from ddlbench.interconnect.emulation.namespaces import Held, Space, run_tool, tool
@@ -49,7 +50,7 @@ def egress(condition: LinkCondition) -> list[str]:
 
 def ingress(condition: LinkCondition) -> list[str]:
     """Options of netem for what goes to a node."""
-    options = ["delay", f"{condition.latency_s * 1e6:.0f}us"]
+    options = ["delay", f"{US.of(condition.latency_s):.0f}us"]
     if condition.loss:
         options += ["loss", f"{condition.loss * 100:g}%"]
     if condition.bandwidth_bits_per_s is not None:

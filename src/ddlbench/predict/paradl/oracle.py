@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.schema import nearest
+from ddlbench.experiment.units import GB
 from ddlbench.predict.paradl import corrected, memory, published
 from ddlbench.predict.paradl.limits import corrected_limit, published_limit
 from ddlbench.predict.paradl.platform import Platform
@@ -68,5 +69,5 @@ def refused(projection: Projection, platform: Platform) -> str:
     if asked.devices > projection.max_devices:
         return f"at most {projection.max_devices} device(s), limited by {projection.limiting_layer}"
     if projection.memory_bytes > room:
-        return f"needs {projection.memory_bytes / 1e9:.1f} GB of {room / 1e9:.1f} GB a device"
+        return f"needs {GB.text(projection.memory_bytes, '.1f')} of {GB.text(room, '.1f')} a device"
     return ""

@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from ddlbench.experiment.units import TIMES, Unit, unit_for
+from ddlbench.report.seconds_axis import ticks_in
 from ddlbench.report.style import MIN_PT
 from ddlbench.report.timeline.block import Block, row_height_mm
 from ddlbench.report.timeline.box import Row
@@ -31,7 +32,6 @@ __all__ = ["NOT_RECORDED", "Panel", "draw_window", "duration_text", "panels_of",
 NOT_RECORDED = "the cell has recorded no spans"
 _HEAD_MM = 4.6
 _BETWEEN_MM = 1.6
-_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 class Panel(NamedTuple):
@@ -108,8 +108,7 @@ def draw_window(
 
 def duration_text(seconds: float) -> str:
     """``31.2 ms``."""
-    unit, name = next((u for u in _UNITS if seconds >= u[0]), _UNITS[-1])
-    return f"{seconds / unit:.3g} {name}"
+    return unit_for(seconds, TIMES).text(seconds)
 
 
 def _panel_height_mm(panel: Panel, rows: int) -> float:
@@ -129,9 +128,5 @@ def _heading(panel: Panel, window: Window, in_seconds: bool) -> str:
 
 
 def _scale(axes: Axes, length_s: float, in_seconds: bool) -> None:
-    unit, name = 1.0, "forward passes"
-    if in_seconds:
-        unit, name = next((u for u in _UNITS if length_s >= u[0]), _UNITS[-1])
-    axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:,g}"))
-    axes.set_xlabel(f"Time ({name})", labelpad=1)
+    unit = unit_for(length_s, TIMES) if in_seconds else Unit("forward passes", 1.0)
+    ticks_in(unit, axes.xaxis, "Time", 8)

@@ -1,0 +1,63 @@
+"""Quantities as people read them: ``31.2 ms``, ``1.5 GB``; and the unit that suits an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "BYTES",
+    "BYTES_BINARY",
+    "GB",
+    "GIB",
+    "HOURS",
+    "MB",
+    "MBIT_PER_S",
+    "MIB",
+    "MS",
+    "NS",
+    "SECONDS",
+    "TIMES",
+    "US",
+    "Unit",
+    "unit_for",
+]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit of people.
+
+    Args:
+        name: as it is written behind a number.
+        size: in the unit that the code computes with: seconds, bytes, or bits a second.
+    """
+
+    name: str
+    size: float
+
+    def of(self, value: float) -> float:
+        """How many of this unit a value is."""
+        return value / self.size
+
+    def text(self, value: float | None, form: str = ".3g") -> str:
+        """Number and name; a dash where the value is not known."""
+        return "-" if value is None else f"{value / self.size:{form}} {self.name}"
+
+
+SECONDS = Unit("s", 1.0)
+MS, US, NS = Unit("ms", 1e-3), Unit("µs", 1e-6), Unit("ns", 1e-9)
+HOURS = Unit("h", 3600.0)
+GB, MB, KB, BYTE = Unit("GB", 1e9), Unit("MB", 1e6), Unit("kB", 1e3), Unit("bytes", 1.0)
+GIB, MIB, KIB, B = Unit("GiB", 2**30), Unit("MiB", 2**20), Unit("KiB", 2**10), Unit("B", 1)
+MBIT_PER_S = Unit("Mbit/s", 1e6)
+
+# The largest first, as unit_for() wants them.
+TIMES = (SECONDS, MS, US)
+BYTES = (GB, MB, KB, BYTE)
+BYTES_BINARY = (GIB, MIB, KIB, B)
+
+
+def unit_for(value: float, units: Sequence[Unit]) -> Unit:
+    """The first unit of which the value is one at least, else the last; the largest come first."""
+    return next((unit for unit in units if value >= unit.size), units[-1])
