@@ -20,7 +20,7 @@ from typing import Any
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fits import given_hockney
 from ddlbench.experiment.links import write_links
-from ddlbench.experiment.profile import write_profile
+from ddlbench.experiment.profile import Profile, write_profile
 from ddlbench.experiment.registry import PREDICTORS
 from ddlbench.planning.plan import make_plan
 from ddlbench.predict.inputs import open_links, open_workload
@@ -63,7 +63,7 @@ def main() -> None:
 
 def measure(folder: Path) -> dict[str, Any]:
     """Time a thousand predictions in one go, and each predictor by itself."""
-    write_profile(folder / "profile.json", profile())
+    write_profile(folder / "profile.json", Profile.from_dict(profile()))
     write_links(folder / "links.json", links())
     start = time.perf_counter()
     workload, table = open_workload(folder / "profile.json"), open_links(folder / "links.json")

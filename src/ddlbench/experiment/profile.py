@@ -1,19 +1,36 @@
 """profile.json: times and bytes of one network's layers on one device of a site.
 
-Written by ``ddlbench.profiling``; read by the partitioner and by predictors.
+Written by ``ddlbench.profiling``; read by the partitioner and by predictors. The schema says what
+each field is; its classes here give the fields their types.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import Document
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.json_form import OMIT_NONE, JsonForm
 
-__all__ = ["PROFILE_VERSION", "InvalidProfile", "ProfileKey", "read_profile", "write_profile"]
+__all__ = [
+    "PROFILE_VERSION",
+    "BatchTime",
+    "BlockProfile",
+    "InvalidProfile",
+    "LayerProfile",
+    "LayerShape",
+    "NodeSlowdown",
+    "ParameterTensor",
+    "Profile",
+    "ProfileKey",
+    "StepTimes",
+    "read_profile",
+    "write_profile",
+]
 
 PROFILE_VERSION = 1
 
@@ -66,16 +83,129 @@ class ProfileKey:
         return key
 
 
-def write_profile(path: Path, profile: dict[str, Any]) -> None:
+@dataclass(frozen=True)
+class BatchTime(JsonForm):
+    """Time of one pass at one batch size: the median of several, with its 95 % interval."""
+
+    batch_size: int
+    time_s: float
+    interval_s: tuple[float, ...] | None
+
+
+@dataclass(frozen=True)
+class StepTimes(JsonForm):
+    """Whole sequential optimiser steps at one batch size; ``step_s`` has data loading in it."""
+
+    batch_size: int
+    count: int
+    step_s: float
+    interval_s: tuple[float, ...] | None
+    load_s: float
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class LayerShape(JsonForm):
+    """Channels and extents of one sample; empty where a layer takes or gives no single tensor."""
+
+    input: tuple[int, ...]
+    output: tuple[int, ...]
+    kernel: int
+    stride: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerProfile(JsonForm):
+    """One leaf operation; ``block`` is the child of the flat network that holds it."""
+
+    name: str
+    block: int
+    block_name: str
+    kind: str
+    parameter_bytes: int
+    output_bytes_per_sample: float
+    saved_bytes_per_sample: float
+    shape: LayerShape | None = field(default=None, metadata=OMIT_NONE)
+    forward: tuple[BatchTime, ...]
+    backward: tuple[BatchTime, ...]
+
+
+@dataclass(frozen=True)
+class BlockProfile(JsonForm):
+    """One child of the flat network, timed as a whole; a pipeline cuts between blocks."""
+
+    block: int
+    name: str
+    parameter_bytes: int
+    buffer_bytes: int
+    input_bytes_per_sample: float
+    output_bytes_per_sample: float
+    saved_bytes_per_sample: float
+    forward: tuple[BatchTime, ...]
+    backward: tuple[BatchTime, ...]
+
+
+@dataclass(frozen=True)
+class ParameterTensor(JsonForm):
+    """One parameter; its gradient is ready after ``ready_fraction`` of the backward pass."""
+
+    name: str
+    block: int
+    bytes: int
+    ready_fraction: float
+
+
+@dataclass(frozen=True)
+class NodeSlowdown(JsonForm):
+    """Step time of one of so many silent replicas on a node, over that of one alone."""
+
+    replicas: int
+    slowdown: float
+    interval: tuple[float, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile(JsonForm):
+    """The content of profile.json.
+
+    Args:
+        blocks: empty in profiles of earlier versions.
+        device_memory_bytes: of one device; None where it is not known.
+    """
+
+    schema_version: int = PROFILE_VERSION
+    site: str
+    profile_id: str
+    dataset: str
+    network: str
+    precision: str
+    threads_per_device: int
+    device_kind: str
+    batch_sizes: tuple[int, ...]
+    steps: tuple[StepTimes, ...]
+    layers: tuple[LayerProfile, ...]
+    blocks: tuple[BlockProfile, ...] = ()
+    tensors: tuple[ParameterTensor, ...]
+    node_slowdown: tuple[NodeSlowdown, ...]
+    fixed_memory_bytes: int
+    device_memory_bytes: int | None = None
+    notes: tuple[str, ...]
+    provenance: Mapping[str, Any]
+
+
+def write_profile(path: Path, profile: Profile) -> None:
     """Check and write a profile atomically.
 
     Raises:
         InvalidProfile: it does not fit the schema.
     """
-    _DOCUMENT.write(path, profile)
+    _DOCUMENT.write(path, profile.to_dict())
 
 
-def read_profile(path: Path) -> dict[str, Any]:
+def read_profile(path: Path) -> Profile:
     """Read and check a profile.
 
     Raises:
@@ -85,4 +215,4 @@ def read_profile(path: Path) -> dict[str, Any]:
         raise InvalidProfile(
             f"{path}: no such profile; make it with `snakemake --profile ... {path}`"
         )
-    return _DOCUMENT.read(path)
+    return Profile.from_dict(_DOCUMENT.read(path))

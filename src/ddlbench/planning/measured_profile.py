@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from ddlbench.experiment.profile import read_profile
+from ddlbench.experiment.profile import Profile, read_profile
 
 __all__ = ["profile_at"]
 
 
-def profile_at(path: Path) -> dict[str, Any]:
-    """Read and check a profile, once while the file stays as it is; not to be changed.
+def profile_at(path: Path) -> Profile:
+    """Read and check a profile, once while the file stays as it is.
 
     Raises:
         InvalidProfile: there is none, or it is not what the schema says.
@@ -24,5 +23,5 @@ def profile_at(path: Path) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def _read(path: Path, _mtime_ns: int, _size: int) -> dict[str, Any]:
+def _read(path: Path, _mtime_ns: int, _size: int) -> Profile:
     return read_profile(path)

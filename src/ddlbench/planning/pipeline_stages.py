@@ -21,7 +21,7 @@ from typing import Any
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import links_file, profile_file
-from ddlbench.experiment.profile import ProfileKey
+from ddlbench.experiment.profile import Profile, ProfileKey
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.block_table import block_costs
 from ddlbench.planning.link_bandwidth import bandwidth_bytes_per_s
@@ -182,7 +182,7 @@ def measured_chain(cell: Cell, site: str | None, samples: int) -> Chain:
     return chain_of_profile(_profile(cell, site), samples)
 
 
-def _profile(cell: Cell, site: str | None) -> dict[str, Any]:
+def _profile(cell: Cell, site: str | None) -> Profile:
     if site is None:
         raise NeedsProfile(
             f"{cell.id}: balance profile is planned from a site's measurements, and no site is "
@@ -222,8 +222,8 @@ def _partition(cell: Cell, chain: Chain, site: str) -> Partition:
         return partition(chain, levels)
 
 
-def _memory_limit(cell: Cell, profile: dict[str, Any]) -> MemoryLimit | None:
-    capacity = profile.get("device_memory_bytes")
+def _memory_limit(cell: Cell, profile: Profile) -> MemoryLimit | None:
+    capacity = profile.device_memory_bytes
     if not capacity:
         return None
     extra = int(cell.option("extra_warmup", 0))

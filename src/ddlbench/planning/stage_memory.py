@@ -15,13 +15,12 @@ a rank holds are those of its schedule.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import profile_file, result_file
-from ddlbench.experiment.profile import InvalidProfile, ProfileKey
+from ddlbench.experiment.profile import BlockProfile, InvalidProfile, Profile, ProfileKey
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
 from ddlbench.experiment.units import GB
@@ -44,7 +43,7 @@ def why_too_large(plan: Plan, site: Site) -> str | None:
     if known is None or pipeline is None:
         return None
     profile, capacity = known
-    if pipeline.blocks != len(profile.get("blocks") or []):
+    if pipeline.blocks != len(profile.blocks):
         return None
     needed = held_bytes(plan, profile)
     rank = max(range(plan.world_size), key=lambda rank: needed[rank])
@@ -73,12 +72,12 @@ def why_cell_too_large(cell: Cell, site: Site) -> str | None:
     return None if reason is None or _was_run(cell, site) else reason
 
 
-def held_bytes(plan: Plan, profile: Mapping[str, Any]) -> tuple[float, ...]:
+def held_bytes(plan: Plan, profile: Profile) -> tuple[float, ...]:
     """Bytes that each rank of a pipeline holds at one moment, at least."""
     pipeline = strategy_of(plan.cell.strategy).pipeline_of(plan)
     assert pipeline is not None
     return tuple(
-        _held(plan.cell, pipeline, rank, profile["blocks"], float(profile["fixed_memory_bytes"]))
+        _held(plan.cell, pipeline, rank, profile.blocks, float(profile.fixed_memory_bytes))
         for rank in range(plan.world_size)
     )
 
@@ -92,27 +91,26 @@ def _held(
     cell: Cell,
     pipeline: Pipeline,
     rank: int,
-    profiled: Sequence[Mapping[str, Any]],
+    profiled: Sequence[BlockProfile],
     fixed_bytes: float,
 ) -> float:
     spans = pipeline.spans(rank)
     blocks = [block for first, last in spans for block in profiled[first:last]]
-    weights = float(sum(block["parameter_bytes"] for block in blocks))
+    weights = float(sum(block.parameter_bytes for block in blocks))
     versions = pipeline.stages[pipeline.of_rank(rank)[0]].weight_versions
     # We do not know which of the rank's stages a pass belongs to, so we take the smallest.
     saved = min(
-        sum(block["saved_bytes_per_sample"] for block in profiled[first:last])
-        for first, last in spans
+        sum(block.saved_bytes_per_sample for block in profiled[first:last]) for first, last in spans
     )
     return (
         fixed_bytes
         + weights * (versions + (1 if cell.momentum > 0 else 0))
-        + sum(block["buffer_bytes"] for block in blocks)
+        + sum(block.buffer_bytes for block in blocks)
         + pipeline.held[rank] * pipeline.samples * saved
     )
 
 
-def _profile_and_capacity(cell: Cell, site: Site) -> tuple[dict[str, Any], float] | None:
+def _profile_and_capacity(cell: Cell, site: Site) -> tuple[Profile, float] | None:
     """The profile that serves a cell, and the bytes of one device; None where one is unknown."""
     path = profile_file(site.name, ProfileKey.of(cell).id)
     if not path.is_file():
@@ -121,8 +119,8 @@ def _profile_and_capacity(cell: Cell, site: Site) -> tuple[dict[str, Any], float
         profile = profile_at(path)
     except InvalidProfile:  # whoever needs it says so
         return None
-    if profile.get("device_memory_bytes"):
-        return profile, float(profile["device_memory_bytes"])
+    if profile.device_memory_bytes:
+        return profile, float(profile.device_memory_bytes)
     if site.device == "cpu" and site.memory_per_device_mb is not None:
         return profile, site.memory_per_device_mb * 1e6
     return None

@@ -27,7 +27,7 @@ def open_workload(path: Path) -> Workload:
     Raises:
         InvalidProfile: there is none, or it is not what the schema says.
     """
-    return Workload(read_profile(path), str(path))
+    return Workload(read_profile(path).to_dict(), str(path))
 
 
 def open_links(path: Path) -> LinkTable:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import Any
 
-from ddlbench.experiment.profile import InvalidProfile
+from ddlbench.experiment.profile import BatchTime, InvalidProfile, Profile
 from ddlbench.experiment.units import MS
 
 __all__ = ["as_csv"]
@@ -18,7 +17,7 @@ __all__ = ["as_csv"]
 _COLUMNS = ("node", "layer", "forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
 
 
-def as_csv(profile: dict[str, Any], batch_size: int) -> str:
+def as_csv(profile: Profile, batch_size: int) -> str:
     """The table at one of the profile's batch sizes.
 
     Raises:
@@ -27,28 +26,27 @@ def as_csv(profile: dict[str, Any], batch_size: int) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_COLUMNS)
-    blocks = profile["blocks"]
-    image_bytes = blocks[0]["input_bytes_per_sample"] * batch_size
+    image_bytes = profile.blocks[0].input_bytes_per_sample * batch_size
     writer.writerow((1, "Input", "0.000", "0.000", round(image_bytes), 0))
-    for node, block in enumerate(blocks, start=2):
+    for node, block in enumerate(profile.blocks, start=2):
         writer.writerow(
             (
                 node,
-                block["name"],
-                f"{MS.of(_seconds(profile, block, 'forward', batch_size)):.6f}",
-                f"{MS.of(_seconds(profile, block, 'backward', batch_size)):.6f}",
-                round(block["output_bytes_per_sample"] * batch_size),
-                block["parameter_bytes"],
+                block.name,
+                f"{MS.of(_seconds(profile, block.name, block.forward, batch_size)):.6f}",
+                f"{MS.of(_seconds(profile, block.name, block.backward, batch_size)):.6f}",
+                round(block.output_bytes_per_sample * batch_size),
+                block.parameter_bytes,
             )
         )
     return out.getvalue()
 
 
-def _seconds(profile: dict[str, Any], block: dict[str, Any], phase: str, batch_size: int) -> float:
-    for timing in block[phase]:
-        if timing["batch_size"] == batch_size:
-            return float(timing["time_s"])
+def _seconds(profile: Profile, block: str, times: tuple[BatchTime, ...], batch_size: int) -> float:
+    for time in times:
+        if time.batch_size == batch_size:
+            return time.time_s
     raise InvalidProfile(
-        f"profile {profile['profile_id']}: block {block['name']!r} was not timed at batch size "
-        f"{batch_size}; take one of {', '.join(map(str, profile['batch_sizes']))}"
+        f"profile {profile.profile_id}: block {block!r} was not timed at batch size "
+        f"{batch_size}; take one of {', '.join(map(str, profile.batch_sizes))}"
     )

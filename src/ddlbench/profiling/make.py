@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ddlbench.experiment.profile import PROFILE_VERSION, write_profile
+from ddlbench.experiment.profile import Profile, write_profile
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.data import request_of
@@ -25,7 +25,7 @@ _METHOD = (
 )
 
 
-def make_profile(needs: ProfileNeeds, site: Site, path: Path) -> dict[str, Any]:
+def make_profile(needs: ProfileNeeds, site: Site, path: Path) -> Profile:
     """Stage data, measure, check and write.
 
     Args:
@@ -64,11 +64,10 @@ def make_profile(needs: ProfileNeeds, site: Site, path: Path) -> dict[str, Any]:
     return profile
 
 
-def _profile(needs: ProfileNeeds, site: Site, reports: list[dict[str, Any]]) -> dict[str, Any]:
+def _profile(needs: ProfileNeeds, site: Site, reports: list[dict[str, Any]]) -> Profile:
     own, cell, key = reports[0], needs.cell, needs.key
     of_replicas = [report.get("replicas") for report in reports]
-    return {
-        "schema_version": PROFILE_VERSION,
+    values = {
         "site": site.name,
         "profile_id": key.id,
         "dataset": key.dataset,
@@ -96,6 +95,7 @@ def _profile(needs: ProfileNeeds, site: Site, reports: list[dict[str, Any]]) -> 
             "stretch": own["stretch"],
         },
     }
+    return Profile.from_dict(values)
 
 
 def _memory_of_device(site: Site) -> int | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ddlbench.experiment.links import write_links
 from ddlbench.experiment.paths import links_file, profile_file
-from ddlbench.experiment.profile import write_profile
+from ddlbench.experiment.profile import Profile, write_profile
 
 SITE_NAME = "here"
 
@@ -65,7 +65,8 @@ def write_site(blocks: list[dict[str, Any]], network: str = "vgg11", **changes: 
         "notes": [],
         "provenance": {},
     }
-    write_profile(profile_file(SITE_NAME, f"mnist/{network}/fp32-1t"), {**values, **changes})
+    path = profile_file(SITE_NAME, f"mnist/{network}/fp32-1t")
+    write_profile(path, Profile.from_dict({**values, **changes}))
     size = range(4)
     pair = {
         "scope": "world",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.profile import Profile
 from ddlbench.planning.partition import (
     Chain,
     Level,
@@ -42,12 +43,27 @@ def _block(number: int, **changes):
 
 
 def _profile(**changes):
-    blocks = [_block(0), _block(1)]
-    return {
-        "profile_id": "mnist/vgg11/fp32-1t",
-        "fixed_memory_bytes": 7,
-        "blocks": blocks,
-    } | changes
+    return Profile.from_dict(
+        {
+            "site": "here",
+            "profile_id": "mnist/vgg11/fp32-1t",
+            "dataset": "mnist",
+            "network": "vgg11",
+            "precision": "fp32",
+            "threads_per_device": 1,
+            "device_kind": "cpu",
+            "batch_sizes": [32, 64],
+            "steps": [],
+            "layers": [],
+            "blocks": [_block(0), _block(1)],
+            "tensors": [],
+            "node_slowdown": [],
+            "fixed_memory_bytes": 7,
+            "notes": [],
+            "provenance": {},
+        }
+        | changes
+    )
 
 
 def test_our_profile_at_a_batch_size_between_two() -> None:

@@ -13,6 +13,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import links_file, plan_file, profile_file, result_file
+from ddlbench.experiment.profile import read_profile
 from ddlbench.experiment.site import Site
 from ddlbench.planning import matrix
 from ddlbench.planning.matrix import MatrixRow, cell_of, expand
@@ -162,7 +163,7 @@ def test_bytes_that_a_stage_holds() -> None:
     blocks = [block(n, parameter_bytes=1000, buffer_bytes=7) for n in range(4)]
     write_site(blocks, fixed_memory_bytes=50)
     plan = make_plan(_cell("pipedream", balance="2+2"), SITE_NAME)
-    profile = {"blocks": blocks, "fixed_memory_bytes": 50}
+    profile = read_profile(profile_file(SITE_NAME, "mnist/vgg11/fp32-1t"))
     passes = 16 * 2 * 300
     assert held_bytes(plan, profile) == (
         50 + 2000 * 3 + 14 + 2 * passes,

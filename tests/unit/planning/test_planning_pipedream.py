@@ -15,7 +15,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.links import write_links
 from ddlbench.experiment.network_spec import pairs
 from ddlbench.experiment.paths import links_file, profile_file
-from ddlbench.experiment.profile import write_profile
+from ddlbench.experiment.profile import Profile, write_profile
 from ddlbench.planning.block_table import block_costs
 from ddlbench.planning.pipeline_cut import even_blocks, even_costs
 from ddlbench.planning.pipeline_stages import NeedsProfile
@@ -215,49 +215,51 @@ def _block(index: int, time_s: float, parameter_bytes: int) -> dict[str, Any]:
 def _write_profile(blocks: list[dict[str, Any]]) -> None:
     write_profile(
         profile_file("here", "mnist/vgg11/fp32-1t"),
-        {
-            "schema_version": 1,
-            "site": "here",
-            "profile_id": "mnist/vgg11/fp32-1t",
-            "dataset": "mnist",
-            "network": "vgg11",
-            "precision": "fp32",
-            "threads_per_device": 1,
-            "device_kind": "cpu",
-            "batch_sizes": [8, 16, 32],
-            "steps": [
-                {
-                    "batch_size": 16,
-                    "count": 1,
-                    "step_s": 1.0,
-                    "interval_s": None,
-                    "load_s": 0.0,
-                    "forward_s": 0.3,
-                    "backward_s": 0.6,
-                    "optimizer_s": 0.1,
-                    "peak_bytes": None,
-                }
-            ],
-            "layers": [
-                {
-                    "name": "layer",
-                    "block": 0,
-                    "block_name": "block0",
-                    "kind": "Linear",
-                    "parameter_bytes": 0,
-                    "output_bytes_per_sample": 100,
-                    "saved_bytes_per_sample": 300,
-                    "forward": _timings(1.0),
-                    "backward": _timings(1.0),
-                }
-            ],
-            "blocks": blocks,
-            "tensors": [{"name": "w", "block": 0, "bytes": 100, "ready_fraction": 1.0}],
-            "node_slowdown": [{"replicas": 1, "slowdown": 1.0, "interval": None}],
-            "fixed_memory_bytes": 0,
-            "notes": [],
-            "provenance": {},
-        },
+        Profile.from_dict(
+            {
+                "schema_version": 1,
+                "site": "here",
+                "profile_id": "mnist/vgg11/fp32-1t",
+                "dataset": "mnist",
+                "network": "vgg11",
+                "precision": "fp32",
+                "threads_per_device": 1,
+                "device_kind": "cpu",
+                "batch_sizes": [8, 16, 32],
+                "steps": [
+                    {
+                        "batch_size": 16,
+                        "count": 1,
+                        "step_s": 1.0,
+                        "interval_s": None,
+                        "load_s": 0.0,
+                        "forward_s": 0.3,
+                        "backward_s": 0.6,
+                        "optimizer_s": 0.1,
+                        "peak_bytes": None,
+                    }
+                ],
+                "layers": [
+                    {
+                        "name": "layer",
+                        "block": 0,
+                        "block_name": "block0",
+                        "kind": "Linear",
+                        "parameter_bytes": 0,
+                        "output_bytes_per_sample": 100,
+                        "saved_bytes_per_sample": 300,
+                        "forward": _timings(1.0),
+                        "backward": _timings(1.0),
+                    }
+                ],
+                "blocks": blocks,
+                "tensors": [{"name": "w", "block": 0, "bytes": 100, "ready_fraction": 1.0}],
+                "node_slowdown": [{"replicas": 1, "slowdown": 1.0, "interval": None}],
+                "fixed_memory_bytes": 0,
+                "notes": [],
+                "provenance": {},
+            }
+        ),
     )
 
 

@@ -9,7 +9,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fits import given_hockney
 from ddlbench.experiment.links import write_links
 from ddlbench.experiment.paths import RESULTS, links_file, profile_file
-from ddlbench.experiment.profile import ProfileKey, write_profile
+from ddlbench.experiment.profile import Profile, ProfileKey, write_profile
 from ddlbench.experiment.site import Site
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.workload import Workload
@@ -208,7 +208,8 @@ def site(**changes: Any) -> Site:
 def write_site(root: Path, values: dict[str, Any], link_values: dict[str, Any] | None) -> None:
     """Lay a profile and a links file where the site ``local`` has them below ``root``."""
     key = ProfileKey(values["dataset"], values["network"])
-    write_profile(root / profile_file("local", key.id).relative_to(RESULTS), values)
+    path = root / profile_file("local", key.id).relative_to(RESULTS)
+    write_profile(path, Profile.from_dict(values))
     if link_values is not None:
         path = root / links_file("local", link_values["fabric"]).relative_to(RESULTS)
         write_links(path, link_values)

@@ -14,7 +14,7 @@ import torch
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.network_spec import mismatch
-from ddlbench.experiment.profile import InvalidProfile, read_profile
+from ddlbench.experiment.profile import InvalidProfile, Profile, read_profile
 from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.site import load_site
 from ddlbench.networks import build
@@ -51,7 +51,7 @@ def made(tmp_path_factory):
             here = str(Path(__file__).parent)
             patch.setenv("PYTHONPATH", os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
             make_profile(needs_for(network, **changes), site, path)
-        return read_profile(path)
+        return read_profile(path).to_dict()
 
     return make
 
@@ -109,11 +109,11 @@ def test_slowdown_is_a_ratio_within_a_round():
 
 
 def test_as_csv(tiny):
-    rows = list(csv.DictReader(as_csv(tiny, 4).splitlines()))
+    rows = list(csv.DictReader(as_csv(Profile.from_dict(tiny), 4).splitlines()))
     assert [row["layer"] for row in rows] == ["Input", *"012345"]
     assert rows[1]["activation_bytes"] == str(4 * 4 * 28 * 28 * 4)
     with pytest.raises(InvalidProfile, match="was not timed at batch size 5; take one of 2, 4, 8"):
-        as_csv(tiny, 5)
+        as_csv(Profile.from_dict(tiny), 5)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import report_factory as made
 
 from ddlbench.experiment.links import write_links
 from ddlbench.experiment.paths import RESULTS, cell_dir, links_file, profile_file
-from ddlbench.experiment.profile import ProfileKey, write_profile
+from ddlbench.experiment.profile import Profile, ProfileKey, write_profile
 from ddlbench.planning.matrix import MatrixRow, expand
 from ddlbench.predict.accuracy import write_predictions
 from ddlbench.predict.table import predictions
@@ -52,7 +52,8 @@ def write_inputs(root: Path, rows: list[MatrixRow]) -> None:
     for row in rows:
         key = ProfileKey.of(row.cell)
         profile = inputs.profile(dataset=key.dataset, network=key.network, profile_id=key.id)
-        write_profile(root / profile_file("local", key.id).relative_to(RESULTS), profile)
+        path = root / profile_file("local", key.id).relative_to(RESULTS)
+        write_profile(path, Profile.from_dict(profile))
     links = inputs.links(inputs.pair([0, 0, 0, 0]), inputs.pair([0, 1, 2, 3]))
     write_links(root / links_file("local", "default").relative_to(RESULTS), links)
 

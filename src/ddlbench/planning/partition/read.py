@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.profile import read_profile
+from ddlbench.experiment.profile import BatchTime, Profile, read_profile
 from ddlbench.planning.partition.chain import Chain, Node
 
 if TYPE_CHECKING:
@@ -104,42 +104,41 @@ def _numbers(path: Path, table: pd.DataFrame, column: str) -> np.ndarray[Any, An
     return values
 
 
-def chain_of_profile(profile: dict[str, Any], batch_size: int | None = None) -> Chain:
+def chain_of_profile(profile: Profile, batch_size: int | None = None) -> Chain:
     """The blocks of our profile at a batch size; times between measured sizes are interpolated.
 
     Raises:
         ConfigError: the profile holds no blocks, or the batch size was not measured around.
     """
-    blocks = profile.get("blocks") or []
-    where = str(profile["profile_id"])
+    blocks, where = profile.blocks, profile.profile_id
     if not blocks:
         raise ConfigError(f"profile {where} holds no blocks; measure it again to partition by it")
     if batch_size is None:
         batch_size = min(
-            max((int(t["batch_size"]) for t in block[key]), default=0)
+            max((time.batch_size for time in times), default=0)
             for block in blocks
-            for key in ("forward", "backward")
+            for times in (block.forward, block.backward)
         )
     nodes = []
     for block in blocks:
-        place = f"profile {where}, block {block['name']}"
-        times = (_time_s(block[key], batch_size, place) for key in ("forward", "backward"))
+        place = f"profile {where}, block {block.name}"
+        passes = (block.forward, block.backward)
         nodes.append(
             Node(
-                name=str(block["name"]),
-                time_s=sum(times),
-                output_bytes=float(block["output_bytes_per_sample"]) * batch_size,
-                saved_bytes=float(block["saved_bytes_per_sample"]) * batch_size,
-                parameter_bytes=float(block["parameter_bytes"]),
-                buffer_bytes=float(block["buffer_bytes"]),
+                name=block.name,
+                time_s=sum(_time_s(times, batch_size, place) for times in passes),
+                output_bytes=block.output_bytes_per_sample * batch_size,
+                saved_bytes=block.saved_bytes_per_sample * batch_size,
+                parameter_bytes=float(block.parameter_bytes),
+                buffer_bytes=float(block.buffer_bytes),
             )
         )
-    return Chain(tuple(nodes), fixed_bytes=float(profile["fixed_memory_bytes"]))
+    return Chain(tuple(nodes), fixed_bytes=float(profile.fixed_memory_bytes))
 
 
-def _time_s(timings: Sequence[dict[str, Any]], batch_size: int, where: str) -> float:
+def _time_s(timings: Sequence[BatchTime], batch_size: int, where: str) -> float:
     """Time at a batch size, linear between the two measured ones around it."""
-    measured = sorted((int(t["batch_size"]), float(t["time_s"])) for t in timings)
+    measured = sorted((time.batch_size, time.time_s) for time in timings)
     if not measured or not measured[0][0] <= batch_size <= measured[-1][0]:
         sizes = f"{measured[0][0]} to {measured[-1][0]}" if measured else "no batch size"
         raise ConfigError(f"{where}: measured at {sizes}, not at {batch_size}; write one of those")
