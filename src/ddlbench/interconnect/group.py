@@ -13,6 +13,7 @@ from torch import distributed as dist
 
 from ddlbench.planning.strategy import Process
 from ddlbench.runtime.network_address import interface_to_use
+from ddlbench.runtime.placement import own_devices
 from ddlbench.runtime.tool import Surroundings
 
 __all__ = ["Group", "joined", "members_of", "settle"]
@@ -84,19 +85,5 @@ def settle(here: Surroundings) -> tuple[torch.device, str | None]:
     interface = interface_to_use(here.interface)
     if interface is not None:
         os.environ.update(GLOO_SOCKET_IFNAME=interface, NCCL_SOCKET_IFNAME=interface)
-    return _device(here), interface
-
-
-def _device(here: Surroundings) -> torch.device:
-    """SLURM may show a process only its own GPU, or all of the node."""
-    if here.device_kind == "cpu":
-        return torch.device("cpu")
-    visible = torch.cuda.device_count()
-    if visible == 0:
-        raise RuntimeError("the site says device: cuda, but torch finds no GPU on this node")
-    index = 0 if visible == 1 else here.process.devices[0]
-    if index >= visible:
-        raise RuntimeError(f"the site has GPU {index} a node, but torch finds {visible} here")
-    device = torch.device("cuda", index)
-    torch.cuda.set_device(device)
-    return device
+    (device,) = own_devices(here.device_kind, here.process)
+    return device, interface

@@ -33,10 +33,10 @@ from ddlbench.profiling.layers import measure_layers
 from ddlbench.profiling.replicas import run_rounds
 from ddlbench.profiling.room import has_room
 from ddlbench.profiling.steps import StepRunner, Steps, measure_steps
-from ddlbench.runtime.devices import own_devices
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.meters import peak_rss_bytes
+from ddlbench.runtime.placement import own_devices
 from ddlbench.runtime.rendezvous import join_store, leave
 from ddlbench.runtime.tool import Surroundings, tool_main
 

@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ddlbench.runtime.slurm_job import own_job_id
+
 __all__ = ["driver_provenance", "rank_provenance"]
 
 _PACKAGES = (
@@ -37,7 +39,7 @@ def driver_provenance(seed: int) -> dict[str, Any]:
         "git_dirty": _dirty(),
         "packages": _packages(),
         "python": platform.python_version(),
-        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+        "slurm_job_id": own_job_id(),
         "kernel": platform.release(),
         "tcp_congestion_control": _read("/proc/sys/net/ipv4/tcp_congestion_control"),
         "clock_resolution_s": time.get_clock_info("perf_counter").resolution,

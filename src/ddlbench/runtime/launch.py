@@ -19,6 +19,7 @@ from typing import Protocol
 from ddlbench.experiment.site import Site
 from ddlbench.planning.strategy import Process
 from ddlbench.runtime.children import Pipes, end, send_signal
+from ddlbench.runtime.placement import identity_variables
 from ddlbench.runtime.rendezvous_port import LISTEN_FD
 from ddlbench.runtime.srun import srun_command
 
@@ -148,10 +149,7 @@ class LocalLaunch:
         environment: dict[str, str],
         listener: socket.socket | None,
     ) -> subprocess.Popen[str]:
-        own = {
-            "DDLBENCH_NODE": str(process.node),
-            "DDLBENCH_LOCAL_RANK": str(process.local_rank),
-        }
+        own = identity_variables(process)
         handed_over: tuple[int, ...] = ()
         if process.rank == 0 and listener is not None:
             handed_over = (listener.fileno(),)

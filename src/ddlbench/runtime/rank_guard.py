@@ -18,8 +18,8 @@ from pathlib import Path
 
 from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.status import Status
-from ddlbench.runtime.identity import own_process
 from ddlbench.runtime.job import Job, report_file, stacks_file
+from ddlbench.runtime.placement import own_process
 from ddlbench.runtime.rendezvous_port import LISTEN_FD
 
 __all__ = ["main", "oom_kills"]
@@ -50,14 +50,14 @@ def _dump(job_path: str, child: subprocess.Popen[bytes]) -> None:
     child.send_signal(signal.SIGUSR1)
     time.sleep(_DUMP_S)
     job = Job.load(Path(job_path))
-    path = stacks_file(job.run_dir, own_process(job.plan).rank)
+    path = stacks_file(job.run_dir, own_process(job.plan.processes).rank)
     if path.is_file():
         print(path.read_text(encoding="utf-8", errors="replace"), flush=True)
 
 
 def _report_signal(job_path: str, number: int, for_memory: bool) -> None:
     job = Job.load(Path(job_path))
-    process = own_process(job.plan)
+    process = own_process(job.plan.processes)
     report = {
         "rank": process.rank,
         "status": Status.FAILED,

@@ -32,6 +32,7 @@ from ddlbench.runtime.fabric import Fabric, SiteFabric
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.job import log_file, report_file
 from ddlbench.runtime.launch import Step
+from ddlbench.runtime.placement import own_process
 from ddlbench.runtime.watch import watch
 
 __all__ = ["Surroundings", "ToolFailed", "run_tool", "tool_main"]
@@ -155,9 +156,7 @@ def tool_main(work: Callable[[Surroundings], dict[str, Any]]) -> None:
     path = Path(sys.argv[1])
     task = json.loads(path.read_text(encoding="utf-8"))
     processes = [Process.from_dict(entry) for entry in task.pop("processes")]
-    node = int(os.environ.get("DDLBENCH_NODE", os.environ.get("SLURM_NODEID", "0")))
-    local = int(os.environ.get("DDLBENCH_LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
-    process = next(p for p in processes if (p.node, p.local_rank) == (node, local))
+    process = own_process(processes)
     own_report = report_file(path.parent, process.rank)
     exit_status = 0
     try:

@@ -34,10 +34,8 @@ from ddlbench.planning.strategy import Process, strategy_of
 from ddlbench.runtime.checkpoint import RefusedCheckpoint, open_checkpoints
 from ddlbench.runtime.clock_offset import ClockOffset, clock_offsets
 from ddlbench.runtime.cpu_cores import own_cores
-from ddlbench.runtime.devices import gpu_models, own_devices
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.failure import classify
-from ddlbench.runtime.identity import own_process
 from ddlbench.runtime.job import Job, report_file, stacks_file
 from ddlbench.runtime.loop import Extent, Measurement, measure
 from ddlbench.runtime.losses import as_written
@@ -48,6 +46,7 @@ from ddlbench.runtime.meters import (
     restart_peaks,
 )
 from ddlbench.runtime.network_address import address_of, interface_to_use
+from ddlbench.runtime.placement import gpu_models, own_devices, own_process
 from ddlbench.runtime.progress import Reporter
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
 from ddlbench.runtime.stream import EpochStream
@@ -62,7 +61,7 @@ def main(job_path: str) -> int:
     """Run this process's part of a cell; 0 when it went well."""
     faulthandler.enable()
     job = Job.load(Path(job_path))
-    process = own_process(job.plan)
+    process = own_process(job.plan.processes)
     stacks = stacks_file(job.run_dir, process.rank).open("w", encoding="utf-8")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     try:

@@ -1,12 +1,20 @@
-"""Which devices a process drives; without a GPU, by a made-up torch.cuda."""
+"""Which process this is and which devices it drives; without a GPU, by a made-up torch.cuda."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 
+import ddlbench
 from ddlbench.planning.strategy import Process
-from ddlbench.runtime.devices import gpu_models, own_devices
+from ddlbench.runtime.placement import (
+    gpu_models,
+    identity_variables,
+    own_devices,
+    own_process,
+)
 
 
 def process(*devices: int) -> Process:
@@ -52,3 +60,31 @@ def test_cpu_devices_have_no_model_of_a_gpu(node):
     devices = own_devices("cpu", process(0, 1))
     assert devices == (torch.device("cpu"), torch.device("cpu"))
     assert gpu_models(devices) == []
+
+
+@pytest.mark.parametrize(
+    "variables", [{"SLURM_NODEID": "1", "SLURM_LOCALID": "0"}, None], ids=["srun", "launched here"]
+)
+def test_a_process_knows_its_place(variables, monkeypatch):
+    processes = [Process(rank, "worker", rank // 2, rank % 2, (rank % 2,)) for rank in range(4)]
+    if variables is None:  # inside a job the variables of its own step must not count
+        monkeypatch.setenv("SLURM_NODEID", "0")
+        variables = identity_variables(processes[2])
+    else:
+        for name in identity_variables(processes[0]):
+            monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert own_process(processes) is processes[2]
+
+
+def test_one_module_reads_who_a_process_is():
+    readers = {
+        path.name
+        for path in Path(ddlbench.__file__).parent.rglob("*.py")
+        if any(
+            name in path.read_text("utf-8")
+            for name in ("SLURM_NODEID", "SLURM_LOCALID", "DDLBENCH_NODE", "DDLBENCH_LOCAL_RANK")
+        )
+    }
+    assert readers == {"placement.py"}
