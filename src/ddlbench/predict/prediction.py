@@ -168,14 +168,17 @@ def modelled_strategies(predictor: Predictor) -> tuple[str, ...] | None:
     own = predictor.strategies
     if own is None:
         return None
-    named = [name for name, predictors in _named_predictors() if predictor.name in predictors]
+    strategies = tuple(known("ddlbench.strategies").items())
+    named = [name for name, them in _named_predictors(strategies) if predictor.name in them]
     return tuple(dict.fromkeys((*named, *own)))
 
 
 @cache
-def _named_predictors() -> tuple[tuple[str, frozenset[str]], ...]:
-    """The predictors that each known strategy names."""
-    found = ((name, known_strategy(name)) for name in known("ddlbench.strategies"))
+def _named_predictors(
+    strategies: tuple[tuple[str, str], ...],
+) -> tuple[tuple[str, frozenset[str]], ...]:
+    """The predictors that each strategy names, by its name."""
+    found = ((name, known_strategy(name)) for name, _target in strategies)
     return tuple(
         (name, frozenset(strategy.predictors)) for name, strategy in found if strategy is not None
     )
