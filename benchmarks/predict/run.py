@@ -19,7 +19,7 @@ from typing import Any
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fits import given_hockney
-from ddlbench.experiment.links import write_links
+from ddlbench.experiment.links import Links, write_links
 from ddlbench.experiment.profile import Profile, write_profile
 from ddlbench.experiment.registry import PREDICTORS
 from ddlbench.planning.plan import make_plan
@@ -64,7 +64,7 @@ def main() -> None:
 def measure(folder: Path) -> dict[str, Any]:
     """Time a thousand predictions in one go, and each predictor by itself."""
     write_profile(folder / "profile.json", Profile.from_dict(profile()))
-    write_links(folder / "links.json", links())
+    write_links(folder / "links.json", Links.from_dict(links()))
     start = time.perf_counter()
     workload, table = open_workload(folder / "profile.json"), open_links(folder / "links.json")
     read_s = time.perf_counter() - start
@@ -198,7 +198,7 @@ def links() -> dict[str, Any]:
         "transport": "given",
         "devices_per_node": 4,
         "points": [],
-        "fit": given_hockney(1e-4, 5e9),
+        "fit": given_hockney(1e-4, 5e9).to_dict(),
     }
     return {
         "schema_version": 1,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -15,6 +15,9 @@ from rich.table import Table
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.units import MB, US
+
+if TYPE_CHECKING:
+    from ddlbench.experiment.links import Links
 
 __all__ = ["interconnect"]
 
@@ -60,16 +63,18 @@ def show(links_json: Path) -> None:
     console = Console()
     console.print(_fits(links))
     console.print(_pairs(links))
-    for note in links["notes"]:
+    for note in links.notes:
         console.print(f"note: {note}", highlight=False)
 
 
 def _print_parsed(file: Path, parse: Callable[[str, str], dict[str, Any]]) -> None:
-    from ddlbench.interconnect.slow_pairs import slow_pairs  # noqa: PLC0415
+    from ddlbench.experiment.links import PairMatrix  # noqa: PLC0415
+    from ddlbench.interconnect.slow_pairs import with_slow_pairs  # noqa: PLC0415
 
     parsed = parse(_text(file), str(file))
-    for pair in parsed["pairs"]:
-        pair["slow_pairs"] = slow_pairs(pair)
+    parsed["pairs"] = [
+        with_slow_pairs(PairMatrix.from_dict(pair)).to_dict() for pair in parsed["pairs"]
+    ]
     click.echo(json.dumps(parsed, indent=1, allow_nan=False))
 
 
@@ -82,9 +87,9 @@ def _text(file: Path) -> str:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
 
 
-def _fits(links: Mapping[str, Any]) -> Table:
+def _fits(links: Links) -> Table:
     table = Table(
-        title=f"Fits of {links['site']}, fabric {links['fabric']}",
+        title=f"Fits of {links.site}, fabric {links.fabric}",
         title_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1),
@@ -94,32 +99,32 @@ def _fits(links: Mapping[str, Any]) -> Table:
         table.add_column(name, no_wrap=True)
     for name in ("from KiB", "latency µs", "MB/s", "error", "worst"):
         table.add_column(name, justify="right")
-    for sweep in links["sweeps"]:
-        fit = sweep["fit"]
-        for number, piece in enumerate(fit["pieces"]):
+    for sweep in links.sweeps:
+        fit = sweep.fit
+        for number, piece in enumerate(fit.pieces):
             head = (
-                sweep["operation"],
-                sweep["transport"],
-                f"{sweep['nodes']}x{sweep['devices_per_node']}",
+                sweep.operation,
+                sweep.transport,
+                f"{sweep.nodes}x{sweep.devices_per_node}",
             )
             tail = (
-                f"{fit['median_relative_residual']:.1%}",
-                f"{fit['largest_relative_residual']:.1%}",
+                f"{fit.median_relative_residual:.1%}",
+                f"{fit.largest_relative_residual:.1%}",
             )
-            if not sweep["points"]:
+            if not sweep.points:
                 tail = ("given", "")
-            beta = piece["beta_s_per_byte"]
+            beta = piece.beta_s_per_byte
             table.add_row(
                 *(head if number == 0 else ("", "", "")),
-                f"{piece['from_bytes'] / 1024:,.0f}",
-                f"{US.of(piece['alpha_s']):,.1f}",
+                f"{piece.from_bytes / 1024:,.0f}",
+                f"{US.of(piece.alpha_s):,.1f}",
                 f"{1e-6 / beta:,.0f}" if beta > 0 else "-",
                 *(tail if number == 0 else ("", "")),
             )
     return table
 
 
-def _pairs(links: Mapping[str, Any]) -> Table:
+def _pairs(links: Links) -> Table:
     table = Table(
         title="Slow pairs (below 0.8 of their level's median)",
         title_justify="left",
@@ -131,22 +136,22 @@ def _pairs(links: Mapping[str, Any]) -> Table:
         table.add_column(name)
     for name in ("bandwidth (MB/s)", "of the median"):
         table.add_column(name, justify="right")
-    for pair in links["pairs"]:
+    for pair in links.pairs:
         words = (
-            pair["scope"],
-            pair["method"],
-            pair["direction"],
-            pair["access"],
-            pair["operation"],
+            pair.scope,
+            pair.method,
+            pair.direction,
+            pair.access,
+            pair.operation,
         )
-        for slow in pair["slow_pairs"]:
-            i, j = slow["from"], slow["to"]
+        for slow in pair.slow_pairs:
+            i, j = slow.sender, slow.receiver
             table.add_row(
                 " ".join(word for word in words if word),
-                pair["endpoints"][i],
-                pair["endpoints"][j],
-                f"{MB.of(pair['bandwidth_bytes_per_s'][i][j]):,.1f}",
-                f"{slow['bandwidth_ratio']:.0%}",
+                pair.endpoints[i],
+                pair.endpoints[j],
+                f"{MB.of(pair.bandwidth_bytes_per_s[i][j] or 0.0):,.1f}",
+                f"{slow.bandwidth_ratio:.0%}",
             )
     if not table.row_count:
         table.add_row("none", "", "", "", "")

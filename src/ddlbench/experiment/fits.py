@@ -16,16 +16,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.json_form import JsonForm
 from ddlbench.experiment.lines import Floats, non_negative
 
-__all__ = ["fit_hockney", "given_hockney", "hockney_terms", "hockney_time_s"]
+__all__ = ["HockneyFit", "HockneyPiece", "MessageTime", "fit_hockney", "given_hockney"]
 
 # A piece of fewer sizes would fit anything.
 _LEAST_SIZES = 3
@@ -36,6 +37,52 @@ _HUBER = 1.345
 _ROUNDS = 20
 # Of the penalty for parameters, where there are few points.
 _LARGEST_CORRECTION = 2.0
+
+
+class MessageTime(Protocol):
+    """A measured message: its bytes and its seconds."""
+
+    @property
+    def message_bytes(self) -> int:
+        """Size."""
+
+    @property
+    def time_s(self) -> float:
+        """Time."""
+
+
+@dataclass(frozen=True)
+class HockneyPiece(JsonForm):
+    """``alpha + beta * bytes`` from one message size to another; None: no end."""
+
+    from_bytes: float
+    to_bytes: float | None
+    alpha_s: float
+    beta_s_per_byte: float
+    alpha_interval_s: tuple[float, ...] | None
+    beta_interval_s_per_byte: tuple[float, ...] | None
+
+
+@dataclass(frozen=True)
+class HockneyFit(JsonForm):
+    """The ``fit`` object of links.json: pieces from 0 to no end, and what they leave over."""
+
+    model: str
+    pieces: tuple[HockneyPiece, ...]
+    median_relative_residual: float
+    largest_relative_residual: float
+
+    def time_s(self, message_bytes: float) -> float:
+        """Time of one message; beyond the sweep the ends go on."""
+        alpha_s, beta_s_per_byte = self.terms(message_bytes)
+        return alpha_s + beta_s_per_byte * message_bytes
+
+    def terms(self, message_bytes: float) -> tuple[float, float]:
+        """Alpha and beta of the piece that a message falls into."""
+        last = self.pieces[-1]
+        inner = (p for p in self.pieces[:-1] if p.to_bytes is not None)
+        found = next((p for p in inner if message_bytes < (p.to_bytes or 0)), last)
+        return float(found.alpha_s), float(found.beta_s_per_byte)
 
 
 @dataclass(frozen=True)
@@ -54,18 +101,17 @@ class _Line:
         return self.alpha_s + self.beta_s_per_byte * size_bytes
 
 
-def fit_hockney(points: Sequence[Mapping[str, Any]], max_pieces: int = 3) -> dict[str, Any]:
+def fit_hockney(points: Sequence[MessageTime], max_pieces: int = 3) -> HockneyFit:
     """Fit ``time = alpha + beta * bytes`` in one to ``max_pieces`` pieces.
 
     Args:
-        points: mappings with ``message_bytes`` and ``time_s``, as in a sweep of links.json; in any
-            order, a size may appear more than once.
+        points: of a sweep of links.json; in any order, a size may appear more than once.
         max_pieces: most pieces to try.
 
     Returns:
-        The ``fit`` object of links.schema.json: pieces from 0 to no end, alpha in s and beta in
-        s per byte, both not negative, each with its 95 % interval (None where as many parameters
-        as points leave no freedom), and the median and largest relative residual over all points.
+        pieces from 0 to no end, alpha in s and beta in s per byte, both not negative, each with
+        its 95 % interval (None where as many parameters as points leave no freedom), and the
+        median and largest relative residual over all points.
 
     Raises:
         ConfigError: fewer than two sizes, a size below zero, or a time not above zero.
@@ -91,8 +137,8 @@ def fit_hockney(points: Sequence[Mapping[str, Any]], max_pieces: int = 3) -> dic
     return _as_fit(best[1], sizes)
 
 
-def given_hockney(latency_s: float, bandwidth_bytes_per_s: float) -> dict[str, Any]:
-    """The ``fit`` object of a link whose speed somebody wrote down: one piece, nothing fitted.
+def given_hockney(latency_s: float, bandwidth_bytes_per_s: float) -> HockneyFit:
+    """The fit of a link whose speed somebody wrote down: one piece, nothing fitted.
 
     Raises:
         ConfigError: a latency below zero, or a bandwidth not above it.
@@ -109,24 +155,10 @@ def given_hockney(latency_s: float, bandwidth_bytes_per_s: float) -> dict[str, A
     return _as_fit([line], nothing)
 
 
-def hockney_time_s(fit: Mapping[str, Any], message_bytes: float) -> float:
-    """Time of one message by a ``fit`` object of links.json; beyond the sweep the ends go on."""
-    alpha_s, beta_s_per_byte = hockney_terms(fit, message_bytes)
-    return alpha_s + beta_s_per_byte * message_bytes
-
-
-def hockney_terms(fit: Mapping[str, Any], message_bytes: float) -> tuple[float, float]:
-    """Alpha and beta of the piece that a message falls into."""
-    pieces = fit["pieces"]
-    last = pieces[-1]
-    found = next((p for p in pieces[:-1] if message_bytes < p["to_bytes"]), last)
-    return float(found["alpha_s"]), float(found["beta_s_per_byte"])
-
-
-def _columns(points: Sequence[Mapping[str, Any]]) -> tuple[Floats, Floats]:
+def _columns(points: Sequence[MessageTime]) -> tuple[Floats, Floats]:
     """Sizes and times as arrays sorted by size."""
-    sizes = np.array([point["message_bytes"] for point in points], dtype=float)
-    times = np.array([point["time_s"] for point in points], dtype=float)
+    sizes = np.array([point.message_bytes for point in points], dtype=float)
+    times = np.array([point.time_s for point in points], dtype=float)
     if len(np.unique(sizes)) < 2:
         raise ConfigError(
             "a latency and a bandwidth cannot be told from fewer than two message sizes; "
@@ -208,30 +240,26 @@ def _score(lines: Sequence[_Line]) -> float:
     return count * math.log(mean_loss) + correction * parameters * math.log(count)
 
 
-def _as_fit(lines: Sequence[_Line], sizes: Floats) -> dict[str, Any]:
+def _as_fit(lines: Sequence[_Line], sizes: Floats) -> HockneyFit:
     breaks = [_break(a, b, sizes) for a, b in itertools.pairwise(lines)]
-    pieces = [
-        {
-            "from_bytes": start,
-            "to_bytes": end,
-            "alpha_s": line.alpha_s,
-            "beta_s_per_byte": line.beta_s_per_byte,
-            "alpha_interval_s": _pair(line.alpha_interval_s),
-            "beta_interval_s_per_byte": _pair(line.beta_interval_s_per_byte),
-        }
+    pieces = tuple(
+        HockneyPiece(
+            start or 0.0,
+            end,
+            line.alpha_s,
+            line.beta_s_per_byte,
+            line.alpha_interval_s,
+            line.beta_interval_s_per_byte,
+        )
         for line, (start, end) in zip(lines, itertools.pairwise((0.0, *breaks, None)), strict=True)
-    ]
+    )
     residuals = np.abs(np.concatenate([line.residuals for line in lines]))
-    return {
-        "model": "piecewise-hockney",
-        "pieces": pieces,
-        "median_relative_residual": float(np.median(residuals)),
-        "largest_relative_residual": float(residuals.max()),
-    }
-
-
-def _pair(interval: tuple[float, float] | None) -> list[float] | None:
-    return None if interval is None else list(interval)
+    return HockneyFit(
+        model="piecewise-hockney",
+        pieces=pieces,
+        median_relative_residual=float(np.median(residuals)),
+        largest_relative_residual=float(residuals.max()),
+    )
 
 
 def _break(left: _Line, right: _Line, sizes: Floats) -> float:

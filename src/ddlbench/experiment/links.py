@@ -5,17 +5,33 @@ Measured by ``ddlbench.interconnect`` or given by hand in the site file; read by
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.document import Document
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.fits import HockneyFit
+from ddlbench.experiment.json_form import OMIT_NONE, JsonForm, key_of
 
-__all__ = ["LINKS_VERSION", "InvalidLinks", "read_links", "sample_in_words", "write_links"]
+__all__ = [
+    "LINKS_VERSION",
+    "InvalidLinks",
+    "LinkSweep",
+    "Links",
+    "Matrix",
+    "PairMatrix",
+    "PairSample",
+    "SlowPair",
+    "SweepPoint",
+    "read_links",
+    "write_links",
+]
 
 LINKS_VERSION = 1
+Matrix = Sequence[Sequence[float | None]]
 _MATRICES = ("bandwidth_bytes_per_s", "latency_s")
 
 
@@ -26,17 +42,106 @@ class InvalidLinks(ConfigError):  # noqa: N818 - a state of a file, shown as suc
 _DOCUMENT = Document("links", "links file", InvalidLinks)
 
 
-def write_links(path: Path, links: dict[str, Any]) -> None:
+@dataclass(frozen=True)
+class PairSample(JsonForm):
+    """What a matrix with holes has: not all pairs were measured."""
+
+    measured_pairs: int
+    all_pairs: int
+    rule: str
+
+    def in_words(self) -> str:
+        """What the matrix says of its holes."""
+        return (
+            f"{self.measured_pairs:,} of {self.all_pairs:,} measured ({self.rule}); "
+            "the others are empty"
+        )
+
+
+@dataclass(frozen=True)
+class SlowPair(JsonForm):
+    """An ordered pair that is slower than its like, by the ratio to their median."""
+
+    sender: int = field(metadata=key_of("from"))
+    receiver: int = field(metadata=key_of("to"))
+    bandwidth_ratio: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairMatrix(JsonForm):
+    """Latency and bandwidth of every ordered pair: row = sender, column = receiver.
+
+    Args:
+        endpoints: names of the devices or ranks, in matrix order.
+        nodes: node index of each.
+        bandwidth_bytes_per_s, latency_s: None on the diagonal and where nothing was measured.
+        repeats: values are medians of so many runs.
+    """
+
+    scope: str
+    method: str
+    access: str | None = None
+    direction: str = "unidirectional"
+    operation: str | None = None
+    node_type: str | None = None
+    endpoints: tuple[str, ...]
+    nodes: tuple[int, ...]
+    bandwidth_bytes_per_s: tuple[tuple[float | None, ...], ...]
+    latency_s: tuple[tuple[float | None, ...], ...]
+    repeats: int = 1
+    slow_pairs: tuple[SlowPair, ...] = ()
+    sampled: PairSample | None = field(default=None, metadata=OMIT_NONE)
+
+
+@dataclass(frozen=True)
+class SweepPoint(JsonForm):
+    """Median time of messages of one size."""
+
+    message_bytes: int
+    time_s: float
+    interval_s: tuple[float, ...] | None
+    repeats: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkSweep(JsonForm):
+    """Time of one operation over message sizes; a sweep given by hand has no points."""
+
+    operation: str
+    transport: str
+    level: str
+    nodes: int
+    devices_per_node: int
+    ranks: int
+    points: tuple[SweepPoint, ...]
+    fit: HockneyFit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links(JsonForm):
+    """The content of links.json."""
+
+    schema_version: int = LINKS_VERSION
+    site: str
+    fabric: str
+    device_kind: str
+    pairs: tuple[PairMatrix, ...]
+    sweeps: tuple[LinkSweep, ...]
+    notes: tuple[str, ...]
+    provenance: Mapping[str, Any]
+
+
+def write_links(path: Path, links: Links) -> None:
     """Check and write a links file atomically.
 
     Raises:
         InvalidLinks: it does not fit the schema, or a matrix is not square.
     """
     _check_shapes(links, str(path))
-    _DOCUMENT.write(path, links)
+    _DOCUMENT.write(path, links.to_dict())
 
 
-def read_links(path: Path) -> dict[str, Any]:
+def read_links(path: Path) -> Links:
     """Read and check a links file.
 
     Raises:
@@ -46,38 +151,31 @@ def read_links(path: Path) -> dict[str, Any]:
         raise InvalidLinks(
             f"{path}: no such links file; measure it with `snakemake --profile ... links`"
         )
-    links = _DOCUMENT.read(path)
+    links = Links.from_dict(_DOCUMENT.read(path))
     _check_shapes(links, str(path))
     return links
 
 
-def sample_in_words(sampled: Mapping[str, Any]) -> str:
-    """What a matrix with holes says of them."""
-    return (
-        f"{sampled['measured_pairs']:,} of {sampled['all_pairs']:,} measured ({sampled['rule']}); "
-        "the others are empty"
-    )
-
-
-def _check_shapes(links: dict[str, Any], where: str) -> None:
+def _check_shapes(links: Links, where: str) -> None:
     """Matrices are square over their endpoints; what they hold can be."""
-    for index, pair in enumerate(links.get("pairs", [])):
-        size = len(pair["endpoints"])
+    for index, pair in enumerate(links.pairs):
+        size = len(pair.endpoints)
         place = f"{where}: pairs.{index}"
-        if len(pair["nodes"]) != size:
-            raise InvalidLinks(f"{place}: {size} endpoints, but {len(pair['nodes'])} node indices")
+        if len(pair.nodes) != size:
+            raise InvalidLinks(f"{place}: {size} endpoints, but {len(pair.nodes)} node indices")
         for key in _MATRICES:
-            if len(pair[key]) != size or any(len(row) != size for row in pair[key]):
+            matrix = getattr(pair, key)
+            if len(matrix) != size or any(len(row) != size for row in matrix):
                 raise InvalidLinks(f"{place}.{key}: not {size} rows of {size} numbers")
         for row, column in permutations(range(size), 2):
             _check_link(pair, row, column, place)
 
 
-def _check_link(pair: dict[str, Any], row: int, column: int, place: str) -> None:
+def _check_link(pair: PairMatrix, row: int, column: int, place: str) -> None:
     """Nothing is negative; a hole is in both matrices, and only where a sample is declared."""
-    values = {key: pair[key][row][column] for key in _MATRICES}
+    values = {key: getattr(pair, key)[row][column] for key in _MATRICES}
     holes = [key for key, value in values.items() if value is None]
-    if len(holes) == len(values) and pair.get("sampled"):
+    if len(holes) == len(values) and pair.sampled is not None:
         return
     if holes:
         raise InvalidLinks(

@@ -6,6 +6,7 @@ import statistics
 from typing import Any
 
 from ddlbench.experiment.fits import fit_hockney
+from ddlbench.experiment.links import LinkSweep, PairMatrix, SweepPoint
 from ddlbench.experiment.statistics import median_interval
 from ddlbench.interconnect.pair_matrix import pair_matrix
 from ddlbench.interconnect.worlds import level_of
@@ -13,7 +14,7 @@ from ddlbench.interconnect.worlds import level_of
 __all__ = ["node_type_pairs", "points_of", "sweeps_of", "world_pairs"]
 
 
-def points_of(raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def points_of(raw: list[dict[str, Any]]) -> tuple[SweepPoint, ...]:
     """Median and rank-based 95 % interval of each size.
 
     Args:
@@ -24,17 +25,17 @@ def points_of(raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
         times = point["times_s"]
         ends = median_interval(times).ends()  # fewer than six repeats cannot give 95 %
         points.append(
-            {
-                "message_bytes": point["message_bytes"],
-                "time_s": statistics.median(times),
-                "interval_s": None if ends is None else list(ends),
-                "repeats": len(times),
-            }
+            SweepPoint(
+                message_bytes=point["message_bytes"],
+                time_s=statistics.median(times),
+                interval_s=ends,
+                repeats=len(times),
+            )
         )
-    return points
+    return tuple(points)
 
 
-def sweeps_of(raw: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+def sweeps_of(raw: list[dict[str, Any]]) -> tuple[tuple[LinkSweep, ...], list[str]]:
     """``sweeps`` with their fits, and notes on those that ended early."""
     sweeps, notes = [], []
     for entry in raw:
@@ -49,23 +50,23 @@ def sweeps_of(raw: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str
             continue
         points = points_of(entry["points"])
         sweeps.append(
-            {
-                "operation": entry["operation"],
-                "transport": entry["transport"],
-                "level": level_of(entry["nodes"]),
-                "nodes": entry["nodes"],
-                "devices_per_node": entry["devices_per_node"],
-                "ranks": entry["ranks"],
-                "points": points,
-                "fit": fit_hockney(points),
-            }
+            LinkSweep(
+                operation=entry["operation"],
+                transport=entry["transport"],
+                level=level_of(entry["nodes"]),
+                nodes=entry["nodes"],
+                devices_per_node=entry["devices_per_node"],
+                ranks=entry["ranks"],
+                points=points,
+                fit=fit_hockney(points),
+            )
         )
-    return sweeps, notes
+    return tuple(sweeps), notes
 
 
-def world_pairs(found: dict[str, Any]) -> dict[str, Any]:
+def world_pairs(found: dict[str, Any]) -> PairMatrix:
     """The pair matrix of all ranks, from the report of the first one."""
-    return pair_matrix(
+    matrix = pair_matrix(
         scope="world",
         method=found["method"],
         endpoints=[f"rank {rank} on {host}" for rank, host in enumerate(found["hosts"])],
@@ -75,11 +76,12 @@ def world_pairs(found: dict[str, Any]) -> dict[str, Any]:
         repeats=found["repeats"],
         sampled=found["sampled"],
     )
+    return PairMatrix.from_dict(matrix)
 
 
-def node_type_pairs(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def node_type_pairs(reports: list[dict[str, Any]]) -> list[PairMatrix]:
     """Matrices within a node, once for every type of node: those of its first node."""
     seen: dict[str, list[dict[str, Any]]] = {}
     for report in sorted(reports, key=lambda entry: int(entry["rank"])):
         seen.setdefault(report["node_type"], report["pairs"])
-    return [pair for pairs in seen.values() for pair in pairs]
+    return [PairMatrix.from_dict(pair) for pairs in seen.values() for pair in pairs]

@@ -10,13 +10,14 @@ from typing import Any
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fits import given_hockney
+from ddlbench.experiment.links import LinkSweep, PairMatrix
 from ddlbench.experiment.site import Site
 from ddlbench.interconnect.pair_matrix import Matrix, pair_matrix
 
 __all__ = ["given_parts"]
 
 
-def given_parts(site: Site, fabric: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def given_parts(site: Site, fabric: str) -> tuple[tuple[PairMatrix, ...], tuple[LinkSweep, ...]]:
     """``pairs`` and ``sweeps`` of links.json for a fabric that the site file describes.
 
     Raises:
@@ -41,24 +42,24 @@ def given_parts(site: Site, fabric: str) -> tuple[list[dict[str, Any]], list[dic
         except ConfigError as error:
             raise ConfigError(f"{where}.{level}: {error}") from None
         sweeps.append(
-            {
-                "operation": "p2p",
-                "transport": "given",
-                "level": level,
-                "nodes": min(nodes, 2),
-                "devices_per_node": min(devices, 2),
-                "ranks": 2,
-                "points": [],
-                "fit": fit,
-            }
+            LinkSweep(
+                operation="p2p",
+                transport="given",
+                level=level,
+                nodes=min(nodes, 2),
+                devices_per_node=min(devices, 2),
+                ranks=2,
+                points=(),
+                fit=fit,
+            )
         )
-    return [_world(site, links)], sweeps
+    return (_world(site, links),), tuple(sweeps)
 
 
-def _world(site: Site, links: dict[str, Any]) -> dict[str, Any]:
+def _world(site: Site, links: dict[str, Any]) -> PairMatrix:
     """All devices of the site as one matrix."""
     nodes = [node for node in range(site.nodes) for _ in range(site.devices_per_node)]
-    return pair_matrix(
+    matrix = pair_matrix(
         scope="world",
         method="given",
         endpoints=[f"rank {rank}" for rank in range(len(nodes))],
@@ -66,6 +67,7 @@ def _world(site: Site, links: dict[str, Any]) -> dict[str, Any]:
         bandwidth_bytes_per_s=_by_level(nodes, links, "bandwidth_bytes_per_s"),
         latency_s=_by_level(nodes, links, "latency_s"),
     )
+    return PairMatrix.from_dict(matrix)
 
 
 def _by_level(nodes: list[int], links: dict[str, Any], key: str) -> Matrix:

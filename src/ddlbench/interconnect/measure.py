@@ -9,18 +9,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.links import LINKS_VERSION, sample_in_words, write_links
+from ddlbench.experiment.links import Links, LinkSweep, PairMatrix, write_links
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.interconnect.assemble import node_type_pairs, sweeps_of, world_pairs
 from ddlbench.interconnect.given import given_parts
 from ddlbench.interconnect.job import is_given, links_geometry
-from ddlbench.interconnect.slow_pairs import slow_pairs
+from ddlbench.interconnect.slow_pairs import with_slow_pairs
 from ddlbench.interconnect.worlds import worlds
 from ddlbench.runtime.environment import driver_provenance
 from ddlbench.runtime.fabric import (
@@ -49,7 +49,17 @@ def largest_bytes(site: Site) -> int:
     return int(site.interconnect.get("largest_bytes") or _LARGEST_BYTES[site.device])
 
 
-def measure_links(site: Site, fabric: str, path: Path) -> dict[str, Any]:
+@dataclass
+class _Found:
+    """What the tools have found so far."""
+
+    pairs: list[PairMatrix] = field(default_factory=list)
+    sweeps: tuple[LinkSweep, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+
+def measure_links(site: Site, fabric: str, path: Path) -> Links:
     """Measure the links of ``site`` under ``fabric``, or take them from the site file.
 
     Args:
@@ -65,31 +75,30 @@ def measure_links(site: Site, fabric: str, path: Path) -> dict[str, Any]:
         ConfigError: links given by hand are incomplete.
         InvalidLinks: a matrix has a hole, or a value that cannot be.
     """
-    links: dict[str, Any] = {
-        "schema_version": LINKS_VERSION,
-        "site": site.name,
-        "fabric": fabric,
-        "device_kind": site.device,
-        "pairs": [],
-        "sweeps": [],
-        "notes": [],
-        "provenance": driver_provenance(seed=0),
-    }
+    found = _Found(provenance=driver_provenance(seed=0))
     if is_given(site, fabric):
-        links["pairs"], links["sweeps"] = given_parts(site, fabric)
-        links["provenance"]["source"] = "given"
-        links["notes"].append("given by hand in the site file; nothing was measured")
+        pairs, found.sweeps = given_parts(site, fabric)
+        found.pairs += pairs
+        found.provenance["source"] = "given"
+        found.notes.append("given by hand in the site file; nothing was measured")
     else:
-        links["provenance"]["source"] = "measured"
-        _measure(site, links, path.parent)
-    for pair in links["pairs"]:
-        pair["slow_pairs"] = slow_pairs(pair)
+        found.provenance["source"] = "measured"
+        _measure(site, fabric, found, path.parent)
+    links = Links(
+        site=site.name,
+        fabric=fabric,
+        device_kind=site.device,
+        pairs=tuple(with_slow_pairs(pair) for pair in found.pairs),
+        sweeps=found.sweeps,
+        notes=tuple(found.notes),
+        provenance=found.provenance,
+    )
     write_links(path, links)
     return links
 
 
-def _measure(site: Site, links: dict[str, Any], folder: Path) -> None:
-    nodes, devices = links_geometry(site, links["fabric"])
+def _measure(site: Site, name: str, found: _Found, folder: Path) -> None:
+    nodes, devices = links_geometry(site, name)
     if nodes * devices < 2:
         raise LinksFailed(
             f"site {site.name} has one device: there is no link to measure; raise nodes or "
@@ -104,10 +113,10 @@ def _measure(site: Site, links: dict[str, Any], folder: Path) -> None:
         "devices_per_node": devices,
         "worlds": worlds(nodes, devices),
     }
-    links["provenance"]["settings"] = settings
+    found.provenance["settings"] = settings
     try:
-        with fabric_up(site, links["fabric"], nodes) as fabric:
-            _run_tools(site, (nodes, devices), settings, links, folder, fabric=fabric)
+        with fabric_up(site, name, nodes) as fabric:
+            _run_tools(site, (nodes, devices), settings, found, folder, fabric=fabric)
             link = fabric.report()
     except (FabricUnsupported, FabricUnfit, ToolFailed) as error:
         raise _failed(site, str(error)) from None
@@ -115,19 +124,19 @@ def _measure(site: Site, links: dict[str, Any], folder: Path) -> None:
     if fault is not None:
         raise _failed(site, fault)
     if link is not None:
-        links["provenance"]["link"] = link
+        found.provenance["link"] = link
 
 
 def _run_tools(
     site: Site,
     geometry: tuple[int, int],
     settings: dict[str, Any],
-    links: dict[str, Any],
+    found: _Found,
     folder: Path,
     *,
     fabric: Fabric,
 ) -> None:
-    """Run the tools and put what they found into ``links``.
+    """Run the tools and put what they found into ``found``.
 
     Raises:
         ToolFailed: pairs within the nodes, or the sweeps, went wrong.
@@ -136,11 +145,11 @@ def _run_tools(
     if devices > 1:
         per_node = devices if site.device == "cpu" else 1
         reports = _run(site, (nodes, per_node), "node_pairs", settings, folder, fabric=fabric)
-        links["pairs"] += node_type_pairs(reports)
+        found.pairs += node_type_pairs(reports)
     reports = _run(site, geometry, "sweep", settings, folder, fabric=fabric)
-    links["sweeps"], notes = sweeps_of(reports[0]["sweeps"])
-    links["notes"] += [*reports[0]["notes"], *notes]
-    links["provenance"]["ranks"] = [
+    found.sweeps, notes = sweeps_of(reports[0]["sweeps"])
+    found.notes += [*reports[0]["notes"], *notes]
+    found.provenance["ranks"] = [
         report["provenance"] for rank, report in enumerate(reports) if rank % devices == 0
     ]
     # Should they hang, there must be time left in the job to write what the sweeps found.
@@ -148,12 +157,12 @@ def _run_tools(
     try:
         reports = _run(hasty, geometry, "rank_pairs", settings, folder, fabric=fabric)
     except ToolFailed as error:  # sweeps took long, and most of what reads links needs no more
-        links["notes"].append(f"no pairs of ranks: {error}")
+        found.notes.append(f"no pairs of ranks: {error}")
         return
     pairs = world_pairs(reports[0]["pairs"])
-    links["pairs"].append(pairs)
-    if "sampled" in pairs:
-        links["notes"].append(f"pairs of ranks: {sample_in_words(pairs['sampled'])}")
+    found.pairs.append(pairs)
+    if pairs.sampled is not None:
+        found.notes.append(f"pairs of ranks: {pairs.sampled.in_words()}")
 
 
 def _run(

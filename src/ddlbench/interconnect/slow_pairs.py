@@ -8,20 +8,21 @@ level needs three.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
-__all__ = ["SLOW_BELOW", "levels_of", "slow_pairs"]
+from ddlbench.experiment.links import PairMatrix, SlowPair
+
+__all__ = ["SLOW_BELOW", "levels_of", "slow_pairs", "with_slow_pairs"]
 
 SLOW_BELOW = 0.8
 _LEAST_PAIRS = 3
 
 
-def levels_of(pair: Mapping[str, Any]) -> dict[str, list[tuple[int, int]]]:
+def levels_of(pair: PairMatrix) -> dict[str, list[tuple[int, int]]]:
     """Ordered pairs (row, column) of a pair matrix by level, "node" or "network"."""
-    nodes = pair["nodes"]
+    nodes = pair.nodes
     levels: dict[str, list[tuple[int, int]]] = {}
     for row, sender in enumerate(nodes):
         for column, receiver in enumerate(nodes):
@@ -31,22 +32,27 @@ def levels_of(pair: Mapping[str, Any]) -> dict[str, list[tuple[int, int]]]:
     return levels
 
 
-def slow_pairs(pair: Mapping[str, Any], below: float = SLOW_BELOW) -> list[dict[str, Any]]:
+def slow_pairs(pair: PairMatrix, below: float = SLOW_BELOW) -> tuple[SlowPair, ...]:
     """Entries of ``slow_pairs`` of links.json, slowest first.
 
     Args:
         pair: an entry of ``pairs``.
         below: ratio to the median of the level under which a pair is slow.
     """
-    bandwidth = pair["bandwidth_bytes_per_s"]
+    bandwidth = pair.bandwidth_bytes_per_s
     found = []
     for places in levels_of(pair).values():
-        known = [(i, j) for i, j in places if bandwidth[i][j] is not None]
+        known = {(i, j): value for i, j in places if (value := bandwidth[i][j]) is not None}
         if len(known) < _LEAST_PAIRS:
             continue
-        median = float(np.median([bandwidth[i][j] for i, j in known]))
-        for i, j in known:
-            ratio = bandwidth[i][j] / median
+        median = float(np.median(list(known.values())))
+        for (i, j), value in known.items():
+            ratio = value / median
             if ratio < below:
-                found.append({"from": i, "to": j, "bandwidth_ratio": ratio})
-    return sorted(found, key=lambda entry: float(entry["bandwidth_ratio"]))
+                found.append(SlowPair(i, j, ratio))
+    return tuple(sorted(found, key=lambda entry: entry.bandwidth_ratio))
+
+
+def with_slow_pairs(pair: PairMatrix) -> PairMatrix:
+    """The same matrix with its slow pairs."""
+    return replace(pair, slow_pairs=slow_pairs(pair))

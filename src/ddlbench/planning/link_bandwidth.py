@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.links import read_links
+from ddlbench.experiment.links import Links, PairMatrix, read_links
 
 __all__ = ["Reach", "bandwidth_bytes_per_s", "bandwidth_of"]
 
@@ -32,20 +31,20 @@ def bandwidth_bytes_per_s(path: Path, level: Reach) -> float:
     return bandwidth_of(read_links(path), level, str(path))
 
 
-def bandwidth_of(links: Mapping[str, Any], level: Reach, where: str) -> float:
+def bandwidth_of(links: Links, level: Reach, where: str) -> float:
     """The same of a links file that was read; ``where`` names it.
 
     Raises:
         ConfigError: it holds nothing of the level.
     """
-    for sweep in links["sweeps"]:
-        if sweep["operation"] == "p2p" and sweep["level"] == level and sweep["points"]:
-            largest = max(sweep["points"], key=lambda point: int(point["message_bytes"]))
-            return float(largest["message_bytes"]) / float(largest["time_s"])
+    for sweep in links.sweeps:
+        if sweep.operation == "p2p" and sweep.level == level and sweep.points:
+            largest = max(sweep.points, key=lambda point: point.message_bytes)
+            return largest.message_bytes / largest.time_s
     found = [
         bandwidth
-        for pair in links["pairs"]
-        if pair["method"] in _TRANSPORTS
+        for pair in links.pairs
+        if pair.method in _TRANSPORTS
         for bandwidth in _of_level(pair, same_node=level == "node")
     ]
     if not found:
@@ -57,11 +56,11 @@ def bandwidth_of(links: Mapping[str, Any], level: Reach, where: str) -> float:
     return min(found)
 
 
-def _of_level(pair: dict[str, Any], same_node: bool) -> list[float]:
-    nodes = pair["nodes"]
+def _of_level(pair: PairMatrix, same_node: bool) -> list[float]:
+    nodes = pair.nodes
     return [
         float(bandwidth)
-        for row, values in enumerate(pair["bandwidth_bytes_per_s"])
+        for row, values in enumerate(pair.bandwidth_bytes_per_s)
         for column, bandwidth in enumerate(values)
         if bandwidth is not None and row != column and (nodes[row] == nodes[column]) == same_node
     ]

@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass
 
 from ddlbench.experiment.fabric import LinkCondition
+from ddlbench.experiment.links import Links
 from ddlbench.predict.link_table import AllReduce, Hop, LinkTable
 from ddlbench.predict.tcp import TcpPath
 
@@ -65,6 +66,11 @@ class _Computed:
         return max(computed_s, self.floor.time_s(message_bytes) if self.floor else 0.0)
 
 
+_NO_LINKS = Links(
+    site="", fabric="", device_kind="cpu", pairs=(), sweeps=(), notes=(), provenance={}
+)
+
+
 class ConditionLinks(LinkTable):
     """The links of a fabric that nobody measured, from its condition.
 
@@ -75,7 +81,7 @@ class ConditionLinks(LinkTable):
     """
 
     def __init__(self, condition: LinkCondition, base: LinkTable | None, name: str) -> None:
-        super().__init__(base.links if base else {"pairs": [], "sweeps": []}, f"fabric {name}")
+        super().__init__(base.links if base else _NO_LINKS, f"fabric {name}")
         self.path, self._base = path_of(condition), base
         self._note = f"links of fabric {name} are computed from its delay, rate and loss"
 
@@ -92,7 +98,7 @@ class ConditionLinks(LinkTable):
         if nodes < 2:
             return super().all_reduce(nodes, devices_per_node, transport)
         floor = None
-        if self._base is not None and self._base.links["sweeps"]:
+        if self._base is not None and self._base.links.sweeps:
             floor = self._base.all_reduce(nodes, devices_per_node, transport)
         computed = _Computed(self.path, nodes * devices_per_node, floor, (self._note,))
         return computed  # type: ignore[return-value]  # the same two members

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.fits import given_hockney, hockney_terms
+from ddlbench.experiment.fits import HockneyFit, given_hockney
+from ddlbench.experiment.links import Links, PairMatrix
 from ddlbench.planning.plan import Plan
 
 __all__ = ["AllReduce", "Hop", "Kind", "LinkTable", "Place"]
@@ -42,14 +43,14 @@ class AllReduce:
     asked for, by the ring's 2(P-1) alpha + 2(P-1)/P S beta; both are 1 where it was swept.
     """
 
-    fit: Mapping[str, Any]
+    fit: HockneyFit
     alpha_factor: float
     beta_factor: float
     notes: tuple[str, ...]
 
     def time_s(self, message_bytes: float) -> float:
         """Time of one all-reduce of so many bytes a rank."""
-        alpha_s, beta_s_per_byte = hockney_terms(self.fit, message_bytes)
+        alpha_s, beta_s_per_byte = self.fit.terms(message_bytes)
         return self.alpha_factor * alpha_s + self.beta_factor * beta_s_per_byte * message_bytes
 
 
@@ -64,7 +65,7 @@ class LinkTable:
             fabric that a cluster measured has one device a node.
     """
 
-    links: Mapping[str, Any]
+    links: Links
     where: str = "the links file"
     within_node: LinkTable | None = None
     _hops: dict[tuple[Kind, Place, Place], tuple[Hop, str | None]] = field(default_factory=dict)
@@ -102,12 +103,12 @@ class LinkTable:
         level = "network" if nodes > 1 else "node"
         sweeps = [
             sweep
-            for sweep in self.links["sweeps"]
-            if sweep["operation"] == "all_reduce"
-            and sweep["level"] == level
-            and (transport is None or sweep["transport"] in (transport, "given"))
+            for sweep in self.links.sweeps
+            if sweep.operation == "all_reduce"
+            and sweep.level == level
+            and (transport is None or sweep.transport in (transport, "given"))
         ]
-        if not sweeps and any(pair["method"] == "given" for pair in self.links["pairs"]):
+        if not sweeps and any(pair.method == "given" for pair in self.links.pairs):
             return self._ring_of_given_links(nodes, devices_per_node)
         if not sweeps and nodes == 1 and self.within_node is not None:
             return self.within_node.all_reduce(nodes, devices_per_node, transport)
@@ -121,16 +122,16 @@ class LinkTable:
         nearest = min(
             sweeps,
             key=lambda sweep: (
-                (sweep["nodes"], sweep["devices_per_node"]) != (nodes, devices_per_node),
-                abs(sweep["ranks"] - ranks),
+                (sweep.nodes, sweep.devices_per_node) != (nodes, devices_per_node),
+                abs(sweep.ranks - ranks),
             ),
         )
-        swept = nearest["ranks"]
+        swept = nearest.ranks
         if swept == ranks:
-            return AllReduce(nearest["fit"], 1.0, 1.0, ())
+            return AllReduce(nearest.fit, 1.0, 1.0, ())
         note = f"all-reduce over {ranks} ranks is carried from {swept} by the ring's formula"
         return AllReduce(
-            nearest["fit"],
+            nearest.fit,
             (ranks - 1) / (swept - 1),
             ((ranks - 1) / ranks) / ((swept - 1) / swept),
             (note,),
@@ -160,7 +161,7 @@ class LinkTable:
         for pair in self._matrices(kind):
             places = _places(pair)
             ends = (source, target)
-            if pair["scope"] == "node":  # one node stands for all of its type
+            if pair.scope == "node":  # one node stands for all of its type
                 ends = ((places[0][0], source[1]), (places[0][0], target[1]))
                 if not same_node:
                     continue
@@ -185,13 +186,13 @@ class LinkTable:
         same_node = source[0] == target[0]
         wanted = "node" if same_node else "network"
         level = "within a node" if same_node else "between nodes"
-        for sweep in self.links["sweeps"]:
-            if sweep["operation"] == "p2p" and sweep["level"] == wanted:
-                pieces = sweep["fit"]["pieces"]
-                slope = pieces[-1]["beta_s_per_byte"]
+        for sweep in self.links.sweeps:
+            if sweep.operation == "p2p" and sweep.level == wanted:
+                pieces = sweep.fit.pieces
+                slope = pieces[-1].beta_s_per_byte
                 if slope > 0:
-                    remark = f"{level} the point-to-point sweep of {sweep['transport']} is used"
-                    return Hop(pieces[0]["alpha_s"], 1 / slope), remark
+                    remark = f"{level} the point-to-point sweep of {sweep.transport} is used"
+                    return Hop(pieces[0].alpha_s, 1 / slope), remark
         if same_node and self.within_node is not None:
             found, more = self.within_node.hop(kind, source, target)
             return found, more or "links within a node are those of the site's own network"
@@ -200,34 +201,34 @@ class LinkTable:
             "bandwidth in the site file"
         )
 
-    def _matrices(self, kind: Kind) -> list[Mapping[str, Any]]:
+    def _matrices(self, kind: Kind) -> list[PairMatrix]:
         """Pair matrices of a kind, best first: peer access on, one direction, writes."""
         methods = _METHODS[kind]
         return sorted(
-            (pair for pair in self.links["pairs"] if pair["method"] in methods),
+            (pair for pair in self.links.pairs if pair.method in methods),
             key=lambda pair: (
-                methods.index(pair["method"]),
-                pair.get("access") == "staged",
-                pair.get("direction") == "bidirectional",
-                pair.get("operation") == "read",
+                methods.index(pair.method),
+                pair.access == "staged",
+                pair.direction == "bidirectional",
+                pair.operation == "read",
             ),
         )
 
 
-def _places(pair: Mapping[str, Any]) -> list[Place]:
+def _places(pair: PairMatrix) -> list[Place]:
     """Node and index on it of every endpoint of a matrix."""
     seen: dict[int, int] = {}
     places = []
-    for node in pair["nodes"]:
+    for node in pair.nodes:
         places.append((node, seen.get(node, 0)))
         seen[node] = seen.get(node, 0) + 1
     return places
 
 
-def _hop(pair: Mapping[str, Any], row: int, column: int) -> Hop | None:
+def _hop(pair: PairMatrix, row: int, column: int) -> Hop | None:
     """None where a pair was not measured, as in the sample of a large site."""
-    latency_s = pair["latency_s"][row][column]
-    bandwidth_bytes_per_s = pair["bandwidth_bytes_per_s"][row][column]
+    latency_s = pair.latency_s[row][column]
+    bandwidth_bytes_per_s = pair.bandwidth_bytes_per_s[row][column]
     if latency_s is None or bandwidth_bytes_per_s is None:
         return None
     return Hop(latency_s, bandwidth_bytes_per_s)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.links import Links
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.report.footer import Context
 from ddlbench.report.registry import FIGURES, names_of, prediction_figure
@@ -91,6 +92,6 @@ def make_prediction_figures(
     return made
 
 
-def make_links_figures(links: Mapping[str, Any], folder: Path) -> list[Path]:
+def make_links_figures(links: Links, folder: Path) -> list[Path]:
     """Draw links.png (heat maps of pairs), sweeps.png and others of links into ``folder``."""
     return [draw_figure(name, folder / f"{name}.png", links) for name in names_of("links")]

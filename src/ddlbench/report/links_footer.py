@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from ddlbench.experiment.links import Links
 
 __all__ = ["origin"]
 
 _SHORT_COMMIT = 7
 
 
-def origin(links: Mapping[str, Any]) -> list[str]:
+def origin(links: Links) -> list[str]:
     """Lines for the footer."""
-    provenance = links["provenance"]
-    parts = [f"Site {links['site']} ({links['device_kind']})", f"fabric {links['fabric']}"]
+    provenance = links.provenance
+    parts = [f"Site {links.site} ({links.device_kind})", f"fabric {links.fabric}"]
     if provenance.get("created"):
         parts.append(str(provenance["created"])[:10])
     if provenance.get("git_commit"):

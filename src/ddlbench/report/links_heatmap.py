@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from ddlbench.experiment.links import sample_in_words
+from ddlbench.experiment.links import Links, Matrix, PairMatrix
 from ddlbench.experiment.units import GB, US
 from ddlbench.report.links_footer import origin
 from ddlbench.report.page import Page, Panel, PanelSize, Section, lay_out
@@ -40,32 +40,32 @@ _MOST_WRITTEN = 8
 _MOST_TICKS = 16
 
 
-def draw_links(links: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
+def draw_links(links: Links) -> tuple[Figure, pd.DataFrame]:
     """Heat maps of all pair matrices.
 
     Args:
-        links: what links.json holds.
+        links: the content of a links.json.
 
     Returns:
         the figure, and a table with a row for each ordered pair: bytes per second, seconds, and
         the ratio to the median of the level where the pair is slow. Pairs that a sample left out
         have none.
     """
-    pairs = links["pairs"]
-    largest = max((len(pair["endpoints"]) for pair in pairs), default=2)
+    pairs = links.pairs
+    largest = max((len(pair.endpoints) for pair in pairs), default=2)
     side = min(max(largest * _CELL_MM, _LEAST_MM), _MOST_MM)
     sections = [
         Section(
             _heading(pair),
             [
-                Panel("Bandwidth (GB/s)", _range(pair["bandwidth_bytes_per_s"], GB.size)),
-                Panel("Latency (µs)", _range(pair["latency_s"], US.size)),
+                Panel("Bandwidth (GB/s)", _range(pair.bandwidth_bytes_per_s, GB.size)),
+                Panel("Latency (µs)", _range(pair.latency_s, US.size)),
             ],
         )
         for pair in pairs
     ] or [Section("no pairs", [Panel("")])]
     page = lay_out(
-        f"Links between pairs of devices: fabric {links['fabric']}",
+        f"Links between pairs of devices: fabric {links.fabric}",
         [],
         sections,
         footer=[_what(pairs), *origin(links)],
@@ -84,33 +84,33 @@ def draw_links(links: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     return page.figure, pd.DataFrame([row for pair in pairs for row in _rows(pair)])
 
 
-def _draw(page: Page, pairs: list[dict[str, Any]]) -> None:
+def _draw(page: Page, pairs: Sequence[PairMatrix]) -> None:
     for axes_row, pair in zip(page.axes, pairs, strict=False):
         for axes, key, unit in zip(
             axes_row, ("bandwidth_bytes_per_s", "latency_s"), (GB.size, US.size), strict=True
         ):
-            _heat(axes, _values(pair[key]) / unit)
-            _frame(axes, len(pair["endpoints"]))
+            _heat(axes, _values(getattr(pair, key)) / unit)
+            _frame(axes, len(pair.endpoints))
         _mark_slow(axes_row[0], pair)
     if not pairs:
         page.axes[0][0].set_axis_off()
 
 
-def _heading(pair: Mapping[str, Any]) -> str:
-    where = "Within a node" if pair["scope"] == "node" else "All ranks"
-    access = {"direct": "peer access", "staged": "through the host"}.get(pair["access"] or "")
-    parts = [pair["method"], pair["direction"], access, pair["operation"], pair["node_type"]]
+def _heading(pair: PairMatrix) -> str:
+    where = "Within a node" if pair.scope == "node" else "All ranks"
+    access = {"direct": "peer access", "staged": "through the host"}.get(pair.access or "")
+    parts = [pair.method, pair.direction, access, pair.operation, pair.node_type]
     return f"{where}: {', '.join(part for part in parts if part)}"
 
 
-def _values(matrix: list[list[float | None]]) -> np.ndarray:
+def _values(matrix: Matrix) -> np.ndarray:
     """The pairs of different devices; nan on the diagonal, which is no link."""
     values = np.array(matrix, dtype=float)
     np.fill_diagonal(values, math.nan)
     return values
 
 
-def _range(matrix: list[list[float | None]], unit: float) -> str:
+def _range(matrix: Matrix, unit: float) -> str:
     values = _values(matrix) / unit
     if not np.isfinite(values).any():
         return ""
@@ -170,56 +170,54 @@ def _frame(axes: Axes, size: int) -> None:
     axes.set_ylabel("from", labelpad=1)
 
 
-def _mark_slow(axes: Axes, pair: Mapping[str, Any]) -> None:
-    for slow in pair["slow_pairs"]:
-        corner = (slow["to"] - 0.46, slow["from"] - 0.46)
+def _mark_slow(axes: Axes, pair: PairMatrix) -> None:
+    for slow in pair.slow_pairs:
+        corner = (slow.receiver - 0.46, slow.sender - 0.46)
         axes.add_patch(
             Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=_SLOW, linewidth=1.4, gid="slow")
         )
 
 
-def _what(pairs: list[dict[str, Any]]) -> str:
+def _what(pairs: Sequence[PairMatrix]) -> str:
     if not pairs:
         return "No pair has been measured."
-    slow = sum(len(pair["slow_pairs"]) for pair in pairs)
+    slow = sum(len(pair.slow_pairs) for pair in pairs)
     framed = (
         f" Framed: {slow} pair(s) below 0.8 of the median bandwidth of their level."
         if slow
         else " No pair is slow (below 0.8 of its level's median; two pairs cannot tell)."
     )
-    counts = sorted({pair["repeats"] for pair in pairs})
+    counts = sorted({pair.repeats for pair in pairs})
     runs = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]]))
-    given = all(pair["method"] == "given" for pair in pairs)
+    given = all(pair.method == "given" for pair in pairs)
     source = "Given by hand, not measured." if given else f"Medians of runs: {runs}."
     both = (
         " Bidirectional: sum of both directions."
-        if any(pair["direction"] == "bidirectional" for pair in pairs)
+        if any(pair.direction == "bidirectional" for pair in pairs)
         else ""
     )
     holes = "".join(
-        f" Pairs of ranks: {sample_in_words(pair['sampled'])}."
-        for pair in pairs
-        if "sampled" in pair
+        f" Pairs of ranks: {pair.sampled.in_words()}." for pair in pairs if pair.sampled is not None
     )
     return f"Numbers on the axes: devices or ranks, in order. {source}{both}{framed}{holes}"
 
 
-def _rows(pair: Mapping[str, Any]) -> list[dict[str, Any]]:
-    slow = {(entry["from"], entry["to"]): entry["bandwidth_ratio"] for entry in pair["slow_pairs"]}
+def _rows(pair: PairMatrix) -> list[dict[str, Any]]:
+    slow = {(entry.sender, entry.receiver): entry.bandwidth_ratio for entry in pair.slow_pairs}
     names = ("scope", "method", "access", "direction", "operation", "node_type")
     return [
         {
-            **{name: pair[name] for name in names},
+            **{name: getattr(pair, name) for name in names},
             "from": i,
             "to": j,
-            "from_endpoint": pair["endpoints"][i],
-            "to_endpoint": pair["endpoints"][j],
-            "level": "node" if pair["nodes"][i] == pair["nodes"][j] else "network",
-            "bandwidth_bytes_per_s": pair["bandwidth_bytes_per_s"][i][j],
-            "latency_s": pair["latency_s"][i][j],
+            "from_endpoint": pair.endpoints[i],
+            "to_endpoint": pair.endpoints[j],
+            "level": "node" if pair.nodes[i] == pair.nodes[j] else "network",
+            "bandwidth_bytes_per_s": pair.bandwidth_bytes_per_s[i][j],
+            "latency_s": pair.latency_s[i][j],
             "slow_ratio": slow.get((i, j)),
         }
-        for i in range(len(pair["endpoints"]))
-        for j in range(len(pair["endpoints"]))
-        if i != j and not ("sampled" in pair and pair["latency_s"][i][j] is None)
+        for i in range(len(pair.endpoints))
+        for j in range(len(pair.endpoints))
+        if i != j and not (pair.sampled is not None and pair.latency_s[i][j] is None)
     ]

@@ -7,7 +7,7 @@ latency-bandwidth fit: time = alpha + beta * bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from ddlbench.experiment.fits import hockney_time_s
+from ddlbench.experiment.links import Links, LinkSweep
 from ddlbench.experiment.units import BYTES_BINARY, NS, TIMES, unit_for
 from ddlbench.report.colours import StrategyLook, strategy_look
 from ddlbench.report.links_footer import origin
@@ -37,19 +37,19 @@ _LEVELS = {"node": "Within a node", "network": "Between nodes"}
 _GIVEN_BYTES = (2**10, 2**28)
 
 
-def draw_sweeps(links: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
+def draw_sweeps(links: Links) -> tuple[Figure, pd.DataFrame]:
     """Every sweep with its fit.
 
     Args:
-        links: what links.json holds.
+        links: the content of a links.json.
 
     Returns:
         the figure, and a table with a row for each point: seconds, interval, fitted seconds and
         relative residual.
     """
-    groups: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
-    for sweep in links["sweeps"]:
-        key = (sweep["level"], sweep["nodes"], sweep["devices_per_node"])
+    groups: dict[tuple[str, int, int], list[LinkSweep]] = {}
+    for sweep in links.sweeps:
+        key = (sweep.level, sweep.nodes, sweep.devices_per_node)
         groups.setdefault(key, []).append(sweep)
     shapes = {
         level: [Panel(f"{nodes}x{devices}") for name, nodes, devices in groups if name == level]
@@ -58,10 +58,10 @@ def draw_sweeps(links: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     sections = [Section(_LEVELS[level], panels) for level, panels in shapes.items() if panels]
     sections = sections or [Section("no sweeps", [Panel("")])]
     page = lay_out(
-        f"Time of a message: fabric {links['fabric']}",
-        _legend(links["sweeps"]),
+        f"Time of a message: fabric {links.fabric}",
+        _legend(links.sweeps),
         sections,
-        footer=[_what(links["sweeps"]), *links["notes"], *origin(links)],
+        footer=[_what(links.sweeps), *links.notes, *origin(links)],
         size=PanelSize(
             min_width=50.0,
             height=42.0,
@@ -81,49 +81,49 @@ def draw_sweeps(links: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
         _frame(axes, sweeps)
     if not ordered:
         every[0].set_axis_off()
-    return page.figure, pd.DataFrame([row for sweep in links["sweeps"] for row in _rows(sweep)])
+    return page.figure, pd.DataFrame([row for sweep in links.sweeps for row in _rows(sweep)])
 
 
-def _look(sweep: Mapping[str, Any]) -> StrategyLook:
-    horovod = sweep["transport"] == "horovod"
-    return strategy_look("horovod") if horovod else _LOOKS[sweep["operation"]]
+def _look(sweep: LinkSweep) -> StrategyLook:
+    horovod = sweep.transport == "horovod"
+    return strategy_look("horovod") if horovod else _LOOKS[sweep.operation]
 
 
-def _name(sweep: Mapping[str, Any]) -> str:
+def _name(sweep: LinkSweep) -> str:
     operation = {"p2p": "ping-pong, one way"}.get(
-        sweep["operation"], sweep["operation"].replace("_", "-")
+        sweep.operation, sweep.operation.replace("_", "-")
     )
     names = {"nccl": "NCCL", "horovod": "Horovod", "given": "given by hand"}
-    return f"{operation} ({names.get(sweep['transport'], sweep['transport'])})"
+    return f"{operation} ({names.get(sweep.transport, sweep.transport)})"
 
 
-def _legend(sweeps: list[dict[str, Any]]) -> list[tuple[Line2D, str]]:
+def _legend(sweeps: Sequence[LinkSweep]) -> list[tuple[Line2D, str]]:
     entries = {}
     for sweep in sweeps:
         look = _look(sweep)
-        marker = look.marker if sweep["points"] else ""
+        marker = look.marker if sweep.points else ""
         entries[_name(sweep)] = Line2D(
             [], [], color=look.colour, marker=marker, markersize=3.5, linewidth=0.9
         )
     return [(line, name) for name, line in entries.items()]
 
 
-def _draw(axes: Axes, sweep: Mapping[str, Any]) -> None:
-    look, points = _look(sweep), sweep["points"]
+def _draw(axes: Axes, sweep: LinkSweep) -> None:
+    look, points = _look(sweep), sweep.points
     for point in points:
-        if point["interval_s"] is not None:
+        if point.interval_s is not None:
             axes.plot(
-                [point["message_bytes"]] * 2,
-                point["interval_s"],
+                [point.message_bytes] * 2,
+                point.interval_s,
                 color=look.colour,
                 linewidth=0.7,
                 zorder=2,
                 gid="interval",
             )
-    sizes = [point["message_bytes"] for point in points]
+    sizes = [point.message_bytes for point in points]
     axes.plot(
         sizes,
-        [point["time_s"] for point in points],
+        [point.time_s for point in points],
         linestyle="none",
         marker=look.marker,
         markersize=3.2,
@@ -132,16 +132,16 @@ def _draw(axes: Axes, sweep: Mapping[str, Any]) -> None:
         gid="points",
     )
     low, high = (min(sizes), max(sizes)) if sizes else _GIVEN_BYTES
-    for piece in sweep["fit"]["pieces"]:
-        start = max(low, piece["from_bytes"])
-        end = min(high, piece["to_bytes"] or math.inf)
+    for piece in sweep.fit.pieces:
+        start = max(low, piece.from_bytes)
+        end = min(high, piece.to_bytes or math.inf)
         if start < end:
             along = np.geomspace(start, end, 60)
-            fitted = piece["alpha_s"] + piece["beta_s_per_byte"] * along
+            fitted = piece.alpha_s + piece.beta_s_per_byte * along
             axes.plot(along, fitted, color=look.colour, linewidth=0.9, alpha=0.8, gid="fit")
 
 
-def _frame(axes: Axes, sweeps: list[dict[str, Any]]) -> None:
+def _frame(axes: Axes, sweeps: Sequence[LinkSweep]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
@@ -155,7 +155,7 @@ def _frame(axes: Axes, sweeps: list[dict[str, Any]]) -> None:
     axes.grid(visible=True, axis="both")
     axes.set_xlabel("Message of one rank", labelpad=1)
     axes.set_ylabel("Time", labelpad=1)
-    if not any(sweep["points"] for sweep in sweeps):
+    if not any(sweep.points for sweep in sweeps):
         axes.set_xlim(*_GIVEN_BYTES)
 
 
@@ -168,12 +168,12 @@ def _seconds(value: float) -> str:
     return unit_for(value / 0.999, (*TIMES, NS)).text(value, "g")
 
 
-def _what(sweeps: list[dict[str, Any]]) -> str:
-    fitted = [sweep["fit"] for sweep in sweeps if sweep["points"]]
+def _what(sweeps: Sequence[LinkSweep]) -> str:
+    fitted = [sweep.fit for sweep in sweeps if sweep.points]
     if not fitted:
         return "Lines: latency and bandwidth as given by hand." if sweeps else "No sweep."
-    typical = [100 * fit["median_relative_residual"] for fit in fitted]
-    worst = max(100 * fit["largest_relative_residual"] for fit in fitted)
+    typical = [100 * fit.median_relative_residual for fit in fitted]
+    worst = max(100 * fit.largest_relative_residual for fit in fitted)
     return (
         "Points: medians, of the slowest rank; whiskers: 95 % rank-based interval over the "
         "repeats, where there are six or more. Lines: fit of alpha + beta x bytes in pieces; its "
@@ -182,22 +182,22 @@ def _what(sweeps: list[dict[str, Any]]) -> str:
     )
 
 
-def _rows(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _rows(sweep: LinkSweep) -> list[dict[str, Any]]:
     names = ("operation", "transport", "level", "nodes", "devices_per_node", "ranks")
     rows = []
-    for point in sweep["points"]:
-        low, high = point["interval_s"] or (None, None)
-        fitted = hockney_time_s(sweep["fit"], point["message_bytes"])
+    for point in sweep.points:
+        low, high = point.interval_s or (None, None)
+        fitted = sweep.fit.time_s(point.message_bytes)
         rows.append(
             {
-                **{name: sweep[name] for name in names},
-                "message_bytes": point["message_bytes"],
-                "time_s": point["time_s"],
+                **{name: getattr(sweep, name) for name in names},
+                "message_bytes": point.message_bytes,
+                "time_s": point.time_s,
                 "low_s": low,
                 "high_s": high,
-                "repeats": point["repeats"],
+                "repeats": point.repeats,
                 "fitted_s": fitted,
-                "relative_residual": fitted / point["time_s"] - 1,
+                "relative_residual": fitted / point.time_s - 1,
             }
         )
     return rows

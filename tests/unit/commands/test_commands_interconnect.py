@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from ddlbench.commands.interconnect import interconnect
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.links import read_links, write_links
+from ddlbench.experiment.links import SlowPair, read_links, write_links
 from ddlbench.experiment.site import load_site
 from ddlbench.interconnect.measure import measure_links
 
@@ -68,6 +68,6 @@ def test_show_lists_fits_and_slow_pairs(tmp_path):
     assert "12,000" in said
     assert "none" in said
     links = read_links(path)
-    links["pairs"][0]["slow_pairs"] = [{"from": 0, "to": 2, "bandwidth_ratio": 0.5}]
-    write_links(path, links)
+    slow = replace(links.pairs[0], slow_pairs=(SlowPair(0, 2, 0.5),))
+    write_links(path, replace(links, pairs=(slow,)))
     assert "rank 2" in run("show", path, catch_exceptions=False).stdout

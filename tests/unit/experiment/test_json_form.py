@@ -1,10 +1,12 @@
 """What files hold is read into typed dataclasses, and written back the same."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
+from importlib.resources import files
 
 import pytest
 
+from ddlbench.experiment import fits, links, profile
 from ddlbench.experiment.json_form import OMIT_NONE, JsonForm, key_of
 
 
@@ -46,3 +48,42 @@ def test_what_is_absent_has_its_default_or_is_named():
     assert Outer.from_dict(shorter).count == 3
     with pytest.raises(KeyError, match="rows"):
         Outer.from_dict({"name": "x", "inner": []})
+
+
+def _agree(part, cls):
+    """The schema of a class has its fields; what it may lack has a default."""
+    of_class = {f.metadata.get("key", f.name): f for f in fields(cls)}
+    assert set(of_class) == set(part["properties"]), cls
+    for key, one in of_class.items():
+        may_lack = one.default is not MISSING
+        assert may_lack or key in part["required"], (cls, key)
+
+
+def test_profiles_have_the_fields_of_their_schema():
+    schema = json.loads((files("ddlbench.experiment") / "profile.schema.json").read_text())
+    own = schema["properties"]
+    _agree(schema, profile.Profile)
+    for key, cls in (
+        ("steps", profile.StepTimes),
+        ("layers", profile.LayerProfile),
+        ("blocks", profile.BlockProfile),
+        ("tensors", profile.ParameterTensor),
+        ("node_slowdown", profile.NodeSlowdown),
+    ):
+        _agree(own[key]["items"], cls)
+    _agree(own["layers"]["items"]["properties"]["shape"], profile.LayerShape)
+    _agree(schema["$defs"]["timings"]["items"], profile.BatchTime)
+
+
+def test_links_have_the_fields_of_their_schema():
+    schema = json.loads((files("ddlbench.experiment") / "links.schema.json").read_text())
+    pair, sweep = schema["$defs"]["pair_matrix"], schema["$defs"]["sweep"]
+    _agree(schema, links.Links)
+    _agree(pair, links.PairMatrix)
+    _agree(pair["properties"]["sampled"], links.PairSample)
+    _agree(pair["properties"]["slow_pairs"]["items"], links.SlowPair)
+    _agree(sweep, links.LinkSweep)
+    _agree(sweep["properties"]["points"]["items"], links.SweepPoint)
+    fit = sweep["properties"]["fit"]
+    _agree(fit, fits.HockneyFit)
+    _agree(fit["properties"]["pieces"]["items"], fits.HockneyPiece)

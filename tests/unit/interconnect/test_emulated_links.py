@@ -32,7 +32,7 @@ def small_site(nodes, devices):
 @pytest.mark.skipif(REASON is not None, reason=f"no emulated nodes here: {REASON}")
 def test_what_is_measured_is_the_emulated_link(tmp_path):
     measure_links(small_site(2, 1), "slow", tmp_path / "links.json")
-    found = read_links(tmp_path / "links.json")
+    found = read_links(tmp_path / "links.json").to_dict()
     (world,) = found["pairs"]
     assert world["nodes"] == [0, 1]
     # Half a round trip between the nodes is the delay, and what gloo and two processes add.

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.links import InvalidLinks, read_links, write_links
+from ddlbench.experiment.links import InvalidLinks, Links, PairMatrix, read_links, write_links
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.interconnect.assemble import node_type_pairs, points_of, sweeps_of
 from ddlbench.interconnect.job import links_request
@@ -166,10 +166,10 @@ def test_fits_recover_what_was_planted():
         return [(2e-4 + size / 1.25e9) * random.normal(1, 0.02) for _ in range(20)]
 
     (sweep,), notes = sweeps_of([raw(times)])
-    (piece,) = sweep["fit"]["pieces"]
-    assert piece["alpha_s"] == pytest.approx(2e-4, rel=0.03)
-    assert piece["beta_s_per_byte"] == pytest.approx(1 / 1.25e9, rel=0.03)
-    assert sweep["level"] == "network"
+    (piece,) = sweep.fit.pieces
+    assert piece.alpha_s == pytest.approx(2e-4, rel=0.03)
+    assert piece.beta_s_per_byte == pytest.approx(1 / 1.25e9, rel=0.03)
+    assert sweep.level == "network"
     assert notes == []
 
 
@@ -180,8 +180,8 @@ def test_intervals_need_six_repeats():
             {"message_bytes": 2, "times_s": [float(n) for n in range(1, 10)]},
         ]
     )
-    assert (few["time_s"], few["interval_s"], few["repeats"]) == (2.0, None, 3)
-    assert (many["time_s"], many["interval_s"], many["repeats"]) == (5.0, [2.0, 8.0], 9)
+    assert (few.time_s, few.interval_s, few.repeats) == (2.0, None, 3)
+    assert (many.time_s, many.interval_s, many.repeats) == (5.0, (2.0, 8.0), 9)
 
 
 def test_what_is_missing_is_noted():
@@ -196,10 +196,10 @@ def test_what_is_missing_is_noted():
 
 def test_each_type_of_node_is_kept_once():
     reports = [
-        {"rank": rank, "node_type": kind, "pairs": [f"of rank {rank}"]}
+        {"rank": rank, "node_type": kind, "pairs": [matrix(even(2, rank + 1.0))]}
         for rank, kind in ((2, "b"), (0, "a"), (1, "a"))
     ]
-    assert node_type_pairs(reports) == ["of rank 0", "of rank 2"]
+    assert [p.bandwidth_bytes_per_s[0][1] for p in node_type_pairs(reports)] == [1.0, 3.0]
 
 
 def test_medians_skip_what_a_run_has_not():
@@ -222,13 +222,13 @@ def test_a_pair_is_judged_by_its_own_level():
     bandwidth[0][1] = 6e9
     bandwidth[2][1] = 0.79e9
     bandwidth[1][3] = 0.81e9
-    found = slow_pairs(matrix(bandwidth, nodes=[0, 0, 1, 1]))
-    assert [(entry["from"], entry["to"]) for entry in found] == [(0, 1), (2, 1)]
-    assert found[0]["bandwidth_ratio"] == pytest.approx(0.5)
+    found = slow_pairs(PairMatrix.from_dict(matrix(bandwidth, nodes=[0, 0, 1, 1])))
+    assert [(entry.sender, entry.receiver) for entry in found] == [(0, 1), (2, 1)]
+    assert found[0].bandwidth_ratio == pytest.approx(0.5)
 
 
 def test_of_two_pairs_none_is_slow():
-    assert slow_pairs(matrix([[None, 1e9], [9e9, None]])) == []
+    assert slow_pairs(PairMatrix.from_dict(matrix([[None, 1e9], [9e9, None]]))) == ()
 
 
 # Links given by hand
@@ -239,7 +239,7 @@ def test_links_of_a_site_file(tmp_path):
     given = replace(given, interconnect={"links": {"slow": TABLE}})
     path = tmp_path / "slow" / "links.json"
     measure_links(given, "slow", path)
-    found = read_links(path)
+    found = read_links(path).to_dict()
     assert found["provenance"]["source"] == "given"
     (world,) = found["pairs"]
     assert (world["method"], world["nodes"]) == ("given", [0, 0, 1, 1])
@@ -304,7 +304,8 @@ def test_defaults_of_the_site_file(tmp_path):
 )
 def test_bad_matrices_are_one_sentence(tmp_path, bandwidth, latency, sentence):
     with pytest.raises(InvalidLinks, match=sentence):
-        write_links(tmp_path / "links.json", links([matrix(bandwidth, latency=latency)]))
+        content = Links.from_dict(links([matrix(bandwidth, latency=latency)]))
+        write_links(tmp_path / "links.json", content)
     assert not (tmp_path / "links.json").exists()
 
 

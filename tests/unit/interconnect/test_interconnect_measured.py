@@ -32,7 +32,7 @@ def measured(tmp_path_factory):
 
 
 def test_both_scopes_have_all_pairs(measured):
-    found = read_links(measured)
+    found = read_links(measured).to_dict()
     assert [(p["scope"], p["method"]) for p in found["pairs"]] == [
         ("node", "device-copies"),
         ("world", "gloo"),
@@ -45,7 +45,7 @@ def test_both_scopes_have_all_pairs(measured):
 
 
 def test_every_operation_is_swept_and_fitted(measured):
-    found = read_links(measured)
+    found = read_links(measured).to_dict()
     kinds = {(sweep["operation"], sweep["transport"]) for sweep in found["sweeps"]}
     wanted = {
         (operation, "gloo")
@@ -76,7 +76,7 @@ def test_figures_lie_beside(measured):
 
 def test_groups_of_ranks_within_and_between_nodes(tmp_path):
     """Local processes stand for two nodes: every group joins anew."""
-    found = measure_links(small_site(2, 2), "emulated", tmp_path / "links.json")
+    found = measure_links(small_site(2, 2), "emulated", tmp_path / "links.json").to_dict()
     groups = {(s["nodes"], s["devices_per_node"], s["ranks"], s["level"]) for s in found["sweeps"]}
     assert groups == {(1, 2, 2, "node"), (2, 1, 2, "network"), (2, 2, 4, "network")}
     world = next(pair for pair in found["pairs"] if pair["scope"] == "world")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from dataclasses import replace
 from itertools import pairwise, permutations
 from pathlib import Path
 
@@ -11,12 +12,12 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from ddlbench.experiment.links import InvalidLinks, read_links, write_links
+from ddlbench.experiment.links import InvalidLinks, Links, read_links, write_links
 from ddlbench.experiment.site import load_site
 from ddlbench.interconnect import measure as measure_module
 from ddlbench.interconnect.assemble import world_pairs
 from ddlbench.interconnect.pair_choice import MOST_PAIRS, chosen_pairs
-from ddlbench.interconnect.slow_pairs import slow_pairs
+from ddlbench.interconnect.slow_pairs import with_slow_pairs
 from ddlbench.planning.link_bandwidth import bandwidth_of
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.report.links_heatmap import draw_links
@@ -91,7 +92,7 @@ def measured(folder: Path, budget_s: float = 60, most: int = MOST_PAIRS) -> list
 def test_three_ranks_measure_all_pairs_in_three_passes(tmp_path):
     first, *others = measured(tmp_path)
     assert others == [{}, {}]
-    pair = world_pairs(first)
+    pair = world_pairs(first).to_dict()
     assert "sampled" not in pair
     assert pair["repeats"] == 3
     for key in ("latency_s", "bandwidth_bytes_per_s"):
@@ -100,7 +101,7 @@ def test_three_ranks_measure_all_pairs_in_three_passes(tmp_path):
 
 
 def test_a_sample_leaves_holes_and_says_so(tmp_path):
-    pair = world_pairs(measured(tmp_path, most=4)[0])
+    pair = world_pairs(measured(tmp_path, most=4)[0]).to_dict()
     assert pair["sampled"]["measured_pairs"] == 4
     assert pair["sampled"]["all_pairs"] == 6
     holes = [(i, j) for i, j in permutations(range(3), 2) if pair["latency_s"][i][j] is None]
@@ -108,7 +109,7 @@ def test_a_sample_leaves_holes_and_says_so(tmp_path):
 
 
 def test_when_time_is_over_no_pair_is_begun(tmp_path):
-    pair = world_pairs(measured(tmp_path, budget_s=-1)[0])
+    pair = world_pairs(measured(tmp_path, budget_s=-1)[0]).to_dict()
     assert pair["sampled"]["measured_pairs"] == 0
     assert pair["sampled"]["rule"] == "all pairs; time was over after 0 of 6"
     assert all(value is None for row in pair["latency_s"] for value in row)
@@ -117,7 +118,7 @@ def test_when_time_is_over_no_pair_is_begun(tmp_path):
 # Holes in links.json and in what reads it
 
 
-def sampled_links(**changes) -> dict:
+def sampled_links(**changes) -> Links:
     """Two nodes of two ranks; (0, 3) is the slowest link that was measured between nodes."""
     known = {(0, 1): 8e9, (1, 0): 9e9, (0, 2): 2e9, (2, 0): 2e9, (0, 3): 1e9, (1, 2): 2e9}
     matrix = [[known.get((i, j)) for j in range(4)] for i in range(4)]
@@ -132,24 +133,22 @@ def sampled_links(**changes) -> dict:
             "sampled": {"measured_pairs": 6, "all_pairs": 12, "rule": "some"},
         }
     )
-    pair.update(changes)
-    return {
-        "schema_version": 1,
-        "site": "here",
-        "fabric": "default",
-        "device_kind": "cpu",
-        "pairs": [{**pair, "slow_pairs": slow_pairs(pair)}],
-        "sweeps": [],
-        "notes": [],
-        "provenance": {},
-    }
+    return Links(
+        site="here",
+        fabric="default",
+        device_kind="cpu",
+        pairs=(with_slow_pairs(replace(pair, **changes)),),
+        sweeps=(),
+        notes=(),
+        provenance={},
+    )
 
 
 def test_a_sample_is_written_read_and_drawn(tmp_path):
     links = sampled_links()
     write_links(tmp_path / "links.json", links)
     assert read_links(tmp_path / "links.json") == links
-    assert [(s["from"], s["to"]) for s in links["pairs"][0]["slow_pairs"]] == [(0, 3)]
+    assert [(s.sender, s.receiver) for s in links.pairs[0].slow_pairs] == [(0, 3)]
     figure, table = draw_links(links)
     assert len(table) == 6
     assert table["latency_s"].notna().all()
@@ -196,5 +195,5 @@ def test_sweeps_are_kept_when_the_pairs_fail(tmp_path, monkeypatch):
     monkeypatch.setattr(measure_module, "links_geometry", lambda *_: (1, 2))
     found = measure_module.measure_links(site, "default", tmp_path / "links.json")
     assert asked == ["node_pairs", "sweep", "rank_pairs"]
-    assert found["notes"] == ["swept", "no pairs of ranks: rank 3: the network is down"]
-    assert read_links(tmp_path / "links.json")["pairs"] == []
+    assert found.notes == ("swept", "no pairs of ranks: rank 3: the network is down")
+    assert read_links(tmp_path / "links.json").pairs == ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddlbench.experiment.links import write_links
+from ddlbench.experiment.links import Links, write_links
 from ddlbench.experiment.paths import links_file, profile_file
 from ddlbench.experiment.profile import Profile, write_profile
 
@@ -80,14 +80,16 @@ def write_site(blocks: list[dict[str, Any]], network: str = "vgg11", **changes: 
     }
     write_links(
         links_file(SITE_NAME, "default"),
-        {
-            "schema_version": 1,
-            "site": SITE_NAME,
-            "fabric": "default",
-            "device_kind": "cpu",
-            "pairs": [pair],
-            "sweeps": [],
-            "notes": [],
-            "provenance": {},
-        },
+        Links.from_dict(
+            {
+                "schema_version": 1,
+                "site": SITE_NAME,
+                "fabric": "default",
+                "device_kind": "cpu",
+                "pairs": [pair],
+                "sweeps": [],
+                "notes": [],
+                "provenance": {},
+            }
+        ),
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.links import write_links
+from ddlbench.experiment.links import Links, write_links
 from ddlbench.experiment.network_spec import pairs
 from ddlbench.experiment.paths import links_file, profile_file
 from ddlbench.experiment.profile import Profile, write_profile
@@ -277,16 +277,18 @@ def _write_links(bandwidth: float, nodes: list[int]) -> None:
     }
     write_links(
         links_file("here", "default"),
-        {
-            "schema_version": 1,
-            "site": "here",
-            "fabric": "default",
-            "device_kind": "cpu",
-            "pairs": [pair],
-            "sweeps": [],
-            "notes": [],
-            "provenance": {},
-        },
+        Links.from_dict(
+            {
+                "schema_version": 1,
+                "site": "here",
+                "fabric": "default",
+                "device_kind": "cpu",
+                "pairs": [pair],
+                "sweeps": [],
+                "notes": [],
+                "provenance": {},
+            }
+        ),
     )
 
 

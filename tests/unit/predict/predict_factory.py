@@ -7,7 +7,7 @@ from typing import Any
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fits import given_hockney
-from ddlbench.experiment.links import write_links
+from ddlbench.experiment.links import Links, write_links
 from ddlbench.experiment.paths import RESULTS, links_file, profile_file
 from ddlbench.experiment.profile import Profile, ProfileKey, write_profile
 from ddlbench.experiment.site import Site
@@ -141,7 +141,7 @@ def sweep(alpha_s: float, bandwidth: float, ranks: int, **changes: Any) -> dict[
         "devices_per_node": ranks,
         "ranks": ranks,
         "points": [],
-        "fit": given_hockney(alpha_s, bandwidth),
+        "fit": given_hockney(alpha_s, bandwidth).to_dict(),
     }
     return {**values, **changes}
 
@@ -182,7 +182,7 @@ def workload(**changes: Any) -> Workload:
 
 
 def table(*pairs: dict[str, Any], sweeps: tuple[dict[str, Any], ...] = ()) -> LinkTable:
-    return LinkTable(links(*pairs, sweeps=sweeps))
+    return LinkTable(Links.from_dict(links(*pairs, sweeps=sweeps)))
 
 
 def site(**changes: Any) -> Site:
@@ -212,4 +212,4 @@ def write_site(root: Path, values: dict[str, Any], link_values: dict[str, Any] |
     write_profile(path, Profile.from_dict(values))
     if link_values is not None:
         path = root / links_file("local", link_values["fabric"]).relative_to(RESULTS)
-        write_links(path, link_values)
+        write_links(path, Links.from_dict(link_values))

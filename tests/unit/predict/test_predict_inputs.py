@@ -8,7 +8,7 @@ import pytest
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.lines import Timing
-from ddlbench.experiment.links import InvalidLinks
+from ddlbench.experiment.links import InvalidLinks, Links
 from ddlbench.experiment.profile import InvalidProfile
 from ddlbench.experiment.site import load_site
 from ddlbench.interconnect.given import given_parts
@@ -209,6 +209,8 @@ def test_links_given_by_hand_make_an_all_reduce_by_the_rings_formula():
         },
     )
     pairs, sweeps = given_parts(site, "default")
-    table = LinkTable({"pairs": pairs, "sweeps": sweeps})
+    table = LinkTable(
+        dataclasses.replace(Links.from_dict(make.links()), pairs=pairs, sweeps=sweeps)
+    )
     # 2 (P-1) latency + 2 (P-1)/P bytes / bandwidth, with P = 4.
     assert table.all_reduce(4, 1, "gloo").time_s(8e6) == pytest.approx(6e-4 + 1.5 * 8e6 / 1e9)

@@ -9,7 +9,7 @@ from typing import Any
 
 import report_factory as made
 
-from ddlbench.experiment.links import write_links
+from ddlbench.experiment.links import Links, write_links
 from ddlbench.experiment.paths import RESULTS, cell_dir, links_file, profile_file
 from ddlbench.experiment.profile import Profile, ProfileKey, write_profile
 from ddlbench.planning.matrix import MatrixRow, expand
@@ -55,7 +55,7 @@ def write_inputs(root: Path, rows: list[MatrixRow]) -> None:
         path = root / profile_file("local", key.id).relative_to(RESULTS)
         write_profile(path, Profile.from_dict(profile))
     links = inputs.links(inputs.pair([0, 0, 0, 0]), inputs.pair([0, 1, 2, 3]))
-    write_links(root / links_file("local", "default").relative_to(RESULTS), links)
+    write_links(root / links_file("local", "default").relative_to(RESULTS), Links.from_dict(links))
 
 
 def write_spans(root: Path, rows: list[MatrixRow]) -> None:

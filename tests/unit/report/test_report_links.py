@@ -3,6 +3,7 @@
 import pytest
 
 from ddlbench.experiment.fits import fit_hockney, given_hockney
+from ddlbench.experiment.links import Links, LinkSweep, PairMatrix, SweepPoint
 from ddlbench.report.drawing import make_links_figures
 from ddlbench.report.links_heatmap import draw_links
 from ddlbench.report.links_sweep import draw_sweeps
@@ -37,6 +38,8 @@ def sweep(points=True, nodes=1, operation="all_reduce", transport="gloo"):
         }
         for power in range(10, 27, 2)
     ]
+    told = [SweepPoint.from_dict(point) for point in measured]
+    fit = fit_hockney(told) if points else given_hockney(1e-5, 1e9)
     return {
         "operation": operation,
         "transport": transport,
@@ -45,20 +48,20 @@ def sweep(points=True, nodes=1, operation="all_reduce", transport="gloo"):
         "devices_per_node": 2,
         "ranks": 2 * nodes,
         "points": measured if points else [],
-        "fit": fit_hockney(measured) if points else given_hockney(1e-5, 1e9),
+        "fit": fit.to_dict(),
     }
 
 
 def links(pairs, sweeps):
-    return {
-        "site": "here",
-        "fabric": "default",
-        "device_kind": "cpu",
-        "pairs": pairs,
-        "sweeps": sweeps,
-        "notes": ["a note"],
-        "provenance": {"created": "2026-01-02T03:04:05+00:00", "git_commit": "0123456789"},
-    }
+    return Links(
+        site="here",
+        fabric="default",
+        device_kind="cpu",
+        pairs=tuple(map(PairMatrix.from_dict, pairs)),
+        sweeps=tuple(map(LinkSweep.from_dict, sweeps)),
+        notes=("a note",),
+        provenance={"created": "2026-01-02T03:04:05+00:00", "git_commit": "0123456789"},
+    )
 
 
 def texts(figure, gid):

@@ -134,7 +134,7 @@ def _speeds(table: LinkTable, plan: Plan) -> StageLinks:
 
 
 def _bandwidth(table: LinkTable, plan: Plan, ends: Sequence[Place]) -> float:
-    if table.links.get("fabric") == plan.cell.fabric:
+    if table.links.fabric == plan.cell.fabric:
         level: Reach = "node" if ends[0][0] == ends[1][0] else "network"
         return bandwidth_of(table.links, level, table.where)
     # Links that are computed from a fabric's condition hold the matrices of another one.
