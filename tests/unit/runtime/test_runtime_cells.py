@@ -122,6 +122,7 @@ def test_out_of_memory_is_a_result(site, tmp_path):
     result, folder = measure(cell_of("out_of_memory"), site, tmp_path)
     assert result["status"] == "out_of_memory"
     assert "10 TB" in result["reason"]
+    assert result["reason_code"] == "out_of_memory_host"
     assert result["timing"] is None
     assert result["log_tail"]
     assert read_result(folder / "result.json")["status"] == "out_of_memory"
@@ -133,11 +134,13 @@ def test_what_only_the_network_shows_to_be_impossible_is_unsupported(site, tmp_p
     result, _ = measure(cell, site, tmp_path)
     assert result["status"] == "unsupported"
     assert "the network has 5" in result["reason"]
+    assert result["reason_code"] == "wrong_balance"
 
 
 def test_a_cell_that_hangs_times_out_and_all_ranks_end(site, tmp_path):
     result, _ = measure(cell_of("hang"), site, tmp_path, cell_timeout_s=12)
     assert result["status"] == "timeout"
+    assert result["reason_code"] == "time_limit"
     assert nobody_is_left()
 
 
@@ -146,6 +149,7 @@ def test_a_cell_that_does_not_move_is_ended_with_the_stacks_of_every_rank(site, 
     folder = tmp_path / "cells" / cell.id
     with pytest.raises(CellFailed, match="no step finished"):
         measure(cell, site, tmp_path, hang_timeout_s=30)  # starting takes long beside others
+    assert json.loads((folder / "failure.json").read_text())["reason_code"] == "hang"
     log = (folder / "log.txt").read_text()
     for rank in ("[0]", "[1]"):
         where = [line for line in log.splitlines() if line.startswith(rank)]
@@ -154,10 +158,13 @@ def test_a_cell_that_does_not_move_is_ended_with_the_stacks_of_every_rank(site, 
 
 
 @pytest.mark.parametrize(
-    ("network", "sentence"),
-    [("crash_on_rank_1", "a bug on rank 1"), ("killed", "killed by signal 9")],
+    ("network", "sentence", "code"),
+    [
+        ("crash_on_rank_1", "a bug on rank 1", "exception"),
+        ("killed", "killed by signal 9", "rank_killed"),
+    ],
 )
-def test_a_crash_is_no_result_and_takes_all_ranks_along(network, sentence, site, tmp_path):
+def test_a_crash_is_no_result_and_takes_all_ranks_along(network, sentence, code, site, tmp_path):
     cell = cell_of(network)
     folder = tmp_path / "cells" / cell.id
     with pytest.raises(CellFailed, match="log.txt"):
@@ -166,6 +173,7 @@ def test_a_crash_is_no_result_and_takes_all_ranks_along(network, sentence, site,
     failure = json.loads((folder / "failure.json").read_text())
     assert failure["status"] == "failed"
     assert sentence in failure["reason"]
+    assert failure["reason_code"] == code
     assert nobody_is_left()
 
 

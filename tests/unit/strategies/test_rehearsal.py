@@ -198,7 +198,8 @@ def test_a_parameter_server_greets_both_ways_before_anything_is_expected():
 
 def test_greetings_have_one_order_so_that_no_ranks_wait_in_turn(monkeypatch):
     """Every rank's calls, played with messages that both sides wait for."""
-    from ddlbench.strategies.parameter_server.greeting import greet
+    from ddlbench.strategies.connect import connect
+    from ddlbench.strategies.parameter_server.worker import channels_between
 
     servers, workers = [0, 1], [2, 3, 4]
     lines: dict[int, list[tuple[str, int, int]]] = {}
@@ -211,7 +212,8 @@ def test_greetings_have_one_order_so_that_no_ranks_wait_in_turn(monkeypatch):
         monkeypatch.setattr(
             dist, "recv", lambda _t, source, group, c=calls, r=rank: c.append((group, source, r))
         )
-        greet(servers, workers, rank, {"push": "push", "pull": "pull"}, CPU)
+        channels = channels_between(servers, workers)
+        connect(channels, rank, {"push": "push", "pull": "pull"}, CPU)
     met = []
     while any(lines.values()):
         heads = [line[0] for line in lines.values() if line]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import importlib
 import math
 import os
-import socket
 from typing import Any
 
 import torch
@@ -24,13 +23,15 @@ from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import Process
 from ddlbench.strategies.executor import Context, StepwiseExecutor, Unsupported
 from ddlbench.strategies.horovod.descriptor import HorovodDetails
-from ddlbench.strategies.horovod.rendezvous import serve_rendezvous
+from ddlbench.strategies.horovod.rendezvous import HorovodPlace, Rendezvous, meet, set_place
 
 __all__ = ["HorovodExecutor", "why_not_on"]
 
 
 class HorovodExecutor(StepwiseExecutor):
     """``hvd.DistributedOptimizer`` over a replica a process."""
+
+    meeting: Rendezvous | None = None  # rank 0's server lives in it
 
     def place(self, network: nn.Sequential) -> nn.Module:
         """Join, and give every replica rank 0's weights."""
@@ -48,7 +49,7 @@ class HorovodExecutor(StepwiseExecutor):
         if _started_by_mpi() and self.hvd.mpi_built():
             _set_tuning(self.plan)
         else:
-            _set_environment(self.plan, self.process, self.context)
+            self.meeting = _set_environment(self.plan, self.process, self.context)
         self.hvd.init()
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -106,31 +107,26 @@ def why_not_on(device: torch.device, hvd: Any) -> str | None:
     )
 
 
-def _set_environment(plan: Plan, process: Process, context: Context) -> None:
-    """Tell Horovod who this process is, in the variables that its launcher would set."""
-    local_size = len(plan.on_node(process.node))
+def _set_environment(plan: Plan, process: Process, context: Context) -> Rendezvous | None:
+    """Tell Horovod who this process is; the rendezvous, where there are others."""
     nodes = sorted({p.node for p in plan.processes})
-    values = {
-        "HOROVOD_RANK": process.rank,
-        "HOROVOD_SIZE": plan.world_size,
-        "HOROVOD_LOCAL_RANK": process.local_rank,
-        "HOROVOD_LOCAL_SIZE": local_size,
-        "HOROVOD_CROSS_RANK": nodes.index(process.node),
-        "HOROVOD_CROSS_SIZE": len(nodes),
-        "HOROVOD_HOSTNAME": socket.gethostname(),
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        # Its own 30 s are less than an all-reduce over a bad link may take.
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": math.ceil(context.patience_s),
-    }
-    if context.interface is not None:
-        values["HOROVOD_GLOO_IFACE"] = context.interface
+    place = HorovodPlace(
+        rank=process.rank,
+        size=plan.world_size,
+        local_rank=process.local_rank,
+        local_size=len(plan.on_node(process.node)),
+        node=nodes.index(process.node),
+        nodes=len(nodes),
+    )
+    meeting = None
     if plan.world_size > 1:
-        address, port = _rendezvous(plan, process, context)
-        values["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = address
-        values["HOROVOD_GLOO_RENDEZVOUS_PORT"] = port
-    os.environ.update({name: str(value) for name, value in values.items()})
+        assert context.store is not None
+        meeting = meet(context.store, process.rank, plan.world_size, context.local_address)
+    set_place(place, meeting, context.interface)
+    # Its own 30 s are less than an all-reduce over a bad link may take.
+    os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(math.ceil(context.patience_s))
     _set_tuning(plan)
+    return meeting
 
 
 def _set_tuning(plan: Plan) -> None:
@@ -142,17 +138,3 @@ def _set_tuning(plan: Plan) -> None:
 def _started_by_mpi() -> bool:
     """Whether srun gave this process its place by PMI (site key ``slurm.mpi``)."""
     return any(name in os.environ for name in ("PMIX_RANK", "PMI_RANK"))
-
-
-def _rendezvous(plan: Plan, process: Process, context: Context) -> tuple[str, int]:
-    """Start the rendezvous server on rank 0; address and port reach all through the store."""
-    store = context.store
-    assert store is not None
-    host = socket.gethostname()
-    store.set(f"horovod/host/{process.rank}", host)
-    if process.rank == 0:
-        hosts = [store.get(f"horovod/host/{rank}").decode() for rank in range(plan.world_size)]
-        _server, port = serve_rendezvous(hosts)
-        store.set("horovod/rendezvous", f"{context.local_address} {port}")
-    address, port_text = store.get("horovod/rendezvous").decode().split()
-    return address, int(port_text)

@@ -1,28 +1,114 @@
-"""Where Horovod's gloo connects its ranks: a small server, run by rank 0."""
+"""How ranks that Horovod's own launcher did not start find each other over its gloo.
+
+::
+
+    every rank   its host -> store                         where the server is <- store
+    rank 0                 '-> hosts of all -> server -> store
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
+import socket
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["serve_rendezvous"]
+from torch.distributed import Store
+
+__all__ = ["HorovodPlace", "Rendezvous", "host_names", "meet", "set_place"]
 
 
-def serve_rendezvous(hosts: Sequence[str]) -> tuple[Any, int]:
-    """Start the server.
+@dataclass(frozen=True)
+class HorovodPlace:
+    """Who a process is to Horovod.
 
     Args:
-        hosts: the host name of every rank, in the order of ranks.
-
-    Returns:
-        the server, which lives as long as it is referenced, and its port.
+        rank, size: over all.
+        local_rank, local_size: on its node.
+        node, nodes: which node it is on.
     """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: int
+    nodes: int
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where ranks meet.
+
+    Args:
+        address, port: of the server.
+        server: itself, on rank 0; it lives as long as it is referenced.
+    """
+
+    address: str
+    port: int
+    server: Any
+
+
+def set_place(place: HorovodPlace, meeting: Rendezvous | None, interface: str | None) -> None:
+    """Set the variables that Horovod's launcher would set.
+
+    Args:
+        place: of this process.
+        meeting: None where the process is alone.
+        interface: network interface; None lets gloo choose.
+    """
+    values = {
+        "HOROVOD_RANK": place.rank,
+        "HOROVOD_SIZE": place.size,
+        "HOROVOD_LOCAL_RANK": place.local_rank,
+        "HOROVOD_LOCAL_SIZE": place.local_size,
+        "HOROVOD_CROSS_RANK": place.node,
+        "HOROVOD_CROSS_SIZE": place.nodes,
+        "HOROVOD_HOSTNAME": socket.gethostname(),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+    }
+    if interface is not None:
+        values["HOROVOD_GLOO_IFACE"] = interface
+    if meeting is not None:
+        values["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = meeting.address
+        values["HOROVOD_GLOO_RENDEZVOUS_PORT"] = meeting.port
+    os.environ.update({name: str(value) for name, value in values.items()})
+
+
+def meet(store: Store, rank: int, size: int, local_address: str) -> Rendezvous:
+    """Start the server on rank 0, and learn on every rank where it is.
+
+    Args:
+        store: of these ranks alone.
+        rank: of this process.
+        size: how many there are.
+        local_address: at which others reach this host.
+    """
+    store.set(f"horovod/host/{rank}", socket.gethostname())
+    server = None
+    if rank == 0:
+        server, port = _serve(host_names(store, size))
+        store.set("horovod/rendezvous", f"{local_address} {port}")
+    address, port_text = store.get("horovod/rendezvous").decode().split()
+    return Rendezvous(address, int(port_text), server)
+
+
+def host_names(store: Store, size: int) -> list[str]:
+    """Host of every rank that is about to :func:`meet`, in the order of ranks."""
+    return [store.get(f"horovod/host/{rank}").decode() for rank in range(size)]
+
+
+def _serve(hosts: Sequence[str]) -> tuple[Any, int]:
+    """Horovod's rendezvous server, for ranks on these hosts, and its port."""
     assign = importlib.import_module("horovod.runner.common.util.hosts")
     http = importlib.import_module("horovod.runner.http.http_server")
     server = http.RendezvousServer(verbose=0)
-    port = server.start()
+    port: int = server.start()
     infos = [assign.HostInfo(name, count) for name, count in Counter(hosts).items()]
     server.init(assign.get_host_assignments(infos, len(hosts)))
     return server, port

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import Process
 from ddlbench.strategies.clock import StepClock
+from ddlbench.strategies.connect import connect
 from ddlbench.strategies.executor import Context, DataStream, RunRecord, StepwiseExecutor
 from ddlbench.strategies.parameter_server.async_server import AsyncServer
-from ddlbench.strategies.parameter_server.greeting import greet
 from ddlbench.strategies.parameter_server.layout import Layout
 from ddlbench.strategies.parameter_server.server import (
     Round,
@@ -38,7 +38,13 @@ from ddlbench.strategies.parameter_server.server import (
     SyncServer,
     pieces,
 )
-from ddlbench.strategies.parameter_server.worker import PULL, PUSH, Groups, Worker
+from ddlbench.strategies.parameter_server.worker import (
+    PULL,
+    PUSH,
+    Groups,
+    Worker,
+    channels_between,
+)
 from ddlbench.strategies.pipedream.spans import SpanRecorder
 from ddlbench.strategies.process_group import every_rank, join_all
 from ddlbench.strategies.rehearsal import rehearse
@@ -71,13 +77,8 @@ class ParameterServerExecutor(StepwiseExecutor):
         """Join the others, keep what this process holds, and begin with the servers' weights."""
         super().prepare(plan, process, network, data, context)
         self._log, self._told = ServiceLog(plan.cell.warmup_steps), 0
-        greet(
-            self._ranks("server"),
-            self._ranks("worker"),
-            process.rank,
-            self.groups,
-            context.devices[0],
-        )
+        channels = channels_between(self._ranks("server"), self._ranks("worker"))
+        connect(channels, process.rank, self.groups, context.devices[0])
         if self.must_rehearse():
             rehearse(self.module, context.devices, self.practise)
         if process.role == "server":

@@ -13,14 +13,16 @@ waits for those before it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ddlbench.strategies.connect import Channel
 from ddlbench.strategies.parameter_server.layout import Layout, Row
 
-__all__ = ["PULL", "PUSH", "Groups", "Worker"]
+__all__ = ["PULL", "PUSH", "Groups", "Worker", "channels_between"]
 
 PUSH, PULL = "push", "pull"
 
@@ -111,3 +113,13 @@ class Worker:
         )
         assert work is not None
         self._pulls.append(work)
+
+
+def channels_between(servers: Sequence[int], workers: Sequence[int]) -> list[Channel]:
+    """Both channels of every server and every worker, in one order for all."""
+    return [
+        (direction, worker, server) if direction == PUSH else (direction, server, worker)
+        for direction in (PUSH, PULL)
+        for server in servers
+        for worker in workers
+    ]

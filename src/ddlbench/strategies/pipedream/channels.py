@@ -30,9 +30,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.planning.schedules import Action
+from ddlbench.strategies.connect import Channel
 from ddlbench.strategies.pipelining.cutting import TensorForm
 
-__all__ = ["Channels", "Groups", "Messages", "connect"]
+__all__ = ["Channels", "Groups", "Messages", "channels_between"]
 
 ACTIVATION, GRADIENT = "activation", "gradient"
 
@@ -143,22 +144,16 @@ class Channels:
             posted.append((tensor, work))
 
 
-def connect(
-    stage_ranks: Sequence[Sequence[int]], rank: int, groups: Groups, device: torch.device
-) -> None:
-    """Let neighbours meet once, all in one order, so that no first message finds no connection."""
-    for kind, towards in ((ACTIVATION, 1), (GRADIENT, -1)):
-        for stage, senders in enumerate(stage_ranks):
-            if not 0 <= stage + towards < len(stage_ranks):
-                continue
-            receivers = stage_ranks[stage + towards]
-            for source in senders:
-                for target in receivers:
-                    greeting = torch.zeros(1, device=device)
-                    if rank == source:
-                        dist.send(greeting, target, group=groups[kind])
-                    elif rank == target:
-                        dist.recv(greeting, source, group=groups[kind])
+def channels_between(stage_ranks: Sequence[Sequence[int]]) -> list[Channel]:
+    """The channels of all neighbouring stages, in one order for all."""
+    return [
+        (kind, source, target)
+        for kind, towards in ((ACTIVATION, 1), (GRADIENT, -1))
+        for stage, senders in enumerate(stage_ranks)
+        if 0 <= stage + towards < len(stage_ranks)
+        for source in senders
+        for target in stage_ranks[stage + towards]
+    ]
 
 
 def _channel(action: Action) -> tuple[str, int]:

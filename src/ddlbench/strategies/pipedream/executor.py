@@ -29,6 +29,7 @@ from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Schedule
 from ddlbench.planning.strategy import Process, strategy_of
 from ddlbench.strategies.clock import StepClock
+from ddlbench.strategies.connect import connect
 from ddlbench.strategies.executor import (
     Context,
     DataStream,
@@ -37,7 +38,7 @@ from ddlbench.strategies.executor import (
     StepwiseExecutor,
     Unsupported,
 )
-from ddlbench.strategies.pipedream.channels import Channels, Groups, Messages, connect
+from ddlbench.strategies.pipedream.channels import Channels, Groups, Messages, channels_between
 from ddlbench.strategies.pipedream.descriptor import StagedStrategy
 from ddlbench.strategies.pipedream.rehearsal import MadeUpMessages
 from ddlbench.strategies.pipedream.spans import SpanRecorder
@@ -178,7 +179,7 @@ class PipeDreamExecutor(StepwiseExecutor):
         self.groups = {kind: every_rank(self.context) for kind in ("activation", "gradient")}
         mine = side_by_side(stage_ranks, self.context)
         self.replica_group = mine if len(stage_ranks[self.process.stage]) > 1 else None
-        connect(stage_ranks, self.process.rank, self.groups, device)
+        connect(channels_between(stage_ranks), self.process.rank, self.groups, device)
 
     def _forms(self, network: nn.Sequential, device: torch.device) -> list[TensorForm]:
         """Forms of a mini-batch's inputs and of every block's outputs; nothing is computed."""
