@@ -12,7 +12,7 @@ import torch
 from torch import distributed as dist
 
 from ddlbench.planning.strategy import Process
-from ddlbench.runtime.network_address import interface_to_use
+from ddlbench.runtime.network_address import use_interface
 from ddlbench.runtime.placement import own_devices
 from ddlbench.runtime.tool import Surroundings
 
@@ -82,8 +82,6 @@ def joined(group: Group) -> Iterator[None]:
 def settle(here: Surroundings) -> tuple[torch.device, str | None]:
     """Device and network interface of this process; threads and libraries are told."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    interface = interface_to_use(here.interface)
-    if interface is not None:
-        os.environ.update(GLOO_SOCKET_IFNAME=interface, NCCL_SOCKET_IFNAME=interface)
+    interface = use_interface(here.interface)
     (device,) = own_devices(here.device_kind, here.process)
     return device, interface

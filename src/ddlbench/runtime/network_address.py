@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import psutil
@@ -9,7 +10,7 @@ import psutil
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import Site
 
-__all__ = ["address_of", "interface_to_use", "meeting_point"]
+__all__ = ["address_of", "interface_to_use", "meeting_point", "use_interface"]
 
 
 def address_of(interface: str | None) -> str:
@@ -44,6 +45,14 @@ def interface_to_use(interface: str | None) -> str | None:
     if interface is not None or _resolved() is not None:
         return interface
     return _first_up()[0]
+
+
+def use_interface(wanted: str | None) -> str | None:
+    """The same, and gloo and NCCL of this process are told."""
+    interface = interface_to_use(wanted)
+    if interface is not None:
+        os.environ.update(GLOO_SOCKET_IFNAME=interface, NCCL_SOCKET_IFNAME=interface)
+    return interface
 
 
 def _resolved() -> str | None:

@@ -45,7 +45,7 @@ from ddlbench.runtime.meters import (
     peak_rss_bytes,
     restart_peaks,
 )
-from ddlbench.runtime.network_address import address_of, interface_to_use
+from ddlbench.runtime.network_address import address_of, use_interface
 from ddlbench.runtime.placement import gpu_models, own_devices, own_process
 from ddlbench.runtime.progress import Reporter
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
@@ -89,9 +89,7 @@ def main(job_path: str) -> int:
 def _run(job: Job, process: Process) -> dict[str, Any]:
     plan, cell = job.plan, job.plan.cell
     cores = own_cores()
-    interface = interface_to_use(job.interface)
-    if interface is not None:
-        os.environ.update(GLOO_SOCKET_IFNAME=interface, NCCL_SOCKET_IFNAME=interface)
+    interface = use_interface(job.interface)
     threads = cell.threads_per_device
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = cell.cudnn_benchmark

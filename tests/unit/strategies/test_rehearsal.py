@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from functools import partial
+from pathlib import Path
 
 import parameter_server_cells
 import pipedream_replay
@@ -16,6 +18,7 @@ from ranks.world import Reader, context_of, executor_of
 from torch import nn
 from torch.distributed import Store
 
+import ddlbench
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import make_plan
 from ddlbench.runtime.rendezvous import barrier
@@ -224,3 +227,15 @@ def test_greetings_have_one_order_so_that_no_ranks_wait_in_turn(monkeypatch):
             if line and line[0] == both:
                 line.pop(0)
     assert len(set(met)) == len(met) == 2 * len(servers) * len(workers)
+
+
+def test_first_connections_are_made_in_one_module():
+    """No strategy sends a greeting, or starts Horovod's server, in a way of its own."""
+    source = Path(ddlbench.__file__).parent
+    greet, serve = re.compile(r"dist\.(send|recv)\("), re.compile(r"\.RendezvousServer\(")
+    texts = {path: path.read_text("utf-8") for path in strategies.rglob("*.py")}
+    greeters = {
+        p.name for p, text in texts.items() if "strategies" in p.parts and greet.search(text)
+    }
+    assert greeters == {"connect.py"}
+    assert {p.name for p, text in texts.items() if serve.search(text)} == {"rendezvous.py"}
