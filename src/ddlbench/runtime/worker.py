@@ -167,11 +167,12 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
         "checkpoints": None if checkpoints is None else checkpoints.report(),
         "clock_offset_s": offsets[process.rank].offset_s,
         "traffic": None if traffic is None else traffic.report(),
-        "plan_details": {**executor.details(), **_clock(measured, offsets)},
+        "plan_details": executor.details(),
         "partition_spans": _partition_spans(executor, extent.total_steps - 1),
         "provenance": provenance,
         **_times(measured),
     }
+    _add_spans(report, executor, extent.total_steps - 1, offsets)
     barrier(store, "reported", plan.world_size)
     executor.close()
     leave(store, process.rank, plan.world_size)
@@ -220,11 +221,26 @@ def _samples(cell: Cell, process: Process, extent: Extent) -> int:
     return own * (cell.batch_size // process.num_shards)
 
 
-def _clock(measured: Measurement, offsets: list[ClockOffset]) -> dict[str, Any]:
-    """How the spans of a timeline come to one clock; nothing where there are none."""
-    if not measured.measured.spans:
-        return {}
-    return {"clock": {"reference_rank": 0, "ranks": [asdict(offset) for offset in offsets]}}
+def _add_spans(
+    report: dict[str, Any], executor: Executor, mini_batch: int, offsets: list[ClockOffset]
+) -> None:
+    """Spans of one more step, where no measured one was recorded, and what is known of clocks.
+
+    All else is reported by now: this step counts for nothing.
+    """
+    if report["rank"] == 0:
+        Reporter.phase("recorded")  # a sign of life: the step before was the last one that counts
+    record = getattr(executor, "record_step", None)
+    if not report["spans"] and record is not None:
+        try:
+            report["spans"] = list(record(mini_batch))
+        except RuntimeError:  # the cell is measured; it must not be lost for want of a picture
+            if len(offsets) > 1:  # others may wait for this rank, for ever
+                raise
+            traceback.print_exc()
+    if report["spans"]:
+        clocks = [asdict(offset) for offset in offsets]
+        report["plan_details"]["clock"] = {"reference_rank": 0, "ranks": clocks}
 
 
 def _traffic(executor: Executor, job: Job) -> TcpTraffic | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,7 +28,8 @@ from torch import Tensor, nn
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import Process
-from ddlbench.strategies.clock import StepClock
+from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
+from ddlbench.strategies.training import make_loss, make_optimizer
 
 __all__ = ["Context", "DataStream", "Executor", "RunRecord", "StepwiseExecutor", "Unsupported"]
 
@@ -109,7 +111,7 @@ class RunRecord:
     step_s: list[float] = field(default_factory=list)
     load_s: list[float] = field(default_factory=list)
     loss: list[float] = field(default_factory=list)
-    spans: list[tuple[str, int, float, float]] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
     communication_wait_s: float | None = None
 
     def followed_by(self, later: RunRecord) -> RunRecord:
@@ -185,14 +187,27 @@ class Executor(Protocol):
         """Bytes that its communication library holds out of torch's sight."""
         ...
 
+    def record_step(self, mini_batch: int) -> list[Span]:
+        """Spans of one more step that nobody counts; none where ``run`` records them itself.
+
+        All processes of a cell call it together, after everything else.
+        """
+        ...
+
     def close(self) -> None:
         """Leave the process group."""
         ...
 
 
 class StepwiseExecutor:
-    """An executor whose mini-batches follow one another: subclasses say what one step is."""
+    """An executor whose mini-batches follow one another: subclasses say what one step is.
 
+    Attributes:
+        spans: what a step tells of its parts; it records in :meth:`record_step` only, unless a
+            strategy records measured steps, too.
+    """
+
+    spans: SpanRecorder
     module: nn.Module
     optimizer: torch.optim.Optimizer
 
@@ -207,7 +222,8 @@ class StepwiseExecutor:
         """Place the network and make the optimiser; see :meth:`place`."""
         self.plan, self.process, self.context = plan, process, context
         self.data = data
-        self.loss_function = nn.CrossEntropyLoss()
+        self.loss_function = make_loss(plan.cell)
+        self.spans = SpanRecorder(context.devices[0], enabled=False)
         self.module = self.place(network)
         self.optimizer = self.make_optimizer()
         self.module.train()
@@ -217,22 +233,29 @@ class StepwiseExecutor:
         return network.to(self.context.devices[0])
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """Plain SGD: the same for every strategy."""
-        cell = self.plan.cell
-        return torch.optim.SGD(
-            self.module.parameters(), lr=cell.learning_rate, momentum=cell.momentum
-        )
+        """The cell's optimiser over the weights of this process."""
+        return make_optimizer(self.plan.cell, self.module.parameters())
 
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """One optimiser step; returns the detached loss."""
+        self.spans.begin_step()
         self.optimizer.zero_grad()
-        outputs = self.module(inputs)
-        if outputs.dtype == torch.bfloat16:
-            outputs = outputs.float()
-        loss: Tensor = self.loss_function(outputs, labels)
-        loss.backward()
-        self.optimizer.step()
+        self.spans.phase("forward")
+        loss: Tensor = self.loss_function(self.module(inputs), labels)
+        self.spans.phase("backward")
+        self.backward(loss)
+        self.update()
+        self.spans.phase("")
         return loss.detach()
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of the loss."""
+        loss.backward()
+
+    def update(self) -> None:
+        """The optimiser's step."""
+        self.spans.phase("update")
+        self.optimizer.step()
 
     def run(self, first: int, count: int) -> RunRecord:
         """The one timed loop: wait for data, step, read the clock."""
@@ -242,6 +265,7 @@ class StepwiseExecutor:
         load_s: list[float] = []
         progress = self.context.progress
         batches = self.data.batches(first, count)
+        self.spans.begin_run(first)
         clock.start()
         for done in range(1, count + 1):
             asked = time.perf_counter()
@@ -252,7 +276,28 @@ class StepwiseExecutor:
             progress(done)
         step_s = clock.finish()
         loss = torch.stack(losses).tolist() if losses else []
-        return RunRecord(list(range(first, first + count)), step_s, load_s, loss)
+        return RunRecord(
+            list(range(first, first + count)),
+            step_s,
+            load_s,
+            loss,
+            spans=self.spans.spans(),
+            communication_wait_s=self.spans.wait_s,
+        )
+
+    def record_step(self, mini_batch: int) -> list[Span]:
+        """One step with the recorder on, and with :meth:`watched` around it."""
+        if self.spans.enabled:
+            return []
+        self.spans.enabled = True
+        with self.watched():
+            spans = self.run(mini_batch, 1).spans
+        self.spans.enabled = False
+        return spans
+
+    def watched(self) -> AbstractContextManager[None]:
+        """What a strategy adds to a step so that it can be recorded; nothing by default."""
+        return nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
         """Weights under the names of the plain network, and the optimiser's state."""

@@ -19,9 +19,9 @@ from ddlbench.runtime.live_tensors import LiveTensors
 from ddlbench.runtime.network_address import address_of
 from ddlbench.runtime.progress import MARK, Display, Reporter
 from ddlbench.runtime.stream import feed_ranges
-from ddlbench.strategies.clock import StepClock
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.precision import with_precision
+from ddlbench.strategies.timing import StepClock
 
 CELL = Cell("mnist", "tiny", "ddp", batch_size=8, devices_per_node=2, epochs=2, warmup_steps=1)
 

@@ -18,8 +18,8 @@ from ddlbench.strategies.tensor_parallel.descriptor import grid_of
 from ddlbench.strategies.tensor_parallel.groups import groups_of, join_team, lines_of
 from ddlbench.strategies.tensor_parallel.team import Line, Team
 from ddlbench.strategies.tensor_parallel.trace import trace
-from ddlbench.strategies.tensor_parallel.watch import Watch
 from ddlbench.strategies.tensor_parallel.weights import WeightSplit
+from ddlbench.strategies.timing import SpanRecorder
 
 CPU = torch.device("cpu")
 MAKERS = {
@@ -68,7 +68,7 @@ class Cases:
 
 def fake_team(size: int, rank: int = 0) -> Team:
     """A team that plans and never speaks."""
-    return Team(rank, size, None, Watch())
+    return Team(rank, size, None, SpanRecorder(CPU))
 
 
 def fake_grid(split: str, devices: int) -> Grid:
@@ -86,9 +86,9 @@ def compare_all(work: Cases, rank: int, store: dist.Store | None) -> dict:
     store = store or dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=rank, world_size=work.world_size)
     groups = groups_of(work.world_size, work.world_size)
-    watch = Watch()
+    spans = SpanRecorder(torch.device("cpu"))
     context = Context((CPU,))
-    team = join_team(groups, rank, watch, context)
+    team = join_team(groups, rank, spans, context)
     grids: dict[str, Grid] = {}
     for case in work.cases:
         try:
@@ -98,14 +98,14 @@ def compare_all(work: Cases, rank: int, store: dist.Store | None) -> dict:
             if case.split not in grids:
                 sizes = grid_of(case.split, work.world_size)
                 lines = lines_of(groups, sizes).items()
-                made = tuple(Line(dim, join_team(r, rank, watch, context)) for dim, r in lines)
+                made = tuple(Line(dim, join_team(r, rank, spans, context)) for dim, r in lines)
                 grids[case.split] = Grid(team, made)
             _compare_rows(case, grids[case.split])
         except BaseException as error:
             raise AssertionError(f"{case}: {error}") from error
     dist.barrier()
     dist.destroy_process_group()
-    return {"wait_s": watch.wait_s}
+    return {"wait_s": spans.wait_s}
 
 
 def _inputs(case: Case, turn: int) -> torch.Tensor:

@@ -19,11 +19,11 @@ from ddlbench.strategies.executor import Context
 from ddlbench.strategies.pipedream import executor as executor_module
 from ddlbench.strategies.pipedream.channels import Channels
 from ddlbench.strategies.pipedream.executor import PipeDreamExecutor
-from ddlbench.strategies.pipedream.spans import SpanRecorder
 from ddlbench.strategies.pipedream.stage import Stage
 from ddlbench.strategies.pipedream.turn import StageParts, Turn
 from ddlbench.strategies.pipedream.versions import WeightVersions
 from ddlbench.strategies.pipelining.cutting import TensorForm
+from ddlbench.strategies.timing import SpanRecorder
 
 CPU = torch.device("cpu")
 FORM = TensorForm((1, 2), torch.float32)

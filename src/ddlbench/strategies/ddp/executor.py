@@ -1,7 +1,18 @@
-"""DistributedDataParallel on gloo (CPU) or NCCL (CUDA)."""
+"""DistributedDataParallel on gloo (CPU) or NCCL (CUDA).
+
+In the one step that is recorded, the all-reduces of DDP's buckets are asked for by a communication
+hook, as only there their begin and end can be seen::
+
+    process    | forward | backward              | wait | update |
+    buckets                  |-- 0 --|-- 1 --|-- 2 -----|
+
+A bucket begins when its last gradient is there.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -9,6 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.strategies.ddp.descriptor import DdpDetails
+from ddlbench.strategies.ddp.recorded_average import recorded_average
 from ddlbench.strategies.executor import StepwiseExecutor
 from ddlbench.strategies.process_group import join_all
 
@@ -46,6 +58,13 @@ class DdpExecutor(StepwiseExecutor):
         """And when the first bucket of a step is sent."""
         first_bytes = DdpDetails.of(self.plan).first_bucket_bytes
         return {**super().details(), "first_bucket_bytes": first_bytes}
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """All-reduces by a hook; it stays, so nothing is measured afterwards."""
+        assert isinstance(self.module, DistributedDataParallel)
+        self.module.register_comm_hook(self.spans, recorded_average)
+        yield
 
     def close(self) -> None:
         """Leave the process group."""

@@ -14,6 +14,8 @@ from __future__ import annotations
 import importlib
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import Process
 from ddlbench.strategies.executor import Context, StepwiseExecutor, Unsupported
 from ddlbench.strategies.horovod.descriptor import HorovodDetails
+from ddlbench.strategies.horovod.messages import MessageWatcher
 from ddlbench.strategies.horovod.rendezvous import HorovodPlace, Rendezvous, meet, set_place
 
 __all__ = ["HorovodExecutor", "why_not_on"]
@@ -63,6 +66,26 @@ class HorovodExecutor(StepwiseExecutor):
             super().make_optimizer(), named_parameters=self.module.named_parameters()
         )
         return optimizer
+
+    def update(self) -> None:
+        """Wait for the averages, then step; told apart where the step is recorded."""
+        if not self.spans.enabled:
+            self.optimizer.step()
+            return
+        self.spans.phase("all_reduce_wait")
+        self.messages.wait()
+        optimizer: Any = self.optimizer
+        optimizer.synchronize()
+        self.spans.phase("update")
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Somebody looks when each all-reduce is done."""
+        self.messages = MessageWatcher(self.hvd, self.optimizer, self.spans)
+        with self.messages:
+            yield
 
     def details(self) -> dict[str, Any]:
         """The operations that this build of Horovod has."""

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.strategies.parameter_server.server import Round, Server
-from ddlbench.strategies.pipedream.spans import SpanRecorder
+from ddlbench.strategies.timing import SpanRecorder
 
 __all__ = ["AsyncServer"]
 

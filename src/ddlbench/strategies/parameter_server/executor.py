@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import Process
-from ddlbench.strategies.clock import StepClock
 from ddlbench.strategies.connect import connect
 from ddlbench.strategies.executor import Context, DataStream, RunRecord, StepwiseExecutor
 from ddlbench.strategies.parameter_server.async_server import AsyncServer
@@ -45,11 +44,15 @@ from ddlbench.strategies.parameter_server.worker import (
     Worker,
     channels_between,
 )
-from ddlbench.strategies.pipedream.spans import SpanRecorder
 from ddlbench.strategies.process_group import every_rank, join_all
 from ddlbench.strategies.rehearsal import rehearse
+from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
+from ddlbench.strategies.training import make_optimizer
 
 __all__ = ["ParameterServerExecutor"]
+
+# Their spans are kept.
+_KEPT_MINI_BATCHES = 200
 
 
 class ParameterServerExecutor(StepwiseExecutor):
@@ -62,7 +65,6 @@ class ParameterServerExecutor(StepwiseExecutor):
     groups: Groups
     layout: Layout
     _number: int
-    _spans: SpanRecorder
     worker: Worker | None = None
     server: Server | None = None
 
@@ -76,6 +78,7 @@ class ParameterServerExecutor(StepwiseExecutor):
     ) -> None:
         """Join the others, keep what this process holds, and begin with the servers' weights."""
         super().prepare(plan, process, network, data, context)
+        self.spans = SpanRecorder(context.devices[0], keep_first=_KEPT_MINI_BATCHES)
         self._log, self._told = ServiceLog(plan.cell.warmup_steps), 0
         channels = channels_between(self._ranks("server"), self._ranks("worker"))
         connect(channels, process.rank, self.groups, context.devices[0])
@@ -133,26 +136,26 @@ class ParameterServerExecutor(StepwiseExecutor):
         assert self.worker is not None
         number, self._number = self._number, self._number + 1
         self.worker.begin()
-        with self._spans.span("forward", number):
+        with self.spans.span("forward", number):
             loss = self._loss(self.module, inputs, labels)
-        with self._spans.span("backward", number):
+        with self.spans.span("backward", number):
             loss.backward()
             self.worker.push_rest()
-        with self._spans.span("receive_wait", number):
+        with self.spans.span("receive_wait", number):
             self.worker.finish()
         return loss.detach()
 
     def run(self, first: int, count: int) -> RunRecord:
         """Train, or serve, so many mini-batches."""
         self._number = 0
-        self._spans = SpanRecorder(self.context.devices[0], first)
         record = super().run(first, count) if self.worker else self._serve(first, count)
-        record.spans = self._spans.spans()
-        if self.worker or not self._asynchronous:
-            record.communication_wait_s = self._spans.wait_s
         if self._asynchronous:
             self._begin_alike()
         return record
+
+    def record_step(self, _mini_batch: int) -> list[Span]:
+        """None: measured runs have been recorded."""
+        return []
 
     def details(self) -> dict[str, Any]:
         """Messages, and on servers what all of them did in measured runs."""
@@ -192,9 +195,7 @@ class ParameterServerExecutor(StepwiseExecutor):
         return [process.rank for process in self.plan.processes if process.role == role]
 
     def _sgd(self, module: nn.Module) -> torch.optim.Optimizer:
-        # A server of a tiny network may hold nothing, and SGD takes no empty list.
-        parameters = list(module.parameters()) or [nn.Parameter(torch.empty(0))]
-        return torch.optim.SGD(parameters, lr=self._learning_rate, momentum=self.plan.cell.momentum)
+        return make_optimizer(self.plan.cell, module.parameters(), self._learning_rate)
 
     def _server_of(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> Server:
         """What serves the messages that a module holds."""
@@ -208,10 +209,7 @@ class ParameterServerExecutor(StepwiseExecutor):
         )
 
     def _loss(self, module: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-        outputs = module(inputs)
-        if outputs.dtype == torch.bfloat16:
-            outputs = outputs.float()
-        loss: Tensor = self.loss_function(outputs, labels)
+        loss: Tensor = self.loss_function(module(inputs), labels)
         return loss
 
     def _begin_alike(self) -> None:
@@ -224,10 +222,18 @@ class ParameterServerExecutor(StepwiseExecutor):
     def _serve(self, first: int, count: int) -> RunRecord:
         assert self.server is not None
         clock = StepClock(self.context.devices)
-        served = self.server.serve(Round(count, self._spans, clock, self.context.progress))
+        self.spans.begin_run(first)
+        served = self.server.serve(Round(count, self.spans, clock, self.context.progress))
         self._log.add(first, served)
         ids = list(range(first, first + count))
-        return RunRecord(ids, clock.finish(), [0.0] * count)
+        return RunRecord(
+            ids,
+            clock.finish(),
+            [0.0] * count,
+            spans=self.spans.spans(),
+            # An asynchronous server waits for each worker in a thread of its own.
+            communication_wait_s=None if self._asynchronous else self.spans.wait_s,
+        )
 
     def _service_of_all(self) -> list[dict[str, Any]]:
         """What each server tells, through the store: all processes ask for details together."""

@@ -19,10 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddlbench.strategies.clock import StepClock
 from ddlbench.strategies.parameter_server.layout import Layout, Message
 from ddlbench.strategies.parameter_server.worker import PULL, PUSH, Groups
-from ddlbench.strategies.pipedream.spans import SpanRecorder
+from ddlbench.strategies.timing import SpanRecorder, StepClock
 
 __all__ = ["Round", "Served", "Server", "ServiceLog", "SyncServer", "pieces"]
 

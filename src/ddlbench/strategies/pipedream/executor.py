@@ -28,7 +28,6 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Schedule
 from ddlbench.planning.strategy import Process, strategy_of
-from ddlbench.strategies.clock import StepClock
 from ddlbench.strategies.connect import connect
 from ddlbench.strategies.executor import (
     Context,
@@ -41,15 +40,19 @@ from ddlbench.strategies.executor import (
 from ddlbench.strategies.pipedream.channels import Channels, Groups, Messages, channels_between
 from ddlbench.strategies.pipedream.descriptor import StagedStrategy
 from ddlbench.strategies.pipedream.rehearsal import MadeUpMessages
-from ddlbench.strategies.pipedream.spans import SpanRecorder
 from ddlbench.strategies.pipedream.stage import Stage
 from ddlbench.strategies.pipedream.turn import StageParts, Turn
 from ddlbench.strategies.pipedream.versions import WeightVersions
 from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts
 from ddlbench.strategies.process_group import every_rank, join_all, side_by_side
 from ddlbench.strategies.rehearsal import rehearse
+from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
+from ddlbench.strategies.training import make_optimizer
 
-__all__ = ["PipeDreamExecutor"]
+__all__ = ["KEPT_MINI_BATCHES", "PipeDreamExecutor"]
+
+# Their spans are kept: how the pipeline fills, and many rounds of its steady state.
+KEPT_MINI_BATCHES = 200
 
 
 class PipeDreamExecutor(StepwiseExecutor):
@@ -92,7 +95,7 @@ class PipeDreamExecutor(StepwiseExecutor):
             self._schedule(self.filling()),
             batches=batches,
             messages=MadeUpMessages(self._arriving(), device),
-            spans=SpanRecorder(device, 0),
+            spans=SpanRecorder(device, enabled=False),
             clock=StepClock(self.context.devices),
         )
         turn.run(self.process.rank)
@@ -122,7 +125,7 @@ class PipeDreamExecutor(StepwiseExecutor):
         if count == 0:
             return record
         schedule = self._schedule(count)
-        spans = SpanRecorder(self.context.devices[0], first)
+        spans = SpanRecorder(self.context.devices[0], first, keep_first=KEPT_MINI_BATCHES)
         clock = StepClock(self.context.devices)
         turn = self._turn(
             self.parts,
@@ -141,6 +144,10 @@ class PipeDreamExecutor(StepwiseExecutor):
         record.spans = spans.spans()
         record.communication_wait_s = spans.wait_s
         return record
+
+    def record_step(self, _mini_batch: int) -> list[Span]:
+        """None: measured runs have been recorded."""
+        return []
 
     def details(self) -> dict[str, Any]:
         """Bytes of one mini-batch across each cut, each way."""
@@ -190,12 +197,9 @@ class PipeDreamExecutor(StepwiseExecutor):
 
     def _sgd(self, module: nn.Module) -> torch.optim.Optimizer:
         """At this stage's rate."""
-        cell = self.plan.cell
         rates = self.plan.details.get("learning_rates")
-        rate = cell.learning_rate if rates is None else rates[self.process.stage]
-        # A stage may have no weights, and SGD takes no empty list.
-        parameters = list(module.parameters()) or [nn.Parameter(torch.empty(0))]
-        return torch.optim.SGD(parameters, lr=rate, momentum=cell.momentum)
+        rate = None if rates is None else rates[self.process.stage]
+        return make_optimizer(self.plan.cell, module.parameters(), rate)
 
     def _parts(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, context: Context

@@ -66,7 +66,6 @@ class Stage:
         outputs: Tensor = functional_call(self._blocks, weights, (inputs,))
         if self._loss_function is not None:
             assert labels is not None
-            outputs = outputs.float() if outputs.dtype == torch.bfloat16 else outputs
             outputs = self._loss_function(outputs, labels)
         self._under_way[number] = _Passage(inputs, outputs, weights)
         return outputs.detach().contiguous()

@@ -22,13 +22,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.planning.schedules import Action, Schedule
-from ddlbench.strategies.clock import StepClock
 from ddlbench.strategies.executor import Context, MiniBatch
 from ddlbench.strategies.gradient_buckets import GradientSum
 from ddlbench.strategies.pipedream.channels import Messages
-from ddlbench.strategies.pipedream.spans import SpanRecorder
 from ddlbench.strategies.pipedream.stage import Stage
 from ddlbench.strategies.pipedream.versions import WeightVersions
+from ddlbench.strategies.timing import SpanRecorder, StepClock
 
 __all__ = ["StageParts", "Turn"]
 

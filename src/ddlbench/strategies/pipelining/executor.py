@@ -21,18 +21,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.planning.schedules import Schedule
+from ddlbench.planning.schedules import Action, Schedule
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.strategies.clock import StepClock
 from ddlbench.strategies.executor import MiniBatch, RunRecord, StepwiseExecutor, Unsupported
 from ddlbench.strategies.gradient_buckets import sum_gradients
 from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts
 from ddlbench.strategies.pipelining.descriptor import SynchronousPipeline
-from ddlbench.strategies.pipelining.spans import StepRecorder
 from ddlbench.strategies.pipelining.stage import WatchedStage, make_stage, torch_schedule
 from ddlbench.strategies.process_group import join_all, side_by_side
+from ddlbench.strategies.timing import SpanRecorder, StepClock
 
 __all__ = ["PipelineExecutor"]
+
+# Steps whose spans are kept: the last ones of a run.
+_KEPT_STEPS = 20
 
 
 class PipelineExecutor(StepwiseExecutor):
@@ -49,18 +51,14 @@ class PipelineExecutor(StepwiseExecutor):
         self.blocks = self._block_ranges(len(network))
         place = (self.process.stage,)
         mine = [s for s, ranks in enumerate(self.planned.stage_ranks) if ranks == place]
-        self.recorder = StepRecorder()
+        self.passes: list[Action] = []
+        device = self.context.devices[0]
+        # On a GPU events would be on their way with every pass: there one more step is recorded.
+        self.spans = SpanRecorder(device, keep_last=_KEPT_STEPS, enabled=device.type == "cpu")
         self.stages = self._stages(network, mine, micro_batch)
         _drop_blocks(network, keep={number for stage in mine for number in self.blocks[stage]})
         self.schedule = torch_schedule(self.planned.name, self.stages, self.chunks, self._loss)
         return network
-
-    def make_optimizer(self) -> torch.optim.Optimizer:
-        """Plain SGD over this process's weights."""
-        cell = self.plan.cell
-        # A process may hold blocks without weights, and SGD takes no empty list.
-        parameters = list(self.module.parameters()) or [nn.Parameter(torch.empty(0))]
-        return torch.optim.SGD(parameters, lr=cell.learning_rate, momentum=cell.momentum)
 
     def run(self, first: int, count: int) -> RunRecord:
         """A step after another; only ranks of the first and last stage wait for data."""
@@ -70,21 +68,19 @@ class PipelineExecutor(StepwiseExecutor):
         batches: Iterator[MiniBatch | None] = repeat(None)
         if self.data is not None:
             batches = iter(self.data.batches(first, count))
-        self.recorder.begin_run()
+        self.spans.begin_run(first)
         clock.start()
-        for done, mini_batch in enumerate(record.ids, 1):
+        for done in range(1, count + 1):
             asked = time.perf_counter()
             batch = next(batches)
             record.load_s.append(time.perf_counter() - asked)
-            self.recorder.begin(mini_batch)
             losses += self._train(batch)
             clock.mark()
             self.context.progress(done)
         record.step_s = clock.finish()
         record.loss = torch.stack(losses).tolist() if losses else []
-        if self.context.devices[0].type == "cpu":  # the host's clock does not see a GPU's work
-            record.spans = self.recorder.spans()
-            record.communication_wait_s = self.recorder.wait_s
+        record.spans = self.spans.spans()
+        record.communication_wait_s = self.spans.wait_s
         return record
 
     def persistent_tensors(self) -> Iterator[Tensor]:
@@ -150,16 +146,15 @@ class PipelineExecutor(StepwiseExecutor):
                     inputs=forms[numbers.start],
                     outputs=forms[numbers.stop],
                     group=self.pipeline,
-                    recorder=self.recorder,
+                    spans=self.spans,
+                    passes=self.passes,
                 )
             )
         return made
 
     def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """A micro-batch's share of the mean over the mini-batch."""
-        with self.recorder.span("loss"):
-            if outputs.dtype == torch.bfloat16:
-                outputs = outputs.float()
+        with self.spans.span("loss"):
             loss: Tensor = self.loss_function(outputs, labels) / (self.chunks * self.replicas)
         return loss
 
@@ -169,13 +164,15 @@ class PipelineExecutor(StepwiseExecutor):
         last = any(stage.is_last for stage in self.stages)
         labels = batch.labels if batch is not None and last else None
         losses: list[Tensor] = []
+        self.passes.clear()
+        self.spans.begin_step(between="wait")
         self.optimizer.zero_grad()
         self.schedule.step(*inputs, target=labels, losses=losses, return_outputs=False)
         self._check_order()
         if self.replicas > 1:
-            with self.recorder.span("all_reduce"):
+            with self.spans.span("all_reduce"):
                 sum_gradients(list(self.module.parameters()), self.replica_group)
-        with self.recorder.span("update"):
+        with self.spans.span("update"):
             self.optimizer.step()
         shares = [loss.detach() for loss in losses]
         return [torch.stack(shares).sum() * self.replicas] if last else []
@@ -183,11 +180,11 @@ class PipelineExecutor(StepwiseExecutor):
     def _check_order(self) -> None:
         """What ran is what the plan says, which is what figures draw and predictors replay."""
         planned = self.planned.computations(self.process.stage)
-        ran = [(a.kind, a.stage, a.micro_batch) for a in self.recorder.passes]
+        ran = [(a.kind, a.stage, a.micro_batch) for a in self.passes]
         if ran != [(a.kind, a.stage, a.micro_batch) for a in planned]:
             raise RuntimeError(
                 f"torch {torch.__version__} ran schedule {self.planned.name} in another order "
-                f"than planned: {' '.join(map(str, self.recorder.passes))}"
+                f"than planned: {' '.join(map(str, self.passes))}"
             )
 
 

@@ -9,7 +9,8 @@ so :class:`StageModule` sees to it::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,9 +26,10 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
+from ddlbench.planning.schedules import Action
 from ddlbench.planning.schedules.action import Kind
 from ddlbench.strategies.pipelining.cutting import TensorForm
-from ddlbench.strategies.pipelining.spans import StepRecorder
+from ddlbench.strategies.timing import SpanRecorder
 
 __all__ = ["StageModule", "WatchedStage", "make_stage", "torch_schedule"]
 
@@ -76,13 +78,22 @@ class StageModule(nn.Module):
 
 
 class WatchedStage(PipelineStage):
-    """A stage whose passes a recorder sees."""
+    """A stage whose passes are timed and noted.
 
-    recorder: StepRecorder
+    Between passes a process receives, sends and waits for both; torch does these together, so they
+    are one kind of span, ``wait``. Torch's own work on the schedule is in it, too.
+
+    Attributes:
+        spans: gets every pass.
+        passes: of the step under way, of all stages of the process, in the order they ran in.
+    """
+
+    spans: SpanRecorder
+    passes: list[Action]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **named: Any) -> Any:
         """Torch's, timed."""
-        with self.recorder.passing("forward", self.stage_index, fwd_chunk_id):
+        with self._passing("forward", fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **named)
 
     def backward_one_chunk(
@@ -94,13 +105,20 @@ class WatchedStage(PipelineStage):
     ) -> Any:
         """Torch's, timed; without the weights' share in zero-bubble schedules."""
         kind: Kind = "backward" if full_backward else "backward_input"
-        with self.recorder.passing(kind, self.stage_index, bwd_chunk_id):
+        with self._passing(kind, bwd_chunk_id):
             return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **named: Any) -> Any:
         """Torch's, timed."""
-        with self.recorder.passing("backward_weight", self.stage_index, bwd_chunk_id):
+        with self._passing("backward_weight", bwd_chunk_id):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **named)
+
+    @contextmanager
+    def _passing(self, kind: Kind, micro_batch: int) -> Iterator[None]:
+        """Time a pass; its span is ``forward 3.2``: micro-batch 3 of the replica on stage 2."""
+        self.passes.append(Action(kind, self.stage_index, micro_batch))
+        with self.spans.span(f"{kind} {micro_batch}.{self.stage_index}"):
+            yield
 
 
 def make_stage(
@@ -112,7 +130,8 @@ def make_stage(
     inputs: TensorForm,
     outputs: TensorForm,
     group: dist.ProcessGroup | None,
-    recorder: StepRecorder,
+    spans: SpanRecorder,
+    passes: list[Action],
 ) -> WatchedStage:
     """A stage whose messages have known forms.
 
@@ -131,7 +150,7 @@ def make_stage(
         output_args=(given,),
         group=group,
     )
-    stage.recorder = recorder
+    stage.spans, stage.passes = spans, passes
     return stage
 
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.strategies.executor import RunRecord, StepwiseExecutor
+from ddlbench.strategies.executor import StepwiseExecutor
 from ddlbench.strategies.gradient_buckets import sum_gradients
 from ddlbench.strategies.pipelining.cutting import TensorForm
 from ddlbench.strategies.process_group import join_all
@@ -29,10 +29,13 @@ from ddlbench.strategies.tensor_parallel.descriptor import grid_of
 from ddlbench.strategies.tensor_parallel.groups import across, groups_of, join_team, lines_of
 from ddlbench.strategies.tensor_parallel.team import Line, Team
 from ddlbench.strategies.tensor_parallel.trace import BlockTrace, trace
-from ddlbench.strategies.tensor_parallel.watch import Watch
 from ddlbench.strategies.tensor_parallel.weights import WeightSplit
+from ddlbench.strategies.timing import SpanRecorder
 
 __all__ = ["ChannelExecutor", "FilterExecutor", "SpatialExecutor", "SplitExecutor"]
+
+# Steps whose spans are kept: the last ones of a run. A deep network has a thousand spans a step.
+_KEPT_STEPS = 5
 
 
 class SplitExecutor(StepwiseExecutor):
@@ -43,7 +46,8 @@ class SplitExecutor(StepwiseExecutor):
         device = self.context.devices[0]
         self.group_size = int(self.plan.details["group"])
         self.groups = int(self.plan.details["replicas"])
-        self.watch = Watch()
+        # On a GPU a thousand events a step would disturb it: there one more step is recorded.
+        self.spans = SpanRecorder(device, keep_last=_KEPT_STEPS, enabled=device.type == "cpu")
         self._join()
         # Layers that all ranks of a group compute must draw the same random numbers on all.
         torch.manual_seed(self.plan.cell.seed + self.process.replica)
@@ -61,34 +65,18 @@ class SplitExecutor(StepwiseExecutor):
 
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """One optimiser step; the loss is that of the group's samples."""
-        self.watch.begin_step()
-        self.optimizer.zero_grad()
-        outputs = self.module(self.own(inputs))
-        if outputs.dtype == torch.bfloat16:
-            outputs = outputs.float()
-        loss: Tensor = self.loss_function(outputs, labels)
-        self.watch.phase("backward")
+        return super().step(self.own(inputs), labels)
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of the loss of all groups together."""
         (loss / self.groups).backward()
         self.combine_gradients()
-        self.watch.phase("update")
-        self.optimizer.step()
-        self.watch.phase("")
-        return loss.detach()
 
     def combine_gradients(self) -> None:
         """Add up over groups what the same rank of each has."""
         if self.groups > 1:
-            with self.watch.span("all_reduce"):
+            with self.spans.span("all_reduce"):
                 sum_gradients(list(self.module.parameters()), self.over_groups)
-
-    def run(self, first: int, count: int) -> RunRecord:
-        """The common loop, and what this rank did when."""
-        self.watch.begin_run(first)
-        record = super().run(first, count)
-        if self.context.devices[0].type == "cpu":  # the host's clock does not see a GPU's work
-            record.spans = self.watch.spans()
-            record.communication_wait_s = self.watch.wait_s
-        return record
 
     def close(self) -> None:
         """Leave the process groups."""
@@ -103,7 +91,7 @@ class SplitExecutor(StepwiseExecutor):
 
     def team(self, teams: list[list[int]]) -> Team:
         """This rank's team of several that lie side by side."""
-        return join_team(teams, self.process.rank, self.watch, self.context)
+        return join_team(teams, self.process.rank, self.spans, self.context)
 
     def _batch(self, network: nn.Sequential) -> TensorForm:
         """Form of a group's inputs: floating point as the weights are."""
@@ -139,7 +127,7 @@ class SpatialExecutor(SplitExecutor):
         if self.rows is None:
             super().combine_gradients()
             return
-        with self.watch.span("all_reduce"):
+        with self.spans.span("all_reduce"):
             sum_gradients(self.rows.parameters, dist.group.WORLD)
             if self.groups > 1:
                 sum_gradients(self.whole, self.over_groups)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.strategies.tensor_parallel.layout import Parts
-from ddlbench.strategies.tensor_parallel.watch import Watch
+from ddlbench.strategies.timing import SpanRecorder
 
 __all__ = ["Line", "Team"]
 
@@ -24,19 +24,19 @@ class Team:
     Args:
         rank, size: within the group.
         group: None where the rank is alone.
-        watch: times every exchange.
+        spans: times every exchange.
     """
 
     rank: int
     size: int
     group: dist.ProcessGroup | None
-    watch: Watch
+    spans: SpanRecorder
 
     def all_reduce(self, values: Tensor) -> Tensor:
         """The sum over all ranks, the same bits everywhere; ``values`` stay as they are."""
         if self.size == 1:
             return values
-        with self.watch.span("all_reduce"):
+        with self.spans.span("all_reduce"):
             dtype = torch.float32 if _is_half_on_cpu(values) else values.dtype
             total = torch.empty(values.shape, dtype=dtype, device=values.device).copy_(values)
             dist.all_reduce(total, group=self.group)
@@ -46,7 +46,7 @@ class Team:
         """The parts of all ranks side by side along ``dim``; parts may differ in size."""
         if self.size == 1:
             return part
-        with self.watch.span("gather"):
+        with self.spans.span("gather"):
             largest = max(parts.sizes)
             shape = list(part.shape)
             shape[dim] = largest
@@ -63,7 +63,7 @@ class Team:
         """(n,) of every rank -> (size, n)."""
         if self.size == 1:
             return values[None]
-        with self.watch.span("gather"):
+        with self.spans.span("gather"):
             found = [torch.empty_like(values) for _ in range(self.size)]
             dist.all_gather(found, values.contiguous(), group=self.group)
             return torch.stack(found)
@@ -81,7 +81,7 @@ class Team:
         ]
         if not operations:
             return
-        with self.watch.span("halo"):
+        with self.spans.span("halo"):
             for work in dist.batch_isend_irecv(operations):
                 work.wait()
 

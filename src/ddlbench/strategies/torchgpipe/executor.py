@@ -14,6 +14,7 @@ from torchgpipe.balance import balance_by_size, balance_by_time
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
+from ddlbench.strategies.timing import Span
 from ddlbench.strategies.torchgpipe.descriptor import TorchGPipeDetails
 from ddlbench.strategies.torchgpipe.spans import PartitionSpan, recording
 from ddlbench.strategies.torchgpipe.workers import KeptWorkers
@@ -69,6 +70,10 @@ class GPipeExecutor(StepwiseExecutor):
         """Each partition computes in its device's thread."""
         assert isinstance(self.module, GPipe)
         return list(self.module.partitions)
+
+    def record_step(self, _mini_batch: int) -> list[Span]:
+        """None: partitions, not processes, have something to tell; see :meth:`partition_spans`."""
+        return []
 
     def partition_spans(self, mini_batch: int) -> list[PartitionSpan]:
         """When each partition computed which micro-batch, in one more step that is not timed."""

@@ -6,8 +6,7 @@
     recompute   the same, while torchgpipe recomputes a checkpointed micro-batch
     backward    from the first to the last autograd node of the partition's operations
 
-On CPU marks are the host's clock. On CUDA they are events on the partition's device; each device's
-own first event, recorded when all devices are idle, is its zero.
+Marks are those of a :class:`~ddlbench.strategies.timing.SpanRecorder` for each partition's device.
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ import torch
 from torch import nn
 from torchgpipe.checkpoint import is_recomputing
 
-__all__ = ["PartitionSpan", "SpanRecorder", "recording"]
+from ddlbench.strategies.timing import Mark, SpanRecorder
+
+__all__ = ["PartitionRecorder", "PartitionSpan", "recording"]
 
 
 class PartitionSpan(NamedTuple):
@@ -35,28 +36,25 @@ class PartitionSpan(NamedTuple):
     end_s: float
 
 
-class SpanRecorder:
+class PartitionRecorder:
     """Collects the marks of one step; see :func:`recording`."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
-        self._devices = devices
-        self._marks: dict[tuple[int, str, int], list[Any]] = {}
+        self._marks: dict[tuple[int, str, int], list[Mark]] = {}
         self._forwarded = [0] * len(devices)
         self._checkpointed: list[list[int]] = [[] for _ in devices]
         self._current = [("forward", 0)] * len(devices)
-        for device in devices:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-        self._zeros = [self._now(partition) for partition in range(len(devices))]
+        self._recorders = [SpanRecorder(device) for device in devices]
+        self._start_s = time.perf_counter()
 
     def spans(self) -> list[PartitionSpan]:
         """All pieces in the order of their start; waits for the devices."""
-        for device in self._devices:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+        for recorder in self._recorders:
+            recorder.wait()
         found = []
         for (partition, kind, micro_batch), marks in self._marks.items():
-            seconds = [self._seconds(partition, mark) for mark in marks]
+            at = self._recorders[partition].seconds
+            seconds = [at(mark) - self._start_s for mark in marks]
             found.append(PartitionSpan(partition, kind, micro_batch, min(seconds), max(seconds)))
         return sorted(found, key=lambda span: (span.start_s, span.partition))
 
@@ -87,29 +85,16 @@ class SpanRecorder:
         node.register_hook(lambda _inputs, _outputs: mark())
 
     def _mark(self, partition: int, kind: str, micro_batch: int) -> None:
-        self._marks.setdefault((partition, kind, micro_batch), []).append(self._now(partition))
-
-    def _now(self, partition: int) -> Any:
-        device = self._devices[partition]
-        if device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(device))
-        return event
-
-    def _seconds(self, partition: int, mark: Any) -> float:
-        zero = self._zeros[partition]
-        if isinstance(mark, float):
-            return float(mark - zero)
-        return float(zero.elapsed_time(mark)) / 1e3
+        mark = self._recorders[partition].now()
+        self._marks.setdefault((partition, kind, micro_batch), []).append(mark)
 
 
 @contextmanager
 def recording(
     partitions: Sequence[nn.Module], devices: Sequence[torch.device]
-) -> Iterator[SpanRecorder]:
+) -> Iterator[PartitionRecorder]:
     """Record the work of ``partitions``, each on its device, in the one step run within."""
-    recorder = SpanRecorder(devices)
+    recorder = PartitionRecorder(devices)
     hooks = []
     for index, partition in enumerate(partitions):
         hooks.append(partition.register_forward_pre_hook(partial(recorder.enter, index)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddlbench.strategies.clock import StepClock
+from ddlbench.strategies.timing import StepClock
 
 
 class Devices:
