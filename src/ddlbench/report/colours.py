@@ -68,6 +68,9 @@ KINDS = {
     "backward_input": KindLook("backward, inputs", "#009E73"),
     "backward_weight": KindLook("backward, weights", "#F0E442"),
     "all_reduce": KindLook("all-reduce", "#E69F00"),
+    "all_reduce_bucket": KindLook("bucket of gradients under way", "#7A4A00"),
+    "gather": KindLook("all-gather", "#D55E00"),
+    "halo": KindLook("halo exchange", "#D55E00", "....."),
     "update": KindLook("update", "#CC79A7"),
     "wait": KindLook("waiting", "#777777"),
 }

@@ -19,13 +19,14 @@ from ddlbench.report.colours import KINDS, kind_look
 from ddlbench.report.footer import Context
 from ddlbench.report.style import style
 from ddlbench.report.timeline import captions, figure
-from ddlbench.report.timeline.block import row_height_mm
-from ddlbench.report.timeline.box import PASSES
+from ddlbench.report.timeline.block import row_heights_mm
+from ddlbench.report.timeline.box import PASSES, Box, beside_lanes
 from ddlbench.report.timeline.cell import read_cell
 from ddlbench.report.timeline.chrome import chrome_trace
 from ddlbench.report.timeline.lessons import SCHEDULES, Lesson
 from ddlbench.report.timeline.pages import COLUMNS, draw_page
 from ddlbench.report.timeline.teaching import caption, show
+from ddlbench.report.timeline.windows import Part
 
 UNEVEN = StageDurations(
     [0.010, 0.014, 0.009, 0.012] * 8, [0.022, 0.026, 0.019, 0.024] * 8, update_s=[0.003] * 32
@@ -112,7 +113,28 @@ def test_times_in_the_table_start_at_the_axis(drawn):
 
 
 def test_many_devices_have_lower_rows():
-    assert row_height_mm(64) < row_height_mm(2)
+    nothing = Part((), 0.0, 1.0, 0.0)
+    assert row_heights_mm(64, nothing)[0] < row_heights_mm(2, nothing)[0]
+
+
+def test_buckets_under_way_together_lie_in_lanes_and_make_their_row_higher():
+    def bucket(row, number, start_s, end_s):
+        return Box(row, "all_reduce_bucket", 0, 6, number, start_s, end_s)
+
+    boxes = [
+        Box(0, "backward", 0, 6, None, 0.0, 5.0),
+        bucket(0, 0, 0.0, 2.0),
+        bucket(0, 1, 1.0, 3.0),
+        bucket(0, 2, 2.0, 4.0),  # begins where the first one ends
+        bucket(1, 0, 1.0, 2.0),
+    ]
+    assert [beside_lanes(boxes).get(box) for box in boxes] == [None, 0, 1, 0, 0]
+    plain, first, second = (
+        *row_heights_mm(1, Part((boxes[0],), 0.0, 5.0, 1.0)),
+        *row_heights_mm(2, Part(tuple(boxes), 0.0, 5.0, 1.0)),
+    )
+    assert first - plain == pytest.approx(2 * (second - plain))
+    assert second > plain
 
 
 def test_a_plan_without_spans_says_so(tmp_path):

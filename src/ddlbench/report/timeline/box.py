@@ -14,12 +14,24 @@ from dataclasses import dataclass
 
 from ddlbench.experiment.errors import ConfigError
 
-__all__ = ["COMPUTING", "PASSES", "WAIT", "Box", "InvalidTimeline", "Row", "computing_share"]
+__all__ = [
+    "BESIDE",
+    "COMPUTING",
+    "PASSES",
+    "WAIT",
+    "Box",
+    "InvalidTimeline",
+    "Row",
+    "beside_lanes",
+    "computing_share",
+]
 
 # What has a number written into it, and what counts as work.
 PASSES = ("forward", "recompute", "backward", "backward_input", "backward_weight")
 COMPUTING = frozenset((*PASSES, "loss"))
 WAIT = "wait"
+# What runs while a device does something else, and several of it at a time.
+BESIDE = frozenset(("all_reduce_bucket",))
 
 
 class InvalidTimeline(ConfigError):  # noqa: N818 - a state of a file, shown as such
@@ -59,7 +71,7 @@ class Box:
     Args:
         row: index of its row.
         kind: "forward", "backward", "backward_input", "backward_weight", "recompute", "loss",
-            "all_reduce", "update", "wait", or what else a strategy records.
+            "all_reduce", "all_reduce_bucket", "update", "wait", or what else a strategy records.
         stage: that it was done for.
         mini_batch: its id.
         micro_batch: within the mini-batch and replica; None where the mini-batch is not split.
@@ -89,3 +101,19 @@ def computing_share(boxes: Iterable[Box], rows: int, start_s: float, end_s: floa
         min(box.end_s, end_s) - max(box.start_s, start_s) for box in boxes if box.kind in COMPUTING
     )
     return sum(seconds for seconds in inside if seconds > 0) / whole
+
+
+def beside_lanes(boxes: Iterable[Box]) -> dict[Box, int]:
+    """A lane below its row for each box that runs beside others: those of one lane never overlap.
+
+    Each takes the first lane that is free when it begins.
+    """
+    lanes: dict[Box, int] = {}
+    free_from: dict[int, list[float]] = {}
+    beside = (box for box in boxes if box.kind in BESIDE)
+    for box in sorted(beside, key=lambda box: (box.start_s, box.end_s, box.number)):
+        ends = free_from.setdefault(box.row, [])
+        lane = next((n for n, end_s in enumerate(ends) if end_s <= box.start_s), len(ends))
+        ends[lane : lane + 1] = [box.end_s]
+        lanes[box] = lane
+    return lanes

@@ -65,12 +65,21 @@ def sentences(cells: Sequence[CellTimeline]) -> list[str]:
 
 
 def _measured(cells: Sequence[CellTimeline]) -> str:
-    text = "Measured: the part of the run that took the median time"
+    text = f"Measured: {_part(cells)}"
     known = [cell.uncertainty_s for cell in cells if cell.uncertainty_s is not None]
     if known:
         worst = duration_text(max(known)) if max(known) > 0 else "nothing"
         text += f", on rank 0's clock; clocks of ranks may be {worst} apart"
     return f"{text}."
+
+
+def _part(cells: Sequence[CellTimeline]) -> str:
+    """Which part of a run is shown: some strategies record one step, after all timed ones."""
+    single = [len({b.mini_batch for b in cell.measured}) == 1 for cell in cells if cell.measured]
+    if all(single):
+        return "one more step after the timed ones"
+    of_run = "the part of the run that took the median time"
+    return f"{of_run}; of some, one more step after it" if any(single) else of_run
 
 
 def measured_where(result: dict[str, Any] | None) -> list[str]:

@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from ddlbench.experiment.units import TIMES, Unit, unit_for
 from ddlbench.report.seconds_axis import ticks_in
 from ddlbench.report.style import MIN_PT
-from ddlbench.report.timeline.block import Block, row_height_mm
+from ddlbench.report.timeline.block import Block, row_heights_mm
 from ddlbench.report.timeline.box import Row
 from ddlbench.report.timeline.windows import Part, Window
 
@@ -94,8 +94,8 @@ def draw_window(
         heading = axes.text(0, top + _HEAD_MM / 2, text, va="center", fontsize=MIN_PT, gid="panel")
         heading.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
         if panel.part is not None:
-            block = Block(axes, rows, top + _HEAD_MM, width_mm / length_s)
-            block.draw(panel.part, length_s)
+            block = Block(axes, rows, panel.part, top + _HEAD_MM, width_mm / length_s)
+            block.draw(length_s)
             ticks += [(block.centre(index), row.label) for index, row in enumerate(rows)]
         top += _panel_height_mm(panel, len(rows)) + _BETWEEN_MM
     axes.set_yticks([y for y, _ in ticks], [label for _, label in ticks])
@@ -112,7 +112,7 @@ def duration_text(seconds: float) -> str:
 
 
 def _panel_height_mm(panel: Panel, rows: int) -> float:
-    return _HEAD_MM + (0.0 if panel.part is None else rows * row_height_mm(rows))
+    return _HEAD_MM + (0.0 if panel.part is None else sum(row_heights_mm(rows, panel.part)))
 
 
 def _heading(panel: Panel, window: Window, in_seconds: bool) -> str:
