@@ -98,24 +98,24 @@ def timeline(
 def _of_cell(folder: Path, out: Path, steps: int | None) -> Path:
     from ddlbench.report.drawing import draw_figure  # noqa: PLC0415 - matplotlib takes its time
     from ddlbench.report.timeline.cell import read_cell  # noqa: PLC0415
-    from ddlbench.report.timeline.chrome import chrome_trace  # noqa: PLC0415
+    from ddlbench.report.timeline.chrome import trace_of_boxes  # noqa: PLC0415
 
     cell = read_cell(folder, steps)
     png = draw_figure("timeline", out / "timeline.png", cell)
     boxes = {"planned": cell.planned, "measured": cell.measured}
-    write_json(png.with_suffix(".json"), chrome_trace(boxes, cell.rows))
+    write_json(png.with_suffix(".json"), trace_of_boxes(boxes, cell.rows))
     return png
 
 
 def _of_schedule(lesson: Lesson, out: Path) -> Path:
     from ddlbench.report.drawing import draw_figure  # noqa: PLC0415 - as above
-    from ddlbench.report.timeline.chrome import chrome_trace  # noqa: PLC0415
+    from ddlbench.report.timeline.chrome import trace_of_boxes  # noqa: PLC0415
     from ddlbench.report.timeline.teaching import show  # noqa: PLC0415
 
     png = draw_figure("schedule", out / f"{lesson.schedule}.png", lesson)
     shown = show(lesson)
     assert shown.window.planned is not None
-    trace = chrome_trace({"planned": shown.window.planned.boxes}, shown.rows)
+    trace = trace_of_boxes({"planned": shown.window.planned.boxes}, shown.rows)
     write_json(png.with_suffix(".json"), trace)
     return png
 

@@ -22,7 +22,7 @@ from ddlbench.report.timeline import captions, figure
 from ddlbench.report.timeline.block import row_heights_mm
 from ddlbench.report.timeline.box import PASSES, Box, beside_lanes
 from ddlbench.report.timeline.cell import read_cell
-from ddlbench.report.timeline.chrome import chrome_trace
+from ddlbench.report.timeline.chrome import trace_of_boxes
 from ddlbench.report.timeline.lessons import SCHEDULES, Lesson
 from ddlbench.report.timeline.pages import COLUMNS, draw_page
 from ddlbench.report.timeline.teaching import caption, show
@@ -200,7 +200,7 @@ def test_kinds_are_told_apart():
 def test_chrome_traces_hold_both_halves(drawn):
     timeline, _, _ = drawn["gpipe"]
     panels = {"planned": timeline.planned, "measured": timeline.measured}
-    trace = json.loads(json.dumps(chrome_trace(panels, timeline.rows)))
+    trace = json.loads(json.dumps(trace_of_boxes(panels, timeline.rows)))
     pieces = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert len(pieces) == len(timeline.planned) + len(timeline.measured)
     names = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"]

@@ -1,9 +1,6 @@
 """The boxes of a timeline in Chrome's trace format, planned above and measured below.
 
-For chrome://tracing and ui.perfetto.dev; unlike a cell's own trace.json it also holds what was
-planned, and what torchgpipe's partitions did.
-
-Source: "Trace Event Format", complete events (``ph: X``) and metadata (``ph: M``).
+Unlike a cell's own trace.json it also holds what was planned, and what torchgpipe's partitions did.
 """
 
 from __future__ import annotations
@@ -11,50 +8,38 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddlbench.experiment.chrome_trace import Piece, chrome_trace
 from ddlbench.report.timeline.box import Box, Row
 
-__all__ = ["chrome_trace"]
+__all__ = ["trace_of_boxes"]
 
 
-def chrome_trace(panels: Mapping[str, Sequence[Box]], rows: Sequence[Row]) -> dict[str, Any]:
-    """The JSON value of a trace file; microseconds.
+def trace_of_boxes(panels: Mapping[str, Sequence[Box]], rows: Sequence[Row]) -> dict[str, Any]:
+    """The JSON value of a trace file.
 
     Args:
         panels: boxes by what their process is called, as "planned"; empty ones are left out.
         rows: the threads of each.
     """
-    events: list[dict[str, Any]] = []
-    for process, (name, boxes) in enumerate(panels.items()):
-        if boxes:
-            events += _names(name, process, rows)
-            events += [_event(box, process) for box in boxes]
-    return {"displayTimeUnit": "ms", "traceEvents": events}
+    shown = {process: panel for process, panel in enumerate(panels.items()) if panel[1]}
+    return chrome_trace(
+        [_piece(box, process) for process, (_, boxes) in shown.items() for box in boxes],
+        {process: name for process, (name, _) in shown.items()},
+        {(process, index): row.label for process in shown for index, row in enumerate(rows)},
+    )
 
 
-def _names(name: str, process: int, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = [_told("process_name", process, 0, {"name": name})]
-    for index, row in enumerate(rows):
-        told.append(_told("thread_name", process, index, {"name": row.label}))
-        told.append(_told("thread_sort_index", process, index, {"sort_index": index}))
-    return told
-
-
-def _told(what: str, process: int, row: int, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": process, "tid": row, "args": arguments}
-
-
-def _event(box: Box, process: int) -> dict[str, Any]:
-    return {
-        "name": f"{box.kind} {box.number}",
-        "cat": box.kind,
-        "ph": "X",
-        "ts": round(box.start_s * 1e6, 3),
-        "dur": round((box.end_s - box.start_s) * 1e6, 3),
-        "pid": process,
-        "tid": box.row,
-        "args": {
+def _piece(box: Box, process: int) -> Piece:
+    return Piece(
+        name=f"{box.kind} {box.number}",
+        kind=box.kind,
+        process=process,
+        thread=box.row,
+        start_s=box.start_s,
+        end_s=box.end_s,
+        arguments={
             "mini_batch": box.mini_batch,
             "micro_batch": box.micro_batch,
             "stage": box.stage,
         },
-    }
+    )
