@@ -1,14 +1,16 @@
-"""Steps of a process that drives several GPUs, with events that tell planted times."""
+"""Steps of a process that drives several GPUs, and spans of one device; planted times."""
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
-from ddlbench.strategies.timing import StepClock
+from ddlbench.strategies.timing import SpanRecorder, StepClock
 
 
 class Devices:
@@ -77,3 +79,104 @@ def test_hours_after_the_start_a_step_is_as_exact_as_the_first(monkeypatch):
     line = [number * step_ms for number in range(count)]
     steps = clocked(monkeypatch, [line, line])
     assert steps[-1] == pytest.approx(step_ms / 1e3, abs=1e-6)
+
+
+CPU = torch.device("cpu")
+
+
+def kinds(recorder):
+    return [(kind, number) for kind, number, _, _ in recorder.spans()]
+
+
+def test_phases_last_until_something_interrupts_them():
+    recorder = SpanRecorder(CPU)
+    recorder.begin_run(5)
+    recorder.begin_step()
+    recorder.phase("forward")
+    with recorder.span("halo"):
+        pass
+    recorder.phase("backward")
+    recorder.phase("")
+    assert kinds(recorder) == [("forward", 5), ("halo", 5), ("forward", 5), ("backward", 5)]
+    spans = recorder.spans()
+    assert all(one[3] == other[2] for one, other in pairwise(spans))
+    assert recorder.wait_s == pytest.approx(spans[1][3] - spans[1][2])
+
+
+def test_what_lies_between_spans_has_a_name_and_the_ends_of_a_step_have_none():
+    recorder = SpanRecorder(CPU)
+    for _ in range(2):
+        recorder.begin_step(between="wait")
+        for kind in ("forward 0.0", "backward 0.0"):
+            with recorder.span(kind):
+                pass
+    step = ["forward 0.0", "wait", "backward 0.0"]
+    assert kinds(recorder) == [*((kind, 0) for kind in step), *((kind, 1) for kind in step)]
+
+
+@pytest.mark.parametrize(
+    ("keep", "numbers"), [({"keep_first": 2}, [0, 1]), ({"keep_last": 2}, [3, 4]), ({}, range(5))]
+)
+def test_so_many_mini_batches_are_kept_and_all_waits_count(keep, numbers):
+    recorder = SpanRecorder(CPU, **keep)
+    for number in range(5):
+        with recorder.span("receive_wait", number):
+            time.sleep(1e-3)
+    assert [number for _, number in kinds(recorder)] == list(numbers)
+    assert recorder.wait_s >= 5e-3
+    recorder.begin_run(7)
+    assert (kinds(recorder), recorder.wait_s) == ([], 0.0)
+
+
+def test_what_runs_beside_a_phase_does_not_end_it():
+    recorder = SpanRecorder(CPU)
+    recorder.begin_step()
+    recorder.phase("backward")
+    begin = recorder.now()
+    recorder.beside("all_reduce_bucket 0.0", begin, recorder.now())
+    recorder.phase("")
+    assert kinds(recorder) == [("all_reduce_bucket 0.0", 0), ("backward", 0)]
+
+
+def test_a_recorder_that_is_off_records_nothing():
+    recorder = SpanRecorder(CPU, enabled=False)
+    recorder.begin_step()
+    recorder.phase("forward")
+    with recorder.span("halo"):
+        pass
+    recorder.phase("")
+    assert (recorder.spans(), recorder.wait_s) == ([], None)
+
+
+class FakeEvent:
+    """A CUDA event on a device whose clock starts at the first event and runs as told."""
+
+    clock_ms = 0.0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self, _stream):
+        self.at_ms = FakeEvent.clock_ms
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, later):
+        return later.at_ms - self.at_ms
+
+
+def test_on_cuda_events_come_to_the_clock_of_the_host(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    monkeypatch.setattr(time, "perf_counter", lambda: 100.0)
+    recorder = SpanRecorder(torch.device("cuda", 0), keep_first=1)
+    FakeEvent.clock_ms = 2.0
+    with recorder.span("receive_wait", 0):
+        FakeEvent.clock_ms = 5.0
+    with recorder.span("receive_wait", 1):
+        pass
+    (span,) = recorder.spans()
+    assert span == ("receive_wait", 0, pytest.approx(100.002), pytest.approx(100.005))
+    assert recorder.wait_s is None
