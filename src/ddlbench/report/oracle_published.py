@@ -8,14 +8,16 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ddlbench.predict.departures import LIMIT
+from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, reliable_rows
 from ddlbench.predict.paradl.oracle import VARIANTS
-from ddlbench.predict.paradl.platform import Platform
+from ddlbench.predict.paradl.platform import Platform, load_platform
 from ddlbench.predict.paradl.question import STRATEGIES
 from ddlbench.predict.paradl.score import projected
 from ddlbench.report.labels import network_label
 from ddlbench.report.oracle_bars import COLUMNS, MEASURED, SOURCES, draw_bars
+from ddlbench.report.tables import table_text
 
-__all__ = ["bars_of", "draw"]
+__all__ = ["bars_of", "draw", "published_table"]
 
 
 def draw(rows: pd.DataFrame, platform: Platform, said: str) -> tuple[Figure, pd.DataFrame]:
@@ -90,3 +92,8 @@ def _end(rows: pd.DataFrame, column: str) -> pd.Series:
     if column not in rows.columns:
         return measured_s
     return pd.to_numeric(rows[column], errors="coerce").fillna(measured_s)
+
+
+def published_table() -> str:
+    """The CSV beside the figure of the published campaign, docs/oracle/oracle.csv."""
+    return table_text(bars_of(reliable_rows(PUBLISHED_MEASURED, "report"), load_platform("abci")))

@@ -21,6 +21,7 @@ __all__ = [
     "read_table",
     "read_tables",
     "rows_of",
+    "table_text",
     "write_table",
 ]
 
@@ -54,8 +55,12 @@ def frame_of(records: Iterable[dict[str, Any]], columns: Sequence[Column]) -> pd
 
 def write_table(path: Path, frame: pd.DataFrame) -> None:
     """Write a table atomically; equal tables give equal bytes."""
-    text = frame.to_csv(index=False, na_rep="", lineterminator="\n", quoting=csv.QUOTE_MINIMAL)
-    write_text(path, text)
+    write_text(path, table_text(frame))
+
+
+def table_text(frame: pd.DataFrame) -> str:
+    """The CSV of a table, as its file holds it."""
+    return str(frame.to_csv(index=False, na_rep="", lineterminator="\n", quoting=csv.QUOTE_MINIMAL))
 
 
 def read_table(path: Path, columns: Sequence[Column]) -> pd.DataFrame:
