@@ -1,11 +1,12 @@
 # make demo   sets everything up and runs the main job on this machine, figures at the end
-# make test   formatting, types, unit and workflow tests, and test-cluster where it can run
+# make check   formatting, types and unit tests (minutes): before every commit
+# make test   check, whole cells and the workflow: all that needs no SLURM and no GPU
 # make test-cluster   the workflow on a real SLURM of virtual nodes (root and SLURM's packages)
-# make test-exhaustive   further cases of unit tests, minutes each
+# make test-exhaustive   full-size networks and further cases of the same tests, minutes each
 # make tables   writes every table anew that is made from the code (planning/*.csv, documents)
 # make validate   the long measured studies on that SLURM; writes docs/validation/ (hours)
 # Where things lie: DDLBENCH_ENV (environment, default .venv), DDLBENCH_CACHE (Horovod wheel).
-# Unit tests run in TEST_PROCESSES processes (2); each of them starts further ones of its own.
+# Tests run in TEST_PROCESSES processes (2); each of them starts further ones of its own.
 
 SHELL := /bin/bash
 DDLBENCH_ENV ?= .venv
@@ -13,10 +14,11 @@ TEST_PROCESSES ?= 2
 export DDLBENCH_ENV
 export PATH := $(abspath $(DDLBENCH_ENV))/bin:$(PATH)
 
-.PHONY: help setup demo test test-exhaustive lint unit workflow-tests test-cluster tables validate bench clean
+.PHONY: help setup demo check test test-exhaustive lint unit integration test-cluster tables \
+	validate bench clean
 
 help:
-	@sed -n '1,8s/^# //p' Makefile
+	@sed -n '1,9s/^# //p' Makefile
 
 setup:
 	@bash envs/setup.sh
@@ -25,7 +27,9 @@ demo: setup
 	snakemake --profile profiles/local
 	@ddlbench report --show
 
-test: setup lint unit workflow-tests test-cluster
+check: setup lint unit
+
+test: check integration
 
 lint: setup
 	ruff check .
@@ -35,13 +39,13 @@ lint: setup
 	snakemake --lint
 
 unit: setup
-	pytest tests/unit -m "not exhaustive" -n $(TEST_PROCESSES) --dist loadfile
+	pytest tests/unit -m "not exhaustive" -n $(TEST_PROCESSES) --dist worksteal
+
+integration: setup
+	pytest tests/integration tests/workflow -m "not exhaustive" -n $(TEST_PROCESSES) --dist loadfile
 
 test-exhaustive: setup
-	pytest tests/unit -m exhaustive
-
-workflow-tests: setup
-	pytest tests/workflow
+	DDLBENCH_EXAMPLES=many pytest tests/unit tests/integration -m "exhaustive or hypothesis"
 
 test-cluster: setup
 	pytest tests/cluster

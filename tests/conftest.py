@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import os
 import sys
 
 import pytest
@@ -8,8 +9,9 @@ from hypothesis import settings
 from ddlbench.experiment import entry_points, registry
 
 # A shared machine may take its time: no test asserts on the wall clock.
-settings.register_profile("ddlbench", deadline=None)
-settings.load_profile("ddlbench")
+settings.register_profile("few", deadline=None, max_examples=40)
+settings.register_profile("many", deadline=None, max_examples=1000)
+settings.load_profile(os.environ.get("DDLBENCH_EXAMPLES", "few"))
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlbench.datasets.content import Content, _class_codes, _num_planes
@@ -32,7 +32,6 @@ _CONTENT = Content(DATASETS["mnist"], 3)
 _WHOLE = {split: _CONTENT.draw(_CONTENT.recipe(split, 0, 300)) for split in ("train", "val")}
 
 
-@settings(deadline=None, max_examples=50)
 @given(
     split=st.sampled_from(["train", "val"]), first=st.integers(0, 299), count=st.integers(1, 300)
 )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlbench.datasets import DataError, DataRequest, stage
@@ -50,7 +50,6 @@ def test_labels_alone_are_those_of_whole_batches(staged, request_):
         assert found.inputs.shape == (0, 3, 32, 32)
 
 
-@settings(max_examples=100)
 @given(st.integers(1, 500), st.integers(0, 2**31), st.integers(0, 50))
 def test_an_order_is_a_permutation(num_samples, seed, epoch):
     order = epoch_order(num_samples, seed, epoch)

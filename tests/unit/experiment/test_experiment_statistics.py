@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -74,7 +74,6 @@ def test_an_interval_covers_as_often_as_it_says():
     assert np.mean(hits) == pytest.approx(found.coverage, abs=0.015)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(seconds, seconds), min_size=3, max_size=12))
 def test_a_ratio_lies_in_its_interval_and_is_the_same_twice(pairs):
     base, cell = zip(*pairs, strict=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, permutations
-from pathlib import Path
 
 import pytest
 import torch
+from ranks.pool import run_ranks
 from torch import distributed as dist
 
 from ddlbench.experiment.links import InvalidLinks, Links, read_links, write_links
@@ -60,37 +59,25 @@ def test_however_many_ranks_the_sample_is_no_larger():
 # Measured, by real processes
 
 
-def pairs_here(rank: int, budget_s: float, most: int, folder: str) -> None:
+def pairs_here(most: int, rank: int, store: dist.Store, *, budget_s: float) -> dict:
     from ddlbench.interconnect import rank_pairs
     from ddlbench.interconnect.group import Group, joined, members_of
 
     rank_pairs.chosen_pairs = lambda nodes: chosen_pairs(nodes, most)
-    torch.set_num_threads(1)
     members = members_of(1, 3, 3)
-    store = dist.FileStore(f"{folder}/store", 3)
     group = Group(members, members[rank], store, torch.device("cpu"), "lo")
     with joined(group):
         found = rank_pairs.measure_pairs(group, budget_s)
         dist.barrier()
-    Path(folder, f"rank{rank}.json").write_text(json.dumps(found))
+    return found
 
 
-def measured(folder: Path, budget_s: float = 60, most: int = MOST_PAIRS) -> list[dict]:
-    spawn = multiprocessing.get_context("spawn")
-    ranks = [
-        spawn.Process(target=pairs_here, args=(rank, budget_s, most, str(folder)))
-        for rank in range(3)
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(120)
-    assert [process.exitcode for process in ranks] == [0, 0, 0]
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(3)]
+def measured(budget_s: float = 60, most: int = MOST_PAIRS) -> list[dict]:
+    return run_ranks(partial(pairs_here, budget_s=budget_s), [most], 3)[0]
 
 
-def test_three_ranks_measure_all_pairs_in_three_passes(tmp_path):
-    first, *others = measured(tmp_path)
+def test_three_ranks_measure_all_pairs_in_three_passes():
+    first, *others = measured()
     assert others == [{}, {}]
     pair = world_pairs(first).to_dict()
     assert "sampled" not in pair
@@ -100,16 +87,16 @@ def test_three_ranks_measure_all_pairs_in_three_passes(tmp_path):
                    for j, value in enumerate(row))  # fmt: skip
 
 
-def test_a_sample_leaves_holes_and_says_so(tmp_path):
-    pair = world_pairs(measured(tmp_path, most=4)[0]).to_dict()
+def test_a_sample_leaves_holes_and_says_so():
+    pair = world_pairs(measured(most=4)[0]).to_dict()
     assert pair["sampled"]["measured_pairs"] == 4
     assert pair["sampled"]["all_pairs"] == 6
     holes = [(i, j) for i, j in permutations(range(3), 2) if pair["latency_s"][i][j] is None]
     assert set(holes) == set(permutations(range(3), 2)) - set(chosen_pairs([0, 0, 0], 4))
 
 
-def test_when_time_is_over_no_pair_is_begun(tmp_path):
-    pair = world_pairs(measured(tmp_path, budget_s=-1)[0]).to_dict()
+def test_when_time_is_over_no_pair_is_begun():
+    pair = world_pairs(measured(budget_s=-1)[0]).to_dict()
     assert pair["sampled"]["measured_pairs"] == 0
     assert pair["sampled"]["rule"] == "all pairs; time was over after 0 of 6"
     assert all(value is None for row in pair["latency_s"] for value in row)

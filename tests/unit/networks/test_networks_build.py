@@ -16,6 +16,7 @@ from ddlbench.experiment.registry import NETWORKS, load
 from ddlbench.networks import block_names, build, num_layers, num_parameters, without_dropout
 
 CIFAR10 = DATASETS["cifar10"]
+LARGE = {"resnet50", "resnet152", "vgg16"}  # of families that have a smaller one
 IMAGE_NETWORKS = [name for name in NETWORKS if mismatch(name, "cifar10") is None]
 
 
@@ -27,7 +28,13 @@ def user_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("network", IMAGE_NETWORKS)
+@pytest.mark.parametrize(
+    "network",
+    [
+        pytest.param(name, marks=[pytest.mark.exhaustive] if name in LARGE else [])
+        for name in IMAGE_NETWORKS
+    ],
+)
 def test_same_seed_gives_same_weights_and_another_seed_does_not(network: str) -> None:
     first, same, other = (build(network, CIFAR10, seed).state_dict() for seed in (7, 7, 8))
     assert all(torch.equal(first[key], same[key]) for key in first)

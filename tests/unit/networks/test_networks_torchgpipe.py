@@ -24,6 +24,8 @@ CHUNKS = 2
 IMAGE_NETWORKS = [name for name in NETWORKS if mismatch(name, "imagenet") is None]
 # Of the families that resnet18 and vgg11 stand for.
 LARGE = {"resnet50", "resnet152", "vgg16"}
+# Of which a dense layer takes most of the time: their blocks are cut on small images.
+DENSE = {"alexnet", "vgg11"}
 
 
 def _images(*shape: int) -> Tensor:
@@ -93,7 +95,7 @@ def test_small_images(network: str, dataset: str) -> None:
 @pytest.mark.parametrize(
     "network",
     [
-        pytest.param(name, marks=[pytest.mark.exhaustive] if name in LARGE else [])
+        pytest.param(name, marks=[pytest.mark.exhaustive] if name in LARGE | DENSE else [])
         for name in IMAGE_NETWORKS
         if name != "mlp"  # its first layer takes images of one size
     ],
@@ -104,6 +106,7 @@ def test_networks_of_imagenet_and_highres(network: str) -> None:
     _assert_cut_equals_uncut(blocks, _images(2, 3, 96, 96), _balances(len(blocks))[:1])
 
 
+@pytest.mark.exhaustive
 def test_mobilenetv2_at_each_boundary() -> None:
     spec = DATASETS["cifar10"]
     blocks = build("mobilenetv2", spec, seed=1)
@@ -111,9 +114,8 @@ def test_mobilenetv2_at_each_boundary() -> None:
     _assert_cut_equals_uncut(blocks, _images(2, *spec.shape), balances)
 
 
-@pytest.mark.parametrize(
-    "dataset", ["imagenet", pytest.param("highres", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dataset", ["imagenet", "highres"])
 def test_mobilenetv2_of_real_size(dataset: str) -> None:
     """The two bars that DDLBench's figures leave empty."""
     spec = DATASETS[dataset]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlbench.planning.partition import COST_MODELS, Chain, Level, Node, Stage, partition
@@ -33,7 +33,6 @@ def _placed(*stages: tuple[int, int, tuple[int, ...]]) -> list[PlacedStage]:
     st.sampled_from([0.5, 3.0, 50.0]),
     st.sampled_from(sorted(COST_MODELS)),
 )
-@settings(max_examples=60)
 def test_of_the_programmes_own_stages_it_is_the_programmes_period(
     nodes, machines, bandwidth, model
 ) -> None:

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from partition_reference import best_period, fits, partitions, period
 
@@ -132,7 +132,6 @@ models = st.sampled_from(["released", "paper"])
 
 
 @given(chains, levels_of_one, models, st.booleans())
-@settings(max_examples=150)
 def test_equals_brute_force(chain, level, model, straight) -> None:
     best = best_period(chain, [level], model, straight)
     if math.isinf(best):
@@ -152,7 +151,6 @@ def test_equals_brute_force(chain, level, model, straight) -> None:
     ),
     models,
 )
-@settings(max_examples=80)
 def test_several_levels_equal_brute_force(chain, levels, model) -> None:
     found = partition(chain, levels, model)
     assert found.period_s == best_period(chain, levels, model, False)
@@ -160,7 +158,6 @@ def test_several_levels_equal_brute_force(chain, levels, model) -> None:
 
 
 @given(chains, levels_of_one, models, st.integers(1, 400), st.sampled_from([0.0, 1.0, 2.0]))
-@settings(max_examples=150)
 def test_memory_limit_equals_brute_force(chain, level, model, limit, states) -> None:
     memory = MemoryLimit(limit, states)
     fitting = [
@@ -184,7 +181,6 @@ def test_memory_limit_equals_brute_force(chain, level, model, limit, states) -> 
     st.integers(50, 900),
     st.integers(0, 2),
 )
-@settings(max_examples=100)
 def test_whatever_is_found_fits(chain, levels, limit, extra) -> None:
     memory = MemoryLimit(limit, extra_warmup=extra)
     try:

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlbench.experiment.config import parse_experiment
@@ -320,7 +320,6 @@ for_others = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     more_values, for_others, st.integers(1, 3), st.sampled_from(["batch_size", "batch_per_device"])
 )
@@ -334,7 +333,6 @@ def test_what_is_added_leaves_every_other_path(
         assert rows[row.cell.id] == row
 
 
-@settings(max_examples=60, deadline=None)
 @given(more_values, for_others)
 def test_a_matrix_with_the_baseline_gives_every_cell_a_base(
     axes: dict[str, Any], overrides: list[dict[str, Any]]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlbench.experiment.cell import Cell
@@ -94,7 +94,6 @@ def test_stages_per_device() -> None:
     assert len(make_plan(_cell("pipe-zb", stages_per_rank=1)).details["stages"]) == 4
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     strategy=st.sampled_from(ALL),
     ranks=st.integers(1, 4),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlbench.planning.schedules import (
@@ -47,7 +47,6 @@ def test_pipedream_on_up_to_eight_ranks(mini_batches) -> None:
     st.integers(1, 50),
     st.integers(0, 3),
 )
-@settings(max_examples=60)
 def test_pipedream_beyond(replicas, mini_batches, extra) -> None:
     check(pipedream(replicas, mini_batches, extra))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlbench.planning.schedules import (
@@ -117,7 +117,6 @@ def test_replicas_meet() -> None:
     st.lists(st.integers(0, 9), min_size=4, max_size=4),
     st.integers(0, 9),
 )
-@settings(max_examples=60)
 def test_time_goes_forward(replicas, mini_batches, times, link) -> None:
     schedule = pipedream(replicas, mini_batches)
     durations = StageDurations(times, times[::-1])

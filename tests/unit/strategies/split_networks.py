@@ -70,6 +70,20 @@ def odd(spec: DatasetSpec) -> nn.Sequential:
     )
 
 
+def wide(spec: DatasetSpec) -> nn.Sequential:
+    """Nearly all of it are weights that four ranks can share evenly."""
+    return nn.Sequential(
+        OrderedDict(
+            stem=nn.Conv2d(spec.channels, 16, 3, stride=2, padding=1),
+            norm=nn.BatchNorm2d(16),
+            relu=nn.ReLU(),
+            flatten=nn.Flatten(),
+            hidden=nn.Linear(16 * 14 * 14, 64),
+            head=nn.Linear(64, 12),
+        )
+    )
+
+
 class Scaled(nn.Module):
     """Mixes all positions by a function, between its layers."""
 

@@ -65,12 +65,13 @@ def test_weights_equal_sequential_training(cell, parts):
     torch.testing.assert_close(mean_losses, torch.tensor(losses), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("network", "strategy", "devices", "parts"),
     [
         ("vgg11", "ddp", 2, 2),
         pytest.param("vgg11", "horovod", 2, 2, marks=needs_horovod),
-        pytest.param("mobilenetv2", "gpipe", 2, 4, marks=pytest.mark.exhaustive),
+        ("mobilenetv2", "gpipe", 2, 4),
         ("vgg11", "model-parallel", 2, 1),
     ],
 )

@@ -137,8 +137,8 @@ def _assert_told(cell: Cell, ranks: list[dict]) -> None:
 def test_weights_are_dealt_out():
     """A rank of four holds about a quarter, and by rows all of them."""
     cells = [
-        _cell("filter", 1, 4, "resnet18", batch=4),
-        _cell("spatial", 1, 4, "resnet18", batch=4),
+        _cell("filter", 1, 4, "split_networks:wide", batch=4),
+        _cell("spatial", 1, 4, "split_networks:wide", batch=4),
     ]
     (by_filter, by_rows) = train(cells, RUNS)
     whole = by_rows[0]["kept_bytes"]

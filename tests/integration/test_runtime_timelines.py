@@ -10,13 +10,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from local_cells import local_site, odd_cell, run_one
 
 from ddlbench.commands.timeline import timeline
-from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.site import load_site
 from ddlbench.report.timeline.cell import read_cell
-from ddlbench.runtime.staging import stage_cell
-from ddlbench.runtime.supervise import run_cell
 
 HERE = str(Path(__file__).parent)
 SKEW_S = 0.05
@@ -41,21 +38,8 @@ def skewed(tmp_path, monkeypatch):
 
 
 def measure(tmp_path, strategy):
-    cell = Cell(
-        dataset="mnist",
-        network="odd_networks:plain",
-        strategy=strategy,
-        batch_size=8,
-        devices_per_node=2,
-        epochs=4,
-        warmup_steps=2,
-        data_scale=0.0008,
-        options=(("balance", "3+2"),),
-    )
-    site = load_site("local")
-    site = dataclasses.replace(site, scratch=str(tmp_path / "scratch"), devices_per_node=2)
-    folder = tmp_path / "cells" / cell.id
-    result = run_cell(cell, site, folder, stage_cell(cell, site, tmp_path))
+    cell = odd_cell("plain", strategy, epochs=4, warmup_steps=2, options={"balance": "3+2"})
+    result, folder = run_one(cell, local_site(tmp_path), tmp_path)
     assert result["status"] == "ok", result["reason"]
     return result, folder
 
@@ -90,10 +74,10 @@ def test_a_clock_that_is_50_ms_off_does_not_shift_the_timeline(tmp_path, skewed,
         for key, box in passes.items()
     }
     assert max(overlaps_s(raw)) > 0.02
+    _assert_drawn(folder)
 
 
-def test_a_real_cell_is_drawn(tmp_path, skewed):
-    _, folder = measure(tmp_path, "pipe-1f1b")
+def _assert_drawn(folder):
     done = CliRunner().invoke(timeline, [str(folder)])
     assert done.exit_code == 0, done.exception
     assert (folder / "timeline.png").is_file()

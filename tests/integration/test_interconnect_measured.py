@@ -76,7 +76,10 @@ def test_figures_lie_beside(measured):
 
 def test_groups_of_ranks_within_and_between_nodes(tmp_path):
     """Local processes stand for two nodes: every group joins anew."""
-    found = measure_links(small_site(2, 2), "emulated", tmp_path / "links.json").to_dict()
+    site = small_site(2, 2)
+    few = {**site.interconnect, "largest_bytes": 2**12, "sweep_budget_s": 0.1}
+    site = replace(site, interconnect=few)
+    found = measure_links(site, "emulated", tmp_path / "links.json").to_dict()
     groups = {(s["nodes"], s["devices_per_node"], s["ranks"], s["level"]) for s in found["sweeps"]}
     assert groups == {(1, 2, 2, "node"), (2, 1, 2, "network"), (2, 2, 4, "network")}
     world = next(pair for pair in found["pairs"] if pair["scope"] == "world")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
-import os
-import sys
 import threading
-from pathlib import Path
 
-import psutil
 import pytest
+from local_cells import running, sequential_loss
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fabric import LinkCondition
@@ -23,16 +19,9 @@ from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.supervise import CellFailed, run_cell
 from ddlbench.runtime.tool import ToolFailed, run_tool
 
-HERE = str(Path(__file__).parent)
 DELAY_S = 0.05  # so long that ten percent of it is more than a busy machine adds
 REASON = available()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no emulated nodes here: {REASON}")
-
-
-@pytest.fixture(autouse=True)
-def _odd_networks_are_importable(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setattr(sys, "path", [HERE, *sys.path])
 
 
 @pytest.fixture
@@ -67,16 +56,6 @@ def measure(cell, site, tmp_path, **site_changes):
     return run_cell(cell, site, folder, stage_cell(cell, site, tmp_path)), folder
 
 
-def running(word: str) -> list[psutil.Process]:
-    """Processes under this one whose command has a word."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if word in " ".join(process.cmdline()):
-                found.append(process)
-    return found
-
-
 @pytest.mark.parametrize(
     ("strategy", "nodes", "devices"),
     [
@@ -105,11 +84,8 @@ def test_ranks_train_over_the_link_as_they_do_without(strategy, nodes, devices, 
     assert link["host"] not in result["provenance"]["hosts"]
     assert result["provenance"]["tcp_congestion_control"] == "cubic"
     assert result["staging"]["nodes"] == 1
-    here = cell.with_(fabric="default", nodes=1, devices_per_node=cell.devices)
-    reference, _ = measure(here, site, tmp_path)
-    assert reference["link"] is None
-    assert result["loss"]["last"] == pytest.approx(reference["loss"]["last"], rel=1e-4)
-    assert not running("-m ddlbench")
+    assert result["loss"]["last"] == pytest.approx(sequential_loss(cell)["last"], rel=1e-4)
+    assert not running()
 
 
 def test_on_a_cluster_neither_ranks_nor_data_need_srun(site, tmp_path):
@@ -122,31 +98,35 @@ def test_on_a_cluster_neither_ranks_nor_data_need_srun(site, tmp_path):
     assert result["link"]["fabric"] == "slow"
 
 
-def test_a_cell_that_hangs_leaves_the_stacks_of_every_node_and_no_process(site, tmp_path):
+def test_a_cell_that_hangs_leaves_the_stacks_of_every_node_and_no_process(
+    site, tmp_path, hang_begins_limits
+):
+    hang_begins_limits(ranks=2)
     cell = cell_of("hang")
     folder = tmp_path / "cells" / cell.id
     with pytest.raises(CellFailed, match="no step finished"):
-        measure(cell, site, tmp_path, hang_timeout_s=25)  # starting takes long beside others
+        measure(cell, site, tmp_path, hang_timeout_s=600, cell_timeout_s=1e6)
     log = (folder / "log.txt").read_text()
     for rank in ("[0]", "[1]"):
         where = [line for line in log.splitlines() if line.startswith(rank)]
         assert any("odd_networks.py" in line for line in where), log
-    assert not running("-m ddlbench")
+    assert not running()
 
 
-def test_a_step_that_takes_too_long_is_the_result_timeout(site, tmp_path):
-    result, folder = measure(cell_of("hang"), site, tmp_path, cell_timeout_s=15)
+def test_a_step_that_takes_too_long_is_the_result_timeout(site, tmp_path, hang_begins_limits):
+    hang_begins_limits(ranks=2)
+    result, folder = measure(cell_of("hang"), site, tmp_path, cell_timeout_s=600)
     assert result["status"] == "timeout"
     assert result["link"]["fabric"] == "slow"
     assert read_result(folder / "result.json")["link"] == result["link"]
-    assert not running("-m ddlbench")
+    assert not running()
 
 
 def test_a_rank_that_is_killed_in_its_node_ends_the_others(site, tmp_path):
     cell = cell_of("killed", devices_per_node=2, batch_size=8)
     with pytest.raises(CellFailed, match="killed by signal 9"):
         measure(cell, site, tmp_path)
-    assert not running("-m ddlbench")
+    assert not running()
 
 
 def test_tools_run_in_the_nodes_too_one_after_the_other(site, tmp_path):
@@ -160,7 +140,7 @@ def test_tools_run_in_the_nodes_too_one_after_the_other(site, tmp_path):
         with pytest.raises(ToolFailed, match="rank 1 had enough"):
             run_tool(site, (2, 1), "tool_samples", {"mode": "crash"}, tmp_path, fabric=fabric)
         assert fabric.report()["usage"]["over"] == "whole run"
-    assert not running("-m ddlbench")
+    assert not running()
 
 
 def test_a_relay_that_ends_ends_the_ranks(site, tmp_path):
@@ -181,4 +161,4 @@ def test_a_relay_that_ends_ends_the_ranks(site, tmp_path):
         finally:
             finished.set()
             killer.join()
-    assert not running("-m ddlbench")
+    assert not running()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from run_one import local_site, run_one
+from local_cells import local_site, run_one
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.runtime.staging import stage_cell, unstage_cell

@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
 from ddlbench.runtime.tool import tool_main
@@ -19,6 +20,8 @@ def work(here):
     if mode == "unwritable":
         return {"bandwidth": float("nan")}
     if mode == "hang":
+        if "ODD_HANGING" in os.environ:
+            Path(os.environ["ODD_HANGING"], str(here.process.rank)).touch()
         time.sleep(600)
     return {"world_size": here.world_size, "threads": os.environ["OMP_NUM_THREADS"]}
 

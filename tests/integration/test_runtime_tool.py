@@ -1,8 +1,6 @@
 """Tools beside cells: one process a device, all reports or one sentence."""
 
 import dataclasses
-import os
-from pathlib import Path
 
 import pytest
 
@@ -11,10 +9,8 @@ from ddlbench.runtime.tool import ToolFailed, run_tool
 
 
 @pytest.fixture
-def site(monkeypatch):
-    here = str(Path(__file__).parent)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
-    return dataclasses.replace(load_site("local"), cell_timeout_s=60)
+def site():
+    return dataclasses.replace(load_site("local"), cell_timeout_s=600)
 
 
 def run(site, folder, mode):
@@ -42,6 +38,7 @@ def test_what_went_wrong_is_one_sentence(site, tmp_path, mode, sentence):
     assert (tmp_path / "log.txt").is_file()
 
 
-def test_a_tool_that_hangs_is_ended(site, tmp_path):
+def test_a_tool_that_hangs_is_ended(site, tmp_path, hang_begins_limits):
+    hang_begins_limits(ranks=2)
     with pytest.raises(ToolFailed, match="cell_timeout_s"):
-        run(dataclasses.replace(site, cell_timeout_s=8), tmp_path, "hang")
+        run(site, tmp_path, "hang")

@@ -8,7 +8,6 @@ import json
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,10 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from local_cells import local_site
+from ranks.world import assert_same_bits
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import read_result
-from ddlbench.experiment.site import load_site
 from ddlbench.runtime import supervise
 from ddlbench.runtime.checkpoint_sets import rank_file
 from ddlbench.runtime.staging import stage_cell
@@ -27,26 +27,18 @@ from ddlbench.runtime.state_file import read_state
 from ddlbench.runtime.supervise import CellFailed, run_cell
 from ddlbench.runtime.trail import read_trail, trail_file
 
-HERE = str(Path(__file__).parent)
 EVERY, EPOCHS, STEPS = 5, 30, 6  # 48 images, 8 a step
-
-
-@pytest.fixture(autouse=True)
-def _networks_are_importable(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setattr(sys, "path", [HERE, *sys.path])
 
 
 @pytest.fixture
 def site(tmp_path):
-    site = load_site("local")
-    return dataclasses.replace(site, scratch=str(tmp_path / "scratch"), devices_per_node=2)
+    return local_site(tmp_path)
 
 
 def cell_of(strategy: str, **changes) -> Cell:
     return Cell(
         dataset="mnist",
-        network="checkpoint_networks:slow",
+        network="odd_networks:slow",
         strategy=strategy,
         batch_size=8,
         devices_per_node=2,
@@ -107,26 +99,11 @@ def states(folder: Path, ranks: int) -> list[dict]:
     return [read_state(rank_file(last, rank)) for rank in range(ranks)]
 
 
-def assert_same(found, expected, place="state") -> None:
-    if isinstance(expected, torch.Tensor):
-        assert torch.equal(found, expected), place
-    elif isinstance(expected, dict):
-        assert list(found) == list(expected), place
-        for key, value in expected.items():
-            assert_same(found[key], value, f"{place}/{key}")
-    elif isinstance(expected, list | tuple):
-        assert len(found) == len(expected), place
-        for index, value in enumerate(expected):
-            assert_same(found[index], value, f"{place}/{index}")
-    else:
-        assert found == expected, place
-
-
 @pytest.mark.parametrize(
     ("cell", "kills"),
     [
         pytest.param(cell_of("ddp"), 10, marks=pytest.mark.exhaustive, id="ddp, ten times"),
-        pytest.param(cell_of("ddp"), 4, id="ddp"),
+        pytest.param(cell_of("ddp"), 2, id="ddp"),
         pytest.param(cell_of("pipedream", options=(("balance", "3+3"),)), 2, id="pipedream"),
     ],
 )
@@ -167,8 +144,8 @@ def test_kill_9_at_random_steps_loses_no_more_than_the_interval(
 
     assert result["loss"] == straight["loss"]
     for found, expected in zip(states(folder, 2), states(tmp_path / "straight", 2), strict=True):
-        assert_same(found["executor"], expected["executor"])
-        assert_same(found["random"], expected["random"])
+        assert_same_bits(found["executor"], expected["executor"])
+        assert_same_bits(found["random"], expected["random"])
         losses = [state["so_far"]["measured"]["loss"] for state in (found, expected)]
         assert torch.equal(*losses)
     rows = [(f / "steps.csv").read_text().splitlines() for f in (folder, tmp_path / "straight")]

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
-from run_one import local_site, run_one
+from local_cells import local_site, odd_cell, run_one, sequential_loss
 
-from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.site import load_site
-from ddlbench.runtime.staging import stage_cell
-from ddlbench.runtime.supervise import CellFailed, run_cell
-
-
-def cell_of(strategy, devices, network="odd_networks:plain", options=None, **changes) -> Cell:
-    return Cell(
-        dataset="mnist",
-        network=network,
-        strategy=strategy,
-        batch_size=8,
-        devices_per_node=devices,
-        epochs=2,
-        warmup_steps=3,
-        data_scale=0.0008,  # 48 images
-        learning_rate=0.1,
-        options=tuple((options or {}).items()),
-    ).with_(**changes)
+from ddlbench.runtime.supervise import CellFailed
 
 
 def measure(cell, tmp_path):
@@ -35,9 +16,11 @@ def measure(cell, tmp_path):
     return result, folder
 
 
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [pytest.param(2, marks=pytest.mark.exhaustive), 4])
 def test_a_cell_of_pipedream_leaves_a_complete_result(devices, tmp_path):
-    cell = cell_of("pipedream", devices, "vgg11", batch_size=4, max_steps=8)
+    cell = odd_cell("plain", "pipedream", devices).with_(
+        network="mlp", batch_size=4, max_steps=8, warmup_steps=3
+    )
     result, folder = measure(cell, tmp_path)
     assert result["update_semantics"] == "stale"
     assert (result["processes"], result["workers"]) == (devices, devices)
@@ -72,37 +55,32 @@ def test_a_cell_of_pipedream_leaves_a_complete_result(devices, tmp_path):
 
 def test_replicas_share_the_samples_and_the_readers_read_ahead(tmp_path):
     options = {"balance": "3+2", "replicas": "2+1", "stage_all_reduce": "async"}
-    cell = cell_of("pipedream", 3, options=options, loader_workers=1, max_steps=5)
+    cell = odd_cell("plain", "pipedream", 3, options=options, loader_workers=1, max_steps=5)
     result, _ = measure(cell, tmp_path)
     assert [rank["samples"] for rank in result["ranks"]] == [5 * 8, 5 * 8, 0]
     assert result["timing"]["samples_per_epoch"] == 5 * 8
 
 
-def test_model_parallelism_learns_what_sequential_training_does(tmp_path):
-    reference, _ = measure(cell_of("sequential", 1), tmp_path)
-    cell = cell_of("model-parallel-p2p", 2, options={"balance": "3+2"}, loader_workers=1)
+@pytest.mark.parametrize(
+    ("strategy", "devices", "changes"),
+    [
+        ("model-parallel-p2p", 2, {"options": {"balance": "3+2"}, "loader_workers": 1}),
+        ("pipedream", 1, {"options": {"balance": 5}}),
+    ],
+    ids=["model parallelism", "one stage alone"],
+)
+def test_without_delays_it_learns_what_sequential_training_does(
+    strategy, devices, changes, tmp_path
+):
+    cell = odd_cell("plain", strategy, devices, **changes)
     result, _ = measure(cell, tmp_path)
-    assert result["update_semantics"] == "synchronous"
-    assert result["loss"] == pytest.approx(reference["loss"], rel=1e-5)
-
-
-def test_one_stage_alone_is_sequential_training(tmp_path):
-    reference, _ = measure(cell_of("sequential", 1), tmp_path)
-    result, _ = measure(cell_of("pipedream", 1, options={"balance": 5}), tmp_path)
-    assert result["loss"] == pytest.approx(reference["loss"], rel=1e-5)
-
-
-def test_a_network_with_other_blocks_than_planned(tmp_path):
-    cell = cell_of("pipedream", 2, options={"balance": "1+1"})
-    site = load_site("local")
-    site = dataclasses.replace(site, scratch=str(tmp_path / "scratch"), devices_per_node=2)
-    result = run_cell(cell, site, tmp_path / "cell", stage_cell(cell, site, tmp_path))
-    assert result["status"] == "unsupported"
-    assert "balance 1+1 deals 2 blocks, the network has 5" in result["reason"]
+    assert result["loss"] == pytest.approx(sequential_loss(cell), rel=1e-5)
+    if strategy == "model-parallel-p2p":
+        assert result["update_semantics"] == "synchronous"
 
 
 def test_a_killed_stage_takes_all_ranks_along(tmp_path):
     options = {"balance": "3+2", "replicas": "2+1"}
-    cell = cell_of("pipedream", 3, "odd_networks:killed", options)
+    cell = odd_cell("killed", "pipedream", 3, options=options)
     with pytest.raises(CellFailed, match="rank 1: .*killed by signal 9"):
         measure(cell, tmp_path)

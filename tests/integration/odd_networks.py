@@ -65,7 +65,34 @@ def killed(spec):
 
 
 def hang(spec):
-    return _small(spec, lambda: time.sleep(3600))
+    """Each rank says that it hangs in a file of ``$ODD_HANGING``."""
+
+    def act():
+        rank = "-".join(os.environ[key] for key in ("DDLBENCH_NODE", "DDLBENCH_LOCAL_RANK"))
+        (Path(os.environ["ODD_HANGING"]) / rank).touch()
+        time.sleep(3600)
+
+    return _small(spec, act)
+
+
+class Slow(nn.Module):
+    """Steps of a few milliseconds: long enough to be hit by a kill."""
+
+    def forward(self, inputs):
+        time.sleep(0.004)
+        return inputs
+
+
+def slow(spec) -> nn.Sequential:
+    """Weights, statistics, random numbers: all that a checkpoint has to keep."""
+    return nn.Sequential(
+        Slow(),
+        nn.Flatten(),
+        nn.Linear(spec.image_bytes, 8),
+        nn.BatchNorm1d(8),
+        nn.Dropout(0.2),
+        nn.Linear(8, 10),
+    )
 
 
 def holds_its_data(spec):

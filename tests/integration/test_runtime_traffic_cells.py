@@ -1,0 +1,104 @@
+"""Bytes that ranks send and receive, against the strategies' formulas; and what a plan rests on."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+from local_cells import local_site, run_one
+
+from ddlbench.experiment.atomic import digest_of
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.paths import links_file, profile_file
+from ddlbench.planning.measured_digests import measured_digests
+
+BATCH = 256
+STEPS = 4
+FLOAT_BYTES = 4
+
+
+def _cell(strategy, devices=2, network="mlp", **options):
+    return Cell(
+        dataset="mnist",
+        network=network,
+        strategy=strategy,
+        batch_size=BATCH,
+        devices_per_node=devices,
+        epochs=1,
+        max_steps=STEPS,
+        warmup_steps=1,
+        data_scale=0.02,
+        learning_rate=0.01,
+        options=tuple(sorted(options.items())),
+    )
+
+
+def _measure(tmp_path, cell, devices=2, name="local"):
+    site = dataclasses.replace(local_site(tmp_path, devices=devices), name=name)
+    result, _ = run_one(cell, site, tmp_path)
+    assert result["status"] == "ok", result["reason"]
+    return result
+
+
+def _check(told, sent_bytes):
+    """Per step and rank within 2 % of the formula; nothing comes in that nobody sent."""
+    assert (told["counted_by"], told["steps"]) == ("tcp_info", STEPS)
+    assert [rank["rank"] for rank in told["ranks"]] == list(range(len(sent_bytes)))
+    per_step = [rank["sent_bytes_per_step"] for rank in told["ranks"]]
+    assert per_step == pytest.approx(sent_bytes, rel=0.02)
+    assert [rank["sent_bytes"] for rank in told["ranks"]] == [s * STEPS for s in per_step]
+    total = sum(rank["received_bytes"] for rank in told["ranks"])
+    # A last acknowledgement of a few bytes may still be on its way.
+    assert total == pytest.approx(sum(rank["sent_bytes"] for rank in told["ranks"]), rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks"),
+    [
+        ("ddp", 3),
+        ("horovod", 2),
+        pytest.param("ddp", 2, marks=pytest.mark.exhaustive),
+        pytest.param("horovod", 3, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_an_all_reduce_moves_what_a_ring_moves(tmp_path, strategy, ranks):
+    if strategy == "horovod":
+        pytest.importorskip("horovod.torch")
+    cell = dataclasses.replace(_cell(strategy, ranks), batch_size=BATCH - BATCH % ranks)
+    result = _measure(tmp_path, cell, devices=ranks)
+    gradient_bytes = result["ranks"][0]["parameter_bytes"]
+    _check(result["communication"], [2 * (ranks - 1) / ranks * gradient_bytes] * ranks)
+    assert result["inputs"]["links_digest"] is result["inputs"]["profile_digest"] is None
+
+
+def test_a_pipeline_moves_activations_and_gradients_across_its_cut(tmp_path):
+    chunks = 4
+    result = _measure(tmp_path, _cell("pipe-1f1b", balance="3+3", chunks=chunks))
+    cut_bytes = BATCH // chunks * 128 * FLOAT_BYTES  # one micro-batch of the first hidden layer
+    _check(result["communication"], [chunks * cut_bytes] * 2)
+
+
+def test_a_result_says_what_its_plan_was_made_from(tmp_path, monkeypatch):
+    """PipeDream's stages and replicas, from a profile and links."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "unit" / "planning"))
+    factory = importlib.import_module("planning_factory")
+    times = [
+        {"batch_size": samples, "time_s": 1e-4 * samples, "interval_s": None}
+        for samples in (BATCH // 4, BATCH, 2 * BATCH)
+    ]
+    blocks = [factory.block(n, forward=times, backward=times) for n in range(6)]
+    factory.write_site(blocks, network="mlp")
+    cell = _cell("pipedream", balance="profile")
+    result = _measure(tmp_path, cell, name=factory.SITE_NAME)
+    profile = profile_file(factory.SITE_NAME, "mnist/mlp/fp32-1t")
+    assert {key: result["inputs"][key] for key in ("links_digest", "profile_digest")} == {
+        "links_digest": digest_of(json.loads(links_file(factory.SITE_NAME, "default").read_text())),
+        "profile_digest": digest_of(json.loads(profile.read_text())),
+    }
+    assert result["communication"]["steps"] == STEPS
+    profile.unlink()
+    assert measured_digests(cell, factory.SITE_NAME)["profile_digest"] is None
