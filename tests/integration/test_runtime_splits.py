@@ -17,7 +17,7 @@ from local_cells import local_site, odd_cell, run_one, sequential_loss
     ],
 )
 def test_cells_leave_complete_results(strategy, options, tmp_path):
-    cell = odd_cell("plain", strategy, network="alexnet", learning_rate=0.01, options=options)
+    cell = odd_cell("plain", strategy, options=options).with_(network="alexnet", learning_rate=0.01)
     result, folder = run_one(cell, local_site(tmp_path), tmp_path)
     assert result["status"] == "ok", result["reason"]
     assert result["update_semantics"] == "synchronous"
