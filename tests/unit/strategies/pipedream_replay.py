@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from ranks.networks import network_of
-from ranks.world import global_batch
 from torch import nn
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import make_plan
+from ddlbench.testing.networks import network_of
+from ddlbench.testing.training import global_batch
 
 RUNS = ((0, 3), (3, 8))  # (first, count): warm-up, and the measured region
 

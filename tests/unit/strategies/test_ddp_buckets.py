@@ -6,8 +6,6 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from ranks.pool import run_ranks
-from ranks.world import Reader, context_of, executor_of
 from torch import nn
 from torch.distributed import Store
 
@@ -16,6 +14,8 @@ from ddlbench.planning.gradient_traffic import filled_buckets
 from ddlbench.planning.plan import make_plan
 from ddlbench.planning.workload import Tensor
 from ddlbench.strategies.ddp.descriptor import DdpDetails
+from ddlbench.testing.rank_pool import run_ranks
+from ddlbench.testing.training import Reader, context_of, executor_of
 
 SIDE = 512  # a weight of 1 MiB
 

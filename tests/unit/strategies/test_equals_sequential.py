@@ -9,11 +9,10 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-import torch
-from ranks.world import assert_same_weights, reference, train
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.strategy import strategy_of
+from ddlbench.testing import assert_cell_equals_sequential
+from ddlbench.testing.training import assert_same_weights, reference, train
 
 STEPS = 4
 RUNS = ((0, STEPS),)
@@ -56,13 +55,7 @@ def cell_of(strategy: str, devices: int, network: str = "residual", **options) -
     ids=lambda value: value.id if isinstance(value, Cell) else None,
 )
 def test_weights_equal_sequential_training(cell, parts):
-    assert strategy_of(cell.strategy).supports(cell) is None
-    expected, losses = reference(cell, parts, STEPS)
-    (ranks,) = train([cell], RUNS)
-    for rank in ranks:
-        assert_same_weights(rank["state"], expected, rtol=1e-4, atol=1e-5)
-    mean_losses = torch.tensor([rank["loss"] for rank in ranks]).mean(dim=0)
-    torch.testing.assert_close(mean_losses, torch.tensor(losses), rtol=1e-3, atol=1e-4)
+    assert_cell_equals_sequential(cell, parts)
 
 
 @pytest.mark.exhaustive

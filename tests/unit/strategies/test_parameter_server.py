@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 import torch
 from parameter_server_cells import FEW_BYTES, RUNS, cell_of
-from ranks.world import assert_same_weights, reference, train
 
 from ddlbench.strategies.parameter_server.server import Served, ServiceLog
+from ddlbench.testing.training import assert_same_weights, reference, train
 
 STEPS = sum(count for _, count in RUNS)
 

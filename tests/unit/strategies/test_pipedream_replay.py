@@ -11,7 +11,8 @@ from math import ceil
 import pytest
 import torch
 from pipedream_replay import RUNS, cell_of, replay
-from ranks.world import train
+
+from ddlbench.testing.training import train
 
 COUNT = sum(count for _, count in RUNS)
 PIPELINES = {

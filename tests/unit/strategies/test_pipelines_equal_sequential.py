@@ -11,12 +11,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from ranks.networks import network_of
-from ranks.world import STATISTICS, reference, train
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import make_plan
 from ddlbench.planning.strategy import strategy_of
+from ddlbench.testing.networks import network_of
+from ddlbench.testing.training import STATISTICS, reference, train
 
 ALL = ("pipe-gpipe", "pipe-1f1b", "pipe-interleaved", "pipe-zb", "pipe-zbv")
 TWO_STAGES = ALL[2:]

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from ranks.networks import tiny
 from torch import nn
 
 from ddlbench.planning.schedules import Action, one_f_one_b
 from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts
 from ddlbench.strategies.pipelining.executor import PipelineExecutor
 from ddlbench.strategies.precision import with_precision
+from ddlbench.testing.networks import tiny
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -12,9 +12,6 @@ import pipedream_replay
 import pytest
 import torch
 import torch.distributed as dist
-from ranks.networks import network_with_dropout
-from ranks.pool import run_ranks
-from ranks.world import Reader, context_of, executor_of
 from torch import nn
 from torch.distributed import Store
 
@@ -23,6 +20,9 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import make_plan
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.rehearsal import rehearse
+from ddlbench.testing.networks import network_with_dropout
+from ddlbench.testing.rank_pool import run_ranks
+from ddlbench.testing.training import Reader, context_of, executor_of
 
 CPU = torch.device("cpu")
 RUNS = ((0, 3), (3, 5))

@@ -1,47 +1,23 @@
-"""Every strategy goes on from its checkpoint, in new processes, bit for bit.
-
-::
-
-    plain    warm-up | 1 2 3 4 5 6                                no checkpoint
-    first    warm-up | 1 2 3 | save | 4 5 6 | save
-    second   other weights, rehearsal | load | 4 5 6 | save       new processes
-
-``second`` ends as ``first`` does: weights, statistics, momentum, random numbers, losses. Where
-updates are synchronous ``plain`` does too: a checkpoint changes nothing. PipeDream's checkpoints
-drain its pipeline, so it is compared with a run that drained at the same step.
-"""
+"""Every strategy goes on from its checkpoint, in new processes, bit for bit."""
 
 from __future__ import annotations
 
 import importlib.util
-import random
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ranks.networks import network_with_dropout
-from ranks.pool import run_ranks
-from ranks.world import Reader, assert_same_bits, context_of, executor_of
-from torch.distributed import Store
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.planning.plan import make_plan
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.runtime.checkpoint import open_checkpoints
-from ddlbench.runtime.checkpoint_sets import Order, rank_file, set_folder
-from ddlbench.runtime.loop import Extent, measure
-from ddlbench.runtime.random_state import random_state
-from ddlbench.runtime.rendezvous import barrier
-from ddlbench.runtime.state_file import read_state, write_state
 from ddlbench.strategies.executor import Context
 from ddlbench.strategies.torchgpipe import executor as torchgpipe_executor
 from ddlbench.strategies.torchgpipe.executor import GPipeExecutor
+from ddlbench.testing import assert_cells_resume
+from ddlbench.testing.networks import network_with_dropout
 
-WARMUP, STEPS, EVERY = 2, 6, 3
-RUNS = ("plain", "first", "second")
 TWO_STAGES, FOUR_STAGES = {"balance": "5+5"}, {"balance": "3+2+2+3"}
 OPTIONS = {
     "gpipe": TWO_STAGES,
@@ -96,57 +72,6 @@ needs_horovod = pytest.mark.skipif(
 )
 
 
-def _train(cell: Cell, rank: int, store: Store | None, *, out: Path, run: str) -> dict[str, Any]:
-    """One rank; ``run`` is "plain" without checkpoints, "first" with them, "second" resumed."""
-    folder, resume = folder_of(out, cell), run == "second"
-    plan = make_plan(cell)
-    process = plan.processes[rank]
-    executor = executor_of(cell)
-    context = context_of(plan, process, store)
-    order = None
-    if run != "plain":
-        before = set_folder(folder, EVERY, "first").name if resume else None
-        order = Order(str(folder), {"cell_id": cell.id}, run, before, "test")
-    checkpoints = open_checkpoints(
-        order, executor, rank, plan.world_size, store=store, devices=context.devices
-    )
-    context.fixed = {} if checkpoints is None else checkpoints.fixed()
-    # Weights and random numbers of another seed: only a checkpoint can bring the right ones.
-    torch.manual_seed(99 if resume else 1)
-    network = network_with_dropout()
-    torch.manual_seed(cell.seed + rank + (99 if resume else 0))
-    random.seed(cell.seed + rank + (99 if resume else 0))
-    data = Reader(cell, process, torch.float32) if process.needs else None
-    executor.prepare(plan, process, network, data, context)
-    extent = Extent(WARMUP, 1, STEPS, 0 if checkpoints is None else EVERY)
-    found = measure(executor, extent, context.devices, 1, checkpoints=checkpoints)
-    end = {"executor": executor.checkpoint_state(), "random": random_state(context.devices)}
-    write_state(folder / f"{run}-{rank}", end)
-    barrier(store, "done", plan.world_size)
-    executor.close()
-    return {
-        "loss": found.warmup.loss + found.measured.loss,
-        "ids": found.measured.ids,
-        "steps": len(found.measured.step_s),
-        "saves": 0 if checkpoints is None else len(checkpoints.report()["save_s"]),
-    }
-
-
-def folder_of(out: Path, cell: Cell) -> Path:
-    """Where its ranks keep their checkpoints."""
-    return out / cell.id
-
-
-def end_of(out: Path, cell: Cell, run: str, rank: int) -> dict[str, Any]:
-    """The state of a rank at the end of a run."""
-    return read_state(folder_of(out, cell) / f"{run}-{rank}")
-
-
-def saved(out: Path, cell: Cell, run: str, rank: int) -> dict[str, Any]:
-    """The file of a rank behind the last step."""
-    return read_state(rank_file(set_folder(folder_of(out, cell), STEPS, run), rank))
-
-
 def test_every_strategy_is_here():
     tested = {cell.strategy for cells in WORLDS.values() for cell in cells}
     assert tested == set(STRATEGIES)
@@ -160,27 +85,7 @@ def test_a_resumed_run_ends_bit_for_bit_as_an_uninterrupted_one(world, tmp_path)
     cells = WORLDS[world]
     for cell in cells:
         assert strategy_of(cell.strategy).supports(cell) is None, cell.id
-    (world_size,) = {make_plan(cell).world_size for cell in cells}
-    plain, first, second = (
-        run_ranks(partial(_train, out=tmp_path, run=run), cells, world_size) for run in RUNS
-    )
-    for number, cell in enumerate(cells):
-        for rank in range(world_size):
-            place = f"{cell.id}, rank {rank}"
-            ends = {run: end_of(tmp_path, cell, run, rank) for run in RUNS}
-            assert_same_bits(ends["second"], ends["first"], place)
-            # What the loop saved behind the last step is what the executor has.
-            at_end = saved(tmp_path, cell, "second", rank)
-            assert_same_bits(at_end["executor"], ends["second"]["executor"], place)
-            mine, resumed = first[number][rank], second[number][rank]
-            assert resumed == mine, place
-            assert resumed["saves"] == STEPS // EVERY
-            assert resumed["steps"] == STEPS, place
-            if strategy_of(cell.strategy).is_synchronous(cell):
-                assert_same_bits(ends["first"], ends["plain"], f"plain {place}")
-                assert mine["loss"] == plain[number][rank]["loss"], place
-        losses = [rank["loss"] for rank in second[number] if rank["loss"]]
-        assert losses and all(len(loss) == WARMUP + STEPS for loss in losses), cell.id
+    assert_cells_resume(cells, tmp_path)
 
 
 def test_torchgpipe_keeps_the_balance_that_was_measured_before(monkeypatch):

@@ -9,9 +9,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from ranks.networks import network_of
-from ranks.pool import run_ranks
-from ranks.world import STATISTICS, Reader, context_of, executor_of, reference, sequential, train
 from torch.distributed import Store
 
 from ddlbench.experiment.cell import Cell
@@ -19,6 +16,17 @@ from ddlbench.planning.plan import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.precision import with_precision
+from ddlbench.testing.networks import network_of
+from ddlbench.testing.rank_pool import run_ranks
+from ddlbench.testing.training import (
+    STATISTICS,
+    Reader,
+    context_of,
+    executor_of,
+    reference,
+    sequential,
+    train,
+)
 
 STEPS = 4
 RUNS = ((0, 1), (1, STEPS - 1))

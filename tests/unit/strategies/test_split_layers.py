@@ -7,8 +7,9 @@ three dimensions, split along one of them or a grid of two.
 from __future__ import annotations
 
 import pytest
-from ranks.pool import run_ranks
 from split_layer_cases import Case, Cases, compare_all, random_rows, random_weights
+
+from ddlbench.testing.rank_pool import run_ranks
 
 CHAIN = (
     ("conv2", {"in_channels": 3, "out_channels": 4, "kernel_size": 7, "stride": 2, "padding": 3}),

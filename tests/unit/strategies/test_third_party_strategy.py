@@ -13,6 +13,7 @@ from ddlbench.predict.question import Question
 from ddlbench.predict.recommend import recommend
 from ddlbench.report.colours import strategy_look
 from ddlbench.report.labels import strategy_label
+from ddlbench.testing import assert_equals_sequential, assert_resumes
 
 TESTS = Path(__file__).parents[2]
 NAME = "toy-averaging"
@@ -82,3 +83,11 @@ def test_it_is_recommended(make, tmp_path):
 def test_it_has_a_colour_of_its_family_and_a_label(toy):
     assert strategy_label(NAME) == "Toy averaging"
     assert strategy_look(NAME).colour == strategy_look(NAME).colour != strategy_look("ddp").colour
+
+
+def test_it_trains_what_sequential_training_trains(toy):
+    assert_equals_sequential(NAME, devices=2)
+
+
+def test_it_goes_on_from_a_checkpoint(toy, tmp_path):
+    assert_resumes(NAME, tmp_path / "checkpoints", devices=2)

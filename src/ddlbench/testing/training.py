@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +18,8 @@ from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.strategy import Process, strategy_of
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.executor import Context
-from ranks.networks import network_of
-from ranks.pool import run_ranks
+from ddlbench.testing.networks import network_of
+from ddlbench.testing.rank_pool import run_ranks
 
 __all__ = [
     "STATISTICS",
@@ -67,7 +67,8 @@ class Reader:
     def __init__(self, cell: Cell, process: Process, dtype: torch.dtype = torch.float64) -> None:
         self.cell, self.process, self.dtype = cell, process, dtype
 
-    def batches(self, first, count):
+    def batches(self, first: int, count: int) -> Iterator[Any]:
+        """Mini-batches ``first`` to ``first + count - 1``, as far as the process's turns go."""
         process = self.process
         for number in range(first + process.replica % process.turns, first + count, process.turns):
             whole = global_batch(self.cell, number)
@@ -184,8 +185,12 @@ def assert_same_weights(
     for name, value in expected.items():
         if not name.endswith(STATISTICS):
             torch.testing.assert_close(
-                found[name], value, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{place} {n}: {m}"
+                found[name], value, rtol=rtol, atol=atol, msg=partial(_at, f"{place} {name}")
             )
+
+
+def _at(place: str, message: str) -> str:
+    return f"{place}: {message}"
 
 
 def assert_same_bits(found: Any, expected: Any, place: str = "state") -> None:

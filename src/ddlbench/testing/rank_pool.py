@@ -1,9 +1,9 @@
-"""Worlds of ranks that start in milliseconds: each rank is a fork of one process that has torch.
+r"""Worlds of ranks that start in milliseconds: each rank is a fork of one process that has torch.
 
 ::
 
     pytest -- fork server (modules imported, no thread) -+- rank 0 of a world
-           \\                                             +- rank 1
+           \                                             +- rank 1
             store of the world (TCP)
 
 The fork server lives as long as the test run. Each rank of each world is a new process, so that
@@ -175,7 +175,7 @@ def run_ranks(
 def _listen(ranks: list[_Rank], limit_s: float) -> bool:
     """Hear all ranks until they are done or one fails; True if they hang."""
     heard: set[int] = set()
-    speaking = {rank.messages: number for number, rank in enumerate(ranks)}
+    speaking: dict[Any, int] = {rank.messages: number for number, rank in enumerate(ranks)}
     while speaking and not any(rank.failure for rank in ranks):
         patience_s = limit_s if len(heard) == len(ranks) else START_LIMIT_S
         ready = wait(list(speaking), timeout=patience_s)

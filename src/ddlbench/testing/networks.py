@@ -17,26 +17,29 @@ __all__ = ["network_of", "network_with_dropout"]
 class Residual(nn.Module):
     """A convolution and batch norm beside the identity."""
 
-    def __init__(self, channels):
+    def __init__(self, channels: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(channels)
 
-    def forward(self, inputs):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Of any batch."""
         return inputs + torch.relu(self.norm(self.conv(inputs)))
 
 
 class Mean(nn.Module):
     """Its gradient is one number seen many times: not contiguous."""
 
-    def forward(self, inputs):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Of any batch."""
         return inputs.mean(dim=(2, 3), keepdim=True)
 
 
 class Turned(nn.Module):
     """Gives a view that is not contiguous."""
 
-    def forward(self, inputs):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Of any batch."""
         return inputs.transpose(2, 3)
 
 
@@ -49,7 +52,8 @@ class Shared(nn.Module):
         self.unused = nn.Parameter(torch.ones(3))
         self.frozen = nn.Parameter(torch.ones(features), requires_grad=False)
 
-    def forward(self, inputs):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Of any batch."""
         return torch.tanh(inputs @ self.twice) @ self.twice + self.frozen
 
 

@@ -1,0 +1,112 @@
+"""Cells go on from their checkpoints, in new processes, bit for bit.
+
+::
+
+    plain    warm-up | 1 2 3 4 5 6                                no checkpoint
+    first    warm-up | 1 2 3 | save | 4 5 6 | save
+    second   other weights, rehearsal | load | 4 5 6 | save       new processes
+
+``second`` ends as ``first`` does: weights, statistics, momentum, random numbers, losses. Where
+updates are synchronous ``plain`` does too: a checkpoint changes nothing. PipeDream's checkpoints
+drain its pipeline, so it is compared with a run that drained at the same step.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import Store
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.planning.plan import make_plan
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.runtime.checkpoint import open_checkpoints
+from ddlbench.runtime.checkpoint_sets import Order, rank_file, set_folder
+from ddlbench.runtime.loop import Extent, measure
+from ddlbench.runtime.random_state import random_state
+from ddlbench.runtime.rendezvous import barrier
+from ddlbench.runtime.state_file import read_state, write_state
+from ddlbench.testing.networks import network_with_dropout
+from ddlbench.testing.rank_pool import run_ranks
+from ddlbench.testing.training import Reader, assert_same_bits, context_of, executor_of
+
+__all__ = ["assert_cells_resume"]
+
+_WARMUP, _STEPS, _EVERY = 2, 6, 3
+_RUNS = ("plain", "first", "second")
+
+
+def assert_cells_resume(cells: Sequence[Cell], folder: Path) -> None:
+    """Train every cell straight, with checkpoints, and on from a checkpoint; compare the ends.
+
+    Args:
+        cells: with as many ranks each; their network is :func:`.networks.network_with_dropout`.
+        folder: an empty one, for the checkpoints.
+    """
+    (world_size,) = {make_plan(cell).world_size for cell in cells}
+    plain, first, second = (
+        run_ranks(partial(_train, out=folder, run=run), cells, world_size) for run in _RUNS
+    )
+    for number, cell in enumerate(cells):
+        for rank in range(world_size):
+            _compare(cell, rank, folder, [run[number][rank] for run in (plain, first, second)])
+        losses = [rank["loss"] for rank in second[number] if rank["loss"]]
+        assert losses and all(len(loss) == _WARMUP + _STEPS for loss in losses), cell.id
+
+
+def _compare(cell: Cell, rank: int, folder: Path, found: Sequence[dict[str, Any]]) -> None:
+    """What one rank had at the end of its three runs."""
+    plain, first, second = found
+    place = f"{cell.id}, rank {rank}"
+    ends = {run: read_state(folder / cell.id / f"{run}-{rank}") for run in _RUNS}
+    assert_same_bits(ends["second"], ends["first"], place)
+    # What the loop saved behind the last step is what the executor has.
+    at_end = read_state(rank_file(set_folder(folder / cell.id, _STEPS, "second"), rank))
+    assert_same_bits(at_end["executor"], ends["second"]["executor"], place)
+    assert second == first, place
+    assert second["saves"] == _STEPS // _EVERY
+    assert second["steps"] == _STEPS, place
+    if strategy_of(cell.strategy).is_synchronous(cell):
+        assert_same_bits(ends["first"], ends["plain"], f"plain {place}")
+        assert first["loss"] == plain["loss"], place
+
+
+def _train(cell: Cell, rank: int, store: Store | None, *, out: Path, run: str) -> dict[str, Any]:
+    """One rank; ``run`` is "plain" without checkpoints, "first" with them, "second" resumed."""
+    folder, resume = out / cell.id, run == "second"
+    plan = make_plan(cell)
+    process = plan.processes[rank]
+    executor = executor_of(cell)
+    context = context_of(plan, process, store)
+    order = None
+    if run != "plain":
+        before = set_folder(folder, _EVERY, "first").name if resume else None
+        order = Order(str(folder), {"cell_id": cell.id}, run, before, "test")
+    checkpoints = open_checkpoints(
+        order, executor, rank, plan.world_size, store=store, devices=context.devices
+    )
+    context.fixed = {} if checkpoints is None else checkpoints.fixed()
+    # Weights and random numbers of another seed: only a checkpoint can bring the right ones.
+    torch.manual_seed(99 if resume else 1)
+    network = network_with_dropout()
+    torch.manual_seed(cell.seed + rank + (99 if resume else 0))
+    random.seed(cell.seed + rank + (99 if resume else 0))
+    data = Reader(cell, process, torch.float32) if process.needs else None
+    executor.prepare(plan, process, network, data, context)
+    extent = Extent(_WARMUP, 1, _STEPS, 0 if checkpoints is None else _EVERY)
+    measured = measure(executor, extent, context.devices, 1, checkpoints=checkpoints)
+    end = {"executor": executor.checkpoint_state(), "random": random_state(context.devices)}
+    write_state(folder / f"{run}-{rank}", end)
+    barrier(store, "done", plan.world_size)
+    executor.close()
+    return {
+        "loss": measured.warmup.loss + measured.measured.loss,
+        "ids": measured.measured.ids,
+        "steps": len(measured.measured.step_s),
+        "saves": 0 if checkpoints is None else len(checkpoints.report()["save_s"]),
+    }
