@@ -16,7 +16,6 @@ import psutil
 import pytest
 import torch
 from local_cells import local_site
-from ranks.world import assert_same_bits
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import read_result
@@ -26,6 +25,7 @@ from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.state_file import read_state
 from ddlbench.runtime.supervise import CellFailed, run_cell
 from ddlbench.runtime.trail import read_trail, trail_file
+from ddlbench.testing.training import assert_same_bits
 
 EVERY, EPOCHS, STEPS = 5, 30, 6  # 48 images, 8 a step
 

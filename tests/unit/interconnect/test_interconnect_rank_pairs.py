@@ -8,7 +8,6 @@ from itertools import pairwise, permutations
 
 import pytest
 import torch
-from ranks.pool import run_ranks
 from torch import distributed as dist
 
 from ddlbench.experiment.links import InvalidLinks, Links, read_links, write_links
@@ -21,6 +20,7 @@ from ddlbench.planning.link_bandwidth import bandwidth_of
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.report.links_heatmap import draw_links
 from ddlbench.runtime.tool import ToolFailed
+from ddlbench.testing.rank_pool import run_ranks
 
 
 def ranks_on(nodes: int, devices: int) -> list[int]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from ranks.pool import run_ranks
-from ranks.world import Reader, context_of, executor_of
 from torch import nn
 from torch.distributed import Store
 
@@ -13,6 +11,8 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import build
 from ddlbench.planning.plan import make_plan
 from ddlbench.strategies.executor import Unsupported
+from ddlbench.testing.rank_pool import run_ranks
+from ddlbench.testing.training import Reader, context_of, executor_of
 
 
 def refused(cell: Cell, rank: int, store: Store | None) -> str:

@@ -29,6 +29,7 @@ from ddlbench.planning.strategy import Process
 from ddlbench.strategies.connect import connect
 from ddlbench.strategies.executor import Context, DataStream, RunRecord, StepwiseExecutor
 from ddlbench.strategies.parameter_server.async_server import AsyncServer
+from ddlbench.strategies.parameter_server.descriptor import ParameterServerDetails
 from ddlbench.strategies.parameter_server.layout import Layout
 from ddlbench.strategies.parameter_server.server import (
     Round,
@@ -111,7 +112,9 @@ class ParameterServerExecutor(StepwiseExecutor):
         device = self.context.devices[0]
         servers = self._ranks("server")
         trained = [p for p in network.parameters() if p.requires_grad]
-        self.layout = Layout(trained, len(servers), int(self.plan.details["message_bytes"]))
+        self.layout = Layout(
+            trained, len(servers), ParameterServerDetails.of(self.plan).message_bytes
+        )
         self._join()
         if self.process.role != "server":
             return network.to(device)
@@ -184,7 +187,7 @@ class ParameterServerExecutor(StepwiseExecutor):
 
     @property
     def _asynchronous(self) -> bool:
-        return bool(self.plan.details["mode"] == "async")
+        return ParameterServerDetails.of(self.plan).mode == "async"
 
     @property
     def _learning_rate(self) -> float:

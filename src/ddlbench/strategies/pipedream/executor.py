@@ -38,7 +38,7 @@ from ddlbench.strategies.executor import (
     Unsupported,
 )
 from ddlbench.strategies.pipedream.channels import Channels, Groups, Messages, channels_between
-from ddlbench.strategies.pipedream.descriptor import StagedStrategy
+from ddlbench.strategies.pipedream.descriptor import PipeDreamDetails, StagedStrategy
 from ddlbench.strategies.pipedream.rehearsal import MadeUpMessages
 from ddlbench.strategies.pipedream.stage import Stage
 from ddlbench.strategies.pipedream.turn import StageParts, Turn
@@ -103,7 +103,8 @@ class PipeDreamExecutor(StepwiseExecutor):
     def place(self, network: nn.Sequential) -> nn.Module:
         """This stage's blocks, on its device."""
         self.descriptor = cast(StagedStrategy, strategy_of(self.plan.cell.strategy))
-        self.stages: list[list[int]] = self.plan.details["stages"]
+        self.planned = PipeDreamDetails.of(self.plan)
+        self.stages = self.planned.stages
         device = self.context.devices[0]
         self._check(network)
         self._join(device)
@@ -156,7 +157,7 @@ class PipeDreamExecutor(StepwiseExecutor):
 
     def filling(self) -> int:
         """Until every replica of every stage has had an update with all its versions held."""
-        versions = self.plan.details.get("weight_versions", [1] * len(self.stages))
+        versions = self.planned.weight_versions or (1,) * len(self.stages)
         return max(
             replicas * (count + 1)
             for (_, _, replicas), count in zip(self.stages, versions, strict=True)
@@ -173,16 +174,16 @@ class PipeDreamExecutor(StepwiseExecutor):
     def _check(self, network: nn.Sequential) -> None:
         blocks = self.stages[-1][1]
         if blocks != len(network):
-            balance = self.plan.details["balance"]
             raise Unsupported(
-                f"balance {balance} deals {blocks} blocks, the network has {len(network)}",
+                f"balance {self.planned.balance} deals {blocks} blocks, "
+                f"the network has {len(network)}",
                 code="wrong_balance",
             )
 
     def _join(self, device: torch.device) -> None:
         """The group of all; one for each direction; one for the replicas of each stage."""
         join_all(self.context, self.process, self.plan.world_size)
-        stage_ranks: list[list[int]] = self.plan.details["stage_ranks"]
+        stage_ranks = self.planned.stage_ranks
         self.groups = {kind: every_rank(self.context) for kind in ("activation", "gradient")}
         mine = side_by_side(stage_ranks, self.context)
         self.replica_group = mine if len(stage_ranks[self.process.stage]) > 1 else None
@@ -197,8 +198,8 @@ class PipeDreamExecutor(StepwiseExecutor):
 
     def _sgd(self, module: nn.Module) -> torch.optim.Optimizer:
         """At this stage's rate."""
-        rates = self.plan.details.get("learning_rates")
-        rate = None if rates is None else rates[self.process.stage]
+        rates = self.planned.learning_rates
+        rate = rates[self.process.stage] if rates else None
         return make_optimizer(self.plan.cell, module.parameters(), rate)
 
     def _parts(
@@ -212,7 +213,7 @@ class PipeDreamExecutor(StepwiseExecutor):
             stage=stage,
             versions=WeightVersions(module, optimizer),
             replica_group=self.replica_group,
-            asynchronous=self.plan.details.get("stage_all_reduce") == "async",
+            asynchronous=self.planned.stage_all_reduce == "async",
             context=context,
         )
 

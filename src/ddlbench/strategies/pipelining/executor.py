@@ -26,7 +26,7 @@ from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.executor import MiniBatch, RunRecord, StepwiseExecutor, Unsupported
 from ddlbench.strategies.gradient_buckets import sum_gradients
 from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts
-from ddlbench.strategies.pipelining.descriptor import SynchronousPipeline
+from ddlbench.strategies.pipelining.descriptor import PipeliningDetails, SynchronousPipeline
 from ddlbench.strategies.pipelining.stage import WatchedStage, make_stage, torch_schedule
 from ddlbench.strategies.process_group import join_all, side_by_side
 from ddlbench.strategies.timing import SpanRecorder, StepClock
@@ -44,8 +44,8 @@ class PipelineExecutor(StepwiseExecutor):
         """Join the process group, cut the network and keep this process's blocks of it."""
         descriptor = cast(SynchronousPipeline, strategy_of(self.plan.cell.strategy))
         self.planned: Schedule = descriptor.pipeline_schedule(self.plan.cell)
-        self.replicas = int(self.plan.details["replicas"])
-        self.chunks = int(self.plan.details["chunks"])
+        details = PipeliningDetails.of(self.plan)
+        self.replicas, self.chunks = int(details.replicas), int(details.chunks)
         self._join()
         micro_batch = self._micro_batch(network)
         self.blocks = self._block_ranges(len(network))
@@ -110,7 +110,8 @@ class PipelineExecutor(StepwiseExecutor):
         Raises:
             Unsupported: the network has others than the plan thinks.
         """
-        planned = [range(first, last) for first, last, _ in self.plan.details["stages"]]
+        stages = PipeliningDetails.of(self.plan).stages
+        planned = [range(first, last) for first, last, _ in stages]
         if planned[-1].stop != blocks:
             raise Unsupported(
                 f"the plan deals {planned[-1].stop} blocks to {len(planned)} stages, but the "

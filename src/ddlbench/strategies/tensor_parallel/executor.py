@@ -25,7 +25,7 @@ from ddlbench.strategies.pipelining.cutting import TensorForm
 from ddlbench.strategies.process_group import join_all
 from ddlbench.strategies.tensor_parallel.convert_rows import Grid, Rows, split_rows
 from ddlbench.strategies.tensor_parallel.convert_weights import Dealt, split_weights
-from ddlbench.strategies.tensor_parallel.descriptor import grid_of
+from ddlbench.strategies.tensor_parallel.descriptor import SplitDetails, grid_of
 from ddlbench.strategies.tensor_parallel.groups import across, groups_of, join_team, lines_of
 from ddlbench.strategies.tensor_parallel.team import Line, Team
 from ddlbench.strategies.tensor_parallel.trace import BlockTrace, trace
@@ -44,8 +44,8 @@ class SplitExecutor(StepwiseExecutor):
     def place(self, network: nn.Sequential) -> nn.Module:
         """Join the process groups and split the network; its split layers are freed."""
         device = self.context.devices[0]
-        self.group_size = int(self.plan.details["group"])
-        self.groups = int(self.plan.details["replicas"])
+        details = SplitDetails.of(self.plan)
+        self.group_size, self.groups = int(details.group), int(details.replicas)
         # On a GPU a thousand events a step would disturb it: there one more step is recorded.
         self.spans = SpanRecorder(device, keep_last=_KEPT_STEPS, enabled=device.type == "cpu")
         self._join()
@@ -108,13 +108,13 @@ class SpatialExecutor(SplitExecutor):
 
     def split(self, network: nn.Sequential, traced: list[BlockTrace]) -> None:
         """Rows along one dimension, or a grid over two."""
-        details = self.plan.details
-        sizes = grid_of(str(details["split"]), self.group_size)
+        details = SplitDetails.of(self.plan)
+        sizes = grid_of(str(details.split), self.group_size)
         lines = lines_of(self.teams, sizes)
         self.grid = Grid(
             self.within, tuple(Line(d, self.team(ranks)) for d, ranks in lines.items())
         )
-        self.rows = split_rows(network, traced, self.grid, str(details["until"]))
+        self.rows = split_rows(network, traced, self.grid, str(details.until))
         split = set(self.rows.parameters)
         self.whole = [p for p in network.parameters() if p not in split]
 
