@@ -175,13 +175,17 @@ class SpanRecorder:
         return self._anchor_s + self._anchor.elapsed_time(mark) / 1e3
 
     def spans(self) -> list[Span]:
-        """All spans and phases that are kept, mini-batch by mini-batch; waits for the device."""
+        """All spans and phases that are kept, in the order in which they began.
+
+        Waits for the device.
+        """
         self.wait()
-        return [
+        kept = (
             (kind, self._first + number, self.seconds(begin), self.seconds(end))
             for number, spans in self._kept.items()
             for kind, begin, end in spans
-        ]
+        )
+        return sorted(kept, key=lambda span: span[2])
 
     def wait(self) -> None:
         """Return once all marks have happened."""
