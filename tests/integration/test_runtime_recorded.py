@@ -7,7 +7,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 import pytest
-from run_one import local_site, run_one
+from local_cells import local_site, run_one
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.report.timeline.box import BESIDE
