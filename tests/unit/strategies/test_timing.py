@@ -135,7 +135,7 @@ def test_what_runs_beside_a_phase_does_not_end_it():
     begin = recorder.now()
     recorder.beside("all_reduce_bucket 0.0", begin, recorder.now())
     recorder.phase("")
-    assert kinds(recorder) == [("all_reduce_bucket 0.0", 0), ("backward", 0)]
+    assert kinds(recorder) == [("backward", 0), ("all_reduce_bucket 0.0", 0)]  # as they began
 
 
 def test_a_recorder_that_is_off_records_nothing():
