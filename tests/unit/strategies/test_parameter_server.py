@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from parameter_server_cells import FEW_BYTES, RUNS, cell_of
+from cases.parameter_server_cells import FEW_BYTES, RUNS, cell_of
 
 from ddlbench.strategies.parameter_server.server import Served, ServiceLog
 from ddlbench.testing.training import assert_same_weights, reference, train

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from pipedream_replay import cell_of
+from cases.pipedream_replay import cell_of
 from torch import nn
 
 from ddlbench.planning.plan import make_plan

@@ -7,11 +7,10 @@ import re
 from functools import partial
 from pathlib import Path
 
-import parameter_server_cells
-import pipedream_replay
 import pytest
 import torch
 import torch.distributed as dist
+from cases import parameter_server_cells, pipedream_replay
 from torch import nn
 from torch.distributed import Store
 

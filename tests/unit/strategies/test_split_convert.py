@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from split_layer_cases import fake_grid, fake_team, traced
+from cases.split_layer_cases import fake_grid, fake_team, traced
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import load
@@ -66,8 +66,20 @@ def test_imagenet_splits_by_rows_filters_and_channels(network):
         ),
         ("resnet50", "mnist", "height", 5, "layer layer4_0.conv2 (Conv2d) has 4 rows"),
         ("resnet18", "cifar10", "both", 25, "layer layer4_0.conv1 (Conv2d) has 4 rows"),
-        ("split_networks:mixing", "mnist", "height", 2, "block scaled calls aten.amax.default"),
-        ("split_networks:unknown", "mnist", "height", 2, "layer norm (GroupNorm) cannot be split"),
+        (
+            "cases.split_networks:mixing",
+            "mnist",
+            "height",
+            2,
+            "block scaled calls aten.amax.default",
+        ),
+        (
+            "cases.split_networks:unknown",
+            "mnist",
+            "height",
+            2,
+            "layer norm (GroupNorm) cannot be split",
+        ),
     ],
 )
 def test_rows_name_the_limiting_layer(network, dataset, split, devices, said):

@@ -10,7 +10,7 @@ from math import ceil
 
 import pytest
 import torch
-from pipedream_replay import RUNS, cell_of, replay
+from cases.pipedream_replay import RUNS, cell_of, replay
 
 from ddlbench.testing.training import train
 

@@ -37,7 +37,7 @@ PURE = ("spatial", "filter", "channel")
 def _cell(strategy: str, nodes: int, devices: int, network: str = "", **options) -> Cell:
     return Cell(
         dataset="mnist",
-        network=network or "split_networks:odd",
+        network=network or "cases.split_networks:odd",
         strategy=strategy,
         batch_size=options.pop("batch", 8),
         nodes=nodes,
@@ -145,8 +145,8 @@ def _assert_told(cell: Cell, ranks: list[dict]) -> None:
 def test_weights_are_dealt_out():
     """A rank of four holds about a quarter, and by rows all of them."""
     cells = [
-        _cell("filter", 1, 4, "split_networks:wide", batch=4),
-        _cell("spatial", 1, 4, "split_networks:wide", batch=4),
+        _cell("filter", 1, 4, "cases.split_networks:wide", batch=4),
+        _cell("spatial", 1, 4, "cases.split_networks:wide", batch=4),
     ]
     (by_filter, by_rows) = train(cells, RUNS)
     whole = by_rows[0]["kept_bytes"]
@@ -156,7 +156,7 @@ def test_weights_are_dealt_out():
 
 def test_devices_of_a_group_forget_the_same():
     """Layers that all compute draw what sequential training draws from the same seed."""
-    cells = [_cell(strategy, 1, 3, "split_networks:forgetful") for strategy in PURE]
+    cells = [_cell(strategy, 1, 3, "cases.split_networks:forgetful") for strategy in PURE]
     for cell, ranks in zip(cells, train(cells, RUNS), strict=True):
         torch.manual_seed(cell.seed)
         expected, losses = sequential(cell, 1, STEPS)

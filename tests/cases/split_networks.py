@@ -1,4 +1,4 @@
-"""Networks that are delicate to split: named in cells as ``split_networks:<function>``."""
+"""Networks that are delicate to split: named in cells as ``cases.split_networks:<function>``."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ three dimensions, split along one of them or a grid of two.
 from __future__ import annotations
 
 import pytest
-from split_layer_cases import Case, Cases, compare_all, random_rows, random_weights
+from cases.split_layer_cases import Case, Cases, compare_all, random_rows, random_weights
 
 from ddlbench.testing.rank_pool import run_ranks
 
