@@ -122,7 +122,7 @@ def run(cell: Cell, site: Site, name: str, kill: bool = False) -> dict[str, Any]
         with suppress(CellFailed):
             run_cell(cell, site, folder, staging)
         killer.join()
-    return run_cell(cell, site, folder, staging)
+    return run_cell(cell, site, folder, staging).to_dict()
 
 
 def kill_a_rank(folder: Path, at: int) -> None:

@@ -50,7 +50,7 @@ def run_one(cell: Cell, site: Site, tmp_path: Path) -> tuple[dict[str, Any], Pat
     folder = tmp_path / "cells" / cell.id
     result = run_cell(cell, site, folder, stage_cell(cell, site, tmp_path))
     assert read_result(folder / "result.json") == result
-    return result, folder
+    return result.to_dict(), folder
 
 
 def sequential_loss(cell: Cell) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def test_kill_9_at_random_steps_loses_no_more_than_the_interval(
     """Kills of a random rank at a random step; with PipeDream mini-batches are in flight."""
     monkeypatch.setattr(supervise, "forget_checkpoints", lambda *_: None)
     staging = stage_cell(cell, site, tmp_path)
-    straight = run_cell(cell, site, tmp_path / "straight", staging)
+    straight = run_cell(cell, site, tmp_path / "straight", staging).to_dict()
 
     folder = tmp_path / "killed"
     kept = 0
@@ -127,7 +127,7 @@ def test_kill_9_at_random_steps_loses_no_more_than_the_interval(
         kept = int(sets[-1].parent.name.split("-")[1]) if sets else 0
         assert kept >= at - EVERY
         assert len(sets) <= 2
-    result = run_cell(cell, site, folder, staging)
+    result = run_cell(cell, site, folder, staging).to_dict()
 
     part = result["checkpointing"]
     assert len(part["attempts"]) == kills
@@ -161,8 +161,8 @@ def test_a_checkpoint_that_cannot_be_used_is_given_up_for_a_fresh_start(site, tm
     kill_at(cell, site, folder, staging, rank=0, at=12)
     for path in (folder / ".checkpoint").glob("step-*/rank0.safetensors"):
         path.write_bytes(b"\x80" * path.stat().st_size)
-    result = run_cell(cell, site, folder, staging, attempt=2)
-    assert read_result(folder / "result.json") == result
+    result = run_cell(cell, site, folder, staging, attempt=2).to_dict()
+    assert read_result(folder / "result.json").to_dict() == result
     assert result["status"] == "ok"
     (attempt,) = result["checkpointing"]["attempts"]
     assert "is no checkpoint that can be read" in attempt["refused"]
@@ -175,7 +175,8 @@ def test_a_checkpoint_that_cannot_be_used_is_given_up_for_a_fresh_start(site, tm
 def test_a_cell_that_was_not_interrupted_says_what_its_checkpoints_cost(site, tmp_path):
     cell = cell_of("sequential", devices_per_node=1, epochs=2, checkpoint_every_steps=4)
     shared = dataclasses.replace(site, checkpoints=str(tmp_path / "shared"))
-    result = run_cell(cell, shared, tmp_path / "cell", stage_cell(cell, site, tmp_path))
+    staging = stage_cell(cell, site, tmp_path)
+    result = run_cell(cell, shared, tmp_path / "cell", staging).to_dict()
     part = result["checkpointing"]
     assert (part["resumed"], part["attempts"], part["restore_s"]) == (0, [], 0.0)
     assert len(part["save_s"]) == 3

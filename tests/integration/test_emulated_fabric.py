@@ -53,7 +53,7 @@ def cell_of(network: str, strategy: str = "ddp", **changes) -> Cell:
 def measure(cell, site, tmp_path, **site_changes):
     site = dataclasses.replace(site, **site_changes)
     folder = tmp_path / "cells" / cell.id
-    return run_cell(cell, site, folder, stage_cell(cell, site, tmp_path)), folder
+    return run_cell(cell, site, folder, stage_cell(cell, site, tmp_path)).to_dict(), folder
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_ranks_train_over_the_link_as_they_do_without(strategy, nodes, devices, 
         pytest.skip("Horovod is not installed")
     cell = cell_of("plain", strategy, nodes=nodes, devices_per_node=devices, batch_size=12)
     result, folder = measure(cell, site, tmp_path)
-    assert read_result(folder / "result.json") == result
+    assert read_result(folder / "result.json").to_dict() == result
     assert result["status"] == "ok"
     # Gradients go there and back at least once, and that takes a round trip.
     assert result["timing"]["step_s"]["median"] >= 2 * DELAY_S
@@ -118,7 +118,7 @@ def test_a_step_that_takes_too_long_is_the_result_timeout(site, tmp_path, hang_b
     result, folder = measure(cell_of("hang"), site, tmp_path, cell_timeout_s=600)
     assert result["status"] == "timeout"
     assert result["link"]["fabric"] == "slow"
-    assert read_result(folder / "result.json")["link"] == result["link"]
+    assert read_result(folder / "result.json").to_dict()["link"] == result["link"]
     assert not running()
 
 

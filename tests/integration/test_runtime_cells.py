@@ -27,7 +27,7 @@ def measure(cell, site, tmp_path, **site_changes):
     site = dataclasses.replace(site, **site_changes)
     folder = tmp_path / "cells" / cell.id
     staging = stage_cell(cell, site, tmp_path)
-    return run_cell(cell, site, folder, staging), folder
+    return run_cell(cell, site, folder, staging).to_dict(), folder
 
 
 def nobody_is_left() -> bool:
@@ -45,7 +45,7 @@ def nobody_is_left() -> bool:
 def test_a_cell_leaves_a_complete_result(strategy, changes, site, tmp_path):
     cell = cell_of("plain", strategy, **changes)
     result, folder = measure(cell, site, tmp_path)
-    assert read_result(folder / "result.json") == result
+    assert read_result(folder / "result.json").to_dict() == result
     assert result["status"] == "ok"
     assert Cell.from_dict(result["cell"]) == cell
     timing = result["timing"]
@@ -99,7 +99,7 @@ def test_a_run_that_diverges_is_measured_and_says_so(strategy, changes, site, tm
     assert result["status"] == "ok"
     assert result["loss"]["last"] is None
     assert any("training diverged: the loss is no number from step" in n for n in result["notes"])
-    assert read_result(folder / "result.json") == result
+    assert read_result(folder / "result.json").to_dict() == result
     assert "nan" in (folder / "steps.csv").read_text()
 
 
@@ -110,7 +110,7 @@ def test_out_of_memory_is_a_result(site, tmp_path):
     assert result["reason_code"] == "out_of_memory_host"
     assert result["timing"] is None
     assert result["log_tail"]
-    assert read_result(folder / "result.json")["status"] == "out_of_memory"
+    assert read_result(folder / "result.json").status == "out_of_memory"
     assert nobody_is_left()
 
 

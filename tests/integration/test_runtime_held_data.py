@@ -36,4 +36,4 @@ def test_data_that_another_cell_removed_in_between_is_made_again(tmp_path, monke
     staging = stage_cell(CELL, site, tmp_path)
     unstage_cell(CELL, site, tmp_path)
     result = run_cell(CELL, site, tmp_path / "cell", staging)
-    assert result["status"] == "ok", result["reason"]
+    assert result.status == "ok", result.reason

@@ -1,8 +1,8 @@
 """Frozen dataclasses as JSON: what files hold, with the names and types of their fields.
 
-A field's type is a number, text or bool, one of them or None, a mapping that is kept as it is,
-another such dataclass, or a tuple of these; JSON has lists where Python has tuples. Numbers are
-kept as they are, so that what is read is written back the same.
+A field's type is a number, text, bool or member of an enumeration, one of them or None, a mapping
+that is kept as it is, another such dataclass, or a tuple of these; JSON has lists where Python has
+tuples. Numbers are kept as they are, so that what is read is written back the same.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
 from functools import cache
 from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["OMIT_NONE", "JsonForm", "key_of"]
+__all__ = ["OMIT_NONE", "JsonForm", "SameKeys", "key_of"]
 
 # Metadata of a field that files lack where it is None.
 OMIT_NONE: Mapping[str, Any] = {"omit_none": True}
@@ -53,6 +54,28 @@ class JsonForm:
         return found
 
 
+@dataclass(frozen=True)
+class SameKeys(JsonForm):
+    """A form that is written with the keys that it was read with, in their order.
+
+    What an earlier version wrote stays as it was: a key that it lacks is not added.
+    """
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Read the JSON form and remember its keys; see :meth:`JsonForm.from_dict`."""
+        found = super().from_dict(values)
+        known = {key for _, key, _, _ in _readers(cls)}  # type: ignore[arg-type]
+        object.__setattr__(found, "_keys", tuple(key for key in values if key in known))
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form; keys in the order of the fields where it was not read."""
+        written = super().to_dict()
+        keys = vars(self).get("_keys")
+        return written if keys is None else {key: written.get(key) for key in keys}
+
+
 @cache
 def _readers(cls: type) -> tuple[tuple[str, str, Callable[[Any], Any], bool], ...]:
     """Name, key in files, conversion, and whether it is required, of every field."""
@@ -77,9 +100,9 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
         return lambda value: None if value is None else inner(value)
     if origin is tuple:
         inner = _reader(arguments[0])
-        if inner is _as_it_is:
-            return tuple
-        return lambda values: tuple([inner(value) for value in values])
+        return tuple if inner is _as_it_is else lambda values: tuple(map(inner, values))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint
     if is_dataclass(hint):
         return hint.from_dict  # type: ignore[union-attr]
     return _as_it_is

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, result_file
-from ddlbench.experiment.result import InvalidResult, read_result
+from ddlbench.experiment.result import InvalidResult, Result, read_result
 from ddlbench.experiment.statistics import median_interval
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
@@ -91,24 +90,24 @@ def measure(rows: Sequence[MatrixRow], site: str, results_root: Path = RESULTS) 
         if result is None:
             continue
         if outcome.status != Status.OK:
-            outcome.status = result["status"]
-        if result["status"] == Status.OK:
-            step = result["timing"]["step_s"]
-            outcome.step_s[row.cell.repeat] = step["median"]
-            outcome.within = (step["low"], step["high"])
+            outcome.status = result.status
+        if result.status == Status.OK and result.timing is not None:
+            step = result.timing.step_s
+            assert step.median_s is not None  # there are steps where a cell is ok
+            outcome.step_s[row.cell.repeat] = step.median_s
+            outcome.within = None
+            if step.low_s is not None and step.high_s is not None:
+                outcome.within = (step.low_s, step.high_s)
             # A server mostly waits: that is no communication of a step.
-            waits = [
-                rank.get("communication_wait_s")
-                for rank in result["ranks"]
-                if rank.get("role") != "server"
-            ]
-            if waits and None not in waits:
-                outcome.wait_s[row.cell.repeat] = fmean(waits) / step["count"]
+            waits = [rank.communication_wait_s for rank in result.ranks if rank.role != "server"]
+            told = [wait_s for wait_s in waits if wait_s is not None]
+            if told and len(told) == len(waits):
+                outcome.wait_s[row.cell.repeat] = fmean(told) / step.count
             peaks = [
-                entry["peak_bytes"]
-                for rank in result["ranks"]
-                for entry in rank["memory"]
-                if entry["peak_bytes"] is not None
+                entry.peak_bytes
+                for rank in result.ranks
+                for entry in rank.memory
+                if entry.peak_bytes is not None
             ]
             if peaks:
                 known = [] if outcome.memory_bytes is None else [outcome.memory_bytes]
@@ -150,7 +149,7 @@ def _path(cell: Cell, site: str, results_root: Path) -> Path:
     return results_root / result_file(site, cell.id).relative_to(RESULTS)
 
 
-def _result(path: Path, cell: Cell) -> dict[str, Any] | None:
+def _result(path: Path, cell: Cell) -> Result | None:
     """A readable result of this very cell, else None: the report says what is wrong with it."""
     if not path.is_file():
         return None
@@ -158,6 +157,6 @@ def _result(path: Path, cell: Cell) -> dict[str, Any] | None:
         result = read_result(path)
     except InvalidResult:
         return None
-    if result["cell_id"] != cell.id or (result["status"] == Status.OK and not result["timing"]):
+    if result.cell_id != cell.id or (result.status == Status.OK and result.timing is None):
         return None
     return result

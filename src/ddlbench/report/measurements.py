@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import RESULTS, result_file
-from ddlbench.experiment.result import InvalidResult, read_result
+from ddlbench.experiment.result import InvalidResult, Result, read_result
+from ddlbench.experiment.result_parts import (
+    Checkpointing,
+    Inputs,
+    Provenance,
+    RankEntry,
+    Timing,
+)
 from ddlbench.experiment.status import Reason, Status, reason_code
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.measured_digests import measured_digests
@@ -104,29 +112,29 @@ def _outcome(row: MatrixRow, site: str, root: Path) -> dict[str, Any]:
         result = read_result(path)
     except InvalidResult as error:
         return _invalid(str(error).removeprefix(f"{path}: "))
-    if result["cell_id"] != row.cell.id:
-        return _invalid(f"the file is the result of {result['cell_id']}")
-    if result["status"] == Status.OK and (result["timing"] or {}).get("epoch_s") is None:
+    if result.cell_id != row.cell.id:
+        return _invalid(f"the file is the result of {result.cell_id}")
+    if result.status == Status.OK and (result.timing is None or result.timing.epoch_s is None):
         return _invalid("the status is ok, but there is no epoch_s")
     ran_on = Processors.of(result)
     return {
-        "status": result["status"],
-        "reason": result["reason"],
+        "status": result.status,
+        "reason": result.reason,
         "reason_code": _code_of(result),
-        "stale": _is_stale(result["inputs"], row.cell, site, root),
-        "workers": result["workers"] or workers_of(row.cell),
-        "processes": result["processes"],
-        "update_semantics": result["update_semantics"],
-        "device_kind": result["device_kind"],
+        "stale": _is_stale(result.inputs, row.cell, site, root),
+        "workers": result.workers or workers_of(row.cell),
+        "processes": result.processes,
+        "update_semantics": result.update_semantics,
+        "device_kind": result.device_kind,
         "ran_on": ran_on,
         "processors": NOTE_BREAK.join(ran_on.devices),
-        "notes": NOTE_BREAK.join([*result["notes"], *ran_on.notes()]),
-        "loss_last": (result["loss"] or {}).get("last"),
-        "commit": _commit(result["provenance"]),
-        "created": result["provenance"].get("created"),
-        **_timing(result["timing"] if result["status"] == Status.OK else None),
-        **_memory(result["ranks"]),
-        **_checkpointing(result.get("checkpointing")),
+        "notes": NOTE_BREAK.join([*result.notes, *ran_on.notes()]),
+        "loss_last": None if result.loss is None else result.loss.last,
+        "commit": _commit(result.provenance),
+        "created": result.provenance.created,
+        **_timing(result.timing if result.status == Status.OK else None),
+        **_memory(result.ranks),
+        **_checkpointing(result.checkpointing),
     }
 
 
@@ -151,72 +159,67 @@ def _without_number(status: Status, reason: str) -> dict[str, Any]:
     return {"status": status.value, "reason": reason, "reason_code": reason_code(reason, status)}
 
 
-def _code_of(result: dict[str, Any]) -> str | None:
+def _code_of(result: Result) -> str | None:
     """The code of a result's reason; its status where an earlier version wrote no code."""
-    return result.get("reason_code") or reason_code(None, result["status"])
+    return result.reason_code or reason_code(None, result.status)
 
 
-def _is_stale(inputs: Mapping[str, str | None], cell: Cell, site: str, root: Path) -> bool:
+def _is_stale(inputs: Inputs, cell: Cell, site: str, root: Path) -> bool:
     """Whether the plan, or a file that it was made from, differs from what was measured."""
     for name, digest in measured_digests(cell, site, root).items():
-        if None not in (digest, inputs[name]) and digest != inputs[name]:
+        if None not in (digest, getattr(inputs, name)) and digest != getattr(inputs, name):
             return True
-    if inputs["plan_digest"] is None:
+    if inputs.plan_digest is None:
         return False
     try:
-        return make_plan(cell, site).digest != inputs["plan_digest"]
+        return make_plan(cell, site).digest != inputs.plan_digest
     except ConfigError:  # a third-party strategy, or a profile, that this machine does not have
         return False
 
 
-def _timing(timing: dict[str, Any] | None) -> dict[str, Any]:
+def _timing(timing: Timing | None) -> dict[str, Any]:
     if timing is None:
         return {}
     return {
-        **{
-            name: timing[name]
-            for name in (
-                "dataset_samples",
-                "epoch_s",
-                "epoch_scaled",
-                "samples_per_s",
-                "load_s",
-                "noisy",
-            )
-        },
-        "step_median_s": timing["step_s"]["median"],
-        "step_low_s": timing["step_s"]["low"],
-        "step_high_s": timing["step_s"]["high"],
+        "dataset_samples": timing.dataset_samples,
+        "epoch_s": timing.epoch_s,
+        "epoch_scaled": timing.epoch_scaled,
+        "samples_per_s": timing.samples_per_s,
+        "load_s": timing.load_s,
+        "noisy": timing.noisy,
+        "step_median_s": timing.step_s.median_s,
+        "step_low_s": timing.step_s.low_s,
+        "step_high_s": timing.step_s.high_s,
     }
 
 
-def _memory(ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    devices = [entry for rank in ranks for entry in rank["memory"]]
-    measured = [entry for entry in devices if entry["peak_bytes"] is not None]
-    fullest = max(measured, key=lambda entry: entry["peak_bytes"], default=None)
+def _memory(ranks: Sequence[RankEntry]) -> dict[str, Any]:
+    devices = [entry for rank in ranks for entry in rank.memory]
+    measured = [(e.peak_bytes, e.total_bytes) for e in devices if e.peak_bytes is not None]
+    fullest = max(measured, key=itemgetter(0), default=(None, None))
     complete = bool(devices) and len(measured) == len(devices)
     return {
-        "peak_memory_bytes": fullest["peak_bytes"] if fullest else None,
-        "total_memory_bytes": sum(e["peak_bytes"] for e in measured) if complete else None,
-        "device_memory_bytes": fullest["total_bytes"] if fullest else None,
-        "peak_rss_bytes": max((rank["peak_rss_bytes"] for rank in ranks), default=None),
+        "peak_memory_bytes": fullest[0],
+        "total_memory_bytes": sum(peak for peak, _ in measured) if complete else None,
+        "device_memory_bytes": fullest[1],
+        "peak_rss_bytes": max((rank.peak_rss_bytes for rank in ranks), default=None),
     }
 
 
-def _checkpointing(part: dict[str, Any] | None) -> dict[str, Any]:
+def _checkpointing(part: Checkpointing | None) -> dict[str, Any]:
     """Nothing for a cell without checkpoints, and for results that are older than these."""
     if part is None:
         return {}
     return {
-        "checkpoint_s": part["total_s"],
-        "resumed": part["resumed"],
-        "lost_steps": part["lost_steps"],
+        "checkpoint_s": part.total_s,
+        "resumed": part.resumed,
+        "lost_steps": part.lost_steps,
     }
 
 
-def _commit(provenance: dict[str, Any]) -> str | None:
-    commit = provenance.get("git_commit")
-    return f"{commit}-dirty" if commit and provenance.get("git_dirty") else commit
+def _commit(provenance: Provenance) -> str | None:
+    commit = provenance.git_commit
+    return f"{commit}-dirty" if commit and provenance.git_dirty else commit
 
 
 def _compare(record: dict[str, Any], base: dict[str, Any]) -> None:

@@ -12,12 +12,12 @@ known, nothing is said.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
+from ddlbench.experiment.result import Result
 from ddlbench.report.tables import NOTE_BREAK
 
 __all__ = [
@@ -47,18 +47,18 @@ class Processors:
     hosts: tuple[str, ...]
 
     @classmethod
-    def of(cls, result: Mapping[str, Any]) -> Processors:
+    def of(cls, result: Result) -> Processors:
         """Read them from a result."""
-        ranks, provenance = result["ranks"], result["provenance"]
-        cpus = [rank.get("cpu_model") for rank in ranks]
+        ranks, provenance = result.ranks, result.provenance
+        cpus = [rank.cpu_model for rank in ranks]
         if not (cpus and all(cpus)):
-            cpus = [provenance.get("cpu_model")]
+            cpus = [provenance.cpu_model]
         hosts = _each_once(cpus)
-        if result["device_kind"] != "cuda":
+        if result.device_kind != "cuda":
             return cls(hosts, hosts)
-        gpus = [rank.get("gpu_models") for rank in ranks]
+        gpus = [rank.gpu_models for rank in ranks]
         if not (gpus and all(gpus)):
-            gpus = [provenance.get("gpu_models") or ()]
+            gpus = [provenance.gpu_models]
         return cls(_each_once(model for models in gpus for model in models), hosts)
 
     def notes(self) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddlbench.experiment.result import SCHEMA_VERSION
+from ddlbench.experiment.result import Result
+from ddlbench.experiment.result_parts import Attempt, Inputs, Link, Provenance, Staging
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status, reason_code
 from ddlbench.planning.measured_digests import measured_digests
@@ -14,6 +15,7 @@ from ddlbench.planning.strategy import DeviceKind, Strategy, strategy_of
 from ddlbench.runtime import aggregate, losses
 from ddlbench.runtime.checkpoint_report import checkpointing, notes
 from ddlbench.runtime.environment import driver_provenance
+from ddlbench.runtime.rank_report import RankFailure, RankReport
 from ddlbench.runtime.traffic import communication
 
 __all__ = ["assemble"]
@@ -27,12 +29,12 @@ def assemble(
     status: Status,
     reason: str | None,
     *,
-    reports: Sequence[dict[str, Any]],
+    reports: Sequence[RankReport | RankFailure],
     staging: dict[str, Any] | None,
     link: dict[str, Any] | None = None,
-    earlier: Sequence[dict[str, Any]] = (),
+    earlier: Sequence[Attempt] = (),
     measured: Mapping[str, str | None] | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """The result of a cell that is done.
 
     Args:
@@ -47,46 +49,45 @@ def assemble(
         measured: digests of the files that the plan was made from; those of now where left out.
     """
     cell, strategy = plan.cell, strategy_of(plan.cell.strategy)
-    ok = sorted((r for r in reports if r["status"] == Status.OK), key=lambda r: r["rank"])
+    ok = sorted((r for r in reports if isinstance(r, RankReport)), key=lambda r: r.rank)
     complete = status == Status.OK
     timing = aggregate.timing(cell, ok, site.device) if complete else None
     saved = None if timing is None else checkpointing(cell, ok, timing, earlier)
     synchronous = strategy.is_synchronous(cell)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "status": status,
-        "reason": reason,
-        "reason_code": reason_code(reason, status),
-        "site": site.name,
-        "cell_id": cell.id,
-        "cell": cell.to_dict(),
-        "inputs": {
-            "plan_digest": plan.digest,
-            "dataset_digest": None if staging is None else staging["digest"],
+    return Result(
+        status=status,
+        reason=reason,
+        reason_code=reason_code(reason, status),
+        site=site.name,
+        cell_id=cell.id,
+        cell=cell.to_dict(),
+        inputs=Inputs(
+            plan_digest=plan.digest,
+            dataset_digest=None if staging is None else staging["digest"],
             **(measured_digests(cell, site.name) if measured is None else measured),
-        },
-        "processes": plan.world_size,
-        "devices": cell.devices,
-        "workers": sum(len(p.devices) for p in plan.processes if p.shard >= 0),
-        "device_kind": site.device,
-        "update_semantics": "synchronous" if synchronous else "stale",
-        "notes": [
+        ),
+        processes=plan.world_size,
+        devices=cell.devices,
+        workers=sum(len(p.devices) for p in plan.processes if p.shard >= 0),
+        device_kind=site.device,
+        update_semantics="synchronous" if synchronous else "stale",
+        notes=(
             *_notes(strategy, site.device),
             *notes(cell, synchronous, saved),
             *losses.divergence(ok if complete else []),
-        ],
-        "plan_details": ok[0]["plan_details"] if complete else plan.details,
-        "ranks": [aggregate.rank_entry(r) for r in ok],
-        "timing": timing,
-        "staging": None if staging is None else {key: staging[key] for key in _STAGING},
-        "loss": losses.summary(ok, ok[0]["steps_per_epoch"]) if complete else None,
-        "communication": communication(ok) if complete else None,
-        "link": link,
-        "checkpointing": saved,
-        "log_tail": [],
-        "elapsed_s": 0.0,
-        "provenance": _provenance(cell.seed, ok, link),
-    }
+        ),
+        plan_details=ok[0].plan_details if complete else plan.details,
+        ranks=tuple(aggregate.rank_entry(r) for r in ok),
+        timing=timing,
+        staging=None if staging is None else Staging(**{key: staging[key] for key in _STAGING}),
+        loss=losses.summary(ok, ok[0].steps_per_epoch) if complete else None,
+        communication=communication(ok) if complete else None,
+        link=None if link is None else Link.from_dict(link),
+        checkpointing=saved,
+        log_tail=(),
+        elapsed_s=0.0,
+        provenance=_provenance(cell.seed, ok, link),
+    )
 
 
 def _notes(strategy: Strategy, device_kind: DeviceKind) -> list[str]:
@@ -95,14 +96,14 @@ def _notes(strategy: Strategy, device_kind: DeviceKind) -> list[str]:
 
 
 def _provenance(
-    seed: int, reports: Sequence[dict[str, Any]], link: dict[str, Any] | None
-) -> dict[str, Any]:
+    seed: int, reports: Sequence[RankReport], link: dict[str, Any] | None
+) -> Provenance:
     values = driver_provenance(seed)
-    values["hosts"] = sorted({r["provenance"]["host"] for r in reports})
+    values["hosts"] = sorted({r.provenance["host"] for r in reports})
     if reports:
-        of_a_rank = dict(reports[0]["provenance"])
+        of_a_rank = dict(reports[0].provenance)
         of_a_rank.pop("host")
         values.update(of_a_rank)
     if link is not None:  # the kernel's own setting does not hold inside emulated nodes
         values["tcp_congestion_control"] = link["setting"]["congestion_control"]
-    return values
+    return Provenance.from_dict(values)

@@ -36,6 +36,7 @@ from ddlbench.runtime.failure import classify
 from ddlbench.runtime.loop import Extent, Measurement
 from ddlbench.runtime.progress import Reporter
 from ddlbench.runtime.random_state import random_state, set_random_state
+from ddlbench.runtime.rank_report import CheckpointCost
 from ddlbench.runtime.state_file import read_state, write_state
 from ddlbench.runtime.trail import Trail, trail_file
 from ddlbench.strategies.executor import Executor, Unsupported
@@ -169,14 +170,9 @@ class Checkpointer:
 
         self.when_saved = saved
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> CheckpointCost:
         """Seconds and bytes, for this rank's report."""
-        return {
-            "save_s": self._save_s,
-            "bytes": self._bytes,
-            "restore_s": self._restore_s,
-            "rehearsal_s": self._rehearsal_s,
-        }
+        return CheckpointCost(tuple(self._save_s), self._bytes, self._restore_s, self._rehearsal_s)
 
     def _read(self, only: str | None = None) -> Any:
         assert self._before is not None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from ddlbench.experiment.status import Reason, Status, reason_of
 from ddlbench.experiment.units import GB
+from ddlbench.runtime.rank_report import RankFailure
 from ddlbench.strategies.executor import Unsupported
 
 __all__ = ["Cause", "cause_of", "classify"]
@@ -39,15 +41,15 @@ _LET_DOWN = re.compile(
 )
 
 
-def cause_of(failed: list[dict[str, Any]]) -> Cause:
+def cause_of(failed: Sequence[RankFailure]) -> Cause:
     """Whose fault a failure is, by the reports of the failed ranks.
 
     A rank that was killed or went away without a word is the infrastructure's; so are broken
     connections, unless another rank says what it did itself: then the connections broke after it.
     """
-    if any("signal" in report for report in failed):
+    if any(report.signal is not None for report in failed):
         return "infrastructure"
-    if all(_LET_DOWN.search(report["reason"]) for report in failed):
+    if all(_LET_DOWN.search(report.reason) for report in failed):
         return "infrastructure"
     return "program"
 

@@ -23,11 +23,11 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 
-from ddlbench.experiment.result import InvalidResult, read_result, write_result
+from ddlbench.experiment.result import InvalidResult, Result, read_result, write_result
 from ddlbench.experiment.status import Reason, Status
 from ddlbench.runtime import slurm_job
 
@@ -86,7 +86,7 @@ class Claim:
     """
 
     kind: Literal["mine", "adopted", "concluded"]
-    result: dict[str, Any] | None = None
+    result: Result | None = None
     status: Status | None = None
     reason: Reason | None = None
 
@@ -126,7 +126,7 @@ def claim(folder: Path, me: Owner, *, poll_s: float = 5.0, slowest_poll_s: float
             pause_s = min(2 * pause_s, slowest_poll_s)
 
 
-def keep(folder: Path, result: dict[str, Any]) -> None:
+def keep(folder: Path, result: Result) -> None:
     """Keep a result under the name that Snakemake does not delete."""
     write_result(folder / _KEPT, result)
 
@@ -232,7 +232,7 @@ def _put_aside(folder: Path, seen: Owner, me: Owner) -> bool:
         aside.unlink(missing_ok=True)
 
 
-def _kept_since(folder: Path, when: float) -> dict[str, Any] | None:
+def _kept_since(folder: Path, when: float) -> Result | None:
     path = folder / _KEPT
     try:
         if path.stat().st_mtime <= when:

@@ -6,10 +6,12 @@ A run that diverges is measured all the same - its steps take their time - and s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
+
+from ddlbench.experiment.result_parts import Loss
+from ddlbench.runtime.rank_report import RankReport
 
 __all__ = ["as_written", "divergence", "mean_over_ranks", "summary"]
 
@@ -19,31 +21,28 @@ def as_written(losses: Sequence[float]) -> list[float | None]:
     return [float(loss) if math.isfinite(loss) else None for loss in losses]
 
 
-def mean_over_ranks(reports: Sequence[Mapping[str, Any]], name: str = "loss") -> list[float]:
+def mean_over_ranks(losses: Sequence[Sequence[float | None]]) -> list[float]:
     """Mean loss of each step over the ranks that have one; NaN where one of them is no number."""
-    rows = [report[name] for report in reports if report[name]]
+    rows = [of_rank for of_rank in losses if of_rank]
     if not rows:
         return []
     return [float(value) for value in np.mean(np.array(rows, dtype=float), axis=0)]
 
 
-def summary(
-    reports: Sequence[Mapping[str, Any]], steps_per_epoch: int
-) -> dict[str, float | None] | None:
+def summary(reports: Sequence[RankReport], steps_per_epoch: int) -> Loss | None:
     """``loss`` of the result; None where no rank has any."""
-    loss = mean_over_ranks(reports)
+    loss = mean_over_ranks([report.loss for report in reports])
     if not loss:
         return None
     last_epoch = loss[-steps_per_epoch:]
     mean = sum(last_epoch) / len(last_epoch)
-    first, last, mean_last_epoch = as_written([loss[0], loss[-1], mean])
-    return {"first": first, "last": last, "mean_last_epoch": mean_last_epoch}
+    return Loss(*as_written([loss[0], loss[-1], mean]))
 
 
-def divergence(reports: Sequence[Mapping[str, Any]]) -> list[str]:
+def divergence(reports: Sequence[RankReport]) -> list[str]:
     """The note of a run whose loss stopped being a number, warm-up included."""
-    warmup = mean_over_ranks(reports, "warmup_loss")
-    loss = warmup + mean_over_ranks(reports)
+    warmup = mean_over_ranks([report.warmup_loss for report in reports])
+    loss = warmup + mean_over_ranks([report.loss for report in reports])
     first = next((step for step, value in enumerate(loss) if not math.isfinite(value)), None)
     if first is None:
         return []

@@ -16,10 +16,10 @@ import sys
 import time
 from pathlib import Path
 
-from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.status import Status
 from ddlbench.runtime.job import Job, report_file, stacks_file
 from ddlbench.runtime.placement import own_process
+from ddlbench.runtime.rank_report import RankFailure, write_rank_report
 from ddlbench.runtime.rendezvous_port import LISTEN_FD
 
 __all__ = ["main", "oom_kills"]
@@ -58,20 +58,17 @@ def _dump(job_path: str, child: subprocess.Popen[bytes]) -> None:
 def _report_signal(job_path: str, number: int, for_memory: bool) -> None:
     job = Job.load(Path(job_path))
     process = own_process(job.plan.processes)
-    report = {
-        "rank": process.rank,
-        "status": Status.FAILED,
-        "reason_code": "rank_killed",
-        "reason": f"killed by signal {number} ({signal.Signals(number).name})",
-        "signal": number,
-    }
+    status, code = Status.FAILED, "rank_killed"
+    reason = f"killed by signal {number} ({signal.Signals(number).name})"
     if number == signal.SIGKILL and for_memory:
-        report["status"] = Status.OUT_OF_MEMORY
-        report["reason_code"] = "out_of_memory_killed"
-        report["reason"] = "the kernel killed the rank because memory ran out"
+        status, code = Status.OUT_OF_MEMORY, "out_of_memory_killed"
+        reason = "the kernel killed the rank because memory ran out"
+    report = RankFailure(
+        rank=process.rank, status=status, reason=reason, reason_code=code, signal=number
+    )
     path = report_file(job.run_dir, process.rank)
     if not path.exists():
-        write_json(path, report)
+        write_rank_report(path, report)
 
 
 def oom_kills() -> int:

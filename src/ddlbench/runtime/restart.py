@@ -19,7 +19,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,13 @@ from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import checkpoint_dir
+from ddlbench.experiment.result_parts import Attempt
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.plan import Plan
 from ddlbench.runtime.checkpoint_sets import Order, discard, newest
 from ddlbench.runtime.environment import driver_provenance
+from ddlbench.runtime.rank_report import RankFailure, RankReport
 from ddlbench.runtime.trail import read_trail, trail_file
 
 __all__ = ["Restart", "forget_checkpoints", "restart_of"]
@@ -50,23 +52,18 @@ class Restart:
     """
 
     order: Order | None = None
-    earlier: list[dict[str, Any]] = field(default_factory=list)
+    earlier: list[Attempt] = field(default_factory=list)
 
-    def was_refused(self, reports: Sequence[dict[str, Any]]) -> bool:
+    def was_refused(self, reports: Sequence[RankReport | RankFailure]) -> bool:
         """Whether a rank could not use its checkpoint; then no set is left, but a note of it is."""
-        reasons = [r["reason"] for r in reports if r.get("refused_checkpoint")]
+        reasons = [r.reason for r in reports if isinstance(r, RankFailure) and r.refused_checkpoint]
         if self.order is None or self.order.resume is None or not reasons:
             return False
         print(f"{reasons[0]}; the cell is trained from the start", file=sys.stderr)
         folder = Path(self.order.folder)
         discard(folder)
         last = self.earlier[-1] if self.earlier else _attempt(0, 0, 0.0, self.order.version)
-        last = {
-            **last,
-            "kept_steps": 0,
-            "lost_steps": last["reached_steps"],
-            "refused": reasons[0],
-        }
+        last = replace(last, kept_steps=0, lost_steps=last.reached_steps, refused=reasons[0])
         _write(folder, self.order.identity, [*self.earlier[:-1], last])
         return True
 
@@ -137,16 +134,15 @@ def forget_checkpoints(cell: Cell, site: Site, cell_folder: Path, status: Status
             discard(checkpoint_dir(site.checkpoints, site.name, cell.id, cell_folder))
 
 
-def _attempt(kept: int, reached: int, unsaved_s: float, version: str) -> dict[str, Any]:
+def _attempt(kept: int, reached: int, unsaved_s: float, version: str) -> Attempt:
     lost = max(0, reached - kept)
-    return {
-        "reached_steps": reached,
-        "kept_steps": kept,
-        "lost_steps": lost,
-        "lost_s": unsaved_s if lost else 0.0,
-        "version": version,
-        "refused": None,
-    }
+    return Attempt(
+        reached_steps=reached,
+        kept_steps=kept,
+        lost_steps=lost,
+        lost_s=unsaved_s if lost else 0.0,
+        version=version,
+    )
 
 
 def _version(cell: Cell) -> str:
@@ -156,14 +152,18 @@ def _version(cell: Cell) -> str:
     return f"ddlbench {told['packages'].get('ddlbench', 'unknown')}{commit}"
 
 
-def _read(folder: Path, identity: dict[str, Any]) -> list[dict[str, Any]] | None:
+def _read(folder: Path, identity: dict[str, Any]) -> list[Attempt] | None:
     """Earlier attempts at this very cell; None where the folder belongs to another one."""
     try:
         values = json.loads((folder / _ATTEMPTS).read_text(encoding="utf-8"))
-        return list(values["earlier"]) if values["identity"] == identity else None
+        if values["identity"] != identity:
+            return None
+        return [Attempt.from_dict(attempt) for attempt in values["earlier"]]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _write(folder: Path, identity: dict[str, Any], earlier: list[dict[str, Any]]) -> None:
-    write_json(folder / _ATTEMPTS, {"identity": identity, "earlier": earlier})
+def _write(folder: Path, identity: dict[str, Any], earlier: list[Attempt]) -> None:
+    write_json(
+        folder / _ATTEMPTS, {"identity": identity, "earlier": [one.to_dict() for one in earlier]}
+    )

@@ -14,12 +14,13 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ddlbench.experiment.atomic import write_json, write_text
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.result import write_result
+from ddlbench.experiment.result import Result, write_result
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason, Status, reason_of
 from ddlbench.planning.data import request_of
@@ -35,6 +36,7 @@ from ddlbench.runtime.failure import cause_of
 from ddlbench.runtime.job import Job, log_file, report_file
 from ddlbench.runtime.launch import Step
 from ddlbench.runtime.lease import Claim, Owner, claim, keep, release
+from ddlbench.runtime.rank_report import RankFailure, RankReport, read_rank_report
 from ddlbench.runtime.restart import forget_checkpoints, restart_of
 from ddlbench.runtime.trace import trace_json
 from ddlbench.runtime.watch import Outcome, watch
@@ -55,7 +57,7 @@ def run_cell(
     cell_folder: Path,
     staging: dict[str, Any] | None = None,
     attempt: int = 1,
-) -> dict[str, Any]:
+) -> Result:
     """Measure a cell and write its result, unless another job does or did so just now.
 
     Args:
@@ -85,15 +87,13 @@ def run_cell(
             result = _measure(cell, site, cell_folder, staging)
         keep(cell_folder, result)
         write_result(cell_folder / "result.json", result)
-        forget_checkpoints(cell, site, cell_folder, result["status"])
+        forget_checkpoints(cell, site, cell_folder, result.status)
     finally:
         release(cell_folder, me)
     return result
 
 
-def _measure(
-    cell: Cell, site: Site, cell_folder: Path, staging: dict[str, Any] | None
-) -> dict[str, Any]:
+def _measure(cell: Cell, site: Site, cell_folder: Path, staging: dict[str, Any] | None) -> Result:
     started = time.monotonic()
     measured = measured_digests(cell, site.name)
     plan = make_plan(cell, site.name)
@@ -109,7 +109,7 @@ def _measure(
     digest = None if staging is None else staging["digest"]
     restart = restart_of(plan, site, cell_folder, digest, run_dir.name.removeprefix(".run-"))
     outcome = Outcome()
-    reports: list[dict[str, Any]] = []
+    reports: list[RankReport | RankFailure] = []
     link: dict[str, Any] | None = None
     reason: Reason | None
     try:
@@ -145,14 +145,14 @@ def _measure(
         earlier=restart.earlier,
         measured=measured,
     )
-    result["log_tail"] = tail
-    result["elapsed_s"] = time.monotonic() - started
+    result = replace(result, log_tail=tuple(tail), elapsed_s=time.monotonic() - started)
     if status == Status.OK:
-        write_text(cell_folder / "steps.csv", aggregate.steps_csv(cell, reports))
-        spans = aggregate.partitions_csv(reports)
+        done = [report for report in reports if isinstance(report, RankReport)]
+        write_text(cell_folder / "steps.csv", aggregate.steps_csv(cell, done))
+        spans = aggregate.partitions_csv(done)
         if spans:
             write_text(cell_folder / "partitions.csv", spans)
-        trace = trace_json(reports)
+        trace = trace_json(done)
         if trace:
             write_text(cell_folder / "trace.json", trace)
     return result
@@ -162,7 +162,7 @@ def _fail(
     cell: Cell,
     cell_folder: Path,
     reason: Reason,
-    reports: list[dict[str, Any]],
+    reports: list[RankReport | RankFailure],
     *,
     tail: list[str],
     link: dict[str, Any] | None,
@@ -172,7 +172,7 @@ def _fail(
         cell_folder / "failure.json",
         {
             "status": Status.FAILED,
-            "cause": cause_of([r for r in reports if r["status"] == Status.FAILED]),
+            "cause": cause_of([r for r in _failures(reports) if r.status == Status.FAILED]),
             "reason": reason,
             "reason_code": reason.code,
             "log_tail": tail,
@@ -192,9 +192,7 @@ def _refuse_to_repeat(cell: Cell, failure_file: Path) -> None:
         raise CellFailed(f"{cell.id}: {failure['reason']} (not tried again: it would crash again)")
 
 
-def _concluded(
-    cell: Cell, site: Site, claimed: Claim, staging: dict[str, Any] | None
-) -> dict[str, Any]:
+def _concluded(cell: Cell, site: Site, claimed: Claim, staging: dict[str, Any] | None) -> Result:
     """The result of a cell whose supervisor ended with its job."""
     assert claimed.status is not None
     plan = make_plan(cell, site.name)
@@ -240,15 +238,18 @@ def _launch_and_watch(
         running.stop()
 
 
-def _read_reports(plan: Plan, run_dir: Path) -> list[dict[str, Any]]:
+def _read_reports(plan: Plan, run_dir: Path) -> list[RankReport | RankFailure]:
     """Reports of the ranks, the earliest first; a rank whose node was lost has none."""
     paths = [report_file(run_dir, process.rank) for process in plan.processes]
     written = sorted((p for p in paths if p.is_file()), key=lambda p: p.stat().st_mtime_ns)
-    return [json.loads(path.read_text(encoding="utf-8")) for path in written]
+    return [read_rank_report(path) for path in written]
 
 
 def _judge(
-    plan: Plan, reports: list[dict[str, Any]], outcome: Outcome, link: dict[str, Any] | None
+    plan: Plan,
+    reports: list[RankReport | RankFailure],
+    outcome: Outcome,
+    link: dict[str, Any] | None,
 ) -> tuple[Status, Reason | None]:
     """Status and reason of the cell; what was measured over a link that was none is no result."""
     status, reason = _ending(plan, reports, outcome)
@@ -259,13 +260,14 @@ def _judge(
 
 
 def _ending(
-    plan: Plan, reports: list[dict[str, Any]], outcome: Outcome
+    plan: Plan, reports: list[RankReport | RankFailure], outcome: Outcome
 ) -> tuple[Status, Reason | None]:
     """How the ranks ended; what explains the end beats what follows from it."""
+    failures = _failures(reports)
     for wanted in (Status.OUT_OF_MEMORY, Status.UNSUPPORTED):
-        for report in reports:
-            if report["status"] == wanted:
-                return wanted, _of_rank(report)
+        for failure in failures:
+            if failure.status == wanted:
+                return wanted, failure.of_cell()
     if outcome.timed_out:
         return Status.TIMEOUT, Reason("time_limit", "the cell ran into the site's cell_timeout_s")
     if outcome.hung_s is not None:
@@ -274,16 +276,15 @@ def _ending(
             f"no step finished for {outcome.hung_s:.0f} s (hang_timeout_s); "
             "log.txt shows where every rank was",
         )
-    failed = [report for report in reports if report["status"] != Status.OK]
     # A killed rank breaks the others' connections: it is the cause, whoever reported first.
-    for report in sorted(failed, key=lambda report: "signal" not in report):
-        return Status.FAILED, _of_rank(report)
-    missing = sorted({p.rank for p in plan.processes} - {r["rank"] for r in reports})
+    for failure in sorted(failures, key=lambda failure: failure.signal is None):
+        return Status.FAILED, failure.of_cell()
+    missing = sorted({p.rank for p in plan.processes} - {report.rank for report in reports})
     if missing:
         reason = Reason("rank_lost", f"rank {missing[0]} went away without a report")
         return Status.FAILED, reason
     return Status.OK, None
 
 
-def _of_rank(report: dict[str, Any]) -> Reason:
-    return Reason(report["reason_code"], f"rank {report['rank']}: {report['reason']}")
+def _failures(reports: list[RankReport | RankFailure]) -> list[RankFailure]:
+    return [report for report in reports if isinstance(report, RankFailure)]

@@ -19,10 +19,12 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+
+from ddlbench.experiment.result_parts import Communication, RankTraffic
+from ddlbench.runtime.rank_report import CountedBytes, RankReport
 
 __all__ = ["TcpTraffic", "communication", "connection_bytes"]
 
@@ -46,7 +48,7 @@ class TcpTraffic:
         self._store_port = store_port
         self._before: dict[str, Bytes] = {}
         self._first_step = 0
-        self._counted: dict[str, Any] | None = None
+        self._counted: CountedBytes | None = None
 
     def start(self, done_steps: int) -> None:
         """So many measured steps are done; the next ones count."""
@@ -58,14 +60,14 @@ class TcpTraffic:
         pairs = [(after[key], self._before.get(key, (0, 0))) for key in after]
         self._counted = None
         if pairs:
-            self._counted = {
-                "counted_by": self.counted_by,
-                "steps": done_steps - self._first_step,
-                "sent_bytes": sum(now[0] - before[0] for now, before in pairs),
-                "received_bytes": sum(now[1] - before[1] for now, before in pairs),
-            }
+            self._counted = CountedBytes(
+                counted_by=self.counted_by,
+                steps=done_steps - self._first_step,
+                sent_bytes=sum(now[0] - before[0] for now, before in pairs),
+                received_bytes=sum(now[1] - before[1] for now, before in pairs),
+            )
 
-    def report(self) -> dict[str, Any] | None:
+    def report(self) -> CountedBytes | None:
         """Counted bytes; None where the process has no connection that counts."""
         return self._counted
 
@@ -113,31 +115,31 @@ def _connections() -> Iterator[tuple[str, socket.socket]]:
             connection.close()
 
 
-def communication(reports: list[dict[str, Any]]) -> dict[str, Any] | None:
+def communication(reports: Sequence[RankReport]) -> Communication | None:
     """The ``communication`` part of a result; None unless every rank counted in one way.
 
     Args:
         reports: of all ranks, in order.
     """
-    counted: list[Mapping[str, Any] | None] = [report.get("traffic") for report in reports]
-    known = [one for one in counted if one is not None]
+    counted = [(report.rank, report.traffic) for report in reports]
+    known = [(rank, one) for rank, one in counted if one is not None]
     if not known or len(known) < len(counted):
         return None
-    ways = {(one["counted_by"], one["steps"]) for one in known}
+    ways = {(one.counted_by, one.steps) for _, one in known}
     if len(ways) != 1:
         return None
     ((counted_by, steps),) = ways
-    return {
-        "counted_by": counted_by,
-        "steps": steps,
-        "ranks": [
-            {
-                "rank": report["rank"],
-                "sent_bytes": one["sent_bytes"],
-                "received_bytes": one["received_bytes"],
-                "sent_bytes_per_step": one["sent_bytes"] / steps if steps else None,
-                "received_bytes_per_step": one["received_bytes"] / steps if steps else None,
-            }
-            for report, one in zip(reports, known, strict=True)
-        ],
-    }
+    return Communication(
+        counted_by,
+        steps,
+        tuple(
+            RankTraffic(
+                rank=rank,
+                sent_bytes=one.sent_bytes,
+                received_bytes=one.received_bytes,
+                sent_bytes_per_step=one.sent_bytes / steps if steps else None,
+                received_bytes_per_step=one.received_bytes / steps if steps else None,
+            )
+            for rank, one in known
+        ),
+    )

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 import traceback
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ import torch
 from ddlbench.datasets.feed import Feed
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.staging import hold
-from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.data_size import DataRequest
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import scratch_dir
+from ddlbench.experiment.result_parts import DeviceMemory
 from ddlbench.networks import build
 from ddlbench.planning.strategy import Process, strategy_of
 from ddlbench.runtime.checkpoint import RefusedCheckpoint, open_checkpoints
@@ -48,6 +48,7 @@ from ddlbench.runtime.meters import (
 from ddlbench.runtime.network_address import address_of, use_interface
 from ddlbench.runtime.placement import gpu_models, own_devices, own_process
 from ddlbench.runtime.progress import Reporter
+from ddlbench.runtime.rank_report import RankFailure, RankReport, write_rank_report
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
 from ddlbench.runtime.stream import EpochStream
 from ddlbench.runtime.traffic import TcpTraffic
@@ -66,19 +67,18 @@ def main(job_path: str) -> int:
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     try:
         report = _run(job, process)
-        write_json(report_file(job.run_dir, process.rank), {"status": "ok", **report})
+        write_rank_report(report_file(job.run_dir, process.rank), report)
     except BaseException as error:
         traceback.print_exc()
         status, reason = classify(error)
-        failure = {
-            "rank": process.rank,
-            "status": status,
-            "reason": reason,
-            "reason_code": reason.code,
-        }
-        if isinstance(error, RefusedCheckpoint):
-            failure["refused_checkpoint"] = True
-        write_json(report_file(job.run_dir, process.rank), failure)
+        failure = RankFailure(
+            rank=process.rank,
+            status=status,
+            reason=reason,
+            reason_code=reason.code,
+            refused_checkpoint=isinstance(error, RefusedCheckpoint),
+        )
+        write_rank_report(report_file(job.run_dir, process.rank), failure)
         # Libraries may hang on exit when the others are gone: leave without asking them.
         sys.stdout.flush()
         sys.stderr.flush()
@@ -86,7 +86,7 @@ def main(job_path: str) -> int:
     return 0
 
 
-def _run(job: Job, process: Process) -> dict[str, Any]:
+def _run(job: Job, process: Process) -> RankReport:
     plan, cell = job.plan, job.plan.cell
     cores = own_cores()
     interface = use_interface(job.interface)
@@ -143,36 +143,38 @@ def _run(job: Job, process: Process) -> dict[str, Any]:
     if job.device_kind == "cpu":
         peak = cpu_peak_bytes(executor, extent.total_steps - 1)
     provenance = rank_provenance()
-    report = {
-        "rank": process.rank,
-        "role": process.role,
-        "node": process.node,
-        "local_rank": process.local_rank,
-        "stage": process.stage,
-        "replica": process.replica,
-        "shard": process.shard,
-        "host": socket.gethostname(),
-        "devices": [str(device) for device in devices],
-        "cpu_model": provenance["cpu_model"],
-        "gpu_models": gpu_models(devices),
-        "threads": threads,
-        "cpus": cores,
-        "prepare_s": prepare_s,
-        "parameter_bytes": sum(p.numel() * p.element_size() for p in network.parameters()),
-        "peak_rss_bytes": peak_rss_bytes(),
-        "memory": device_memory(devices, peak, peaks_before),
-        "dataset_samples": dataset_samples,
-        "samples": _samples(cell, process, extent),
-        "steps_per_epoch": extent.steps_per_epoch,
-        "checkpoints": None if checkpoints is None else checkpoints.report(),
-        "clock_offset_s": offsets[process.rank].offset_s,
-        "traffic": None if traffic is None else traffic.report(),
-        "plan_details": executor.details(),
-        "partition_spans": _partition_spans(executor, extent.total_steps - 1),
-        "provenance": provenance,
+    report = RankReport(
+        rank=process.rank,
+        role=process.role,
+        node=process.node,
+        local_rank=process.local_rank,
+        stage=process.stage,
+        replica=process.replica,
+        shard=process.shard,
+        host=socket.gethostname(),
+        devices=tuple(str(device) for device in devices),
+        cpu_model=provenance["cpu_model"],
+        gpu_models=tuple(gpu_models(devices)),
+        threads=threads,
+        cpus=cores,
+        prepare_s=prepare_s,
+        parameter_bytes=sum(p.numel() * p.element_size() for p in network.parameters()),
+        peak_rss_bytes=peak_rss_bytes(),
+        memory=tuple(
+            DeviceMemory.from_dict(entry) for entry in device_memory(devices, peak, peaks_before)
+        ),
+        dataset_samples=dataset_samples,
+        samples=_samples(cell, process, extent),
+        steps_per_epoch=extent.steps_per_epoch,
+        checkpoints=None if checkpoints is None else checkpoints.report(),
+        clock_offset_s=offsets[process.rank].offset_s,
+        traffic=None if traffic is None else traffic.report(),
+        plan_details=executor.details(),
+        partition_spans=tuple(_partition_spans(executor, extent.total_steps - 1)),
+        provenance=provenance,
         **_times(measured),
-    }
-    _add_spans(report, executor, extent.total_steps - 1, offsets)
+    )
+    report = _with_spans(report, executor, extent.total_steps - 1, offsets)
     barrier(store, "reported", plan.world_size)
     executor.close()
     leave(store, process.rank, plan.world_size)
@@ -221,26 +223,27 @@ def _samples(cell: Cell, process: Process, extent: Extent) -> int:
     return own * (cell.batch_size // process.num_shards)
 
 
-def _add_spans(
-    report: dict[str, Any], executor: Executor, mini_batch: int, offsets: list[ClockOffset]
-) -> None:
-    """Spans of one more step, where no measured one was recorded, and what is known of clocks.
+def _with_spans(
+    report: RankReport, executor: Executor, mini_batch: int, offsets: list[ClockOffset]
+) -> RankReport:
+    """The report with spans of one more step, where no measured one was recorded, and with clocks.
 
     All else is reported by now: this step counts for nothing.
     """
-    if report["rank"] == 0:
+    if report.rank == 0:
         Reporter.phase("recorded")  # a sign of life: the step before was the last one that counts
     record = getattr(executor, "record_step", None)
-    if not report["spans"] and record is not None:
+    if not report.spans and record is not None:
         try:
-            report["spans"] = list(record(mini_batch))
+            report = replace(report, spans=tuple(record(mini_batch)))
         except RuntimeError:  # the cell is measured; it must not be lost for want of a picture
             if len(offsets) > 1:  # others may wait for this rank, for ever
                 raise
             traceback.print_exc()
-    if report["spans"]:
-        clocks = [asdict(offset) for offset in offsets]
-        report["plan_details"]["clock"] = {"reference_rank": 0, "ranks": clocks}
+    if not report.spans:
+        return report
+    clock = {"reference_rank": 0, "ranks": [asdict(offset) for offset in offsets]}
+    return replace(report, plan_details={**report.plan_details, "clock": clock})
 
 
 def _traffic(executor: Executor, job: Job) -> TcpTraffic | None:
@@ -271,13 +274,13 @@ def _executor(cell: Cell) -> Executor:
 def _times(measurement: Measurement) -> dict[str, Any]:
     record = measurement.measured
     return {
-        "warmup_step_s": measurement.warmup.step_s,
-        "warmup_load_s": measurement.warmup.load_s,
-        "warmup_loss": as_written(measurement.warmup.loss),
-        "step_s": record.step_s,
-        "load_s": record.load_s,
-        "loss": as_written(record.loss),
-        "spans": record.spans,
+        "warmup_step_s": tuple(measurement.warmup.step_s),
+        "warmup_load_s": tuple(measurement.warmup.load_s),
+        "warmup_loss": tuple(as_written(measurement.warmup.loss)),
+        "step_s": tuple(record.step_s),
+        "load_s": tuple(record.load_s),
+        "loss": tuple(as_written(record.loss)),
+        "spans": tuple(record.spans),
         "communication_wait_s": record.communication_wait_s,
         "cpu_utilisation": measurement.utilisation.cpu,
         "gpu_utilisation": measurement.utilisation.gpu,

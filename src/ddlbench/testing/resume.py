@@ -108,5 +108,5 @@ def _train(cell: Cell, rank: int, store: Store | None, *, out: Path, run: str) -
         "loss": measured.warmup.loss + measured.measured.loss,
         "ids": measured.measured.ids,
         "steps": len(measured.measured.step_s),
-        "saves": 0 if checkpoints is None else len(checkpoints.report()["save_s"]),
+        "saves": 0 if checkpoints is None else len(checkpoints.report().save_s),
     }

@@ -1,13 +1,14 @@
 """What files hold is read into typed dataclasses, and written back the same."""
 
 import json
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
+from enum import StrEnum
 from importlib.resources import files
 
 import pytest
 
 from ddlbench.experiment import fits, links, profile
-from ddlbench.experiment.json_form import OMIT_NONE, JsonForm, key_of
+from ddlbench.experiment.json_form import OMIT_NONE, JsonForm, SameKeys, key_of
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,34 @@ def test_what_is_absent_has_its_default_or_is_named():
         Outer.from_dict({"name": "x", "inner": []})
 
 
-def _agree(part, cls):
+class Colour(StrEnum):
+    RED = "red"
+
+
+@dataclass(frozen=True)
+class Kept(SameKeys):
+    colour: Colour
+    note: str | None = None
+    later: int | None = field(default=None, metadata=OMIT_NONE)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"colour": "red"}, {"note": None, "colour": "red"}, {"colour": "red", "later": None}],
+)
+def test_keys_stay_as_they_were_read(values):
+    found = Kept.from_dict(values)
+    assert found == Kept(Colour.RED)
+    assert found.colour is Colour.RED
+    assert json.dumps(found.to_dict()) == json.dumps(values)
+    assert replace(found, note="new").to_dict() == {"colour": "red", "note": "new"}
+
+
+def test_a_form_that_was_not_read_has_all_keys():
+    assert list(Kept(Colour.RED).to_dict()) == ["colour", "note"]
+
+
+def assert_fields(part, cls):
     """The schema of a class has its fields; what it may lack has a default."""
     of_class = {f.metadata.get("key", f.name): f for f in fields(cls)}
     assert set(of_class) == set(part["properties"]), cls
@@ -62,7 +90,7 @@ def _agree(part, cls):
 def test_profiles_have_the_fields_of_their_schema():
     schema = json.loads((files("ddlbench.experiment") / "profile.schema.json").read_text())
     own = schema["properties"]
-    _agree(schema, profile.Profile)
+    assert_fields(schema, profile.Profile)
     for key, cls in (
         ("steps", profile.StepTimes),
         ("layers", profile.LayerProfile),
@@ -70,20 +98,20 @@ def test_profiles_have_the_fields_of_their_schema():
         ("tensors", profile.ParameterTensor),
         ("node_slowdown", profile.NodeSlowdown),
     ):
-        _agree(own[key]["items"], cls)
-    _agree(own["layers"]["items"]["properties"]["shape"], profile.LayerShape)
-    _agree(schema["$defs"]["timings"]["items"], profile.BatchTime)
+        assert_fields(own[key]["items"], cls)
+    assert_fields(own["layers"]["items"]["properties"]["shape"], profile.LayerShape)
+    assert_fields(schema["$defs"]["timings"]["items"], profile.BatchTime)
 
 
 def test_links_have_the_fields_of_their_schema():
     schema = json.loads((files("ddlbench.experiment") / "links.schema.json").read_text())
     pair, sweep = schema["$defs"]["pair_matrix"], schema["$defs"]["sweep"]
-    _agree(schema, links.Links)
-    _agree(pair, links.PairMatrix)
-    _agree(pair["properties"]["sampled"], links.PairSample)
-    _agree(pair["properties"]["slow_pairs"]["items"], links.SlowPair)
-    _agree(sweep, links.LinkSweep)
-    _agree(sweep["properties"]["points"]["items"], links.SweepPoint)
+    assert_fields(schema, links.Links)
+    assert_fields(pair, links.PairMatrix)
+    assert_fields(pair["properties"]["sampled"], links.PairSample)
+    assert_fields(pair["properties"]["slow_pairs"]["items"], links.SlowPair)
+    assert_fields(sweep, links.LinkSweep)
+    assert_fields(sweep["properties"]["points"]["items"], links.SweepPoint)
     fit = sweep["properties"]["fit"]
-    _agree(fit, fits.HockneyFit)
-    _agree(fit["properties"]["pieces"]["items"], fits.HockneyPiece)
+    assert_fields(fit, fits.HockneyFit)
+    assert_fields(fit["properties"]["pieces"]["items"], fits.HockneyPiece)

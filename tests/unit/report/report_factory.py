@@ -10,7 +10,7 @@ import numpy as np
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import Experiment, parse_experiment
 from ddlbench.experiment.paths import RESULTS, result_file
-from ddlbench.experiment.result import write_result
+from ddlbench.experiment.result import Result, write_result
 from ddlbench.experiment.site import Site
 from ddlbench.planning.matrix import MatrixRow, expand
 from ddlbench.planning.plan import make_plan
@@ -206,7 +206,7 @@ def write(root: Path, cell: Cell, values: dict[str, Any] | None = None, steps: i
     """Write a cell's result (and steps when it is ok) where the report looks for it."""
     values = values if values is not None else result(cell)
     path = root / result_file(SITE_NAME, cell.id).relative_to(RESULTS)
-    write_result(path, values)
+    write_result(path, Result.from_dict(values))
     if values["status"] == "ok" and steps:
         random = np.random.default_rng(hash_of(cell.id))
         median = values["timing"]["step_s"]["median"]

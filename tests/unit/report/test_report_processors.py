@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 from figure_checks import assert_no_overlap, assert_readable, of
 from report_factory import SITE_NAME, experiment, matrix, result, site, write
 
+from ddlbench.experiment.result_parts import Provenance
 from ddlbench.planning.matrix import expand
 from ddlbench.report import collect, make_tables
 from ddlbench.report.footer import Context, common_notes
@@ -111,7 +113,7 @@ def test_gpus_of_other_hosts_have_a_speedup_and_a_note(measured):
 
 
 def test_a_result_without_ranks_has_nothing_to_say():
-    nothing = Processors.of({"ranks": [], "provenance": {}, "device_kind": "cuda"})
+    nothing = Processors.of(SimpleNamespace(ranks=(), provenance=Provenance(), device_kind="cuda"))
     assert nothing == Processors((), ())
     assert nothing.notes() == []
     assert unlike(nothing, Processors(("A100",), (OLD,))) == []

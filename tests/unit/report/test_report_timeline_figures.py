@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 from report_factory import SITE_NAME, matrix, result, write
 
 from ddlbench.experiment.paths import RESULTS, cell_dir
-from ddlbench.experiment.result import write_result
+from ddlbench.experiment.result import Result, write_result
 from ddlbench.planning.schedules import StageDurations
 from ddlbench.report import figures_for, make_tables
 from ddlbench.report.colours import KINDS, kind_look
@@ -167,7 +167,8 @@ def test_clock_site_and_commit_stand_under_the_picture(tmp_path):
     made.write_cell(tmp_path, cell, UNEVEN)
     ranks = [{"offset_s": 0.0, "uncertainty_s": 0.0}, {"offset_s": 0.05, "uncertainty_s": 4e-5}]
     details = {"clock": {"reference_rank": 0, "ranks": ranks}}
-    write_result(tmp_path / "result.json", result(cell, 1.0, plan_details=details))
+    values = result(cell, 1.0, plan_details=details)
+    write_result(tmp_path / "result.json", Result.from_dict(values))
     timeline = read_cell(tmp_path)
     assert timeline.uncertainty_s == 4e-5
     page, _ = pages(timeline)

@@ -6,16 +6,19 @@ import json
 import queue
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import timeline_factory as made
 import torch.distributed as dist
+from rank_reports import rank_report
 
 from ddlbench.planning.schedules import StageDurations
 from ddlbench.report.timeline.box import InvalidTimeline, Row
 from ddlbench.report.timeline.cell import read_cell
 from ddlbench.report.timeline.measured import has_spans, read_measured
 from ddlbench.runtime.clock_offset import clock_offsets
+from ddlbench.runtime.rank_report import RankReport
 from ddlbench.runtime.trace import trace_json
 
 EQUAL = StageDurations([0.01] * 8, [0.02] * 8)
@@ -28,7 +31,7 @@ def skewed(rank):
     return lambda: time.perf_counter() + SKEW_S[rank]
 
 
-def hand_over(rank, store, boxes, reports):
+def hand_over(rank, store, boxes, reports, uncertainties_s):
     """A stage that hands mini-batches to the next one, and records by its own clock."""
     now = skewed(rank)
     offset = clock_offsets(store, rank, len(SKEW_S), now)[rank]
@@ -41,17 +44,16 @@ def hand_over(rank, store, boxes, reports):
         spans.append(("forward", number, start_s, now()))
         if rank + 1 in boxes:
             boxes[rank + 1].put(number)
-    reports[rank] = {
-        "rank": rank,
-        "node": rank,
-        "host": f"host{rank}",
-        "role": "stage",
-        "stage": rank,
-        "replica": 0,
-        "spans": spans,
-        "clock_offset_s": offset.offset_s,
-        "uncertainty_s": offset.uncertainty_s,
-    }
+    reports[rank] = rank_report(
+        rank=rank,
+        node=rank,
+        host=f"host{rank}",
+        role="stage",
+        stage=rank,
+        spans=tuple(spans),
+        clock_offset_s=offset.offset_s,
+    )
+    uncertainties_s[rank] = offset.uncertainty_s
 
 
 def overlaps_s(boxes):
@@ -68,9 +70,11 @@ def test_clocks_50_ms_apart_line_up(tmp_path):
     """Real hand-overs between threads whose clocks are 50 ms behind and before the first's."""
     store = dist.HashStore()
     boxes = {rank: queue.Queue() for rank in SKEW_S if rank}
-    reports: dict[int, dict] = {}
+    reports: dict[int, RankReport] = {}
+    uncertainties_s: dict[int, float] = {}
     threads = [
-        threading.Thread(target=hand_over, args=(rank, store, boxes, reports)) for rank in SKEW_S
+        threading.Thread(target=hand_over, args=(rank, store, boxes, reports, uncertainties_s))
+        for rank in SKEW_S
     ]
     for thread in threads:
         thread.start()
@@ -82,10 +86,10 @@ def test_clocks_50_ms_apart_line_up(tmp_path):
     aligned = read_measured(tmp_path, rows)
     assert len(aligned) == len(SKEW_S) * MINI_BATCHES
     # Half the quickest round trip; threads of a busy machine may all have slow ones.
-    uncertainty_s = max(report["uncertainty_s"] for report in reports.values())
+    uncertainty_s = max(uncertainties_s.values())
     assert max(overlaps_s(aligned)) <= 10 * uncertainty_s + 1e-3
     # Without the offsets the same spans tell that stage 1 began 50 ms before it had its input.
-    trace.write_text(trace_json([{**r, "clock_offset_s": 0.0} for r in reports.values()]))
+    trace.write_text(trace_json([replace(r, clock_offset_s=0.0) for r in reports.values()]))
     assert max(overlaps_s(read_measured(tmp_path, rows))) > 0.02
 
 

@@ -119,9 +119,9 @@ def test_a_resumed_run_ends_as_one_that_was_never_interrupted(tmp_path):
     assert again.measured.communication_wait_s == 10.0
     assert again.measured.spans[0][1] == 8  # spans of the run before are by another clock
     told = saved.report()
-    assert len(told["save_s"]) == 3
-    assert told["bytes"] == rank_file(tmp_path / "step-00000009-2", 0).stat().st_size
-    assert told["restore_s"] > 0
+    assert len(told.save_s) == 3
+    assert told.bytes == rank_file(tmp_path / "step-00000009-2", 0).stat().st_size
+    assert told.restore_s > 0
 
 
 def test_a_checkpoint_behind_the_last_step_leaves_nothing_to_train(tmp_path):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
+from rank_reports import rank_failure, rank_report
 from test_checkpoint_sets import write_set
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import checkpoint_dir
+from ddlbench.experiment.result_parts import Attempt
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.plan import make_plan
+from ddlbench.runtime.aggregate import timing
 from ddlbench.runtime.checkpoint_report import checkpointing, notes
+from ddlbench.runtime.rank_report import CheckpointCost
 from ddlbench.runtime.restart import forget_checkpoints, restart_of
 from ddlbench.runtime.trail import Trail, trail_file
 
@@ -57,15 +62,15 @@ def test_the_next_goes_on_and_says_what_was_lost(site, tmp_path):
     second = begin(CELL, site, tmp_path)
     assert second.order.resume == in_set.name
     (lost,) = second.earlier
-    assert (lost["reached_steps"], lost["kept_steps"], lost["lost_steps"]) == (27, 20, 7)
-    assert lost["lost_s"] > 0
-    assert lost["version"] == "ddlbench 1"
+    assert (lost.reached_steps, lost.kept_steps, lost.lost_steps) == (27, 20, 7)
+    assert lost.lost_s > 0
+    assert lost.version == "ddlbench 1"
     # An attempt that ends before its first step leaves no trail, and lost nothing.
     third = begin(CELL, site, tmp_path, run="3")
     assert (third.order.resume, third.earlier) == (in_set.name, second.earlier)
     leave_trail(folder, 20, 20)
     fourth = begin(CELL, site, tmp_path, run="4")
-    assert [(a["lost_steps"], a["lost_s"] > 0) for a in fourth.earlier] == [(7, True), (0, False)]
+    assert [(a.lost_steps, a.lost_s > 0) for a in fourth.earlier] == [(7, True), (0, False)]
 
 
 def test_what_was_trained_before_the_first_checkpoint_is_lost(site, tmp_path):
@@ -73,7 +78,7 @@ def test_what_was_trained_before_the_first_checkpoint_is_lost(site, tmp_path):
     leave_trail(tmp_path / ".checkpoint", 0, 9)
     again = begin(CELL, site, tmp_path)
     assert again.order.resume is None
-    assert [(a["kept_steps"], a["lost_steps"]) for a in again.earlier] == [(0, 9)]
+    assert [(a.kept_steps, a.lost_steps) for a in again.earlier] == [(0, 9)]
 
 
 @pytest.mark.parametrize(
@@ -115,16 +120,16 @@ def test_a_checkpoint_that_no_rank_can_use_is_deleted_and_noted(site, tmp_path, 
     in_set = write_set(folder, 20, identity=first.identity)
     leave_trail(folder, 20, 27)
     second = begin(CELL, site, tmp_path)
-    assert not second.was_refused([{"rank": 0, "status": "failed", "reason": "a bug"}])
+    assert not second.was_refused([rank_failure("a bug")])
     assert in_set.exists()
-    report = {"rank": 0, "status": "failed", "reason": "it is noise", "refused_checkpoint": True}
+    report = rank_failure("it is noise", refused_checkpoint=True)
     assert second.was_refused([report])
     assert "it is noise; the cell is trained from the start" in capsys.readouterr().err
     third = begin(CELL, site, tmp_path, run="3")
     assert third.order.resume is None
     (lost,) = third.earlier
-    assert (lost["kept_steps"], lost["lost_steps"]) == (0, 27)
-    assert lost["refused"] == "it is noise"
+    assert (lost.kept_steps, lost.lost_steps) == (0, 27)
+    assert lost.refused == "it is noise"
     assert not third.was_refused([report])  # there was nothing to refuse: no endless repetition
 
 
@@ -154,34 +159,25 @@ def test_a_folder_that_cannot_be_written_is_named(site, tmp_path):
         begin(CELL, broken, tmp_path / "cell")
 
 
-def report(save_s, size, restore_s=0.0, rehearsal_s=0.0):
-    part = {"save_s": save_s, "bytes": size, "restore_s": restore_s, "rehearsal_s": rehearsal_s}
-    return {"checkpoints": part}
+def report(*cost):
+    return rank_report(checkpoints=CheckpointCost(*cost))
 
 
-TIMING = {
-    "epochs": [{"elapsed_s": 3.0, "samples": 80}, {"elapsed_s": 5.0, "samples": 80}],
-}
-ATTEMPT = {
-    "reached_steps": 17,
-    "kept_steps": 10,
-    "lost_steps": 7,
-    "lost_s": 1.5,
-    "version": "ddlbench 1",
-    "refused": None,
-}
+EPOCHS = [rank_report(step_s=[1.5, 1.5, 2.5, 2.5], load_s=[0.0] * 4, dataset_samples=160)]
+TIMING = timing(CELL.with_(batch_size=40, epochs=2), EPOCHS, "cpu")
+ATTEMPT = Attempt(17, 10, lost_steps=7, lost_s=1.5, version="ddlbench 1")
 
 
 def test_costs_are_the_slowest_ranks_and_stand_beside_the_throughput():
-    reports = [report([0.5, 1.0], 100, 0.2, 3.0), report([0.75, 0.5], 50, 0.1, 4.0)]
-    first = {**ATTEMPT, "reached_steps": 4, "kept_steps": 0, "lost_steps": 4, "lost_s": 1.0}
+    reports = [report((0.5, 1.0), 100, 0.2, 3.0), report((0.75, 0.5), 50, 0.1, 4.0)]
+    first = replace(ATTEMPT, reached_steps=4, kept_steps=0, lost_steps=4, lost_s=1.0)
     found = checkpointing(CELL, reports, TIMING, [first, ATTEMPT])
-    assert found["save_s"] == [0.75, 1.0]
-    assert found["total_s"] == 1.75
-    assert found["bytes"] == 150
-    assert found["samples_per_s"] == pytest.approx(160 / 9.75)
-    assert (found["restore_s"], found["rehearsal_s"]) == (0.2, 4.0)
-    assert (found["resumed"], found["lost_steps"], found["lost_s"]) == (1, 11, 2.5)
+    assert found.save_s == (0.75, 1.0)
+    assert found.total_s == 1.75
+    assert found.bytes == 150
+    assert found.samples_per_s == pytest.approx(160 / 9.75)
+    assert (found.restore_s, found.rehearsal_s) == (0.2, 4.0)
+    assert (found.resumed, found.lost_steps, found.lost_s) == (1, 11, 2.5)
     assert notes(CELL, True, found) == [
         "resumed 1 time(s) from a checkpoint; 11 step(s) were trained twice and count once"
     ]
@@ -189,6 +185,6 @@ def test_costs_are_the_slowest_ranks_and_stand_beside_the_throughput():
 
 def test_nothing_is_said_of_a_cell_without_checkpoints():
     off = CELL.with_(checkpoint_every_steps=0)
-    assert checkpointing(off, [{"checkpoints": None}], TIMING, []) is None
+    assert checkpointing(off, [rank_report()], TIMING, []) is None
     assert notes(off, False, None) == []
     assert "under way is finished" in notes(CELL, False, None)[0]

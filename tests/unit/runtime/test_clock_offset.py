@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch.distributed as dist
+from rank_reports import rank_report
 
 from ddlbench.runtime.clock_offset import clock_offsets
 from ddlbench.runtime.trace import trace_json
@@ -38,15 +39,15 @@ def test_skewed_clocks_line_up():
         assert abs(offset.offset_s + SKEW_S[rank]) <= 10 * offset.uncertainty_s + 1e-3
     # All ranks did the same at the same moment, each by its own clock.
     reports = [
-        {
-            "rank": rank,
-            "node": rank,
-            "host": "h",
-            "stage": rank,
-            "replica": 0,
-            "spans": [("forward", 3, moment + SKEW_S[rank], moment + SKEW_S[rank] + 0.01)],
-            "clock_offset_s": found[0][rank].offset_s,
-        }
+        rank_report(
+            rank=rank,
+            node=rank,
+            host="h",
+            stage=rank,
+            replica=0,
+            spans=[("forward", 3, moment + SKEW_S[rank], moment + SKEW_S[rank] + 0.01)],
+            clock_offset_s=found[0][rank].offset_s,
+        )
         for rank in SKEW_S
     ]
     events = [e for e in json.loads(trace_json(reports))["traceEvents"] if e["ph"] == "X"]
@@ -63,4 +64,4 @@ def test_a_single_process_is_its_own_clock():
 
 
 def test_no_spans_no_trace():
-    assert trace_json([{"rank": 0, "spans": []}]) == ""
+    assert trace_json([rank_report()]) == ""

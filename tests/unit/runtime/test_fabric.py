@@ -8,6 +8,7 @@ import os
 from contextlib import nullcontext
 
 import pytest
+from rank_reports import rank_failure, rank_report
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fabric import LinkCondition
@@ -189,7 +190,7 @@ def test_cores_are_confined_only_for_what_is_started_inside():
 
 def test_a_saturated_relay_spoils_a_measurement_and_nothing_else():
     plan = make_plan(CELL)
-    done = [{"rank": rank, "status": "ok"} for rank in (0, 1)]
+    done = [rank_report(rank=rank) for rank in (0, 1)]
     busy = link(saturated=True, busiest_second_share=0.98)
     assert _judge(plan, done, Outcome(), link()) == ("ok", None)
     assert _judge(plan, done, Outcome(), None) == ("ok", None)
@@ -198,16 +199,9 @@ def test_a_saturated_relay_spoils_a_measurement_and_nothing_else():
     assert "relay of fabric lat10 used 98% of its core" in reason
     assert _judge(plan, [], Outcome(timed_out=True), busy)[0] == "failed"
     assert _judge(plan, [], Outcome(timed_out=True), link())[0] == "timeout"
-    memory = [
-        {
-            "rank": 1,
-            "status": "out_of_memory",
-            "reason": "no room",
-            "reason_code": "out_of_memory_host",
-        }
-    ]
+    memory = [rank_failure("no room", status="out_of_memory", reason_code="out_of_memory_host")]
     assert _judge(plan, memory, Outcome(), busy)[0] == "out_of_memory"
-    crash = [{"rank": 1, "status": "failed", "reason": "a bug", "reason_code": "exception"}]
+    crash = [rank_failure("a bug")]
     assert _judge(plan, crash, Outcome(), busy) == ("failed", "rank 1: a bug")
     assert fault_of(None) is None
 
@@ -234,17 +228,17 @@ def test_no_step_that_a_saturated_relay_made_slow_is_gone_on_from(
 def test_a_result_says_which_congestion_control_was_in_force(site):
     plan = make_plan(CELL)
     parts = {"reports": [], "staging": None}
-    assert assemble(plan, site, "timeout", "late", **parts)["link"] is None
+    assert assemble(plan, site, "timeout", "late", **parts).link is None
     result = assemble(plan, site, "timeout", "late", **parts, link=link())
-    assert result["link"]["setting"]["latency_s"] == 0.01
-    assert result["provenance"]["tcp_congestion_control"] == "cubic"
+    assert result.link.setting["latency_s"] == 0.01
+    assert result.provenance.tcp_congestion_control == "cubic"
 
 
 def test_a_machine_that_cannot_emulate_says_unsupported(site, tmp_path, monkeypatch):
     monkeypatch.setattr(emulated_fabric, "available", lambda backend: "namespaces are forbidden")
     result = run_cell(CELL, site, tmp_path)
-    assert result["status"] == "unsupported"
-    assert result["reason"] == "fabric lat10 cannot be emulated here: namespaces are forbidden"
+    assert result.status == "unsupported"
+    assert result.reason == "fabric lat10 cannot be emulated here: namespaces are forbidden"
     assert read_result(tmp_path / "result.json") == result
     assert not (tmp_path / "log.txt").exists()
 

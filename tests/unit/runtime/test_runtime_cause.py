@@ -3,6 +3,7 @@
 import socket
 
 import pytest
+from rank_reports import rank_failure
 
 from ddlbench.runtime.failure import cause_of
 from ddlbench.runtime.network_address import address_of, interface_to_use
@@ -11,12 +12,12 @@ from ddlbench.runtime.network_address import address_of, interface_to_use
 @pytest.mark.parametrize(
     ("failed", "cause"),
     [
-        ([{"reason": "ValueError: wrong shape"}], "program"),
-        ([{"reason": "killed by signal 9 (SIGKILL)", "signal": 9}], "infrastructure"),
-        ([{"reason": "RuntimeError: Connection closed by peer [10.0.0.1]"}], "infrastructure"),
+        ([rank_failure("ValueError: wrong shape")], "program"),
+        ([rank_failure("killed by signal 9 (SIGKILL)", signal=9)], "infrastructure"),
+        ([rank_failure("RuntimeError: Connection closed by peer [10.0.0.1]")], "infrastructure"),
         # The connection broke because the program crashed.
-        ([{"reason": "Connection reset"}, {"reason": "KeyError: 'x'"}], "program"),
-        ([{"reason": "OSError: [Errno 28] No space left on device"}], "infrastructure"),
+        ([rank_failure("Connection reset"), rank_failure("KeyError: 'x'")], "program"),
+        ([rank_failure("OSError: [Errno 28] No space left on device")], "infrastructure"),
         ([], "infrastructure"),
     ],
 )

@@ -65,7 +65,7 @@ def test_the_second_waits_for_the_first_and_adopts_its_result(tmp_path):
     claimed = claim(tmp_path, Owner.here(), poll_s=0.05)
     assert done.is_set()
     assert claimed.kind == "adopted"
-    assert claimed.result["reason"] == "from the first job"
+    assert claimed.result.reason == "from the first job"
     first.join()
 
 

@@ -10,9 +10,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rank_reports import rank_report
 from torch import nn
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.result_parts import Loss
 from ddlbench.runtime import aggregate, losses
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.live_tensors import LiveTensors
@@ -52,18 +54,15 @@ def test_whole_epochs_are_one_range():
 
 
 def report(step_s, loss, **changes):
-    return {
-        "step_s": step_s,
-        "load_s": [0.001] * len(step_s),
-        "loss": loss,
-        "warmup_step_s": [9.0],
-        "warmup_load_s": [0.5],
-        "warmup_loss": [3.0] if loss else [],
-        "steps_per_epoch": 2,
-        "dataset_samples": 20,
-        "prepare_s": 1.0,
+    return rank_report(
+        step_s=step_s,
+        load_s=[0.001] * len(step_s),
+        loss=loss,
+        warmup_step_s=[9.0],
+        warmup_load_s=[0.5],
+        warmup_loss=[3.0] if loss else [],
         **changes,
-    }
+    )
 
 
 REPORTS = [
@@ -74,19 +73,19 @@ REPORTS = [
 
 def test_the_slowest_rank_makes_the_step_and_the_epoch():
     timing = aggregate.timing(CELL, REPORTS, "cpu")
-    assert [epoch["elapsed_s"] for epoch in timing["epochs"]] == pytest.approx([0.3, 0.4])
-    assert timing["step_s"]["median"] == pytest.approx(0.2)
-    assert timing["epoch_s"] == pytest.approx(0.35 * 20 / 16)
-    assert timing["samples_per_s"] == pytest.approx(16 / 0.35)
-    assert timing["epoch_scaled"]
-    assert timing["prepare_s"] == 2.0
+    assert [epoch.elapsed_s for epoch in timing.epochs] == pytest.approx([0.3, 0.4])
+    assert timing.step_s.median_s == pytest.approx(0.2)
+    assert timing.epoch_s == pytest.approx(0.35 * 20 / 16)
+    assert timing.samples_per_s == pytest.approx(16 / 0.35)
+    assert timing.epoch_scaled
+    assert timing.prepare_s == 2.0
 
 
 def test_a_loss_that_is_no_number_is_null_and_noted():
     written = losses.as_written([2.0, float("nan"), float("inf")])
     assert written == [2.0, None, None]
     reports = [report([0.1] * 4, [2.0, 1.0, None, None]), report([0.1] * 4, [2.0] * 4)]
-    assert losses.summary(reports, 2) == {"first": 2.0, "last": None, "mean_last_epoch": None}
+    assert losses.summary(reports, 2) == Loss(first=2.0, last=None, mean_last_epoch=None)
     assert losses.divergence(reports) == [
         "training diverged: the loss is no number from step 4 of 5 on (1 of them warm-up)"
     ]

@@ -25,7 +25,7 @@ def test_it_is_a_result_without_a_run(tmp_path, monkeypatch) -> None:
     cell = Cell("mnist", "vgg11", "pipedream", 8, devices_per_node=2)
     result = supervise.run_cell(cell, load_site("local"), tmp_path)
     assert read_result(tmp_path / "result.json") == result
-    assert (result["status"], result["reason"]) == ("unsupported", "stage 1 needs too much")
-    assert result["timing"] is None
+    assert (result.status, result.reason) == ("unsupported", "stage 1 needs too much")
+    assert result.timing is None
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert asked == [(plan["details"]["stages"], "local")]

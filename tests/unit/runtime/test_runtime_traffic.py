@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from operator import sub
 
 import pytest
+from rank_reports import rank_report
 
+from ddlbench.experiment.result_parts import RankTraffic
+from ddlbench.runtime.rank_report import CountedBytes
 from ddlbench.runtime.traffic import communication, connection_bytes
 
 
@@ -26,17 +30,19 @@ def test_only_connections_of_other_ports_count():
     assert sorted(moved)[-2:] == [(0, 1000), (1000, 0)]
 
 
+COUNTED = CountedBytes("tcp_info", steps=2, sent_bytes=1, received_bytes=3)
+
+
 @pytest.mark.parametrize(
-    "reports",
-    [
-        [{"rank": 0}, {"rank": 1}],  # reports of an earlier version
-        [{"rank": 0, "traffic": None}, {"rank": 1, "traffic": None}],
-        [
-            {"rank": 0, "traffic": {"counted_by": "tcp_info", "steps": 1,
-                                    "sent_bytes": 1, "received_bytes": 1}},
-            {"rank": 1, "traffic": None},
-        ],
-    ],
-)  # fmt: skip
-def test_what_not_every_rank_counted_is_not_told(reports):
+    "counted",
+    [(None, None), (COUNTED, None), (COUNTED, replace(COUNTED, steps=1))],
+)
+def test_what_not_every_rank_counted_in_one_way_is_not_told(counted):
+    reports = [rank_report(rank=rank, traffic=one) for rank, one in enumerate(counted)]
     assert communication(reports) is None
+
+
+def test_bytes_of_every_rank_and_of_a_step():
+    found = communication([rank_report(rank=rank, traffic=COUNTED) for rank in (0, 1)])
+    assert (found.counted_by, found.steps) == ("tcp_info", 2)
+    assert found.ranks == tuple(RankTraffic(rank, 1, 3, 0.5, 1.5) for rank in (0, 1))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from types import SimpleNamespace
 
 import pytest
+from rank_reports import rank_report
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.data_size import DataRequest
@@ -14,6 +14,7 @@ from ddlbench.planning.plan import make_plan
 from ddlbench.runtime import worker
 from ddlbench.runtime.failure import cause_of
 from ddlbench.runtime.job import Job, report_file
+from ddlbench.runtime.rank_report import read_rank_report
 
 
 def test_a_report_that_json_cannot_hold_is_a_failure_of_the_program(tmp_path, monkeypatch):
@@ -24,7 +25,7 @@ def test_a_report_that_json_cannot_hold_is_a_failure_of_the_program(tmp_path, mo
     monkeypatch.setenv("DDLBENCH_LOCAL_RANK", "0")
     silent = SimpleNamespace(enable=lambda: None, register=lambda *_args, **_options: None)
     monkeypatch.setattr(worker, "faulthandler", silent)
-    monkeypatch.setattr(worker, "_run", lambda _job, _process: {"rank": 0, "loss": [float("nan")]})
+    monkeypatch.setattr(worker, "_run", lambda _job, _process: rank_report(loss=(float("nan"),)))
 
     def leave(code):
         raise SystemExit(code)
@@ -32,7 +33,7 @@ def test_a_report_that_json_cannot_hold_is_a_failure_of_the_program(tmp_path, mo
     monkeypatch.setattr(os, "_exit", leave)
     with pytest.raises(SystemExit):
         worker.main(str(path))
-    report = json.loads(report_file(tmp_path, 0).read_text())
-    assert report["status"] == "failed"
-    assert report["reason"].startswith("ValueError: ")
+    report = read_rank_report(report_file(tmp_path, 0))
+    assert report.status == "failed"
+    assert report.reason.startswith("ValueError: ")
     assert cause_of([report]) == "program"

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from rank_reports import rank_report
 from torch import nn
 from torchgpipe import GPipe
 
@@ -92,8 +93,8 @@ def test_recording_changes_nothing_and_leaves_no_hooks():
 
 
 def test_partitions_csv_has_a_row_a_span_and_is_empty_without():
-    assert partitions_csv([{"partition_spans": []}, {}]) == ""
-    text = partitions_csv([{"partition_spans": [[1, "forward", 0, 0.25, 0.5]]}])
+    assert partitions_csv([rank_report()]) == ""
+    text = partitions_csv([rank_report(partition_spans=((1, "forward", 0, 0.25, 0.5),))])
     assert text.splitlines() == [
         "partition,kind,micro_batch,start_s,end_s",
         "1,forward,0,0.25,0.5",

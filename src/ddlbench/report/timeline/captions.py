@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
+from ddlbench.experiment.result import Result
 from ddlbench.report.labels import dataset_label, network_label, strategy_label, workers_label
 from ddlbench.report.timeline.cell import CellTimeline
 from ddlbench.report.timeline.draw import duration_text
@@ -82,15 +82,15 @@ def _part(cells: Sequence[CellTimeline]) -> str:
     return f"{of_run}; of some, one more step after it" if any(single) else of_run
 
 
-def measured_where(result: dict[str, Any] | None) -> list[str]:
+def measured_where(result: Result | None) -> list[str]:
     """Site, date and commit of a single cell; what its strategy's numbers cannot show there."""
     if result is None:
         return []
-    provenance = result["provenance"]
-    parts = [f"Site {result['site']}"]
-    if provenance.get("created"):
-        parts.append(str(provenance["created"])[:10])
-    if provenance.get("git_commit"):
-        dirty = "-dirty" if provenance.get("git_dirty") else ""
-        parts.append(f"commit {str(provenance['git_commit'])[:7]}{dirty}")
-    return [*(f"{note}." for note in result["notes"]), f"{'; '.join(parts)}."]
+    provenance = result.provenance
+    parts = [f"Site {result.site}"]
+    if provenance.created:
+        parts.append(provenance.created[:10])
+    if provenance.git_commit:
+        dirty = "-dirty" if provenance.git_dirty else ""
+        parts.append(f"commit {provenance.git_commit[:7]}{dirty}")
+    return [*(f"{note}." for note in result.notes), f"{'; '.join(parts)}."]

@@ -15,10 +15,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.result import InvalidResult, read_result
+from ddlbench.experiment.result import InvalidResult, Result, read_result
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planned_schedule import PlannedSchedule
 from ddlbench.planning.strategy import known_strategy
@@ -57,7 +56,7 @@ class CellTimeline:
     in_seconds: bool
     not_planned: str
     uncertainty_s: float | None
-    result: dict[str, Any] | None
+    result: Result | None
 
 
 def read_cell(folder: Path, steps: int | None = None) -> CellTimeline:
@@ -158,7 +157,7 @@ def _planned(
     return boxes_of(schedule, durations, first), ""
 
 
-def _read_result(folder: Path) -> dict[str, Any] | None:
+def _read_result(folder: Path) -> Result | None:
     path = folder / "result.json"
     if not path.is_file():
         return None
@@ -168,12 +167,12 @@ def _read_result(folder: Path) -> dict[str, Any] | None:
         raise InvalidTimeline(str(error)) from error
 
 
-def _uncertainty_s(result: dict[str, Any] | None) -> float | None:
+def _uncertainty_s(result: Result | None) -> float | None:
     """Of the rank whose clock is known worst, as the result states it."""
     if result is None:
         return None
     try:
-        ranks = result["plan_details"]["clock"]["ranks"]
+        ranks = result.plan_details["clock"]["ranks"]
         return max((float(rank["uncertainty_s"]) for rank in ranks), default=None)
     except (KeyError, TypeError, ValueError):  # one clock saw all, or the file does not say
         return None

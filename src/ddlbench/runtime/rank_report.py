@@ -1,0 +1,146 @@
+"""rank<k>.json: what each rank tells the supervisor when it ends.
+
+::
+
+    rank  -> RankReport    it is done: its seconds, bytes, losses and spans
+          -> RankFailure   it ended early, or its guard saw it killed: why
+
+The files live as long as one run; what is kept of them stands in result.json and failure.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddlbench.experiment.atomic import write_json
+from ddlbench.experiment.json_form import OMIT_NONE, JsonForm
+from ddlbench.experiment.result_parts import DeviceMemory
+from ddlbench.experiment.status import Reason, Status
+
+__all__ = [
+    "CheckpointCost",
+    "CountedBytes",
+    "RankFailure",
+    "RankReport",
+    "read_rank_report",
+    "write_rank_report",
+]
+
+
+@dataclass(frozen=True)
+class CountedBytes(JsonForm):
+    """Bytes that a rank sent to others and received, over so many measured steps."""
+
+    counted_by: str
+    steps: int
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclass(frozen=True)
+class CheckpointCost(JsonForm):
+    """What checkpoints cost a rank; ``bytes`` of its file in one of them."""
+
+    save_s: tuple[float, ...]
+    bytes: int
+    restore_s: float
+    rehearsal_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReport(JsonForm):
+    """What a rank measured.
+
+    Args:
+        steps_per_epoch: measured steps of each epoch.
+        warmup_step_s, warmup_load_s: of each warm-up step.
+        step_s, load_s: of each measured step.
+        warmup_loss, loss: of each; None where it is no number. Empty where the rank has none.
+        spans: (kind, mini-batch, start_s, end_s) by the rank's own clock.
+        partition_spans: (partition, kind, micro-batch, start_s, end_s), from the start of one
+            step after the timed ones.
+        clock_offset_s: to add to the rank's clock for rank 0's.
+        traffic: None where nothing was counted.
+        checkpoints: None for a cell without checkpoints.
+    """
+
+    status: Status = Status.OK
+    rank: int
+    role: str
+    node: int
+    local_rank: int
+    stage: int
+    replica: int
+    shard: int
+    host: str
+    devices: tuple[str, ...]
+    cpu_model: str | None
+    gpu_models: tuple[str, ...]
+    threads: int
+    cpus: str | None = None
+    prepare_s: float
+    parameter_bytes: int
+    peak_rss_bytes: int
+    memory: tuple[DeviceMemory, ...]
+    dataset_samples: int
+    samples: int
+    steps_per_epoch: int
+    checkpoints: CheckpointCost | None = None
+    clock_offset_s: float = 0.0
+    traffic: CountedBytes | None = None
+    plan_details: Mapping[str, Any]
+    partition_spans: tuple[tuple[Any, ...], ...] = ()
+    provenance: Mapping[str, Any]
+    warmup_step_s: tuple[float, ...]
+    warmup_load_s: tuple[float, ...]
+    warmup_loss: tuple[float | None, ...]
+    step_s: tuple[float, ...]
+    load_s: tuple[float, ...]
+    loss: tuple[float | None, ...]
+    spans: tuple[tuple[Any, ...], ...] = ()
+    communication_wait_s: float | None = None
+    cpu_utilisation: float | None = None
+    gpu_utilisation: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFailure(JsonForm):
+    """Why a rank ended early.
+
+    Args:
+        status: out_of_memory, unsupported or failed.
+        reason, reason_code: why.
+        refused_checkpoint: whether it could not use the checkpoint that it was to go on from.
+        signal: number of the signal that killed it; None where none did.
+    """
+
+    rank: int
+    status: Status
+    reason: str
+    reason_code: str
+    refused_checkpoint: bool = False
+    signal: int | None = field(default=None, metadata=OMIT_NONE)
+
+    def of_cell(self) -> Reason:
+        """The reason as a cell's: it names the rank."""
+        return Reason(self.reason_code, f"rank {self.rank}: {self.reason}")
+
+
+def write_rank_report(path: Path, report: RankReport | RankFailure) -> None:
+    """Write a report atomically.
+
+    Raises:
+        ValueError: JSON cannot hold it.
+    """
+    write_json(path, report.to_dict())
+
+
+def read_rank_report(path: Path) -> RankReport | RankFailure:
+    """Read what :func:`write_rank_report` wrote."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    kind = RankReport if values["status"] == Status.OK else RankFailure
+    return kind.from_dict(values)
