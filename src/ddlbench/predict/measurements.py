@@ -91,27 +91,28 @@ def measure(rows: Sequence[MatrixRow], site: str, results_root: Path = RESULTS) 
             continue
         if outcome.status != Status.OK:
             outcome.status = result.status
-        if result.status == Status.OK and result.timing is not None:
-            step = result.timing.step_s
-            assert step.median_s is not None  # there are steps where a cell is ok
-            outcome.step_s[row.cell.repeat] = step.median_s
-            outcome.within = None
-            if step.low_s is not None and step.high_s is not None:
-                outcome.within = (step.low_s, step.high_s)
-            # A server mostly waits: that is no communication of a step.
-            waits = [rank.communication_wait_s for rank in result.ranks if rank.role != "server"]
-            told = [wait_s for wait_s in waits if wait_s is not None]
-            if told and len(told) == len(waits):
-                outcome.wait_s[row.cell.repeat] = fmean(told) / step.count
-            peaks = [
-                entry.peak_bytes
-                for rank in result.ranks
-                for entry in rank.memory
-                if entry.peak_bytes is not None
-            ]
-            if peaks:
-                known = [] if outcome.memory_bytes is None else [outcome.memory_bytes]
-                outcome.memory_bytes = max(*peaks, *known, 0)
+        timing = result.timing
+        if result.status != Status.OK or timing is None or timing.step_s.median_s is None:
+            continue
+        step = timing.step_s
+        outcome.step_s[row.cell.repeat] = timing.step_s.median_s
+        outcome.within = None
+        if step.low_s is not None and step.high_s is not None:
+            outcome.within = (step.low_s, step.high_s)
+        # A server mostly waits: that is no communication of a step.
+        waits = [rank.communication_wait_s for rank in result.ranks if rank.role != "server"]
+        told = [wait_s for wait_s in waits if wait_s is not None]
+        if told and len(told) == len(waits):
+            outcome.wait_s[row.cell.repeat] = fmean(told) / step.count
+        peaks = [
+            entry.peak_bytes
+            for rank in result.ranks
+            for entry in rank.memory
+            if entry.peak_bytes is not None
+        ]
+        if peaks:
+            known = [] if outcome.memory_bytes is None else [outcome.memory_bytes]
+            outcome.memory_bytes = max(*peaks, *known, 0)
     return list(found.values())
 
 
