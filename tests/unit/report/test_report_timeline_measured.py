@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import timeline_factory as made
 import torch.distributed as dist
-from rank_reports import rank_report
+from cases.rank_reports import rank_report
 
 from ddlbench.planning.schedules import StageDurations
 from ddlbench.report.timeline.box import InvalidTimeline, Row

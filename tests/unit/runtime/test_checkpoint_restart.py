@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
 
 import pytest
-from rank_reports import rank_failure, rank_report
+from cases.rank_reports import rank_failure, rank_report
 from test_checkpoint_sets import write_set
 
 from ddlbench.experiment.cell import Cell
@@ -170,7 +169,7 @@ ATTEMPT = Attempt(17, 10, lost_steps=7, lost_s=1.5, version="ddlbench 1")
 
 def test_costs_are_the_slowest_ranks_and_stand_beside_the_throughput():
     reports = [report((0.5, 1.0), 100, 0.2, 3.0), report((0.75, 0.5), 50, 0.1, 4.0)]
-    first = replace(ATTEMPT, reached_steps=4, kept_steps=0, lost_steps=4, lost_s=1.0)
+    first = dataclasses.replace(ATTEMPT, reached_steps=4, kept_steps=0, lost_steps=4, lost_s=1.0)
     found = checkpointing(CELL, reports, TIMING, [first, ATTEMPT])
     assert found.save_s == (0.75, 1.0)
     assert found.total_s == 1.75

@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch.distributed as dist
-from rank_reports import rank_report
+from cases.rank_reports import rank_report
 
 from ddlbench.runtime.clock_offset import clock_offsets
 from ddlbench.runtime.trace import trace_json

@@ -8,7 +8,7 @@ import os
 from contextlib import nullcontext
 
 import pytest
-from rank_reports import rank_failure, rank_report
+from cases.rank_reports import rank_failure, rank_report
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fabric import LinkCondition

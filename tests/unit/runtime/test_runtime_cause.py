@@ -3,7 +3,7 @@
 import socket
 
 import pytest
-from rank_reports import rank_failure
+from cases.rank_reports import rank_failure
 
 from ddlbench.runtime.failure import cause_of
 from ddlbench.runtime.network_address import address_of, interface_to_use

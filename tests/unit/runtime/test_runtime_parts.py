@@ -8,9 +8,9 @@ import json
 
 import pytest
 import torch
+from cases.rank_reports import rank_report
 from hypothesis import given
 from hypothesis import strategies as st
-from rank_reports import rank_report
 from torch import nn
 
 from ddlbench.experiment.cell import Cell

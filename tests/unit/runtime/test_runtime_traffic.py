@@ -7,7 +7,7 @@ from dataclasses import replace
 from operator import sub
 
 import pytest
-from rank_reports import rank_report
+from cases.rank_reports import rank_report
 
 from ddlbench.experiment.result_parts import RankTraffic
 from ddlbench.runtime.rank_report import CountedBytes

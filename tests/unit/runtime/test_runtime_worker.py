@@ -6,7 +6,7 @@ import os
 from types import SimpleNamespace
 
 import pytest
-from rank_reports import rank_report
+from cases.rank_reports import rank_report
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.data_size import DataRequest

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from rank_reports import rank_report
+from cases.rank_reports import rank_report
 from torch import nn
 from torchgpipe import GPipe
 
