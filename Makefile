@@ -35,7 +35,7 @@ lint: setup
 	ruff check .
 	ruff format --check .
 	mypy
-	snakefmt --check Snakefile rules
+	snakefmt --check Snakefile workflow/Snakefile rules
 	snakemake --lint
 
 unit: setup

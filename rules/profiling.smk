@@ -33,7 +33,7 @@ rule profile:
     message:
         "profiling {wildcards.profile}"
     shell:
-        "{params.python:q} -P workflow/scripts/profile.py {params.site:q} {params.needs:q}"
+        "{params.python:q} -P workflow/scripts/profile_network.py {params.site:q} {params.needs:q}"
         " {output:q} {log:q}"
 
 

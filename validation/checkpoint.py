@@ -25,9 +25,9 @@ import psutil
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Site, load_site
+from ddlbench.runtime.progress_journal import journal_file, read_journal
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.supervise import CellFailed, run_cell
-from ddlbench.runtime.trail import read_trail, trail_file
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "docs" / "validation" / "checkpoint"
@@ -128,7 +128,7 @@ def run(cell: Cell, site: Site, name: str, kill: bool = False) -> dict[str, Any]
 def kill_a_rank(folder: Path, at: int) -> None:
     """Kill the last rank once so many steps are done."""
     while True:
-        reached = read_trail(trail_file(folder / ".checkpoint"))
+        reached = read_journal(journal_file(folder / ".checkpoint"))
         if reached is not None and reached.steps >= at:
             break
         time.sleep(0.002)

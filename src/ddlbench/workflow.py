@@ -104,7 +104,7 @@ def make_predictions(experiment: Experiment, site: Site, rows: list[MatrixRow]) 
     """
     from ddlbench.predict.accuracy import errors, write_predictions  # noqa: PLC0415 - as above
     from ddlbench.predict.choices import table_8_1, table_8_2, with_choices  # noqa: PLC0415
-    from ddlbench.predict.table import predictions  # noqa: PLC0415
+    from ddlbench.predict.evaluate import predictions  # noqa: PLC0415
     from ddlbench.report.choice_tables import write_choices  # noqa: PLC0415
     from ddlbench.report.micro_batches import table_6_1  # noqa: PLC0415
     from ddlbench.report.tables import write_table  # noqa: PLC0415

@@ -16,7 +16,7 @@ from ddlbench.strategies.tensor_parallel.convert_rows import Grid, split_rows
 from ddlbench.strategies.tensor_parallel.convert_weights import split_weights
 from ddlbench.strategies.tensor_parallel.descriptor import grid_of
 from ddlbench.strategies.tensor_parallel.groups import groups_of, join_team, lines_of
-from ddlbench.strategies.tensor_parallel.team import Line, Team
+from ddlbench.strategies.tensor_parallel.shard_group import GridAxis, ShardGroup
 from ddlbench.strategies.tensor_parallel.trace import trace
 from ddlbench.strategies.tensor_parallel.weights import WeightSplit
 from ddlbench.strategies.timing import SpanRecorder
@@ -66,14 +66,14 @@ class Cases:
     cases: tuple[Case, ...]
 
 
-def fake_team(size: int, rank: int = 0) -> Team:
+def fake_team(size: int, rank: int = 0) -> ShardGroup:
     """A team that plans and never speaks."""
-    return Team(rank, size, None, SpanRecorder(CPU))
+    return ShardGroup(rank, size, None, SpanRecorder(CPU))
 
 
 def fake_grid(split: str, devices: int) -> Grid:
     sizes = grid_of(split, devices).items()
-    return Grid(fake_team(devices), tuple(Line(dim, fake_team(size)) for dim, size in sizes))
+    return Grid(fake_team(devices), tuple(GridAxis(dim, fake_team(size)) for dim, size in sizes))
 
 
 def traced(network: nn.Sequential, shape: tuple[int, ...]) -> Any:
@@ -98,7 +98,7 @@ def compare_all(work: Cases, rank: int, store: dist.Store | None) -> dict:
             if case.split not in grids:
                 sizes = grid_of(case.split, work.world_size)
                 lines = lines_of(groups, sizes).items()
-                made = tuple(Line(dim, join_team(r, rank, spans, context)) for dim, r in lines)
+                made = tuple(GridAxis(dim, join_team(r, rank, spans, context)) for dim, r in lines)
                 grids[case.split] = Grid(team, made)
             _compare_rows(case, grids[case.split])
         except BaseException as error:
@@ -153,7 +153,7 @@ def _compare_rows(case: Case, grid: Grid) -> None:
     _close(network(grid.own(whole)), plain(whole), "evaluation")
 
 
-def _compare_weights(case: Case, team: Team) -> None:
+def _compare_weights(case: Case, team: ShardGroup) -> None:
     plain, network = case.network(), case.network()
     split_weights(network, traced(network, case.shape), team, case.split)
     whole = _inputs(case, 0)

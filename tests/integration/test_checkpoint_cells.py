@@ -21,10 +21,10 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import read_result
 from ddlbench.runtime import supervise
 from ddlbench.runtime.checkpoint_sets import rank_file
+from ddlbench.runtime.progress_journal import journal_file, read_journal
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.state_file import read_state
 from ddlbench.runtime.supervise import CellFailed, run_cell
-from ddlbench.runtime.trail import read_trail, trail_file
 from ddlbench.testing.training import assert_same_bits
 
 EVERY, EPOCHS, STEPS = 5, 30, 6  # 48 images, 8 a step
@@ -61,7 +61,7 @@ class Killer(threading.Thread):
     def run(self) -> None:
         victim: psutil.Process | None = None
         while not self.stop.is_set():
-            reached = read_trail(trail_file(self.folder))
+            reached = read_journal(journal_file(self.folder))
             if reached is not None and victim is None:
                 victim = self._victim()
             elif reached is not None and victim is not None and reached.steps >= self.at:

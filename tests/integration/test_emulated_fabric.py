@@ -15,9 +15,9 @@ from ddlbench.experiment.result import read_result
 from ddlbench.experiment.site import load_site
 from ddlbench.interconnect.emulation import available
 from ddlbench.runtime.fabric import FabricUnfit, fabric_up
+from ddlbench.runtime.rank_job import RankJobFailed, run_rank_job
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.supervise import CellFailed, run_cell
-from ddlbench.runtime.tool import ToolFailed, run_tool
 
 DELAY_S = 0.05  # so long that ten percent of it is more than a busy machine adds
 REASON = available()
@@ -133,12 +133,12 @@ def test_tools_run_in_the_nodes_too_one_after_the_other(site, tmp_path):
     site = dataclasses.replace(site, cell_timeout_s=90)
     with fabric_up(site, "slow", 2) as fabric:
         for turn in range(2):
-            reports = run_tool(
+            reports = run_rank_job(
                 site, (2, 1), "tool_samples", {"mode": "report"}, tmp_path, fabric=fabric
             )
             assert [report["status"] for report in reports] == ["ok", "ok"], turn
-        with pytest.raises(ToolFailed, match="rank 1 had enough"):
-            run_tool(site, (2, 1), "tool_samples", {"mode": "crash"}, tmp_path, fabric=fabric)
+        with pytest.raises(RankJobFailed, match="rank 1 had enough"):
+            run_rank_job(site, (2, 1), "tool_samples", {"mode": "crash"}, tmp_path, fabric=fabric)
         assert fabric.report()["usage"]["over"] == "whole run"
     assert not running()
 
@@ -157,7 +157,7 @@ def test_a_relay_that_ends_ends_the_ranks(site, tmp_path):
             pytest.skip("this kernel makes the links itself")
         killer.start()
         try:
-            run_tool(site, (2, 1), "tool_samples", {"mode": "hang"}, tmp_path, fabric=fabric)
+            run_rank_job(site, (2, 1), "tool_samples", {"mode": "hang"}, tmp_path, fabric=fabric)
         finally:
             finished.set()
             killer.join()

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from ddlbench.experiment.site import load_site
-from ddlbench.runtime.tool import ToolFailed, run_tool
+from ddlbench.runtime.rank_job import RankJobFailed, run_rank_job
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def site():
 
 
 def run(site, folder, mode):
-    return run_tool(site, (1, 2), "tool_samples", {"mode": mode}, folder, threads=1)
+    return run_rank_job(site, (1, 2), "tool_samples", {"mode": mode}, folder, threads=1)
 
 
 def test_every_device_reports(site, tmp_path):
@@ -33,12 +33,12 @@ def test_every_device_reports(site, tmp_path):
     ],
 )
 def test_what_went_wrong_is_one_sentence(site, tmp_path, mode, sentence):
-    with pytest.raises(ToolFailed, match=sentence):
+    with pytest.raises(RankJobFailed, match=sentence):
         run(site, tmp_path, mode)
     assert (tmp_path / "log.txt").is_file()
 
 
 def test_a_tool_that_hangs_is_ended(site, tmp_path, hang_begins_limits):
     hang_begins_limits(ranks=2)
-    with pytest.raises(ToolFailed, match="cell_timeout_s"):
+    with pytest.raises(RankJobFailed, match="cell_timeout_s"):
         run(site, tmp_path, "hang")

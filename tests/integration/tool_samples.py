@@ -4,8 +4,8 @@ import os
 import time
 from pathlib import Path
 
+from ddlbench.runtime.rank_job import rank_job_main
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
-from ddlbench.runtime.tool import tool_main
 
 
 def work(here):
@@ -27,4 +27,4 @@ def work(here):
 
 
 if __name__ == "__main__":
-    tool_main(work)
+    rank_job_main(work)

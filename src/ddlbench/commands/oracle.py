@@ -12,13 +12,13 @@ import click
 from rich.console import Console
 
 from ddlbench.commands import oracle_display as display
-from ddlbench.commands.oracle_figures import departures_command, explain_command, figure_command
+from ddlbench.commands.oracle_figures import anomalies_command, explain_command, figure_command
 from ddlbench.commands.oracle_options import JSON, with_platform
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.predict.paradl import advise
+from ddlbench.predict.paradl.configuration import STRATEGIES
 from ddlbench.predict.paradl.oracle import VARIANTS
 from ddlbench.predict.paradl.platform import Platform, write_platform
-from ddlbench.predict.paradl.question import STRATEGIES
 from ddlbench.predict.paradl.workload import Workload, load_workload
 
 __all__ = ["oracle"]
@@ -205,5 +205,5 @@ def _above_zero(batch_size: float) -> None:
         raise ConfigError(f"--batch-size {batch_size:g}: write a number above 0")
 
 
-for _command in (figure_command, departures_command, explain_command):
+for _command in (figure_command, anomalies_command, explain_command):
     oracle.add_command(_command)

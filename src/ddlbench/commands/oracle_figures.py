@@ -1,4 +1,4 @@
-"""``ddlbench oracle figure``, ``departures``, ``explain``: the oracle in pictures, as a watch."""
+"""``ddlbench oracle figure``, ``anomalies``, ``explain``: the oracle in pictures, as a watch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rich.console import Console
 
 from ddlbench.commands.oracle_options import JSON, PLATFORM_NAME, with_platform
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.predict.paradl.configuration import STRATEGIES
 from ddlbench.predict.paradl.platform import Platform, load_platform
-from ddlbench.predict.paradl.question import STRATEGIES
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["departures_command", "explain_command", "figure_command"]
+__all__ = ["anomalies_command", "explain_command", "figure_command"]
 
 CAMPAIGN = click.option(
     "--campaign", default="report", show_default=True, help="Rows of it are shown."
@@ -46,7 +46,7 @@ def figure_command(measured: Path, platform: Platform, campaign: str, out: Path)
     click.echo(f"{made}, .pdf and .csv are written")
 
 
-@click.command("departures")
+@click.command("anomalies")
 @click.argument("runs", type=click.Path(path_type=Path))
 @click.option(
     "--limit",
@@ -64,7 +64,7 @@ def figure_command(measured: Path, platform: Platform, campaign: str, out: Path)
 @PLATFORM_NAME
 @CAMPAIGN
 @JSON
-def departures_command(
+def anomalies_command(
     *, runs: Path, limit: float, predictor: str, platform_name: str, campaign: str, as_json: bool
 ) -> None:
     """Flag measured RUNS that depart from their projection; ends with 1 if any does, else 0.
@@ -74,7 +74,7 @@ def departures_command(
     RUNS is an experiment's predictions.json (`ddlbench accuracy` writes it), or a CSV table as
     for `score`, which the corrected oracle projects on --platform.
     """
-    from ddlbench.predict.departures import departures, from_predictions  # noqa: PLC0415
+    from ddlbench.predict.anomalies import anomalies, from_predictions  # noqa: PLC0415
 
     if runs.suffix == ".json":
         from ddlbench.predict.accuracy import read_predictions  # noqa: PLC0415
@@ -86,7 +86,7 @@ def departures_command(
         table = from_predictions(told, predictor)
     else:
         table = _projected_runs(_reliable(runs, campaign), load_platform(platform_name))
-    judged = departures(table, limit)
+    judged = anomalies(table, limit)
     if as_json:
         records = judged.astype(object).where(judged.notna(), None).to_dict("records")
         click.echo(json.dumps({"limit": limit, "runs": records}))
@@ -121,7 +121,7 @@ def _reliable(path: Path, campaign: str) -> pd.DataFrame:
 
 
 def _projected_runs(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
-    """Runs as ``predict.departures`` reads them, of a table of measured iterations."""
+    """Runs as ``predict.anomalies`` reads them, of a table of measured iterations."""
     import pandas as pd  # noqa: PLC0415 - slow to import
 
     from ddlbench.predict.paradl.score import projected  # noqa: PLC0415

@@ -27,7 +27,7 @@ from ddlbench.experiment.site import load_site
 
 if TYPE_CHECKING:
     from ddlbench.predict.prediction import Prediction
-    from ddlbench.predict.question import Question
+    from ddlbench.predict.prediction_request import PredictionRequest
 
 __all__ = ["accuracy", "predict", "recommend"]
 
@@ -191,12 +191,12 @@ def accuracy(configfile: Path, site_name: str | None, figures: bool, as_json: bo
         console.print(f"figures:     {drawn[0].parent}", soft_wrap=True)
 
 
-def _question(asked: dict[str, Any]) -> Question:
+def _question(asked: dict[str, Any]) -> PredictionRequest:
     """What the options of :func:`_cell_options` ask."""
-    from ddlbench.predict.question import Question  # noqa: PLC0415
+    from ddlbench.predict.prediction_request import PredictionRequest  # noqa: PLC0415
 
     nodes, devices_per_node = parse_geometry(asked["geometry"], "--geometry")
-    question = Question(
+    question = PredictionRequest(
         network=asked["network"],
         dataset=asked["dataset"],
         nodes=nodes,

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.report.timeline.lessons import SCHEDULES, Lesson
+from ddlbench.report.timeline.schedule_diagrams import SCHEDULES, Lesson
 
 __all__ = ["timeline"]
 

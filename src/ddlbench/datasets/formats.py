@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddlbench.datasets import cifar, idx, imagefolder, raw
-from ddlbench.datasets.content import Content
 from ddlbench.datasets.files import Records
 from ddlbench.datasets.split_data import ArraySplit, FileSplit
+from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.data_size import DataRequest
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.experiment.entry_points import load_target

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ddlbench.datasets.content import Content
 from ddlbench.datasets.errors import DataError
 from ddlbench.datasets.files import CheckedFile, Record, Records, in_parallel
 from ddlbench.datasets.split_data import ArraySplit
+from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
 __all__ = ["file_paths", "read", "write"]

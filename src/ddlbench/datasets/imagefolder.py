@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ddlbench.datasets.content import Content, Recipe
 from ddlbench.datasets.errors import DataError
 from ddlbench.datasets.files import Record, Records, folder_crc
 from ddlbench.datasets.jpeg_pool import write_class_folders
 from ddlbench.datasets.split_data import FileSplit
+from ddlbench.datasets.synthetic import Content, Recipe
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
 __all__ = ["JPEG_QUALITY", "ClassFolders", "class_folder", "decode", "read", "write"]

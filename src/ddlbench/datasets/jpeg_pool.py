@@ -20,9 +20,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from ddlbench.datasets.content import Content
 from ddlbench.datasets.errors import DataError
 from ddlbench.datasets.files import Record
+from ddlbench.datasets.synthetic import Content
 
 __all__ = ["write_class_folders"]
 

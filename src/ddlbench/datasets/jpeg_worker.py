@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ddlbench.datasets.content import Content
 from ddlbench.datasets.imagefolder import ClassFolders
+from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
 __all__ = ["main"]

@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import Dataset
 
 from ddlbench.datasets.errors import DataError
-from ddlbench.datasets.feed import Batch, Feed, ImageDataset
 from ddlbench.datasets.formats import SPLITS, format_of
 from ddlbench.datasets.imagefolder import decode
+from ddlbench.datasets.loader import Batch, BatchLoader, ImageDataset
 from ddlbench.datasets.manifest import MANIFEST_NAME, Manifest
 from ddlbench.datasets.split_data import ArraySplit, FileSplit
 from ddlbench.experiment.data_size import DataRequest
@@ -20,7 +20,7 @@ from ddlbench.experiment.data_size import DataRequest
 __all__ = [
     "ArrayImages",
     "Batch",
-    "Feed",
+    "BatchLoader",
     "FolderImages",
     "ImageDataset",
     "make_feed",
@@ -75,12 +75,12 @@ def make_feed(
     loader_workers: int = 0,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
-) -> Feed:
-    """Open ``split`` and feed it; see :class:`~ddlbench.datasets.feed.Feed`.
+) -> BatchLoader:
+    """Open ``split`` and feed it; see :class:`~ddlbench.datasets.loader.BatchLoader`.
 
     The loader's workers are started and have read a sample each when this returns.
     """
-    feed = Feed(
+    feed = BatchLoader(
         open_split(path, request, split),
         global_batch=global_batch,
         shard=shard,

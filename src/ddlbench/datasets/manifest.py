@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ddlbench.datasets.content import CONTENT_VERSION
 from ddlbench.datasets.errors import DataError
 from ddlbench.datasets.files import Records, check_record, in_parallel
+from ddlbench.datasets.synthetic import CONTENT_VERSION
 from ddlbench.experiment.data_size import DataRequest
 
 __all__ = ["MANIFEST_NAME", "SCHEMA_VERSION", "Manifest", "request_facts", "source_folder"]

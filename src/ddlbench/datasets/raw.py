@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from ddlbench.datasets.content import Content
 from ddlbench.datasets.errors import DataError
 from ddlbench.datasets.files import CheckedFile, Record, Records, in_parallel
 from ddlbench.datasets.split_data import ArraySplit
+from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
 __all__ = ["INDEX_NAME", "read", "write"]

@@ -28,11 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ddlbench.datasets.content import CONTENT_VERSION
 from ddlbench.datasets.errors import DataError, StagingError
 from ddlbench.datasets.files import available_cpus
 from ddlbench.datasets.manifest import Manifest, source_folder
-from ddlbench.datasets.own_data import OwnData, copy_own_data, inspect_own_data
+from ddlbench.datasets.synthetic import CONTENT_VERSION
+from ddlbench.datasets.user_data import UserData, copy_user_data, inspect_user_data
 from ddlbench.datasets.writing import write_dataset
 from ddlbench.experiment.data_size import DataRequest, estimate_bytes
 from ddlbench.experiment.units import BYTES, unit_for
@@ -101,7 +101,7 @@ def stage(
         raise ValueError(f"verify must be 'size' or 'full', not {verify!r}")
     begin = time.perf_counter()
     workers = workers or available_cpus()
-    own = None if request.is_synthetic else inspect_own_data(request)
+    own = None if request.is_synthetic else inspect_user_data(request)
     if own is not None and not request.copy_to_scratch:
         return Staged(own.folder, own.digest, True, time.perf_counter() - begin, None)
     folder = data_folder(request, scratch)
@@ -200,7 +200,7 @@ def _locked(folder: Path) -> Iterator[int]:
 
 
 def _usable(
-    request: DataRequest, own: OwnData | None, folder: Path, contents: bool, workers: int
+    request: DataRequest, own: UserData | None, folder: Path, contents: bool, workers: int
 ) -> Manifest | None:
     """Read the manifest of ``folder`` if it holds the data of ``request``, undamaged."""
     if not folder.exists():
@@ -221,7 +221,7 @@ def _usable(
 
 
 def _make(
-    request: DataRequest, own: OwnData | None, folder: Path, workers: int, lock_fd: int
+    request: DataRequest, own: UserData | None, folder: Path, workers: int, lock_fd: int
 ) -> Manifest:
     _clear_leftovers(folder)
     if folder.exists():
@@ -235,7 +235,7 @@ def _make(
         if own is None:
             manifest = write_dataset(request, temporary, workers=workers, keep_fds=(lock_fd,))
         else:
-            manifest = copy_own_data(request, own, temporary, workers)
+            manifest = copy_user_data(request, own, temporary, workers)
         temporary.rename(folder)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ddlbench.datasets.content import Content
 from ddlbench.datasets.files import available_cpus
 from ddlbench.datasets.formats import SPLITS, format_of
 from ddlbench.datasets.manifest import Manifest
+from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.data_size import DataRequest
 
 __all__ = ["write_dataset"]

@@ -14,7 +14,7 @@ from torch import distributed as dist
 from ddlbench.planning.strategy import Process
 from ddlbench.runtime.network_address import use_interface
 from ddlbench.runtime.placement import own_devices
-from ddlbench.runtime.tool import Surroundings
+from ddlbench.runtime.rank_job import RankContext
 
 __all__ = ["Group", "joined", "members_of", "settle"]
 
@@ -79,7 +79,7 @@ def joined(group: Group) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def settle(here: Surroundings) -> tuple[torch.device, str | None]:
+def settle(here: RankContext) -> tuple[torch.device, str | None]:
     """Device and network interface of this process; threads and libraries are told."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     interface = use_interface(here.interface)

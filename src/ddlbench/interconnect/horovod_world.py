@@ -10,7 +10,12 @@ from typing import Any
 from ddlbench.interconnect.group import Group
 from ddlbench.runtime.network_address import address_of
 from ddlbench.strategies.horovod.descriptor import Horovod
-from ddlbench.strategies.horovod.rendezvous import HorovodPlace, host_names, meet, set_place
+from ddlbench.strategies.horovod.rendezvous import (
+    HorovodPlace,
+    host_names,
+    join_rendezvous,
+    set_place,
+)
 
 __all__ = ["horovod_world"]
 
@@ -19,7 +24,7 @@ __all__ = ["horovod_world"]
 def horovod_world(hvd: Any, group: Group) -> Iterator[None]:
     """Inside it ``hvd`` spans ``group`` over gloo, with its own defaults for fusion and cycle."""
     size = len(group.members)
-    meeting = meet(group.store, group.rank, size, address_of(group.interface))
+    meeting = join_rendezvous(group.store, group.rank, size, address_of(group.interface))
     # By host name, as Horovod itself knows hosts: nodes that share one count as one.
     hosts = host_names(group.store, size)
     names = list(dict.fromkeys(hosts))

@@ -2,9 +2,9 @@
 
 ::
 
-    run_tool(node_pairs)   pairs within each node         -+
-    run_tool(sweep)        groups of ranks                 +-> assemble -> slow pairs -> links.json
-    run_tool(rank_pairs)   pairs of all ranks             -+
+    run_rank_job(node_pairs)   pairs within each node     -+
+    run_rank_job(sweep)        groups of ranks             +-> assemble -> slow pairs -> links.json
+    run_rank_job(rank_pairs)   pairs of all ranks         -+
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddlbench.experiment.links import Links, LinkSweep, PairMatrix, write_links
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.interconnect.assemble import node_type_pairs, sweeps_of, world_pairs
-from ddlbench.interconnect.given import given_parts
+from ddlbench.interconnect.from_site_file import given_parts
 from ddlbench.interconnect.job import is_given, links_geometry
 from ddlbench.interconnect.slow_pairs import with_slow_pairs
 from ddlbench.interconnect.worlds import worlds
@@ -30,7 +30,7 @@ from ddlbench.runtime.fabric import (
     fabric_up,
     fault_of,
 )
-from ddlbench.runtime.tool import ToolFailed, run_tool
+from ddlbench.runtime.rank_job import RankJobFailed, run_rank_job
 
 __all__ = ["LinksFailed", "largest_bytes", "measure_links"]
 
@@ -118,7 +118,7 @@ def _measure(site: Site, name: str, found: _Found, folder: Path) -> None:
         with fabric_up(site, name, nodes) as fabric:
             _run_tools(site, (nodes, devices), settings, found, folder, fabric=fabric)
             link = fabric.report()
-    except (FabricUnsupported, FabricUnfit, ToolFailed) as error:
+    except (FabricUnsupported, FabricUnfit, RankJobFailed) as error:
         raise _failed(site, str(error)) from None
     fault = fault_of(link)
     if fault is not None:
@@ -139,7 +139,7 @@ def _run_tools(
     """Run the tools and put what they found into ``found``.
 
     Raises:
-        ToolFailed: pairs within the nodes, or the sweeps, went wrong.
+        RankJobFailed: pairs within the nodes, or the sweeps, went wrong.
     """
     nodes, devices = geometry
     if devices > 1:
@@ -156,7 +156,7 @@ def _run_tools(
     hasty = replace(site, cell_timeout_s=2 * settings["pairs_budget_s"])
     try:
         reports = _run(hasty, geometry, "rank_pairs", settings, folder, fabric=fabric)
-    except ToolFailed as error:  # sweeps took long, and most of what reads links needs no more
+    except RankJobFailed as error:  # sweeps took long, and most of what reads links needs no more
         found.notes.append(f"no pairs of ranks: {error}")
         return
     pairs = world_pairs(reports[0]["pairs"])
@@ -175,12 +175,12 @@ def _run(
     fabric: Fabric,
 ) -> list[dict[str, Any]]:
     """Run a tool; what goes wrong is one sentence."""
-    reports = run_tool(
+    reports = run_rank_job(
         site, geometry, f"{_MODULES}.{module}", settings, folder / module, fabric=fabric
     )
     for report in reports:
         if report["status"] != Status.OK:
-            raise ToolFailed(f"rank {report['rank']}: {report.get('reason', report['status'])}")
+            raise RankJobFailed(f"rank {report['rank']}: {report.get('reason', report['status'])}")
     return reports
 
 

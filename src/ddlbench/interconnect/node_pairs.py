@@ -20,15 +20,15 @@ from ddlbench.interconnect.p2p_binary import (
     run_p2p,
 )
 from ddlbench.runtime.environment import rank_provenance
+from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import join_store, leave
-from ddlbench.runtime.tool import Surroundings, tool_main
 
 __all__ = ["work"]
 
 _LARGEST_CPU_COPY_BYTES = 64 * 2**20
 
 
-def work(here: Surroundings) -> dict[str, Any]:
+def work(here: RankContext) -> dict[str, Any]:
     """The matrices of this process's node, and what kind of node it is.
 
     Settings: ``interconnect`` (of the site), ``largest_bytes``, ``devices_per_node``.
@@ -59,7 +59,7 @@ def _gpu(interconnect: dict[str, Any]) -> list[dict[str, Any]]:
     return gpu_pairs()
 
 
-def _cpu(here: Surroundings) -> list[dict[str, Any]]:
+def _cpu(here: RankContext) -> list[dict[str, Any]]:
     count = here.settings["devices_per_node"]
     store = join_store(here.host, here.port, here.process.rank, here.world_size)
     pairs = cpu_pairs(
@@ -81,4 +81,4 @@ def _node_type(provenance: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    tool_main(work)
+    rank_job_main(work)

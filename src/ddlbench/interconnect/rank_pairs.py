@@ -28,8 +28,8 @@ from ddlbench.interconnect.group import Group, joined, members_of, settle
 from ddlbench.interconnect.pair_choice import RULE, Pair, chosen_pairs
 from ddlbench.interconnect.pair_matrix import Matrix
 from ddlbench.interconnect.transports import touched
+from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
-from ddlbench.runtime.tool import Surroundings, tool_main
 
 __all__ = ["measure_pairs", "work"]
 
@@ -41,7 +41,7 @@ _SMALL_BYTES, _LARGE_BYTES = 2**20, 2**24
 _MESSAGE_S = 0.03
 
 
-def work(here: Surroundings) -> dict[str, Any]:
+def work(here: RankContext) -> dict[str, Any]:
     """What one rank does; the report of rank 0 holds what all found.
 
     Settings: ``devices_per_node``, ``pairs_budget_s``.
@@ -188,4 +188,4 @@ def _agreed_bytes(probe_s: float, other: int, first: bool, device: torch.device)
 
 
 if __name__ == "__main__":
-    tool_main(work)
+    rank_job_main(work)

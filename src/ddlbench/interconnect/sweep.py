@@ -25,14 +25,14 @@ from ddlbench.interconnect.sweeping import measure, sweep_of
 from ddlbench.interconnect.transports import Buffers, torch_operation
 from ddlbench.interconnect.worlds import OPERATIONS
 from ddlbench.runtime.environment import rank_provenance
+from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
-from ddlbench.runtime.tool import Surroundings, tool_main
 from ddlbench.strategies.horovod.executor import why_not_on
 
 __all__ = ["work"]
 
 
-def work(here: Surroundings) -> dict[str, Any]:
+def work(here: RankContext) -> dict[str, Any]:
     """What one rank does; the report of rank 0 holds what all found.
 
     Settings: ``worlds`` (lists of nodes, devices per node), ``largest_bytes``, ``budget_s`` of a
@@ -89,4 +89,4 @@ def _sweep_group(group: Group, settings: dict[str, Any]) -> list[dict[str, Any]]
 
 
 if __name__ == "__main__":
-    tool_main(work)
+    rank_job_main(work)

@@ -2,7 +2,7 @@
 
 Every repeat begins with a barrier over gloo and ends on each rank when its part is done (on a GPU:
 when the device is idle again); its time is the slowest rank's. The barrier is not Horovod's, so
-that messages meet Horovod's cycle at any phase, as gradients do.
+that messages join_rendezvous Horovod's cycle at any phase, as gradients do.
 """
 
 from __future__ import annotations

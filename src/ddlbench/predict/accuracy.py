@@ -42,7 +42,7 @@ def errors(predictions: pd.DataFrame) -> pd.DataFrame:
     (longest - shortest) / median of the repeats; measured cells without a prediction.
 
     Args:
-        predictions: the frame that :func:`ddlbench.predict.table.predictions` makes.
+        predictions: the frame that :func:`ddlbench.predict.evaluate.predictions` makes.
     """
     return pd.DataFrame(_rows(predictions), columns=list(COLUMNS))
 

@@ -12,7 +12,7 @@ from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.site import Site
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.predict.inputs import Inputs
-from ddlbench.predict.question import Question
+from ddlbench.predict.prediction_request import PredictionRequest
 from ddlbench.predict.recommend import recommend
 
 __all__ = ["recommendations"]
@@ -66,9 +66,9 @@ def recommendations(
     )
 
 
-def _question(named: dict[str, Any]) -> Question:
+def _question(named: dict[str, Any]) -> PredictionRequest:
     settings = ("fabric", "precision", "threads_per_device")
-    return Question(
+    return PredictionRequest(
         **{name: value for name, value in named.items() if name not in settings},
         settings={name: named[name] for name in settings},
         options={},

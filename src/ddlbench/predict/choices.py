@@ -66,7 +66,7 @@ def table_8_1(predictions: pd.DataFrame, device: str) -> pd.DataFrame:
     ``within_noise`` and ``extra_time`` are NaN.
 
     Args:
-        predictions: the frame that :func:`ddlbench.predict.table.predictions` makes.
+        predictions: the frame that :func:`ddlbench.predict.evaluate.predictions` makes.
         device: "cpu" or "cuda", as the site file says.
     """
     frame = predictions[(predictions["strategy"] != BASE) & predictions["synchronous"]]

@@ -23,7 +23,7 @@ from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import NO_HISTORY, History, Prediction, ask, predictor_of
-from ddlbench.predict.question import Question
+from ddlbench.predict.prediction_request import PredictionRequest
 from ddlbench.predict.recommenders import DEFAULT_RECOMMENDER, predictor_for
 
 __all__ = ["Candidate", "Recommendation", "recommend"]
@@ -100,7 +100,7 @@ class Recommendation:
 
 
 def recommend(
-    question: Question,
+    question: PredictionRequest,
     site: Site,
     inputs: Inputs,
     *,

@@ -13,8 +13,8 @@ from ddlbench.planning.data import request_of
 from ddlbench.planning.profiles import ProfileNeeds
 from ddlbench.profiling.replicas import slowdowns
 from ddlbench.runtime.environment import driver_provenance
+from ddlbench.runtime.rank_job import RankJobFailed, run_rank_job
 from ddlbench.runtime.staging import stage_cell, unstage_cell
-from ddlbench.runtime.tool import ToolFailed, run_tool
 
 __all__ = ["make_profile"]
 
@@ -34,12 +34,12 @@ def make_profile(needs: ProfileNeeds, site: Site, path: Path) -> Profile:
         path: of profile.json; its folder gets log.txt.
 
     Raises:
-        ToolFailed: a process crashed, hung, or ran out of memory beside the measurement.
+        RankJobFailed: a process crashed, hung, or ran out of memory beside the measurement.
         StagingError: the data could not be made.
     """
     stage_cell(needs.cell, site, path.parent)
     try:
-        reports = run_tool(
+        reports = run_rank_job(
             site,
             (1, site.devices_per_node),
             "ddlbench.profiling.worker",
@@ -58,7 +58,7 @@ def make_profile(needs: ProfileNeeds, site: Site, path: Path) -> Profile:
     for report in reports:
         if report["status"] != Status.OK:
             log = path.parent / "log.txt"
-            raise ToolFailed(f"rank {report['rank']}: {report['reason']}; see {log}")
+            raise RankJobFailed(f"rank {report['rank']}: {report['reason']}; see {log}")
     profile = _profile(needs, site, reports)
     write_profile(path, profile)
     return profile

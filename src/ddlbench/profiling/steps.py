@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ddlbench.datasets.feed import Feed, ImageDataset
+from ddlbench.datasets.loader import BatchLoader, ImageDataset
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import build
@@ -63,7 +63,7 @@ class StepRunner:
         self.network = build(cell.network, DATASETS[cell.dataset], cell.seed)
         running = with_precision(self.network, cell.precision, device.type)
         torch.manual_seed(cell.seed)
-        self._feed = Feed(
+        self._feed = BatchLoader(
             dataset,
             global_batch=cell.batch_size,
             seed=cell.seed,

@@ -1,4 +1,4 @@
-"""One process of a profile, run by ``ddlbench.runtime.tool``; rank 0 measures, the others help.
+"""One process of a profile, run by ``ddlbench.runtime.rank_job``; rank 0 measures, the others help.
 
 ::
 
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.distributed import Store
 
-from ddlbench.datasets.feed import ImageDataset
+from ddlbench.datasets.loader import ImageDataset
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.staging import hold
 from ddlbench.experiment.data_size import DataRequest
@@ -29,21 +29,21 @@ from ddlbench.experiment.status import Status
 from ddlbench.networks import build
 from ddlbench.planning.profiles import ProfileNeeds
 from ddlbench.profiling.budget import SHARES
+from ddlbench.profiling.fits_in_memory import fits_in_memory
 from ddlbench.profiling.layers import measure_layers
 from ddlbench.profiling.replicas import run_rounds
-from ddlbench.profiling.room import has_room
 from ddlbench.profiling.steps import StepRunner, Steps, measure_steps
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.meters import peak_rss_bytes
 from ddlbench.runtime.placement import own_devices
+from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import join_store, leave
-from ddlbench.runtime.tool import Surroundings, tool_main
 
 __all__ = ["work"]
 
 
-def work(here: Surroundings) -> dict[str, Any]:
+def work(here: RankContext) -> dict[str, Any]:
     """This process's part of a profile."""
     needs = ProfileNeeds.from_dict(here.settings["needs"])
     rank, replicas = here.process.rank, here.world_size
@@ -106,7 +106,7 @@ def _steps(
             continue
         entries = [step.entry for step in found]
         try:
-            if not has_room(batch_size, limit_bytes, peak_rss_bytes(), weights, entries):
+            if not fits_in_memory(batch_size, limit_bytes, peak_rss_bytes(), weights, entries):
                 raise MemoryError
             cell = needs.cell.with_(batch_size=batch_size)
             found.append(measure_steps(cell, dataset, device, share_s * batch_size))
@@ -129,7 +129,7 @@ def _replicas(
     device: torch.device,
     *,
     store: Store,
-    here: Surroundings,
+    here: RankContext,
     room: float,
 ) -> dict[str, list[float]] | None:
     """This replica's seconds; None where rank 0 found no room for a replica."""
@@ -155,4 +155,4 @@ def _timed(part: str, spent_s: dict[str, float]) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    tool_main(work)
+    rank_job_main(work)

@@ -17,7 +17,7 @@ from ddlbench.report.bars import patch
 from ddlbench.report.colours import DatasetLook, shade, strategy_look
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import strategy_label
-from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.predicted import Predicted, shown_cells
 from ddlbench.report.style import GREY, MIN_PT, text_width_mm
 

@@ -21,7 +21,7 @@ from matplotlib.patches import Patch
 
 from ddlbench.report.colours import DatasetLook, shade
 from ddlbench.report.footer import NOISY, STALE
-from ddlbench.report.page import PanelSize
+from ddlbench.report.layout import PanelSize
 from ddlbench.report.style import GREY, LINE_MM, MIN_PT, MM, PAGE_MM, text_width_mm, wrapped
 
 __all__ = [

@@ -30,8 +30,8 @@ from ddlbench.report.labels import (
     variant_labels,
     workers_label,
 )
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.nothing import nothing_to_show
-from ddlbench.report.page import Panel, PanelSize, Section, lay_out
 from ddlbench.report.points import write_instead
 from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
 from ddlbench.report.tables import rows_of

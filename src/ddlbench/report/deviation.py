@@ -30,7 +30,7 @@ from ddlbench.report.bars import (
 from ddlbench.report.colours import dataset_look, strategy_look
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import dataset_label, in_dataset_order, network_label
-from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.predicted import (
     Predicted,
     condition_label,

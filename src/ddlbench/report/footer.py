@@ -11,7 +11,7 @@ import pandas as pd
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.statistics import CONFIDENCE
 from ddlbench.experiment.status import Status
-from ddlbench.report import processors
+from ddlbench.report import comparability
 from ddlbench.report.marks import OUT_OF_MEMORY
 from ddlbench.report.tables import NOTE_BREAK
 
@@ -96,7 +96,7 @@ def common_notes(shown: pd.DataFrame) -> list[str]:
         return []
     sets = [text.split(NOTE_BREAK) for text in good["notes"]]
     common = [note for note in sets[0] if note and all(note in other for other in sets)]
-    return [note for note in common if not processors.is_note(note)]
+    return [note for note in common if not comparability.is_note(note)]
 
 
 def marks(shown: pd.DataFrame) -> list[str]:
@@ -111,7 +111,7 @@ def marks(shown: pd.DataFrame) -> list[str]:
     partial = int(((shown["status"] == Status.OK) & (shown["n"] < shown["repeats"])).sum())
     if partial:
         parts.append(f"{partial} of {len(shown)} cells lack repeats (see summary.csv)")
-    parts += processors.sentences(shown)
+    parts += comparability.sentences(shown)
     return [f"{'. '.join(parts)}."] if parts else []
 
 

@@ -25,8 +25,8 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from ddlbench.experiment.links import Links, Matrix, PairMatrix
 from ddlbench.experiment.units import GB, US
+from ddlbench.report.layout import Page, Panel, PanelSize, Section, lay_out
 from ddlbench.report.links_footer import origin
-from ddlbench.report.page import Page, Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import MIN_PT
 
 __all__ = ["draw_links"]

@@ -20,8 +20,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from ddlbench.experiment.links import Links, LinkSweep
 from ddlbench.experiment.units import BYTES_BINARY, NS, TIMES, unit_for
 from ddlbench.report.colours import StrategyLook, strategy_look
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.links_footer import origin
-from ddlbench.report.page import Panel, PanelSize, Section, lay_out
 
 __all__ = ["draw_sweeps"]
 

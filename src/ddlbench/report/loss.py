@@ -28,8 +28,8 @@ from ddlbench.report.labels import (
     variant_labels,
     workers_label,
 )
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.nothing import nothing_to_show
-from ddlbench.report.page import Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import GREY, MIN_PT
 from ddlbench.report.tables import Tables, rows_of
 

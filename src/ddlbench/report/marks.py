@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ddlbench.experiment.status import Status
-from ddlbench.report.processors import forbids_speedup
+from ddlbench.report.comparability import forbids_speedup
 
 __all__ = ["OUT_OF_MEMORY", "mark_without_speedup", "speedup_mark", "status_mark"]
 

@@ -29,7 +29,7 @@ from ddlbench.planning.measured_digests import measured_digests
 from ddlbench.planning.plan import make_plan
 from ddlbench.planning.strategy import workers_of
 from ddlbench.report.columns import MEASUREMENTS
-from ddlbench.report.processors import Processors, forbids_speedup, unlike
+from ddlbench.report.comparability import Processors, forbids_speedup, unlike
 from ddlbench.report.tables import NOTE_BREAK, frame_of
 
 __all__ = ["COLUMNS", "collect"]

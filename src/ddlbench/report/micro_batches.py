@@ -26,7 +26,7 @@ from ddlbench.report.labels import (
     strategy_label,
     workers_label,
 )
-from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
 from ddlbench.report.style import GREY, MIN_PT
 from ddlbench.report.tables import rows_of

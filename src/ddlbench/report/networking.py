@@ -35,9 +35,9 @@ from ddlbench.report.labels import (
     strategy_label,
     variant_labels,
 )
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.marks import status_mark
 from ddlbench.report.nothing import nothing_to_show
-from ddlbench.report.page import Panel, PanelSize, Section, lay_out
 from ddlbench.report.points import draw_point, write_instead
 from ddlbench.report.style import GREY
 from ddlbench.report.tables import Tables, rows_of

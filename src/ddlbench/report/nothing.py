@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 
 __all__ = ["nothing_to_show"]
 

@@ -24,7 +24,7 @@ from matplotlib.patches import Patch
 
 from ddlbench.report.colours import shade, strategy_look
 from ddlbench.report.labels import strategy_label
-from ddlbench.report.page import Panel, PanelSize, Section, lay_out
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.seconds_axis import seconds_axis
 from ddlbench.report.style import GREY, MIN_PT
 from ddlbench.report.tables import rows_of
@@ -65,7 +65,7 @@ def draw_bars(
             is no bar.
         places_label: what the groups are.
         footer: sentences below.
-        limit: share by which runs that are marked depart (``predict/departures.py``).
+        limit: share by which runs that are marked depart (``predict/anomalies.py``).
     """
     rows = list(dict.fromkeys(bars["row"]))
     sources = [source for source in SOURCES if source in set(bars["source"])]

@@ -7,11 +7,11 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ddlbench.predict.departures import LIMIT
+from ddlbench.predict.anomalies import LIMIT
+from ddlbench.predict.paradl.configuration import STRATEGIES
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, reliable_rows
 from ddlbench.predict.paradl.oracle import VARIANTS
 from ddlbench.predict.paradl.platform import Platform, load_platform
-from ddlbench.predict.paradl.question import STRATEGIES
 from ddlbench.predict.paradl.score import projected
 from ddlbench.report.labels import network_label
 from ddlbench.report.oracle_bars import COLUMNS, MEASURED, SOURCES, draw_bars

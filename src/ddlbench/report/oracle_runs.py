@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ddlbench.predict.departures import LIMIT, departs
+from ddlbench.predict.anomalies import LIMIT, departs
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import dataset_label, network_label
 from ddlbench.report.nothing import nothing_to_show

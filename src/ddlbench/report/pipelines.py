@@ -23,6 +23,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.report import published
 from ddlbench.report.colours import strategy_look
+from ddlbench.report.comparability import forbids_speedup
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import (
     dataset_label,
@@ -31,10 +32,9 @@ from ddlbench.report.labels import (
     strategy_label,
     variant_labels,
 )
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.marks import speedup_mark
-from ddlbench.report.page import Panel, PanelSize, Section, lay_out
 from ddlbench.report.points import draw_point
-from ddlbench.report.processors import forbids_speedup
 from ddlbench.report.style import GREY
 from ddlbench.report.tables import Tables, rows_of
 

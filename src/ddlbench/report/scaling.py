@@ -22,8 +22,8 @@ from ddlbench.report.labels import (
     strategy_label,
     variant_labels,
 )
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.marks import speedup_mark
-from ddlbench.report.page import Panel, PanelSize, Section, lay_out
 from ddlbench.report.points import draw_point
 from ddlbench.report.style import GREY
 from ddlbench.report.tables import Tables, rows_of

@@ -28,8 +28,8 @@ from ddlbench.report.labels import (
     variant_labels,
     workers_label,
 )
+from ddlbench.report.layout import Panel, Section, lay_out
 from ddlbench.report.marks import speedup_mark
-from ddlbench.report.page import Panel, Section, lay_out
 from ddlbench.report.style import GREY, MIN_PT
 from ddlbench.report.tables import Tables, rows_of
 

@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
 
-from ddlbench.report.page import Panel, PanelSize, Section, lay_out
-from ddlbench.report.split_lessons import (
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
+from ddlbench.report.sharding_diagrams import (
     ALL,
     DEVICES,
     PICTURES,

@@ -22,8 +22,8 @@ from ddlbench.report.labels import (
     variant_labels,
     workers_label,
 )
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.marks import status_mark
-from ddlbench.report.page import Panel, PanelSize, Section, lay_out
 from ddlbench.report.seconds_axis import ticks_in
 from ddlbench.report.style import GREY, MIN_PT, text_width_mm
 from ddlbench.report.tables import Tables, rows_of

@@ -35,10 +35,10 @@ from ddlbench.runtime.checkpoint_sets import (
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.loop import Extent, Measurement
 from ddlbench.runtime.progress import Reporter
+from ddlbench.runtime.progress_journal import ProgressJournal, journal_file
 from ddlbench.runtime.random_state import random_state, set_random_state
 from ddlbench.runtime.rank_report import CheckpointCost
 from ddlbench.runtime.state_file import read_state, write_state
-from ddlbench.runtime.trail import Trail, trail_file
 from ddlbench.strategies.executor import Executor, Unsupported
 
 __all__ = ["Checkpointer", "RefusedCheckpoint", "open_checkpoints"]
@@ -102,18 +102,18 @@ class Checkpointer:
             return {}
         return dict(self._read("details"))
 
-    def restore(self, executor: Executor, rehearse: Callable[[], object]) -> Measurement:
+    def restore(self, executor: Executor, dry_run: Callable[[], object]) -> Measurement:
         """Bring the executor behind the set's last step; returns what was measured until then.
 
         Args:
             executor: prepared.
-            rehearse: trains some steps first, whose effect is overwritten: they only warm up.
+            dry_run: trains some steps first, whose effect is overwritten: they only warm up.
 
         Raises:
             RefusedCheckpoint: the file does not fit the network or the optimizer.
         """
         began = time.perf_counter()
-        rehearse()
+        dry_run()
         rehearsed = time.perf_counter()
         state = self._read()
         try:
@@ -161,7 +161,7 @@ class Checkpointer:
     def follow(self, reporter: Reporter, extent: Extent) -> None:
         """From here on rank 0 leaves a trail: the first measured step comes next."""
         reporter.phase_done(self.steps)
-        trail = Trail(trail_file(self._folder), self.steps)
+        trail = ProgressJournal(journal_file(self._folder), self.steps)
         reporter.tell(lambda step: trail.reach(step - extent.warmup_steps))
 
         def saved(steps: int) -> None:

@@ -32,7 +32,7 @@ from ddlbench.interconnect.emulation import (
     require,
 )
 from ddlbench.planning.strategy import DeviceKind
-from ddlbench.runtime.fabric import FabricUnfit, FabricUnsupported, Meeting
+from ddlbench.runtime.fabric import FabricUnfit, FabricUnsupported, Rendezvous
 from ddlbench.runtime.launch import LocalLaunch, Step
 from ddlbench.runtime.progress import phase_in
 
@@ -150,11 +150,11 @@ class EmulatedFabric:
         self._nodes, self._probe, self._meter = nodes, probe, RelayMeter(nodes)
         self._cpus = cpu_shares(os.sched_getaffinity(0), str(nodes.usage()["backend"]))
 
-    def meet(self) -> Meeting:
+    def rendezvous(self) -> Rendezvous:
         """Rank 0 binds its port inside node 0."""
-        return Meeting(self._nodes.address(0), _PORT, self._nodes.interface)
+        return Rendezvous(self._nodes.address(0), _PORT, self._nodes.interface)
 
-    def launch(self, step: Step, meeting: Meeting) -> EmulatedLaunch:
+    def launch(self, step: Step, meeting: Rendezvous) -> EmulatedLaunch:
         """Start every process inside its node, on the ranks' cores."""
         inside = _Inside(self._nodes, step.devices_per_node, self._device_kind)
         with _confined(self._cpus.ranks):

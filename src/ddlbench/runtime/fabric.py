@@ -2,8 +2,8 @@
 
 ::
 
-    the site's own    meet: a listening socket on this node      launch: here, or with srun
-    emulated          meet: a port inside emulated node 0        launch: each rank inside its node
+    the site's own    rendezvous: a socket of this node             launch: here, or with srun
+    emulated          rendezvous: a port inside emulated node 0     launch: ranks inside their nodes
                       report: what was set, what a probe found, what the relay used
 """
 
@@ -25,7 +25,7 @@ __all__ = [
     "Fabric",
     "FabricUnfit",
     "FabricUnsupported",
-    "Meeting",
+    "Rendezvous",
     "SiteFabric",
     "fabric_up",
     "fault_of",
@@ -41,7 +41,7 @@ class FabricUnfit(RuntimeError):  # noqa: N818 - a state of the link, shown as s
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where the ranks of one launch find each other.
 
     Args:
@@ -59,11 +59,11 @@ class Meeting:
 class Fabric(Protocol):
     """A network that is up."""
 
-    def meet(self) -> Meeting:
-        """Where the ranks of the next launch meet."""
+    def rendezvous(self) -> Rendezvous:
+        """Where the ranks of the next launch rendezvous."""
         ...
 
-    def launch(self, step: Step, meeting: Meeting) -> Launch:
+    def launch(self, step: Step, meeting: Rendezvous) -> Launch:
         """Start ``step`` over it."""
         ...
 
@@ -78,13 +78,13 @@ class SiteFabric:
     def __init__(self, site: Site) -> None:
         self._site = site
 
-    def meet(self) -> Meeting:
+    def rendezvous(self) -> Rendezvous:
         """A free port of this node, held by a socket until rank 0 has it."""
         host, interface = meeting_point(self._site)
         listener = listen(host)
-        return Meeting(host, listener.getsockname()[1], interface, listener)
+        return Rendezvous(host, listener.getsockname()[1], interface, listener)
 
-    def launch(self, step: Step, meeting: Meeting) -> Launch:
+    def launch(self, step: Step, meeting: Rendezvous) -> Launch:
         """Start ``step`` on this machine, or over the nodes of this job."""
         assert meeting.listener is not None
         return launch(step, self._site, meeting.listener)

@@ -108,7 +108,7 @@ class Checkpoints(Protocol):
         """Whether an earlier run left one."""
         ...
 
-    def restore(self, executor: Executor, rehearse: Callable[[], object]) -> Measurement:
+    def restore(self, executor: Executor, dry_run: Callable[[], object]) -> Measurement:
         """Rehearse, then go back to the checkpoint."""
         ...
 

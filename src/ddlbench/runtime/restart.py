@@ -33,8 +33,8 @@ from ddlbench.experiment.status import Status
 from ddlbench.planning.plan import Plan
 from ddlbench.runtime.checkpoint_sets import Order, discard, newest
 from ddlbench.runtime.environment import driver_provenance
+from ddlbench.runtime.progress_journal import journal_file, read_journal
 from ddlbench.runtime.rank_report import RankFailure, RankReport
-from ddlbench.runtime.trail import read_trail, trail_file
 
 __all__ = ["Restart", "forget_checkpoints", "restart_of"]
 
@@ -116,11 +116,11 @@ def _look_into(folder: Path, plan: Plan, identity: dict[str, Any], run: str) -> 
     found = newest(folder, identity)
     kept = 0 if found is None else found.steps
     version = _version(cell)
-    reached = read_trail(trail_file(folder))
+    reached = read_journal(journal_file(folder))
     if reached is not None:
         by = version if found is None else found.version
         earlier.append(_attempt(kept, reached.steps, reached.unsaved_s, by))
-        trail_file(folder).unlink()
+        journal_file(folder).unlink()
     _write(folder, identity, earlier)
     resume = None if found is None else found.folder.name
     return Restart(Order(str(folder), identity, run, resume, version), earlier)

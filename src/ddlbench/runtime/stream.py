@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddlbench.datasets.feed import Batch, Feed
+from ddlbench.datasets.loader import Batch, BatchLoader
 
 __all__ = ["EpochStream", "feed_ranges"]
 
@@ -69,7 +69,7 @@ class EpochStream:
 
     def __init__(
         self,
-        feed: Feed,
+        feed: BatchLoader,
         warmup_steps: int,
         steps_per_epoch: int,
         turn: int = 0,

@@ -39,7 +39,7 @@ from ddlbench.runtime.lease import Claim, Owner, claim, keep, release
 from ddlbench.runtime.rank_report import RankFailure, RankReport, read_rank_report
 from ddlbench.runtime.restart import forget_checkpoints, restart_of
 from ddlbench.runtime.trace import trace_json
-from ddlbench.runtime.watch import Outcome, watch
+from ddlbench.runtime.watchdog import Outcome, watch
 
 __all__ = ["CellFailed", "run_cell"]
 
@@ -203,7 +203,7 @@ def _launch_and_watch(
     plan: Plan, site: Site, run_dir: Path, fabric: Fabric, checkpoints: Order | None
 ) -> Outcome:
     cell = plan.cell
-    meeting = fabric.meet()
+    meeting = fabric.rendezvous()
     job = Job(
         plan=plan,
         device_kind=site.device,

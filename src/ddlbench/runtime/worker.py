@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import torch
 
-from ddlbench.datasets.feed import Feed
+from ddlbench.datasets.loader import BatchLoader
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.staging import hold
 from ddlbench.experiment.cell import Cell
@@ -122,7 +122,7 @@ def _run(job: Job, process: Process) -> RankReport:
     prepare_s = time.time() - psutil.Process().create_time()
     peaks_before: list[int] = []
 
-    def meet() -> None:
+    def rendezvous() -> None:
         reporter.phase_done(extent.warmup_steps)
         peaks_before.extend(restart_peaks(devices))
         if checkpoints is not None and process.rank == 0:
@@ -133,7 +133,7 @@ def _run(job: Job, process: Process) -> RankReport:
 
     traffic = _traffic(executor, job)
     measured = measure(
-        executor, extent, devices, threads, meet, checkpoints=checkpoints, traffic=traffic
+        executor, extent, devices, threads, rendezvous, checkpoints=checkpoints, traffic=traffic
     )
     barrier(store, "counted", plan.world_size)  # nobody sends more before all have counted
     if process.rank == 0:
@@ -198,7 +198,7 @@ def _data(
         )
     if process.shard < 0 or not process.needs:
         return None, extent, len(dataset)
-    feed = Feed(
+    feed = BatchLoader(
         dataset,
         global_batch=cell.batch_size,
         shard=process.shard,

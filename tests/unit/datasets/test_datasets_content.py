@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlbench.datasets.content import Content, _class_codes, _num_planes
-from ddlbench.datasets.random_words import RandomWords
+from ddlbench.datasets.counter_rng import CounterRng
+from ddlbench.datasets.synthetic import Content, _class_codes, _num_planes
 from ddlbench.experiment.dataset_spec import DATASETS
 
 
@@ -19,13 +19,13 @@ def _images(name, split, count, seed=0):
 
 @given(first=st.integers(0, 5000), count=st.integers(0, 300))
 def test_random_words_can_be_read_from_any_place(first, count):
-    words = RandomWords("a", 1)
+    words = CounterRng("a", 1)
     np.testing.assert_array_equal(words.take(first, count), words.take(0, first + count)[first:])
 
 
 def test_random_words_of_other_names_differ():
-    assert not np.array_equal(RandomWords("a", 1).take(0, 8), RandomWords("a", 2).take(0, 8))
-    assert not np.array_equal(RandomWords("ab", "c").take(0, 8), RandomWords("a", "bc").take(0, 8))
+    assert not np.array_equal(CounterRng("a", 1).take(0, 8), CounterRng("a", 2).take(0, 8))
+    assert not np.array_equal(CounterRng("ab", "c").take(0, 8), CounterRng("a", "bc").take(0, 8))
 
 
 _CONTENT = Content(DATASETS["mnist"], 3)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlbench.datasets import DataError, DataRequest, stage
-from ddlbench.datasets.feed import Feed, epoch_order, normalise
+from ddlbench.datasets.loader import BatchLoader, epoch_order, normalise
 from ddlbench.datasets.loading import make_feed, open_split
 
 CIFAR = DataRequest("cifar10", scale=0.004)  # 200 images
@@ -42,7 +42,7 @@ def test_labels_alone_are_those_of_whole_batches(staged, request_):
     whole = make_feed(staged[request_], request_, **settings_)
     dataset = open_split(staged[request_], request_, "train")
     dataset.gather = None  # no image is asked for
-    labels = Feed(dataset, **settings_, loader_workers=2, labels_only=True)
+    labels = BatchLoader(dataset, **settings_, loader_workers=2, labels_only=True)
     labels.start()
     for expected, found in zip(whole.batches(1), labels.batches(1), strict=True):
         assert torch.equal(found.labels, expected.labels)
@@ -74,7 +74,7 @@ def test_epochs_and_seeds_differ_and_repeat(staged):
 
 def test_batches_hold_the_samples_they_name(staged):
     dataset = open_split(staged[CIFAR], CIFAR, "train")
-    feed = Feed(dataset, global_batch=8)
+    feed = BatchLoader(dataset, global_batch=8)
     batch = next(feed.batches(0, 5))
     assert batch.inputs.dtype == torch.float32
     assert batch.inputs.shape == (8, 3, 32, 32)
@@ -121,13 +121,13 @@ def test_loader_workers_change_nothing(staged, request_):
 def test_misfits_are_said(staged):
     dataset = open_split(staged[CIFAR], CIFAR, "val")
     with pytest.raises(ValueError, match="into 3 equal parts"):
-        Feed(dataset, global_batch=16, num_shards=3)
+        BatchLoader(dataset, global_batch=16, num_shards=3)
     with pytest.raises(ValueError, match=r"shard 2 is not in 0\.\.1"):
-        Feed(dataset, global_batch=16, num_shards=2, shard=2)
+        BatchLoader(dataset, global_batch=16, num_shards=2, shard=2)
     with pytest.raises(DataError, match="has 40 samples, fewer than"):
-        Feed(dataset, global_batch=41)
+        BatchLoader(dataset, global_batch=41)
     with pytest.raises(ValueError, match=r"has steps 0\.\.1"):
-        Feed(dataset, global_batch=20).batches(0, 1, 2)
+        BatchLoader(dataset, global_batch=20).batches(0, 1, 2)
     with pytest.raises(IndexError):
         dataset[40]
     with pytest.raises(DataError, match=r"manifest\.json cannot be read"):

@@ -11,12 +11,12 @@ from PIL import Image
 
 from ddlbench.datasets import cifar
 from ddlbench.datasets import raw as raw_format
-from ddlbench.datasets.content import Content
 from ddlbench.datasets.errors import DataError
 from ddlbench.datasets.formats import FORMATS
 from ddlbench.datasets.imagefolder import decode
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.manifest import MANIFEST_NAME, Manifest
+from ddlbench.datasets.synthetic import Content
 from ddlbench.datasets.writing import write_dataset
 from ddlbench.experiment.data_size import DataRequest
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec

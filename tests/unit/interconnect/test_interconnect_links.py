@@ -332,7 +332,7 @@ def test_planning_and_parsing_need_no_torch():
         "import sys\n"
         "import ddlbench.interconnect.job, ddlbench.interconnect.p2p_text\n"
         "import ddlbench.interconnect.nvbandwidth_json, ddlbench.commands.interconnect\n"
-        "import ddlbench.interconnect.given, ddlbench.interconnect.assemble\n"
+        "import ddlbench.interconnect.from_site_file, ddlbench.interconnect.assemble\n"
         "import ddlbench.interconnect.slow_pairs, ddlbench.report.drawing\n"
         "print([m for m in sys.modules if m.split('.')[0] in ('torch', 'horovod')])\n"
     )

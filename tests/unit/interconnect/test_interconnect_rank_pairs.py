@@ -19,7 +19,7 @@ from ddlbench.interconnect.slow_pairs import with_slow_pairs
 from ddlbench.planning.link_bandwidth import bandwidth_of
 from ddlbench.predict.link_table import LinkTable
 from ddlbench.report.links_heatmap import draw_links
-from ddlbench.runtime.tool import ToolFailed
+from ddlbench.runtime.rank_job import RankJobFailed
 from ddlbench.testing.rank_pool import run_ranks
 
 
@@ -170,14 +170,14 @@ def test_sweeps_are_kept_when_the_pairs_fail(tmp_path, monkeypatch):
     """Pairs come last, and whatever happens to them is a note."""
     asked = []
 
-    def run_tool(_site, _geometry, module, _settings, _folder, **_named):
+    def run_rank_job(_site, _geometry, module, _settings, _folder, **_named):
         asked.append(module.rpartition(".")[2])
         if asked[-1] == "rank_pairs":
-            raise ToolFailed("rank 3: the network is down")
+            raise RankJobFailed("rank 3: the network is down")
         report = {"rank": 0, "status": "ok", "node_type": "x", "pairs": [], "provenance": {}}
         return [{**report, "sweeps": [], "notes": ["swept"]}]
 
-    monkeypatch.setattr(measure_module, "run_tool", run_tool)
+    monkeypatch.setattr(measure_module, "run_rank_job", run_rank_job)
     site = load_site("local")
     monkeypatch.setattr(measure_module, "links_geometry", lambda *_: (1, 2))
     found = measure_module.measure_links(site, "default", tmp_path / "links.json")

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from ddlbench.predict.paradl.configuration import question
 from ddlbench.predict.paradl.layers import Layer
 from ddlbench.predict.paradl.platform import Platform
-from ddlbench.predict.paradl.question import question
 from ddlbench.predict.paradl.workload import Workload
 
 NODE, NET = (1e-5, 1e10), (1e-4, 1e9)

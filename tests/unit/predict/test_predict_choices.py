@@ -16,10 +16,10 @@ from ddlbench.predict.choices import (
     table_8_2,
     with_choices,
 )
+from ddlbench.predict.evaluate import predictions
 from ddlbench.predict.inputs import Inputs
-from ddlbench.predict.question import Question
+from ddlbench.predict.prediction_request import PredictionRequest
 from ddlbench.predict.recommend import recommend
-from ddlbench.predict.table import predictions
 
 SITE = make.site()
 
@@ -224,7 +224,7 @@ def test_tables_and_recommend_agree_on_what_fits(site, memory_mb):
     root, rows = site
     asked = make.site(memory_per_device_mb=memory_mb)
     frame = predictions(rows, asked, root)
-    question = Question("vgg11", "mnist", 1, 4, 32, settings={}, options={})
+    question = PredictionRequest("vgg11", "mnist", 1, 4, 32, settings={}, options={})
     found = recommend(question, asked, Inputs("local", root))
     told = {candidate.cell.strategy: candidate.fits for candidate in found.ranking}
     shown = frame[(frame["devices_per_node"] == 4) & frame["predicted_step_s"].notna()]

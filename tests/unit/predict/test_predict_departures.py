@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from ddlbench.commands.oracle import oracle
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.predict.departures import departs, departures, from_predictions
+from ddlbench.predict.anomalies import anomalies, departs, from_predictions
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED
 
 NAN = math.nan
@@ -41,17 +41,17 @@ def run_of(**values):
 
 
 def test_the_part_that_is_off_by_more_is_named():
-    told = departures(run_of()).iloc[0]
+    told = anomalies(run_of()).iloc[0]
     assert (told["departs"], told["part"], told["ratio"]) == ("longer", "communication", 2.0)
     assert (told["part_measured_s"], told["part_projected_s"]) == (1.4, 0.5)
-    slow = departures(run_of(measured_compute_s=1.9, measured_communication_s=0.1)).iloc[0]
+    slow = anomalies(run_of(measured_compute_s=1.9, measured_communication_s=0.1)).iloc[0]
     assert slow["part"] == "computation"
-    assert departures(run_of(measured_compute_s=NAN)).iloc[0]["part"] == ""
+    assert anomalies(run_of(measured_compute_s=NAN)).iloc[0]["part"] == ""
 
 
 def test_runs_without_numbers():
-    assert departures(run_of(measured_s=NAN)).empty
-    silent = departures(run_of(projected_s=NAN, why="no links")).iloc[0]
+    assert anomalies(run_of(measured_s=NAN)).empty
+    silent = anomalies(run_of(projected_s=NAN, why="no links")).iloc[0]
     assert (silent["departs"], silent["why_unknown"]) == ("", "no links")
 
 
@@ -70,12 +70,12 @@ def test_predictions_become_runs():
     runs = from_predictions(rows, "paradl-corrected")
     assert list(runs["run"]) == ["a/b"]
     assert runs["measured_compute_s"].iloc[0] == pytest.approx(1.5)
-    assert departures(runs)["part"].iloc[0] == "computation"
+    assert anomalies(runs)["part"].iloc[0] == "computation"
 
 
 def test_the_command_flags_published_runs(monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
-    asked = ["departures", str(PUBLISHED_MEASURED)]
+    asked = ["anomalies", str(PUBLISHED_MEASURED)]
     told = CliRunner().invoke(oracle, [*asked, "--json"])
     assert told.exit_code == 1  # some depart
     runs = json.loads(told.output)["runs"]
@@ -93,7 +93,7 @@ def test_a_campaign_that_is_not_there():
     with pytest.raises(ConfigError, match="no reliable row of campaign 'may'; it has: report"):
         CliRunner().invoke(
             oracle,
-            ["departures", str(PUBLISHED_MEASURED), "--campaign", "may"],
+            ["anomalies", str(PUBLISHED_MEASURED), "--campaign", "may"],
             catch_exceptions=False,
         )
 
@@ -110,5 +110,5 @@ def test_nothing_to_judge_is_no_all_clear(monkeypatch, tmp_path):
     monkeypatch.setattr("ddlbench.predict.accuracy.read_predictions", lambda _: rows)
     with pytest.raises(ConfigError, match="no run could be judged"):
         CliRunner().invoke(
-            oracle, ["departures", str(tmp_path / "predictions.json")], catch_exceptions=False
+            oracle, ["anomalies", str(tmp_path / "predictions.json")], catch_exceptions=False
         )

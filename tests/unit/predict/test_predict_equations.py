@@ -250,7 +250,11 @@ def test_a_predictor_refuses_what_it_does_not_speak_of():
 
 def test_the_reading_wing_needs_no_torch():
     modules = [target.partition(":")[0] for target in PREDICTORS.values()]
-    modules += ["ddlbench.predict.table", "ddlbench.predict.choices", "ddlbench.predict.recommend"]
+    modules += [
+        "ddlbench.predict.evaluate",
+        "ddlbench.predict.choices",
+        "ddlbench.predict.recommend",
+    ]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

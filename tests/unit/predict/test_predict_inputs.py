@@ -11,7 +11,7 @@ from ddlbench.experiment.lines import Timing
 from ddlbench.experiment.links import InvalidLinks, Links
 from ddlbench.experiment.profile import InvalidProfile
 from ddlbench.experiment.site import load_site
-from ddlbench.interconnect.given import given_parts
+from ddlbench.interconnect.from_site_file import given_parts
 from ddlbench.planning.pipeline_cut import even_costs
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict import inputs as inputs_module

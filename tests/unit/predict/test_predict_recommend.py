@@ -9,7 +9,7 @@ from predict_factory import MB
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import STRATEGIES, known
 from ddlbench.predict.inputs import Inputs
-from ddlbench.predict.question import Question
+from ddlbench.predict.prediction_request import PredictionRequest
 from ddlbench.predict.recommend import recommend
 from ddlbench.strategies.ddp.descriptor import DistributedDataParallel
 
@@ -33,7 +33,7 @@ def question(geometry=(1, 4), batch_size=32, **changes):
         "settings": {},
         "options": {},
     }
-    return Question(**{**values, **changes})
+    return PredictionRequest(**{**values, **changes})
 
 
 @pytest.fixture

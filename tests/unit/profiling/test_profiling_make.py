@@ -21,11 +21,11 @@ from ddlbench.networks import build
 from ddlbench.planning.profiles import ProfileNeeds
 from ddlbench.profiling import layers
 from ddlbench.profiling.as_csv import as_csv
+from ddlbench.profiling.fits_in_memory import fits_in_memory
 from ddlbench.profiling.layers import measure_layers
 from ddlbench.profiling.make import make_profile
 from ddlbench.profiling.replicas import slowdowns
-from ddlbench.profiling.room import has_room
-from ddlbench.runtime.tool import ToolFailed
+from ddlbench.runtime.rank_job import RankJobFailed
 
 LARGE = {"resnet50", "resnet152", "vgg16"}  # of families that have a smaller one
 
@@ -125,7 +125,7 @@ def test_as_csv(tiny):
     ],
 )
 def test_a_wrong_network_is_one_sentence(made, network, sentence):
-    with pytest.raises(ToolFailed, match=sentence):
+    with pytest.raises(RankJobFailed, match=sentence):
         made(network)
 
 
@@ -153,11 +153,11 @@ def test_bfloat16_times_the_same_rows():
 
 def test_room_in_memory():
     step = {"batch_size": 4, "peak_bytes": 300 + 400}
-    assert has_room(8, None, 10**15, 10**15, [])
-    assert has_room(4, 1300, 1000, 100, [])
-    assert not has_room(4, 1299, 1000, 100, [])
-    assert has_room(8, 1400, 1000, 100, [step])
-    assert not has_room(8, 1399, 1000, 100, [step])
+    assert fits_in_memory(8, None, 10**15, 10**15, [])
+    assert fits_in_memory(4, 1300, 1000, 100, [])
+    assert not fits_in_memory(4, 1299, 1000, 100, [])
+    assert fits_in_memory(8, 1400, 1000, 100, [step])
+    assert not fits_in_memory(8, 1399, 1000, 100, [step])
 
 
 def test_steps_without_room_are_missing_with_a_note(made):

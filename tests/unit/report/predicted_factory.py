@@ -14,7 +14,7 @@ from ddlbench.experiment.paths import RESULTS, cell_dir, links_file, profile_fil
 from ddlbench.experiment.profile import Profile, ProfileKey, write_profile
 from ddlbench.planning.matrix import MatrixRow, expand
 from ddlbench.predict.accuracy import write_predictions
-from ddlbench.predict.table import predictions
+from ddlbench.predict.evaluate import predictions
 from ddlbench.report.make import make_tables
 
 _SPEC = importlib.util.spec_from_file_location(

@@ -15,7 +15,7 @@ from ddlbench.predict.paradl.score import score
 from ddlbench.report import split_pictures
 from ddlbench.report.oracle_published import bars_of, draw
 from ddlbench.report.oracle_runs import bars_of as bars_of_runs
-from ddlbench.report.split_lessons import ALL, DEVICES, PICTURES, SAMPLES, SIDE
+from ddlbench.report.sharding_diagrams import ALL, DEVICES, PICTURES, SAMPLES, SIDE
 from ddlbench.report.style import style
 
 

@@ -23,8 +23,8 @@ from ddlbench.report.timeline.block import row_heights_mm
 from ddlbench.report.timeline.box import PASSES, Box, beside_lanes
 from ddlbench.report.timeline.cell import read_cell
 from ddlbench.report.timeline.chrome import trace_of_boxes
-from ddlbench.report.timeline.lessons import SCHEDULES, Lesson
 from ddlbench.report.timeline.pages import COLUMNS, draw_page
+from ddlbench.report.timeline.schedule_diagrams import SCHEDULES, Lesson
 from ddlbench.report.timeline.teaching import caption, show
 from ddlbench.report.timeline.windows import Part
 
@@ -192,7 +192,7 @@ def test_schedules_alone_are_readable(name):
 
 def test_kinds_are_told_apart():
     solid = [look.colour for look in KINDS.values() if not look.hatch]
-    # A backward pass is either whole or split; the two never meet in one picture.
+    # A backward pass is either whole or split; the two never rendezvous in one picture.
     assert len(set(solid)) == len(solid) - 1
     assert kind_look("something_else").label == "something else"
     assert len(to_rgb(kind_look("something_else").colour)) == 3

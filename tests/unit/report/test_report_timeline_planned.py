@@ -13,8 +13,8 @@ from ddlbench.planning.schedules import Action, StageDurations
 from ddlbench.report.timeline.box import Box, Row, computing_share
 from ddlbench.report.timeline.cell import read_cell
 from ddlbench.report.timeline.durations import measured_durations, unit_durations
-from ddlbench.report.timeline.lessons import SCHEDULES, Lesson, planned_lesson
 from ddlbench.report.timeline.planned import boxes_of, schedule_of
+from ddlbench.report.timeline.schedule_diagrams import SCHEDULES, Lesson, planned_lesson
 from ddlbench.report.timeline.teaching import show
 from ddlbench.strategies.torchgpipe.schedule import torchgpipe_step
 

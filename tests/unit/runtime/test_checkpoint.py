@@ -16,8 +16,8 @@ from ddlbench.runtime.checkpoint_sets import Order, newest, rank_file, read_set
 from ddlbench.runtime.loop import Extent, measure
 from ddlbench.runtime.meters import Usage, mean_usage
 from ddlbench.runtime.progress import Reporter
+from ddlbench.runtime.progress_journal import journal_file, read_journal
 from ddlbench.runtime.state_file import write_state
-from ddlbench.runtime.trail import read_trail, trail_file
 from ddlbench.strategies.executor import RunRecord, Unsupported
 
 CPU = [torch.device("cpu")]
@@ -150,16 +150,16 @@ def test_rank_0_leaves_a_trail(tmp_path):
 
     def progress(done):
         reporter(done)
-        found = read_trail(trail_file(tmp_path))
+        found = read_journal(journal_file(tmp_path))
         seen.append(found and found.steps)
 
     saved = checkpoints(tmp_path, "1")
 
-    def meet():
+    def rendezvous():
         reporter.phase_done(extent.warmup_steps)
         saved.follow(reporter, extent)
 
-    measure(Counting(progress), extent, CPU, 1, meet, checkpoints=saved)
+    measure(Counting(progress), extent, CPU, 1, rendezvous, checkpoints=saved)
     assert seen == [None, None, 1, 2, 3, 4, 5, 6]
 
 

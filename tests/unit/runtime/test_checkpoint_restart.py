@@ -17,9 +17,9 @@ from ddlbench.experiment.site import load_site
 from ddlbench.planning.plan import make_plan
 from ddlbench.runtime.aggregate import timing
 from ddlbench.runtime.checkpoint_report import checkpointing, notes
+from ddlbench.runtime.progress_journal import ProgressJournal, journal_file
 from ddlbench.runtime.rank_report import CheckpointCost
 from ddlbench.runtime.restart import forget_checkpoints, restart_of
-from ddlbench.runtime.trail import Trail, trail_file
 
 CELL = Cell(
     "mnist", "vgg11", "ddp", batch_size=8, devices_per_node=2, epochs=2, checkpoint_every_steps=10
@@ -36,7 +36,7 @@ def begin(cell, site, folder, run="2", digest="data"):
 
 
 def leave_trail(folder, kept, reached):
-    trail = Trail(trail_file(folder), kept)
+    trail = ProgressJournal(journal_file(folder), kept)
     trail.reach(reached)
 
 

@@ -16,7 +16,7 @@ from ddlbench.runtime.checkpoint_sets import (
     read_set,
     set_folder,
 )
-from ddlbench.runtime.trail import Trail, read_trail, trail_file
+from ddlbench.runtime.progress_journal import ProgressJournal, journal_file, read_journal
 
 IDENTITY = {"cell_id": "a/cell", "plan_digest": "1234", "dataset_digest": None, "ranks": 2}
 
@@ -111,7 +111,7 @@ def test_the_last_two_are_kept(tmp_path):
 def test_only_what_is_ours_is_deleted(tmp_path):
     folder = tmp_path / "checkpoints"
     write_set(folder, 20)
-    Trail(trail_file(folder), 20)
+    ProgressJournal(journal_file(folder), 20)
     (folder / "attempts.json").write_text("{}")
     (folder / "thesis.txt").write_text("of somebody")
     discard(folder)
@@ -124,20 +124,20 @@ def test_only_what_is_ours_is_deleted(tmp_path):
 
 def test_a_trail_says_how_far_and_since_when(tmp_path, monkeypatch):
     now = iter([100.0, 100.0, 101.5, 103.0, 104.0, 104.0, 104.25])
-    monkeypatch.setattr("ddlbench.runtime.trail.time.time", lambda: next(now))
-    path = trail_file(tmp_path / "new")
-    trail = Trail(path, 20)
-    assert (read_trail(path).steps, read_trail(path).unsaved_s) == (20, 0.0)
+    monkeypatch.setattr("ddlbench.runtime.progress_journal.time.time", lambda: next(now))
+    path = journal_file(tmp_path / "new")
+    trail = ProgressJournal(path, 20)
+    assert (read_journal(path).steps, read_journal(path).unsaved_s) == (20, 0.0)
     trail.reach(21)
     trail.reach(22)
-    assert (read_trail(path).steps, read_trail(path).unsaved_s) == (22, 3.0)
+    assert (read_journal(path).steps, read_journal(path).unsaved_s) == (22, 3.0)
     trail.kept(22)
     trail.reach(23)
-    assert (read_trail(path).steps, read_trail(path).unsaved_s) == (23, 0.25)
+    assert (read_journal(path).steps, read_journal(path).unsaved_s) == (23, 0.25)
 
 
 @pytest.mark.parametrize("text", ["", "12", "a b c", "1 2 3 4"])
 def test_a_trail_that_nobody_can_read_is_none(tmp_path, text):
-    assert read_trail(tmp_path / "nowhere") is None
+    assert read_journal(tmp_path / "nowhere") is None
     (tmp_path / "trail").write_text(text)
-    assert read_trail(tmp_path / "trail") is None
+    assert read_journal(tmp_path / "trail") is None

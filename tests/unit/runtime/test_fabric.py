@@ -21,7 +21,7 @@ from ddlbench.runtime.emulated_fabric import EmulatedFabric, RelayMeter, cpu_sha
 from ddlbench.runtime.fabric import SiteFabric, fabric_up, fault_of
 from ddlbench.runtime.progress import MARK
 from ddlbench.runtime.supervise import CellFailed, _judge, run_cell
-from ddlbench.runtime.watch import Outcome
+from ddlbench.runtime.watchdog import Outcome
 
 CONDITION = LinkCondition(latency_s=0.01, bandwidth_bits_per_s=1e9, loss=0.0)
 CELL = Cell("mnist", "resnet18", "ddp", batch_size=8, nodes=2, fabric="lat10")
@@ -93,7 +93,7 @@ def test_a_name_that_the_site_does_not_emulate_is_its_own_network(site):
         with fabric_up(site, name, 2) as fabric:
             assert isinstance(fabric, SiteFabric)
             assert fabric.report() is None
-            meeting = fabric.meet()
+            meeting = fabric.rendezvous()
             assert meeting.listener is not None
             assert meeting.listener.getsockname() == (meeting.host, meeting.port)
             meeting.listener.close()
@@ -106,7 +106,7 @@ def test_an_emulated_fabric_is_up_inside_and_gone_outside(site, monkeypatch):
         emulated_fabric, "EmulatedNodes", lambda *given: made.append(Nodes(*given)) or made[-1]
     )
     with pytest.raises(ZeroDivisionError), fabric_up(site, "lat10", 2) as fabric:
-        meeting = fabric.meet()
+        meeting = fabric.rendezvous()
         assert (meeting.host, meeting.interface, meeting.listener) == ("10.0.0.1", "eth0", None)
         assert made[0].is_up
         raise ZeroDivisionError

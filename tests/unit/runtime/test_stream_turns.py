@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlbench.datasets.feed import Feed
+from ddlbench.datasets.loader import BatchLoader
 from ddlbench.runtime.stream import EpochStream
 
 
@@ -29,7 +29,7 @@ class Numbers:
 
 
 def read(first, count, steps, turn=0, turns=1, **feed):
-    stream = EpochStream(Feed(Numbers(), global_batch=4, **feed), 3, steps, turn, turns)
+    stream = EpochStream(BatchLoader(Numbers(), global_batch=4, **feed), 3, steps, turn, turns)
     return [batch.labels.tolist() for batch in stream.batches(first, count)]
 
 

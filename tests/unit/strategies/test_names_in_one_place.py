@@ -26,7 +26,7 @@ REASONS = {
     "predict/paradl/limits.py": "ParaDL's kinds of parallelism",
     "predict/paradl/memory.py": "ParaDL's kinds of parallelism",
     "predict/paradl/published.py": "ParaDL's kinds of parallelism",
-    "predict/paradl/question.py": "ParaDL's kinds of parallelism",
+    "predict/paradl/configuration.py": "ParaDL's kinds of parallelism",
     "predict/picks.py": "the published rule of thumb names two strategies",
     "predict/predictors/model_parallel.py": "a predictor of the same name",
     "predict/predictors/paradl.py": "ParaDL's kinds of parallelism",
@@ -39,8 +39,8 @@ REASONS = {
     "report/networking.py": "Figures 2 to 10 of Cheng et al. are of a parameter server",
     "report/oracle_bars.py": "ParaDL's kinds of parallelism, drawn in the colours of ours",
     "report/pipelines.py": "the thesis measured one GPipe, which stands beside both of ours",
-    "report/split_lessons.py": "ParaDL's kinds of parallelism",
-    "report/timeline/lessons.py": "names of schedules",
+    "report/sharding_diagrams.py": "ParaDL's kinds of parallelism",
+    "report/timeline/schedule_diagrams.py": "names of schedules",
     "runtime/environment.py": "a Python package",
 }
 

@@ -19,8 +19,8 @@ from ddlbench.strategies.executor import Context
 from ddlbench.strategies.pipedream import executor as executor_module
 from ddlbench.strategies.pipedream.channels import Channels
 from ddlbench.strategies.pipedream.executor import PipeDreamExecutor
+from ddlbench.strategies.pipedream.runner import ScheduleRunner, StageParts
 from ddlbench.strategies.pipedream.stage import Stage
-from ddlbench.strategies.pipedream.turn import StageParts, Turn
 from ddlbench.strategies.pipedream.versions import WeightVersions
 from ddlbench.strategies.pipelining.cutting import TensorForm
 from ddlbench.strategies.timing import SpanRecorder
@@ -100,7 +100,7 @@ def turn_of(wires, schedule, rank, ahead):
         context=Context((CPU,)),
     )
     batch = SimpleNamespace(inputs=torch.ones(1, 2), labels=torch.zeros(1, dtype=torch.int64))
-    return Turn(
+    return ScheduleRunner(
         parts=parts,
         schedule=schedule,
         version=lambda number: max(0, number - schedule.warmups[rank]),

@@ -9,7 +9,7 @@ from ddlbench.experiment.registry import known
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import ask, predictor_of
-from ddlbench.predict.question import Question
+from ddlbench.predict.prediction_request import PredictionRequest
 from ddlbench.predict.recommend import recommend
 from ddlbench.report.colours import strategy_look
 from ddlbench.report.labels import strategy_label
@@ -73,7 +73,7 @@ def test_it_is_recommended(make, tmp_path):
     root = tmp_path / "results"
     sweeps = (make.sweep(0.001, 1e9, 4), make.sweep(0.001, 1e9, 4, transport="horovod"))
     make.write_site(root, make.profile(), make.links(make.pair([0] * 4), sweeps=sweeps))
-    asked = Question("vgg11", "mnist", 1, 4, 32, {}, {})
+    asked = PredictionRequest("vgg11", "mnist", 1, 4, 32, {}, {})
     ranking = recommend(asked, make.site(), Inputs("local", root)).ranking
     (found,) = (one for one in ranking if one.cell.strategy == NAME)
     assert found.prediction is not None

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.interconnect.emulation.errors import EmulationFailed
-from ddlbench.interconnect.emulation.namespaces import Held, run_tool, tool
+from ddlbench.interconnect.emulation.namespaces import Held, run_rank_job, tool
 
 __all__ = ["INTERFACE", "NETWORK", "Backend", "set_up_interface"]
 
@@ -92,7 +92,7 @@ def set_up_interface(
 
 
 def _ip(node: Held, *lines: str) -> None:
-    run_tool([*node.enter("net"), tool("ip"), "-batch", "-"], _text(lines))
+    run_rank_job([*node.enter("net"), tool("ip"), "-batch", "-"], _text(lines))
 
 
 def _text(lines: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from types import TracebackType
 
 from ddlbench.interconnect.emulation.errors import EmulationFailed
 
-__all__ = ["Held", "Space", "missing_tools", "run_tool", "tool"]
+__all__ = ["Held", "Space", "missing_tools", "run_rank_job", "tool"]
 
 _TOOLS = ("unshare", "nsenter", "mount", "hostname", "ip", "sh", "cat")
 # Where a user's PATH often does not look.
@@ -42,7 +42,7 @@ def missing_tools() -> list[str]:
     return [name for name in _TOOLS if shutil.which(name, path=_PATH) is None]
 
 
-def run_tool(command: Sequence[str], text: str = "") -> str:
+def run_rank_job(command: Sequence[str], text: str = "") -> str:
     """Run a program to its end; returns what it printed.
 
     Raises:
@@ -125,7 +125,7 @@ class Space:
             EmulationFailed: neither.
         """
         try:
-            run_tool([tool("unshare"), "--net", "true"])
+            run_rank_job([tool("unshare"), "--net", "true"])
         except EmulationFailed:
             command = [tool("unshare"), "--user", "--map-root-user", "sh", "-c", _HOLD]
             self._user = Held(command, ("user",))

@@ -20,7 +20,7 @@ from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.units import US
 from ddlbench.interconnect.emulation.backend import INTERFACE, set_up_interface
 from ddlbench.interconnect.emulation.errors import EmulationFailed
-from ddlbench.interconnect.emulation.namespaces import Held, Space, run_tool, tool
+from ddlbench.interconnect.emulation.namespaces import Held, Space, run_rank_job, tool
 from ddlbench.interconnect.emulation.shape import QUEUE_PACKETS, burst_packets, netem_limit
 
 __all__ = ["Netem", "drops_of", "egress", "ingress", "missing_netem"]
@@ -29,7 +29,7 @@ __all__ = ["Netem", "drops_of", "egress", "ingress", "missing_netem"]
 def missing_netem(space: Space) -> str | None:
     """Why the kernel's netem cannot be used; None where it can."""
     try:
-        run_tool(
+        run_rank_job(
             [
                 *(*space.enter(), tool("unshare"), "--net"),
                 *(tool("tc"), "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"),
@@ -142,15 +142,15 @@ class Netem:
 
     def _netem(self, where: Held, verb: str, device: str, options: Sequence[str]) -> None:
         qdisc = ("qdisc", verb, "dev", device, "root", "netem", *options)
-        run_tool([*where.enter("net"), tool("tc"), *qdisc])
+        run_rank_job([*where.enter("net"), tool("tc"), *qdisc])
 
     def _ip(self, line: str) -> None:
-        run_tool([*self._switch.enter("net"), tool("ip"), *line.split()])
+        run_rank_job([*self._switch.enter("net"), tool("ip"), *line.split()])
 
     def _dropped(self) -> int:
         """Packets that netem let go, at all ends."""
         return sum(
-            sum(drops_of(run_tool([*where.enter("net"), tool("tc"), "-s", "qdisc", "show"])))
+            sum(drops_of(run_rank_job([*where.enter("net"), tool("tc"), "-s", "qdisc", "show"])))
             for where in (self._switch, *self._nodes)
         )
 

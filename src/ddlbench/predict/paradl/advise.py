@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.predict.paradl.configuration import HYBRIDS, STRATEGIES, Projection, question
 from ddlbench.predict.paradl.oracle import project, refused
 from ddlbench.predict.paradl.platform import Platform
-from ddlbench.predict.paradl.question import HYBRIDS, STRATEGIES, Projection, question
 from ddlbench.predict.paradl.workload import Workload
 
 __all__ = ["Candidate", "Reach", "best", "reach", "target"]

@@ -32,6 +32,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from ddlbench.predict.paradl.collectives import all_gather_s, all_reduce_s, send_s
+from ddlbench.predict.paradl.configuration import Configuration
 from ddlbench.predict.paradl.costs import (
     activation_link,
     computation,
@@ -43,39 +44,38 @@ from ddlbench.predict.paradl.layers import Layer
 from ddlbench.predict.paradl.own_rows import own_rows
 from ddlbench.predict.paradl.platform import Link, Platform
 from ddlbench.predict.paradl.published import ITEM_BYTES, Terms
-from ddlbench.predict.paradl.question import Question
 from ddlbench.predict.paradl.stages import cut_evenly
 from ddlbench.predict.paradl.workload import Workload
 
 __all__ = ["TERMS", "stage_bounds", "weight_shares"]
 
 
-def weight_shares(workload: Workload, asked: Question) -> list[float]:
+def weight_shares(workload: Workload, asked: Configuration) -> list[float]:
     """What a device has of each layer's filters or channels; 1 where the layer is whole."""
     if asked.own is not None:
         return list(asked.own.shares)
     return [1 / asked.inside if _is_split(layer, asked) else 1.0 for layer in workload.layers]
 
 
-def _is_split(layer: Layer, asked: Question) -> bool:
+def _is_split(layer: Layer, asked: Configuration) -> bool:
     """Whether filter or channel parallelism cuts this layer: a convolution that is wide enough."""
     width = layer.channels if asked.strategy == "channel" else layer.filters
     return layer.kind == "conv" and asked.inside > 1 and width >= asked.inside
 
 
-def _serial(workload: Workload, platform: Platform, asked: Question) -> Terms:
+def _serial(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
     times = layer_times(workload, platform)
     return computation(platform, asked.batch, times, workload.weights), {}
 
 
-def _data(workload: Workload, platform: Platform, asked: Question) -> Terms:
+def _data(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
     times = layer_times(workload, platform)
     compute = computation(platform, asked.group_batch, times, workload.weights)
     gradients = gradients_s(platform, asked, asked.devices, workload.weights)
     return compute, {"gradients": gradients}
 
 
-def _layer_split(workload: Workload, platform: Platform, asked: Question) -> Terms:
+def _layer_split(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
     """Filter, channel, and what data+filter does inside a node."""
     p, batch = asked.inside, asked.group_batch
     link = activation_link(platform, p)
@@ -97,7 +97,7 @@ def _layer_split(workload: Workload, platform: Platform, asked: Question) -> Ter
     return compute, {"activations": activations, "gradients": gradients}
 
 
-def _exchange_s(layer: Layer, asked: Question, link: Link, share: float, first: bool) -> float:
+def _exchange_s(layer: Layer, asked: Configuration, link: Link, share: float, first: bool) -> float:
     """Collectives of one split layer, forward and backward; every part is sent as the largest."""
     p, batch = asked.inside, asked.group_batch
 
@@ -113,7 +113,7 @@ def _exchange_s(layer: Layer, asked: Question, link: Link, share: float, first: 
     return forward_s(layer.y) + (0.0 if first else backward_s(layer.x))
 
 
-def _spatial(workload: Workload, platform: Platform, asked: Question) -> Terms:
+def _spatial(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
     """Spatial, and data+spatial with its two all-reduces one after the other."""
     if asked.own is not None:
         return own_rows(workload, platform, asked, asked.own)
@@ -138,7 +138,7 @@ def _spatial(workload: Workload, platform: Platform, asked: Question) -> Terms:
     }
 
 
-def _spatial_gradients_s(workload: Workload, platform: Platform, asked: Question) -> float:
+def _spatial_gradients_s(workload: Workload, platform: Platform, asked: Configuration) -> float:
     if asked.groups == 1:
         return gradients_s(platform, asked, asked.devices, workload.weights)
     node = platform.level(asked.inside)
@@ -152,7 +152,7 @@ def stage_bounds(workload: Workload, platform: Platform, stages: int) -> list[tu
     return list(pairwise([0, *ends]))
 
 
-def _pipeline(workload: Workload, platform: Platform, asked: Question) -> Terms:
+def _pipeline(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
     """Eq. 12 and 13; the hop between two stages is that between their devices."""
     segments, layers = asked.segments, workload.layers
     times = layer_times(workload, platform)
@@ -176,7 +176,7 @@ def _pipeline(workload: Workload, platform: Platform, asked: Question) -> Terms:
     return slowest, {"stages": 2 * (stages + segments - 2) * max(hops, default=0.0)}
 
 
-TERMS: dict[str, Callable[[Workload, Platform, Question], Terms]] = {
+TERMS: dict[str, Callable[[Workload, Platform, Configuration], Terms]] = {
     "serial": _serial,
     "data": _data,
     "spatial": _spatial,

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ddlbench.predict.paradl.collectives import all_reduce_s
+from ddlbench.predict.paradl.configuration import Configuration
 from ddlbench.predict.paradl.layers import Layer
 from ddlbench.predict.paradl.platform import Link, Platform
 from ddlbench.predict.paradl.published import ITEM_BYTES
-from ddlbench.predict.paradl.question import Question
 from ddlbench.predict.paradl.workload import Workload
 
 __all__ = ["activation_link", "computation", "gradients_s", "layer_times", "row_link"]
@@ -49,7 +49,7 @@ def computation(
 
 
 def gradients_s(
-    platform: Platform, asked: Question, ranks: int, weights: float, flows: int = 1
+    platform: Platform, asked: Configuration, ranks: int, weights: float, flows: int = 1
 ) -> float:
     """All-reduce of gradients over ``ranks``, that lie side by side or one a node."""
     if ranks == 1 or not weights:
@@ -57,7 +57,7 @@ def gradients_s(
     return all_reduce_s(ranks, ITEM_BYTES * weights, _gradient_link(platform, asked, flows))
 
 
-def _gradient_link(platform: Platform, asked: Question, flows: int) -> Link:
+def _gradient_link(platform: Platform, asked: Configuration, flows: int) -> Link:
     level = platform.level(asked.devices)
     if platform.staged(asked.strategy):
         return Link(level.latency_s, 1 / platform.constant("staged_bytes_per_s"))

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from ddlbench.predict.paradl.configuration import Configuration
 from ddlbench.predict.paradl.layers import Layer
-from ddlbench.predict.paradl.question import Question
 from ddlbench.predict.paradl.workload import Workload
 
 __all__ = ["corrected_limit", "published_limit"]
@@ -21,14 +21,14 @@ Limit = tuple[int, str]
 _DEALT = ("conv", "linear")
 
 
-def published_limit(workload: Workload, asked: Question) -> Limit:
+def published_limit(workload: Workload, asked: Configuration) -> Limit:
     """Devices at most, and the layer (or other thing) that limits them."""
     convolutions = _of_kinds(workload, "conv")
     split = workload.layers[: workload.spatial_layers]
     return _limit(workload, asked, convolutions, min((_pixels(one), one.name) for one in split))
 
 
-def corrected_limit(workload: Workload, asked: Question) -> Limit:
+def corrected_limit(workload: Workload, asked: Configuration) -> Limit:
     """Devices at most, and the layer (or other thing) that limits them."""
     dealt = _of_kinds(workload, "conv") if asked.own is None else _of_kinds(workload, *_DEALT)
     if asked.strategy == "channel":
@@ -38,7 +38,7 @@ def corrected_limit(workload: Workload, asked: Question) -> Limit:
     return _limit(workload, asked, dealt, rows)
 
 
-def _limit(workload: Workload, asked: Question, dealt: list[Layer], spatial: Limit) -> Limit:
+def _limit(workload: Workload, asked: Configuration, dealt: list[Layer], spatial: Limit) -> Limit:
     filters = min((layer.filters, layer.name) for layer in dealt)
     channels = min((layer.channels, layer.name) for layer in dealt)
     samples = int(asked.batch)

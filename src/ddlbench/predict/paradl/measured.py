@@ -16,8 +16,8 @@ import pandas as pd
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.schema import nearest
+from ddlbench.predict.paradl.configuration import HYBRIDS, STRATEGIES, Configuration, question
 from ddlbench.predict.paradl.platform import Platform
-from ddlbench.predict.paradl.question import HYBRIDS, STRATEGIES, Question, question
 from ddlbench.predict.paradl.workload import load_workload
 
 __all__ = [
@@ -98,7 +98,7 @@ def _check(row: dict[Any, Any], where: str) -> None:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def question_of(row: dict[Any, Any], platform: Platform) -> Question:
+def question_of(row: dict[Any, Any], platform: Platform) -> Configuration:
     """What a row of :func:`read_measured` measured.
 
     Raises:

@@ -16,17 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddlbench.predict.paradl.configuration import Configuration
 from ddlbench.predict.paradl.corrected import stage_bounds, weight_shares
 from ddlbench.predict.paradl.layers import Layer
 from ddlbench.predict.paradl.platform import Platform
 from ddlbench.predict.paradl.published import ITEM_BYTES
-from ddlbench.predict.paradl.question import Question
 from ddlbench.predict.paradl.workload import Workload
 
 __all__ = ["memory_bytes"]
 
 
-def memory_bytes(workload: Workload, platform: Platform, asked: Question) -> float:
+def memory_bytes(workload: Workload, platform: Platform, asked: Configuration) -> float:
     """Bytes of the fullest device."""
     states = platform.device["optimizer_states"]
     layers = workload.layers

@@ -9,10 +9,10 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.units import GB
 from ddlbench.predict.paradl import corrected, memory, published
+from ddlbench.predict.paradl.configuration import Configuration, Projection
 from ddlbench.predict.paradl.limits import corrected_limit, published_limit
 from ddlbench.predict.paradl.platform import Platform
 from ddlbench.predict.paradl.published import Terms
-from ddlbench.predict.paradl.question import Projection, Question
 from ddlbench.predict.paradl.workload import Workload
 
 __all__ = ["VARIANTS", "Variant", "project", "refused", "variant_of"]
@@ -22,9 +22,9 @@ __all__ = ["VARIANTS", "Variant", "project", "refused", "variant_of"]
 class Variant:
     """One way to evaluate Table III."""
 
-    terms: Mapping[str, Callable[[Workload, Platform, Question], Terms]]
-    memory_bytes: Callable[[Workload, Platform, Question], float]
-    limit: Callable[[Workload, Question], tuple[int, str]]
+    terms: Mapping[str, Callable[[Workload, Platform, Configuration], Terms]]
+    memory_bytes: Callable[[Workload, Platform, Configuration], float]
+    limit: Callable[[Workload, Configuration], tuple[int, str]]
 
 
 VARIANTS = {
@@ -44,7 +44,9 @@ def variant_of(name: str) -> Variant:
     return VARIANTS[name]
 
 
-def project(variant: str, workload: Workload, platform: Platform, asked: Question) -> Projection:
+def project(
+    variant: str, workload: Workload, platform: Platform, asked: Configuration
+) -> Projection:
     """What one iteration costs, also beyond the strategy's limits (the projection says them).
 
     Raises:

@@ -20,17 +20,17 @@ from __future__ import annotations
 from math import prod
 
 from ddlbench.predict.paradl.collectives import all_gather_s, all_reduce_s
+from ddlbench.predict.paradl.configuration import Configuration, OwnSplit
 from ddlbench.predict.paradl.costs import computation, gradients_s, layer_times, row_link
 from ddlbench.predict.paradl.layers import Layer
 from ddlbench.predict.paradl.platform import Link, Platform
 from ddlbench.predict.paradl.published import ITEM_BYTES, Terms
-from ddlbench.predict.paradl.question import OwnSplit, Question
 from ddlbench.predict.paradl.workload import Workload
 
 __all__ = ["own_rows"]
 
 
-def own_rows(workload: Workload, platform: Platform, asked: Question, own: OwnSplit) -> Terms:
+def own_rows(workload: Workload, platform: Platform, asked: Configuration, own: OwnSplit) -> Terms:
     """Seconds of computation and of communication, by term."""
     p, batch = asked.inside, asked.group_batch
     times = layer_times(workload, platform)
@@ -86,7 +86,7 @@ def _gather_s(last: Layer, own: OwnSplit, batch: float, link: Link) -> float:
     return seconds
 
 
-def _gradients_s(workload: Workload, platform: Platform, asked: Question) -> float:
+def _gradients_s(workload: Workload, platform: Platform, asked: Configuration) -> float:
     if asked.inside == 1:
         return gradients_s(platform, asked, asked.groups, workload.weights)
     split = sum(layer.weights for layer in workload.layers[: workload.spatial_layers])

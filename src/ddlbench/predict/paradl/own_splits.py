@@ -9,8 +9,8 @@ from ddlbench.planning.layer_split import rows_share
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Workload
+from ddlbench.predict.paradl.configuration import OwnSplit
 from ddlbench.predict.paradl.layers import Layer
-from ddlbench.predict.paradl.question import OwnSplit
 from ddlbench.predict.paradl.shapes import split_layers
 from ddlbench.predict.prediction import NotPredictable
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ddlbench.predict.paradl.collectives import all_gather_s, all_reduce_s, send_s
+from ddlbench.predict.paradl.configuration import Configuration
 from ddlbench.predict.paradl.layers import Layer
 from ddlbench.predict.paradl.platform import Link, Platform
-from ddlbench.predict.paradl.question import Question
 from ddlbench.predict.paradl.stages import cut_evenly
 from ddlbench.predict.paradl.workload import Workload
 
@@ -77,17 +77,17 @@ def _weight_bytes(workload: Workload) -> float:
     return ITEM_BYTES * sum(kernel_weights(layer) for layer, _ in layers_of(workload))
 
 
-def _serial(workload: Workload, _: Platform, asked: Question) -> Terms:
+def _serial(workload: Workload, _: Platform, asked: Configuration) -> Terms:
     return {"layers": asked.batch * workload.time_s}, {}
 
 
-def _data(workload: Workload, platform: Platform, asked: Question) -> Terms:
+def _data(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
     ring = platform.level(asked.devices)
     gradients = all_reduce_s(asked.devices, _weight_bytes(workload), ring)
     return {"layers": asked.group_batch * workload.time_s}, {"gradients": gradients}
 
 
-def _layer_split(workload: Workload, platform: Platform, asked: Question) -> Terms:
+def _layer_split(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
     """Filter and channel: the same formula for both."""
     p, batch, ring = asked.inside, asked.group_batch, platform.level(asked.inside)
     layers = layers_of(workload)
@@ -100,7 +100,7 @@ def _layer_split(workload: Workload, platform: Platform, asked: Question) -> Ter
     return {"layers": compute}, {"activations": rounds}
 
 
-def _data_filter(workload: Workload, platform: Platform, asked: Question) -> Terms:
+def _data_filter(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
     compute, communication = _layer_split(workload, platform, asked)
     contended = platform.level(asked.devices).slower(asked.inside)
     gradients = all_reduce_s(asked.groups, _weight_bytes(workload), contended)
@@ -108,7 +108,7 @@ def _data_filter(workload: Workload, platform: Platform, asked: Question) -> Ter
 
 
 def _spatial_parts(
-    workload: Workload, asked: Question, halo: Link, gather: Link
+    workload: Workload, asked: Configuration, halo: Link, gather: Link
 ) -> tuple[float, float, float]:
     """Seconds of the split layers, of their halos, and of gathering and scattering behind them."""
     p, batch = asked.inside, asked.group_batch
@@ -123,7 +123,7 @@ def _spatial_parts(
     return batch * sum(time for _, time in split) / p, halos, behind
 
 
-def _spatial(workload: Workload, platform: Platform, asked: Question) -> Terms:
+def _spatial(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
     ring = platform.level(asked.devices)
     compute, halos, behind = _spatial_parts(workload, asked, ring, ring)
     split = sum(time for _, time in _before_the_head(workload))
@@ -136,7 +136,7 @@ def _spatial(workload: Workload, platform: Platform, asked: Question) -> Terms:
     }
 
 
-def _data_spatial(workload: Workload, platform: Platform, asked: Question) -> Terms:
+def _data_spatial(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
     host = Link(HOST_LATENCY_S, platform.host.s_per_byte)
     compute, halos, behind = _spatial_parts(
         workload, asked, host.slower(2 * asked.inside), host.slower(2)
@@ -148,7 +148,7 @@ def _data_spatial(workload: Workload, platform: Platform, asked: Question) -> Te
     return {"layers": compute}, {"halo": halos, "gather": behind, "gradients": gradients}
 
 
-def _pipeline(workload: Workload, platform: Platform, asked: Question) -> Terms:
+def _pipeline(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
     """Table III; the code has only a stub."""
     p, segments = asked.devices, asked.segments
     layers = layers_of(workload)
@@ -166,7 +166,7 @@ def _pipeline(workload: Workload, platform: Platform, asked: Question) -> Terms:
     )
 
 
-TERMS: dict[str, Callable[[Workload, Platform, Question], Terms]] = {
+TERMS: dict[str, Callable[[Workload, Platform, Configuration], Terms]] = {
     "serial": _serial,
     "data": _data,
     "spatial": _spatial,
@@ -178,7 +178,7 @@ TERMS: dict[str, Callable[[Workload, Platform, Question], Terms]] = {
 }
 
 
-def memory_bytes(workload: Workload, _: Platform, asked: Question) -> float:
+def memory_bytes(workload: Workload, _: Platform, asked: Configuration) -> float:
     """Table III: 2 delta (samples (|x| + |y|) + |w|), what is split divided."""
     p, batch = asked.inside, asked.group_batch
     layers = [layer for layer, _ in layers_of(workload)]

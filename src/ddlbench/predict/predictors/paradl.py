@@ -26,10 +26,10 @@ from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.link_table import LinkTable
+from ddlbench.predict.paradl.configuration import Configuration
 from ddlbench.predict.paradl.oracle import project
 from ddlbench.predict.paradl.own_splits import own_split, spatial_layers
 from ddlbench.predict.paradl.platform import FITTED, Platform
-from ddlbench.predict.paradl.question import Question
 from ddlbench.predict.paradl.shapes import shapes_of
 from ddlbench.predict.paradl.workload import Workload as OracleWorkload
 from ddlbench.predict.prediction import (
@@ -154,7 +154,7 @@ class ParadlCorrected(_Paradl):
         return ()
 
 
-def _question(workload: Workload, plan: Plan) -> Question:
+def _question(workload: Workload, plan: Plan) -> Configuration:
     cell = plan.cell
     strategy = strategy_of(cell.strategy)
     name = strategy.parallelism
@@ -167,7 +167,7 @@ def _question(workload: Workload, plan: Plan) -> Question:
     groups = plan.processes[0].num_shards
     own = own_split(workload, plan, [shape.layer for shape in shapes_of(workload)])
     segments = strategy.micro_batches(plan)
-    return Question(name, cell.devices, groups, cell.batch_size / groups, segments, own)
+    return Configuration(name, cell.devices, groups, cell.batch_size / groups, segments, own)
 
 
 def _oracle_workload(workload: Workload, plan: Plan, samples: float) -> OracleWorkload:

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from ddlbench.report.bars import patch
 from ddlbench.report.colours import KINDS, DatasetLook, kind_look
-from ddlbench.report.page import Panel as PagePanel
-from ddlbench.report.page import PanelSize, Section, lay_out
+from ddlbench.report.layout import Panel as PagePanel
+from ddlbench.report.layout import PanelSize, Section, lay_out
 from ddlbench.report.style import text_width_mm
 from ddlbench.report.timeline.box import Row
 from ddlbench.report.timeline.draw import Panel, draw_window, panels_of, window_height_mm

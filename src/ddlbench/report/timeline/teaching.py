@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from ddlbench.planning.schedules import Schedule
 from ddlbench.report.timeline.box import Row
 from ddlbench.report.timeline.durations import unit_durations
-from ddlbench.report.timeline.lessons import WHOLE, Lesson, planned_lesson
 from ddlbench.report.timeline.pages import Shown, draw_page
 from ddlbench.report.timeline.planned import boxes_of
+from ddlbench.report.timeline.schedule_diagrams import WHOLE, Lesson, planned_lesson
 from ddlbench.report.timeline.windows import whole_run
 
 __all__ = ["caption", "draw", "show"]

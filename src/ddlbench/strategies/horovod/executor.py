@@ -6,7 +6,7 @@
     all      HOROVOD_* variables  ->  hvd.init()  ->  gloo connects through the server
 
 Where srun starts the processes with MPI (site key ``slurm.mpi``) and Horovod was built with MPI,
-they meet by MPI instead.
+they join_rendezvous by MPI instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ from ddlbench.planning.strategy import Process
 from ddlbench.strategies.executor import Context, StepwiseExecutor, Unsupported
 from ddlbench.strategies.horovod.descriptor import HorovodDetails
 from ddlbench.strategies.horovod.messages import MessageWatcher
-from ddlbench.strategies.horovod.rendezvous import HorovodPlace, Rendezvous, meet, set_place
+from ddlbench.strategies.horovod.rendezvous import (
+    HorovodPlace,
+    Rendezvous,
+    join_rendezvous,
+    set_place,
+)
 
 __all__ = ["HorovodExecutor", "why_not_on"]
 
@@ -144,7 +149,9 @@ def _set_environment(plan: Plan, process: Process, context: Context) -> Rendezvo
     meeting = None
     if plan.world_size > 1:
         assert context.store is not None
-        meeting = meet(context.store, process.rank, plan.world_size, context.local_address)
+        meeting = join_rendezvous(
+            context.store, process.rank, plan.world_size, context.local_address
+        )
     set_place(place, meeting, context.interface)
     # Its own 30 s are less than an all-reduce over a bad link may take.
     os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(math.ceil(context.patience_s))

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch.distributed import Store
 
-__all__ = ["HorovodPlace", "Rendezvous", "host_names", "meet", "set_place"]
+__all__ = ["HorovodPlace", "Rendezvous", "host_names", "join_rendezvous", "set_place"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class HorovodPlace:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where ranks meet.
+    """Where ranks join_rendezvous.
 
     Args:
         address, port: of the server.
@@ -80,7 +80,7 @@ def set_place(place: HorovodPlace, meeting: Rendezvous | None, interface: str | 
     os.environ.update({name: str(value) for name, value in values.items()})
 
 
-def meet(store: Store, rank: int, size: int, local_address: str) -> Rendezvous:
+def join_rendezvous(store: Store, rank: int, size: int, local_address: str) -> Rendezvous:
     """Start the server on rank 0, and learn on every rank where it is.
 
     Args:
@@ -99,7 +99,7 @@ def meet(store: Store, rank: int, size: int, local_address: str) -> Rendezvous:
 
 
 def host_names(store: Store, size: int) -> list[str]:
-    """Host of every rank that is about to :func:`meet`, in the order of ranks."""
+    """Host of every rank that is about to :func:`join_rendezvous`, in the order of ranks."""
     return [store.get(f"horovod/host/{rank}").decode() for rank in range(size)]
 
 

@@ -9,8 +9,8 @@ Everything travels point to point. All processes build the same network from the
 where every tensor lies and no message has a header; the servers hand their weights out once before
 training, and in async mode at the end of each run, so that all workers end with the same.
 
-Before that all connections are made, and on GPUs every process rehearses
-(:mod:`ddlbench.strategies.rehearsal`): later, a receive is posted at all times.
+Before that all connections are made, and on GPUs every process makes a dry run
+(:mod:`ddlbench.strategies.dry_run`): later, a receive is posted at all times.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import Process
 from ddlbench.strategies.connect import connect
+from ddlbench.strategies.dry_run import dry_run
 from ddlbench.strategies.executor import Context, DataStream, RunRecord, StepwiseExecutor
 from ddlbench.strategies.parameter_server.async_server import AsyncServer
 from ddlbench.strategies.parameter_server.descriptor import ParameterServerDetails
@@ -46,7 +47,6 @@ from ddlbench.strategies.parameter_server.worker import (
     channels_between,
 )
 from ddlbench.strategies.process_group import every_rank, join_all
-from ddlbench.strategies.rehearsal import rehearse
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
 from ddlbench.strategies.training import make_optimizer
 
@@ -83,15 +83,15 @@ class ParameterServerExecutor(StepwiseExecutor):
         self._log, self._told = ServiceLog(plan.cell.warmup_steps), 0
         channels = channels_between(self._ranks("server"), self._ranks("worker"))
         connect(channels, process.rank, self.groups, context.devices[0])
-        if self.must_rehearse():
-            rehearse(self.module, context.devices, self.practise)
+        if self.needs_dry_run():
+            dry_run(self.module, context.devices, self.practise)
         if process.role == "server":
             self.server = self._server_of(self.module, self.optimizer)
         else:
             self.worker = Worker(self.module, self.layout, self._ranks("server"), self.groups)
         self._begin_alike()
 
-    def must_rehearse(self) -> bool:
+    def needs_dry_run(self) -> bool:
         """On GPUs; over gloo a posted receive holds up nobody."""
         return self.context.devices[0].type == "cuda"
 

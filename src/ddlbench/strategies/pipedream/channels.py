@@ -13,7 +13,7 @@ must not hold up a gradient on its way back.
 Over NCCL a posted receive is a kernel that spins until its message comes. Who waits for the whole
 device meanwhile waits for the other rank, too, and both may do so for ever. So nothing is posted
 before :meth:`Channels.open`, and between that and the last receive nothing may synchronise the
-device: see :mod:`ddlbench.strategies.rehearsal`.
+device: see :mod:`ddlbench.strategies.dry_run`.
 
 Every tensor of a kind has one form, known beforehand, so messages carry no header.
 """

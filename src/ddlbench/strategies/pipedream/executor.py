@@ -2,13 +2,13 @@
 
 ::
 
-    prepare   | join, keep the stage's blocks, learn the forms of messages, connect | rehearse
+    prepare   | join, keep the stage's blocks, learn the forms of messages, connect | dry_run
     run       | 1F1B: fill | steady state ............................... | drain |
 
 The pipeline fills and drains once in a run: between warm-up and the measured region, not between
-epochs. What is done in which order is the plan's schedule; see :mod:`.turn` for what an action is.
-On GPUs every stage rehearses first (:mod:`ddlbench.strategies.rehearsal`): nothing may wait for the
-whole device while a receive is posted.
+epochs. What is done in which order is the plan's schedule; see :mod:`.runner` for what an action is.
+On GPUs every stage makes a dry run first (:mod:`ddlbench.strategies.dry_run`): nothing may wait for
+the whole device while a receive is posted.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Schedule
 from ddlbench.planning.strategy import Process, strategy_of
 from ddlbench.strategies.connect import connect
+from ddlbench.strategies.dry_run import dry_run
 from ddlbench.strategies.executor import (
     Context,
     DataStream,
@@ -39,13 +40,12 @@ from ddlbench.strategies.executor import (
 )
 from ddlbench.strategies.pipedream.channels import Channels, Groups, Messages, channels_between
 from ddlbench.strategies.pipedream.descriptor import PipeDreamDetails, StagedStrategy
-from ddlbench.strategies.pipedream.rehearsal import MadeUpMessages
+from ddlbench.strategies.pipedream.dry_run import MadeUpMessages
+from ddlbench.strategies.pipedream.runner import ScheduleRunner, StageParts
 from ddlbench.strategies.pipedream.stage import Stage
-from ddlbench.strategies.pipedream.turn import StageParts, Turn
 from ddlbench.strategies.pipedream.versions import WeightVersions
 from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts
 from ddlbench.strategies.process_group import every_rank, join_all, side_by_side
-from ddlbench.strategies.rehearsal import rehearse
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
 from ddlbench.strategies.training import make_optimizer
 
@@ -72,11 +72,11 @@ class PipeDreamExecutor(StepwiseExecutor):
     ) -> None:
         """Join the others and keep the blocks of this process's stage."""
         super().prepare(plan, process, network, data, context)
-        if self.must_rehearse():
-            rehearse(self.module, context.devices, self.practise)
+        if self.needs_dry_run():
+            dry_run(self.module, context.devices, self.practise)
         self.parts = self._parts(self.module, self.optimizer, context)
 
-    def must_rehearse(self) -> bool:
+    def needs_dry_run(self) -> bool:
         """On GPUs; over gloo a posted receive holds up nobody."""
         return self.context.devices[0].type == "cuda"
 
@@ -90,7 +90,7 @@ class PipeDreamExecutor(StepwiseExecutor):
             (batch,) = self.data.batches(0, self.process.turns)  # of these, this process's turn
             batches = repeat(batch)
         quiet = replace(self.context, progress=lambda _done: None)
-        turn = self._turn(
+        turn = self._runner(
             self._parts(double, self._sgd(double), quiet),
             self._schedule(self.filling()),
             batches=batches,
@@ -128,7 +128,7 @@ class PipeDreamExecutor(StepwiseExecutor):
         schedule = self._schedule(count)
         spans = SpanRecorder(self.context.devices[0], first, keep_first=KEPT_MINI_BATCHES)
         clock = StepClock(self.context.devices)
-        turn = self._turn(
+        turn = self._runner(
             self.parts,
             schedule,
             batches=None if self.data is None else iter(self.data.batches(first, count)),
@@ -220,7 +220,7 @@ class PipeDreamExecutor(StepwiseExecutor):
     def _schedule(self, count: int) -> Schedule:
         return self.descriptor.schedule(self.plan.details, count, self.process.rank)
 
-    def _turn(
+    def _runner(
         self,
         parts: StageParts,
         schedule: Schedule,
@@ -229,9 +229,9 @@ class PipeDreamExecutor(StepwiseExecutor):
         messages: Messages,
         spans: SpanRecorder,
         clock: StepClock,
-    ) -> Turn:
+    ) -> ScheduleRunner:
         version = partial(self.descriptor.version, self.plan.details, schedule, self.process.stage)
-        return Turn(
+        return ScheduleRunner(
             parts=parts,
             schedule=schedule,
             version=version,

@@ -22,43 +22,43 @@ import torch
 from torch import Tensor
 
 from ddlbench.strategies.tensor_parallel.layout import Parts
-from ddlbench.strategies.tensor_parallel.team import Team
+from ddlbench.strategies.tensor_parallel.shard_group import ShardGroup
 
 __all__ = ["gather", "share", "take", "total"]
 
 
-def share(whole: Tensor, team: Team) -> Tensor:
+def share(whole: Tensor, team: ShardGroup) -> Tensor:
     """A whole tensor of which this rank computes with all, for a part of the outputs."""
     result: Tensor = _Share.apply(whole, team)
     return result
 
 
-def gather(part: Tensor, dim: int, parts: Parts, team: Team) -> Tensor:
+def gather(part: Tensor, dim: int, parts: Parts, team: ShardGroup) -> Tensor:
     """The whole, of which each rank has one of ``parts`` along ``dim``."""
     result: Tensor = _Gather.apply(part, dim, parts, team)
     return result
 
 
-def take(whole: Tensor, dim: int, parts: Parts, team: Team) -> Tensor:
+def take(whole: Tensor, dim: int, parts: Parts, team: ShardGroup) -> Tensor:
     """This rank's part of a whole tensor."""
     result: Tensor = _Take.apply(whole, dim, parts, team)
     return result
 
 
-def total(addend: Tensor, team: Team) -> Tensor:
+def total(addend: Tensor, team: ShardGroup) -> Tensor:
     """The sum over the ranks."""
     result: Tensor = _Total.apply(addend, team)
     return result
 
 
-def _own(whole: Tensor, dim: int, parts: Parts, team: Team) -> Tensor:
+def _own(whole: Tensor, dim: int, parts: Parts, team: ShardGroup) -> Tensor:
     first, behind = parts[team.rank]
     return whole.narrow(dim, first, behind - first)
 
 
 class _Share(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, team: Team) -> Tensor:
+    def forward(ctx: Any, whole: Tensor, team: ShardGroup) -> Tensor:
         ctx.team = team
         return whole.view_as(whole)
 
@@ -69,7 +69,7 @@ class _Share(torch.autograd.Function):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: Tensor, dim: int, parts: Parts, team: Team) -> Tensor:
+    def forward(ctx: Any, part: Tensor, dim: int, parts: Parts, team: ShardGroup) -> Tensor:
         ctx.place = dim, parts, team
         return team.all_gather(part, dim, parts)
 
@@ -80,7 +80,7 @@ class _Gather(torch.autograd.Function):
 
 class _Take(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, dim: int, parts: Parts, team: Team) -> Tensor:
+    def forward(ctx: Any, whole: Tensor, dim: int, parts: Parts, team: ShardGroup) -> Tensor:
         ctx.place = dim, parts, team
         return _own(whole, dim, parts, team).contiguous()
 
@@ -92,7 +92,7 @@ class _Take(torch.autograd.Function):
 
 class _Total(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, addend: Tensor, team: Team) -> Tensor:
+    def forward(ctx: Any, addend: Tensor, team: ShardGroup) -> Tensor:
         return team.all_reduce(addend)
 
     @staticmethod

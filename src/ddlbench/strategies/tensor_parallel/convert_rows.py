@@ -37,7 +37,7 @@ from ddlbench.strategies.tensor_parallel.pooling import (
     WholeAverage,
 )
 from ddlbench.strategies.tensor_parallel.replace import replace_layers
-from ddlbench.strategies.tensor_parallel.team import Line, Team
+from ddlbench.strategies.tensor_parallel.shard_group import GridAxis, ShardGroup
 from ddlbench.strategies.tensor_parallel.trace import BlockTrace, Shapes
 
 __all__ = ["GATHER_NAME", "Grid", "Rows", "split_rows"]
@@ -55,8 +55,8 @@ class Grid:
         lines: one a split dimension, first dimension first; the last line's ranks are neighbours.
     """
 
-    team: Team
-    lines: tuple[Line, ...]
+    team: ShardGroup
+    lines: tuple[GridAxis, ...]
 
     def own(self, whole: Tensor) -> Tensor:
         """This rank's rows of a tensor that it has whole."""
@@ -88,7 +88,7 @@ class Gather(nn.Module):
         self.steps = [(line, line.parts(whole)) for line in reversed(grid.lines)]
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Line by line, the innermost first."""
+        """GridAxis by line, the innermost first."""
         for line, parts in self.steps:
             rows = gather(rows, line.dim, parts, line.team)
         return rows
@@ -140,7 +140,7 @@ def split_rows(
     return Rows([told.name for told in traced[:end]], ends_with, parameters)
 
 
-def _too_few(network: nn.Sequential, blocks: Sequence[BlockTrace], line: Line) -> Limit | None:
+def _too_few(network: nn.Sequential, blocks: Sequence[BlockTrace], line: GridAxis) -> Limit | None:
     """The layer with the fewest rows, where some rank would have none of them."""
     fewest = fewest_rows(network, blocks, line.dim)
     return fewest if fewest is not None and fewest.count < line.team.size else None

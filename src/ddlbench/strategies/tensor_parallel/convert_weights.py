@@ -17,7 +17,7 @@ from ddlbench.planning.split_limits import too_few
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.tensor_parallel.limits import DEALT, called_with_weights, fewest_features
 from ddlbench.strategies.tensor_parallel.replace import replace_layers
-from ddlbench.strategies.tensor_parallel.team import Team
+from ddlbench.strategies.tensor_parallel.shard_group import ShardGroup
 from ddlbench.strategies.tensor_parallel.trace import BlockTrace
 from ddlbench.strategies.tensor_parallel.weights import ChannelSplit, FilterSplit
 
@@ -40,7 +40,7 @@ class Dealt:
 def split_weights(
     network: nn.Sequential,
     traced: Sequence[BlockTrace],
-    team: Team,
+    team: ShardGroup,
     by: Literal["filter", "channel"],
 ) -> Dealt:
     """Split a network, in place.

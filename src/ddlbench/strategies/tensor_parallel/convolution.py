@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ddlbench.strategies.tensor_parallel.halo import exchange
 from ddlbench.strategies.tensor_parallel.layout import Halo, Window, halo_of
-from ddlbench.strategies.tensor_parallel.team import Line
+from ddlbench.strategies.tensor_parallel.shard_group import GridAxis
 
 __all__ = ["CONVOLUTIONS", "FUNCTIONS", "Convolution", "SpatialConvolution"]
 
@@ -44,7 +44,7 @@ class SpatialConvolution(nn.Module):
     def __init__(
         self,
         layer: Convolution,
-        lines: Sequence[Line],
+        lines: Sequence[GridAxis],
         inputs: Sequence[int],
         outputs: Sequence[int],
     ) -> None:
@@ -52,7 +52,7 @@ class SpatialConvolution(nn.Module):
         self.weight, self.bias = layer.weight, layer.bias
         self.stride, self.dilation, self.groups = layer.stride, layer.dilation, layer.groups
         around = _padding(layer)
-        self.halos: list[tuple[Halo, Line]] = []
+        self.halos: list[tuple[Halo, GridAxis]] = []
         for line in lines:
             place = line.dim
             before, after = around[place]

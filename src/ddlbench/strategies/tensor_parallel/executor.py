@@ -27,7 +27,7 @@ from ddlbench.strategies.tensor_parallel.convert_rows import Grid, Rows, split_r
 from ddlbench.strategies.tensor_parallel.convert_weights import Dealt, split_weights
 from ddlbench.strategies.tensor_parallel.descriptor import SplitDetails, grid_of
 from ddlbench.strategies.tensor_parallel.groups import across, groups_of, join_team, lines_of
-from ddlbench.strategies.tensor_parallel.team import Line, Team
+from ddlbench.strategies.tensor_parallel.shard_group import GridAxis, ShardGroup
 from ddlbench.strategies.tensor_parallel.trace import BlockTrace, trace
 from ddlbench.strategies.tensor_parallel.weights import WeightSplit
 from ddlbench.strategies.timing import SpanRecorder
@@ -89,7 +89,7 @@ class SplitExecutor(StepwiseExecutor):
         self.within = self.team(self.teams)
         self.over_groups = self.team(across(self.teams)).group
 
-    def team(self, teams: list[list[int]]) -> Team:
+    def team(self, teams: list[list[int]]) -> ShardGroup:
         """This rank's team of several that lie side by side."""
         return join_team(teams, self.process.rank, self.spans, self.context)
 
@@ -112,7 +112,7 @@ class SpatialExecutor(SplitExecutor):
         sizes = grid_of(str(details.split), self.group_size)
         lines = lines_of(self.teams, sizes)
         self.grid = Grid(
-            self.within, tuple(Line(d, self.team(ranks)) for d, ranks in lines.items())
+            self.within, tuple(GridAxis(d, self.team(ranks)) for d, ranks in lines.items())
         )
         self.rows = split_rows(network, traced, self.grid, str(details.until))
         split = set(self.rows.parameters)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from ddlbench.strategies.executor import Context
 from ddlbench.strategies.process_group import side_by_side
-from ddlbench.strategies.tensor_parallel.team import Team
+from ddlbench.strategies.tensor_parallel.shard_group import ShardGroup
 from ddlbench.strategies.timing import SpanRecorder
 
 __all__ = ["across", "groups_of", "join_team", "lines_of"]
@@ -58,12 +58,12 @@ def lines_of(groups: Sequence[Sequence[int]], sizes: Mapping[int, int]) -> dict[
     return found
 
 
-def join_team(teams: Ranks, rank: int, spans: SpanRecorder, context: Context) -> Team:
+def join_team(teams: Ranks, rank: int, spans: SpanRecorder, context: Context) -> ShardGroup:
     """This rank's team; every rank of the world calls it with the same teams."""
     mine = next(ranks for ranks in teams if rank in ranks)
     if len(mine) == 1:
-        return Team(0, 1, None, spans)
+        return ShardGroup(0, 1, None, spans)
     group = side_by_side(teams, context)
     # NCCL builds a communicator at its first use, in which all must take part.
     dist.all_reduce(torch.zeros(1, device=context.devices[0]), group=group)
-    return Team(mine.index(rank), len(mine), group, spans)
+    return ShardGroup(mine.index(rank), len(mine), group, spans)

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from ddlbench.strategies.tensor_parallel.layout import Halo, Interval
-from ddlbench.strategies.tensor_parallel.team import Line
+from ddlbench.strategies.tensor_parallel.shard_group import GridAxis
 
 __all__ = ["exchange"]
 
 
-def exchange(rows: Tensor, halo: Halo, line: Line, fill: float) -> Tensor:
+def exchange(rows: Tensor, halo: Halo, line: GridAxis, fill: float) -> Tensor:
     """The rows that this rank's outputs read, padding included.
 
     Args:
@@ -41,7 +41,7 @@ def exchange(rows: Tensor, halo: Halo, line: Line, fill: float) -> Tensor:
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, halo: Halo, line: Line, fill: float) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, halo: Halo, line: GridAxis, fill: float) -> Tensor:
         ctx.place = halo, line
         return _collect(rows, halo, line, fill)
 
@@ -50,7 +50,7 @@ class _Exchange(torch.autograd.Function):
         return _give_back(gradients[0], *ctx.place), None, None, None
 
 
-def _collect(rows: Tensor, halo: Halo, line: Line, fill: float) -> Tensor:
+def _collect(rows: Tensor, halo: Halo, line: GridAxis, fill: float) -> Tensor:
     team, dim = line.team, line.dim
     own, wanted, kept = halo.owned[team.rank], halo.wanted[team.rank], halo.kept(team.rank)
     before, after = halo.padding[team.rank]
@@ -68,7 +68,7 @@ def _collect(rows: Tensor, halo: Halo, line: Line, fill: float) -> Tensor:
     return collected
 
 
-def _give_back(gradient: Tensor, halo: Halo, line: Line) -> Tensor:
+def _give_back(gradient: Tensor, halo: Halo, line: GridAxis) -> Tensor:
     """Each row's gradients from all ranks that read it, added up in the order of ranks."""
     team, dim = line.team, line.dim
     own, kept = halo.owned[team.rank], halo.kept(team.rank)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ddlbench.strategies.tensor_parallel.team import Line, Team
+from ddlbench.strategies.tensor_parallel.shard_group import GridAxis, ShardGroup
 
 __all__ = ["NORMS", "SpatialBatchNorm"]
 
@@ -41,7 +41,7 @@ class SpatialBatchNorm(nn.Module):
     shares: Tensor
 
     def __init__(
-        self, layer: nn.Module, lines: Sequence[Line], team: Team, inputs: Sequence[int]
+        self, layer: nn.Module, lines: Sequence[GridAxis], team: ShardGroup, inputs: Sequence[int]
     ) -> None:
         super().__init__()
         assert isinstance(layer, NORMS)

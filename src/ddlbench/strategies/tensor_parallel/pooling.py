@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ddlbench.strategies.tensor_parallel.collectives import total
 from ddlbench.strategies.tensor_parallel.halo import exchange
 from ddlbench.strategies.tensor_parallel.layout import Halo, Window, halo_of
-from ddlbench.strategies.tensor_parallel.team import Line, Team
+from ddlbench.strategies.tensor_parallel.shard_group import GridAxis, ShardGroup
 
 __all__ = [
     "AVERAGES",
@@ -39,7 +39,7 @@ class _SpatialPooling(nn.Module):
     fill = 0.0
 
     def __init__(
-        self, layer: Any, lines: Sequence[Line], inputs: Sequence[int], outputs: Sequence[int]
+        self, layer: Any, lines: Sequence[GridAxis], inputs: Sequence[int], outputs: Sequence[int]
     ) -> None:
         super().__init__()
         dims = len(inputs) - 2
@@ -48,7 +48,7 @@ class _SpatialPooling(nn.Module):
         self.stride = _tuple(layer.stride, dims)
         self.dilation = _tuple(getattr(layer, "dilation", 1), dims)
         padding = list(_tuple(layer.padding, dims))
-        self.halos: list[tuple[Halo, Line]] = []
+        self.halos: list[tuple[Halo, GridAxis]] = []
         for line in lines:
             place = line.dim
             window = Window(
@@ -94,7 +94,7 @@ class SpatialAverage(_SpatialPooling):
     def __init__(
         self,
         layer: nn.AvgPool2d | nn.AvgPool3d,
-        lines: Sequence[Line],
+        lines: Sequence[GridAxis],
         inputs: Sequence[int],
         outputs: Sequence[int],
     ) -> None:
@@ -140,7 +140,7 @@ class WholeAverage(nn.Module):
         inputs: whole shape, (N, C, ...).
     """
 
-    def __init__(self, team: Team, inputs: Sequence[int]) -> None:
+    def __init__(self, team: ShardGroup, inputs: Sequence[int]) -> None:
         super().__init__()
         self.team = team
         self.positions = prod(inputs[2:])

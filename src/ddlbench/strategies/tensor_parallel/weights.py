@@ -21,7 +21,7 @@ from ddlbench.strategies.tensor_parallel.collectives import gather, share, take,
 from ddlbench.strategies.tensor_parallel.convolution import FUNCTIONS, Convolution
 from ddlbench.strategies.tensor_parallel.layout import Interval, Parts
 from ddlbench.strategies.tensor_parallel.pieces import Piece, channel_pieces, filter_pieces
-from ddlbench.strategies.tensor_parallel.team import Team
+from ddlbench.strategies.tensor_parallel.shard_group import ShardGroup
 
 __all__ = ["ChannelSplit", "FilterSplit", "WeightSplit", "features_of"]
 
@@ -40,7 +40,7 @@ class WeightSplit(nn.Module):
     """
 
     def __init__(
-        self, layer: Convolution | nn.Linear, pieces: list[Piece], bias: Interval, team: Team
+        self, layer: Convolution | nn.Linear, pieces: list[Piece], bias: Interval, team: ShardGroup
     ) -> None:
         super().__init__()
         self.team, self.pieces = team, pieces
@@ -98,7 +98,7 @@ class FilterSplit(WeightSplit):
         team: the ranks.
     """
 
-    def __init__(self, layer: Convolution | nn.Linear, team: Team) -> None:
+    def __init__(self, layer: Convolution | nn.Linear, team: ShardGroup) -> None:
         filters, channels, groups = features_of(layer)
         parts = Parts.even(filters, team.size)
         own = parts[team.rank]
@@ -131,7 +131,7 @@ class ChannelSplit(WeightSplit):
         team: the ranks.
     """
 
-    def __init__(self, layer: Convolution | nn.Linear, team: Team) -> None:
+    def __init__(self, layer: Convolution | nn.Linear, team: ShardGroup) -> None:
         filters, channels, groups = features_of(layer)
         parts = Parts.even(channels, team.size)
         own = parts[team.rank]

@@ -285,14 +285,14 @@ def _with_marker(marker):
 
 def test_the_same_inside_a_user_namespace(monkeypatch):
     """What a user without root gets: all namespaces belong to one that is the user's own."""
-    plain = namespaces.run_tool
+    plain = namespaces.run_rank_job
 
     def without_root(command, text=""):
         if command[1:] == ["--net", "true"]:
             raise EmulationFailed("unshare failed: Operation not permitted")
         return plain(command, text)
 
-    monkeypatch.setattr(namespaces, "run_tool", without_root)
+    monkeypatch.setattr(namespaces, "run_rank_job", without_root)
     if (missing := available("relay")) is not None:
         pytest.skip(missing)
     with EmulatedNodes(condition(backend="relay"), 2) as nodes:

@@ -11,15 +11,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Reached", "Trail", "read_trail", "trail_file"]
+__all__ = ["ProgressJournal", "Reached", "journal_file", "read_journal"]
 
 
-def trail_file(folder: Path) -> Path:
+def journal_file(folder: Path) -> Path:
     """Where the run with checkpoints in ``folder`` leaves its trail."""
     return folder / "trail"
 
 
-class Trail:
+class ProgressJournal:
     """Writes the trail.
 
     Args:
@@ -56,7 +56,7 @@ class Reached:
     unsaved_s: float
 
 
-def read_trail(path: Path) -> Reached | None:
+def read_journal(path: Path) -> Reached | None:
     """What the trail says; None where there is none, or none that can be read."""
     try:
         steps, since, now = path.read_text(encoding="ascii").split()

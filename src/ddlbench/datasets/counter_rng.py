@@ -11,12 +11,12 @@ import hashlib
 
 import numpy as np
 
-__all__ = ["RandomWords"]
+__all__ = ["CounterRng"]
 
 _WORDS_PER_COUNT = 4  # Philox 4x64 makes four words a counter value
 
 
-class RandomWords:
+class CounterRng:
     """An endless sequence of random 64-bit words named by ``parts``.
 
     Args:

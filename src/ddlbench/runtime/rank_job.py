@@ -2,9 +2,9 @@
 
 ::
 
-    run_tool(site, (nodes, devices), "package.module", settings)      in the job, on its first node
+    run_rank_job(site, (nodes, devices), "package.module", settings)   in the job, on its first node
       '-> python -m package.module task.json     once a device, on every node
-            tool_main(work)  ->  work(Surroundings) -> report       rank<k>.json
+            rank_job_main(work)  ->  work(RankContext) -> report       rank<k>.json
       <- the reports of all ranks
 """
 
@@ -33,17 +33,17 @@ from ddlbench.runtime.failure import classify
 from ddlbench.runtime.job import log_file, report_file
 from ddlbench.runtime.launch import Step
 from ddlbench.runtime.placement import own_process
-from ddlbench.runtime.watch import watch
+from ddlbench.runtime.watchdog import watch
 
-__all__ = ["Surroundings", "ToolFailed", "run_tool", "tool_main"]
+__all__ = ["RankContext", "RankJobFailed", "rank_job_main", "run_rank_job"]
 
 
-class ToolFailed(RuntimeError):  # noqa: N818 - what happened
+class RankJobFailed(RuntimeError):  # noqa: N818 - what happened
     """A process of the tool ended without a report, or did not end in time."""
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class RankContext:
     """What one process of a tool finds.
 
     Args:
@@ -53,7 +53,7 @@ class Surroundings:
         scratch: the site's scratch template.
         interface: network interface; None lets libraries choose.
         host, port: where rank 0 serves the store; see ``rendezvous.join_store``.
-        settings: what ``run_tool`` was given.
+        settings: what ``run_rank_job`` was given.
     """
 
     process: Process
@@ -66,7 +66,7 @@ class Surroundings:
     settings: dict[str, Any]
 
 
-def run_tool(
+def run_rank_job(
     site: Site,
     geometry: tuple[int, int],
     module: str,
@@ -81,7 +81,7 @@ def run_tool(
     Args:
         site: where; on a cluster this process runs inside a job of that size.
         geometry: nodes, and devices of each; every device gets one process.
-        module: calls :func:`tool_main` when run.
+        module: calls :func:`rank_job_main` when run.
         settings: JSON values that every process gets.
         folder: shared; gets log.txt.
         threads: CPU threads of each process.
@@ -92,7 +92,7 @@ def run_tool(
         not ok, ``reason``.
 
     Raises:
-        ToolFailed: a process crashed, hung, or ran into the site's time limit.
+        RankJobFailed: a process crashed, hung, or ran into the site's time limit.
     """
     nodes, devices_per_node = geometry
     processes = [
@@ -104,7 +104,7 @@ def run_tool(
     run_dir = (folder / f".run-{time.time_ns()}").resolve()
     run_dir.mkdir()
     fabric = fabric or SiteFabric(site)
-    meeting = fabric.meet()
+    meeting = fabric.rendezvous()
     task = {
         "processes": [process.to_dict() for process in processes],
         "device_kind": site.device,
@@ -139,17 +139,19 @@ def run_tool(
 def _judge(reports: list[dict[str, Any]], wanted: int, timed_out: bool, folder: Path) -> None:
     for report in reports:
         if report["status"] == Status.FAILED:
-            raise ToolFailed(f"rank {report['rank']}: {report['reason']}; see {folder / 'log.txt'}")
+            raise RankJobFailed(
+                f"rank {report['rank']}: {report['reason']}; see {folder / 'log.txt'}"
+            )
     if timed_out:
-        raise ToolFailed(f"not done within the site's cell_timeout_s; see {folder / 'log.txt'}")
+        raise RankJobFailed(f"not done within the site's cell_timeout_s; see {folder / 'log.txt'}")
     if len(reports) < wanted:
-        raise ToolFailed(
+        raise RankJobFailed(
             f"{wanted - len(reports)} of {wanted} processes went away without a report; "
             f"see {folder / 'log.txt'}"
         )
 
 
-def tool_main(work: Callable[[Surroundings], dict[str, Any]]) -> None:
+def rank_job_main(work: Callable[[RankContext], dict[str, Any]]) -> None:
     """Entry of one process: do ``work``, report how it went, exit."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -160,7 +162,7 @@ def tool_main(work: Callable[[Surroundings], dict[str, Any]]) -> None:
     own_report = report_file(path.parent, process.rank)
     exit_status = 0
     try:
-        found = work(Surroundings(process, len(processes), **task))
+        found = work(RankContext(process, len(processes), **task))
         write_json(own_report, {"rank": process.rank, "status": "ok", **found})
     except BaseException as error:
         traceback.print_exc()

@@ -13,11 +13,11 @@ from ddlbench.experiment.registry import known
 from ddlbench.experiment.schema import nearest
 from ddlbench.planning.strategy import normalise, strategy_of
 
-__all__ = ["Question"]
+__all__ = ["PredictionRequest"]
 
 
 @dataclass(frozen=True)
-class Question:
+class PredictionRequest:
     """What the user wants to train, and on how much.
 
     Args:

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from ddlbench.datasets.counter_rng import CounterRng
 from ddlbench.datasets.errors import DataError
-from ddlbench.datasets.random_words import RandomWords
 
-__all__ = ["Batch", "Feed", "ImageDataset", "epoch_order", "normalise"]
+__all__ = ["Batch", "BatchLoader", "ImageDataset", "epoch_order", "normalise"]
 
 
 class ImageDataset(Protocol):
@@ -63,7 +63,7 @@ class Batch(NamedTuple):
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
     """Permute all samples as ``epoch`` visits them; int64 (num_samples,)."""
-    return RandomWords("order", seed, epoch).permutations(0, 1, num_samples)[0]
+    return CounterRng("order", seed, epoch).permutations(0, 1, num_samples)[0]
 
 
 def normalise(images: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -71,7 +71,7 @@ def normalise(images: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch
     return images.to(torch.float32).mul_(4 / 255).sub_(2).to(dtype)
 
 
-class Feed:
+class BatchLoader:
     """Feeds one consumer.
 
     Without loader workers the samples are gathered by the caller's thread when asked for;

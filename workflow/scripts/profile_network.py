@@ -1,6 +1,6 @@
 """Rule profile: times and bytes of one network's layers.
 
-python -P workflow/scripts/profile.py SITE NEEDS PROFILE_JSON LOG        NEEDS is JSON
+python -P workflow/scripts/profile_network.py SITE NEEDS PROFILE_JSON LOG        NEEDS is JSON
 
 -P, as torch imports the standard library's own module `profile` and must not find this one.
 """
@@ -12,9 +12,9 @@ from pathlib import Path
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.profiles import ProfileNeeds
 from ddlbench.profiling.make import make_profile
-from ddlbench.runtime.tool import ToolFailed
+from ddlbench.runtime.rank_job import RankJobFailed
 from ddlbench.workflow import logged
 
 site_name, needs, output, log = sys.argv[1:]
-with logged(log, ToolFailed):
+with logged(log, RankJobFailed):
     make_profile(ProfileNeeds.from_dict(json.loads(needs)), load_site(site_name), Path(output))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-__all__ = ["COLUMNS", "LIMIT", "departs", "departures", "from_predictions"]
+__all__ = ["COLUMNS", "LIMIT", "anomalies", "departs", "from_predictions"]
 
 LIMIT = 0.25
 """Share by which the longer of run and projection may exceed the other, unless the user says so."""
@@ -43,7 +43,7 @@ def departs(
     return ""
 
 
-def departures(runs: pd.DataFrame, limit: float = LIMIT) -> pd.DataFrame:
+def anomalies(runs: pd.DataFrame, limit: float = LIMIT) -> pd.DataFrame:
     """Judge every run; see :data:`COLUMNS`.
 
     Args:
@@ -91,7 +91,7 @@ def _part(row: dict[Any, Any]) -> dict[str, Any]:
 
 
 def from_predictions(predictions: pd.DataFrame, predictor: str) -> pd.DataFrame:
-    """Runs of :func:`departures` from an experiment's predictions by one predictor.
+    """Runs of :func:`anomalies` from an experiment's predictions by one predictor.
 
     A run tells how long it waits for others, messages and bubble together; so the parts are work
     and what a step waits for. ParaDL counts the bubble of a pipeline as work.

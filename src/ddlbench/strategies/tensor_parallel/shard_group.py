@@ -12,13 +12,13 @@ from torch import Tensor
 from ddlbench.strategies.tensor_parallel.layout import Parts
 from ddlbench.strategies.timing import SpanRecorder
 
-__all__ = ["Line", "Team"]
+__all__ = ["GridAxis", "ShardGroup"]
 
 _HALF_TYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
-class Team:
+class ShardGroup:
     """A process group seen from one of its ranks.
 
     Args:
@@ -87,7 +87,7 @@ class Team:
 
 
 @dataclass(frozen=True)
-class Line:
+class GridAxis:
     """The ranks among which one dimension lies.
 
     Args:
@@ -96,7 +96,7 @@ class Line:
     """
 
     dim: int
-    team: Team
+    team: ShardGroup
 
     def parts(self, shape: Sequence[int]) -> Parts:
         """How a tensor of this whole shape lies on the line."""

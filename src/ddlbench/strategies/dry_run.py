@@ -9,7 +9,7 @@ the whole device meanwhile waits for another rank, and hangs if that one waits f
 
 CUDA waits so where something happens for the first time: cuDNN's search for the fastest plan
 (``cudnn_benchmark``), the loading of a kernel's code (lazy by default), new memory from the driver.
-A rehearsal lets all of it happen while no receive is posted, and leaves no trace: it trains a copy,
+A dry run lets all of it happen while no receive is posted, and leaves no trace: it trains a copy,
 and random generators go back to where they were.
 """
 
@@ -23,17 +23,17 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-__all__ = ["rehearse"]
+__all__ = ["dry_run"]
 
 
-def rehearse(
+def dry_run(
     module: nn.Module, devices: Sequence[torch.device], train: Callable[[nn.Module], object]
 ) -> None:
     """Train a copy; afterwards everything is as it was, to the last bit.
 
     Args:
         module: on one device, without gradients. It waits in the host's memory meanwhile, so that
-            a rehearsal takes no more of the device's than training does; nobody may hold views of
+            a dry run takes no more of the device's than training does; nobody may hold views of
             its weights yet.
         devices: what the process drives; the module's is the first.
         train: gets the copy. It has to make backward passes as they will be made later: cuDNN's

@@ -29,7 +29,7 @@ from ddlbench.strategies.pipedream.stage import Stage
 from ddlbench.strategies.pipedream.versions import WeightVersions
 from ddlbench.strategies.timing import SpanRecorder, StepClock
 
-__all__ = ["StageParts", "Turn"]
+__all__ = ["ScheduleRunner", "StageParts"]
 
 
 @dataclass
@@ -53,7 +53,7 @@ class StageParts:
 
 
 @dataclass
-class Turn:
+class ScheduleRunner:
     """A run under way.
 
     Args:

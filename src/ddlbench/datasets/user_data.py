@@ -20,10 +20,10 @@ from ddlbench.datasets.manifest import Manifest, source_folder
 from ddlbench.datasets.split_data import FileSplit
 from ddlbench.experiment.data_size import DataRequest
 
-__all__ = ["OwnData", "copy_own_data", "inspect_own_data"]
+__all__ = ["UserData", "copy_user_data", "inspect_user_data"]
 
 
-class OwnData:
+class UserData:
     """What was found.
 
     Args:
@@ -45,7 +45,7 @@ class OwnData:
         return sum(record["size_bytes"] for record in in_parallel(jobs, workers))
 
 
-def inspect_own_data(request: DataRequest) -> OwnData:
+def inspect_user_data(request: DataRequest) -> UserData:
     """Check that the data ``request`` points to can be read.
 
     Every idx and cifar file is read; of image folders the names are listed and one image a split
@@ -84,7 +84,7 @@ def inspect_own_data(request: DataRequest) -> OwnData:
             parts.append(extra)
         facts.update({part: record_of(folder / part, contents=True)["crc32"] for part in parts})
     text = json.dumps([request.dataset, request.format, facts], sort_keys=True)
-    return OwnData(folder, parts, hashlib.blake2b(text.encode(), digest_size=32).hexdigest())
+    return UserData(folder, parts, hashlib.blake2b(text.encode(), digest_size=32).hexdigest())
 
 
 def _files(request: DataRequest, split: str) -> list[str]:
@@ -93,7 +93,7 @@ def _files(request: DataRequest, split: str) -> list[str]:
     return [f"{cifar.FOLDER}/{name}" for name in cifar.BATCHES[split]]
 
 
-def copy_own_data(request: DataRequest, found: OwnData, folder: Path, workers: int) -> Manifest:
+def copy_user_data(request: DataRequest, found: UserData, folder: Path, workers: int) -> Manifest:
     """Copy ``found`` into the new folder ``folder``, manifest last.
 
     Raises:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddlbench.datasets.random_words import RandomWords
+from ddlbench.datasets.counter_rng import CounterRng
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
 __all__ = ["CONTENT_VERSION", "Content", "Recipe"]
@@ -83,14 +83,14 @@ class Content:
         classes = self.spec.num_classes
         group, skip = divmod(first, classes)
         groups = -(-(skip + count) // classes)
-        words = RandomWords(*self._name, split, "labels")
+        words = CounterRng(*self._name, split, "labels")
         return words.permutations(group, groups, classes).ravel()[skip : skip + count]
 
     def recipe(self, split: str, first: int, count: int) -> Recipe:
         """How to draw images ``first`` to ``first + count`` of ``split`` ("train" or "val")."""
         spec = self.spec
         labels = self.labels(split, first, count)
-        words = RandomWords(*self._name, split, "shifts").take(first, count)
+        words = CounterRng(*self._name, split, "shifts").take(first, count)
         reach_y, reach_x = round(spec.rows / 14), round(spec.width / 14)
         moved_y = (words & 0xFFFFFFFF).astype(np.int64) % (2 * reach_y + 1) - reach_y
         moved_x = (words >> np.uint64(32)).astype(np.int64) % (2 * reach_x + 1) - reach_x
@@ -99,7 +99,7 @@ class Content:
         # number, counted down for "val", is its own within the class.
         turn = np.arange(first, first + count) // spec.num_classes
         turn = turn if split == "train" else _SLICES - 1 - turn
-        per_class = RandomWords(*self._name, "slices").take(0, 2 * spec.num_classes)
+        per_class = CounterRng(*self._name, "slices").take(0, 2 * spec.num_classes)
         begin = (per_class[0::2] % np.uint64(_SLICES)).astype(np.int64)
         stride = (per_class[1::2] % np.uint64(_SLICES - 1)).astype(np.int64) + 1
         return Recipe(labels, shifts, (begin[labels] + turn * stride[labels]) % _SLICES)
@@ -130,7 +130,7 @@ class Content:
     def _draw_planes(self, count: int) -> np.ndarray:
         """Smooth periodic patterns, uint8 of shape (count, H * W)."""
         spec = self.spec
-        words = RandomWords(*self._name, "planes").take(0, count * _WAVES * 4)
+        words = CounterRng(*self._name, "planes").take(0, count * _WAVES * 4)
         draws = words.reshape(count, _WAVES, 4)
         low, high = _SIGNAL
         planes = np.empty((count, self._plane_size), np.uint8)
@@ -154,7 +154,7 @@ class Content:
     def _draw_noise(self) -> np.ndarray:
         """Draw the bank of noise, uint8; its slow rise and fall makes images light or dark."""
         length = _SLICES + self.spec.image_bytes
-        words = RandomWords(*self._name, "noise").take(0, -(-length // 8))
+        words = CounterRng(*self._name, "noise").take(0, -(-length // 8))
         noise = words.astype("<u8", copy=False).view(np.uint8)[:length].astype(np.uint16)
         half = _BRIGHTNESS_PERIOD // 2
         rise = np.abs(np.arange(length) % _BRIGHTNESS_PERIOD - half) * _BRIGHTNESS_LEVELS

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.schema import nearest
 
-__all__ = ["HYBRIDS", "STRATEGIES", "OwnSplit", "Projection", "Question", "question"]
+__all__ = ["HYBRIDS", "STRATEGIES", "Configuration", "OwnSplit", "Projection", "question"]
 
 STRATEGIES = (
     "serial", "data", "spatial", "filter", "channel", "data+filter", "data+spatial", "pipeline",
@@ -32,7 +32,7 @@ class OwnSplit:
 
 
 @dataclass(frozen=True)
-class Question:
+class Configuration:
     """One strategy.
 
     Attributes:
@@ -80,7 +80,7 @@ class Projection:
         max_devices, limiting_layer: how far the strategy can be cut, and what forbids more.
     """
 
-    question: Question
+    question: Configuration
     computation: Mapping[str, float]
     communication: Mapping[str, float]
     memory_bytes: float
@@ -112,7 +112,7 @@ class Projection:
 
 def question(
     strategy: str, devices: int, devices_per_node: int, batch: float, segments: int | None = None
-) -> Question:
+) -> Configuration:
     """A question about ``batch`` samples an iteration over all devices.
 
     Raises:
@@ -134,4 +134,4 @@ def question(
                 f"write a multiple of that, not {devices} devices"
             )
         groups = max(1, devices // devices_per_node)
-    return Question(strategy, devices, groups, batch / groups, segments or devices)
+    return Configuration(strategy, devices, groups, batch / groups, segments or devices)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddlbench.predict.paradl.question import STRATEGIES
+from ddlbench.predict.paradl.configuration import STRATEGIES
 
 __all__ = ["ALL", "DEVICES", "PICTURES", "SAMPLES", "SIDE", "Held", "Owners", "Picture", "one"]
 

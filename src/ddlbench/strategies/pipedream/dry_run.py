@@ -1,4 +1,4 @@
-"""Messages that nobody sends, for a stage that rehearses alone; see ``strategies/rehearsal.py``."""
+"""Messages that nobody sends, for a stage's dry run alone; see ``strategies/dry_run.py``."""
 
 from __future__ import annotations
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["has_room"]
+__all__ = ["fits_in_memory"]
 
 # Weights, gradients and momentum live at once.
 _COPIES = 3
 
 
-def has_room(
+def fits_in_memory(
     batch_size: int,
     limit_bytes: int | None,
     resident_bytes: int,

@@ -18,7 +18,7 @@ import ddlbench
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import make_plan
 from ddlbench.runtime.rendezvous import barrier
-from ddlbench.strategies.rehearsal import rehearse
+from ddlbench.strategies.dry_run import dry_run
 from ddlbench.testing.networks import network_with_dropout
 from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import Reader, context_of, executor_of
@@ -57,7 +57,7 @@ def test_weights_statistics_and_random_numbers_are_as_before():
     module = network()
     before, parameters = bits(module), list(module.parameters())
     seen = []
-    rehearse(module, [CPU], lambda double: (train(double), seen.append(bits(double))))
+    dry_run(module, [CPU], lambda double: (train(double), seen.append(bits(double))))
     assert_same_bits(bits(module), before)
     assert all(a is b for a, b in zip(module.parameters(), parameters, strict=True))
     assert all(parameter.grad is None for parameter in parameters)
@@ -76,7 +76,7 @@ def test_also_where_it_fails():
         raise torch.OutOfMemoryError("too large")
 
     with pytest.raises(torch.OutOfMemoryError):
-        rehearse(module, [CPU], fail)
+        dry_run(module, [CPU], fail)
     assert_same_bits(bits(module), before)
 
 
@@ -122,7 +122,7 @@ def train_here(rehearsed: bool, cell: Cell, rank: int, store: Store | None) -> d
         practised(double)
         log.append(("practised", 0))
 
-    executor.must_rehearse = lambda: rehearsed
+    executor.needs_dry_run = lambda: rehearsed
     executor.practise = practise
     executor.prepare(plan, process, blocks, data, context)
     prepared = len(log)
