@@ -93,7 +93,7 @@ class _World:
                 torch.save(self.work(item, rank, own), buffer)
                 messages.send(("found", buffer.getvalue()))
         except BaseException:
-            messages.send(("failed", traceback.format_exc()))
+            messages.send(("raised", traceback.format_exc()))
             os._exit(1)
         # Libraries whose threads still run need not agree on how they end.
         messages.send(("done", None))
@@ -128,7 +128,7 @@ class _Rank:
             self.at = value
         elif kind == "found":
             self.found.append(torch.load(io.BytesIO(value), weights_only=False))
-        elif kind == "failed":
+        elif kind == "raised":
             self.failure = value
         return kind in ("at", "found")
 

@@ -6,7 +6,7 @@
     run       | 1F1B: fill | steady state ............................... | drain |
 
 The pipeline fills and drains once in a run: between warm-up and the measured region, not between
-epochs. What is done in which order is the plan's schedule; see :mod:`.runner` for what an action is.
+epochs. What is done in which order is the plan's schedule; :mod:`.runner` says what an action is.
 On GPUs every stage makes a dry run first (:mod:`ddlbench.strategies.dry_run`): nothing may wait for
 the whole device while a receive is posted.
 """

@@ -16,7 +16,7 @@ from ddlbench.cluster.probe_job import batch_command
 from ddlbench.cluster.query import parse_partitions
 from ddlbench.experiment.site import load_site
 
-CONFIG = Path(__file__).parents[3] / "config"
+CONFIG = Path(__file__).parents[2] / "config"
 SINFO = "main|1|8|16000|(null)|1-00:00:00|up|(null)\n"
 # A job is a process; it pends as often as the file `pending` has lines.
 SBATCH = """

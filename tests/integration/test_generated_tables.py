@@ -9,7 +9,7 @@ import pytest
 
 from ddlbench.commands.tables import TABLES, GeneratedTable, write_tables
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def _must_be_up_to_date(table: GeneratedTable, root: Path) -> None:
