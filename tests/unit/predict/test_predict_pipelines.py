@@ -14,6 +14,7 @@ from predict_results import row, write_ok
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import plan_file, profile_file
+from ddlbench.experiment.result_parts import Inputs
 from ddlbench.planning.backward_shares import backward_shares
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.strategy import strategy_of
@@ -327,8 +328,12 @@ def test_a_result_of_stages_that_a_newer_profile_would_not_cut_is_stale(
     cell = make.cell("gpipe", "1x2", 8, options={"balance": "profile", "chunks": 1})
     make.write_site(tmp_path / "results", make.profile(), None)
     root = tmp_path / "results"
-    made_from = {"links_digest": None, "profile_digest": None}
-    measured = {**made_from, "plan_digest": make_plan(cell, "local").digest}
+    measured = Inputs(
+        plan_digest=make_plan(cell, "local").digest,
+        dataset_digest=None,
+        links_digest=None,
+        profile_digest=None,
+    )
     assert not _is_stale(measured, cell, "local", root)
     slow = [make.block(n, 0, forward=make.timings(0, 0.01 if n else 0.1)) for n in range(4)]
     make.write_site(tmp_path / "results", make.profile(blocks=slow), None)
