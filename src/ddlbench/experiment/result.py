@@ -18,7 +18,7 @@ from ddlbench.experiment.json_form import SameKeys
 from ddlbench.experiment.result_parts import (
     Checkpointing,
     Communication,
-    Inputs,
+    InputDigests,
     Link,
     Loss,
     Provenance,
@@ -74,7 +74,7 @@ class Result(SameKeys):
     site: str
     cell_id: str
     cell: Mapping[str, Any]
-    inputs: Inputs
+    inputs: InputDigests
     processes: int
     devices: int
     workers: int

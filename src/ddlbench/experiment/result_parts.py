@@ -17,7 +17,7 @@ __all__ = [
     "Communication",
     "DeviceMemory",
     "Epoch",
-    "Inputs",
+    "InputDigests",
     "Link",
     "LinkCores",
     "Loss",
@@ -31,7 +31,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Inputs(SameKeys):
+class InputDigests(SameKeys):
     """Digests of what a cell was made from; None where there was no such file."""
 
     plan_digest: str | None

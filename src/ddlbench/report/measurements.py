@@ -18,7 +18,7 @@ from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.result import InvalidResult, Result, read_result
 from ddlbench.experiment.result_parts import (
     Checkpointing,
-    Inputs,
+    InputDigests,
     Provenance,
     RankEntry,
     Timing,
@@ -164,7 +164,7 @@ def _code_of(result: Result) -> str | None:
     return result.reason_code or reason_code(None, result.status)
 
 
-def _is_stale(inputs: Inputs, cell: Cell, site: str, root: Path) -> bool:
+def _is_stale(inputs: InputDigests, cell: Cell, site: str, root: Path) -> bool:
     """Whether the plan, or a file that it was made from, differs from what was measured."""
     for name, digest in measured_digests(cell, site, root).items():
         if None not in (digest, getattr(inputs, name)) and digest != getattr(inputs, name):

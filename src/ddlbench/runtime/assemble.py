@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddlbench.experiment.result import Result
-from ddlbench.experiment.result_parts import Attempt, Inputs, Link, Provenance, Staging
+from ddlbench.experiment.result_parts import Attempt, InputDigests, Link, Provenance, Staging
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status, reason_code
 from ddlbench.planning.measured_digests import measured_digests
@@ -61,7 +61,7 @@ def assemble(
         site=site.name,
         cell_id=cell.id,
         cell=cell.to_dict(),
-        inputs=Inputs(
+        inputs=InputDigests(
             plan_digest=plan.digest,
             dataset_digest=None if staging is None else staging["digest"],
             **(measured_digests(cell, site.name) if measured is None else measured),

@@ -65,7 +65,7 @@ def _object(part):
     ("path", "cls"),
     [
         ("", Result),
-        ("inputs", result_parts.Inputs),
+        ("inputs", result_parts.InputDigests),
         ("ranks.items", result_parts.RankEntry),
         ("ranks.items.memory.items", result_parts.DeviceMemory),
         ("timing", result_parts.Timing),

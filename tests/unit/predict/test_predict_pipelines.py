@@ -14,7 +14,7 @@ from predict_results import row, write_ok
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import plan_file, profile_file
-from ddlbench.experiment.result_parts import Inputs
+from ddlbench.experiment.result_parts import InputDigests
 from ddlbench.planning.backward_shares import backward_shares
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.strategy import strategy_of
@@ -328,7 +328,7 @@ def test_a_result_of_stages_that_a_newer_profile_would_not_cut_is_stale(
     cell = make.cell("gpipe", "1x2", 8, options={"balance": "profile", "chunks": 1})
     make.write_site(tmp_path / "results", make.profile(), None)
     root = tmp_path / "results"
-    measured = Inputs(
+    measured = InputDigests(
         plan_digest=make_plan(cell, "local").digest,
         dataset_digest=None,
         links_digest=None,
