@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ddlbench.planning.strategy import Process, Strategy
+from ddlbench.strategies.ddp.descriptor import DistributedDataParallel
+from ddlbench.strategies.ddp.executor import DdpExecutor
 from ddlbench.strategies.executor import RunRecord, StepwiseExecutor
 
 
@@ -106,6 +108,22 @@ def holds_its_data(spec):
         raise AssertionError("the data could be removed now")
 
     return _small(spec, act)
+
+
+class BrokenRecording(DistributedDataParallel):
+    """DDP that cannot be recorded: rank 1 crashes in the step after the measured ones."""
+
+    name = "broken-recording"
+    executor = "odd_networks:BrokenRecordingExecutor"
+
+
+class BrokenRecordingExecutor(DdpExecutor):
+    """Rank 0 waits for rank 1 for ever."""
+
+    def record_step(self, mini_batch):
+        if self.process.rank == 1:
+            raise RuntimeError("no step can be recorded")
+        return super().record_step(mini_batch)
 
 
 class TwoRoles(Strategy):

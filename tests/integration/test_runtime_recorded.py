@@ -7,7 +7,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 import pytest
-from local_cells import local_site, run_one
+from local_cells import local_site, odd_cell, run_one
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.report.timeline.box import BESIDE
@@ -91,3 +91,12 @@ def test_the_recorded_step_counts_for_nothing(measured, strategy):
     for rank in (result["communication"] or {"ranks": []})["ranks"]:
         gradient_bytes = result["ranks"][0]["parameter_bytes"]
         assert rank["sent_bytes"] == pytest.approx(STEPS * gradient_bytes, rel=0.02)
+
+
+def test_a_step_that_cannot_be_recorded_does_not_cost_the_result(tmp_path):
+    cell = odd_cell("plain", "odd_networks:BrokenRecording")
+    result, folder = run_one(cell, local_site(tmp_path), tmp_path)
+    assert result["status"] == "ok", result["reason"]
+    assert len(result["ranks"]) == 2
+    assert not (folder / "trace.json").exists()
+    assert "no step can be recorded" in (folder / "log.txt").read_text()

@@ -252,7 +252,11 @@ def _judge(
     link: dict[str, Any] | None,
 ) -> tuple[Status, Reason | None]:
     """Status and reason of the cell; what was measured over a link that was none is no result."""
-    status, reason = _ending(plan, reports, outcome)
+    measured = sum(isinstance(report, RankReport) for report in reports)
+    status: Status = Status.OK
+    reason: Reason | None = None
+    if measured < plan.world_size:  # else all was measured, however the ranks ended after that
+        status, reason = _ending(plan, reports, outcome)
     fault = fault_of(link)
     if fault is not None and status in (Status.OK, Status.TIMEOUT):
         return Status.FAILED, fault
@@ -261,8 +265,8 @@ def _judge(
 
 def _ending(
     plan: Plan, reports: list[RankReport | RankFailure], outcome: Outcome
-) -> tuple[Status, Reason | None]:
-    """How the ranks ended; what explains the end beats what follows from it."""
+) -> tuple[Status, Reason]:
+    """Why not all ranks are done; what explains the end beats what follows from it."""
     failures = _failures(reports)
     for wanted in (Status.OUT_OF_MEMORY, Status.UNSUPPORTED):
         for failure in failures:
@@ -279,11 +283,8 @@ def _ending(
     # A killed rank breaks the others' connections: it is the cause, whoever reported first.
     for failure in sorted(failures, key=lambda failure: failure.signal is None):
         return Status.FAILED, failure.of_cell()
-    missing = sorted({p.rank for p in plan.processes} - {report.rank for report in reports})
-    if missing:
-        reason = Reason("rank_lost", f"rank {missing[0]} went away without a report")
-        return Status.FAILED, reason
-    return Status.OK, None
+    missing = min({p.rank for p in plan.processes} - {report.rank for report in reports})
+    return Status.FAILED, Reason("rank_lost", f"rank {missing} went away without a report")
 
 
 def _failures(reports: list[RankReport | RankFailure]) -> list[RankFailure]:

@@ -70,15 +70,16 @@ def main(job_path: str) -> int:
         write_rank_report(report_file(job.run_dir, process.rank), report)
     except BaseException as error:
         traceback.print_exc()
-        status, reason = classify(error)
-        failure = RankFailure(
-            rank=process.rank,
-            status=status,
-            reason=reason,
-            reason_code=reason.code,
-            refused_checkpoint=isinstance(error, RefusedCheckpoint),
-        )
-        write_rank_report(report_file(job.run_dir, process.rank), failure)
+        if not report_file(job.run_dir, process.rank).exists():  # else it has measured all
+            status, reason = classify(error)
+            failure = RankFailure(
+                rank=process.rank,
+                status=status,
+                reason=reason,
+                reason_code=reason.code,
+                refused_checkpoint=isinstance(error, RefusedCheckpoint),
+            )
+            write_rank_report(report_file(job.run_dir, process.rank), failure)
         # Libraries may hang on exit when the others are gone: leave without asking them.
         sys.stdout.flush()
         sys.stderr.flush()
@@ -174,6 +175,9 @@ def _run(job: Job, process: Process) -> RankReport:
         provenance=provenance,
         **_times(measured),
     )
+    # From here on the cell is measured: what fails below costs a picture, not the result.
+    write_rank_report(report_file(job.run_dir, process.rank), report)
+    barrier(store, "written", plan.world_size)
     report = _with_spans(report, executor, extent.total_steps - 1, offsets)
     barrier(store, "reported", plan.world_size)
     executor.close()
@@ -228,18 +232,13 @@ def _with_spans(
 ) -> RankReport:
     """The report with spans of one more step, where no measured one was recorded, and with clocks.
 
-    All else is reported by now: this step counts for nothing.
+    All else is written by now: this step counts for nothing.
     """
     if report.rank == 0:
         Reporter.phase("recorded")  # a sign of life: the step before was the last one that counts
     record = getattr(executor, "record_step", None)
     if not report.spans and record is not None:
-        try:
-            report = replace(report, spans=tuple(record(mini_batch)))
-        except RuntimeError:  # the cell is measured; it must not be lost for want of a picture
-            if len(offsets) > 1:  # others may wait for this rank, for ever
-                raise
-            traceback.print_exc()
+        report = replace(report, spans=tuple(record(mini_batch)))
     if not report.spans:
         return report
     clock = {"reference_rank": 0, "ranks": [asdict(offset) for offset in offsets]}
