@@ -1,4 +1,4 @@
-"""What a strategy says of itself without being run: options, limits, placement.
+"""What a strategy says of itself without being run: options, placement, memory, schedule, look.
 
 A descriptor needs no torch, so a login node can check, plan and predict with it. What runs on
 the nodes is the executor that it names.
@@ -86,7 +86,7 @@ class Process:
 
 
 class Strategy:
-    """Base of all descriptors; one module a strategy derives from it.
+    """Base of all descriptors; each strategy has a folder with its own.
 
     Class attributes:
         name, label: key in configurations and paths, and how figures write it.

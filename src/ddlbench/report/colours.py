@@ -15,6 +15,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.strategy import known_strategy
 
 __all__ = [
+    "FAMILIES",
     "KINDS",
     "DatasetLook",
     "KindLook",
@@ -51,7 +52,7 @@ class KindLook:
     hatch: str = ""
 
 
-_FAMILIES = {
+FAMILIES = {
     "baseline": ("#000000", "#444444"),
     "data parallel": ("#003F66", "#3C89C9", "#8CCBF0", "#1F5F8B"),
     "pipeline": ("#8F3F00", "#F0B040", "#B07800", "#E8854A"),
@@ -84,7 +85,7 @@ def strategy_look(name: str) -> StrategyLook:
     if "colour" in own and "marker" in own:
         return StrategyLook(own["colour"], own["marker"])
     number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big")
-    shades = _OTHERS if strategy is None else _FAMILIES.get(strategy.family, _OTHERS)
+    shades = _OTHERS if strategy is None else FAMILIES.get(strategy.family, _OTHERS)
     return StrategyLook(shades[number % len(shades)], _MARKERS[number % len(_MARKERS)])
 
 

@@ -68,7 +68,7 @@ class TorchGPipeDetails(PlanDetails):
 
     @property
     def recomputed(self) -> int:
-        """Micro-batches whose forward pass runs once more."""
+        """Micro-batches whose forward pass runs a second time."""
         return {"always": self.chunks, "except_last": self.chunks - 1}.get(self.checkpoint, 0)
 
 
