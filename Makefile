@@ -5,20 +5,24 @@
 # make test-exhaustive   full-size networks and further cases of the same tests, minutes each
 # make tables   writes every table anew that is made from the code (planning/*.csv, documents)
 # make validate   the long measured studies on that SLURM; writes docs/validation/ (hours)
+# make validate-gpu   what one GPU can prove, four parts of eight minutes; see docs/validation/gpu/
 # Where things lie: DDLBENCH_ENV (environment, default .venv), DDLBENCH_CACHE (Horovod wheel).
 # Tests run in TEST_PROCESSES processes (2); each of them starts further ones of its own.
 
 SHELL := /bin/bash
 DDLBENCH_ENV ?= .venv
 TEST_PROCESSES ?= 2
+GPU_PYTHON ?= python3
+GPU_RESULTS ?= gpu-results
+GPU_OPTIONS ?=
 export DDLBENCH_ENV
 export PATH := $(abspath $(DDLBENCH_ENV))/bin:$(PATH)
 
 .PHONY: help setup demo check test test-exhaustive lint unit integration test-cluster tables \
-	validate bench clean
+	validate validate-gpu bench clean
 
 help:
-	@sed -n '1,9s/^# //p' Makefile
+	@sed -n '1,10s/^# //p' Makefile
 
 setup:
 	@bash envs/setup.sh
@@ -62,6 +66,10 @@ validate: setup
 	python validation/pipelines.py
 	python validation/networking.py
 	python validation/splits.py
+
+# Of its own Python, so that a machine without internet needs no set-up.
+validate-gpu:
+	$(GPU_PYTHON) validation/gpu.py --part 1 --part 2 --part 3 --part 4 --out $(GPU_RESULTS) $(GPU_OPTIONS)
 
 bench: setup
 	python benchmarks/overhead/run.py

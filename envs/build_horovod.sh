@@ -48,6 +48,8 @@ if ! ls "$wheels"/horovod-*.whl >/dev/null 2>&1; then
         *-cuda*) options+=("HOROVOD_GPU_OPERATIONS=${HOROVOD_GPU_OPERATIONS:-NCCL}") ;;
     esac
     log=$prefix/horovod-build.log
+    # Headers of gcc 13 and later no longer bring <string> and <cstdint> along for others.
+    options+=("CXXFLAGS=${CXXFLAGS:-} -include cstdint -include string")
     # CMake 4 refuses the old minimum versions of the vendored libraries unless told otherwise.
     if ! env "${options[@]}" CMAKE_POLICY_VERSION_MINIMUM=3.5 PATH="$prefix/bin:$PATH" \
         MAKEFLAGS="-j${DDLBENCH_BUILD_JOBS:-$(nproc)}" \

@@ -50,12 +50,17 @@ def _torch(site: Site, report: dict[str, Any]) -> Finding:
         more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
         remedy = "envs/README.md says which torch fits which GPU"
         return Finding(what, False, f"{says}{more}: {broken[0]['error']}; {remedy}")
-    if len(gpus) < wanted:
+    if len(gpus) < (1 if site.devices_share_gpu else wanted):
         seen = f"{len(gpus)} GPU(s)" if gpus else "no GPU"
         says = f"{version} sees {seen}, the site uses {wanted}; does slurm.gres ask for GPUs?"
+        if gpus:
+            says += " To try strategies on fewer GPUs write devices_share_gpu: true"
         return Finding(what, False, says)
     names = ", ".join(sorted({gpu["name"] for gpu in gpus}))
-    return Finding(what, True, f"{version}, {len(gpus)} GPU(s) compute: {names}")
+    says = f"{version}, {len(gpus)} GPU(s) compute: {names}"
+    if site.devices_share_gpu:
+        says += f"; all {wanted} devices of the node share one: no timing claim between devices"
+    return Finding(what, True, says)
 
 
 def _scratch(report: dict[str, Any]) -> Finding:

@@ -35,7 +35,7 @@ _LONGEST_FOLDER_NAME = 255
 # Fields that have a place of their own in the path; all others appear by name when not default.
 _PLACED = ("dataset", "network", "strategy", "nodes", "devices_per_node", "repeat", "options")
 # Fields that came when results were there already.
-_YOUNGER = ("checkpoint_every_steps",)
+_YOUNGER = ("checkpoint_every_steps", "deterministic")
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Cell:
         learning_rate, momentum: of SGD.
         seed: of the initial weights, the data and its order.
         checkpoint_every_steps: measured steps between two checkpoints; 0 writes none.
+        deterministic: take only kernels that give the same bits in every run.
         options: strategy options that differ from their defaults, sorted by name.
 
     Raises:
@@ -90,6 +91,7 @@ class Cell:
     momentum: float = 0.9
     seed: int = 0
     checkpoint_every_steps: int = 0
+    deterministic: bool = False
     options: tuple[tuple[str, OptionValue], ...] = ()
 
     def __post_init__(self) -> None:

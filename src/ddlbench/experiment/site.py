@@ -43,6 +43,7 @@ class Site:
     slurm: dict[str, Any] = field(default_factory=dict)
     checkpoints: str | None = None
     stage_timeout_s: float = 1800
+    devices_share_gpu: bool = False
 
     def emulates(self, fabric: str) -> bool:
         """Whether the links of this fabric are emulated, inside one node of the site."""
@@ -111,6 +112,11 @@ def load_site(name: str) -> Site:
     values = fill_defaults("site", values)
     for dataset in values["real_data"]:
         DATASETS.check(dataset, f"{path}: real_data")
+    if values["devices_share_gpu"] and values["device"] != "cuda":
+        raise ConfigError(
+            f"{path}: devices_share_gpu is for device: cuda; CPU devices share their node anyway, "
+            "so leave it out"
+        )
     values["fabrics"] = _conditions(values["fabrics"], f"{path}: fabrics")
     if values["devices_per_node"] == "auto":
         if values["launcher"] != "local" or values["device"] != "cpu":

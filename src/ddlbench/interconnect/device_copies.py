@@ -42,8 +42,13 @@ _PING, _PONG = 0, 16
 
 
 def gpu_pairs() -> list[dict[str, Any]]:
-    """Matrices of all GPUs that this process sees: one direction, and both at once."""
+    """Matrices of all GPUs that this process sees: one direction, and both at once.
+
+    None of a single GPU, which has no pairs.
+    """
     count = torch.cuda.device_count()
+    if count < 2:
+        return []
     names = [torch.cuda.get_device_name(index) for index in range(count)]
     latency_s = _gpu_matrix(count, _gpu_latency_s)
     reach = {

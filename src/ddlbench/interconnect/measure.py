@@ -146,6 +146,8 @@ def _run_tools(
         per_node = devices if site.device == "cpu" else 1
         reports = _run(site, (nodes, per_node), "node_pairs", settings, folder, fabric=fabric)
         found.pairs += node_type_pairs(reports)
+        reasons = dict.fromkeys(report.get("no_pairs") for report in reports)
+        found.notes += [f"no pairs within the node: {why}" for why in reasons if why]
     reports = _run(site, geometry, "sweep", settings, folder, fabric=fabric)
     found.sweeps, notes = sweeps_of(reports[0]["sweeps"])
     found.notes += [*reports[0]["notes"], *notes]

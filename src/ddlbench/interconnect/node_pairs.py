@@ -1,7 +1,8 @@
 """Pairs within each node: ``python -m ddlbench.interconnect.node_pairs``.
 
 GPUs: one process a node runs NVIDIA's test, or copies itself where there is none. CPUs: the
-processes of a node copy to each other. Nodes measure at the same time, as they share nothing.
+processes of a node copy to each other. Nodes measure at the same time, as they share nothing. A
+node of one GPU has no pairs, however many ranks compute on it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ddlbench.interconnect.p2p_binary import (
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import join_store, leave
+from ddlbench.runtime.shared_gpu import is_shared
 
 __all__ = ["work"]
 
@@ -35,6 +37,8 @@ def work(here: RankContext) -> dict[str, Any]:
     """
     provenance = rank_provenance()
     pairs = _gpu(here.settings["interconnect"]) if here.device_kind == "cuda" else _cpu(here)
+    # Of one GPU, NVIDIA's tests know how fast it copies to itself: that is no link.
+    pairs = [pair for pair in pairs if len(pair["endpoints"]) > 1]
     kind = _node_type(provenance)
     for pair in pairs:
         pair["node_type"] = kind
@@ -43,11 +47,14 @@ def work(here: RankContext) -> dict[str, Any]:
         "node": here.process.node,
         "node_type": kind,
         "pairs": pairs,
+        "no_pairs": None if pairs else "one GPU",
         "provenance": provenance,
     }
 
 
 def _gpu(interconnect: dict[str, Any]) -> list[dict[str, Any]]:
+    if is_shared() or torch.cuda.device_count() == 1:
+        return []
     binary = find_or_build_p2p(interconnect)
     if binary is not None:
         return run_p2p(binary)

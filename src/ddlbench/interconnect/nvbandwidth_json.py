@@ -37,7 +37,8 @@ def parse_nvbandwidth(text: str, where: str = "nvbandwidth") -> dict[str, Any]:
     """Read the output of one run that holds at least the unidirectional tests and the latency.
 
     Returns:
-        ``devices`` (names) and ``pairs``: entries of links.json, in bytes per second and seconds.
+        ``devices`` (names) and ``pairs``: entries of links.json, in bytes per second and seconds;
+        none of a single GPU, of which nvbandwidth waives all tests between devices.
 
     Raises:
         ConfigError: no such JSON, an error in it, or a test that is missing or did not pass.
@@ -47,8 +48,10 @@ def parse_nvbandwidth(text: str, where: str = "nvbandwidth") -> dict[str, Any]:
         if document.get("error"):
             raise ConfigError(f"{where}: nvbandwidth reports: {_line(document['error'])}")
     results = documents[-1]
-    tests = _tests(results, where)
     devices = _device_names(results, where)
+    if len(devices) < 2:
+        return {"devices": devices, "pairs": []}
+    tests = _tests(results, where)
     present = [op for op, name in _UNIDIRECTIONAL.items() if name in tests]
     if not present:
         raise ConfigError(f"{where}: no device-to-device test in it; {_how()}")

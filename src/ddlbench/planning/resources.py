@@ -77,7 +77,7 @@ def _request(nodes: int, devices: int, key: _Key, _name: str) -> SchedulerReques
     gres = None
     if site.launcher == "slurm" and slurm["gres"]:
         kind = f":{slurm['gpu_type']}" if slurm.get("gpu_type") else ""
-        gres = f"{slurm['gres']}{kind}:{devices}"
+        gres = f"{slurm['gres']}{kind}:{1 if site.devices_share_gpu else devices}"
     extra = [slurm["extra"]]
     if slurm["exclusive"]:
         extra.append("--exclusive")

@@ -39,6 +39,7 @@ from ddlbench.runtime.meters import peak_rss_bytes
 from ddlbench.runtime.placement import own_devices
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import join_store, leave
+from ddlbench.runtime.torch_settings import apply_settings
 
 __all__ = ["work"]
 
@@ -47,8 +48,7 @@ def work(here: RankContext) -> dict[str, Any]:
     """This process's part of a profile."""
     needs = ProfileNeeds.from_dict(here.settings["needs"])
     rank, replicas = here.process.rank, here.world_size
-    torch.set_num_threads(needs.cell.threads_per_device)
-    torch.backends.cudnn.benchmark = needs.cell.cudnn_benchmark
+    apply_settings(needs.cell)
     torch.manual_seed(needs.cell.seed + rank)
     random.seed(needs.cell.seed + rank)
     (device,) = own_devices(here.device_kind, here.process)

@@ -11,11 +11,12 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status, reason_code
 from ddlbench.planning.measured_digests import measured_digests
 from ddlbench.planning.plan import Plan
-from ddlbench.planning.strategy import DeviceKind, Strategy, strategy_of
+from ddlbench.planning.strategy import Strategy, strategy_of
 from ddlbench.runtime import aggregate, losses
 from ddlbench.runtime.checkpoint_report import checkpointing, notes
 from ddlbench.runtime.environment import driver_provenance
 from ddlbench.runtime.rank_report import RankFailure, RankReport
+from ddlbench.runtime.shared_gpu import NOTE as SHARED_GPU
 from ddlbench.runtime.traffic import communication
 
 __all__ = ["assemble"]
@@ -72,7 +73,7 @@ def assemble(
         device_kind=site.device,
         update_semantics="synchronous" if synchronous else "stale",
         notes=(
-            *_notes(strategy, site.device),
+            *_notes(strategy, site),
             *notes(cell, synchronous, saved),
             *losses.divergence(ok if complete else []),
         ),
@@ -90,9 +91,9 @@ def assemble(
     )
 
 
-def _notes(strategy: Strategy, device_kind: DeviceKind) -> list[str]:
-    note = strategy.note(device_kind)
-    return [] if note is None else [note]
+def _notes(strategy: Strategy, site: Site) -> list[str]:
+    shared = SHARED_GPU if site.devices_share_gpu else None
+    return [note for note in (strategy.note(site.device), shared) if note is not None]
 
 
 def _provenance(

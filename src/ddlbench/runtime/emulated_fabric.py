@@ -45,6 +45,8 @@ _CORES_FOR_A_RELAY = 3
 _LOOK_S = 5.0
 # A machine that is busy for a moment makes links that are late for a moment.
 _PROBES, _PAUSE_S = 3, 2.0
+# Of NCCL, whose faster ways would go round the emulated link.
+_SOCKETS = {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ class EmulatedFabric:
         condition: what it sets.
         nodes: its nodes.
         probe: what was measured of its links.
-        device_kind: what ranks compute on; GPUs of this machine are dealt to the nodes in order.
+        device_kind: what ranks compute on.
+        share_gpu: every node has this machine's first GPU; else they are dealt to them in order.
     """
 
     def __init__(
@@ -145,8 +148,11 @@ class EmulatedFabric:
         nodes: EmulatedNodes,
         probe: dict[str, Any],
         device_kind: DeviceKind,
+        *,
+        share_gpu: bool = False,
     ) -> None:
         self._name, self._condition, self._device_kind = name, condition, device_kind
+        self._share_gpu = share_gpu
         self._nodes, self._probe, self._meter = nodes, probe, RelayMeter(nodes)
         self._cpus = cpu_shares(os.sched_getaffinity(0), str(nodes.usage()["backend"]))
 
@@ -156,7 +162,7 @@ class EmulatedFabric:
 
     def launch(self, step: Step, meeting: Rendezvous) -> EmulatedLaunch:
         """Start every process inside its node, on the ranks' cores."""
-        inside = _Inside(self._nodes, step.devices_per_node, self._device_kind)
+        inside = _Inside(self._nodes, step.devices_per_node, self._device_kind, self._share_gpu)
         with _confined(self._cpus.ranks):
             return EmulatedLaunch(step, inside, self._meter)
 
@@ -178,7 +184,11 @@ class EmulatedFabric:
 
 @contextmanager
 def emulated_fabric(
-    name: str, condition: LinkCondition, nodes: int, device_kind: DeviceKind
+    name: str,
+    condition: LinkCondition,
+    nodes: int,
+    device_kind: DeviceKind,
+    share_gpu: bool = False,
 ) -> Iterator[EmulatedFabric]:
     """Inside it there are ``nodes`` emulated nodes whose links were probed and are as they should.
 
@@ -198,7 +208,7 @@ def emulated_fabric(
                 raise FabricUnsupported(f"{cannot}: {error}") from error
             probe = _probe(emulated)
             require(probe)
-            yield EmulatedFabric(name, condition, emulated, probe, device_kind)
+            yield EmulatedFabric(name, condition, emulated, probe, device_kind, share_gpu=share_gpu)
     except (EmulationFailed, LinkMissed) as error:
         raise FabricUnfit(f"fabric {name}: {error}") from error
 
@@ -222,6 +232,7 @@ class _Inside:
     nodes: EmulatedNodes
     devices_per_node: int
     device_kind: DeviceKind
+    share_gpu: bool = False
 
     def command(self, node: int, command: Sequence[str]) -> list[str]:
         """The command that runs ``command`` inside ``node``."""
@@ -231,12 +242,14 @@ class _Inside:
         """A node's own GPUs; they talk by sockets, as nothing else goes through the link."""
         if self.device_kind == "cpu":
             return {}
+        if self.share_gpu:
+            return dict(_SOCKETS)
         first = node * self.devices_per_node
         every = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         if every == [""]:
             every = [str(index) for index in range(first + self.devices_per_node)]
         own = every[first : first + self.devices_per_node]
-        return {"CUDA_VISIBLE_DEVICES": ",".join(own), "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(own), **_SOCKETS}
 
 
 @contextmanager

@@ -107,7 +107,8 @@ def fabric_up(site: Site, name: str, nodes: int) -> Iterator[Fabric]:
     # Here, as most runs emulate nothing.
     from ddlbench.runtime.emulated_fabric import emulated_fabric  # noqa: PLC0415
 
-    with emulated_fabric(name, site.fabrics[name], nodes, site.device) as fabric:
+    condition, shared = site.fabrics[name], site.devices_share_gpu
+    with emulated_fabric(name, condition, nodes, site.device, shared) as fabric:
         yield fabric
 
 

@@ -12,8 +12,8 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ddlbench.experiment.site import Site
@@ -36,6 +36,7 @@ class Step:
         nodes, devices_per_node: of the job.
         threads: CPU threads of one device.
         interface: network interface, or None.
+        variables: that every process finds in its environment.
     """
 
     command: tuple[str, ...]
@@ -44,6 +45,7 @@ class Step:
     devices_per_node: int
     threads: int
     interface: str | None
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def per_node(self) -> int:
@@ -107,6 +109,7 @@ def worker_environment(step: Step) -> dict[str, str]:
     threads = str(step.threads)
     values = {
         **os.environ,
+        **step.variables,
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,

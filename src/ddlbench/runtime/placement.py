@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ddlbench.planning.strategy import DeviceKind, Process
+from ddlbench.runtime.shared_gpu import as_own_host, is_shared
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +39,8 @@ def own_process(processes: Iterable[Process]) -> Process:
 def own_devices(device_kind: DeviceKind, process: Process) -> tuple[torch.device, ...]:
     """This process's devices; SLURM may show it only its own, or all of the node.
 
+    Where ranks share a GPU (:mod:`.shared_gpu`), each of its devices is the node's first one.
+
     The first GPU becomes the current one: what names no device - the thread that pins batches,
     say - would open a context of every process on GPU 0.
 
@@ -52,7 +55,10 @@ def own_devices(device_kind: DeviceKind, process: Process) -> tuple[torch.device
     if visible == 0:
         raise RuntimeError("the site says device: cuda, but torch finds no GPU on this node")
     indices = process.devices
-    if visible == len(indices):
+    if is_shared():
+        as_own_host(process.rank)
+        indices = (0,) * len(indices)
+    elif visible == len(indices):
         indices = tuple(range(visible))
     if max(indices) >= visible:
         raise RuntimeError(

@@ -33,6 +33,7 @@ from ddlbench.runtime.failure import classify
 from ddlbench.runtime.job import log_file, report_file
 from ddlbench.runtime.launch import Step
 from ddlbench.runtime.placement import own_process
+from ddlbench.runtime.shared_gpu import shared_gpu_variables
 from ddlbench.runtime.watchdog import watch
 
 __all__ = ["RankContext", "RankJobFailed", "rank_job_main", "run_rank_job"]
@@ -116,7 +117,10 @@ def run_rank_job(
     }
     write_json(run_dir / "task.json", task)
     command = tuple(python_command(site, "-m", module, str(run_dir / "task.json")))
-    step = Step(command, processes, nodes, devices_per_node, threads, meeting.interface)
+    step = Step(
+        *(command, processes, nodes, devices_per_node, threads, meeting.interface),
+        variables=shared_gpu_variables(site),
+    )
     running = fabric.launch(step, meeting)
     try:
         outcome = watch(

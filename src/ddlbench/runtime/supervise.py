@@ -38,6 +38,7 @@ from ddlbench.runtime.launch import Step
 from ddlbench.runtime.lease import Claim, Owner, claim, keep, release
 from ddlbench.runtime.rank_report import RankFailure, RankReport, read_rank_report
 from ddlbench.runtime.restart import forget_checkpoints, restart_of
+from ddlbench.runtime.shared_gpu import shared_gpu_variables
 from ddlbench.runtime.trace import trace_json
 from ddlbench.runtime.watchdog import Outcome, watch
 
@@ -224,6 +225,7 @@ def _launch_and_watch(
         devices_per_node=cell.devices_per_node,
         threads=cell.threads_per_device,
         interface=meeting.interface,
+        variables=shared_gpu_variables(site),
     )
     running = fabric.launch(step, meeting)
     try:

@@ -51,6 +51,7 @@ from ddlbench.runtime.progress import Reporter
 from ddlbench.runtime.rank_report import RankFailure, RankReport, write_rank_report
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
 from ddlbench.runtime.stream import EpochStream
+from ddlbench.runtime.torch_settings import apply_settings
 from ddlbench.runtime.traffic import TcpTraffic
 from ddlbench.strategies.executor import Context, Executor
 from ddlbench.strategies.precision import with_precision
@@ -92,8 +93,7 @@ def _run(job: Job, process: Process) -> RankReport:
     cores = own_cores()
     interface = use_interface(job.interface)
     threads = cell.threads_per_device
-    torch.set_num_threads(threads)
-    torch.backends.cudnn.benchmark = cell.cudnn_benchmark
+    apply_settings(cell)
     devices = own_devices(job.device_kind, process)
     store = None
     if plan.world_size > 1:

@@ -67,10 +67,9 @@ class StepClock:
             self._host.append(time.perf_counter())
             return
         for index, events in zip(self._cuda, self._events, strict=True):
-            with torch.cuda.device(index):
-                event = torch.cuda.Event(enable_timing=True)
-                event.record()
-                events.append(event)
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(index))
+            events.append(event)
 
     def finish(self) -> list[float]:
         """Seconds of each step; waits for the devices."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -236,6 +237,7 @@ NODE = {
         ({"torch_cuda": None}, "is a build for CPUs"),
         ({"gpus": []}, "sees no GPU, the site uses 4"),
         ({"gpus": GPUS[:3]}, "sees 3 GPU(s), the site uses 4"),
+        ({"gpus": GPUS[:1]}, "write devices_share_gpu: true"),
         (
             {"gpus": [*GPUS[:3], {**GPUS[3], "error": "no kernel image is available"}]},
             "GPU 3 (TITAN RTX) does not compute: no kernel image is available",
@@ -257,6 +259,13 @@ def test_doctor_reads_the_nodes(changes, sentence, project):
     findings = judge_nodes(site, 2, [{**NODE, **changes}, {**NODE, "host": "n2"}], "")
     assert [f.what.split(":")[0] for f in findings if not f.ok] == ["n1"]
     assert any(sentence in f.says for f in findings if not f.ok)
+
+
+def test_one_gpu_will_do_where_devices_share_it(project):
+    site = replace(site_of(project), devices_share_gpu=True)
+    findings = judge_nodes(site, 1, [{**NODE, "gpus": GPUS[:1], "met": 1}], "")
+    assert all(finding.ok for finding in findings)
+    assert any("all 4 devices of the node share one" in finding.says for finding in findings)
 
 
 def test_doctor_counts_the_nodes_that_met(project):

@@ -179,6 +179,8 @@ def test_each_node_sees_its_own_gpus(monkeypatch, seen, node, own):
     inside = emulated_fabric._Inside(Nodes(), devices_per_node=2, device_kind="cuda")
     assert inside.environment(node)["CUDA_VISIBLE_DEVICES"] == own
     assert emulated_fabric._Inside(Nodes(), 2, "cpu").environment(node) == {}
+    shared = emulated_fabric._Inside(Nodes(), 2, "cuda", share_gpu=True).environment(node)
+    assert shared == {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
 
 
 def test_cores_are_confined_only_for_what_is_started_inside():

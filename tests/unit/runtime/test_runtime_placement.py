@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,15 @@ def test_a_gpu_that_is_not_there_is_an_error(visible, sentence, node):
     with pytest.raises(RuntimeError, match=sentence):
         own_devices("cuda", process(3))
     assert current == []
+
+
+def test_ranks_that_share_a_gpu_are_nodes_of_their_own_to_nccl(node, monkeypatch):
+    monkeypatch.setattr(os, "environ", {"DDLBENCH_SHARED_GPU": "1"})
+    node(1)
+    sharing = Process(rank=3, role="worker", node=0, local_rank=3, devices=(2, 3))
+    assert own_devices("cuda", sharing) == (torch.device("cuda", 0),) * 2
+    assert os.environ["NCCL_HOSTID"] == "rank3"
+    assert os.environ["NCCL_NET"] == "Socket"
 
 
 def test_cpu_devices_have_no_model_of_a_gpu(node):

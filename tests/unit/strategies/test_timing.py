@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
 from itertools import pairwise
 
 import numpy as np
@@ -17,27 +16,22 @@ class Devices:
     """GPUs whose events are recorded at planted times in ms, and read as float32, as CUDA does."""
 
     def __init__(self, monkeypatch, times_ms: list[list[float]]):
-        self.current, self.log = 0, []
+        self.log = []
         self._left = [list(times) for times in times_ms]
         monkeypatch.setattr(torch.cuda, "Event", lambda **_: Event(self))
         monkeypatch.setattr(torch.cuda, "synchronize", self.log.append)
-        monkeypatch.setattr(torch.cuda, "device", self.using)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda index: index)
 
-    @contextmanager
-    def using(self, index):
-        self.current = index
-        yield
-
-    def next_ms(self):
-        return self._left[self.current].pop(0)
+    def next_ms(self, device):
+        return self._left[device].pop(0)
 
 
 class Event:
     def __init__(self, devices):
         self.devices = devices
 
-    def record(self):
-        self.device, self.at_ms = self.devices.current, self.devices.next_ms()
+    def record(self, device):
+        self.device, self.at_ms = device, self.devices.next_ms(device)
 
     def elapsed_time(self, later):
         assert later.device == self.device, "events of two devices cannot be compared"

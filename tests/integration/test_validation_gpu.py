@@ -1,0 +1,73 @@
+"""The GPU study on a machine without a GPU: it runs, it goes on where it was, its table fits."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).resolve().parents[2] / "validation" / "gpu.py"
+PARTS = (1, 3)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    return tmp_path_factory.mktemp("gpu-results")
+
+
+@pytest.fixture(scope="module")
+def first(out):
+    return run(out)
+
+
+def run(out):
+    parts = [text for part in PARTS for text in ("--part", str(part))]
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), *parts, "--device", "cpu", "--small", "--out", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def checks_of(out, part):
+    return json.loads((out / f"part{part}.json").read_text())["checks"]
+
+
+def tables_of(printed):
+    """Lines of the tables, without what was printed while the checks ran."""
+    lines, inside = [], False
+    for line in printed.splitlines():
+        inside = inside or line.startswith("Part ")
+        if inside:
+            lines.append(line)
+        if line.endswith(" no time"):
+            inside = False
+    return lines
+
+
+def test_every_check_passes_or_is_not_here(first, out):
+    for part in PARTS:
+        states = {check["check"]: check["status"] for check in checks_of(out, part)}
+        assert "passed" in states.values()
+        assert not {name: s for name, s in states.items() if s not in ("passed", "not here")}
+
+
+def test_the_tables_fit_a_terminal(first):
+    lines = tables_of(first)
+    assert sum(line.startswith("Part ") for line in lines) == len(PARTS)
+    assert max(map(len, lines)) <= 80
+
+
+def test_what_passed_is_not_repeated(first, out):
+    before = {part: checks_of(out, part) for part in PARTS}
+    run(out)
+    for part in PARTS:
+        after = {check["check"]: check for check in checks_of(out, part)}
+        for check in before[part]:
+            if check["status"] == "passed":
+                assert after[check["check"]] == check

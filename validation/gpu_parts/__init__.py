@@ -1,0 +1,1 @@
+"""The four parts of the study on one GPU; ``validation/gpu.py`` runs them."""

@@ -1,0 +1,45 @@
+"""Replicas that share a GPU and do not talk: ``python -m gpu_parts.contention_ranks``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ddlbench.datasets.loading import open_split
+from ddlbench.datasets.staging import hold
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.data_size import DataRequest
+from ddlbench.experiment.paths import scratch_dir
+from ddlbench.interconnect.group import settle
+from ddlbench.profiling.replicas import run_rounds
+from ddlbench.profiling.steps import StepRunner
+from ddlbench.runtime.rank_job import RankContext, rank_job_main
+from ddlbench.runtime.rendezvous import join_store, leave
+
+__all__ = ["work"]
+
+
+def work(here: RankContext) -> dict[str, Any]:
+    """Mean seconds of a step, by how many replicas ran, one entry a round.
+
+    Settings: ``cell`` (sequential), ``data`` (its request), ``budget_s``.
+    """
+    device, _ = settle(here)
+    rank, replicas = here.process.rank, here.world_size
+    cell = Cell.from_dict(here.settings["cell"])
+    torch.backends.cudnn.benchmark = cell.cudnn_benchmark
+    store = join_store(here.host, here.port, rank, replicas)
+    request = DataRequest(**here.settings["data"])
+    dataset = open_split(hold(request, scratch_dir(here.scratch)), request, "train")
+    runner = StepRunner(cell, dataset, device)
+    try:
+        found = run_rounds(runner, store, rank, replicas, here.settings["budget_s"])
+    finally:
+        runner.close()
+    leave(store, rank, replicas)
+    return {"seconds": found}
+
+
+if __name__ == "__main__":
+    rank_job_main(work)
