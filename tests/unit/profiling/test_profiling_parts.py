@@ -30,24 +30,25 @@ def test_no_device_waits_less_than_not_at_all():
 
 
 class Runner:
-    """Steps of 1 s of which the host waits 0.75 s; tells what was run."""
+    """Steps of 1 s of which the host waits 0.75 s, the first of 9 s; writes down what was run."""
 
-    def __init__(self, told: list[str]) -> None:
-        self.told = told
+    def __init__(self, done: list[str]) -> None:
+        self.done = done
 
     def run(self, count: int) -> tuple[list[float], list[float]]:
-        self.told.append("run")
-        return [1.0] * count, [0.75] * count
+        cold = not self.done
+        self.done.append(f"run {count}")
+        return [9.0 if cold else 1.0] * count, [0.75] * count
 
     def close(self) -> None:
-        self.told.append("close")
+        self.done.append("close")
 
 
-def test_peaks_of_a_gpu_begin_behind_the_first_runs(monkeypatch):
-    told: list[str] = []
+def test_a_gpu_is_measured_behind_its_cold_steps(monkeypatch):
+    done: list[str] = []
     marked = {"forward": 0.25, "backward": 0.5, "optimizer": 0.125}
-    monkeypatch.setattr(steps, "StepRunner", lambda *_: Runner(told))
-    monkeypatch.setattr(steps, "restart_peaks", lambda _devices: told.append("restart"))
+    monkeypatch.setattr(steps, "StepRunner", lambda *_: Runner(done))
+    monkeypatch.setattr(steps, "restart_peaks", lambda _devices: done.append("restart"))
     monkeypatch.setattr(steps, "marks_on", lambda *_: None)
     monkeypatch.setattr(
         steps,
@@ -57,7 +58,8 @@ def test_peaks_of_a_gpu_begin_behind_the_first_runs(monkeypatch):
     monkeypatch.setattr(steps, "_cuda_memory", lambda _device: (7, 3))
     cell = Cell("mnist", "vgg11", "sequential", batch_size=8)
     found = steps.measure_steps(cell, None, torch.device("cuda", 0), 20.0)
-    assert told == ["run", "run", "restart", "run", "close"]
+    # 3 s of 20 for warm-up and 12 for the measured steps, planned from a step that is not cold.
+    assert done == ["run 1", "run 1", "run 3", "restart", "run 12", "close"]
     assert found.fixed_bytes == 3
     assert found.entry["peak_bytes"] == 7
     assert found.entry["step_s"] == 1.0
