@@ -10,7 +10,9 @@
 
 Peak of a backward pass over blocks 1..n with b samples, at the worst block k:
 ``b (saved_1 + .. + saved_k + input_k + output_k) + gradients_k + .. + gradients_n``, as zero_grad
-drops gradients before the forward pass. Workspace of operations and fragmentation are not in it.
+drops gradients before the forward pass. On a GPU the work space of kernels comes on top where a
+device has the whole network: what the peaks of profiled steps exceed this by. Elsewhere, and
+fragmentation anywhere, it is not in it.
 
 A rank that holds f forward passes without their backward pass keeps what autograd saved for each;
 the last of them goes backward beside the others. PipeDream's stage s keeps W_s + 1 mini-batches and
@@ -42,6 +44,7 @@ __all__ = [
     "memory_bytes",
     "persistent_bytes",
     "pipeline_bytes",
+    "work_space_bytes",
 ]
 
 
@@ -145,8 +148,30 @@ def data_parallel_bytes(
         + persistent_bytes(workload.blocks, cell.momentum)
         + communication_bytes
         + backward_peak_bytes(workload.blocks, share)
+        + work_space_bytes(workload, share, cell.momentum)
     )
     return (round(bytes_),) * plan.world_size
+
+
+def work_space_bytes(workload: Workload, samples: float, momentum: float) -> float:
+    """Bytes of a GPU that kernels of the whole network take beside its tensors.
+
+    With cuDNN's search these may be gigabytes, and differ from one batch size to the next. Linear
+    between the batch sizes of profiled steps, and beyond them as between the last two. 0 on CPUs,
+    whose peaks are counted from tensors.
+    """
+    if workload.device_kind != "cuda":
+        return 0.0
+    points = [(0.0, 0.0)]
+    for batch_size, peak_bytes in workload.peaks:
+        tensors = persistent_bytes(workload.blocks, momentum)
+        tensors += backward_peak_bytes(workload.blocks, batch_size)
+        points.append((batch_size, max(peak_bytes - tensors, 0.0)))
+    if len(points) == 1:
+        return 0.0
+    at = next((i for i in range(1, len(points)) if samples <= points[i][0]), len(points) - 1)
+    (low, low_bytes), (high, high_bytes) = points[at - 1], points[at]
+    return max(low_bytes + (high_bytes - low_bytes) * (samples - low) / (high - low), 0.0)
 
 
 def pipeline_bytes(workload: Workload, plan: Plan, pipeline: Pipeline) -> tuple[int, ...]:

@@ -115,6 +115,12 @@ class Workload:
         )
 
     @cached_property
+    def peaks(self) -> tuple[tuple[float, float], ...]:
+        """Batch size and peak bytes of every whole step that has one, ascending."""
+        entries = ((entry["batch_size"], entry["peak_bytes"]) for entry in self._profile["steps"])
+        return tuple(sorted((batch, peak) for batch, peak in entries if peak is not None))
+
+    @cached_property
     def parameter_bytes(self) -> int:
         """Bytes of all parameters, which is what their gradients have too."""
         if self.tensors:

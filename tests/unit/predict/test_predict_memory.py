@@ -55,6 +55,31 @@ def test_fixed_memory_is_added():
     assert memory_bytes(workload(fixed_memory_bytes=7), plan) == (3008 + 1980 + 7,)
 
 
+def peaks_at(*peaks):
+    return [{**make.step(batch, 1.0), "peak_bytes": peak_bytes} for batch, peak_bytes in peaks]
+
+
+@pytest.mark.parametrize(
+    ("batch", "work_space"),
+    [(8, 100), (4, 50), (12, 300), (16, 500), (20, 700), (2, 25)],
+    ids=lambda value: str(value),
+)
+def test_work_space_of_a_gpu_is_what_measured_peaks_exceed_the_tensors_by(batch, work_space):
+    # Tensors at 8: 3008 + 1980; at 16: 3008 + max(16 * 95 + 500, 16 * 60 + 1500).
+    steps = peaks_at((8, 4988 + 100), (16, 3008 + 2460 + 500))
+    plan = make.plan("sequential", "1x1", batch)
+    tensors = peak("sequential", batch_size=batch)[0]
+    on_gpu = memory_bytes(workload(device_kind="cuda", steps=steps), plan)
+    assert on_gpu == (tensors + work_space,)
+    assert memory_bytes(workload(steps=steps), plan) == (tensors,)  # on a CPU
+
+
+def test_no_peak_tells_of_no_work_space():
+    steps = peaks_at((8, None), (16, 1))  # none, and one below the tensors
+    plan = make.plan("sequential", "1x1", 8)
+    assert memory_bytes(workload(device_kind="cuda", steps=steps), plan) == (4988,)
+
+
 def test_ddp_holds_all_gradients_once_more_in_buckets():
     assert peak("ddp", "1x2", 16) == (3008 + 1980 + 1500,) * 2
 

@@ -1,0 +1,126 @@
+"""Which folder may import which; no circle of files; what a login node runs needs no torch.
+
+::
+
+    experiment -- networks -- datasets ---------.
+        |            |                           |
+        |         strategies ------------------ runtime -- profiling, interconnect, cluster, testing
+        |            |         emulation --------'
+        '-- planning +-- predict -- report -- commands
+"""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import networkx
+import pytest
+
+import ddlbench
+
+ROOT = Path(ddlbench.__file__).parent
+
+# A folder and those below it that it may import; each may import itself and the package's root.
+BELOW = {
+    "experiment": set(),
+    "emulation": {"experiment"},
+    "networks": {"experiment"},
+    "datasets": {"experiment", "networks"},
+    "planning": {"experiment"},
+    "strategies": {"experiment", "networks", "planning"},
+    "runtime": {"experiment", "emulation", "datasets", "networks", "planning", "strategies"},
+    "profiling": {"experiment", "datasets", "networks", "planning", "strategies", "runtime"},
+    "interconnect": {"experiment", "planning", "strategies", "runtime"},
+    "cluster": {"experiment", "planning", "runtime"},
+    "predict": {"experiment", "planning", "strategies"},
+    "report": {"experiment", "planning", "strategies", "predict"},
+    "commands": {"experiment", "planning", "predict", "report", "interconnect", "emulation"},
+    "testing": {"experiment", "networks", "planning", "strategies", "runtime"},
+}
+# What plans, predicts and draws on a login node.
+WITHOUT_TORCH = ("experiment", "planning", "predict", "report", "commands")
+
+
+def module_of(path: Path) -> str:
+    parts = ["ddlbench", *path.relative_to(ROOT).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+def folder_of(module: str) -> str:
+    """The folder below the package; empty for its own modules."""
+    path = MODULES[module].relative_to(ROOT)
+    return path.parts[0] if len(path.parts) > 1 else ""
+
+
+def imports(node: ast.AST, *, within: bool = False) -> Iterator[str]:
+    """Names of modules that are imported; those within functions too, if wanted.
+
+    What only a type checker reads is left out.
+    """
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING":
+            continue
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and not within:
+            continue
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom) and child.module:
+            for alias in child.names:
+                whole = f"{child.module}.{alias.name}"
+                yield whole if whole in MODULES else child.module
+        yield from imports(child, within=within)
+
+
+@cache
+def imported(module: str, within: bool = False) -> frozenset[str]:
+    return frozenset(imports(ast.parse(MODULES[module].read_text()), within=within))
+
+
+def test_every_folder_has_its_place():
+    assert {folder_of(module) for module in MODULES} - {""} == set(BELOW)
+
+
+def test_the_folders_form_no_circle():
+    assert networkx.is_directed_acyclic_graph(networkx.DiGraph(BELOW))
+
+
+@pytest.mark.parametrize("folder", BELOW)
+def test_a_folder_imports_only_those_below_it(folder):
+    wrong = [
+        f"{module} imports {other}"
+        for module in MODULES
+        if folder_of(module) == folder
+        for other in imported(module, within=True)
+        if other in MODULES and folder_of(other) not in {"", folder, *BELOW[folder]}
+    ]
+    assert not wrong
+
+
+def test_no_files_import_each_other_in_a_circle():
+    graph = networkx.DiGraph(
+        (module, other) for module in MODULES for other in imported(module) if other in MODULES
+    )
+    # A package and what it gathers from its own modules is no circle of files.
+    circles = [c for c in networkx.strongly_connected_components(graph) if len(c) > 1]
+    assert not circles
+
+
+def test_a_login_node_needs_no_torch():
+    graph = networkx.DiGraph(
+        (module, other.partition(".")[0] if other not in MODULES else other)
+        for module in MODULES
+        for other in imported(module)
+    )
+    needing = [
+        module
+        for module in MODULES
+        if folder_of(module) in WITHOUT_TORCH
+        and module in graph
+        and {"torch", "torchvision", "torchgpipe", "horovod"} & networkx.descendants(graph, module)
+    ]
+    assert not needing
+    assert "torch" in graph  # the search does find it
