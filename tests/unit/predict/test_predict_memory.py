@@ -62,7 +62,7 @@ def peaks_at(*peaks):
 @pytest.mark.parametrize(
     ("batch", "work_space"),
     [(8, 100), (4, 50), (12, 300), (16, 500), (20, 700), (2, 25)],
-    ids=lambda value: str(value),
+    ids=str,
 )
 def test_work_space_of_a_gpu_is_what_measured_peaks_exceed_the_tensors_by(batch, work_space):
     # Tensors at 8: 3008 + 1980; at 16: 3008 + max(16 * 95 + 500, 16 * 60 + 1500).
