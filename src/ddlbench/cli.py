@@ -135,7 +135,7 @@ def status(
     To run only the failed ones again: snakemake --profile profiles/slurm $(ddlbench status
     --state failed --paths)
     """
-    from ddlbench.report.status import states, states_table  # noqa: PLC0415
+    from ddlbench.report.terminal import states, states_table  # noqa: PLC0415
 
     found = states(experiment.name, site.name, rows)
     if state is not None:
@@ -158,7 +158,7 @@ def status(
 @click.confirmation_option(prompt="Delete these results, so that the cells are measured again?")
 def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> None:
     """Delete the results of cells in a state, so that the next run measures them again."""
-    from ddlbench.report.status import states  # noqa: PLC0415
+    from ddlbench.report.terminal import states  # noqa: PLC0415
 
     chosen = [c for c in states(experiment.name, site.name, rows) if c.state == state]
     # A cell that the plan itself calls unsupported has none.

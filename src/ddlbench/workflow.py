@@ -106,7 +106,7 @@ def make_predictions(experiment: Experiment, site: Site, rows: list[MatrixRow]) 
     from ddlbench.predict.choices import table_8_1, table_8_2, with_choices  # noqa: PLC0415
     from ddlbench.predict.evaluate import predictions  # noqa: PLC0415
     from ddlbench.report.choice_tables import write_choices  # noqa: PLC0415
-    from ddlbench.report.micro_batches import table_6_1  # noqa: PLC0415
+    from ddlbench.report.figures.micro_batches import table_6_1  # noqa: PLC0415
     from ddlbench.report.tables import write_table  # noqa: PLC0415
 
     frame = predictions(rows, site)
@@ -156,8 +156,8 @@ def compare_sites(config: Mapping[str, Any], sites: Sequence[str], where: str) -
         where: names the configuration in messages.
     """
     from ddlbench.report import make_tables  # noqa: PLC0415
+    from ddlbench.report.figures.scaling import draw_sites  # noqa: PLC0415
     from ddlbench.report.footer import Context  # noqa: PLC0415
-    from ddlbench.report.sites import draw_sites  # noqa: PLC0415
     from ddlbench.report.style import save_figure, style  # noqa: PLC0415
     from ddlbench.report.tables import write_table  # noqa: PLC0415
 

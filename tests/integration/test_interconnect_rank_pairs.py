@@ -18,7 +18,7 @@ from ddlbench.interconnect.pair_choice import MOST_PAIRS, chosen_pairs
 from ddlbench.interconnect.slow_pairs import with_slow_pairs
 from ddlbench.planning.link_bandwidth import bandwidth_of
 from ddlbench.predict.link_table import LinkTable
-from ddlbench.report.links_heatmap import draw_links
+from ddlbench.report.figures.links import draw_links
 from ddlbench.runtime.rank_job import RankJobFailed
 from ddlbench.testing.rank_pool import run_ranks
 

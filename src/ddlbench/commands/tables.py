@@ -78,7 +78,7 @@ TABLES = (
         for name in PUBLISHED
     ),
     GeneratedTable("docs/results.md", "ddlbench.report.reference:results_page"),
-    GeneratedTable("docs/oracle/oracle.csv", "ddlbench.report.oracle_published:published_table"),
+    GeneratedTable("docs/oracle/oracle.csv", "ddlbench.report.figures.paradl:published_table"),
     GeneratedTable(
         "docs/networks.md", "ddlbench.networks.summary:markdown_table", section="networks"
     ),

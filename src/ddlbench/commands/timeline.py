@@ -97,8 +97,8 @@ def timeline(
 
 def _of_cell(folder: Path, out: Path, steps: int | None) -> Path:
     from ddlbench.report.drawing import draw_figure  # noqa: PLC0415 - matplotlib takes its time
+    from ddlbench.report.timeline.box import trace_of_boxes  # noqa: PLC0415
     from ddlbench.report.timeline.cell import read_cell  # noqa: PLC0415
-    from ddlbench.report.timeline.chrome import trace_of_boxes  # noqa: PLC0415
 
     cell = read_cell(folder, steps)
     png = draw_figure("timeline", out / "timeline.png", cell)
@@ -109,8 +109,8 @@ def _of_cell(folder: Path, out: Path, steps: int | None) -> Path:
 
 def _of_schedule(lesson: Lesson, out: Path) -> Path:
     from ddlbench.report.drawing import draw_figure  # noqa: PLC0415 - as above
-    from ddlbench.report.timeline.chrome import trace_of_boxes  # noqa: PLC0415
-    from ddlbench.report.timeline.teaching import show  # noqa: PLC0415
+    from ddlbench.report.timeline.box import trace_of_boxes  # noqa: PLC0415
+    from ddlbench.report.timeline.figure import show  # noqa: PLC0415
 
     png = draw_figure("schedule", out / f"{lesson.schedule}.png", lesson)
     shown = show(lesson)

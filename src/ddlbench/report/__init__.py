@@ -11,10 +11,10 @@ from typing import Any
 _HOMES = {
     "FIGURES": "registry",
     "collect": "measurements",
-    "collect_steps": "step_table",
+    "collect_steps": "measurements",
     "figures_for": "registry",
     "make_figure": "drawing",
-    "make_tables": "make",
+    "make_tables": "measurements",
     "summarise": "summary",
 }
 

@@ -1,4 +1,4 @@
-"""Groups of bars with whiskers, and a small mark with the reason where a bar is missing.
+"""Bars with whiskers and points: one number each, or a mark with the reason where it is missing.
 
 ::
 
@@ -7,6 +7,8 @@
       |  #  #  #    O        groups stand one slot apart
       |__#__#__#____M___
         group 1  group 2
+
+A stale number is pale; marks stand above it.
 """
 
 from __future__ import annotations
@@ -15,24 +17,38 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from ddlbench.report.colours import DatasetLook, shade
 from ddlbench.report.footer import NOISY, STALE
 from ddlbench.report.layout import PanelSize
-from ddlbench.report.style import GREY, LINE_MM, MIN_PT, MM, PAGE_MM, text_width_mm, wrapped
+from ddlbench.report.style import (
+    GREY,
+    LINE_MM,
+    MIN_PT,
+    MM,
+    PAGE_MM,
+    DatasetLook,
+    StrategyLook,
+    shade,
+    text_width_mm,
+    wrapped,
+)
 
 __all__ = [
+    "PALE",
     "Bar",
     "Group",
     "draw_groups",
+    "draw_point",
     "message",
     "panel_size",
     "patch",
     "slot_centre",
     "top_of",
+    "write_instead",
 ]
 
 GAP = 0.8
@@ -296,3 +312,31 @@ def message(axes: Axes, text: str, width_mm: float) -> None:
         zorder=5,
     )
     drawn.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1.0})
+
+
+PALE = 0.75
+
+
+def draw_point(
+    axes: Axes, at: tuple[float, float], look: StrategyLook, row: Any, size: float | None = None
+) -> None:
+    """Draw ``row``, which has the summary's ``stale`` and ``noisy``, at (x, y)."""
+    x, y = at
+    axes.plot(
+        [x], [y], linestyle="none", marker=look.marker, markersize=size, color=look.colour,
+        markerfacecolor=shade(look.colour, PALE if row.stale else 0.0), zorder=3, gid="point",
+    )  # fmt: skip
+    text = (STALE if row.stale else "") + (NOISY if row.noisy else "")
+    if text:
+        axes.annotate(
+            text, (x, y), xytext=(2.5, 1.5), textcoords="offset points", ha="left", va="bottom",
+            fontsize=MIN_PT, gid="point-mark",
+        )  # fmt: skip
+
+
+def write_instead(axes: Axes, x: float, words: str, gid: str = "mark") -> None:
+    """Words in the place of a point that is not there, upright above the x axis."""
+    axes.text(
+        x, 0.03, words, transform=axes.get_xaxis_transform(), rotation=90,
+        ha="center", va="bottom", fontsize=MIN_PT, color=GREY, gid=gid,
+    )  # fmt: skip

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from ddlbench.experiment.links import Links
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.statistics import CONFIDENCE
 from ddlbench.experiment.status import Status
 from ddlbench.report import comparability
-from ddlbench.report.marks import OUT_OF_MEMORY
+from ddlbench.report.labels import OUT_OF_MEMORY
 from ddlbench.report.tables import NOTE_BREAK
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "footer",
     "interval_sentence",
     "interval_words",
+    "links_origin",
     "marks",
     "origin",
 ]
@@ -140,3 +142,15 @@ def _short(commit: str) -> str:
 
 def _span(least: int, most: int) -> str:
     return str(least) if least == most else f"{least} to {most}"
+
+
+def links_origin(links: Links) -> list[str]:
+    """Where links were measured: site, fabric, date, commit."""
+    provenance = links.provenance
+    parts = [f"Site {links.site} ({links.device_kind})", f"fabric {links.fabric}"]
+    if provenance.get("created"):
+        parts.append(str(provenance["created"])[:10])
+    if provenance.get("git_commit"):
+        dirty = "-dirty" if provenance.get("git_dirty") else ""
+        parts.append(f"commit {provenance['git_commit'][:_SHORT_COMMIT]}{dirty}")
+    return [f"{'; '.join(parts)}."]

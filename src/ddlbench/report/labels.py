@@ -1,7 +1,8 @@
-"""How figures write names: networks, datasets, strategies and their variants."""
+"""How figures write names, and what they write in the place of a number that is not there."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import fields
 from typing import Any
@@ -12,13 +13,19 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.network_spec import NETWORKS
+from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import known_strategy, strategy_of
+from ddlbench.report.comparability import forbids_speedup
 from ddlbench.report.tables import rows_of
 
 __all__ = [
+    "OUT_OF_MEMORY",
     "dataset_label",
     "in_dataset_order",
+    "mark_without_speedup",
     "network_label",
+    "speedup_mark",
+    "status_mark",
     "strategy_label",
     "variant_labels",
     "workers_label",
@@ -100,3 +107,26 @@ def _readable(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+OUT_OF_MEMORY = "OOM"
+
+
+def status_mark(status: str) -> str:
+    """What a cell of this status shows; empty where it was measured."""
+    if status == Status.OK:
+        return ""
+    return OUT_OF_MEMORY if status == Status.OUT_OF_MEMORY else status
+
+
+def speedup_mark(row: Any, speedup: float) -> str:
+    """What a figure shows in the place of a row's speed-up; empty where there is one."""
+    status = str(row.status)
+    if status != Status.OK or math.isfinite(speedup):
+        return status_mark(status)
+    return mark_without_speedup(str(row.notes))
+
+
+def mark_without_speedup(notes: str) -> str:
+    """What a measured cell has in the place of a speed-up."""
+    return "unlike base" if forbids_speedup(notes) else "no base"

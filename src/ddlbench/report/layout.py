@@ -36,7 +36,7 @@ from ddlbench.report.style import (
     wrapped,
 )
 
-__all__ = ["Page", "Panel", "PanelSize", "Section", "lay_out"]
+__all__ = ["Page", "Panel", "PanelSize", "Section", "lay_out", "nothing_to_show"]
 
 _EDGE = 1.5
 _HEAD = 4.0
@@ -287,3 +287,20 @@ def _draw_legend(cursor: _Cursor, entries: list[tuple[Artist, str]]) -> None:
     )
     legend.set_gid("legend")
     cursor.y += 4.2
+
+
+def nothing_to_show(title: str, why: str, below: Sequence[str]) -> Figure:
+    """Draw an empty panel below a sentence.
+
+    Args:
+        title: of the figure.
+        why: what is missing.
+        below: the footer.
+    """
+    size = PanelSize(
+        min_width=60.0, height=4.0, left=4.0, between=0.0, right=2.0, bottom=lambda _: 1.0
+    )
+    section = Section(why, [Panel("")])
+    page = lay_out(title, [], [section], footer=list(below), size=size, share_y=False)
+    page.axes[0][0].set_axis_off()
+    return page.figure

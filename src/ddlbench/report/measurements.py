@@ -1,8 +1,13 @@
-"""One row a cell of the matrix, whether or not it has a result."""
+"""The tables of an experiment, collected from its cells.
+
+``measurements.csv`` has a row a cell of the matrix, whether or not it has a result; ``steps.csv``
+every step of every cell. ``summary.csv`` is made of the first (:mod:`.summary`).
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import textwrap
 from collections.abc import Sequence
 from operator import itemgetter
@@ -14,7 +19,7 @@ import pandas as pd
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
-from ddlbench.experiment.paths import RESULTS, result_file
+from ddlbench.experiment.paths import RESULTS, cell_dir, result_file
 from ddlbench.experiment.result import InvalidResult, Result, read_result
 from ddlbench.experiment.result_parts import (
     Checkpointing,
@@ -28,11 +33,19 @@ from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.measured_digests import measured_digests
 from ddlbench.planning.plan import make_plan
 from ddlbench.planning.strategy import workers_of
-from ddlbench.report.columns import MEASUREMENTS
 from ddlbench.report.comparability import Processors, forbids_speedup, unlike
-from ddlbench.report.tables import NOTE_BREAK, frame_of
+from ddlbench.report.summary import summarise
+from ddlbench.report.tables import (
+    MEASUREMENTS,
+    NOTE_BREAK,
+    STEPS,
+    Tables,
+    conform,
+    frame_of,
+    write_table,
+)
 
-__all__ = ["COLUMNS", "collect"]
+__all__ = ["COLUMNS", "collect", "collect_steps", "make_tables"]
 
 COLUMNS = MEASUREMENTS
 _REASON_LENGTH = 300
@@ -238,3 +251,64 @@ def _comparable(record: dict[str, Any], base: dict[str, Any]) -> bool:
         and record["epoch_s"] > 0
         and base["epoch_s"] > 0
     )
+
+
+_OWN = ("epoch", "step", "warmup", "step_s", "load_s", "loss")
+_LOG = logging.getLogger(__name__)
+
+
+def collect_steps(
+    site_name: str, rows: list[MatrixRow], results_root: Path = RESULTS
+) -> pd.DataFrame:
+    """Put the ``steps.csv`` of all cells below each other; see :data:`STEPS`.
+
+    Cells without one are left out; so is one that cannot be read, with a warning.
+    """
+    parts = [part for row in rows if (part := _steps_of(row, site_name, results_root)) is not None]
+    if not parts:
+        return conform(pd.DataFrame(), STEPS)
+    return pd.concat(parts, ignore_index=True)
+
+
+def _steps_of(row: MatrixRow, site: str, root: Path) -> pd.DataFrame | None:
+    cell = row.cell
+    path = root / cell_dir(site, cell.id).relative_to(RESULTS) / "steps.csv"
+    if row.unsupported is not None or not path.is_file():
+        return None
+    try:
+        own = pd.read_csv(path, dtype=str, keep_default_na=False)
+        missing = set(_OWN) - set(own.columns)
+        if missing:
+            raise ValueError(f"no column {', '.join(sorted(missing))}")
+        own = own.loc[:, list(_OWN)].assign(
+            cell_id=cell.id,
+            dataset=cell.dataset,
+            network=cell.network,
+            strategy=cell.strategy,
+            geometry=cell.geometry,
+            repeat=cell.repeat,
+        )
+        return conform(own, STEPS)
+    except (ValueError, OSError) as error:  # pandas' parser errors are ValueErrors
+        _LOG.warning("%s is left out: %s", path, error)
+        return None
+
+
+def make_tables(
+    experiment: str, site: str, rows: list[MatrixRow], results_root: Path, out_dir: Path
+) -> Tables:
+    """Write ``measurements.csv``, ``summary.csv`` and ``steps.csv`` into ``out_dir``.
+
+    Args:
+        experiment: its name.
+        site: name of the site.
+        rows: the expanded matrix.
+        results_root: the folder that holds ``<site>/cells``.
+        out_dir: normally :func:`ddlbench.experiment.paths.tables_dir`.
+
+    """
+    measurements = collect(experiment, site, rows, results_root)
+    tables = Tables(measurements, summarise(measurements), collect_steps(site, rows, results_root))
+    for name in ("measurements", "summary", "steps"):
+        write_table(out_dir / f"{name}.csv", getattr(tables, name))
+    return tables

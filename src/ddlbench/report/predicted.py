@@ -17,8 +17,7 @@ from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import workers_of
 from ddlbench.predict.accuracy import read_predictions
 from ddlbench.predict.prediction import predictor_of
-from ddlbench.report.labels import strategy_label, variant_labels, workers_label
-from ddlbench.report.marks import status_mark
+from ddlbench.report.labels import status_mark, strategy_label, variant_labels, workers_label
 from ddlbench.report.tables import read_tables, rows_of
 
 __all__ = [

@@ -105,7 +105,7 @@ FIGURES: Registry[FigureEntry] = Registry(
     {
         "speedup": FigureEntry(
             "experiment",
-            "ddlbench.report.speedup:draw",
+            "ddlbench.report.figures.speedup:draw",
             something_beside_a_base,
             caption=(
                 "How much faster an epoch is than sequential training on one device of the same "
@@ -120,7 +120,7 @@ FIGURES: Registry[FigureEntry] = Registry(
         ),
         "memory": FigureEntry(
             "experiment",
-            "ddlbench.report.memory:draw",
+            "ddlbench.report.figures.memory:draw",
             caption=(
                 "Peak memory of the fullest device. Data-parallel strategies hold the whole "
                 "network on each device, so their bars are not lower than the sequential one; a "
@@ -132,7 +132,7 @@ FIGURES: Registry[FigureEntry] = Registry(
         ),
         "steps": FigureEntry(
             "experiment",
-            "ddlbench.report.steps:draw",
+            "ddlbench.report.figures.steps:draw",
             caption=(
                 "Every measured step, not only its median; a step is as long as its slowest "
                 "rank. Warm-up steps are left out.\n\n"
@@ -144,7 +144,7 @@ FIGURES: Registry[FigureEntry] = Registry(
         ),
         "pipelines": FigureEntry(
             "experiment",
-            "ddlbench.report.pipelines:draw",
+            "ddlbench.report.figures.pipelines:draw",
             pipelines_beside_a_base,
             caption=(
                 "How much of what its own schedule allows each pipeline reaches: the speed-up "
@@ -158,7 +158,7 @@ FIGURES: Registry[FigureEntry] = Registry(
         ),
         "loss": FigureEntry(
             "experiment",
-            "ddlbench.report.loss:draw",
+            "ddlbench.report.figures.loss:draw",
             long_enough_to_learn,
             caption=(
                 "The training loss, by updates on the left and by time on the right. Stale "
@@ -170,25 +170,25 @@ FIGURES: Registry[FigureEntry] = Registry(
         ),
         "latency": FigureEntry(
             "experiment",
-            "ddlbench.report.networking:draw_latency",
+            "ddlbench.report.figures.networking:draw_latency",
             links_vary("latency_s"),
             caption=_LINK_CAPTION,
         ),
         "bandwidth": FigureEntry(
             "experiment",
-            "ddlbench.report.networking:draw_bandwidth",
+            "ddlbench.report.figures.networking:draw_bandwidth",
             links_vary("bandwidth_bits_per_s"),
             caption=_LINK_CAPTION,
         ),
         "packet_loss": FigureEntry(
             "experiment",
-            "ddlbench.report.networking:draw_loss",
+            "ddlbench.report.figures.networking:draw_loss",
             links_vary("loss"),
             caption=_LINK_CAPTION,
         ),
         "scaling": FigureEntry(
             "experiment",
-            "ddlbench.report.scaling:draw",
+            "ddlbench.report.figures.scaling:draw",
             several_numbers_of_workers,
             caption=(
                 "Speed-up over the number of workers, both on logarithmic axes, so that linear "
@@ -215,7 +215,7 @@ FIGURES: Registry[FigureEntry] = Registry(
         ),
         "accuracy": FigureEntry(
             "prediction",
-            "ddlbench.report.accuracy:draw",
+            "ddlbench.report.figures.accuracy:draw",
             caption=(
                 "How far every predictor lies from what was measured, strategy by strategy. A "
                 "model that is no better than a hatched baseline adds nothing. No predictor can "
@@ -226,7 +226,7 @@ FIGURES: Registry[FigureEntry] = Registry(
         ),
         "oracle": FigureEntry(
             "prediction",
-            "ddlbench.report.oracle_runs:draw",
+            "ddlbench.report.figures.paradl:draw_runs",
             has_oracle,
             caption=(
                 "The step that ParaDL's equations project beside the measured one, each as "
@@ -238,7 +238,7 @@ FIGURES: Registry[FigureEntry] = Registry(
         ),
         "conditions": FigureEntry(
             "prediction",
-            "ddlbench.report.conditions:draw",
+            "ddlbench.report.figures.conditions:draw",
             has_fabrics,
             caption=(
                 "The predicted step beside the measured one under every condition of the links, "
@@ -250,7 +250,7 @@ FIGURES: Registry[FigureEntry] = Registry(
         ),
         "gpipe_step": FigureEntry(
             "prediction",
-            "ddlbench.report.gpipe_step:draw",
+            "ddlbench.report.figures.gpipe_step:draw",
             has_gpipe,
             caption=(
                 "When each partition of GPipe computed which micro-batch, in one step after the "
@@ -260,7 +260,7 @@ FIGURES: Registry[FigureEntry] = Registry(
         ),
         "micro_batches": FigureEntry(
             "prediction",
-            "ddlbench.report.micro_batches:draw",
+            "ddlbench.report.figures.micro_batches:draw",
             varies_chunks,
             caption=(
                 "Measured and predicted time of a sample over the number of micro-batches. More "
@@ -271,7 +271,7 @@ FIGURES: Registry[FigureEntry] = Registry(
         ),
         "deviation": FigureEntry(
             "strategy",
-            "ddlbench.report.deviation:draw",
+            "ddlbench.report.figures.deviation:draw",
             caption=(
                 "Deviation of each predictor from the measured step, by network and dataset; "
                 "below zero the prediction is too short. Hollow marks are values printed in the "
@@ -282,7 +282,7 @@ FIGURES: Registry[FigureEntry] = Registry(
         ),
         "parts": FigureEntry(
             "strategy",
-            "ddlbench.report.step_parts:draw",
+            "ddlbench.report.figures.step_parts:draw",
             caption=(
                 "What each predictor says a step is made of, beside the measured step. Compare "
                 "the predicted compute with the dashed line, and the rest of the predicted bar "
@@ -292,15 +292,15 @@ FIGURES: Registry[FigureEntry] = Registry(
         ),
         "links": FigureEntry(
             "links",
-            "ddlbench.report.links_heatmap:draw_links",
+            "ddlbench.report.figures.links:draw_links",
         ),
         "sweeps": FigureEntry(
             "links",
-            "ddlbench.report.links_sweep:draw_sweeps",
+            "ddlbench.report.figures.links:draw_sweeps",
         ),
         "oracle_published": FigureEntry(
             "published",
-            "ddlbench.report.oracle_published:draw",
+            "ddlbench.report.figures.paradl:draw_published",
         ),
         "timeline": FigureEntry(
             "cell",
@@ -308,11 +308,11 @@ FIGURES: Registry[FigureEntry] = Registry(
         ),
         "schedule": FigureEntry(
             "schedule",
-            "ddlbench.report.timeline.teaching:draw",
+            "ddlbench.report.timeline.figure:draw_schedule",
         ),
         "split": FigureEntry(
             "sharding",
-            "ddlbench.report.split_pictures:draw",
+            "ddlbench.report.figures.sharding:draw",
         ),
     },
     _of_package,

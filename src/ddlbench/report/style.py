@@ -1,32 +1,59 @@
-"""One look for all figures: sizes, fonts, and how a figure becomes files."""
+"""One look for all figures: sizes, fonts, colours, units of axes, and how a figure is saved.
+
+A strategy has a colour and a marker, a dataset a shade and a hatch, a kind of work a colour. The
+colours are those of Okabe and Ito (2008), which colour-blind readers tell apart. Families share a
+hue: data parallel blue, pipeline red to orange, model green, split purple.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.units import TIMES, Unit, unit_for
+from ddlbench.planning.strategy import known_strategy
 
 __all__ = [
     "COLUMN_MM",
+    "FAMILIES",
     "GREY",
+    "KINDS",
     "LINE_MM",
     "MIN_PT",
     "MM",
     "PAGE_MM",
     "TITLE_PT",
+    "DatasetLook",
+    "KindLook",
+    "StrategyLook",
+    "dataset_look",
+    "kind_look",
     "new_figure",
     "save_figure",
+    "seconds_axis",
+    "shade",
+    "strategy_look",
     "style",
     "text_width_mm",
+    "ticks_in",
     "wrapped",
 ]
 
@@ -123,3 +150,113 @@ def wrapped(text: str, width_mm: float, size: float = MIN_PT) -> list[str]:
         else:
             lines.append(word)
     return lines
+
+
+def seconds_axis(axes: Axes, top_s: float, label: str, headroom: float) -> None:
+    """From zero to ``headroom`` times ``top_s``, labelled in the unit that suits.
+
+    An axis without a bar (``top_s`` not above zero) has no ticks.
+    """
+    if not (math.isfinite(top_s) and top_s > 0):
+        axes.set_ylim(0, 1)
+        axes.set_yticks([])
+        return
+    unit = unit_for(top_s, TIMES)
+    axes.set_ylim(0, headroom * top_s)
+    ticks_in(unit, axes.yaxis, label, 5)
+
+
+def ticks_in(unit: Unit, axis: Axis, label: str, most: int) -> None:
+    """Write an axis in a unit, with at most so many intervals between round numbers.
+
+    Args:
+        unit: what the ticks are told in.
+        axis: in the base of ``unit``.
+        label: what it shows; the unit is put behind it.
+        most: intervals.
+    """
+    axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{unit.of(value):,g}"))
+    axis.set_label_text(f"{label} ({unit.name})")
+    axis.labelpad = 1
+
+
+@dataclass(frozen=True)
+class StrategyLook:
+    """How a strategy is drawn."""
+
+    colour: str
+    marker: str
+
+
+@dataclass(frozen=True)
+class DatasetLook:
+    """How a dataset is drawn: its share of white, and its hatch."""
+
+    white: float
+    hatch: str
+
+
+@dataclass(frozen=True)
+class KindLook:
+    """How one kind of work is drawn in a timeline, and what the legend calls it."""
+
+    label: str
+    colour: str
+    hatch: str = ""
+
+
+FAMILIES = {
+    "baseline": ("#000000", "#444444"),
+    "data parallel": ("#003F66", "#3C89C9", "#8CCBF0", "#1F5F8B"),
+    "pipeline": ("#8F3F00", "#F0B040", "#B07800", "#E8854A"),
+    "model": ("#00543E", "#4DBB9D", "#2E7D5B"),
+    "split": ("#CC79A7", "#8A4A70", "#E3B3CC"),
+}
+_OTHERS = ("#F0E442", "#7A7A00", "#8C6D31", "#999999")
+_MARKERS = ("X", "p", "h", "<", ">", "*", "8", "d")
+KINDS = {
+    "forward": KindLook("forward", "#56B4E9"),
+    "recompute": KindLook("recompute", "#56B4E9", "/////"),
+    "loss": KindLook("loss", "#0072B2"),
+    "backward": KindLook("backward", "#009E73"),
+    "backward_input": KindLook("backward, inputs", "#009E73"),
+    "backward_weight": KindLook("backward, weights", "#F0E442"),
+    "all_reduce": KindLook("all-reduce", "#E69F00"),
+    "all_reduce_bucket": KindLook("bucket of gradients under way", "#7A4A00"),
+    "gather": KindLook("all-gather", "#D55E00"),
+    "halo": KindLook("halo exchange", "#D55E00", "....."),
+    "update": KindLook("update", "#CC79A7"),
+    "wait": KindLook("waiting", "#777777"),
+}
+
+
+def strategy_look(name: str) -> StrategyLook:
+    """Give a strategy its look; one that names none has a shade of its family's, by its name."""
+    strategy = known_strategy(name)
+    # A subclass does not inherit its look: two strategies must be told apart.
+    own = {} if strategy is None else vars(type(strategy))
+    if "colour" in own and "marker" in own:
+        return StrategyLook(own["colour"], own["marker"])
+    number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big")
+    shades = _OTHERS if strategy is None else FAMILIES.get(strategy.family, _OTHERS)
+    return StrategyLook(shades[number % len(shades)], _MARKERS[number % len(_MARKERS)])
+
+
+def dataset_look(name: str) -> DatasetLook:
+    """Give a dataset its look."""
+    if name not in DATASETS:  # of a package that is not here
+        return DatasetLook(0.6, "xxxxx")
+    spec = DATASETS[name]
+    return DatasetLook(spec.white, spec.hatch)
+
+
+def kind_look(name: str) -> KindLook:
+    """Give a kind of work its look; one that is not listed is brown, by its own name."""
+    return KINDS.get(name, KindLook(name.replace("_", " "), "#8C6D31"))
+
+
+def shade(colour: str, white: float) -> str:
+    """``colour`` mixed with a share of white."""
+    red, green, blue = to_rgb(colour)
+    return to_hex((red + (1 - red) * white, green + (1 - green) * white, blue + (1 - blue) * white))

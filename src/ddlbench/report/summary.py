@@ -18,8 +18,7 @@ from ddlbench.experiment.statistics import (
     scaled,
 )
 from ddlbench.experiment.status import Status
-from ddlbench.report.columns import SUMMARY
-from ddlbench.report.tables import NOTE_BREAK, frame_of
+from ddlbench.report.tables import NOTE_BREAK, SUMMARY, frame_of
 
 __all__ = ["COLUMNS", "summarise"]
 

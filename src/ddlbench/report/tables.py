@@ -1,4 +1,8 @@
-"""Tables as CSV files: fixed columns, empty for unknown, written whole or not at all."""
+"""Tables as CSV files: fixed columns, empty for unknown, written whole or not at all.
+
+The columns have a name, a kind, a unit and a meaning; ``docs/results.md`` is made from them
+(``make tables``).
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,19 @@ import csv
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
 from ddlbench.experiment.atomic import write_text
-from ddlbench.report.columns import MEASUREMENTS, STEPS, SUMMARY, Column, Kind
 
 __all__ = [
+    "MEASUREMENTS",
     "NOTE_BREAK",
+    "STEPS",
+    "SUMMARY",
+    "Column",
+    "Kind",
     "Tables",
     "conform",
     "frame_of",
@@ -24,6 +32,194 @@ __all__ = [
     "table_text",
     "write_table",
 ]
+
+Kind = Literal["text", "integer", "number", "flag"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column; an unknown text or number is an empty field, an unknown flag is False."""
+
+    name: str
+    kind: Kind
+    unit: str
+    description: str
+
+
+def _text(name: str, description: str) -> Column:
+    return Column(name, "text", "", description)
+
+
+def _count(name: str, description: str) -> Column:
+    return Column(name, "integer", "", description)
+
+
+def _bytes(name: str, description: str) -> Column:
+    return Column(name, "integer", "B", description)
+
+
+def _seconds(name: str, description: str) -> Column:
+    return Column(name, "number", "s", description)
+
+
+def _rate(name: str, description: str) -> Column:
+    return Column(name, "number", "1/s", description)
+
+
+def _number(name: str, description: str) -> Column:
+    return Column(name, "number", "", description)
+
+
+def _flag(name: str, description: str) -> Column:
+    return Column(name, "flag", "", description)
+
+
+_WHERE = (
+    _text("site", "site that the cell ran on"),
+    _text("experiment", "experiment that selects the cell"),
+)
+_AXES = (
+    _text("dataset", "dataset"),
+    _text("network", "network"),
+    _text("strategy", "strategy"),
+    _text("options", "strategy options that differ from their defaults, name=value"),
+    _count("nodes", "nodes"),
+    _count("devices_per_node", "devices on each node"),
+    _text("geometry", "nodes x devices per node"),
+    _count("workers", "devices that train; those asked for where there is no result"),
+)
+_SETTINGS = (
+    _count("batch_size", "samples of one optimiser step, over all workers"),
+    _text("precision", "arithmetic: fp32, tf32 or bf16"),
+    _text("fabric", "link condition"),
+    _seconds("link_latency_s", "one-way delay between nodes, where ddlbench emulates the links"),
+    Column(
+        "link_bits_per_s", "number", "bit/s", "rate of a node's link, emulated; empty: no limit"
+    ),
+    _number("link_loss", "probability that a packet is lost, emulated"),
+    _bytes("link_mtu_bytes", "largest IP packet, emulated"),
+    _text("link_congestion_control", "of TCP, emulated"),
+    _text("settings", "further cell fields that differ from their defaults, name=value"),
+)
+_MEMORY = (
+    _bytes("peak_memory_bytes", "peak of the fullest device, without warm-up"),
+    _bytes("total_memory_bytes", "sum of the peaks of all devices"),
+    _bytes("device_memory_bytes", "size of the fullest device, where it is known"),
+    _bytes("peak_rss_bytes", "largest resident set of any process"),
+)
+
+MEASUREMENTS: tuple[Column, ...] = (
+    *_WHERE,
+    _text("cell_id", "the cell's path below results/<site>/cells/"),
+    *_AXES,
+    _count("processes", "processes that ran"),
+    *_SETTINGS,
+    _count("repeat", "index of the repetition; repetitions are separate jobs"),
+    _text(
+        "status",
+        "ok, out_of_memory, unsupported, timeout or failed (from result.json), "
+        "not run (there is none), invalid (it cannot be read)",
+    ),
+    _text("reason", "why there is no measurement; empty when ok"),
+    _text("reason_code", "a word to count reasons by; the status where an older result has none"),
+    _count("dataset_samples", "training images that epoch_s stands for"),
+    _seconds("epoch_s", "mean of the measured epochs, scaled to dataset_samples"),
+    _flag("epoch_scaled", "epoch_s was scaled, as an epoch left out samples"),
+    _rate("samples_per_s", "training samples a second"),
+    _seconds("step_median_s", "median step; a step is as long as its slowest rank"),
+    _seconds("step_low_s", "lower end of the 95 % interval of the median step"),
+    _seconds("step_high_s", "upper end of the 95 % interval of the median step"),
+    _seconds(
+        "load_s",
+        "slowest rank's wait for data, measured region; on CUDA the host's, which work of the "
+        "device may hide",
+    ),
+    _number(
+        "speedup",
+        "epoch_s of the base over epoch_s, same repeat, dataset_samples and processors",
+    ),
+    _text("base_cell_id", "the sequential cell that speedup is measured against"),
+    _rate("base_samples_per_s", "absolute speed of the base"),
+    *_MEMORY,
+    _seconds("checkpoint_s", "all its checkpoints; in neither epoch_s nor samples_per_s"),
+    _count("resumed", "times it went on from a checkpoint"),
+    _count("lost_steps", "steps trained twice for that; they count once"),
+    _number("loss_last", "training loss of the last step"),
+    _text("update_semantics", "synchronous or stale"),
+    _text("device_kind", "cpu or cuda"),
+    _text("processors", "models of its devices; several are parted by ' | '"),
+    _flag("noisy", "quartile spread of the steps above a quarter of their median"),
+    _flag(
+        "stale",
+        "the cell's plan, or the profile or links that it is made from, differ from those that "
+        "were measured; it is not run again",
+    ),
+    _text("notes", "what a reader of the numbers must know; several are parted by ' | '"),
+    _text("commit", "git commit of the measuring code, with -dirty where it had changes"),
+    _text("created", "when the result was written"),
+)
+
+SUMMARY: tuple[Column, ...] = (
+    *_WHERE,
+    _text("configuration", "cell_id without its repeat"),
+    *_AXES,
+    *_SETTINGS,
+    _text("status", "ok when at least one repeat is; else the gravest status of its repeats"),
+    _text("reason", "why repeats are missing; empty when all are ok"),
+    _text("reason_code", "the gravest missing repeat's; empty when all are ok"),
+    _count("repeats", "repeats asked for"),
+    _count("n", "repeats that are ok"),
+    _text("interval_of", "what the intervals are over: repeats, or the steps of the only run"),
+    _number(
+        "coverage",
+        "how surely the interval of epoch_s holds the median: 0.95 or more; less for 2 to 5 "
+        "repeats, where the interval is their whole range",
+    ),
+    _seconds("epoch_s", "median of epoch_s over repeats"),
+    _seconds("epoch_low_s", "lower end of its rank-based 95 % interval"),
+    _seconds("epoch_high_s", "upper end of its rank-based 95 % interval"),
+    _rate("samples_per_s", "dataset_samples over epoch_s"),
+    _rate("samples_low_per_s", "dataset_samples over epoch_high_s"),
+    _rate("samples_high_per_s", "dataset_samples over epoch_low_s"),
+    _seconds("step_median_s", "median of step_median_s over repeats"),
+    _seconds("load_s", "median of load_s over repeats"),
+    _number("speedup", "median epoch_s of the base over that of the cell, over shared repeats"),
+    _number(
+        "speedup_low",
+        "lower end of its 95 % interval: paired bootstrap from 3 repeats on, else the base's "
+        "low over the cell's high",
+    ),
+    _number("speedup_high", "upper end of the same"),
+    _count("speedup_n", "repeats in which both the cell and its base are ok"),
+    _text("base_configuration", "configuration of the base"),
+    _rate("base_samples_per_s", "absolute speed of the base, over the shared repeats"),
+    *_MEMORY,
+    _number("loss_last", "median of loss_last over repeats"),
+    _text("update_semantics", "synchronous or stale"),
+    _text("device_kind", "cpu or cuda"),
+    _text("processors", "models of the devices of any repeat, parted by ' | '"),
+    _flag("noisy", "any repeat is"),
+    _flag("stale", "any repeat is"),
+    _text("notes", "notes of any repeat, parted by ' | '"),
+    _text("commit", "commits of its repeats, parted by a blank"),
+    _text("created", "when the last of its results was written"),
+)
+
+STEPS: tuple[Column, ...] = (
+    _text("cell_id", "the cell's path below results/<site>/cells/"),
+    _text("dataset", "dataset"),
+    _text("network", "network"),
+    _text("strategy", "strategy"),
+    _text("geometry", "nodes x devices per node"),
+    _count("repeat", "index of the repetition"),
+    _count("epoch", "index of the epoch"),
+    _count("step", "index of the step in its epoch"),
+    _flag("warmup", "the step is dropped from every summary"),
+    _seconds("step_s", "duration of the step, slowest rank"),
+    _seconds("load_s", "wait for data in the step, slowest rank; on CUDA the host's"),
+    _number("loss", "training loss of the step"),
+)
+
 
 NOTE_BREAK = " | "
 
@@ -87,7 +283,7 @@ def _typed(values: pd.Series | None, kind: Kind, frame: pd.DataFrame) -> pd.Seri
         values = pd.Series([None] * len(frame), index=frame.index, dtype=object)
     known = values.astype(object).where(values.notna() & (values.astype(object) != ""), None)
     if kind == "text":
-        return pd.Series([_text(v) for v in known], index=frame.index, dtype=object)
+        return pd.Series([_as_text(v) for v in known], index=frame.index, dtype=object)
     if kind == "integer":
         return pd.Series(
             [pd.NA if v is None else int(v) for v in known], index=frame.index, dtype="Int64"
@@ -98,12 +294,12 @@ def _typed(values: pd.Series | None, kind: Kind, frame: pd.DataFrame) -> pd.Seri
             index=frame.index,
             dtype="float64",
         )
-    return pd.Series([_flag(v) for v in known], index=frame.index, dtype=bool)
+    return pd.Series([_as_flag(v) for v in known], index=frame.index, dtype=bool)
 
 
-def _text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _flag(value: Any) -> bool:
+def _as_flag(value: Any) -> bool:
     return str(value).lower() in ("true", "1", "1.0")

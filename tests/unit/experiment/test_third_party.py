@@ -17,8 +17,8 @@ from ddlbench.experiment.network_spec import NETWORKS, mismatch, pairs
 from ddlbench.experiment.registry import known, load
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import expand
-from ddlbench.report.colours import dataset_look
 from ddlbench.report.labels import dataset_label, in_dataset_order, network_label
+from ddlbench.report.style import dataset_look
 
 TOY_DATASET = """
 from pathlib import Path

@@ -18,7 +18,7 @@ from ddlbench.interconnect.pair_matrix import median_of_runs
 from ddlbench.interconnect.slow_pairs import slow_pairs
 from ddlbench.planning.link_bandwidth import bandwidth_of
 from ddlbench.predict.link_table import LinkTable
-from ddlbench.report.links_heatmap import draw_links
+from ddlbench.report.figures.links import draw_links
 
 # The form in which the test prints it; the numbers are made up.
 PRINTED = """\

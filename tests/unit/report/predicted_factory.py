@@ -15,7 +15,7 @@ from ddlbench.experiment.profile import Profile, ProfileKey, write_profile
 from ddlbench.planning.matrix import MatrixRow, expand
 from ddlbench.predict.accuracy import write_predictions
 from ddlbench.predict.evaluate import predictions
-from ddlbench.report.make import make_tables
+from ddlbench.report.measurements import make_tables
 
 _SPEC = importlib.util.spec_from_file_location(
     "predict_factory_of_report", Path(__file__).parents[1] / "predict" / "predict_factory.py"

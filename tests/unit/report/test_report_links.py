@@ -5,8 +5,7 @@ import pytest
 from ddlbench.experiment.fits import fit_hockney, given_hockney
 from ddlbench.experiment.links import Links, LinkSweep, PairMatrix, SweepPoint
 from ddlbench.report.drawing import make_links_figures
-from ddlbench.report.links_heatmap import draw_links
-from ddlbench.report.links_sweep import draw_sweeps
+from ddlbench.report.figures.links import draw_links, draw_sweeps
 from ddlbench.report.style import style
 
 

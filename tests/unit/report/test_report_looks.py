@@ -2,9 +2,8 @@ import pandas as pd
 from matplotlib.colors import to_rgb
 
 from ddlbench.experiment.registry import STRATEGIES
-from ddlbench.report.colours import shade, strategy_look
 from ddlbench.report.labels import network_label, strategy_label, variant_labels
-from ddlbench.report.style import text_width_mm, wrapped
+from ddlbench.report.style import shade, strategy_look, text_width_mm, wrapped
 
 
 def test_every_strategy_of_ours_has_a_look_of_its_own():

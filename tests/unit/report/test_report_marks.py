@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddlbench.report.marks import speedup_mark, status_mark
+from ddlbench.report.labels import speedup_mark, status_mark
 
 UNLIKE = "no speed-up, as base and cell ran on different processors: A (base), B (cell)"
 

@@ -10,14 +10,15 @@ from report_factory import SITE_NAME, experiment, failed, result, site, timing, 
 
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.planning.matrix import expand
-from ddlbench.report import figures_for, make_tables, networking
-from ddlbench.report.footer import Context
-from ddlbench.report.networking import (
+from ddlbench.report import figures_for, make_tables
+from ddlbench.report.figures import networking
+from ddlbench.report.figures.networking import (
     draw_bandwidth,
     draw_latency,
     draw_loss,
     one_thing_changes,
 )
+from ddlbench.report.footer import Context
 from ddlbench.report.style import style
 
 FABRICS = {

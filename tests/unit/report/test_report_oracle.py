@@ -12,10 +12,9 @@ from ddlbench.commands.oracle import oracle
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, reliable_rows
 from ddlbench.predict.paradl.platform import load_platform
 from ddlbench.predict.paradl.score import score
-from ddlbench.report import split_pictures
-from ddlbench.report.oracle_published import bars_of, draw
-from ddlbench.report.oracle_runs import bars_of as bars_of_runs
-from ddlbench.report.sharding_diagrams import ALL, DEVICES, PICTURES, SAMPLES, SIDE
+from ddlbench.report.figures import sharding
+from ddlbench.report.figures.paradl import bars_of_runs, bars_of_table, draw_published
+from ddlbench.report.figures.sharding import ALL, DEVICES, PICTURES, SAMPLES, SIDE
 from ddlbench.report.style import style
 
 
@@ -23,7 +22,7 @@ from ddlbench.report.style import style
 def published():
     rows, platform = reliable_rows(PUBLISHED_MEASURED, "report"), load_platform("abci")
     with style():
-        figure, bars = draw(rows, platform, "Where.")
+        figure, bars = draw_published(rows, platform, "Where.")
         figure.canvas.draw()
     return rows, platform, figure, bars
 
@@ -52,7 +51,7 @@ def test_rows_are_networks_and_columns_strategies_in_paradls_order(published):
 
 def test_batches_are_named_where_there_are_several():
     rows = reliable_rows(PUBLISHED_MEASURED, "logs_2020_01")
-    places = bars_of(rows, load_platform("abci"))["place"]
+    places = bars_of_table(rows, load_platform("abci"))["place"]
     assert "64\nb=256" in set(places)
 
 
@@ -78,7 +77,7 @@ def test_our_runs_without_parts_or_prediction():
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures_are_readable(name):
     with style():
-        figure = split_pictures.draw(name)
+        figure = sharding.draw(name)
         figure.canvas.draw()
     assert_readable(figure)
     assert_no_overlap(figure)
@@ -111,9 +110,9 @@ def test_shares_are_those_of_paradl(name, shares):
 
 def test_a_picture_shows_who_holds_what():
     with style():
-        figure = split_pictures.draw("filter")
+        figure = sharding.draw("filter")
     faces = {to_hex(patch.get_facecolor()) for patch in figure.axes[0].patches}
-    assert {colour.lower() for colour in split_pictures._COLOURS} <= faces
+    assert {colour.lower() for colour in sharding._COLOURS} <= faces
     assert PICTURES["filter"].inputs(0, 0, 0) == ALL
 
 

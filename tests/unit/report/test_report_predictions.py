@@ -11,9 +11,9 @@ from report_factory import write_all
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.report import published
 from ddlbench.report.drawing import make_prediction_figures
+from ddlbench.report.figures.gpipe_step import shares
+from ddlbench.report.figures.micro_batches import table_6_1
 from ddlbench.report.footer import Context
-from ddlbench.report.gpipe_step import shares
-from ddlbench.report.micro_batches import table_6_1
 from ddlbench.report.predicted import own_predictors, read_predicted
 from ddlbench.report.registry import FIGURES, prediction_figure, prediction_figures_for
 from ddlbench.report.style import style

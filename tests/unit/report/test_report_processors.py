@@ -13,8 +13,8 @@ from ddlbench.experiment.result_parts import Provenance
 from ddlbench.planning.matrix import expand
 from ddlbench.report import collect, make_tables
 from ddlbench.report.comparability import Processors, unlike
+from ddlbench.report.figures.pipelines import pipeline_table
 from ddlbench.report.footer import Context, common_notes
-from ddlbench.report.pipelines import pipeline_table
 from ddlbench.report.registry import FIGURES
 from ddlbench.report.style import style
 from ddlbench.report.terminal import summary_table

@@ -8,7 +8,7 @@ import report_factory
 from rich.console import Console
 
 from ddlbench.experiment.paths import RESULTS, cell_dir
-from ddlbench.report.status import states, states_table
+from ddlbench.report.terminal import states, states_table
 
 
 def test_every_state_is_told_with_its_reason(tmp_path, monkeypatch):

@@ -15,17 +15,14 @@ from ddlbench.experiment.paths import RESULTS, cell_dir
 from ddlbench.experiment.result import Result, write_result
 from ddlbench.planning.schedules import StageDurations
 from ddlbench.report import figures_for, make_tables
-from ddlbench.report.colours import KINDS, kind_look
 from ddlbench.report.footer import Context
-from ddlbench.report.style import style
-from ddlbench.report.timeline import captions, figure
-from ddlbench.report.timeline.block import row_heights_mm
-from ddlbench.report.timeline.box import PASSES, Box, beside_lanes
+from ddlbench.report.style import KINDS, kind_look, style
+from ddlbench.report.timeline import figure
+from ddlbench.report.timeline.box import PASSES, Box, beside_lanes, trace_of_boxes
 from ddlbench.report.timeline.cell import read_cell
-from ddlbench.report.timeline.chrome import trace_of_boxes
-from ddlbench.report.timeline.pages import COLUMNS, draw_page
+from ddlbench.report.timeline.draw import COLUMNS, draw_page, row_heights_mm
+from ddlbench.report.timeline.figure import caption, show
 from ddlbench.report.timeline.schedule_diagrams import SCHEDULES, Lesson
-from ddlbench.report.timeline.teaching import caption, show
 from ddlbench.report.timeline.windows import Part
 
 UNEVEN = StageDurations(
@@ -47,8 +44,8 @@ CELLS = {
 
 def pages(cell):
     with style():
-        told = [*captions.sentences([cell]), *captions.measured_where(cell.result)]
-        drawn = draw_page(captions.TITLE, list(captions.shown_windows(cell)), told)
+        told = [*figure.sentences([cell]), *figure.measured_where(cell.result)]
+        drawn = draw_page(figure.TITLE, list(figure.shown_windows(cell)), told)
         drawn[0].canvas.draw()
     return drawn
 

@@ -15,8 +15,7 @@ from cases.rank_reports import rank_report
 
 from ddlbench.planning.schedules import StageDurations
 from ddlbench.report.timeline.box import InvalidTimeline, Row
-from ddlbench.report.timeline.cell import read_cell
-from ddlbench.report.timeline.measured import has_spans, read_measured
+from ddlbench.report.timeline.cell import has_spans, read_cell, read_measured
 from ddlbench.runtime.clock_offset import clock_offsets
 from ddlbench.runtime.rank_report import RankReport
 from ddlbench.runtime.trace import trace_json

@@ -12,10 +12,14 @@ from ddlbench.planning.plan import make_plan
 from ddlbench.planning.schedules import Action, StageDurations
 from ddlbench.report.timeline.box import Box, Row, computing_share
 from ddlbench.report.timeline.cell import read_cell
-from ddlbench.report.timeline.durations import measured_durations, unit_durations
-from ddlbench.report.timeline.planned import boxes_of, schedule_of
+from ddlbench.report.timeline.figure import show
+from ddlbench.report.timeline.planned import (
+    boxes_of,
+    measured_durations,
+    schedule_of,
+    unit_durations,
+)
 from ddlbench.report.timeline.schedule_diagrams import SCHEDULES, Lesson, planned_lesson
-from ddlbench.report.timeline.teaching import show
 from ddlbench.strategies.torchgpipe.schedule import torchgpipe_step
 
 

@@ -11,8 +11,8 @@ from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import ask, predictor_of
 from ddlbench.predict.prediction_request import PredictionRequest
 from ddlbench.predict.recommend import recommend
-from ddlbench.report.colours import FAMILIES, strategy_look
 from ddlbench.report.labels import strategy_label
+from ddlbench.report.style import FAMILIES, strategy_look
 from ddlbench.testing import assert_equals_sequential, assert_resumes
 
 TESTS = Path(__file__).parents[2]

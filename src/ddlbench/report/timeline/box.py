@@ -1,4 +1,4 @@
-"""What a timeline is made of: rows, and boxes in them.
+"""What a timeline is made of: rows, and boxes in them; and the same as a file for Chrome.
 
 ::
 
@@ -9,9 +9,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from ddlbench.experiment.chrome_trace import Piece, chrome_trace
 from ddlbench.experiment.errors import ConfigError
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "Row",
     "beside_lanes",
     "computing_share",
+    "trace_of_boxes",
 ]
 
 # What has a number written into it, and what counts as work.
@@ -117,3 +120,34 @@ def beside_lanes(boxes: Iterable[Box]) -> dict[Box, int]:
         ends[lane : lane + 1] = [box.end_s]
         lanes[box] = lane
     return lanes
+
+
+def trace_of_boxes(panels: Mapping[str, Sequence[Box]], rows: Sequence[Row]) -> dict[str, Any]:
+    """The JSON value of a trace file.
+
+    Args:
+        panels: boxes by what their process is called, as "planned"; empty ones are left out.
+        rows: the threads of each.
+    """
+    shown = {process: panel for process, panel in enumerate(panels.items()) if panel[1]}
+    return chrome_trace(
+        [_piece(box, process) for process, (_, boxes) in shown.items() for box in boxes],
+        {process: name for process, (name, _) in shown.items()},
+        {(process, index): row.label for process in shown for index, row in enumerate(rows)},
+    )
+
+
+def _piece(box: Box, process: int) -> Piece:
+    return Piece(
+        name=f"{box.kind} {box.number}",
+        kind=box.kind,
+        process=process,
+        thread=box.row,
+        start_s=box.start_s,
+        end_s=box.end_s,
+        arguments={
+            "mini_batch": box.mini_batch,
+            "micro_batch": box.micro_batch,
+            "stage": box.stage,
+        },
+    )

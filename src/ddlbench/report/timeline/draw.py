@@ -1,6 +1,6 @@
-"""One window of a timeline: planned above, measured below, over one time axis.
+"""How a timeline is drawn: windows on a page, rows in a window, boxes in a row; and its table.
 
-::
+A window has planned above, measured below, over one time axis::
 
     planned: 2 steps in 31.2 ms; devices compute 73 % of the time
     node 0 · device 0 · stage 0   | 0 | 1 |       | 0 | 1 |u|   :
@@ -10,24 +10,187 @@
     node 0 · device 1 · stage 1         | 0 | 1 | 0 |   | 1 |u|
                                   0      10       20       30        Time (ms)
 
+A row shows what its device does, and below that in lanes what runs meanwhile, where there is any::
+
+    row      | forward | backward       | update |
+    lanes               |-- bucket --|
+                              |-- bucket --|
+
 Vertically, axes are in millimetres from their top, so that a row is as high in every window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
+import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from ddlbench.experiment.units import TIMES, Unit, unit_for
-from ddlbench.report.seconds_axis import ticks_in
-from ddlbench.report.style import MIN_PT
-from ddlbench.report.timeline.block import Block, row_heights_mm
-from ddlbench.report.timeline.box import Row
+from ddlbench.report.bars import patch
+from ddlbench.report.layout import Panel as PagePanel
+from ddlbench.report.layout import PanelSize, Section, lay_out
+from ddlbench.report.style import (
+    GREY,
+    KINDS,
+    MIN_PT,
+    DatasetLook,
+    KindLook,
+    kind_look,
+    shade,
+    text_width_mm,
+    ticks_in,
+)
+from ddlbench.report.timeline.box import PASSES, WAIT, Box, Row, beside_lanes
 from ddlbench.report.timeline.windows import Part, Window
 
-__all__ = ["NOT_RECORDED", "Panel", "draw_window", "duration_text", "panels_of", "window_height_mm"]
+__all__ = [
+    "COLUMNS",
+    "NOT_RECORDED",
+    "Block",
+    "Panel",
+    "Shown",
+    "draw_page",
+    "draw_window",
+    "duration_text",
+    "panels_of",
+    "row_heights_mm",
+    "window_height_mm",
+]
+
+_ROW_MM = 4.8
+_LOW_ROW_MM = 3.5
+_LANE_MM = 1.5
+_MANY_ROWS = 16
+_FILL = 0.84
+_WAIT_FILL = 0.16
+_EDGED_FROM_MM = 0.6  # a narrower box would be all edge
+_HATCHED_WHITE = 0.6
+_PALEST = 0.55
+
+
+def row_heights_mm(rows: int, part: Part) -> list[float]:
+    """Of many rows each is lower, but never too low for a number; a row's lanes are added."""
+    lanes = [0] * rows
+    for box, lane in beside_lanes(part.boxes).items():
+        lanes[box.row] = max(lanes[box.row], lane + 1)
+    return [_device_mm(rows) + count * _LANE_MM for count in lanes]
+
+
+def _device_mm(rows: int) -> float:
+    return _ROW_MM if rows <= _MANY_ROWS else _LOW_ROW_MM
+
+
+class Block:
+    """Rows under each other, in axes whose y is in millimetres from the top.
+
+    Args:
+        axes: to draw into.
+        rows: the devices.
+        part: what they did.
+        top_mm: where the first row begins.
+        mm_per_s: of the time axis.
+    """
+
+    def __init__(
+        self, axes: Axes, rows: Sequence[Row], part: Part, top_mm: float, mm_per_s: float
+    ) -> None:
+        self._axes, self._rows, self._part = axes, rows, part
+        self._mm_per_s, self._device_mm = mm_per_s, _device_mm(len(rows))
+        self._tops_mm = [*accumulate(row_heights_mm(len(rows), part), initial=top_mm)]
+        self._lanes = beside_lanes(part.boxes)
+
+    def centre(self, row: int) -> float:
+        """Where the middle of a row is, without its lanes."""
+        return self._tops_mm[row] + self._device_mm / 2
+
+    def draw(self, length_s: float) -> None:
+        """All boxes, and where the part's mini-batches end if the axis goes on."""
+        part = self._part
+        for y in self._tops_mm:
+            self._axes.plot([0, length_s], [y, y], color="#dddddd", linewidth=0.4, zorder=1)
+        for box in part.boxes:
+            self._draw_box(box, part.start_s, length_s)
+        if part.length_s < 0.995 * length_s:
+            self._axes.plot(
+                [part.length_s] * 2,
+                [self._tops_mm[0], self._tops_mm[-1]],
+                color=GREY,
+                linewidth=0.8,
+                linestyle=(0, (1, 1)),
+                zorder=4,
+                gid="end",
+            )
+
+    def _draw_box(self, box: Box, zero_s: float, length_s: float) -> None:
+        left = max(0.0, box.start_s - zero_s)
+        width = min(length_s, box.end_s - zero_s) - left
+        if width <= 0:
+            return
+        look = kind_look(box.kind)
+        y, height = self._place(box)
+        edged = width * self._mm_per_s >= _EDGED_FROM_MM and box.kind != WAIT
+        ground = self._ground(box, look)
+        self._axes.add_patch(
+            Rectangle(
+                (left, y - height / 2),
+                width,
+                height,
+                facecolor=ground,
+                edgecolor=look.colour if look.hatch else "white",
+                hatch=look.hatch or None,
+                linewidth=0.5 if edged else 0.0,
+                gid=box.kind,
+                zorder=2,
+            )
+        )
+        text = str(box.number)
+        if box.kind in PASSES and width * self._mm_per_s > text_width_mm(text) + 0.9:
+            self._write(text, (left + width / 2, self.centre(box.row)), ground, look)
+
+    def _place(self, box: Box) -> tuple[float, float]:
+        """Middle and height of a box."""
+        if box in self._lanes:
+            below = self._device_mm + (self._lanes[box] + 0.5) * _LANE_MM
+            return self._tops_mm[box.row] + below, _LANE_MM * _FILL
+        fill = _WAIT_FILL if box.kind == WAIT else _FILL
+        return self.centre(box.row), self._device_mm * fill
+
+    def _ground(self, box: Box, look: KindLook) -> str:
+        """A device's later stages are paler; what is hatched is pale."""
+        white = _HATCHED_WHITE if look.hatch else 0.0
+        stages = self._rows[box.row].stages
+        if box.kind in PASSES and len(stages) > 1 and box.stage in stages:
+            white = max(white, _PALEST * stages.index(box.stage) / (len(stages) - 1))
+        return shade(look.colour, white)
+
+    def _write(self, text: str, where: tuple[float, float], ground: str, look: KindLook) -> None:
+        drawn = self._axes.text(
+            *where,
+            text,
+            ha="center",
+            va="center_baseline",
+            fontsize=MIN_PT,
+            color="black" if _is_light(ground) else "white",
+            gid="number",
+            zorder=3,
+        )
+        if look.hatch:
+            drawn.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.3})
+
+
+def _is_light(colour: str) -> bool:
+    """By relative luminance (ITU-R BT.709)."""
+    red, green, blue = to_rgb(colour)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.45
+
 
 NOT_RECORDED = "the cell has recorded no spans"
 _HEAD_MM = 4.6
@@ -130,3 +293,110 @@ def _heading(panel: Panel, window: Window, in_seconds: bool) -> str:
 def _scale(axes: Axes, length_s: float, in_seconds: bool) -> None:
     unit = unit_for(length_s, TIMES) if in_seconds else Unit("forward passes", 1.0)
     ticks_in(unit, axes.xaxis, "Time", 8)
+
+
+COLUMNS = [
+    "cell_id", "window", "panel", "row", "place", "stage", "kind", "mini_batch", "micro_batch",
+    "start_s", "end_s",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One window of a page.
+
+    Args:
+        heading: what is written above it.
+        window: its boxes.
+        rows: the devices.
+        cell_id: of the cell; empty for a schedule alone, which has no measured panel.
+        not_planned: why there are no planned boxes.
+        in_seconds: times are seconds; else a forward pass takes 1.
+    """
+
+    heading: str
+    window: Window
+    rows: Sequence[Row]
+    cell_id: str = ""
+    not_planned: str = ""
+    in_seconds: bool = True
+
+    @property
+    def panels(self) -> list[Panel]:
+        """Planned, and measured where there is a cell."""
+        return panels_of(self.window, self.not_planned, of_cell=bool(self.cell_id))
+
+
+def draw_page(
+    title: str, shown: Sequence[Shown], footer: Sequence[str]
+) -> tuple[Figure, pd.DataFrame]:
+    """Windows under each other, and a table with all their boxes.
+
+    In the table, seconds are from the left end of a window's time axis.
+    """
+    sections = [
+        Section(one.heading, [PagePanel("")], window_height_mm(one.panels, len(one.rows)))
+        for one in shown
+    ]
+    labels = [row.label for one in shown for row in one.rows]
+    page = lay_out(
+        title,
+        _legend(shown),
+        sections,
+        footer=footer,
+        size=PanelSize(
+            min_width=100.0,
+            height=10.0,
+            left=max(map(text_width_mm, labels), default=0.0) + 2.5,
+            between=0.0,
+            right=4.0,
+            bottom=lambda _: 7.5,
+            max_columns=1,
+        ),
+        share_y=False,
+    )
+    for one, (axes,) in zip(shown, page.axes, strict=True):
+        draw_window(
+            axes,
+            one.window,
+            one.panels,
+            one.rows,
+            width_mm=page.width_mm,
+            in_seconds=one.in_seconds,
+        )
+    records = [record for one in shown for record in _records(one)]
+    return page.figure, pd.DataFrame(records, columns=COLUMNS).astype({"micro_batch": "Int64"})
+
+
+def _legend(shown: Sequence[Shown]) -> list[tuple[Artist, str]]:
+    """The kinds that are seen, in one order everywhere."""
+    seen = {
+        box.kind for one in shown for panel in one.panels if panel.part for box in panel.part.boxes
+    }
+    kinds = [*(kind for kind in KINDS if kind in seen), *sorted(seen - set(KINDS))]
+    looks = [kind_look(kind) for kind in kinds]
+    return [
+        (patch(look.colour, DatasetLook(0.6 if look.hatch else 0.0, look.hatch)), look.label)
+        for look in looks
+    ]
+
+
+def _records(one: Shown) -> list[dict[str, object]]:
+    return [
+        {
+            "cell_id": one.cell_id,
+            "window": one.window.title,
+            "panel": panel.name,
+            "row": box.row,
+            "place": one.rows[box.row].label,
+            "stage": box.stage,
+            "kind": box.kind,
+            "mini_batch": box.mini_batch,
+            "micro_batch": box.micro_batch,
+            "start_s": box.start_s - panel.part.start_s,
+            "end_s": box.end_s - panel.part.start_s,
+        }
+        for panel in one.panels
+        if panel.part is not None
+        for box in panel.part.boxes
+    ]

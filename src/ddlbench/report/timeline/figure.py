@@ -1,24 +1,125 @@
-"""The figure of an experiment: one cell of each strategy and geometry that has recorded spans."""
+"""The figures of timelines, and what stands around them.
+
+An experiment's figure has one cell of each strategy and geometry that has recorded spans; another
+is of one cell; the third of a schedule alone, in which a forward pass takes 1.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from ddlbench.experiment.paths import RESULTS, cell_dir
+from ddlbench.experiment.result import Result
 from ddlbench.experiment.status import Status
+from ddlbench.planning.schedules import Schedule
 from ddlbench.report.footer import Context, footer
+from ddlbench.report.labels import dataset_label, network_label, strategy_label, workers_label
 from ddlbench.report.tables import Tables, rows_of
-from ddlbench.report.timeline.box import InvalidTimeline
-from ddlbench.report.timeline.captions import TITLE, measured_where, sentences, shown_windows
-from ddlbench.report.timeline.cell import CellTimeline, read_cell
-from ddlbench.report.timeline.measured import has_spans
-from ddlbench.report.timeline.pages import Shown, draw_page
-from ddlbench.report.timeline.windows import Window
+from ddlbench.report.timeline.box import InvalidTimeline, Row
+from ddlbench.report.timeline.cell import CellTimeline, has_spans, read_cell
+from ddlbench.report.timeline.draw import Shown, draw_page, duration_text
+from ddlbench.report.timeline.planned import boxes_of, unit_durations
+from ddlbench.report.timeline.schedule_diagrams import WHOLE, Lesson, planned_lesson
+from ddlbench.report.timeline.windows import Window, whole_run
 
-__all__ = ["draw", "draw_cell"]
+__all__ = [
+    "TITLE",
+    "caption",
+    "draw",
+    "draw_cell",
+    "draw_schedule",
+    "measured_where",
+    "sentences",
+    "show",
+    "shown_windows",
+]
+
+TITLE = "Which device computes what when, as planned and as measured"
+
+
+def shown_windows(cell: CellTimeline) -> Iterator[Shown]:
+    """The windows of a cell under their headings."""
+    options = " ".join(f"{name}={value}" for name, value in cell.cell.options)
+    heading = ", ".join(
+        filter(
+            None,
+            [
+                f"{strategy_label(cell.cell.strategy)}: {network_label(cell.cell.network)}",
+                dataset_label(cell.cell.dataset),
+                f"{workers_label(cell.cell.devices)} ({cell.cell.geometry})",
+                options,
+            ],
+        )
+    )
+    for window in cell.windows:
+        yield Shown(
+            heading=f"{heading}: {window.title}" if window.title else heading,
+            window=window,
+            rows=cell.rows,
+            cell_id=cell.cell.id,
+            not_planned=cell.not_planned,
+            in_seconds=cell.in_seconds,
+        )
+
+
+def sentences(cells: Sequence[CellTimeline]) -> list[str]:
+    """How the pictures of these cells are to be read."""
+    found = []
+    if any(cell.planned and cell.in_seconds for cell in cells):
+        found.append(
+            "Planned: the plan's schedule, each pass as long as the cell's own median of that pass "
+            "and stage, messages free; so what differs is waiting, messages and unusual passes."
+        )
+    if any(cell.planned and not cell.in_seconds for cell in cells):
+        found.append(
+            "Planned without a measurement: stages are equal, a forward pass takes 1, a backward "
+            "pass 2, messages nothing."
+        )
+    if any(cell.measured for cell in cells):
+        found.append(_measured(cells))
+        found.append(
+            "Numbers are micro-batches, or mini-batches where these are not split. White is the "
+            "bubble, or what is not recorded, as loading data. Dots end the counted part."
+        )
+    if any(len(row.stages) > 1 for cell in cells for row in cell.rows):
+        found.append("Passes of a device's later stages are paler.")
+    return found
+
+
+def _measured(cells: Sequence[CellTimeline]) -> str:
+    text = f"Measured: {_part(cells)}"
+    known = [cell.uncertainty_s for cell in cells if cell.uncertainty_s is not None]
+    if known:
+        worst = duration_text(max(known)) if max(known) > 0 else "nothing"
+        text += f", on rank 0's clock; clocks of ranks may be {worst} apart"
+    return f"{text}."
+
+
+def _part(cells: Sequence[CellTimeline]) -> str:
+    """Which part of a run is shown: some strategies record one step, after all timed ones."""
+    single = [len({b.mini_batch for b in cell.measured}) == 1 for cell in cells if cell.measured]
+    if all(single):
+        return "one more step after the timed ones"
+    of_run = "the part of the run that took the median time"
+    return f"{of_run}; of some, one more step after it" if any(single) else of_run
+
+
+def measured_where(result: Result | None) -> list[str]:
+    """Site, date and commit of a single cell; what its strategy's numbers cannot show there."""
+    if result is None:
+        return []
+    provenance = result.provenance
+    parts = [f"Site {result.site}"]
+    if provenance.created:
+        parts.append(provenance.created[:10])
+    if provenance.git_commit:
+        dirty = "-dirty" if provenance.git_dirty else ""
+        parts.append(f"commit {provenance.git_commit[:7]}{dirty}")
+    return [*(f"{note}." for note in result.notes), f"{'; '.join(parts)}."]
+
 
 MOST_CELLS = 12
 NOTHING = "No cell of the experiment has recorded spans."
@@ -77,3 +178,54 @@ def _cells(tables: Tables, context: Context) -> Iterator[CellTimeline | str]:
 
 def _nothing() -> Shown:
     return Shown("", Window("", 0, 0, True, None, None), (), not_planned="no cell to plan")
+
+
+def draw_schedule(lesson: Lesson) -> tuple[Figure, pd.DataFrame]:
+    """The picture of a schedule, and a table of its boxes."""
+    return draw_page("Which device computes what when", [show(lesson)], caption(lesson))
+
+
+def show(lesson: Lesson) -> Shown:
+    """All boxes of a schedule.
+
+    Raises:
+        ConfigError: the lesson's numbers do not go together.
+    """
+    planned = planned_lesson(lesson)
+    durations = unit_durations(
+        planned.schedule.num_stages,
+        backward=lesson.backward,
+        update=lesson.update,
+        all_reduce=lesson.all_reduce,
+    )
+    boxes = boxes_of(planned, durations, links=lambda source, target, send: lesson.message)
+    rows = _device_rows(planned.schedule, staged=lesson.schedule != "data-parallel")
+    heading = f"{lesson.schedule}, {len(rows)} device{'' if len(rows) == 1 else 's'}"
+    return Shown(heading, whole_run(boxes, len(rows), planned.flushes), rows, in_seconds=False)
+
+
+def caption(lesson: Lesson) -> list[str]:
+    """The sentences under the picture."""
+    backward = f"a backward pass {lesson.backward:g}"
+    if lesson.schedule.startswith("zero-bubble"):
+        backward += " (half for inputs, half for weights)"
+    numbers = "mini-batches" if lesson.schedule in WHOLE else "micro-batches"
+    sentences = [
+        f"A forward pass takes 1, {backward}, a message {lesson.message:g}, an all-reduce "
+        f"{lesson.all_reduce:g}, an update {lesson.update:g}. Numbers are {numbers}; white is the "
+        "bubble.",
+        "Drawn from the schedule alone: nothing is measured.",
+    ]
+    if lesson.schedule in ("interleaved", "zero-bubble", "zero-bubble-v"):
+        sentences.insert(1, "Passes of a device's later stages are paler.")
+    return sentences
+
+
+def _device_rows(schedule: Schedule, staged: bool) -> tuple[Row, ...]:
+    rows = []
+    for rank in range(schedule.world_size):
+        own = tuple(s for s, ranks in enumerate(schedule.stage_ranks) if rank in ranks)
+        ranks = schedule.stage_ranks[own[0]]
+        replica = ranks.index(rank) if len(ranks) > 1 else None
+        rows.append(Row(f"device {rank}", own, replica) if staged else Row(f"device {rank}"))
+    return tuple(rows)

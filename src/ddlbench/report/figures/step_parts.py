@@ -21,7 +21,6 @@ from matplotlib.lines import Line2D
 
 from ddlbench.experiment.registry import BASE
 from ddlbench.report.bars import patch
-from ddlbench.report.colours import DatasetLook, shade, strategy_look
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import dataset_label, in_dataset_order, network_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
@@ -32,8 +31,15 @@ from ddlbench.report.predicted import (
     shown_cells,
     title_of,
 )
-from ddlbench.report.seconds_axis import seconds_axis
-from ddlbench.report.style import GREY, MIN_PT, text_width_mm
+from ddlbench.report.style import (
+    GREY,
+    MIN_PT,
+    DatasetLook,
+    seconds_axis,
+    shade,
+    strategy_look,
+    text_width_mm,
+)
 from ddlbench.report.tables import rows_of
 
 __all__ = ["draw"]

@@ -22,6 +22,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
+from ddlbench.report.bars import write_instead
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import (
     dataset_label,
@@ -30,9 +31,7 @@ from ddlbench.report.labels import (
     variant_labels,
     workers_label,
 )
-from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
-from ddlbench.report.nothing import nothing_to_show
-from ddlbench.report.points import write_instead
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
 from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
 from ddlbench.report.tables import rows_of
 

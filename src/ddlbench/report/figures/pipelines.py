@@ -22,20 +22,19 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.report import published
-from ddlbench.report.colours import strategy_look
+from ddlbench.report.bars import draw_point
 from ddlbench.report.comparability import forbids_speedup
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import (
     dataset_label,
     in_dataset_order,
     network_label,
+    speedup_mark,
     strategy_label,
     variant_labels,
 )
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
-from ddlbench.report.marks import speedup_mark
-from ddlbench.report.points import draw_point
-from ddlbench.report.style import GREY
+from ddlbench.report.style import GREY, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 
 __all__ = ["TABLE", "draw", "pipeline_table"]

@@ -27,7 +27,6 @@ from ddlbench.report.bars import (
     slot_centre,
     slots_width_mm,
 )
-from ddlbench.report.colours import dataset_look, strategy_look
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import dataset_label, in_dataset_order, network_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
@@ -38,7 +37,7 @@ from ddlbench.report.predicted import (
     shown_cells,
     title_of,
 )
-from ddlbench.report.style import GREY, PAGE_MM
+from ddlbench.report.style import GREY, PAGE_MM, dataset_look, strategy_look
 from ddlbench.report.tables import rows_of
 
 __all__ = ["draw", "hollow", "published_label"]

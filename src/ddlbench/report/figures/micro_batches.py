@@ -17,7 +17,6 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.report import published
-from ddlbench.report.colours import strategy_look
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import (
     dataset_label,
@@ -28,7 +27,7 @@ from ddlbench.report.labels import (
 )
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
-from ddlbench.report.style import GREY, MIN_PT
+from ddlbench.report.style import GREY, MIN_PT, strategy_look
 from ddlbench.report.tables import rows_of
 
 __all__ = ["chunks_of", "draw", "table_6_1"]

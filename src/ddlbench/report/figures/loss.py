@@ -19,7 +19,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ddlbench.report.applicability import LEARNING_STEPS
-from ddlbench.report.colours import strategy_look
 from ddlbench.report.footer import STALE, Context, footer
 from ddlbench.report.labels import (
     dataset_label,
@@ -28,9 +27,8 @@ from ddlbench.report.labels import (
     variant_labels,
     workers_label,
 )
-from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
-from ddlbench.report.nothing import nothing_to_show
-from ddlbench.report.style import GREY, MIN_PT
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
+from ddlbench.report.style import GREY, MIN_PT, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 
 __all__ = ["FEWEST_STEPS", "TABLE", "draw", "loss_curves", "time_to_loss"]

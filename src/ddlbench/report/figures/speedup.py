@@ -18,19 +18,18 @@ from ddlbench.report.bars import (
     patch,
     top_of,
 )
-from ddlbench.report.colours import dataset_look, strategy_look
 from ddlbench.report.footer import Context, common_notes, footer, interval_sentence
 from ddlbench.report.labels import (
     dataset_label,
     in_dataset_order,
     network_label,
+    speedup_mark,
     strategy_label,
     variant_labels,
     workers_label,
 )
 from ddlbench.report.layout import Panel, Section, lay_out
-from ddlbench.report.marks import speedup_mark
-from ddlbench.report.style import GREY, MIN_PT
+from ddlbench.report.style import GREY, MIN_PT, dataset_look, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 
 __all__ = ["draw"]

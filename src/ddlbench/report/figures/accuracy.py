@@ -14,12 +14,11 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ddlbench.experiment.statistics import mean_interval
 from ddlbench.report.bars import patch
-from ddlbench.report.colours import DatasetLook, shade, strategy_look
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import strategy_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.predicted import Predicted, shown_cells
-from ddlbench.report.style import GREY, MIN_PT, text_width_mm
+from ddlbench.report.style import GREY, MIN_PT, DatasetLook, shade, strategy_look, text_width_mm
 
 __all__ = ["draw"]
 

@@ -13,19 +13,18 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.units import GIB, MIB, Unit, unit_for
 from ddlbench.report.bars import Bar, Group, draw_groups, panel_size, patch, top_of
-from ddlbench.report.colours import DatasetLook, strategy_look
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import (
     dataset_label,
     in_dataset_order,
     network_label,
+    status_mark,
     strategy_label,
     variant_labels,
     workers_label,
 )
 from ddlbench.report.layout import Panel, Section, lay_out
-from ddlbench.report.marks import status_mark
-from ddlbench.report.style import GREY, MIN_PT
+from ddlbench.report.style import GREY, MIN_PT, DatasetLook, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 
 __all__ = ["draw"]

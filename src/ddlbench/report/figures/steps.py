@@ -12,20 +12,18 @@ from matplotlib.figure import Figure
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.units import TIMES, unit_for
-from ddlbench.report.colours import shade, strategy_look
 from ddlbench.report.footer import NOISY, STALE, Context, footer
 from ddlbench.report.labels import (
     dataset_label,
     in_dataset_order,
     network_label,
+    status_mark,
     strategy_label,
     variant_labels,
     workers_label,
 )
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
-from ddlbench.report.marks import status_mark
-from ddlbench.report.seconds_axis import ticks_in
-from ddlbench.report.style import GREY, MIN_PT, text_width_mm
+from ddlbench.report.style import GREY, MIN_PT, shade, strategy_look, text_width_mm, ticks_in
 from ddlbench.report.tables import Tables, rows_of
 
 __all__ = ["draw"]

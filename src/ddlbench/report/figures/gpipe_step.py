@@ -14,13 +14,11 @@ from matplotlib.figure import Figure
 
 from ddlbench.experiment.units import TIMES, unit_for
 from ddlbench.report.bars import message, patch
-from ddlbench.report.colours import DatasetLook, shade, strategy_look
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import dataset_label, in_dataset_order, network_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.predicted import Predicted, condition_label, shown_cells
-from ddlbench.report.seconds_axis import ticks_in
-from ddlbench.report.style import MIN_PT, text_width_mm
+from ddlbench.report.style import MIN_PT, DatasetLook, shade, strategy_look, text_width_mm, ticks_in
 from ddlbench.report.tables import rows_of
 
 __all__ = ["STRATEGY", "draw", "shares"]

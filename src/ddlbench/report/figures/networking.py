@@ -26,20 +26,18 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from ddlbench.experiment.status import Status
-from ddlbench.report.colours import StrategyLook, shade, strategy_look
+from ddlbench.report.bars import draw_point, write_instead
 from ddlbench.report.footer import Context, footer, interval_sentence
 from ddlbench.report.labels import (
     dataset_label,
     in_dataset_order,
     network_label,
+    status_mark,
     strategy_label,
     variant_labels,
 )
-from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
-from ddlbench.report.marks import status_mark
-from ddlbench.report.nothing import nothing_to_show
-from ddlbench.report.points import draw_point, write_instead
-from ddlbench.report.style import GREY
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
+from ddlbench.report.style import GREY, StrategyLook, shade, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 
 __all__ = ["QUANTITIES", "draw_bandwidth", "draw_latency", "draw_loss", "one_thing_changes"]

@@ -1,8 +1,14 @@
-"""How speed-up grows with the number of workers: lines along the one ordered axis."""
+"""How speed-up grows with the number of workers: lines along the one ordered axis.
+
+Of one site, a line a strategy; of several, a line a strategy and site (DDLBench, Figures 5 and 6).
+A speed-up is over the site's own sequential training, so a faster site may show the smaller one;
+the base of each site stands below the figure and in the table.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -12,23 +18,31 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import BASE
-from ddlbench.report.colours import strategy_look
-from ddlbench.report.footer import Context, footer, interval_sentence
+from ddlbench.report.bars import draw_point
+from ddlbench.report.footer import Context, footer, interval_sentence, marks, origin
 from ddlbench.report.labels import (
     dataset_label,
     in_dataset_order,
     network_label,
+    speedup_mark,
     strategy_label,
     variant_labels,
 )
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
-from ddlbench.report.marks import speedup_mark
-from ddlbench.report.points import draw_point
-from ddlbench.report.style import GREY
+from ddlbench.report.style import GREY, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 
-__all__ = ["TABLE", "draw", "draw_lines", "missing_sentence", "per_node_lines", "without_base"]
+__all__ = [
+    "TABLE",
+    "draw",
+    "draw_lines",
+    "draw_sites",
+    "missing_sentence",
+    "per_node_lines",
+    "without_base",
+]
 
 _STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 TABLE = [
@@ -214,3 +228,49 @@ def missing_sentence(shown: pd.DataFrame) -> list[str]:
     if not parts:
         return []
     return [f"Crosses stand for cells without a point: {'; '.join(parts)} workers."]
+
+
+def draw_sites(
+    tables: Mapping[str, Tables], contexts: Mapping[str, Context]
+) -> tuple[Figure, pd.DataFrame]:
+    """Compare sites.
+
+    Args:
+        tables: of each site, by its name.
+        contexts: what each site is.
+
+    Raises:
+        ConfigError: there is nothing to compare.
+    """
+    if len(tables) < 2:
+        raise ConfigError("one site alone compares with nothing: name another with --also-site")
+    parts = []
+    for site, own in tables.items():
+        part = without_base(own.summary)
+        lines = per_node_lines(part)
+        part["line"] = [", ".join(filter(None, [site, line])) for line in lines]
+        parts.append(part)
+    shown = pd.concat(parts, ignore_index=True)
+    below = [
+        "Base: each site's own sequential training on one device; dashed: linear speed-up.",
+        *_bases(shown),
+        *filter(None, [interval_sentence(shown, ratio=True)]),
+        *missing_sentence(shown),
+        *marks(shown),
+        *(origin(part, contexts[site]) for site, part in zip(tables, parts, strict=True)),
+    ]
+    figure = draw_lines(shown, "Speed-up by number of workers, site by site", below)
+    return figure, shown[["site", *TABLE]]
+
+
+def _bases(shown: pd.DataFrame) -> list[str]:
+    """Absolute speed of the bases, which speed-ups hide."""
+    known = shown[shown["base_samples_per_s"].notna()]
+    speeds = []
+    for (dataset, network), part in known.groupby(["dataset", "network"], sort=False):
+        each = ", ".join(
+            f"{row.base_samples_per_s:.3g} on {row.site}"
+            for row in rows_of(part.drop_duplicates("site"))
+        )
+        speeds.append(f"{network_label(str(network))} on {dataset_label(str(dataset))} {each}")
+    return [f"Base in samples/s: {'; '.join(speeds)}."] if speeds else []

@@ -1,0 +1,345 @@
+"""Figure 1 of ParaDL: projected and measured iterations, computation and communication stacked.
+
+::
+
+        87   94                accuracy of a projection, in percent
+       |/|  |/|  |/|           communication
+       |#|  |#|  | |           computation
+    published corrected measured        one group a number of devices
+
+A row a network, a column a strategy; every panel has its own scale. Accuracy is ParaDL's, 1 -
+|projected - measured| / measured, and not cut off at zero. One drawing serves our own runs and
+the published measurements.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from ddlbench.predict.anomalies import LIMIT, departs
+from ddlbench.predict.paradl.configuration import STRATEGIES
+from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, reliable_rows
+from ddlbench.predict.paradl.oracle import VARIANTS
+from ddlbench.predict.paradl.platform import Platform, load_platform
+from ddlbench.predict.paradl.score import projected
+from ddlbench.report.footer import Context, footer
+from ddlbench.report.labels import dataset_label, network_label, strategy_label
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
+from ddlbench.report.predicted import NOT_PREDICTED, Predicted, shown_cells
+from ddlbench.report.style import GREY, MIN_PT, seconds_axis, shade, strategy_look
+from ddlbench.report.tables import rows_of, table_text
+
+__all__ = [
+    "COLUMNS",
+    "MEASURED",
+    "SOURCES",
+    "bars_of_runs",
+    "bars_of_table",
+    "draw_bars",
+    "draw_published",
+    "draw_runs",
+    "published_table",
+]
+
+MEASURED = "measured"
+SOURCES = ("as-published", "corrected", MEASURED)
+COLUMNS = [
+    "row", "strategy", "place", "order", "source", "compute_s", "communication_s", "step_s",
+    "accuracy", "departs", "mark",
+]  # fmt: skip
+_LEGEND = {
+    "as-published": "projected, as published",
+    "corrected": "projected, corrected (in the strategy's colour)",
+    MEASURED: "measured",
+}
+_PLAIN = "#9A9A9A"
+_OURS = {
+    "data": "ddp",
+    "data+filter": "data-filter",
+    "data+spatial": "data-spatial",
+    "pipeline": "pipe-gpipe",
+    "serial": "sequential",
+}
+_DEPARTS = "!"
+
+
+def draw_bars(
+    title: str, bars: pd.DataFrame, places_label: str, footer: list[str], limit: float
+) -> Figure:
+    """Draw all bars.
+
+    Args:
+        title: of the figure.
+        bars: :data:`COLUMNS`. ``row`` heads a row of panels, ``place`` labels a group, ``order``
+            sorts groups. Parts that are unknown are NaN: the bar is whole. ``mark`` says why there
+            is no bar.
+        places_label: what the groups are.
+        footer: sentences below.
+        limit: share by which runs that are marked depart (``predict/anomalies.py``).
+    """
+    rows = list(dict.fromkeys(bars["row"]))
+    sources = [source for source in SOURCES if source in set(bars["source"])]
+    panels = {row: list(dict.fromkeys(bars.loc[bars["row"] == row, "strategy"])) for row in rows}
+    groups = bars.groupby(["row", "strategy"])["place"].nunique().max()
+    told = (
+        f"Above a projection: its accuracy in percent; {_DEPARTS} where the run is over "
+        f"{limit:.0%} longer than projected, or the projection than the run."
+    )
+    page = lay_out(
+        title,
+        [*((_sample(source), _LEGEND[source]) for source in sources), *_parts(bars)],
+        [Section(row, [Panel(_title(name)) for name in panels[row]]) for row in rows],
+        footer=[told, *footer],
+        size=PanelSize(
+            min_width=max(24.0, 2.3 * int(groups) * (len(sources) + 1)),
+            height=32.0,
+            left=11.0,
+            between=10.0,
+            right=2.0,
+            bottom=lambda _: 8.0,
+            max_width=90.0,
+            max_columns=5,
+        ),
+        share_y=False,
+    )
+    for row, axes_row in zip(rows, page.axes, strict=True):
+        for strategy, axes in zip(panels[row], axes_row, strict=True):
+            own = bars[(bars["row"] == row) & (bars["strategy"] == strategy)]
+            _fill(axes, own, sources, strategy_look(_own_name(strategy)).colour)
+            axes.set_xlabel(places_label, labelpad=1)
+    return page.figure
+
+
+def _own_name(strategy: str) -> str:
+    name = strategy.partition(",")[0]
+    return _OURS.get(name, name)
+
+
+def _title(strategy: str) -> str:
+    """Our strategies by their labels; ParaDL's, which stand for several of ours, in their words."""
+    name, comma, rest = strategy.partition(",")
+    alone = name in ("data", "pipeline", "serial")
+    return f"{name.capitalize() if alone else strategy_label(_own_name(name))}{comma}{rest}"
+
+
+def _sample(source: str) -> Patch:
+    colour = {"as-published": _PLAIN, "corrected": "#4477AA", MEASURED: "#000000"}[source]
+    face = "white" if source == MEASURED else colour
+    return Patch(facecolor=face, edgecolor=colour, linewidth=0.8)
+
+
+def _parts(bars: pd.DataFrame) -> list[tuple[Any, str]]:
+    if not bars["communication_s"].notna().any():
+        return []
+    hatched = Patch(facecolor="white", edgecolor=GREY, hatch="//////", linewidth=0.6)
+    return [(hatched, "of it communication")]
+
+
+def _fill(axes: Axes, own: pd.DataFrame, sources: list[str], colour: str) -> None:
+    places = list(dict.fromkeys(own.sort_values("order")["place"]))
+    pitch = len(sources) + 1
+    axes.set_xlim(-0.5, len(places) * pitch - 0.5)
+    middles = [place * pitch + (len(sources) - 1) / 2 + 0.5 for place in range(len(places))]
+    axes.set_xticks(middles, places)
+    axes.tick_params(axis="x", length=0)
+    top = float(own["step_s"].max())
+    for bar in rows_of(own):
+        x = places.index(bar.place) * pitch + sources.index(bar.source) + 0.5
+        _draw_bar(axes, x, bar, _PLAIN if bar.source == "as-published" else colour)
+        text = str(bar.mark) or _accuracy(bar)
+        if text:
+            height = float(bar.step_s) if math.isfinite(bar.step_s) else 0.0
+            axes.text(
+                x, height + 0.02 * (top if math.isfinite(top) else 1.0), text, rotation=90,
+                ha="center", va="bottom", fontsize=MIN_PT, gid="mark" if bar.mark else "number",
+                color=GREY if bar.mark else "black",
+            )  # fmt: skip
+    seconds_axis(axes, top, "Iteration", headroom=1.3)
+
+
+def _draw_bar(axes: Axes, x: float, bar: Any, colour: str) -> None:
+    if not math.isfinite(bar.step_s):
+        return
+    measured = bar.source == MEASURED
+    told = math.isfinite(bar.communication_s)
+    compute_s = bar.compute_s if told else bar.step_s
+    style: dict[str, Any] = {"width": 0.86, "edgecolor": "black" if measured else colour}
+    face = "white" if measured else colour
+    solid = axes.bar(x, compute_s, facecolor=face, linewidth=0.6, **style)
+    solid[0].set_gid("compute")
+    if told:
+        pale = "white" if measured else shade(colour, 0.65)
+        upper = axes.bar(
+            x, bar.communication_s, bottom=compute_s, facecolor=pale, hatch="//////",
+            linewidth=0.6, **style,
+        )  # fmt: skip
+        upper[0].set_gid("communication")
+
+
+def _accuracy(bar: Any) -> str:
+    if bar.source == MEASURED or not math.isfinite(bar.accuracy):
+        return ""
+    return f"{100 * bar.accuracy:.0f}{_DEPARTS if bar.departs else ''}"
+
+
+def draw_published(
+    rows: pd.DataFrame, platform: Platform, said: str
+) -> tuple[Figure, pd.DataFrame]:
+    """A row a network, a column a strategy, a group a number of devices.
+
+    Args:
+        rows: of :func:`ddlbench.predict.paradl.measured.read_measured`, one campaign.
+        platform: what the projections are of.
+        said: where rows and platform come from, for the footer.
+    """
+    bars = bars_of_table(rows, platform)
+    below = [f"{said} Means of the accuracies: ddlbench oracle score."]
+    title = "ParaDL's oracle: projected and measured iteration"
+    return draw_bars(title, bars, "Devices", below, LIMIT), bars
+
+
+def bars_of_table(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
+    """One row a bar: what was measured, and both variants."""
+    keys = rows[["model", "strategy", "gpus"]].copy()
+    batches = rows["batch_per_group"].fillna(rows["batch_global"]).fillna(rows["batch_per_gpu"])
+    several = batches.groupby([keys["model"], keys["strategy"]]).transform("nunique") > 1
+    place = pd.DataFrame(
+        {
+            "row": keys["model"].map(network_label),
+            "strategy": keys["strategy"],
+            "place": [
+                f"{gpus:g}\nb={batch:g}" if more else f"{gpus:g}"
+                for gpus, batch, more in zip(keys["gpus"], batches, several, strict=True)
+            ],
+            "order": keys["gpus"] * 1e6 + batches.fillna(0),
+            "mark": "",
+        }
+    )
+    measured_s = rows["seconds_per_iteration"]
+    low_s, high_s = (_end(rows, column) for column in ("s_per_it_min", "s_per_it_max"))
+    parts = [
+        place.assign(
+            source=MEASURED,
+            compute_s=rows["compute_seconds"],
+            communication_s=rows["comm_seconds"],
+            step_s=measured_s,
+            accuracy=math.nan,
+            departs=False,
+        )
+    ]
+    for variant in VARIANTS:
+        told = projected(rows, platform, variant)
+        parts.append(
+            place.assign(
+                source=variant,
+                compute_s=told["compute"],
+                communication_s=told["communication"],
+                step_s=told["iteration"],
+                accuracy=1 - (told["iteration"] - measured_s).abs() / measured_s,
+                departs=(low_s > told["iteration"] * (1 + LIMIT))
+                | (high_s < told["iteration"] / (1 + LIMIT)),
+            )
+        )
+    bars = pd.concat(parts)[COLUMNS]
+    orders = {"strategy": list(STRATEGIES), "source": list(SOURCES)}
+    return bars.sort_values(
+        ["row", "strategy", "order", "source"],
+        key=lambda column: (
+            column.map(orders[column.name].index) if column.name in orders else column
+        ),
+    ).reset_index(drop=True)
+
+
+def _end(rows: pd.DataFrame, column: str) -> pd.Series:
+    """An end of what was measured; the measurement itself where the table has none."""
+    measured_s = rows["seconds_per_iteration"]
+    if column not in rows.columns:
+        return measured_s
+    return pd.to_numeric(rows[column], errors="coerce").fillna(measured_s)
+
+
+def published_table() -> str:
+    """The CSV beside the figure of the published campaign, docs/oracle/oracle.csv."""
+    return table_text(
+        bars_of_table(reliable_rows(PUBLISHED_MEASURED, "report"), load_platform("abci"))
+    )
+
+
+_PREDICTORS = {"paradl-published": "as-published", "paradl-corrected": "corrected"}
+
+
+def draw_runs(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
+    """A row a network and dataset, a column a strategy, a group a geometry."""
+    frame = predicted.predictions
+    shown = frame[frame["predictor"].isin(_PREDICTORS)]
+    title = "ParaDL's oracle: projected and measured step"
+    if shown.empty:
+        below = footer(shown_cells(predicted, shown), context, [])
+        why = "No prediction by the oracle yet."
+        return nothing_to_show(title, why, below), pd.DataFrame(columns=COLUMNS)
+    bars = bars_of_runs(shown)
+    sentences = [
+        "Measured communication is the time that the mean rank waits for others: it holds their "
+        "lateness too, and a pipeline's bubble, which projections count as computation. Strategies "
+        "that cannot tell it have a plain bar.",
+    ]
+    below = footer(shown_cells(predicted, shown), context, sentences)
+    return draw_bars(title, bars, "Nodes x devices", below, LIMIT), bars
+
+
+def bars_of_runs(predictions: pd.DataFrame) -> pd.DataFrame:
+    """One row a bar: each prediction, and once a configuration what was measured."""
+    bars: list[dict[str, Any]] = []
+    seen = set()
+    for row in rows_of(predictions):
+        strategy = f"{row.strategy}, {row.variant}" if row.variant else str(row.strategy)
+        place = {
+            "row": f"{network_label(str(row.network))}, {dataset_label(str(row.dataset))}",
+            "strategy": strategy,
+            "place": str(row.geometry),
+            "order": row.workers + row.nodes / 1000,
+        }
+        if row.cell_id not in seen:
+            seen.add(row.cell_id)
+            bars.append(place | _measured(row))
+        bars.append(place | _projected(row))
+    return pd.DataFrame(bars, columns=COLUMNS)
+
+
+def _measured(row: Any) -> dict[str, Any]:
+    # The mean wait of a step may exceed the median step, where one step was very long.
+    wait_s = min(float(getattr(row, "measured_wait_s", math.nan)), float(row.measured_step_s))
+    return {
+        "source": MEASURED,
+        "compute_s": row.measured_step_s - wait_s,
+        "communication_s": wait_s,
+        "step_s": row.measured_step_s,
+        "accuracy": math.nan,
+        "departs": False,
+        "mark": "" if math.isfinite(row.measured_step_s) else str(row.mark or row.status),
+    }
+
+
+def _projected(row: Any) -> dict[str, Any]:
+    known = math.isfinite(row.predicted_step_s)
+    off = known and math.isfinite(row.measured_step_s) and bool(
+        departs(
+            row.measured_step_s, row.measured_low_s, row.measured_high_s, row.predicted_step_s,
+            LIMIT,
+        )
+    )  # fmt: skip
+    return {
+        "source": _PREDICTORS[row.predictor],
+        "compute_s": row.compute_s + row.bubble_s,
+        "communication_s": row.communication_s,
+        "step_s": row.predicted_step_s,
+        "accuracy": 1 - abs(row.signed_error),
+        "departs": off,
+        "mark": "" if known else NOT_PREDICTED,
+    }
