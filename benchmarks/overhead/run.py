@@ -36,8 +36,7 @@ from ddlbench.networks import build
 from ddlbench.planning.plan import make_plan
 from ddlbench.runtime.progress import Reporter
 from ddlbench.runtime.stream import EpochStream
-from ddlbench.strategies.executor import Context
-from ddlbench.strategies.sequential.executor import SequentialExecutor
+from ddlbench.strategies.executor import Context, StepwiseExecutor
 
 
 class Null(nn.Module):
@@ -112,7 +111,7 @@ def _loops(case: Case, scratch: Path, device: torch.device) -> dict[str, Callabl
         device=device,
     )
     stream = EpochStream(feed, 0, feed.steps_per_epoch)
-    executor = SequentialExecutor()
+    executor = StepwiseExecutor()
     context = Context((device,), progress=Reporter(10**9, case.batch_size))
     executor.prepare(plan, plan.processes[0], case.network, stream, context)
     batch = next(iter(stream.batches(0, 1)))

@@ -12,11 +12,15 @@ from torch import nn
 
 from ddlbench.strategies.executor import Context
 from ddlbench.strategies.pipelining.cutting import TensorForm
-from ddlbench.strategies.tensor_parallel.convert_rows import Grid, split_rows
-from ddlbench.strategies.tensor_parallel.convert_weights import split_weights
+from ddlbench.strategies.tensor_parallel.convert import Grid, split_rows, split_weights
 from ddlbench.strategies.tensor_parallel.descriptor import grid_of
-from ddlbench.strategies.tensor_parallel.groups import groups_of, join_team, lines_of
-from ddlbench.strategies.tensor_parallel.shard_group import GridAxis, ShardGroup
+from ddlbench.strategies.tensor_parallel.shard_group import (
+    GridAxis,
+    ShardGroup,
+    groups_of,
+    join_team,
+    lines_of,
+)
 from ddlbench.strategies.tensor_parallel.trace import trace
 from ddlbench.strategies.tensor_parallel.weights import WeightSplit
 from ddlbench.strategies.timing import SpanRecorder

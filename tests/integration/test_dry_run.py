@@ -200,7 +200,7 @@ def test_a_parameter_server_greets_both_ways_before_anything_is_expected():
 
 def test_greetings_have_one_order_so_that_no_ranks_wait_in_turn(monkeypatch):
     """Every rank's calls, played with messages that both sides wait for."""
-    from ddlbench.strategies.connect import connect
+    from ddlbench.strategies.dry_run import connect
     from ddlbench.strategies.parameter_server.worker import channels_between
 
     servers, workers = [0, 1], [2, 3, 4]

@@ -15,7 +15,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.rendezvous import barrier
-from ddlbench.strategies.precision import with_precision
+from ddlbench.strategies.training import with_precision
 from ddlbench.testing.networks import network_of
 from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import (

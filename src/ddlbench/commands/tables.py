@@ -65,9 +65,7 @@ class GeneratedTable:
 
 
 TABLES = (
-    GeneratedTable(
-        f"{_PLANNING}/block_table.csv", "ddlbench.strategies.pipedream.block_table:table"
-    ),
+    GeneratedTable(f"{_PLANNING}/block_table.csv", "ddlbench.strategies.pipelining.cutting:table"),
     GeneratedTable(
         f"{_PLANNING}/split_limits.csv", "ddlbench.strategies.tensor_parallel.limits:table"
     ),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.strategies.precision import Autocast, with_precision
+from ddlbench.strategies.training import Autocast, with_precision
 
 __all__ = ["Block", "blocks_of", "clear_gradients", "leaf_modules", "next_input"]
 

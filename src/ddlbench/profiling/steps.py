@@ -36,9 +36,8 @@ from ddlbench.profiling.parts import on_device, on_host
 from ddlbench.profiling.samples import median_with_interval
 from ddlbench.runtime.meters import cpu_peak_bytes, device_memory, restart_peaks
 from ddlbench.runtime.stream import EpochStream
-from ddlbench.strategies.executor import Context
-from ddlbench.strategies.precision import with_precision
-from ddlbench.strategies.sequential.executor import SequentialExecutor
+from ddlbench.strategies.executor import Context, StepwiseExecutor
+from ddlbench.strategies.training import with_precision
 
 __all__ = ["StepRunner", "Steps", "measure_steps"]
 
@@ -73,7 +72,7 @@ class StepRunner:
         self._feed.start()
         stream = EpochStream(self._feed, cell.warmup_steps, self._feed.steps_per_epoch)
         plan = make_plan(cell)
-        self.executor = SequentialExecutor()
+        self.executor = StepwiseExecutor()
         self.executor.prepare(plan, plan.processes[0], running, stream, Context((device,)))
         self.next_id = 0
 
@@ -172,7 +171,7 @@ _POINTS = ("forward", "backward", "optimizer", "end")
 
 
 @contextmanager
-def _listening(executor: SequentialExecutor, marks: Marks) -> Iterator[dict[str, list[int]]]:
+def _listening(executor: StepwiseExecutor, marks: Marks) -> Iterator[dict[str, list[int]]]:
     """Marks where the parts of each step begin, by hooks: the step itself stays the cell's."""
     found: dict[str, list[int]] = {name: [] for name in _POINTS}
 

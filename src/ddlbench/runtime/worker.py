@@ -54,7 +54,7 @@ from ddlbench.runtime.stream import EpochStream
 from ddlbench.runtime.torch_settings import apply_settings
 from ddlbench.runtime.traffic import TcpTraffic
 from ddlbench.strategies.executor import Context, Executor
-from ddlbench.strategies.precision import with_precision
+from ddlbench.strategies.training import with_precision
 
 __all__ = ["main"]
 

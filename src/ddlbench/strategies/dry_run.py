@@ -1,4 +1,4 @@
-"""Training on a copy, before the first message is expected: later nothing is done a first time.
+"""What happens for the first time, done before any message is expected: training, and messages.
 
 Over NCCL a posted receive is a kernel that spins on the GPU until its message comes. What waits for
 the whole device meanwhile waits for another rank, and hangs if that one waits for this one::
@@ -9,8 +9,11 @@ the whole device meanwhile waits for another rank, and hangs if that one waits f
 
 CUDA waits so where something happens for the first time: cuDNN's search for the fastest plan
 (``cudnn_benchmark``), the loading of a kernel's code (lazy by default), new memory from the driver.
-A dry run lets all of it happen while no receive is posted, and leaves no trace: it trains a copy,
-and random generators go back to where they were.
+:func:`dry_run` lets all of it happen while no receive is posted, and leaves no trace: it trains a
+copy, and random generators go back to where they were.
+
+Two ranks make their connection with their first message, and both wait for the device while they
+do. :func:`connect` sends these first messages one by one.
 """
 
 from __future__ import annotations
@@ -18,12 +21,13 @@ from __future__ import annotations
 import copy
 import gc
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-__all__ = ["dry_run"]
+__all__ = ["Channel", "connect", "dry_run"]
 
 
 def dry_run(
@@ -55,3 +59,28 @@ def dry_run(
         module.to(devices[0])
     for device in gpus:
         torch.cuda.reset_peak_memory_stats(device)
+
+
+Channel = tuple[str, int, int]  # kind of its messages, the rank that sends, the rank that receives
+
+
+def connect(
+    channels: Iterable[Channel],
+    rank: int,
+    groups: Mapping[str, dist.ProcessGroup],
+    device: torch.device,
+) -> None:
+    """Send a greeting over every channel of this rank.
+
+    Args:
+        channels: of all ranks, in the same order on all, so that no ranks wait in a circle.
+        rank: this process's.
+        groups: the process group of each kind.
+        device: where messages lie.
+    """
+    for kind, source, target in channels:
+        greeting = torch.zeros(1, device=device)
+        if rank == source:
+            dist.send(greeting, target, group=groups[kind])
+        elif rank == target:
+            dist.recv(greeting, source, group=groups[kind])

@@ -200,7 +200,9 @@ class Executor(Protocol):
 
 
 class StepwiseExecutor:
-    """An executor whose mini-batches follow one another: subclasses say what one step is.
+    """An executor whose mini-batches follow one another: plain training on one device.
+
+    Subclasses say what else one step is.
 
     Attributes:
         spans: what a step tells of its parts; it records in :meth:`record_step` only, unless a

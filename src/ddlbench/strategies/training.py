@@ -1,7 +1,12 @@
-"""Loss and optimiser of a cell: every strategy trains with the same, and gets them here."""
+"""What every strategy trains with: arithmetic, loss and optimiser of a cell.
+
+Autocast is a property of a thread, and a library may compute in threads of its own: so each block
+carries its autocast with it instead of the loop that calls it.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 import torch
@@ -9,7 +14,7 @@ from torch import Tensor, nn
 
 from ddlbench.experiment.cell import Cell
 
-__all__ = ["make_loss", "make_optimizer"]
+__all__ = ["Autocast", "make_loss", "make_optimizer", "with_precision"]
 
 
 class _SinglePrecision(nn.Module):
@@ -46,3 +51,31 @@ def make_optimizer(
     # A stage or a server may hold no weights, and torch's optimisers take no empty list.
     trained = list(parameters) or [nn.Parameter(torch.empty(0))]
     return torch.optim.SGD(trained, lr=rate, momentum=cell.momentum)
+
+
+class Autocast(nn.Module):
+    """A block that computes in bfloat16 where autocast deems it safe; weights stay float32."""
+
+    def __init__(self, block: nn.Module, device_type: str) -> None:
+        super().__init__()
+        self.block = block
+        self.device_type = device_type
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The block's output."""
+        with torch.autocast(self.device_type, dtype=torch.bfloat16):
+            outputs: Tensor = self.block(inputs)
+        return outputs
+
+
+def with_precision(network: nn.Sequential, precision: str, device_type: str) -> nn.Sequential:
+    """The network in "fp32", "tf32" or "bf16"; sets torch's matrix-product precision too."""
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    if precision != "bf16":
+        return network
+    # Not named_children: it leaves out a block that stands at a second place too.
+    blocks = ((str(place), block) for place, block in network._modules.items())
+    return nn.Sequential(
+        OrderedDict((name, Autocast(b, device_type)) for name, b in blocks if b is not None)
+    )

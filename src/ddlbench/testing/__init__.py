@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.testing.equality import assert_cell_equals_sequential
 from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.resume import assert_cells_resume
+from ddlbench.testing.training import assert_cell_equals_sequential
 
 __all__ = [
     "assert_cell_equals_sequential",

@@ -1,4 +1,9 @@
-"""Cells that ranks train with their real executors, and sequential training beside them."""
+"""Cells that ranks train with their real executors, and sequential training beside them.
+
+After several steps a parallel strategy has the weights of sequential training. The reference
+consumes the same mini-batch part by part, so that batch norm sees what a rank or a micro-batch
+sees; gradients are averaged; dropout is off.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +29,7 @@ from ddlbench.testing.rank_pool import run_ranks
 __all__ = [
     "STATISTICS",
     "Reader",
+    "assert_cell_equals_sequential",
     "assert_same_bits",
     "assert_same_weights",
     "context_of",
@@ -208,3 +214,22 @@ def assert_same_bits(found: Any, expected: Any, place: str = "state") -> None:
             assert_same_bits(found[index], value, f"{place}/{index}")
     else:
         assert found == expected, place
+
+
+_STEPS = 4
+
+
+def assert_cell_equals_sequential(cell: Cell, parts: int) -> None:
+    """Train a cell and its sequential reference in float32; compare weights and mean losses.
+
+    Args:
+        cell: what a data-parallel rank or a synchronous pipeline trains.
+        parts: that a mini-batch is computed in: ranks, or micro-batches.
+    """
+    assert strategy_of(cell.strategy).supports(cell) is None
+    expected, losses = reference(cell, parts, _STEPS)
+    (ranks,) = train([cell], ((0, _STEPS),))
+    for rank in ranks:
+        assert_same_weights(rank["state"], expected, rtol=1e-4, atol=1e-5)
+    mean_losses = torch.tensor([rank["loss"] for rank in ranks]).mean(dim=0)
+    torch.testing.assert_close(mean_losses, torch.tensor(losses), rtol=1e-3, atol=1e-4)

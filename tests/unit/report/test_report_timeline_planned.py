@@ -20,7 +20,7 @@ from ddlbench.report.timeline.planned import (
     unit_durations,
 )
 from ddlbench.report.timeline.schedule_diagrams import SCHEDULES, Lesson, planned_lesson
-from ddlbench.strategies.torchgpipe.schedule import torchgpipe_step
+from ddlbench.strategies.torchgpipe.descriptor import torchgpipe_step
 
 
 def words(*lines: str) -> list[str]:

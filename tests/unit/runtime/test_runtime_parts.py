@@ -22,8 +22,8 @@ from ddlbench.runtime.network_address import address_of
 from ddlbench.runtime.progress import MARK, Display, Reporter
 from ddlbench.runtime.stream import feed_ranges
 from ddlbench.strategies.executor import Unsupported
-from ddlbench.strategies.precision import with_precision
 from ddlbench.strategies.timing import StepClock
+from ddlbench.strategies.training import with_precision
 
 CELL = Cell("mnist", "tiny", "ddp", batch_size=8, devices_per_node=2, epochs=2, warmup_steps=1)
 

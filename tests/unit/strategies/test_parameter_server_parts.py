@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ddlbench.strategies.executor import Unsupported
-from ddlbench.strategies.parameter_server.async_server import in_threads
 from ddlbench.strategies.parameter_server.layout import ALIGNMENT, Layout, Row
+from ddlbench.strategies.parameter_server.server import in_threads
 
 SIZES = st.lists(st.integers(1, 3000), min_size=1, max_size=12)
 

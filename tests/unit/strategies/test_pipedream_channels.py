@@ -20,8 +20,7 @@ from ddlbench.strategies.pipedream import executor as executor_module
 from ddlbench.strategies.pipedream.channels import Channels
 from ddlbench.strategies.pipedream.executor import PipeDreamExecutor
 from ddlbench.strategies.pipedream.runner import ScheduleRunner, StageParts
-from ddlbench.strategies.pipedream.stage import Stage
-from ddlbench.strategies.pipedream.versions import WeightVersions
+from ddlbench.strategies.pipedream.stage import Stage, WeightVersions
 from ddlbench.strategies.pipelining.cutting import TensorForm
 from ddlbench.strategies.timing import SpanRecorder
 

@@ -11,7 +11,7 @@ from torch import nn
 from ddlbench.planning.schedules import Action, one_f_one_b
 from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts
 from ddlbench.strategies.pipelining.executor import PipelineExecutor
-from ddlbench.strategies.precision import with_precision
+from ddlbench.strategies.training import with_precision
 from ddlbench.testing.networks import tiny
 
 

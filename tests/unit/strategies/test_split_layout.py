@@ -8,9 +8,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from ddlbench.strategies.tensor_parallel.groups import across, groups_of, lines_of
-from ddlbench.strategies.tensor_parallel.layout import Parts, Window, halo_of, overlap
-from ddlbench.strategies.tensor_parallel.pieces import channel_pieces, filter_pieces
+from ddlbench.strategies.tensor_parallel.layout import (
+    Parts,
+    Window,
+    channel_pieces,
+    filter_pieces,
+    halo_of,
+    overlap,
+)
+from ddlbench.strategies.tensor_parallel.shard_group import across, groups_of, lines_of
 
 
 @given(extent=st.integers(0, 50), count=st.integers(1, 9))

@@ -9,22 +9,23 @@ hook, as only there their begin and end can be seen::
 A bucket begins when its last gradient is there.
 """
 
-from __future__ import annotations
+# Annotations are types here, not texts: DDP compares those of a hook with its own.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.strategies.ddp.descriptor import DdpDetails
-from ddlbench.strategies.ddp.recorded_average import recorded_average
 from ddlbench.strategies.executor import StepwiseExecutor
 from ddlbench.strategies.process_group import join_all
+from ddlbench.strategies.timing import SpanRecorder
 
-__all__ = ["DdpExecutor"]
+__all__ = ["DdpExecutor", "recorded_average"]
 
 
 class DdpExecutor(StepwiseExecutor):
@@ -69,3 +70,28 @@ class DdpExecutor(StepwiseExecutor):
     def close(self) -> None:
         """Leave the process group."""
         dist.destroy_process_group()
+
+
+def recorded_average(
+    spans: SpanRecorder, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """What DDP does with a bucket by itself: the average over all ranks, in place.
+
+    Args:
+        spans: gets the time from the bucket's last gradient to the end of its all-reduce.
+        bucket: gradients side by side.
+    """
+    begin = spans.now()
+    if bucket.is_last():
+        spans.phase("all_reduce_wait")
+    gradients = bucket.buffer().div_(dist.get_world_size())
+    kind = f"all_reduce_bucket {bucket.index()}.0"
+
+    def done(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        spans.beside(kind, begin, spans.now())
+        return future.value()[0]
+
+    work = dist.all_reduce(gradients, async_op=True)
+    assert work is not None
+    averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(done)
+    return averaged

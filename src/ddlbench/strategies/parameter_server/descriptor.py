@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.details import PlanDetails
+from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
 from ddlbench.planning.strategy import Process, Strategy, uneven_shares
-from ddlbench.strategies.parameter_server.memory import server_and_worker_bytes
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Workload
 
-__all__ = ["ParameterServer", "ParameterServerDetails", "message_count"]
+__all__ = ["ParameterServer", "ParameterServerDetails", "message_count", "server_and_worker_bytes"]
 
 
 @dataclass(frozen=True)
@@ -151,4 +151,33 @@ def _process(cell: Cell, rank: int, worker: int, workers: int) -> Process:
         replica=worker,
         shard=worker,
         num_shards=workers,
+    )
+
+
+def server_and_worker_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
+    """Peak bytes of every rank.
+
+    ::
+
+        server   its part of weights and momentum | a buffer of the same size for each worker
+        worker   weights | buffers | gradients, always | the worst moment of one backward pass
+
+    A worker has no momentum, but its gradients stay from step to step, as they are sent from where
+    they lie: a new one is beside them until it is added.
+
+    Args:
+        workload: the profile.
+        plan: with processes of role ``server`` and ``worker``.
+    """
+    cell, blocks = plan.cell, workload.blocks
+    workers = sum(process.role == "worker" for process in plan.processes)
+    weights = sum(block.parameter_bytes for block in blocks)
+    copies = workers + (2 if cell.momentum > 0 else 1)
+    of_role = {
+        "server": weights / (plan.world_size - workers) * copies,
+        "worker": persistent_bytes(blocks, 0.0)
+        + backward_peak_bytes(blocks, cell.batch_size / workers, gradients_exist=True),
+    }
+    return tuple(
+        round(workload.fixed_memory_bytes + of_role[process.role]) for process in plan.processes
     )

@@ -26,13 +26,12 @@ from torch import Tensor, nn
 
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import Process
-from ddlbench.strategies.connect import connect
-from ddlbench.strategies.dry_run import dry_run
+from ddlbench.strategies.dry_run import connect, dry_run
 from ddlbench.strategies.executor import Context, DataStream, RunRecord, StepwiseExecutor
-from ddlbench.strategies.parameter_server.async_server import AsyncServer
 from ddlbench.strategies.parameter_server.descriptor import ParameterServerDetails
 from ddlbench.strategies.parameter_server.layout import Layout
 from ddlbench.strategies.parameter_server.server import (
+    AsyncServer,
     Round,
     Server,
     ServiceLog,

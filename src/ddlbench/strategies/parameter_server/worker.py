@@ -19,7 +19,7 @@ from functools import partial
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddlbench.strategies.connect import Channel
+from ddlbench.strategies.dry_run import Channel
 from ddlbench.strategies.parameter_server.layout import Layout, Row
 
 __all__ = ["PULL", "PUSH", "Groups", "Worker", "channels_between"]

@@ -30,10 +30,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.planning.schedules import Action
-from ddlbench.strategies.connect import Channel
+from ddlbench.strategies.dry_run import Channel
 from ddlbench.strategies.pipelining.cutting import TensorForm
 
-__all__ = ["Channels", "Groups", "Messages", "channels_between"]
+__all__ = ["Channels", "Groups", "MadeUpMessages", "Messages", "channels_between"]
 
 ACTIVATION, GRADIENT = "activation", "gradient"
 
@@ -159,3 +159,28 @@ def channels_between(stage_ranks: Sequence[Sequence[int]]) -> list[Channel]:
 def _channel(action: Action) -> tuple[str, int]:
     assert action.peer is not None
     return action.kind.split("_")[1], action.peer
+
+
+class MadeUpMessages:
+    """For a stage's dry run alone: what is received is zero, what is sent goes nowhere.
+
+    Args:
+        forms: of what arrives, "activation" and "gradient".
+        device: where tensors lie.
+    """
+
+    def __init__(self, forms: dict[str, TensorForm], device: torch.device) -> None:
+        self._forms, self._device = forms, device
+
+    def open(self) -> None:
+        """Nothing is posted."""
+
+    def receive(self, action: Action) -> Tensor:
+        """A tensor of the form of the message that an action waits for."""
+        return self._forms[action.kind.removeprefix("receive_")].tensor(self._device).zero_()
+
+    def send(self, action: Action, tensor: Tensor) -> None:
+        """To nobody."""
+
+    def finish(self) -> None:
+        """Nothing is under way."""

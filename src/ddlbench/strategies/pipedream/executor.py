@@ -28,8 +28,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Schedule
 from ddlbench.planning.strategy import Process, strategy_of
-from ddlbench.strategies.connect import connect
-from ddlbench.strategies.dry_run import dry_run
+from ddlbench.strategies.dry_run import connect, dry_run
 from ddlbench.strategies.executor import (
     Context,
     DataStream,
@@ -38,12 +37,16 @@ from ddlbench.strategies.executor import (
     StepwiseExecutor,
     Unsupported,
 )
-from ddlbench.strategies.pipedream.channels import Channels, Groups, Messages, channels_between
+from ddlbench.strategies.pipedream.channels import (
+    Channels,
+    Groups,
+    MadeUpMessages,
+    Messages,
+    channels_between,
+)
 from ddlbench.strategies.pipedream.descriptor import PipeDreamDetails, StagedStrategy
-from ddlbench.strategies.pipedream.dry_run import MadeUpMessages
 from ddlbench.strategies.pipedream.runner import ScheduleRunner, StageParts
-from ddlbench.strategies.pipedream.stage import Stage
-from ddlbench.strategies.pipedream.versions import WeightVersions
+from ddlbench.strategies.pipedream.stage import Stage, WeightVersions
 from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts
 from ddlbench.strategies.process_group import every_rank, join_all, side_by_side
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock

@@ -5,12 +5,16 @@
     blocks   | a | b | c | d | e |      each block is run on tensors without contents, which gives
     stages   |---0---|---1---|-2-|      its output's shape and its floating-point operations
 
-Every process finds the forms of its messages by itself, so none are exchanged.
+Every process finds the forms of its messages by itself, so none are exchanged. :func:`table` makes
+``planning/block_table.csv``, what planning knows of the built-in networks, for ``make tables``.
+They are built without contents, so even ResNet-152 on the largest images takes no memory.
 """
 
 from __future__ import annotations
 
 import copy
+import csv
+import io
 import math
 from dataclasses import dataclass
 
@@ -20,7 +24,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
-__all__ = ["BlockFacts", "TensorForm", "block_facts"]
+from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.experiment.network_spec import pairs
+from ddlbench.experiment.registry import load
+from ddlbench.networks.flatten import out_of_place
+from ddlbench.planning.block_table import COLUMNS
+
+__all__ = ["BlockFacts", "TensorForm", "block_facts", "rows_of", "table"]
 
 
 @dataclass(frozen=True)
@@ -85,3 +95,34 @@ def block_facts(
                 BlockFacts(TensorForm.of(passing), float(counter.get_total_flops()), parameters)
             )
     return facts
+
+
+_SAMPLES = 2  # batch norm refuses a single value a channel
+
+
+def rows_of(network: str, spec: DatasetSpec) -> list[tuple[str | int, ...]]:
+    """One row a block, in the order of ``COLUMNS``; operations and output of one sample."""
+    with torch.device("meta"):
+        blocks = out_of_place(load("ddlbench.networks", network)(spec))
+    facts = block_facts(blocks, TensorForm((_SAMPLES, *spec.shape), torch.float32), "cpu")
+    return [
+        (
+            network,
+            spec.name,
+            number,
+            round(fact.work / _SAMPLES),
+            fact.parameter_bytes,
+            fact.output.bytes // _SAMPLES,
+        )
+        for number, fact in enumerate(facts)
+    ]
+
+
+def table() -> str:
+    """All built-in networks on all datasets, as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for network, spec in pairs():
+        writer.writerows(rows_of(network, spec))
+    return text.getvalue()

@@ -25,7 +25,7 @@ class Sequential(Strategy):
     colour: ClassVar[str] = "#000000"
     marker: ClassVar[str] = "o"
     family: ClassVar[str] = "baseline"
-    executor: ClassVar[str] = "ddlbench.strategies.sequential.executor:SequentialExecutor"
+    executor: ClassVar[str] = "ddlbench.strategies.executor:StepwiseExecutor"
     predictors: ClassVar[tuple[str, ...]] = ("sequential",)
     preferred_predictor: ClassVar[Mapping[str, str]] = {
         "cpu": "sequential",

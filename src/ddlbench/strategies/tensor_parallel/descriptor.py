@@ -30,8 +30,7 @@ from ddlbench.planning.details import PlanDetails
 from ddlbench.planning.layer_split import LayerSplit
 from ddlbench.planning.split_limits import DIMENSIONS, why_too_many
 from ddlbench.planning.strategy import Process, Strategy
-from ddlbench.strategies.tensor_parallel.memory import split_bytes
-from ddlbench.strategies.tensor_parallel.shares import By, layer_split
+from ddlbench.strategies.tensor_parallel.shares import By, layer_split, split_bytes
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan

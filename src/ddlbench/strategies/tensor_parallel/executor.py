@@ -20,14 +20,18 @@ from torch import Tensor, nn
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.strategies.executor import StepwiseExecutor
-from ddlbench.strategies.gradient_buckets import sum_gradients
 from ddlbench.strategies.pipelining.cutting import TensorForm
-from ddlbench.strategies.process_group import join_all
-from ddlbench.strategies.tensor_parallel.convert_rows import Grid, Rows, split_rows
-from ddlbench.strategies.tensor_parallel.convert_weights import Dealt, split_weights
+from ddlbench.strategies.process_group import join_all, sum_gradients
+from ddlbench.strategies.tensor_parallel.convert import Dealt, Grid, Rows, split_rows, split_weights
 from ddlbench.strategies.tensor_parallel.descriptor import SplitDetails, grid_of
-from ddlbench.strategies.tensor_parallel.groups import across, groups_of, join_team, lines_of
-from ddlbench.strategies.tensor_parallel.shard_group import GridAxis, ShardGroup
+from ddlbench.strategies.tensor_parallel.shard_group import (
+    GridAxis,
+    ShardGroup,
+    across,
+    groups_of,
+    join_team,
+    lines_of,
+)
 from ddlbench.strategies.tensor_parallel.trace import BlockTrace, trace
 from ddlbench.strategies.tensor_parallel.weights import WeightSplit
 from ddlbench.strategies.timing import SpanRecorder

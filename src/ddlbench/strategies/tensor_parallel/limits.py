@@ -20,10 +20,14 @@ from ddlbench.experiment.network_spec import pairs
 from ddlbench.experiment.registry import load
 from ddlbench.planning.split_limits import COLUMNS, DIMENSIONS
 from ddlbench.strategies.pipelining.cutting import TensorForm
-from ddlbench.strategies.tensor_parallel.convolution import CONVOLUTIONS
-from ddlbench.strategies.tensor_parallel.head import head_of
-from ddlbench.strategies.tensor_parallel.pointwise import DROPOUTS, POINTWISE
-from ddlbench.strategies.tensor_parallel.trace import BlockTrace, trace
+from ddlbench.strategies.tensor_parallel.row_layers import CONVOLUTIONS
+from ddlbench.strategies.tensor_parallel.trace import (
+    DROPOUTS,
+    POINTWISE,
+    BlockTrace,
+    head_of,
+    trace,
+)
 from ddlbench.strategies.tensor_parallel.weights import features_of
 
 __all__ = [

@@ -1,18 +1,57 @@
-"""The ranks that compute the same samples together, and all that they say to each other."""
+"""The ranks that compute the same samples together, and all that they say to each other.
+
+::
+
+    4 devices a group, a grid of 2 x 2, 2 groups
+
+    group 0    0  1        lines of height   0-2  1-3   4-6  5-7
+               2  3        lines of width    0-1  2-3   4-5  6-7
+    group 1    4  5        across groups     0-4  1-5   2-6  3-7
+               6  7
+
+Steps between whole and split activations have each the gradient that belongs to them:
+
+=============  ==================  =====================  =====================================
+step           forward             backward               where
+=============  ==================  =====================  =====================================
+``share``      nothing             all-reduce (sum)       a whole input that all read a part of
+``gather``     all-gather          own part               parts become whole, on every rank
+``take``       own part            all-gather             whole becomes parts
+``total``      all-reduce (sum)    nothing                partial sums become whole
+=============  ==================  =====================  =====================================
+
+*Whole* means the same values on every rank, and behind it every rank computes the same; so the
+gradient of a whole activation is whole as well. Megatron-LM (Shoeybi et al. 2019, section 3)
+calls ``share`` f and ``total`` g.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ddlbench.strategies.executor import Context
+from ddlbench.strategies.process_group import side_by_side
 from ddlbench.strategies.tensor_parallel.layout import Parts
 from ddlbench.strategies.timing import SpanRecorder
 
-__all__ = ["GridAxis", "ShardGroup"]
+__all__ = [
+    "GridAxis",
+    "ShardGroup",
+    "across",
+    "gather",
+    "groups_of",
+    "join_team",
+    "lines_of",
+    "share",
+    "take",
+    "total",
+]
 
 _HALF_TYPES = (torch.bfloat16, torch.float16)
 
@@ -116,3 +155,121 @@ def _is_half_on_cpu(values: Tensor) -> bool:
 def _plain(values: Tensor) -> Tensor:
     """The same memory of a contiguous tensor, in a type that every transport knows."""
     return values.view(-1).view(torch.uint8) if _is_half_on_cpu(values) else values
+
+
+def share(whole: Tensor, team: ShardGroup) -> Tensor:
+    """A whole tensor of which this rank computes with all, for a part of the outputs."""
+    result: Tensor = _Share.apply(whole, team)
+    return result
+
+
+def gather(part: Tensor, dim: int, parts: Parts, team: ShardGroup) -> Tensor:
+    """The whole, of which each rank has one of ``parts`` along ``dim``."""
+    result: Tensor = _Gather.apply(part, dim, parts, team)
+    return result
+
+
+def take(whole: Tensor, dim: int, parts: Parts, team: ShardGroup) -> Tensor:
+    """This rank's part of a whole tensor."""
+    result: Tensor = _Take.apply(whole, dim, parts, team)
+    return result
+
+
+def total(addend: Tensor, team: ShardGroup) -> Tensor:
+    """The sum over the ranks."""
+    result: Tensor = _Total.apply(addend, team)
+    return result
+
+
+def _own(whole: Tensor, dim: int, parts: Parts, team: ShardGroup) -> Tensor:
+    first, behind = parts[team.rank]
+    return whole.narrow(dim, first, behind - first)
+
+
+class _Share(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, team: ShardGroup) -> Tensor:
+        ctx.team = team
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return ctx.team.all_reduce(gradients[0]), None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, dim: int, parts: Parts, team: ShardGroup) -> Tensor:
+        ctx.place = dim, parts, team
+        return team.all_gather(part, dim, parts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return _own(gradients[0], *ctx.place).contiguous(), None, None, None
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, dim: int, parts: Parts, team: ShardGroup) -> Tensor:
+        ctx.place = dim, parts, team
+        return _own(whole, dim, parts, team).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        dim, parts, team = ctx.place
+        return team.all_gather(gradients[0], dim, parts), None, None, None
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, addend: Tensor, team: ShardGroup) -> Tensor:
+        return team.all_reduce(addend)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0], None
+
+
+Ranks = list[list[int]]
+"""Teams that lie side by side: every rank is in one of them."""
+
+
+def groups_of(world_size: int, size: int) -> Ranks:
+    """Neighbouring ranks."""
+    return [list(range(start, start + size)) for start in range(0, world_size, size)]
+
+
+def across(groups: Sequence[Sequence[int]]) -> Ranks:
+    """The same place of every group."""
+    return [list(same) for same in zip(*groups, strict=True)]
+
+
+def lines_of(groups: Sequence[Sequence[int]], sizes: Mapping[int, int]) -> dict[int, Ranks]:
+    """The lines of every group's grid along each dimension; ranks of the last one are neighbours.
+
+    Args:
+        groups: of as many ranks as the grid has.
+        sizes: dimension -> extent of the grid, the outermost first.
+    """
+    found = {}
+    inner = len(groups[0])
+    for dim, size in sizes.items():
+        outer, inner = inner, inner // size
+        found[dim] = [
+            [group[start + offset + step * inner] for step in range(size)]
+            for group in groups
+            for start in range(0, len(group), outer)
+            for offset in range(inner)
+        ]
+    return found
+
+
+def join_team(teams: Ranks, rank: int, spans: SpanRecorder, context: Context) -> ShardGroup:
+    """This rank's team; every rank of the world calls it with the same teams."""
+    mine = next(ranks for ranks in teams if rank in ranks)
+    if len(mine) == 1:
+        return ShardGroup(0, 1, None, spans)
+    group = side_by_side(teams, context)
+    # NCCL builds a communicator at its first use, in which all must take part.
+    dist.all_reduce(torch.zeros(1, device=context.devices[0]), group=group)
+    return ShardGroup(mine.index(rank), len(mine), group, spans)

@@ -1,22 +1,37 @@
-"""What a split strategy divides of a profile's layers: how far rows go, whose weights are dealt.
+"""A device's share of a profile's layers, by rows, filters or channels, and its peak memory.
 
 The rules are the runtime's (``strategies/tensor_parallel``), on the shapes that a profile holds:
 rows end at the head, at a block that the cell names, or with ``until: auto`` before the first block
-in which a device would have none.
+in which a device would have none. Memory is::
+
+    rows       weights whole | what autograd saves of own rows, halos in copies of their own
+               after backward: gradients of the split blocks once more, flattened for the all-reduce
+    filters    weights / p   | activations whole; the gradient of an input once more while it is
+    channels   weights / p   | added up (filters) or gathered (channels)
+                             | channels: a copy of the own channels of every input
+    groups     gradients of what they have in common once more, after those of rows
+
+Saved bytes are the profile's, so in-place activations and shared storages count as they are.
+Layers keep a storage once, with the layer that first saves it; a copy with a halo is another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.planning.layer_split import LayerSplit
+from ddlbench.planning.gradient_buckets import DEFAULT_BUCKET_BYTES
+from ddlbench.planning.layer_split import LayerSplit, rows_share
+from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
 
 if TYPE_CHECKING:
-    from ddlbench.planning.workload import Workload
+    from ddlbench.experiment.cell import Cell
+    from ddlbench.planning.workload import Block, Workload
 
-__all__ = ["By", "layer_split", "shape_of"]
+__all__ = ["By", "layer_split", "shape_of", "split_bytes"]
 
 By = Literal["rows", "filter", "channel"]
 _HEADS = ("Linear", "Flatten", "Adaptive")
@@ -109,3 +124,174 @@ def _is_thin(shape: Mapping[str, Any], grid: Mapping[int, int]) -> bool:
         for extents in (shape["input"], shape["output"])
         for dim, size in grid.items()
     )
+
+
+_ITEM_BYTES = 4
+_WINDOWS = ("Conv", "MaxPool", "AvgPool")
+
+
+def split_bytes(
+    workload: Workload, cell: Cell, split: LayerSplit, *, by: By, group: int, replicas: int
+) -> tuple[int, ...]:
+    """Peak bytes of every rank; ranks differ by a row or filter at most, the fullest counts.
+
+    Args:
+        workload: the profile, with the shapes of its layers.
+        cell: of one process a device.
+        split: how a group splits the network.
+        by: what is split.
+        group: devices that compute the same samples.
+        replicas: groups.
+
+    Raises:
+        ConfigError: the profile has no shapes.
+    """
+    end = len(workload.blocks)
+    if group == 1:
+        blocks = list(workload.blocks)
+    elif split.end is not None:
+        end = split.end
+        blocks = _of_rows(workload, split.grid, end)
+    else:
+        blocks = _of_weights(workload, split, by == "channel")
+    samples = cell.batch_size / replicas
+    weights = sum(block.parameter_bytes for block in blocks)
+    by_rows = split.end is not None and group > 1
+    flattened = _flattened(workload, split, blocks, end, (by_rows, replicas > 1))
+    moment = max(backward_peak_bytes(blocks, samples), weights + flattened)
+    bytes_ = workload.fixed_memory_bytes + persistent_bytes(blocks, cell.momentum) + moment
+    return (round(bytes_),) * cell.devices
+
+
+def _flattened(
+    workload: Workload,
+    split: LayerSplit,
+    blocks: Sequence[Block],
+    end: int,
+    reduced: tuple[bool, bool],
+) -> float:
+    """Gradients once more, in the buckets that all-reduces at the end of a step send.
+
+    Those of rows, before ``end``, go over all devices; then the others over groups. A gradient
+    that is larger than a bucket is alone in it, and sent where it lies. ``reduced``: whether there
+    is an all-reduce over rows, and one over groups.
+    """
+    by_rows, several = reduced
+    copied = [block.parameter_bytes for block in blocks]
+    for entry in workload.layer_entries:
+        own = entry["parameter_bytes"] * split.weight_shares[entry["name"]]
+        if own > DEFAULT_BUCKET_BYTES:
+            copied[entry["block"]] -= round(own)
+    first = sum(copied[:end]) if by_rows or several else 0
+    return max(first, sum(copied[end:]) if several else 0)
+
+
+def _of_rows(workload: Workload, grid: Mapping[int, int], end: int) -> list[Block]:
+    """Blocks up to the end with own rows, the others whole."""
+    layers = _by_block(workload)
+    found = []
+    for index, block in enumerate(workload.blocks):
+        own = layers.get(index, [])
+        if index >= end:
+            found.append(_gathered(block, own) if index == end else block)
+            continue
+        share = rows_share(shape_of(own[-1], workload.network)["output"], grid) if own else 1.0
+        entering = rows_share(shape_of(own[0], workload.network)["input"], grid) if own else 1.0
+        between = block.saved_bytes - sum(float(e["saved_bytes_per_sample"]) for e in own)
+        saved = sum(_saved_rows(entry, grid, workload.network) for entry in own) + share * between
+        found.append(
+            replace(
+                block,
+                saved_bytes=saved,
+                input_bytes=block.input_bytes * entering,
+                output_bytes=block.output_bytes * share,
+            )
+        )
+    return found
+
+
+def _gathered(block: Block, own: Sequence[Mapping[str, Any]]) -> Block:
+    """The first whole block: what it reads is gathered, so no earlier layer has saved it."""
+    if not own or not str(own[0]["kind"]).startswith(_WINDOWS):
+        return block
+    if float(own[0]["saved_bytes_per_sample"]) >= block.input_bytes:
+        return block
+    return replace(block, saved_bytes=block.saved_bytes + block.input_bytes)
+
+
+def _saved_rows(entry: Mapping[str, Any], grid: Mapping[int, int], network: str) -> float:
+    """Bytes a sample that a layer saves of its rows."""
+    shape = shape_of(entry, network)
+    saved = float(entry["saved_bytes_per_sample"])
+    given = shape["input"]
+    if len(given) < 2:
+        return saved
+    share = rows_share(given, grid)
+    if not (str(entry["kind"]).startswith(_WINDOWS) and _is_copied(shape, grid)):
+        return saved * share
+    whole = float(prod(given) * _ITEM_BYTES)
+    # A copy of the rows that are read takes the place of the input, if that was saved here.
+    rest = saved - whole if saved >= whole else saved
+    return rest * share + whole * _read_share(shape, grid)
+
+
+def _is_copied(shape: Mapping[str, Any], grid: Mapping[int, int]) -> bool:
+    """Whether some device's outputs read other rows than it has, fewer ones included.
+
+    So it is but where windows lie side by side, without padding, and parts end between them.
+    """
+    kernel, stride = shape["kernel"], shape["stride"]
+    return any(
+        kernel != stride
+        or shape["output"][dim] * stride != shape["input"][dim]
+        or (stride > 1 and shape["output"][dim] % size)
+        for dim, size in grid.items()
+    )
+
+
+def _read_share(shape: Mapping[str, Any], grid: Mapping[int, int]) -> float:
+    """Rows that the outputs of the fullest device read, padding included, as a share."""
+    share = 1.0
+    for dim, size in grid.items():
+        outputs = -(-shape["output"][dim] // size)
+        share *= ((outputs - 1) * shape["stride"] + shape["kernel"]) / shape["input"][dim]
+    return share
+
+
+def _of_weights(workload: Workload, split: LayerSplit, by_channel: bool) -> list[Block]:
+    """Blocks with their part of the weights; activations stay whole."""
+    layers, all_shares = _by_block(workload), split.weight_shares
+    found = []
+    for index, block in enumerate(workload.blocks):
+        own = layers.get(index, [])
+        shares = [all_shares[entry["name"]] for entry in own]
+        parameters = sum(e["parameter_bytes"] * s for e, s in zip(own, shares, strict=True))
+        rest = block.parameter_bytes - sum(e["parameter_bytes"] for e in own)
+        saved = block.saved_bytes
+        if by_channel:
+            for entry, share in zip(own, shares, strict=True):
+                if share < 1:
+                    saved += _copied_channels(entry, share, workload.network)
+        found.append(
+            replace(
+                block,
+                parameter_bytes=round(parameters + rest),
+                saved_bytes=saved,
+                input_bytes=block.input_bytes * (2 if any(s < 1 for s in shares) else 1),
+            )
+        )
+    return found
+
+
+def _copied_channels(entry: Mapping[str, Any], share: float, network: str) -> float:
+    """Own channels of the input, in the place of the input itself if that was saved here."""
+    whole = float(prod(shape_of(entry, network)["input"]) * _ITEM_BYTES)
+    replaced = whole if float(entry["saved_bytes_per_sample"]) >= whole else 0.0
+    return share * whole - replaced
+
+
+def _by_block(workload: Workload) -> dict[int, list[Mapping[str, Any]]]:
+    found: dict[int, list[Mapping[str, Any]]] = {}
+    for entry in workload.layer_entries:
+        found.setdefault(entry["block"], []).append(entry)
+    return found

@@ -1,14 +1,15 @@
-"""What a network does with a batch, found without computing: which layer sees which shapes.
+"""What a network does with a batch: which layer sees which shapes, and which stand in its way.
 
 The network is run once on tensors without contents. Layers (modules without children) tell their
 shapes; what blocks do between their layers (an addition, a concatenation) is watched operation by
-operation, because a split activation bears only operations that treat every position alike.
+operation, because a split activation bears only operations that treat every position alike. A
+network ends to be made of rows at its *head*: the first block that reads all positions at once.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,45 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddlbench.strategies.pipelining.cutting import TensorForm
 
-__all__ = ["BlockTrace", "Shapes", "trace"]
+__all__ = [
+    "DROPOUTS",
+    "MEANS",
+    "POINTWISE",
+    "BlockTrace",
+    "Shapes",
+    "head_of",
+    "innermost",
+    "replace_layers",
+    "trace",
+]
+
+# Layers that treat every position alike, so that rows stay where they are.
+POINTWISE = (
+    nn.CELU,
+    nn.ELU,
+    nn.GELU,
+    nn.Hardsigmoid,
+    nn.Hardswish,
+    nn.Hardtanh,
+    nn.Identity,
+    nn.LeakyReLU,
+    nn.LogSigmoid,
+    nn.Mish,
+    nn.PReLU,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.SELU,
+    nn.Sequential,  # a layer only where it is empty, as the shortcut of some residual blocks
+    nn.SiLU,
+    nn.Sigmoid,
+    nn.Softplus,
+    nn.Softsign,
+    nn.Tanh,
+)
+
+# Ranks with different rows would draw different numbers of random numbers.
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 """Of a layer's input and output."""
@@ -127,3 +166,39 @@ def _mixes(func: Any, args: Any, kwargs: Any) -> bool:
     # "prim" asks for a tensor's device or type, as autocast does.
     known = func.namespace == "prim" or name in _HARMLESS
     return not known and torch.Tag.pointwise not in func.tags
+
+
+def replace_layers(network: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> None:
+    """Put every value of ``replaced`` in its key's place, also where it stands twice.
+
+    The mode stays.
+    """
+    for parent in list(network.modules()):
+        for name, child in parent._modules.items():
+            if child is not None and child in replaced:
+                parent._modules[name] = replaced[child].train(child.training)
+
+
+MEANS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+_MAXIMA = (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
+_HEADS = (nn.Linear, nn.Flatten, *MEANS, *_MAXIMA)
+
+
+def head_of(network: nn.Sequential, traced: Sequence[BlockTrace]) -> int:
+    """Index of the first linear, flattening or adaptive-pooling block; without one, the count.
+
+    A block whose output has other dimensions than its input is one, too.
+    """
+    for index, told in enumerate(traced):
+        inputs, outputs = told.shapes
+        layer = innermost(network._modules[told.name])
+        if isinstance(layer, _HEADS) or len(outputs) != len(inputs):
+            return index
+    return len(traced)
+
+
+def innermost(block: nn.Module | None) -> nn.Module | None:
+    """The layer itself where it alone is wrapped, as by autocast."""
+    while block is not None and len(children := list(block.children())) == 1:
+        block = children[0]
+    return block

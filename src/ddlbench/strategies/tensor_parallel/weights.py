@@ -17,11 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ddlbench.strategies.tensor_parallel.collectives import gather, share, take, total
-from ddlbench.strategies.tensor_parallel.convolution import FUNCTIONS, Convolution
-from ddlbench.strategies.tensor_parallel.layout import Interval, Parts
-from ddlbench.strategies.tensor_parallel.pieces import Piece, channel_pieces, filter_pieces
-from ddlbench.strategies.tensor_parallel.shard_group import ShardGroup
+from ddlbench.strategies.tensor_parallel.layout import (
+    Interval,
+    Parts,
+    Piece,
+    channel_pieces,
+    filter_pieces,
+)
+from ddlbench.strategies.tensor_parallel.row_layers import FUNCTIONS, Convolution
+from ddlbench.strategies.tensor_parallel.shard_group import ShardGroup, gather, share, take, total
 
 __all__ = ["ChannelSplit", "FilterSplit", "WeightSplit", "features_of"]
 

@@ -15,8 +15,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,16 +26,15 @@ from ddlbench.planning.details import PlanDetails
 from ddlbench.planning.partition import balance
 from ddlbench.planning.pipeline_stages import check_enough, measured_chain, measured_files
 from ddlbench.planning.planned_schedule import PlannedSchedule
+from ddlbench.planning.schedules import Action, gpipe
 from ddlbench.planning.strategy import DeviceKind, Process, Strategy
-from ddlbench.strategies.torchgpipe.memory import partition_bytes
-from ddlbench.strategies.torchgpipe.partitions import partitions_of
-from ddlbench.strategies.torchgpipe.schedule import torchgpipe_step
+from ddlbench.strategies.torchgpipe.partitions import partition_bytes, partitions_of
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Block, Workload
 
-__all__ = ["GPipe", "ModelParallel", "TorchGPipe", "TorchGPipeDetails"]
+__all__ = ["GPipe", "ModelParallel", "TorchGPipe", "TorchGPipeDetails", "torchgpipe_step"]
 
 _BALANCE_OPTION: dict[str, Any] = {
     "type": ["string", "integer"],
@@ -232,3 +231,32 @@ class ModelParallel(TorchGPipe):
     def ideal_speedup(self, cell: Cell) -> float:
         """One device computes at a time."""
         return 1.0
+
+
+def torchgpipe_step(devices: int, chunks: int, recomputed: int) -> PlannedSchedule:
+    """One step of torchgpipe: GPipe's with recomputation.
+
+    ::
+
+        device 0   F0 F1       R0 B0 R1 B1     R: a forward pass once more, before the device waits
+        device 1      F0 F1 B1 R0 B0           for that micro-batch's gradient
+
+    Source: torchgpipe 0.0.7, ``checkpoint.py``, on recomputation that precedes the gradient.
+
+    Args:
+        devices: one partition each.
+        chunks: micro-batches.
+        recomputed: how many of them are computed twice, the first ones.
+    """
+    schedule = gpipe(devices, chunks)
+
+    def with_recomputation(actions: tuple[Action, ...]) -> Iterator[Action]:
+        last = actions[0].stage == devices - 1
+        gradient_comes_by = "backward" if last else "receive_gradient"
+        for action in actions:
+            if action.kind == gradient_comes_by and action.micro_batch < recomputed:
+                yield Action("forward", action.stage, chunks + action.micro_batch)
+            yield action
+
+    actions = tuple(tuple(with_recomputation(own)) for own in schedule.actions)
+    return PlannedSchedule(replace(schedule, actions=actions), chunks, recomputes=True)

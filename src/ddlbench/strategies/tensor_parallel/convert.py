@@ -1,15 +1,19 @@
-"""A network whose first blocks work on rows: layers replaced where they stand, weights kept.
+"""A network converted for several ranks: first blocks to rows, or weights dealt out.
 
-::
+Layers are replaced where they stand, and weights are kept::
 
     | conv1 | bn1 | relu | layer1_0 | ... | layer4_1 | avgpool | flatten | fc |
     |<-------------- rows on p ranks -------------->|<----- whole on all ---->|
 
-The split ends before the *head*: the first block that is a linear, flattening or adaptive-pooling
-layer, or whose output has fewer dimensions - or at a block that the user names. There the parts
-are gathered; a mean over all positions is added up instead. No forward of the network is
-rewritten: layers inside blocks are replaced, and operations between them (additions, activations,
-concatenations of channels) work on rows as they are.
+The split into rows ends before the *head*: the first block that is a linear, flattening or
+adaptive-pooling layer, or whose output has fewer dimensions - or at a block that the user names.
+There the parts are gathered; a mean over all positions is added up instead. No forward of the
+network is rewritten: operations between layers (additions, activations, concatenations of channels)
+work on rows as they are.
+
+Convolutions and linear layers are dealt out by filters or by input channels. By channels, the first
+layer with weights stays whole (an image has three channels, and its layer reads nothing that
+another computed). Everything between split layers is computed by every rank.
 """
 
 from __future__ import annotations
@@ -17,30 +21,44 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from ddlbench.planning.split_limits import DIMENSIONS, too_few
 from ddlbench.strategies.executor import Unsupported
-from ddlbench.strategies.tensor_parallel.collectives import gather
-from ddlbench.strategies.tensor_parallel.convolution import CONVOLUTIONS, SpatialConvolution
-from ddlbench.strategies.tensor_parallel.head import MEANS, head_of, innermost
-from ddlbench.strategies.tensor_parallel.limits import Limit, fewest_rows
-from ddlbench.strategies.tensor_parallel.norm import NORMS, SpatialBatchNorm
-from ddlbench.strategies.tensor_parallel.pointwise import DROPOUTS, POINTWISE
-from ddlbench.strategies.tensor_parallel.pooling import (
+from ddlbench.strategies.tensor_parallel.limits import (
+    DEALT,
+    Limit,
+    called_with_weights,
+    fewest_features,
+    fewest_rows,
+)
+from ddlbench.strategies.tensor_parallel.row_layers import (
     AVERAGES,
+    CONVOLUTIONS,
     MAXIMA,
+    NORMS,
     SpatialAverage,
+    SpatialBatchNorm,
+    SpatialConvolution,
     SpatialMaximum,
     WholeAverage,
 )
-from ddlbench.strategies.tensor_parallel.replace import replace_layers
-from ddlbench.strategies.tensor_parallel.shard_group import GridAxis, ShardGroup
-from ddlbench.strategies.tensor_parallel.trace import BlockTrace, Shapes
+from ddlbench.strategies.tensor_parallel.shard_group import GridAxis, ShardGroup, gather
+from ddlbench.strategies.tensor_parallel.trace import (
+    DROPOUTS,
+    MEANS,
+    POINTWISE,
+    BlockTrace,
+    Shapes,
+    head_of,
+    innermost,
+    replace_layers,
+)
+from ddlbench.strategies.tensor_parallel.weights import ChannelSplit, FilterSplit
 
-__all__ = ["GATHER_NAME", "Grid", "Rows", "split_rows"]
+__all__ = ["GATHER_NAME", "Dealt", "Grid", "Rows", "split_rows", "split_weights"]
 
 GATHER_NAME = "gather_rows"
 _SPLITS = {dim: name for name, dim in DIMENSIONS.items()}
@@ -239,3 +257,69 @@ _MAKERS: list[tuple[tuple[type[nn.Module], ...], _Maker]] = [
     (AVERAGES, lambda layer, grid, i, o: SpatialAverage(layer, grid.lines, i, o)),
     (NORMS, lambda layer, grid, i, _: SpatialBatchNorm(layer, grid.lines, grid.team, i)),
 ]
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """What became of a network.
+
+    Args:
+        split_layers: names of the layers whose weights are dealt out.
+        whole_layers: names of the layers with weights of their own that every rank has whole.
+    """
+
+    split_layers: list[str]
+    whole_layers: list[str]
+
+
+def split_weights(
+    network: nn.Sequential,
+    traced: Sequence[BlockTrace],
+    team: ShardGroup,
+    by: Literal["filter", "channel"],
+) -> Dealt:
+    """Split a network, in place.
+
+    Args:
+        network: what was traced.
+        traced: its blocks.
+        team: the ranks.
+        by: output features, or input features.
+
+    Raises:
+        Unsupported: a layer has too few of them; the text names it. Or no layer can be split.
+    """
+    layers = dict(network.named_modules())
+    wanted = called_with_weights(network, traced, by)
+    if not wanted:
+        raise Unsupported(
+            f"the network has no layer that can be split by {by}", code="cannot_be_split"
+        )
+    fewest = fewest_features(network, traced, by)
+    if fewest is not None and fewest.count < team.size:
+        raise Unsupported(too_few(fewest.layer, by, fewest.count, team.size))
+    _check_ties(network, [layers[name] for name in wanted])
+    make = FilterSplit if by == "filter" else ChannelSplit
+    replaced: dict[nn.Module, nn.Module] = {}
+    for name in wanted:
+        layer = layers[name]
+        assert isinstance(layer, DEALT)
+        replaced[layer] = make(layer, team)
+    replace_layers(network, replaced)
+    called = dict.fromkeys(name for told in traced for name in told.layers)
+    others = (name for name in called if name not in wanted)
+    return Dealt(wanted, [name for name in others if list(layers[name].parameters())])
+
+
+def _check_ties(network: nn.Module, split: Sequence[nn.Module]) -> None:
+    """A weight that two layers share would no longer be shared once dealt out."""
+    owners: dict[nn.Parameter, nn.Module] = {}
+    for module in network.modules():
+        for parameter in module._parameters.values():
+            if parameter is None:
+                continue
+            first = owners.setdefault(parameter, module)
+            if first is not module and (first in split or module in split):
+                raise Unsupported(
+                    "two layers share a weight, which cannot be dealt out", code="cannot_be_split"
+                )

@@ -1,0 +1,444 @@
+"""Layers over rows, and the halo exchange that gives each rank the rows that its outputs read.
+
+::
+
+    input     | rank 0        | rank 1        |      kernel 3: a row of the neighbour
+    needed    [ . . . . . . . . ]
+                            [ . . . . . . . . ]
+    output    | rank 0        | rank 1        |
+
+    forward     rank 0  [ own rows ]        backward   rank 0  [ own gradients ]
+                            | copy                                 ^ add
+                rank 1      v [ own rows ]             rank 1      | [ own gradients ]
+
+A halo may come from several ranks where parts are thin, and rows that nobody reads go nowhere.
+
+Convolutions and pooling read halos. Batch normalisation has the unsplit layer's statistics::
+
+    each rank     mean and variance of its own positions  --gather-->  of all (Chan et al. 1979)
+    backward      sums of dy and of dy * xhat             --all-reduce-->  gradient of the input
+
+Gradients of weights, scale and shift are those of the own rows alone, to be added up over ranks.
+
+Sources: Dryden et al., "Improving Strong-Scaling of CNN Training by Exploiting Finer-Grained
+Parallelism", IPDPS 2019; Kahira et al., section 3 (spatial).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ddlbench.strategies.tensor_parallel.layout import Halo, Interval, Window, halo_of
+from ddlbench.strategies.tensor_parallel.shard_group import GridAxis, ShardGroup, total
+
+__all__ = [
+    "AVERAGES",
+    "CONVOLUTIONS",
+    "FUNCTIONS",
+    "MAXIMA",
+    "NORMS",
+    "Convolution",
+    "SpatialAverage",
+    "SpatialBatchNorm",
+    "SpatialConvolution",
+    "SpatialMaximum",
+    "WholeAverage",
+    "exchange",
+]
+
+
+def exchange(rows: Tensor, halo: Halo, line: GridAxis, fill: float) -> Tensor:
+    """The rows that this rank's outputs read, padding included.
+
+    Args:
+        rows: this rank's part along ``line.dim``.
+        halo: who needs what.
+        line: the ranks.
+        fill: what padding holds: 0, or minus infinity before a maximum.
+    """
+    if halo.is_needless:
+        return rows
+    result: Tensor = _Exchange.apply(rows, halo, line, fill)
+    return result
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, halo: Halo, line: GridAxis, fill: float) -> Tensor:
+        ctx.place = halo, line
+        return _collect(rows, halo, line, fill)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return _give_back(gradients[0], *ctx.place), None, None, None
+
+
+def _collect(rows: Tensor, halo: Halo, line: GridAxis, fill: float) -> Tensor:
+    team, dim = line.team, line.dim
+    own, wanted, kept = halo.owned[team.rank], halo.wanted[team.rank], halo.kept(team.rank)
+    before, after = halo.padding[team.rank]
+    held = wanted[1] - wanted[0]
+    collected = rows.new_empty(_with_extent(rows, dim, before + held + after))
+    collected.narrow(dim, 0, before).fill_(fill)
+    collected.narrow(dim, before + held, after).fill_(fill)
+    sends = [(r, _part(rows, dim, rs, own[0]).contiguous()) for r, rs in halo.sent(team.rank)]
+    arriving = [(r, rs, _empty(rows, dim, rs)) for r, rs in halo.received(team.rank)]
+    team.swap(sends, [(rank, tensor) for rank, _, tensor in arriving])
+    origin = wanted[0] - before
+    _part(collected, dim, kept, origin).copy_(_part(rows, dim, kept, own[0]))
+    for _, interval, tensor in arriving:
+        _part(collected, dim, interval, origin).copy_(tensor)
+    return collected
+
+
+def _give_back(gradient: Tensor, halo: Halo, line: GridAxis) -> Tensor:
+    """Each row's gradients from all ranks that read it, added up in the order of ranks."""
+    team, dim = line.team, line.dim
+    own, kept = halo.owned[team.rank], halo.kept(team.rank)
+    origin = halo.wanted[team.rank][0] - halo.padding[team.rank][0]
+    sends = [
+        (rank, _part(gradient, dim, rows, origin).contiguous())
+        for rank, rows in halo.received(team.rank)
+    ]
+    arriving = [(r, rs, _empty(gradient, dim, rs)) for r, rs in halo.sent(team.rank)]
+    team.swap(sends, [(rank, tensor) for rank, _, tensor in arriving])
+    result = gradient.new_zeros(_with_extent(gradient, dim, own[1] - own[0]))
+    _part(result, dim, kept, own[0]).copy_(_part(gradient, dim, kept, origin))
+    for _, interval, tensor in arriving:
+        _part(result, dim, interval, own[0]).add_(tensor)
+    return result
+
+
+def _part(tensor: Tensor, dim: int, interval: Interval, origin: int) -> Tensor:
+    """The positions of ``interval`` in a tensor whose first position is ``origin``."""
+    first, behind = interval
+    if first == behind:
+        return tensor.narrow(dim, 0, 0)
+    return tensor.narrow(dim, first - origin, behind - first)
+
+
+def _empty(like: Tensor, dim: int, interval: Interval) -> Tensor:
+    return like.new_empty(_with_extent(like, dim, interval[1] - interval[0]))
+
+
+def _with_extent(like: Tensor, dim: int, extent: int) -> list[int]:
+    shape = list(like.shape)
+    shape[dim] = extent
+    return shape
+
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# By the number of dimensions beside samples and channels.
+FUNCTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+class SpatialConvolution(nn.Module):
+    """A convolution over this rank's rows.
+
+    Gradients of the weights are those of the own rows alone, to be added up over the ranks.
+
+    Args:
+        layer: the whole layer, padded with zeros; its parameters are taken over.
+        lines: the ranks along each split dimension.
+        inputs, outputs: whole shapes, (N, C, ...).
+    """
+
+    def __init__(
+        self,
+        layer: Convolution,
+        lines: Sequence[GridAxis],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+    ) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+        self.stride, self.dilation, self.groups = layer.stride, layer.dilation, layer.groups
+        around = _padding(layer)
+        self.halos: list[tuple[Halo, GridAxis]] = []
+        for line in lines:
+            place = line.dim
+            before, after = around[place]
+            window = Window(
+                layer.kernel_size[place], layer.stride[place], layer.dilation[place], before, after
+            )
+            self.halos.append((halo_of(window, line.parts(inputs), line.parts(outputs)), line))
+            around[place] = (0, 0)  # comes with the halo
+        self.padding = tuple(before for before, _ in around)
+        # "same" with an even kernel pads more behind than before; F.pad wants the last one first.
+        self.more = [size for low, high in reversed(around) for size in (0, high - low)]
+        self.convolve = FUNCTIONS[len(around)]
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Own rows of the input -> own rows of the output."""
+        for halo, line in self.halos:
+            rows = exchange(rows, halo, line, fill=0.0)
+        if any(self.more):
+            rows = F.pad(rows, self.more)
+        return self.convolve(
+            rows, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+        )
+
+
+def _padding(layer: Convolution) -> list[tuple[int, int]]:
+    """Padding before and behind, along each dimension; torch says it pairwise from the last."""
+    pairs = layer._reversed_padding_repeated_twice
+    return [(pairs[place], pairs[place + 1]) for place in reversed(range(0, len(pairs), 2))]
+
+
+_MAXIMUM: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+_AVERAGE: dict[int, Callable[..., Tensor]] = {2: F.avg_pool2d, 3: F.avg_pool3d}
+MAXIMA = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+AVERAGES = (nn.AvgPool2d, nn.AvgPool3d)
+
+
+class _SpatialPooling(nn.Module):
+    """What maximum and mean share: each rank gets the rows that its outputs read."""
+
+    fill = 0.0
+
+    def __init__(
+        self, layer: Any, lines: Sequence[GridAxis], inputs: Sequence[int], outputs: Sequence[int]
+    ) -> None:
+        super().__init__()
+        dims = len(inputs) - 2
+        self.dims, self.ceil_mode = dims, bool(layer.ceil_mode)
+        self.kernel = _tuple(layer.kernel_size, dims)
+        self.stride = _tuple(layer.stride, dims)
+        self.dilation = _tuple(getattr(layer, "dilation", 1), dims)
+        padding = list(_tuple(layer.padding, dims))
+        self.halos: list[tuple[Halo, GridAxis]] = []
+        for line in lines:
+            place = line.dim
+            window = Window(
+                self.kernel[place],
+                self.stride[place],
+                self.dilation[place],
+                padding[place],
+                padding[place],
+            )
+            self.halos.append((halo_of(window, line.parts(inputs), line.parts(outputs)), line))
+            padding[place] = 0  # comes with the halo
+        self.padding = tuple(padding)
+
+    def with_halo(self, rows: Tensor) -> Tensor:
+        """The rows that this rank's outputs read."""
+        for halo, line in self.halos:
+            rows = exchange(rows, halo, line, self.fill)
+        return rows
+
+
+class SpatialMaximum(_SpatialPooling):
+    """Maximum pooling over this rank's rows."""
+
+    fill = -torch.inf
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Own rows of the input -> own rows of the output."""
+        return _MAXIMUM[self.dims](
+            self.with_halo(rows),
+            self.kernel,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.ceil_mode,
+        )
+
+
+class SpatialAverage(_SpatialPooling):
+    """Average pooling over this rank's rows.
+
+    A mean is a sum over the rows at hand, divided by what torch would divide it by at that place of
+    the whole image: padding counts or does not, and windows that hang over the edge are smaller.
+    """
+
+    divisors: Tensor
+
+    def __init__(
+        self,
+        layer: nn.AvgPool2d | nn.AvgPool3d,
+        lines: Sequence[GridAxis],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+    ) -> None:
+        super().__init__(layer, lines, inputs, outputs)
+        own = {line.dim: line.parts(outputs)[line.team.rank] for line in lines}
+        padding = _tuple(layer.padding, self.dims)
+        sizes = []
+        for place in range(-self.dims, 0):
+            first, behind = own.get(place, (0, outputs[place]))
+            window = Window(self.kernel[place], self.stride[place], 1, padding[place])
+            counted = (-padding[place], inputs[place] + padding[place])
+            if not layer.count_include_pad:
+                counted = (0, inputs[place])
+            reads = [window.reads((index, index + 1)) for index in range(first, behind)]
+            edge = inputs[place] + padding[place]
+            clipped = [(max(a, counted[0]), min(b, edge, counted[1])) for a, b in reads]
+            sizes.append(torch.tensor([float(b - a) for a, b in clipped]))
+        divisors = _outer(sizes)
+        given = layer.divisor_override
+        self.divisor = given or int(divisors.flatten()[0])
+        self.is_uneven = given is None and bool((divisors != self.divisor).any())
+        self.register_buffer("divisors", divisors, persistent=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Own rows of the input -> own rows of the output."""
+        means = _AVERAGE[self.dims](
+            self.with_halo(rows),
+            self.kernel,
+            self.stride,
+            self.padding,
+            self.ceil_mode,
+            True,
+            1 if self.is_uneven else self.divisor,
+        )
+        return means / self.divisors.to(means.dtype) if self.is_uneven else means
+
+
+class WholeAverage(nn.Module):
+    """The mean over all positions: each rank adds up its own, and they are added up.
+
+    Args:
+        team: all ranks of the grid.
+        inputs: whole shape, (N, C, ...).
+    """
+
+    def __init__(self, team: ShardGroup, inputs: Sequence[int]) -> None:
+        super().__init__()
+        self.team = team
+        self.positions = prod(inputs[2:])
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Own rows -> (N, C, 1, ...), the same on every rank."""
+        dims = tuple(range(2, rows.dim()))
+        return total(rows.sum(dims, keepdim=True) / self.positions, self.team)
+
+
+def _outer(sizes: Sequence[Tensor]) -> Tensor:
+    """Products of one of each."""
+    result = sizes[0]
+    for size in sizes[1:]:
+        result = result.unsqueeze(-1) * size
+    return result
+
+
+def _tuple(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    return (value,) * dims if isinstance(value, int) else tuple(value)
+
+
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class SpatialBatchNorm(nn.Module):
+    """A batch normalisation over this rank's rows; statistics are those of all ranks.
+
+    Args:
+        layer: the whole layer; its parameters and running statistics are taken over.
+        lines: the ranks along each split dimension, first dimension first.
+        team: all ranks of the grid, the last line's ranks next to each other.
+        inputs: whole shape, (N, C, ...).
+    """
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+    shares: Tensor
+
+    def __init__(
+        self, layer: nn.Module, lines: Sequence[GridAxis], team: ShardGroup, inputs: Sequence[int]
+    ) -> None:
+        super().__init__()
+        assert isinstance(layer, NORMS)
+        self.weight, self.bias = layer.weight, layer.bias
+        self.eps, self.momentum = layer.eps, layer.momentum
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(layer, name))
+        self.team = team
+        shares = torch.ones(1)
+        for line in lines:
+            sizes = torch.tensor(line.parts(inputs).sizes, dtype=torch.float64)
+            shares = (shares[:, None] * (sizes / inputs[line.dim])).flatten()
+        self.register_buffer("shares", shares, persistent=False)
+        self.positions = prod(inputs[2:])
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Own rows -> own rows."""
+        if not self.training and self.running_mean is not None:
+            mean, var = self.running_mean, self.running_var
+            return F.batch_norm(rows, mean, var, self.weight, self.bias, eps=self.eps)
+        result, mean, var = _Normalise.apply(rows, self.weight, self.bias, self)
+        if self.training:
+            self._follow(mean, var, rows.shape[0] * self.positions)
+        output: Tensor = result
+        return output
+
+    @torch.no_grad()
+    def _follow(self, mean: Tensor, var: Tensor, count: int) -> None:
+        """Running statistics as torch keeps them: the variance without bias."""
+        if self.running_mean is None or self.running_var is None:
+            return
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        weight = self.momentum
+        if weight is None:
+            weight = 1.0 / float(self.num_batches_tracked)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
+        unbiased = var * (count / max(count - 1, 1))
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), weight)
+
+
+class _Normalise(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor | None, bias: Tensor | None, norm: SpatialBatchNorm
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        mean, var = _statistics(rows, norm)
+        result = F.batch_norm(rows, mean, var, weight, bias, False, 0.0, norm.eps)
+        ctx.norm = norm
+        ctx.save_for_backward(rows, weight, mean, torch.rsqrt(var + norm.eps))
+        ctx.mark_non_differentiable(mean, var)
+        return result, mean, var
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        rows, weight, mean, inverse = ctx.saved_tensors
+        norm: SpatialBatchNorm = ctx.norm
+        dims = _all_but_channels(rows)
+        gradient = gradients[0].to(mean.dtype)
+        normal = (rows - _wide(mean, rows)) * _wide(inverse, rows)
+        by_shift, by_scale = gradient.sum(dims), (gradient * normal).sum(dims)
+        count = rows.shape[0] * norm.positions
+        sums = norm.team.all_reduce(torch.cat([by_shift, by_scale])) / count
+        mean_shift, mean_scale = sums.chunk(2)
+        scale = inverse if weight is None else inverse * weight
+        centred = gradient - _wide(mean_shift, rows) - normal * _wide(mean_scale, rows)
+        by_rows = (centred * _wide(scale, rows)).to(rows.dtype)
+        if weight is None:
+            return by_rows, None, None, None
+        return by_rows, by_scale.to(weight.dtype), by_shift.to(weight.dtype), None
+
+
+def _statistics(rows: Tensor, norm: SpatialBatchNorm) -> tuple[Tensor, Tensor]:
+    """Mean and (biased) variance of each channel over all ranks."""
+    wide = rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows
+    own_var, own_mean = torch.var_mean(wide, _all_but_channels(rows), correction=0)
+    means, variances = norm.team.stack(torch.cat([own_mean, own_var])).chunk(2, dim=1)
+    shares = norm.shares.to(means.dtype)[:, None]
+    mean = (shares * means).sum(0)
+    return mean, (shares * (variances + (means - mean) ** 2)).sum(0)
+
+
+def _all_but_channels(rows: Tensor) -> tuple[int, ...]:
+    return (0, *range(2, rows.dim()))
+
+
+def _wide(values: Tensor, like: Tensor) -> Tensor:
+    """(C,) -> (C, 1, ...), to meet (N, C, ...)."""
+    return values.view(-1, *[1] * (like.dim() - 2))
