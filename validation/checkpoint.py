@@ -25,7 +25,7 @@ import psutil
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Site, load_site
-from ddlbench.runtime.progress_journal import journal_file, read_journal
+from ddlbench.runtime.checkpoint.store import journal_file, read_journal
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.supervise import CellFailed, run_cell
 

@@ -24,8 +24,8 @@ import numpy as np
 
 from ddlbench.datasets import stage
 from ddlbench.datasets.files import available_cpus
+from ddlbench.datasets.formats import write_dataset
 from ddlbench.datasets.loading import make_feed
-from ddlbench.datasets.writing import write_dataset
 from ddlbench.experiment.data_size import DataRequest, estimate_bytes
 
 CHUNK_BYTES = 8 << 20

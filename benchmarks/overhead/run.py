@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from ddlbench.datasets import stage
-from ddlbench.datasets.loader import Batch
+from ddlbench.datasets.loader import Batch, EpochStream
 from ddlbench.datasets.loading import make_feed
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.data_size import DataRequest
@@ -35,7 +35,6 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import build
 from ddlbench.planning.plan import make_plan
 from ddlbench.runtime.progress import Reporter
-from ddlbench.runtime.stream import EpochStream
 from ddlbench.strategies.executor import Context, StepwiseExecutor
 
 

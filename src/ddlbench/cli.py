@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ddlbench import __version__
-from ddlbench.commands.interconnect import interconnect
-from ddlbench.commands.link import link
+from ddlbench.commands.interconnect import interconnect, link
 from ddlbench.commands.oracle import oracle
 from ddlbench.commands.partition import partition_command
 from ddlbench.commands.predict import accuracy, predict, recommend
@@ -181,8 +180,7 @@ def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> No
 @click.option("--overwrite", is_flag=True, help="Replace a site file of that name.")
 def init(name: str, overwrite: bool, **given: Any) -> None:
     """Write a site file for this cluster: SLURM is asked first, then you."""
-    from ddlbench.cluster.init import write_site  # noqa: PLC0415
-    from ddlbench.cluster.interview import interview  # noqa: PLC0415
+    from ddlbench.cluster.init import interview, write_site  # noqa: PLC0415
 
     path = write_site(interview(name, **given), overwrite)
     click.echo(f"{path} is written. Next: ddlbench doctor --site {name}")

@@ -20,10 +20,9 @@ from local_cells import local_site
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import read_result
 from ddlbench.runtime import supervise
-from ddlbench.runtime.checkpoint_sets import rank_file
-from ddlbench.runtime.progress_journal import journal_file, read_journal
+from ddlbench.runtime.checkpoint.state_file import read_state
+from ddlbench.runtime.checkpoint.store import journal_file, rank_file, read_journal
 from ddlbench.runtime.staging import stage_cell
-from ddlbench.runtime.state_file import read_state
 from ddlbench.runtime.supervise import CellFailed, run_cell
 from ddlbench.testing.training import assert_same_bits
 

@@ -37,9 +37,9 @@ from ddlbench.predict.evaluate import predictions
 from ddlbench.profiling.clock import Marks, marks_on
 from ddlbench.profiling.make import make_profile
 from ddlbench.profiling.pieces import Block, blocks_of, clear_gradients, next_input
+from ddlbench.runtime.placement import apply_settings
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.supervise import run_cell
-from ddlbench.runtime.torch_settings import apply_settings
 from ddlbench.strategies.pipelining.stage import StageModule
 from gpu_parts.study import Study, Verdict, in_process
 

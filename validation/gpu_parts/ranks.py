@@ -34,8 +34,8 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.interconnect.measure import measure_links
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.runtime.progress_journal import journal_file, read_journal
-from ddlbench.runtime.shared_gpu import NOTE
+from ddlbench.runtime.checkpoint.store import journal_file, read_journal
+from ddlbench.runtime.placement import SHARED_GPU_NOTE
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.supervise import CellFailed
 from gpu_parts.clock import furthest, losses_of
@@ -137,7 +137,7 @@ def _as_sequential(study: Study, cell: Cell, outcomes: dict[str, Outcome]) -> Ve
         lacking.append(f"losses are {apart:.2g} apart, the limit is {_LOSS_LIMIT:g}")
     if not kinds:
         lacking.append("it left no spans")
-    if study.device == "cuda" and NOTE not in result.notes:
+    if study.device == "cuda" and SHARED_GPU_NOTE not in result.notes:
         lacking.append("its result does not say that ranks share a GPU")
     return Verdict(not lacking, figures, "; ".join(lacking))
 

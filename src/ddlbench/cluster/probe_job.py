@@ -3,8 +3,8 @@
 ::
 
     login node   sbatch: nodes, devices, cores, memory, extra options    planning/resources.py
-    first node     '-> probe_step: srun, one task a node                 runtime/srun.py
-    every node           '-> set-up commands, container, node_check      runtime/command.py
+    first node     '-> this module: srun, one task a node                runtime/launch.py
+    every node           '-> set-up commands, container, node_check
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.cluster.query import why_pending
+from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS
-from ddlbench.experiment.site import Site
+from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning.job_time import job_minutes
 from ddlbench.planning.resources import request
 from ddlbench.runtime import slurm_job
+from ddlbench.runtime.launch import python_command, srun_command
 
-__all__ = ["ask_nodes", "batch_command"]
+__all__ = ["ask_nodes", "batch_command", "main"]
 
 _JOB_MINUTES = 10
 _POLL_S = 2.0
@@ -82,7 +84,7 @@ def batch_command(site: Site, site_name: str, nodes: int, folder: Path) -> list[
     devices = site.devices_per_node
     asked = request(nodes, devices, site)
     step = [
-        *(sys.executable, "-m", "ddlbench.cluster.probe_step"),
+        *(sys.executable, "-m", "ddlbench.cluster.probe_job"),
         *(site_name, str(nodes), str(folder)),
     ]
     options = {
@@ -132,3 +134,36 @@ def _reason(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if not _AFTERMATH.match(line)]
     return (telling or lines or [""])[-1]
+
+
+def main(site_name: str, nodes: int, reports: str) -> int:
+    """On the first node: run ``node_check`` once a node; srun's exit status.
+
+    Args:
+        site_name: of the site.
+        nodes: of the job.
+        reports: shared folder for what they report.
+
+    Raises:
+        ConfigError: the site's container is no path on this node.
+    """
+    site = load_site(site_name)
+    wanted = {
+        "reports": reports,
+        "nodes": nodes,
+        "interface": site.interface,
+        "device": site.device,
+        "scratch": site.scratch,
+    }
+    command = [
+        *srun_command(site, nodes=nodes, tasks=nodes, per_node=1, devices=site.devices_per_node),
+        *python_command(site, "-m", "ddlbench.cluster.node_check", json.dumps(wanted)),
+    ]
+    return subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
+    except ConfigError as error:
+        sys.exit(str(error))

@@ -3,7 +3,7 @@
 What stands here needs no torch; reading for training is :mod:`ddlbench.datasets.loading`.
 """
 
-from ddlbench.datasets.errors import DataError, StagingError
+from ddlbench.datasets.files import DataError, StagingError
 from ddlbench.datasets.staging import Staged, remove, stage
 from ddlbench.datasets.synthetic import CONTENT_VERSION, Content
 from ddlbench.experiment.data_size import DataRequest, estimate_bytes

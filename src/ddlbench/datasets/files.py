@@ -1,7 +1,8 @@
-"""Files whose checksum is taken as they are written, and taken again to check them.
+"""What all formats share: what reading a split gives, files with checksums, and what can be wrong.
 
-A *record* says what must be found at a path: of a file its size and CRC-32, of a folder of many
-small files their number, total size and the CRC-32 of all names and contents in sorted order.
+A checksum is taken as a file is written, and taken again to check it. A *record* says what must be
+found at a path: of a file its size and CRC-32, of a folder of many small files their number, total
+size and the CRC-32 of all names and contents in sorted order. No torch is needed.
 """
 
 from __future__ import annotations
@@ -10,20 +11,36 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypedDict, TypeVar
 
+import numpy as np
+
 __all__ = [
+    "ArraySplit",
     "CheckedFile",
+    "DataError",
+    "FileSplit",
     "Record",
     "Records",
+    "StagingError",
     "available_cpus",
     "check_record",
     "folder_crc",
     "in_parallel",
     "record_of",
 ]
+
+
+class DataError(RuntimeError):
+    """Files of a dataset are missing, damaged, or not what was asked for."""
+
+
+class StagingError(DataError):
+    """The data could not be put on the scratch folder (no room, no right to write, ...)."""
+
 
 _CHUNK_BYTES = 4 << 20
 
@@ -161,3 +178,43 @@ def in_parallel(jobs: Sequence[Callable[[], T]], workers: int) -> Iterable[T]:
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
+
+
+@dataclass(frozen=True)
+class ArraySplit:
+    """Images that are in memory, or mapped into it.
+
+    Args:
+        shards: uint8 arrays of shape (n_k, C, H, W); a sample's id counts through them.
+        labels: int64 of shape (N,).
+
+    """
+
+    shards: list[np.ndarray]
+    labels: np.ndarray
+
+
+@dataclass(frozen=True)
+class FileSplit:
+    """Images that are files, one folder a class.
+
+    Names are one bytes array, not a list of strings: loader workers then share its memory.
+
+    Args:
+        folder: of the split.
+        classes: names of the class folders, sorted.
+        names: file name of every sample, bytes of shape (N,); a sample's id is its place in the
+            order of class folder, then name - torchvision's order.
+        labels: int64 of shape (N,).
+
+    """
+
+    folder: Path
+    classes: list[str]
+    names: np.ndarray
+    labels: np.ndarray
+
+    def path(self, sample_id: int) -> Path:
+        """File of a sample."""
+        name = os.fsdecode(bytes(self.names[sample_id]))
+        return self.folder / self.classes[int(self.labels[sample_id])] / name

@@ -4,25 +4,26 @@ A writer is ``write(content, root, images, workers, keep_fds) -> Records``: it w
 ``images[split]`` images of each split into the empty folder ``root``, using ``workers`` threads
 or processes (which hold ``keep_fds`` open), and its bytes do not depend on ``workers``. A reader
 is ``read(root, spec, split) -> ArraySplit | FileSplit`` and raises
-:class:`~ddlbench.datasets.errors.DataError`.
+:class:`~ddlbench.datasets.files.DataError`. :func:`write_dataset` writes a whole one.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddlbench.datasets import cifar, idx, imagefolder, raw
-from ddlbench.datasets.files import Records
-from ddlbench.datasets.split_data import ArraySplit, FileSplit
+from ddlbench.datasets.files import ArraySplit, FileSplit, Records, available_cpus
+from ddlbench.datasets.manifest import Manifest
 from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.data_size import DataRequest
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.experiment.entry_points import load_target
 from ddlbench.experiment.errors import ConfigError
 
-__all__ = ["FORMATS", "SPLITS", "Format", "format_of"]
+__all__ = ["FORMATS", "SPLITS", "Format", "format_of", "write_dataset"]
 
 SPLITS = ("train", "val")
 
@@ -58,3 +59,41 @@ def format_of(request: DataRequest) -> Format:
             "ddlbench.datasets.formats.Format"
         )
     return found
+
+
+def write_dataset(
+    request: DataRequest,
+    folder: Path,
+    *,
+    workers: int | None = None,
+    keep_fds: tuple[int, ...] = (),
+) -> Manifest:
+    """Write the data of ``request`` into ``folder``.
+
+    Args:
+        request: a synthetic one.
+        folder: new or empty; :func:`~ddlbench.datasets.staging.stage` gives it its final name
+            when this has returned.
+        workers: threads or processes; None for as many as there are CPUs. The files are the
+            same, byte for byte, whatever it is.
+        keep_fds: descriptors that helper processes hold open too.
+
+    Returns:
+        The manifest, also written as ``manifest.json``.
+
+    Raises:
+        OSError: a file could not be written.
+
+    """
+    begin = time.perf_counter()
+    folder.mkdir(parents=True, exist_ok=True)
+    content = Content(request.spec, request.seed)
+    images = {split: request.num_images(split) for split in SPLITS}
+    records = format_of(request).write(
+        content, folder, images, workers or available_cpus(), keep_fds
+    )
+    manifest = Manifest.of(
+        request, records, images=images, generation_s=time.perf_counter() - begin
+    )
+    manifest.write(folder)
+    return manifest

@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from ddlbench.datasets.errors import DataError
+from ddlbench.datasets.files import ArraySplit, DataError, FileSplit
 from ddlbench.datasets.formats import SPLITS, format_of
 from ddlbench.datasets.imagefolder import decode
 from ddlbench.datasets.loader import Batch, BatchLoader, ImageDataset
 from ddlbench.datasets.manifest import MANIFEST_NAME, Manifest
-from ddlbench.datasets.split_data import ArraySplit, FileSplit
 from ddlbench.experiment.data_size import DataRequest
 
 __all__ = [

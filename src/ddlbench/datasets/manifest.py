@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ddlbench.datasets.errors import DataError
-from ddlbench.datasets.files import Records, check_record, in_parallel
+from ddlbench.datasets.files import DataError, Records, check_record, in_parallel
 from ddlbench.datasets.synthetic import CONTENT_VERSION
 from ddlbench.experiment.data_size import DataRequest
 

@@ -17,9 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlbench.datasets.errors import DataError
-from ddlbench.datasets.files import CheckedFile, Record, Records, in_parallel
-from ddlbench.datasets.split_data import ArraySplit
+from ddlbench.datasets.files import ArraySplit, CheckedFile, DataError, Record, Records, in_parallel
 from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DatasetSpec
 

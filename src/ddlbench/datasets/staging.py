@@ -28,12 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ddlbench.datasets.errors import DataError, StagingError
-from ddlbench.datasets.files import available_cpus
+from ddlbench.datasets.files import DataError, StagingError, available_cpus
+from ddlbench.datasets.formats import write_dataset
 from ddlbench.datasets.manifest import Manifest, source_folder
 from ddlbench.datasets.synthetic import CONTENT_VERSION
 from ddlbench.datasets.user_data import UserData, copy_user_data, inspect_user_data
-from ddlbench.datasets.writing import write_dataset
 from ddlbench.experiment.data_size import DataRequest, estimate_bytes
 from ddlbench.experiment.units import BYTES, unit_for
 

@@ -11,13 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from ddlbench.datasets import cifar
-from ddlbench.datasets.errors import DataError
-from ddlbench.datasets.files import Record, in_parallel, record_of
+from ddlbench.datasets.files import DataError, FileSplit, Record, in_parallel, record_of
 from ddlbench.datasets.formats import SPLITS, format_of
 from ddlbench.datasets.idx import file_paths
 from ddlbench.datasets.imagefolder import decode
 from ddlbench.datasets.manifest import Manifest, source_folder
-from ddlbench.datasets.split_data import FileSplit
 from ddlbench.experiment.data_size import DataRequest
 
 __all__ = ["UserData", "copy_user_data", "inspect_user_data"]

@@ -21,9 +21,9 @@ from ddlbench.interconnect.p2p_binary import (
     run_p2p,
 )
 from ddlbench.runtime.environment import rank_provenance
+from ddlbench.runtime.placement import is_shared
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import join_store, leave
-from ddlbench.runtime.shared_gpu import is_shared
 
 __all__ = ["work"]
 

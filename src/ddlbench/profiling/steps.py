@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ddlbench.datasets.loader import BatchLoader, ImageDataset
+from ddlbench.datasets.loader import BatchLoader, EpochStream, ImageDataset
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import build
@@ -35,7 +35,6 @@ from ddlbench.profiling.gradients import ReadyOrder
 from ddlbench.profiling.parts import on_device, on_host
 from ddlbench.profiling.samples import median_with_interval
 from ddlbench.runtime.meters import cpu_peak_bytes, device_memory, restart_peaks
-from ddlbench.runtime.stream import EpochStream
 from ddlbench.strategies.executor import Context, StepwiseExecutor
 from ddlbench.strategies.training import with_precision
 

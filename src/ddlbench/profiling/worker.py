@@ -36,10 +36,9 @@ from ddlbench.profiling.steps import StepRunner, Steps, measure_steps
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.meters import peak_rss_bytes
-from ddlbench.runtime.placement import own_devices
+from ddlbench.runtime.placement import apply_settings, own_devices
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import join_store, leave
-from ddlbench.runtime.torch_settings import apply_settings
 
 __all__ = ["work"]
 

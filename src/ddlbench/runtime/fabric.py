@@ -18,8 +18,7 @@ from typing import Any, Protocol
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
 from ddlbench.runtime.launch import Launch, Step, launch
-from ddlbench.runtime.network_address import meeting_point
-from ddlbench.runtime.rendezvous_port import listen
+from ddlbench.runtime.network_address import listen, meeting_point
 
 __all__ = [
     "Fabric",

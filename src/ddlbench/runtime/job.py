@@ -12,7 +12,7 @@ from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.data_size import DataRequest
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import DeviceKind
-from ddlbench.runtime.checkpoint_sets import Order
+from ddlbench.runtime.checkpoint.store import Order
 
 __all__ = ["Job", "log_file", "report_file", "stacks_file"]
 

@@ -1,29 +1,49 @@
-"""Starting a cell's processes: on this machine, or with srun on the nodes of a job.
+"""Starting processes: on this machine, or with srun on the nodes of a job.
 
-Both launchers give the same handle: one stream of text from all ranks, and an end for all. A cell
-of one device is started directly on SLURM too: its job runs inside a step already, and a step
-inside a step would wait for that step's own cores. So is one whose nodes are emulated on a single
-real one (``emulated_fabric.py``).
+::
+
+    plain              python -m module ...
+    setup commands     bash -c 'module load CUDA/12.4 && exec "$@"' ddlbench python -m module ...
+    container          ... apptainer exec --nv image.sif python3 -m module ...
+
+Both launchers of a cell give the same handle: one stream of text from all ranks, and an end for
+all. A cell of one device is started directly on SLURM too: its job runs inside a step already, and
+a step inside a step would wait for that step's own cores. So is one whose nodes are emulated on a
+single real one (``emulated_fabric.py``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import signal
 import socket
 import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ddlbench.experiment.paths import expanded
 from ddlbench.experiment.site import Site
 from ddlbench.planning.strategy import Process
-from ddlbench.runtime.children import Pipes, end, send_signal
+from ddlbench.runtime.network_address import LISTEN_FD
 from ddlbench.runtime.placement import identity_variables
-from ddlbench.runtime.rendezvous_port import LISTEN_FD
-from ddlbench.runtime.srun import srun_command
 
-__all__ = ["Launch", "LocalLaunch", "Place", "SrunLaunch", "Step", "launch", "worker_environment"]
+__all__ = [
+    "Launch",
+    "LocalLaunch",
+    "Place",
+    "SrunLaunch",
+    "Step",
+    "launch",
+    "python_command",
+    "srun_command",
+    "worker_environment",
+]
 
 
 @dataclass(frozen=True)
@@ -134,7 +154,7 @@ class LocalLaunch:
     def __init__(
         self, step: Step, listener: socket.socket | None = None, place: Place | None = None
     ) -> None:
-        self._pipes = Pipes()
+        self._pipes = _Pipes()
         self._children: list[subprocess.Popen[str]] = []
         environment = worker_environment(step)
         for process in step.processes:
@@ -179,11 +199,11 @@ class LocalLaunch:
 
     def dump_stacks(self) -> None:
         """The guards pass the signal on."""
-        send_signal(self._children, signal.SIGUSR1)
+        _send_signal(self._children, signal.SIGUSR1)
 
     def stop(self) -> None:
         """End what still runs."""
-        end(self._children)
+        _end(self._children)
 
 
 class SrunLaunch:
@@ -212,7 +232,7 @@ class SrunLaunch:
             env=worker_environment(step),
             start_new_session=True,
         )
-        self._pipes = Pipes()
+        self._pipes = _Pipes()
         self._pipes.add(self._step, "")
 
     def lines(self, deadline: float) -> Iterator[str | None]:
@@ -225,8 +245,109 @@ class SrunLaunch:
 
     def dump_stacks(self) -> None:
         """Have srun signal every task; the guards pass it on to their ranks."""
-        send_signal([self._step], signal.SIGUSR1)
+        _send_signal([self._step], signal.SIGUSR1)
 
     def stop(self) -> None:
         """End the step; srun passes the signal to every task."""
-        end([self._step])
+        _end([self._step])
+
+
+def python_command(site: Site, *arguments: str) -> list[str]:
+    """The command that runs Python with ``arguments`` as the site wants it.
+
+    Raises:
+        ConfigError: the container's image is no path on this node.
+    """
+    command = [sys.executable, *arguments]
+    if site.container is not None:
+        image = expanded(site.container["image"], "container.image")
+        command = [
+            *(site.container["program"], "exec", *site.container["arguments"]),
+            *(str(image), site.container["python"], *arguments),
+        ]
+    if site.setup:
+        script = " && ".join([*site.setup, 'exec "$@"'])
+        command = ["bash", "-c", script, "ddlbench", *command]
+    return command
+
+
+def srun_command(site: Site, *, nodes: int, tasks: int, per_node: int, devices: int) -> list[str]:
+    """Words of an srun up to the program.
+
+    Geometry and cores are always given: inside a job srun takes neither from the allocation
+    (``--cpus-per-task`` not since SLURM 22.05). What the site adds comes last, so that it wins.
+
+    Args:
+        site: gives cores of a device, ``slurm.mpi`` and ``slurm.srun``.
+        nodes: of the step.
+        tasks: of all nodes.
+        per_node: tasks of one node.
+        devices: of one task; it gets the cores of all of them, so that data-loading processes have
+            theirs too.
+    """
+    mpi = site.slurm.get("mpi")
+    return [
+        "srun",
+        f"--nodes={nodes}",
+        f"--ntasks={tasks}",
+        f"--ntasks-per-node={per_node}",
+        f"--cpus-per-task={site.cpus_per_device * devices}",
+        *([f"--mpi={mpi}"] if mpi else []),
+        *site.slurm.get("srun", []),
+    ]
+
+
+_GRACE_S = 5.0
+
+
+class _Pipes:
+    """Lines of several processes in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._open = 0
+
+    def add(self, process: subprocess.Popen[str], prefix: str) -> None:
+        """Read what ``process`` prints, too; its lines begin with ``prefix``."""
+        self._open += 1
+        threading.Thread(target=self._read, args=(process, prefix), daemon=True).start()
+
+    def _read(self, process: subprocess.Popen[str], prefix: str) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._lines.put(prefix + line.rstrip("\n"))
+        self._lines.put(None)
+
+    def lines(self, deadline: float) -> Iterator[str | None]:
+        """Every line until all have closed their output; None now and then."""
+        while self._open:
+            left_s = deadline - time.monotonic()
+            try:
+                line = self._lines.get(timeout=max(0.0, min(0.5, left_s)))
+            except queue.Empty:
+                yield None
+                continue
+            if line is None:
+                self._open -= 1
+            else:
+                yield line
+
+
+def _send_signal(children: Sequence[subprocess.Popen[str]], number: signal.Signals) -> None:
+    """Send a signal to each child that runs."""
+    for child in children:
+        if child.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(number)
+
+
+def _end(children: Sequence[subprocess.Popen[str]]) -> None:
+    """End every child and the group that it leads, politely, then for certain."""
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        running = [child for child in children if child.poll() is None]
+        for child in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal_number)
+        limit = time.monotonic() + _GRACE_S
+        while any(child.poll() is None for child in running) and time.monotonic() < limit:
+            time.sleep(0.05)

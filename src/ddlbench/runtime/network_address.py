@@ -1,4 +1,4 @@
-"""Which address of this node the others should use."""
+"""Which address of this node the others should use, and a port there that is free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import psutil
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import Site
 
-__all__ = ["address_of", "interface_to_use", "meeting_point", "use_interface"]
+__all__ = [
+    "LISTEN_FD",
+    "address_of",
+    "interface_to_use",
+    "listen",
+    "meeting_point",
+    "use_interface",
+]
 
 
 def address_of(interface: str | None) -> str:
@@ -79,3 +86,14 @@ def meeting_point(site: Site) -> tuple[str, str | None]:
     if site.launcher == "local":
         return "127.0.0.1", "lo"
     return address_of(site.interface), site.interface
+
+
+# Variable that tells rank 0 which inherited socket is the rendezvous.
+LISTEN_FD = "DDLBENCH_LISTEN_FD"
+
+
+def listen(address: str) -> socket.socket:
+    """A socket that listens on a free port of ``address`` and can be inherited."""
+    listener = socket.create_server((address, 0), backlog=128)
+    listener.set_inheritable(True)
+    return listener

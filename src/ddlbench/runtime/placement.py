@@ -1,10 +1,19 @@
-"""Which process this one is, and the devices that it drives.
+"""Where a process runs: which one it is, its devices, its cores, and what torch may do with them.
 
 ::
 
     launch   DDLBENCH_NODE, DDLBENCH_LOCAL_RANK     processes that this machine starts itself
     srun     SLURM_NODEID, SLURM_LOCALID            one task a process
       '-> own_process -> own_devices                a GPU's index on the node, or among its own
+
+Several ranks may share one GPU (site key ``devices_share_gpu``)::
+
+    launch     DDLBENCH_SHARED_GPU=1                every process of the job
+    process    own_devices -> cuda:0, cuda:0, ...   NCCL_HOSTID=rank0, rank1, ...
+
+NCCL refuses two ranks on one GPU: it compares the hash of their host and the GPU's address on the
+bus. A host id of its own makes every rank a node of one GPU. NCCL then talks over sockets, as it
+would between nodes without a faster network. Peer access and shared memory cannot be tested so.
 """
 
 from __future__ import annotations
@@ -13,13 +22,27 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from ddlbench.experiment.cell import Cell
 from ddlbench.planning.strategy import DeviceKind, Process
-from ddlbench.runtime.shared_gpu import as_own_host, is_shared
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["gpu_models", "identity_variables", "own_devices", "own_process"]
+    from ddlbench.experiment.site import Site
+
+__all__ = [
+    "SHARED_GPU_NOTE",
+    "apply_settings",
+    "as_own_host",
+    "compact",
+    "gpu_models",
+    "identity_variables",
+    "is_shared",
+    "own_cores",
+    "own_devices",
+    "own_process",
+    "shared_gpu_variables",
+]
 
 _NODE, _LOCAL_RANK = "DDLBENCH_NODE", "DDLBENCH_LOCAL_RANK"
 
@@ -39,7 +62,7 @@ def own_process(processes: Iterable[Process]) -> Process:
 def own_devices(device_kind: DeviceKind, process: Process) -> tuple[torch.device, ...]:
     """This process's devices; SLURM may show it only its own, or all of the node.
 
-    Where ranks share a GPU (:mod:`.shared_gpu`), each of its devices is the node's first one.
+    Where ranks share a GPU, each of its devices is the node's first one.
 
     The first GPU becomes the current one: what names no device - the thread that pins batches,
     say - would open a context of every process on GPU 0.
@@ -74,3 +97,61 @@ def gpu_models(devices: Sequence[torch.device]) -> list[str]:
     import torch  # noqa: PLC0415 - see above
 
     return [torch.cuda.get_device_name(d) for d in devices if d.type == "cuda"]
+
+
+def own_cores() -> str:
+    """This process's CPU affinity, for example ``0-3,8``.
+
+    Ask before numerical libraries compute: an OpenMP library may bind its first thread to one core.
+    """
+    return compact(os.sched_getaffinity(0))
+
+
+def compact(cores: Iterable[int]) -> str:
+    """Numbers as ranges, in the words of Linux's own lists: {0, 1, 2, 3, 8} is ``0-3,8``."""
+    ranges: list[list[int]] = []
+    for core in sorted(set(cores)):
+        if ranges and core == ranges[-1][1] + 1:
+            ranges[-1][1] = core
+        else:
+            ranges.append([core, core])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+
+
+SHARED_GPU_NOTE = "ranks share a GPU: no timing claim between devices"
+
+_SHARED_GPU = "DDLBENCH_SHARED_GPU"
+
+
+def shared_gpu_variables(site: Site) -> dict[str, str]:
+    """What every process of a job at ``site`` finds in its environment."""
+    return {_SHARED_GPU: "1"} if site.devices_share_gpu else {}
+
+
+def is_shared() -> bool:
+    """Whether this process shares its GPU with the other ranks of its node."""
+    return os.environ.get(_SHARED_GPU) == "1"
+
+
+def as_own_host(rank: int) -> None:
+    """Have NCCL take this process for a node of its own; before the first communicator."""
+    os.environ.update(NCCL_HOSTID=f"rank{rank}", NCCL_NET="Socket", NCCL_IB_DISABLE="1")
+
+
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+
+
+def apply_settings(cell: Cell) -> None:
+    """For all of torch: threads, cuDNN's search, and whether kernels must repeat their bits.
+
+    A layer that has no deterministic kernel warns and runs. cuBLAS reads its variable when a GPU is
+    first used, so this comes before.
+    """
+    import torch  # noqa: PLC0415 - see own_devices
+
+    torch.set_num_threads(cell.threads_per_device)
+    torch.backends.cudnn.benchmark = cell.cudnn_benchmark and not cell.deterministic
+    if cell.deterministic:
+        os.environ.setdefault(_CUBLAS, ":4096:8")
+        torch.backends.cudnn.deterministic = True
+        torch.use_deterministic_algorithms(True, warn_only=True)

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from ddlbench.experiment.status import Status
 from ddlbench.runtime.job import Job, report_file, stacks_file
+from ddlbench.runtime.network_address import LISTEN_FD
 from ddlbench.runtime.placement import own_process
 from ddlbench.runtime.rank_report import RankFailure, write_rank_report
-from ddlbench.runtime.rendezvous_port import LISTEN_FD
 
 __all__ = ["main", "oom_kills"]
 

@@ -27,14 +27,12 @@ from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import DeviceKind, Process
-from ddlbench.runtime.command import python_command
 from ddlbench.runtime.fabric import Fabric, SiteFabric
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.job import log_file, report_file
-from ddlbench.runtime.launch import Step
-from ddlbench.runtime.placement import own_process
-from ddlbench.runtime.shared_gpu import shared_gpu_variables
-from ddlbench.runtime.watchdog import watch
+from ddlbench.runtime.launch import Step, python_command
+from ddlbench.runtime.placement import own_process, shared_gpu_variables
+from ddlbench.runtime.progress import watch
 
 __all__ = ["RankContext", "RankJobFailed", "rank_job_main", "run_rank_job"]
 

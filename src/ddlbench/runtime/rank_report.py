@@ -11,7 +11,8 @@ The files live as long as one run; what is kept of them stands in result.json an
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ __all__ = [
     "CountedBytes",
     "RankFailure",
     "RankReport",
+    "as_written",
     "read_rank_report",
     "write_rank_report",
 ]
@@ -144,3 +146,8 @@ def read_rank_report(path: Path) -> RankReport | RankFailure:
     values = json.loads(path.read_text(encoding="utf-8"))
     kind = RankReport if values["status"] == Status.OK else RankFailure
     return kind.from_dict(values)
+
+
+def as_written(losses: Sequence[float]) -> list[float | None]:
+    """Losses as a report holds them: null in the place of NaN and infinity."""
+    return [float(loss) if math.isfinite(loss) else None for loss in losses]

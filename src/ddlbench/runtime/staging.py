@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.datasets import StagingError, remove, stage
-from ddlbench.datasets.errors import DataError
+from ddlbench.datasets.files import DataError
 from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.data_size import DataRequest
@@ -29,8 +29,7 @@ from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.data import request_of
-from ddlbench.runtime.command import python_command
-from ddlbench.runtime.srun import srun_command
+from ddlbench.runtime.launch import python_command, srun_command
 
 __all__ = ["StagingFailed", "main", "stage_cell", "unstage_cell"]
 

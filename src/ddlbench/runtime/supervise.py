@@ -27,20 +27,17 @@ from ddlbench.planning.data import request_of
 from ddlbench.planning.measured_digests import measured_digests
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.stage_memory import why_too_large
-from ddlbench.runtime import aggregate
-from ddlbench.runtime.assemble import assemble
-from ddlbench.runtime.checkpoint_sets import Order
-from ddlbench.runtime.command import python_command
+from ddlbench.runtime.checkpoint.restart import forget_checkpoints, restart_of
+from ddlbench.runtime.checkpoint.store import Order
 from ddlbench.runtime.fabric import Fabric, FabricUnfit, FabricUnsupported, fabric_up, fault_of
 from ddlbench.runtime.failure import cause_of
 from ddlbench.runtime.job import Job, log_file, report_file
-from ddlbench.runtime.launch import Step
+from ddlbench.runtime.launch import Step, python_command
 from ddlbench.runtime.lease import Claim, Owner, claim, keep, release
+from ddlbench.runtime.placement import shared_gpu_variables
+from ddlbench.runtime.progress import Outcome, watch
 from ddlbench.runtime.rank_report import RankFailure, RankReport, read_rank_report
-from ddlbench.runtime.restart import forget_checkpoints, restart_of
-from ddlbench.runtime.shared_gpu import shared_gpu_variables
-from ddlbench.runtime.trace import trace_json
-from ddlbench.runtime.watchdog import Outcome, watch
+from ddlbench.runtime.result import assemble, partitions_csv, steps_csv, trace_json
 
 __all__ = ["CellFailed", "run_cell"]
 
@@ -149,8 +146,8 @@ def _measure(cell: Cell, site: Site, cell_folder: Path, staging: dict[str, Any] 
     result = replace(result, log_tail=tuple(tail), elapsed_s=time.monotonic() - started)
     if status == Status.OK:
         done = [report for report in reports if isinstance(report, RankReport)]
-        write_text(cell_folder / "steps.csv", aggregate.steps_csv(cell, done))
-        spans = aggregate.partitions_csv(done)
+        write_text(cell_folder / "steps.csv", steps_csv(cell, done))
+        spans = partitions_csv(done)
         if spans:
             write_text(cell_folder / "partitions.csv", spans)
         trace = trace_json(done)

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import torch
 
-from ddlbench.datasets.loader import BatchLoader
+from ddlbench.datasets.loader import BatchLoader, EpochStream
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.staging import hold
 from ddlbench.experiment.cell import Cell
@@ -31,28 +31,29 @@ from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.result_parts import DeviceMemory
 from ddlbench.networks import build
 from ddlbench.planning.strategy import Process, strategy_of
-from ddlbench.runtime.checkpoint import RefusedCheckpoint, open_checkpoints
-from ddlbench.runtime.clock_offset import ClockOffset, clock_offsets
-from ddlbench.runtime.cpu_cores import own_cores
+from ddlbench.runtime.checkpoint.rank import RefusedCheckpoint, open_checkpoints
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.job import Job, report_file, stacks_file
 from ddlbench.runtime.loop import Extent, Measurement, measure
-from ddlbench.runtime.losses import as_written
 from ddlbench.runtime.meters import (
+    TcpTraffic,
     cpu_peak_bytes,
     device_memory,
     peak_rss_bytes,
     restart_peaks,
 )
 from ddlbench.runtime.network_address import address_of, use_interface
-from ddlbench.runtime.placement import gpu_models, own_devices, own_process
+from ddlbench.runtime.placement import (
+    apply_settings,
+    gpu_models,
+    own_cores,
+    own_devices,
+    own_process,
+)
 from ddlbench.runtime.progress import Reporter
-from ddlbench.runtime.rank_report import RankFailure, RankReport, write_rank_report
-from ddlbench.runtime.rendezvous import barrier, join_store, leave
-from ddlbench.runtime.stream import EpochStream
-from ddlbench.runtime.torch_settings import apply_settings
-from ddlbench.runtime.traffic import TcpTraffic
+from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written, write_rank_report
+from ddlbench.runtime.rendezvous import ClockOffset, barrier, clock_offsets, join_store, leave
 from ddlbench.strategies.executor import Context, Executor
 from ddlbench.strategies.training import with_precision
 

@@ -25,12 +25,11 @@ from torch.distributed import Store
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import make_plan
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.runtime.checkpoint import open_checkpoints
-from ddlbench.runtime.checkpoint_sets import Order, rank_file, set_folder
+from ddlbench.runtime.checkpoint.rank import open_checkpoints, random_state
+from ddlbench.runtime.checkpoint.state_file import read_state, write_state
+from ddlbench.runtime.checkpoint.store import Order, rank_file, set_folder
 from ddlbench.runtime.loop import Extent, measure
-from ddlbench.runtime.random_state import random_state
 from ddlbench.runtime.rendezvous import barrier
-from ddlbench.runtime.state_file import read_state, write_state
 from ddlbench.testing.networks import network_with_dropout
 from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import Reader, assert_same_bits, context_of, executor_of

@@ -10,10 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from ddlbench import cli
-from ddlbench.cluster import doctor, interview
+from ddlbench.cluster import doctor, init
+from ddlbench.cluster.doctor import judge_nodes, judge_partition
 from ddlbench.cluster.init import Answers, site_text, write_site
-from ddlbench.cluster.node_findings import judge_nodes
-from ddlbench.cluster.partition_findings import judge_partition
 from ddlbench.cluster.query import parse_gres, parse_partitions
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import project_root
@@ -122,8 +121,8 @@ def test_init_does_not_overwrite(project):
 
 
 def test_init_asks_for_what_slurm_cannot_know(project, monkeypatch):
-    monkeypatch.setattr(interview, "partitions", lambda: parse_partitions(SINFO, "gpu"))
-    monkeypatch.setattr(interview, "accounts", lambda: ["proj1", "proj2"])
+    monkeypatch.setattr(init, "partitions", lambda: parse_partitions(SINFO, "gpu"))
+    monkeypatch.setattr(init, "accounts", lambda: ["proj1", "proj2"])
     asked = CliRunner().invoke(
         cli.commands, ["init", "beta"], input="short\nproj2\n/local\nib1\n", catch_exceptions=False
     )

@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from ddlbench.commands.link import link
+from ddlbench.commands.interconnect import link
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.interconnect import emulation

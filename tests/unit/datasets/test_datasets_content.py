@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlbench.datasets.counter_rng import CounterRng
-from ddlbench.datasets.synthetic import Content, _class_codes, _num_planes
+from ddlbench.datasets.synthetic import Content, CounterRng, _class_codes, _num_planes
 from ddlbench.experiment.dataset_spec import DATASETS
 
 

@@ -21,9 +21,9 @@ from ddlbench.datasets import (
     stage,
     staging,
 )
+from ddlbench.datasets.formats import write_dataset
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.staging import data_folder, hold
-from ddlbench.datasets.writing import write_dataset
 
 MNIST = DataRequest("mnist", scale=0.002)
 FOLDERS = DataRequest("mnist", "imagefolder", 0.002)

@@ -27,7 +27,7 @@ import numpy as np
 
 from ddlbench.datasets.files import Records, record_of
 from ddlbench.datasets.formats import Format
-from ddlbench.datasets.split_data import ArraySplit
+from ddlbench.datasets.files import ArraySplit
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
 SPEC = DatasetSpec(

@@ -16,9 +16,9 @@ from cases.rank_reports import rank_report
 from ddlbench.planning.schedules import StageDurations
 from ddlbench.report.timeline.box import InvalidTimeline, Row
 from ddlbench.report.timeline.cell import has_spans, read_cell, read_measured
-from ddlbench.runtime.clock_offset import clock_offsets
 from ddlbench.runtime.rank_report import RankReport
-from ddlbench.runtime.trace import trace_json
+from ddlbench.runtime.rendezvous import clock_offsets
+from ddlbench.runtime.result import trace_json
 
 EQUAL = StageDurations([0.01] * 8, [0.02] * 8)
 SKEW_S = {0: 0.0, 1: -0.05, 2: 0.05}

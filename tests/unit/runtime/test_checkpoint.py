@@ -11,13 +11,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlbench.runtime.checkpoint import Checkpointer, RefusedCheckpoint, open_checkpoints
-from ddlbench.runtime.checkpoint_sets import Order, newest, rank_file, read_set
+from ddlbench.runtime.checkpoint.rank import Checkpointer, RefusedCheckpoint, open_checkpoints
+from ddlbench.runtime.checkpoint.state_file import write_state
+from ddlbench.runtime.checkpoint.store import (
+    Order,
+    journal_file,
+    newest,
+    rank_file,
+    read_journal,
+    read_set,
+)
 from ddlbench.runtime.loop import Extent, measure
 from ddlbench.runtime.meters import Usage, mean_usage
 from ddlbench.runtime.progress import Reporter
-from ddlbench.runtime.progress_journal import journal_file, read_journal
-from ddlbench.runtime.state_file import write_state
 from ddlbench.strategies.executor import RunRecord, Unsupported
 
 CPU = [torch.device("cpu")]

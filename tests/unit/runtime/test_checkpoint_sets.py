@@ -6,17 +6,19 @@ import json
 
 import pytest
 
-from ddlbench.runtime.checkpoint_sets import (
+from ddlbench.runtime.checkpoint.store import (
     Order,
+    ProgressJournal,
     complete,
     discard,
+    journal_file,
     newest,
     prune,
     rank_file,
+    read_journal,
     read_set,
     set_folder,
 )
-from ddlbench.runtime.progress_journal import ProgressJournal, journal_file, read_journal
 
 IDENTITY = {"cell_id": "a/cell", "plan_digest": "1234", "dataset_digest": None, "ranks": 2}
 
@@ -124,7 +126,7 @@ def test_only_what_is_ours_is_deleted(tmp_path):
 
 def test_a_trail_says_how_far_and_since_when(tmp_path, monkeypatch):
     now = iter([100.0, 100.0, 101.5, 103.0, 104.0, 104.0, 104.25])
-    monkeypatch.setattr("ddlbench.runtime.progress_journal.time.time", lambda: next(now))
+    monkeypatch.setattr("ddlbench.runtime.checkpoint.store.time.time", lambda: next(now))
     path = journal_file(tmp_path / "new")
     trail = ProgressJournal(path, 20)
     assert (read_journal(path).steps, read_journal(path).unsaved_s) == (20, 0.0)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
-from ddlbench.runtime import state_file
-from ddlbench.runtime.random_state import random_state, set_random_state
-from ddlbench.runtime.state_file import DamagedState, read_state, write_state
+from ddlbench.runtime.checkpoint import state_file
+from ddlbench.runtime.checkpoint.rank import random_state, set_random_state
+from ddlbench.runtime.checkpoint.state_file import DamagedState, read_state, write_state
 
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text() | st.floats()
 trees = st.recursive(

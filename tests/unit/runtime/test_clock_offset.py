@@ -10,8 +10,8 @@ import pytest
 import torch.distributed as dist
 from cases.rank_reports import rank_report
 
-from ddlbench.runtime.clock_offset import clock_offsets
-from ddlbench.runtime.trace import trace_json
+from ddlbench.runtime.rendezvous import clock_offsets
+from ddlbench.runtime.result import trace_json
 
 SKEW_S = {0: 0.0, 1: 0.05, 2: -7.5}
 

@@ -8,7 +8,7 @@ import yaml
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import load_site
-from ddlbench.runtime.command import python_command
+from ddlbench.runtime.launch import python_command
 
 
 def site(tmp_path, **keys):

@@ -14,8 +14,8 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.plan import make_plan
 from ddlbench.runtime import lease, slurm_job
-from ddlbench.runtime.assemble import assemble
 from ddlbench.runtime.lease import Owner, claim, keep, release
+from ddlbench.runtime.result import assemble
 
 CELL = Cell("mnist", "vgg11", "ddp", batch_size=8, devices_per_node=2)
 

@@ -13,14 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from ddlbench.datasets.loader import feed_ranges
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result_parts import Loss
-from ddlbench.runtime import aggregate, losses
 from ddlbench.runtime.failure import classify
-from ddlbench.runtime.live_tensors import LiveTensors
+from ddlbench.runtime.meters import LiveTensors
 from ddlbench.runtime.network_address import address_of
 from ddlbench.runtime.progress import MARK, Display, Reporter
-from ddlbench.runtime.stream import feed_ranges
+from ddlbench.runtime.rank_report import as_written
+from ddlbench.runtime.result import divergence, loss_summary, steps_csv, timing_of
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.timing import StepClock
 from ddlbench.strategies.training import with_precision
@@ -72,7 +73,7 @@ REPORTS = [
 
 
 def test_the_slowest_rank_makes_the_step_and_the_epoch():
-    timing = aggregate.timing(CELL, REPORTS, "cpu")
+    timing = timing_of(CELL, REPORTS, "cpu")
     assert [epoch.elapsed_s for epoch in timing.epochs] == pytest.approx([0.3, 0.4])
     assert timing.step_s.median_s == pytest.approx(0.2)
     assert timing.epoch_s == pytest.approx(0.35 * 20 / 16)
@@ -82,20 +83,20 @@ def test_the_slowest_rank_makes_the_step_and_the_epoch():
 
 
 def test_a_loss_that_is_no_number_is_null_and_noted():
-    written = losses.as_written([2.0, float("nan"), float("inf")])
+    written = as_written([2.0, float("nan"), float("inf")])
     assert written == [2.0, None, None]
     reports = [report([0.1] * 4, [2.0, 1.0, None, None]), report([0.1] * 4, [2.0] * 4)]
-    assert losses.summary(reports, 2) == Loss(first=2.0, last=None, mean_last_epoch=None)
-    assert losses.divergence(reports) == [
+    assert loss_summary(reports, 2) == Loss(first=2.0, last=None, mean_last_epoch=None)
+    assert divergence(reports) == [
         "training diverged: the loss is no number from step 4 of 5 on (1 of them warm-up)"
     ]
-    assert losses.divergence(REPORTS) == []
-    rows = list(csv.DictReader(io.StringIO(aggregate.steps_csv(CELL, reports))))
+    assert divergence(REPORTS) == []
+    rows = list(csv.DictReader(io.StringIO(steps_csv(CELL, reports))))
     assert [row["loss"] for row in rows] == ["3", "2", "1.5", "nan", "nan"]
 
 
 def test_steps_csv_keeps_warm_up_apart_and_averages_only_ranks_with_labels():
-    rows = list(csv.DictReader(io.StringIO(aggregate.steps_csv(CELL, REPORTS))))
+    rows = list(csv.DictReader(io.StringIO(steps_csv(CELL, REPORTS))))
     assert [(row["epoch"], row["step"], row["warmup"]) for row in rows] == [
         ("0", "0", "1"),
         ("1", "0", "0"),

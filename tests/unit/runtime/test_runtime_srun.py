@@ -12,8 +12,7 @@ import pytest
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.plan import make_plan
-from ddlbench.runtime.launch import SrunLaunch, Step
-from ddlbench.runtime.srun import srun_command
+from ddlbench.runtime.launch import SrunLaunch, Step, srun_command
 from ddlbench.runtime.staging import StagingFailed, stage_cell
 
 # By hand: example site, 6 cores a device, 4 devices a node.

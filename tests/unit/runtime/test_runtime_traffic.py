@@ -10,8 +10,9 @@ import pytest
 from cases.rank_reports import rank_report
 
 from ddlbench.experiment.result_parts import RankTraffic
+from ddlbench.runtime.meters import connection_bytes
 from ddlbench.runtime.rank_report import CountedBytes
-from ddlbench.runtime.traffic import communication, connection_bytes
+from ddlbench.runtime.result import communication
 
 
 def test_only_connections_of_other_ports_count():

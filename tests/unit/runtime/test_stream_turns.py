@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlbench.datasets.loader import BatchLoader
-from ddlbench.runtime.stream import EpochStream
+from ddlbench.datasets.loader import BatchLoader, EpochStream
 
 
 class Numbers:

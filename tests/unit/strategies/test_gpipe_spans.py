@@ -8,7 +8,7 @@ from cases.rank_reports import rank_report
 from torch import nn
 from torchgpipe import GPipe
 
-from ddlbench.runtime.aggregate import partitions_csv
+from ddlbench.runtime.result import partitions_csv
 from ddlbench.strategies.torchgpipe.spans import recording
 
 CHUNKS, PARTS = 4, 2

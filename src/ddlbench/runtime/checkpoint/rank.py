@@ -15,18 +15,23 @@ the position in the data - and what was measured so far, so that the parts of a 
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ddlbench.experiment.status import Status
-from ddlbench.runtime.checkpoint_record import measurement, packed, seconds
-from ddlbench.runtime.checkpoint_sets import (
+from ddlbench.runtime.checkpoint.state_file import read_state, write_state
+from ddlbench.runtime.checkpoint.store import (
     Order,
+    ProgressJournal,
     complete,
+    journal_file,
     prune,
     rank_file,
     read_set,
@@ -34,14 +39,18 @@ from ddlbench.runtime.checkpoint_sets import (
 )
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.loop import Extent, Measurement
+from ddlbench.runtime.meters import Usage
 from ddlbench.runtime.progress import Reporter
-from ddlbench.runtime.progress_journal import ProgressJournal, journal_file
-from ddlbench.runtime.random_state import random_state, set_random_state
 from ddlbench.runtime.rank_report import CheckpointCost
-from ddlbench.runtime.state_file import read_state, write_state
-from ddlbench.strategies.executor import Executor, Unsupported
+from ddlbench.strategies.executor import Executor, RunRecord, Unsupported
 
-__all__ = ["Checkpointer", "RefusedCheckpoint", "open_checkpoints"]
+__all__ = [
+    "Checkpointer",
+    "RefusedCheckpoint",
+    "open_checkpoints",
+    "random_state",
+    "set_random_state",
+]
 
 
 class RefusedCheckpoint(RuntimeError):  # noqa: N818 - what happened to it
@@ -118,7 +127,7 @@ class Checkpointer:
         state = self._read()
         try:
             executor.load_checkpoint_state(state["executor"])
-            so_far = measurement(state["so_far"])
+            so_far = _measurement(state["so_far"])
             self._save_s = [*state["save_s"].tolist(), self._last_save_s]
             set_random_state(state["random"], self._devices)
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
@@ -144,8 +153,8 @@ class Checkpointer:
         state = {
             "executor": executor.checkpoint_state(),
             "random": random_state(self._devices),
-            "so_far": packed(so_far),
-            "save_s": seconds(self._save_s),
+            "so_far": _packed(so_far),
+            "save_s": _numbers(self._save_s),
             "details": executor.details(),
         }
         try:
@@ -224,3 +233,75 @@ def open_checkpoints(
                 code="no_checkpoint",
             )
     return Checkpointer(order, rank, world_size, store, devices)
+
+
+def _packed(so_far: Measurement) -> dict[str, Any]:
+    """Without spans: they are by the clock of a process that ends."""
+    return {
+        "steps": so_far.steps,
+        "warmup": _packed_record(so_far.warmup),
+        "measured": _packed_record(so_far.measured),
+        "utilisation": asdict(so_far.utilisation),
+    }
+
+
+def _measurement(state: dict[str, Any]) -> Measurement:
+    """What :func:`_packed` took apart."""
+    return Measurement(
+        warmup=_record(state["warmup"]),
+        measured=_record(state["measured"]),
+        utilisation=Usage(**state["utilisation"]),
+        steps=int(state["steps"]),
+    )
+
+
+def _numbers(values: Sequence[float]) -> Tensor:
+    """Numbers, bit for bit; float64 (n,)."""
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _packed_record(record: RunRecord) -> dict[str, Any]:
+    return {
+        "ids": torch.tensor(record.ids, dtype=torch.int64),
+        "step_s": _numbers(record.step_s),
+        "load_s": _numbers(record.load_s),
+        "loss": _numbers(record.loss),
+        "communication_wait_s": record.communication_wait_s,
+    }
+
+
+def _record(state: dict[str, Any]) -> RunRecord:
+    lists = {name: state[name].tolist() for name in ("ids", "step_s", "load_s", "loss")}
+    return RunRecord(**lists, communication_wait_s=state["communication_wait_s"])
+
+
+def random_state(devices: Sequence[torch.device]) -> dict[str, Any]:
+    """Where Python's generator, torch's and those of the GPUs are, as tensors and numbers.
+
+    NumPy's global generator is nobody's here: data has generators of its own, keyed by seed and
+    epoch.
+    """
+    version, words, gauss_next = random.getstate()
+    return {
+        "python": {
+            "version": version,
+            "words": torch.tensor(words, dtype=torch.int64),
+            "gauss_next": gauss_next,
+        },
+        "torch": torch.get_rng_state(),
+        "cuda": [torch.cuda.get_rng_state(device) for device in _gpus(devices)],
+    }
+
+
+def set_random_state(state: dict[str, Any], devices: Sequence[torch.device]) -> None:
+    """Put the generators where they were; ``devices`` are the same, in the same order."""
+    python = state["python"]
+    words = tuple(python["words"].tolist())
+    random.setstate((python["version"], words, python["gauss_next"]))
+    torch.set_rng_state(state["torch"])
+    for device, own in zip(_gpus(devices), state["cuda"], strict=True):
+        torch.cuda.set_rng_state(own, device)
+
+
+def _gpus(devices: Sequence[torch.device]) -> list[torch.device]:
+    return list(dict.fromkeys(device for device in devices if device.type == "cuda"))

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: a set holds a file of each rank, and is complete once its manifest is there.
+"""Checkpoints on disk, and the trail beside them that says how far the run is.
 
 ::
 
@@ -6,11 +6,16 @@
                                  rank1.safetensors
                                  manifest.json         last, by rank 0: the set may be used
              step-00000040-<run>/rank0.safetensors     torn: it has no manifest
-             trail                                     how far the run is (trail.py)
+             trail                                     how far the run is
              attempts.json                             attempts that ended early (restart.py)
 
-A set is used only if its manifest names the cell, the plan, the data and the number of ranks that
-are asked for, and every file has the size that its rank wrote. Two runs never share a set.
+A set holds a file of each rank, and is complete once its manifest is there. It is used only if its
+manifest names the cell, the plan, the data and the number of ranks that are asked for, and every
+file has the size that its rank wrote. Two runs never share a set.
+
+What a kill costs is read from the trail. Rank 0 overwrites one line a step. The line is the
+kernel's at once, so no kill of the process loses it; only a node that goes down may leave it a few
+seconds old.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +35,15 @@ __all__ = [
     "KEPT_SETS",
     "CheckpointSet",
     "Order",
+    "ProgressJournal",
+    "Reached",
     "complete",
     "discard",
+    "journal_file",
     "newest",
     "prune",
     "rank_file",
+    "read_journal",
     "read_set",
     "set_folder",
 ]
@@ -175,3 +185,54 @@ def _flush(folder: Path) -> None:
             os.fsync(number)
         finally:
             os.close(number)
+
+
+def journal_file(folder: Path) -> Path:
+    """Where the run with checkpoints in ``folder`` leaves its trail."""
+    return folder / "trail"
+
+
+class ProgressJournal:
+    """Writes the trail.
+
+    Args:
+        path: of the file; its folder is made.
+        steps: measured steps that are done already.
+    """
+
+    def __init__(self, path: Path, steps: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_CREAT | os.O_WRONLY, 0o644)
+        self.kept(steps)
+
+    def kept(self, steps: int) -> None:
+        """So many steps are in a checkpoint: what comes now can be lost."""
+        self._since = time.time()
+        self.reach(steps)
+
+    def reach(self, steps: int) -> None:
+        """So many measured steps are done."""
+        line = f"{steps:20d} {self._since:20.6f} {time.time():20.6f}\n"
+        os.pwrite(self._file, line.encode(), 0)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Where a run was when it was last heard of.
+
+    Args:
+        steps: measured steps done.
+        unsaved_s: seconds since its last checkpoint, or since its measured steps began.
+    """
+
+    steps: int
+    unsaved_s: float
+
+
+def read_journal(path: Path) -> Reached | None:
+    """What the trail says; None where there is none, or none that can be read."""
+    try:
+        steps, since, now = path.read_text(encoding="ascii").split()
+        return Reached(int(steps), max(0.0, float(now) - float(since)))
+    except (OSError, ValueError):
+        return None

@@ -31,9 +31,8 @@ from ddlbench.experiment.result_parts import Attempt
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.plan import Plan
-from ddlbench.runtime.checkpoint_sets import Order, discard, newest
+from ddlbench.runtime.checkpoint.store import Order, discard, journal_file, newest, read_journal
 from ddlbench.runtime.environment import driver_provenance
-from ddlbench.runtime.progress_journal import journal_file, read_journal
 from ddlbench.runtime.rank_report import RankFailure, RankReport
 
 __all__ = ["Restart", "forget_checkpoints", "restart_of"]

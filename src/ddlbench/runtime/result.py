@@ -1,0 +1,436 @@
+"""What is made of a cell's ranks: result.json, and the tables and the trace beside it.
+
+::
+
+    plan, site, reports of the ranks --> result.json      one cell, all that is known of it
+                                         steps.csv        a row a step
+                                         partitions.csv   a row a partition, where there are any
+                                         trace.json       for chrome://tracing or ui.perfetto.dev
+
+A step is as long as its slowest rank; an epoch is as long as the slowest rank's sum of steps.
+Means are taken over seconds; rates are derived once, at the end. A checkpoint is over when the
+slowest rank's is. Its seconds are in no step: throughput is given without them
+(``timing.samples_per_s``) and with them.
+
+Files know no NaN: a loss that is no number is written as null. A run that diverges is measured all
+the same - its steps take their time - and says so.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.chrome_trace import Piece, chrome_trace
+from ddlbench.experiment.result import Result
+from ddlbench.experiment.result_parts import (
+    Attempt,
+    Checkpointing,
+    Communication,
+    Epoch,
+    InputDigests,
+    Link,
+    Loss,
+    Provenance,
+    RankEntry,
+    RankTraffic,
+    Staging,
+    StepSummary,
+    Timing,
+)
+from ddlbench.experiment.site import Site
+from ddlbench.experiment.statistics import median_interval
+from ddlbench.experiment.status import Status, reason_code
+from ddlbench.planning.measured_digests import measured_digests
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.strategy import DeviceKind, Strategy, strategy_of
+from ddlbench.runtime.environment import driver_provenance
+from ddlbench.runtime.placement import SHARED_GPU_NOTE
+from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written
+
+__all__ = [
+    "BARRIER_RULE",
+    "CLOCKS",
+    "COMBINED_RULE",
+    "NOISY_SPREAD",
+    "WARMUP_RULE",
+    "assemble",
+    "checkpoint_notes",
+    "checkpointing",
+    "communication",
+    "divergence",
+    "loss_summary",
+    "mean_over_ranks",
+    "partitions_csv",
+    "rank_entry",
+    "steps_csv",
+    "timing_of",
+    "trace_json",
+]
+
+_STAGING = ("seconds", "reused", "bytes", "nodes")
+
+
+def assemble(
+    plan: Plan,
+    site: Site,
+    status: Status,
+    reason: str | None,
+    *,
+    reports: Sequence[RankReport | RankFailure],
+    staging: dict[str, Any] | None,
+    link: dict[str, Any] | None = None,
+    earlier: Sequence[Attempt] = (),
+    measured: Mapping[str, str | None] | None = None,
+) -> Result:
+    """The result of a cell that is done.
+
+    Args:
+        plan: what ran.
+        site: where.
+        status: ok, out_of_memory, unsupported or timeout.
+        reason: why it is not ok.
+        reports: of the ranks that left one.
+        staging: what staging reported.
+        link: what an emulated link was; None where the network is the site's own.
+        earlier: attempts that ended before the one that was measured; see ``restart.py``.
+        measured: digests of the files that the plan was made from; those of now where left out.
+    """
+    cell, strategy = plan.cell, strategy_of(plan.cell.strategy)
+    ok = sorted((r for r in reports if isinstance(r, RankReport)), key=lambda r: r.rank)
+    complete = status == Status.OK
+    timing = timing_of(cell, ok, site.device) if complete else None
+    saved = None if timing is None else checkpointing(cell, ok, timing, earlier)
+    synchronous = strategy.is_synchronous(cell)
+    return Result(
+        status=status,
+        reason=reason,
+        reason_code=reason_code(reason, status),
+        site=site.name,
+        cell_id=cell.id,
+        cell=cell.to_dict(),
+        inputs=InputDigests(
+            plan_digest=plan.digest,
+            dataset_digest=None if staging is None else staging["digest"],
+            **(measured_digests(cell, site.name) if measured is None else measured),
+        ),
+        processes=plan.world_size,
+        devices=cell.devices,
+        workers=sum(len(p.devices) for p in plan.processes if p.shard >= 0),
+        device_kind=site.device,
+        update_semantics="synchronous" if synchronous else "stale",
+        notes=(
+            *_notes(strategy, site),
+            *checkpoint_notes(cell, synchronous, saved),
+            *divergence(ok if complete else []),
+        ),
+        plan_details=ok[0].plan_details if complete else plan.details,
+        ranks=tuple(rank_entry(r) for r in ok),
+        timing=timing,
+        staging=None if staging is None else Staging(**{key: staging[key] for key in _STAGING}),
+        loss=loss_summary(ok, ok[0].steps_per_epoch) if complete else None,
+        communication=communication(ok) if complete else None,
+        link=None if link is None else Link.from_dict(link),
+        checkpointing=saved,
+        log_tail=(),
+        elapsed_s=0.0,
+        provenance=_provenance(cell.seed, ok, link),
+    )
+
+
+def _notes(strategy: Strategy, site: Site) -> list[str]:
+    shared = SHARED_GPU_NOTE if site.devices_share_gpu else None
+    return [note for note in (strategy.note(site.device), shared) if note is not None]
+
+
+def _provenance(
+    seed: int, reports: Sequence[RankReport], link: dict[str, Any] | None
+) -> Provenance:
+    values = driver_provenance(seed)
+    values["hosts"] = sorted({r.provenance["host"] for r in reports})
+    if reports:
+        of_a_rank = dict(reports[0].provenance)
+        of_a_rank.pop("host")
+        values.update(of_a_rank)
+    if link is not None:  # the kernel's own setting does not hold inside emulated nodes
+        values["tcp_congestion_control"] = link["setting"]["congestion_control"]
+    return Provenance.from_dict(values)
+
+
+def communication(reports: Sequence[RankReport]) -> Communication | None:
+    """The ``communication`` part of a result; None unless every rank counted in one way.
+
+    Args:
+        reports: of all ranks, in order.
+    """
+    counted = [(report.rank, report.traffic) for report in reports]
+    known = [(rank, one) for rank, one in counted if one is not None]
+    if not known or len(known) < len(counted):
+        return None
+    ways = {(one.counted_by, one.steps) for _, one in known}
+    if len(ways) != 1:
+        return None
+    ((counted_by, steps),) = ways
+    return Communication(
+        counted_by,
+        steps,
+        tuple(
+            RankTraffic(
+                rank=rank,
+                sent_bytes=one.sent_bytes,
+                received_bytes=one.received_bytes,
+                sent_bytes_per_step=one.sent_bytes / steps if steps else None,
+                received_bytes_per_step=one.received_bytes / steps if steps else None,
+            )
+            for rank, one in known
+        ),
+    )
+
+
+CLOCKS = {
+    "cpu": "time.perf_counter of each host after every step",
+    "cuda": "CUDA events on every device after each step, read once the devices were idle",
+}
+WARMUP_RULE = "the first warmup_steps steps of the run are trained and dropped"
+BARRIER_RULE = "all ranks wait for each other once, between warm-up and the first epoch"
+COMBINED_RULE = "a step is as long as its slowest rank, an epoch as the slowest rank's steps"
+
+
+# Above this (p75 - p25) / median of the steps a run is flagged as noisy.
+NOISY_SPREAD = 0.25
+
+
+def timing_of(cell: Cell, reports: Sequence[RankReport], device_kind: DeviceKind) -> Timing:
+    """The ``timing`` part of a result.
+
+    Args:
+        cell: what was measured.
+        reports: one of each rank, all ok.
+        device_kind: what clock was read.
+    """
+    step_s = np.max([report.step_s for report in reports], axis=0)
+    load_s = np.max([report.load_s for report in reports], axis=0)
+    steps = reports[0].steps_per_epoch
+    samples = steps * cell.batch_size
+    dataset_samples = reports[0].dataset_samples
+    per_rank = np.array([report.step_s for report in reports]).reshape(
+        len(reports), cell.epochs, steps
+    )
+    epoch_s = per_rank.sum(axis=2).max(axis=0)
+    mean_epoch_s = float(epoch_s.mean())
+    quartiles = np.percentile(step_s, [25, 50, 75])
+    spread = float((quartiles[2] - quartiles[0]) / quartiles[1]) if quartiles[1] > 0 else None
+    return Timing(
+        clock=CLOCKS[device_kind],
+        device_synchronised=True,
+        barrier=BARRIER_RULE,
+        combined=COMBINED_RULE,
+        warmup_rule=WARMUP_RULE,
+        warmup_steps=cell.warmup_steps,
+        epochs=tuple(
+            Epoch(
+                epoch=epoch + 1,
+                steps=steps,
+                samples=samples,
+                elapsed_s=float(epoch_s[epoch]),
+                load_s=float(load_s[epoch * steps : (epoch + 1) * steps].sum()),
+            )
+            for epoch in range(cell.epochs)
+        ),
+        steps_per_epoch=steps,
+        samples_per_epoch=samples,
+        dataset_samples=dataset_samples,
+        step_s=_step_summary(step_s),
+        step_spread=spread,
+        noisy=spread is not None and spread > NOISY_SPREAD,
+        epoch_s=mean_epoch_s * dataset_samples / samples,
+        epoch_scaled=samples != dataset_samples,
+        samples_per_s=samples / mean_epoch_s if mean_epoch_s > 0 else None,
+        load_s=max(sum(report.load_s) for report in reports),
+        prepare_s=max(report.prepare_s for report in reports),
+    )
+
+
+def rank_entry(report: RankReport) -> RankEntry:
+    """One entry of the result's ``ranks``."""
+    kept = {one.name: getattr(report, one.name) for one in fields(RankEntry)}
+    return RankEntry(**{**kept, "load_s": sum(report.load_s)})
+
+
+def steps_csv(cell: Cell, reports: Sequence[RankReport]) -> str:
+    """steps.csv: one row a step, warm-up (epoch 0) included; the slowest rank's seconds."""
+    steps = reports[0].steps_per_epoch
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["epoch", "step", "warmup", "step_s", "load_s", "loss"])
+    warmup = [(r.warmup_step_s, r.warmup_load_s, r.warmup_loss) for r in reports]
+    measured = [(r.step_s, r.load_s, r.loss) for r in reports]
+    for parts, epoch_of in ((warmup, lambda _i: 0), (measured, lambda i: i // steps + 1)):
+        step_s = np.max([part[0] for part in parts], axis=0)
+        load_s = np.max([part[1] for part in parts], axis=0)
+        loss = mean_over_ranks([part[2] for part in parts])
+        for index in range(len(step_s)):
+            epoch = epoch_of(index)
+            step = index if epoch == 0 else index % steps
+            seconds = (f"{step_s[index]:.9g}", f"{load_s[index]:.9g}")
+            mean_loss = f"{loss[index]:.6g}" if loss else ""
+            writer.writerow([epoch, step, int(epoch == 0), *seconds, mean_loss])
+    return text.getvalue()
+
+
+def partitions_csv(reports: Sequence[RankReport]) -> str:
+    """partitions.csv: one row a partition, micro-batch and kind of work; empty where none has any.
+
+    Seconds from the start of one step after the timed region.
+    """
+    spans = [span for report in reports for span in report.partition_spans]
+    if not spans:
+        return ""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["partition", "kind", "micro_batch", "start_s", "end_s"])
+    for partition, kind, micro_batch, start_s, end_s in spans:
+        writer.writerow([partition, kind, micro_batch, f"{start_s:.9g}", f"{end_s:.9g}"])
+    return text.getvalue()
+
+
+def _step_summary(step_s: np.ndarray) -> StepSummary:
+    ends = median_interval(step_s).ends()
+    return StepSummary(
+        median_s=float(np.median(step_s)),
+        low_s=None if ends is None else ends[0],
+        high_s=None if ends is None else ends[1],
+        mean_s=float(step_s.mean()),
+        p95_s=float(np.percentile(step_s, 95)),
+        p99_s=float(np.percentile(step_s, 99)),
+        count=len(step_s),
+    )
+
+
+def mean_over_ranks(losses: Sequence[Sequence[float | None]]) -> list[float]:
+    """Mean loss of each step over the ranks that have one; NaN where one of them is no number."""
+    rows = [of_rank for of_rank in losses if of_rank]
+    if not rows:
+        return []
+    return [float(value) for value in np.mean(np.array(rows, dtype=float), axis=0)]
+
+
+def loss_summary(reports: Sequence[RankReport], steps_per_epoch: int) -> Loss | None:
+    """``loss`` of the result; None where no rank has any."""
+    loss = mean_over_ranks([report.loss for report in reports])
+    if not loss:
+        return None
+    last_epoch = loss[-steps_per_epoch:]
+    mean = sum(last_epoch) / len(last_epoch)
+    return Loss(*as_written([loss[0], loss[-1], mean]))
+
+
+def divergence(reports: Sequence[RankReport]) -> list[str]:
+    """The note of a run whose loss stopped being a number, warm-up included."""
+    warmup = mean_over_ranks([report.warmup_loss for report in reports])
+    loss = warmup + mean_over_ranks([report.loss for report in reports])
+    first = next((step for step, value in enumerate(loss) if not math.isfinite(value)), None)
+    if first is None:
+        return []
+    return [
+        f"training diverged: the loss is no number from step {first + 1} of {len(loss)} on "
+        f"({len(warmup)} of them warm-up)"
+    ]
+
+
+def checkpointing(
+    cell: Cell,
+    reports: Sequence[RankReport],
+    timing: Timing,
+    earlier: Sequence[Attempt],
+) -> Checkpointing | None:
+    """The ``checkpointing`` part of a result; None for a cell without checkpoints.
+
+    Args:
+        cell: what was measured.
+        reports: one of each rank, all ok.
+        timing: the result's.
+        earlier: attempts that ended before this one; see ``restart.py``.
+    """
+    if not cell.checkpoint_every_steps:
+        return None
+    parts = [report.checkpoints for report in reports if report.checkpoints is not None]
+    save_s = [max(seconds) for seconds in zip(*(p.save_s for p in parts), strict=True)]
+    elapsed_s = sum(epoch.elapsed_s for epoch in timing.epochs)
+    samples = sum(epoch.samples for epoch in timing.epochs)
+    with_them_s = elapsed_s + sum(save_s)
+    return Checkpointing(
+        every_steps=cell.checkpoint_every_steps,
+        save_s=tuple(save_s),
+        total_s=sum(save_s),
+        bytes=sum(part.bytes for part in parts),
+        samples_per_s=samples / with_them_s if with_them_s > 0 else None,
+        resumed=sum(attempt.kept_steps > 0 for attempt in earlier),
+        restore_s=max(part.restore_s for part in parts),
+        rehearsal_s=max(part.rehearsal_s for part in parts),
+        lost_steps=sum(attempt.lost_steps for attempt in earlier),
+        lost_s=sum(attempt.lost_s for attempt in earlier),
+        attempts=tuple(earlier),
+    )
+
+
+def checkpoint_notes(cell: Cell, synchronous: bool, part: Checkpointing | None) -> list[str]:
+    """What a reader of the cell's numbers must know of its checkpoints."""
+    found = []
+    if cell.checkpoint_every_steps and not synchronous:
+        found.append(
+            f"every {cell.checkpoint_every_steps} steps all that is under way is finished for a "
+            "checkpoint; that wait is in the steps' times"
+        )
+    if part is not None and part.resumed:
+        found.append(
+            f"resumed {part.resumed} time(s) from a checkpoint; {part.lost_steps} step(s) "
+            "were trained twice and count once"
+        )
+    return found
+
+
+def trace_json(reports: Sequence[RankReport]) -> str:
+    """trace.json: a row a rank, a piece a kind and mini-batch; empty where no rank has spans.
+
+    Times count from the first piece, on rank 0's clock: each rank's offset, and how sure it is,
+    stand in ``plan_details.clock`` of the result.
+
+    Args:
+        reports: of the ranks, with ``spans`` (kind, mini-batch, start_s, end_s) by a rank's own
+            clock, and ``clock_offset_s`` to rank 0's.
+    """
+    ranks = sorted(reports, key=lambda report: report.rank)
+    starts_s = [r.clock_offset_s + start_s for r in ranks for _, _, start_s, _ in r.spans]
+    if not starts_s:
+        return ""
+    begin_s = min(starts_s)
+    pieces = [
+        Piece(
+            name=f"{kind} {number}",
+            kind=kind.split(" ")[0],
+            process=report.node,
+            thread=report.rank,
+            start_s=start_s + report.clock_offset_s - begin_s,
+            end_s=end_s + report.clock_offset_s - begin_s,
+            arguments={"mini_batch": number},
+        )
+        for report in ranks
+        for kind, number, start_s, end_s in report.spans
+    ]
+    nodes = {report.node: f"node {report.node} ({report.host})" for report in ranks}
+    rows = {(report.node, report.rank): _rank_label(report) for report in ranks}
+    return json.dumps(chrome_trace(pieces, nodes, rows))
+
+
+def _rank_label(report: RankReport) -> str:
+    part = f"stage {report.stage}, replica {report.replica}"
+    return f"rank {report.rank}: {'server' if report.role == 'server' else part}"
