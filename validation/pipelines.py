@@ -18,8 +18,8 @@ from typing import Any
 from bed_study import ROOT, Study
 from testbed import Options
 
-from ddlbench.planning.link_bandwidth import bandwidth_bytes_per_s
 from ddlbench.planning.partition import Level, partition, read_chain
+from ddlbench.planning.pipeline_stages import bandwidth_bytes_per_s
 
 OUT = ROOT / "docs" / "validation" / "pipelines"
 SITE = "share-025"

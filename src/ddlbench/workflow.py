@@ -103,8 +103,8 @@ def make_predictions(experiment: Experiment, site: Site, rows: list[MatrixRow]) 
         ConfigError: nothing could be predicted; the message says why.
     """
     from ddlbench.predict.accuracy import errors, write_predictions  # noqa: PLC0415 - as above
-    from ddlbench.predict.choices import table_8_1, table_8_2, with_choices  # noqa: PLC0415
     from ddlbench.predict.evaluate import predictions  # noqa: PLC0415
+    from ddlbench.predict.recommender_score import table_8_1, table_8_2, with_choices  # noqa: PLC0415
     from ddlbench.report.choice_tables import write_choices  # noqa: PLC0415
     from ddlbench.report.figures.micro_batches import table_6_1  # noqa: PLC0415
     from ddlbench.report.tables import write_table  # noqa: PLC0415
@@ -139,7 +139,7 @@ def draw_predictions(
 
 def make_recommendations(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> pd.DataFrame:
     """Rank strategies for every case of the matrix, and write recommendations.csv."""
-    from ddlbench.predict.cases import recommendations  # noqa: PLC0415
+    from ddlbench.predict.recommend import recommendations  # noqa: PLC0415
     from ddlbench.report.tables import write_table  # noqa: PLC0415
 
     table = recommendations(rows, site)

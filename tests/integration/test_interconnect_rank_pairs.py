@@ -16,8 +16,8 @@ from ddlbench.interconnect import measure as measure_module
 from ddlbench.interconnect.assemble import world_pairs
 from ddlbench.interconnect.pair_choice import MOST_PAIRS, chosen_pairs
 from ddlbench.interconnect.slow_pairs import with_slow_pairs
-from ddlbench.planning.link_bandwidth import bandwidth_of
-from ddlbench.predict.link_table import LinkTable
+from ddlbench.planning.pipeline_stages import bandwidth_of
+from ddlbench.predict.links import LinkTable
 from ddlbench.report.figures.links import draw_links
 from ddlbench.runtime.rank_job import RankJobFailed
 from ddlbench.testing.rank_pool import run_ranks

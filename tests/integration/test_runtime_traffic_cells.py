@@ -13,7 +13,7 @@ from local_cells import local_site, run_one
 from ddlbench.experiment.atomic import digest_of
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import links_file, profile_file
-from ddlbench.planning.measured_digests import measured_digests
+from ddlbench.planning.plan import measured_digests
 
 BATCH = 256
 STEPS = 4

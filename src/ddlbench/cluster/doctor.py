@@ -17,7 +17,7 @@ from ddlbench.cluster.query import Partition, partitions
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.units import GB
-from ddlbench.planning.job_time import (
+from ddlbench.planning.resources import (
     SPARE_MINUTES,
     job_minutes,
     stage_minutes,

@@ -15,7 +15,7 @@ from ddlbench.experiment.atomic import write_text
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.site import load_site
-from ddlbench.planning.job_time import SPARE_MINUTES, timeouts_within
+from ddlbench.planning.resources import SPARE_MINUTES, timeouts_within
 
 __all__ = ["Answers", "interview", "site_text", "write_site"]
 

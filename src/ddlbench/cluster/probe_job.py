@@ -25,8 +25,7 @@ from ddlbench.cluster.query import why_pending
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.site import Site, load_site
-from ddlbench.planning.job_time import job_minutes
-from ddlbench.planning.resources import request
+from ddlbench.planning.resources import job_minutes, request
 from ddlbench.runtime import slurm_job
 from ddlbench.runtime.launch import python_command, srun_command
 

@@ -80,8 +80,7 @@ def _of_workload(command: Callable[..., None]) -> Callable[..., None]:
 @JSON
 def score_command(measured: Path, platform: Platform, predictor: str, as_json: bool) -> None:
     """Score projections against the measured iterations of MEASURED, a CSV table."""
-    from ddlbench.predict.paradl.measured import read_measured  # noqa: PLC0415 - pandas is slow
-    from ddlbench.predict.paradl.score import score  # noqa: PLC0415
+    from ddlbench.predict.paradl.measured import read_measured, score  # noqa: PLC0415 - slow
 
     found = score(read_measured(measured), platform, predictor)
     if as_json:
@@ -112,8 +111,11 @@ def calibrate_command(
 ) -> None:
     """Fit the platform's few constants to MEASURED, and say each of them."""
     from ddlbench.predict.paradl import calibrate as fitting  # noqa: PLC0415 - scipy is slow
-    from ddlbench.predict.paradl.measured import reliable_rows  # noqa: PLC0415
-    from ddlbench.predict.paradl.score import mean_accuracy, projected  # noqa: PLC0415
+    from ddlbench.predict.paradl.measured import (  # noqa: PLC0415
+        mean_accuracy,
+        projected,
+        reliable_rows,
+    )
 
     rows = reliable_rows(measured, campaign)
     found = fitting.calibrate(rows, platform)
@@ -282,7 +284,7 @@ def anomalies_command(
     RUNS is an experiment's predictions.json (`ddlbench accuracy` writes it), or a CSV table as
     for `score`, which the corrected oracle projects on --platform.
     """
-    from ddlbench.predict.anomalies import anomalies, from_predictions  # noqa: PLC0415
+    from ddlbench.predict.accuracy import anomalies, from_predictions  # noqa: PLC0415
 
     if runs.suffix == ".json":
         from ddlbench.predict.accuracy import read_predictions  # noqa: PLC0415
@@ -329,10 +331,10 @@ def _reliable(path: Path, campaign: str) -> pd.DataFrame:
 
 
 def _projected_runs(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
-    """Runs as ``predict.anomalies`` reads them, of a table of measured iterations."""
+    """Runs as ``predict.accuracy`` reads them, of a table of measured iterations."""
     import pandas as pd  # noqa: PLC0415 - slow to import
 
-    from ddlbench.predict.paradl.score import projected  # noqa: PLC0415
+    from ddlbench.predict.paradl.measured import projected  # noqa: PLC0415
 
     told = projected(rows, platform, "corrected")
     interval = {

@@ -85,7 +85,7 @@ def constants(platform: Platform, found: Calibration) -> dict[str, dict[str, Any
 
 def accuracy_by_strategy(rows: pd.DataFrame, told: pd.DataFrame) -> dict[str, Any]:
     """Accuracy of rows that were held out."""
-    from ddlbench.predict.paradl.score import mean_accuracy  # noqa: PLC0415 - pandas is slow
+    from ddlbench.predict.paradl.measured import mean_accuracy  # noqa: PLC0415 - pandas is slow
 
     return {
         "mean_accuracy": mean_accuracy(rows, told),

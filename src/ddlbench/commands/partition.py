@@ -22,7 +22,7 @@ from ddlbench.planning.partition import (
     read_chain,
     stage_memory_bytes,
 )
-from ddlbench.planning.warmup import warmups
+from ddlbench.planning.schedules.pipedream import warmups
 
 __all__ = ["partition_command"]
 

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ddlbench.predict.prediction import Prediction
-    from ddlbench.predict.prediction_request import PredictionRequest
-    from ddlbench.predict.recommend import Recommendation
+    from ddlbench.predict.recommend import PredictionRequest, Recommendation
 
 __all__ = [
     "accuracy",
@@ -74,8 +73,8 @@ def predict(
     """Predict one cell: time of a step, its parts, memory of each device."""
     from ddlbench.planning.plan import make_plan  # noqa: PLC0415 - slow to import
     from ddlbench.planning.strategy import strategy_of  # noqa: PLC0415
+    from ddlbench.predict.evaluate import measured_of  # noqa: PLC0415
     from ddlbench.predict.inputs import Inputs  # noqa: PLC0415
-    from ddlbench.predict.measurements import measured_of  # noqa: PLC0415
     from ddlbench.predict.prediction import ask, predictor_of  # noqa: PLC0415
 
     cell, site = _question(asked).cell(strategy), load_site(site_name)
@@ -125,8 +124,8 @@ def recommend(
     **asked: Any,
 ) -> None:
     """Rank the strategies for a network, a dataset and so many devices."""
+    from ddlbench.predict.evaluate import measured_of  # noqa: PLC0415
     from ddlbench.predict.inputs import Inputs  # noqa: PLC0415 - slow to import
-    from ddlbench.predict.measurements import measured_of  # noqa: PLC0415
     from ddlbench.predict.recommend import recommend as ranked  # noqa: PLC0415
 
     question, site = _question(asked), load_site(site_name)
@@ -201,7 +200,7 @@ def accuracy(configfile: Path, site_name: str | None, figures: bool, as_json: bo
 
 def _question(asked: dict[str, Any]) -> PredictionRequest:
     """What the options of :func:`_cell_options` ask."""
-    from ddlbench.predict.prediction_request import PredictionRequest  # noqa: PLC0415
+    from ddlbench.predict.recommend import PredictionRequest  # noqa: PLC0415
 
     nodes, devices_per_node = parse_geometry(asked["geometry"], "--geometry")
     question = PredictionRequest(

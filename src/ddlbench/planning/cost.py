@@ -29,8 +29,8 @@ from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.units import BYTES, HOURS, unit_for
-from ddlbench.planning.data import request_of
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.plan import request_of
 from ddlbench.planning.strategy import strategy_of
 
 __all__ = ["Cost", "estimate", "render"]

@@ -4,6 +4,17 @@
 
     backward   | layer n ........ layer 1 |
     messages          |-- m0 --| |-- m1 --| |-m2-|     m0 leaves when its last gradient is ready
+
+Gradients are grouped into buckets, each of which one all-reduce sums.
+
+::
+
+    gradients      | a | b |   c   | d | e | f |      in the order in which they are sent
+    buckets        | a   b |   c   | d   e   f |      closed before one more is too much
+    DDP's          | a |  b    c   | d   e   f |      closed once full; the first is smaller
+
+Sources: Li et al., "PyTorch Distributed" (VLDB 2020), section 3.2, for DDP's buckets and 25 MiB;
+Sergeev and Del Balso, "Horovod" (2018), section 4, for the fusion buffer.
 """
 
 from __future__ import annotations
@@ -12,12 +23,83 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddlbench.planning.gradient_buckets import buckets_once_full
-
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Tensor
 
-__all__ = ["GradientMessage", "GradientTraffic", "filled_buckets"]
+__all__ = [
+    "DDP_FIRST_BUCKET_BYTES",
+    "DEFAULT_BUCKET_BYTES",
+    "GradientMessage",
+    "GradientTraffic",
+    "buckets",
+    "buckets_once_full",
+    "filled_buckets",
+    "fused",
+]
+
+DEFAULT_BUCKET_BYTES = 25 * 2**20  # torch's DDP; our own all-reduces take the same
+DDP_FIRST_BUCKET_BYTES = 2**20  # torch's first bucket, unless a size is given for all
+
+
+def buckets(
+    sizes_bytes: Sequence[int], cap_bytes: int, kinds: Sequence[object] | None = None
+) -> list[range]:
+    """Neighbours of one kind that hold ``cap_bytes`` at most; a larger gradient is alone.
+
+    Args:
+        sizes_bytes: of the gradients, in order.
+        cap_bytes: of a bucket.
+        kinds: what one bucket does not mix, such as data types; None where all are alike.
+
+    Returns:
+        the indices of each bucket.
+    """
+    begins: list[int] = []
+    filled = 0
+    for index, size in enumerate(sizes_bytes):
+        mixes = kinds is not None and index > 0 and kinds[index] != kinds[index - 1]
+        if not begins or filled + size > cap_bytes or mixes:
+            begins.append(index)
+            filled = 0
+        filled += size
+    return _ranges(begins, len(sizes_bytes))
+
+
+def buckets_once_full(
+    sizes_bytes: Sequence[int], cap_bytes: int, first_cap_bytes: int
+) -> list[range]:
+    """DDP's buckets: each is closed once it holds its bytes or more.
+
+    Args:
+        sizes_bytes: of the gradients, in the order in which they are ready.
+        cap_bytes: of all buckets but the first.
+        first_cap_bytes: of the first.
+
+    Returns:
+        the indices of each bucket.
+    """
+    begins: list[int] = []
+    full = True
+    filled = 0
+    for index, size in enumerate(sizes_bytes):
+        if full:
+            begins.append(index)
+            filled = 0
+        filled += size
+        full = filled >= (first_cap_bytes if len(begins) == 1 else cap_bytes)
+    return _ranges(begins, len(sizes_bytes))
+
+
+def fused(total_bytes: int, cap_bytes: int) -> list[int]:
+    """Bytes of each message of a fusion buffer: full ones, and the rest; a cap of 0 fuses none."""
+    if cap_bytes <= 0 or total_bytes <= cap_bytes:
+        return [total_bytes]
+    full, rest = divmod(total_bytes, cap_bytes)
+    return [cap_bytes] * full + ([rest] if rest else [])
+
+
+def _ranges(begins: Sequence[int], count: int) -> list[range]:
+    return [range(begin, end) for begin, end in zip(begins, [*begins[1:], count], strict=False)]
 
 
 @dataclass(frozen=True)

@@ -265,7 +265,7 @@ def _memory_check(site: Site) -> Callable[[Cell], str | None]:
     def too_large(cell: Cell) -> str | None:
         if not profiled(ProfileKey.of(cell)):
             return None
-        from ddlbench.planning.stage_memory import why_cell_too_large  # noqa: PLC0415 - slow
+        from ddlbench.planning.memory import why_cell_too_large  # noqa: PLC0415 - slow
 
         return why_cell_too_large(cell, site)
 

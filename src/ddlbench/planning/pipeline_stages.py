@@ -9,23 +9,37 @@
 ``work`` evens out floating-point operations, most of a convolutional network's time, and is there
 without a measurement. What it does not see - batch norm and ReLU, slow for their few operations,
 and how fast a device is at which kernel - only a profile tells.
+
+Where the replicas of each stage are given, it is cut so::
+
+    blocks    | a | b | c | d | e | f |
+    replicas  |   2   |   1   |   1   |       dearest stage: max over s of cost_s / r_s
+
+``r_s`` replicas take every ``r_s``-th mini-batch each, so the stage costs ``cost_s / r_s`` of a
+mini-batch. The dearest stage is the period of a pipeline without a bubble. Among the cuts with the
+least period, the one that sends least is taken: slack of the other stages costs nothing.
+
+Unlike :func:`ddlbench.planning.partition.partition` this cut needs no profile and no links, and
+takes the replicas as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import operator
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.links import Links, PairMatrix, read_links
 from ddlbench.experiment.paths import links_file, profile_file
 from ddlbench.experiment.profile import Profile, ProfileKey
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.block_table import block_costs
-from ddlbench.planning.link_bandwidth import bandwidth_bytes_per_s
-from ddlbench.planning.measured_profile import profile_at
+from ddlbench.planning.network_tables import block_costs
 from ddlbench.planning.partition import (
     Chain,
     Level,
@@ -35,18 +49,148 @@ from ddlbench.planning.partition import (
     chain_of_profile,
     partition,
 )
-from ddlbench.planning.pipeline_cut import even_blocks, even_costs
+from ddlbench.planning.workload import profile_at
 
 __all__ = [
     "BALANCE_OPTION",
     "NeedsProfile",
+    "Reach",
     "Stages",
+    "bandwidth_bytes_per_s",
+    "bandwidth_of",
     "check_enough",
+    "even_blocks",
+    "even_costs",
     "measured_chain",
     "measured_files",
     "stages_of",
     "why_no_stages",
 ]
+
+Reach = Literal["node", "network"]  # within a node, between nodes
+
+# What training sends through, not what a link could carry.
+_TRANSPORTS = ("nccl", "gloo", "given")
+
+
+def bandwidth_bytes_per_s(path: Path, level: Reach) -> float:
+    """Bytes per second of large messages within a node, or between nodes.
+
+    The largest message of a point-to-point sweep, else the slowest pair of a matrix.
+
+    Args:
+        path: a links file.
+        level: which of the two.
+
+    Raises:
+        ConfigError: there is no such file, or it holds nothing of the level.
+    """
+    return bandwidth_of(read_links(path), level, str(path))
+
+
+def bandwidth_of(links: Links, level: Reach, where: str) -> float:
+    """The same of a links file that was read; ``where`` names it.
+
+    Raises:
+        ConfigError: it holds nothing of the level.
+    """
+    for sweep in links.sweeps:
+        if sweep.operation == "p2p" and sweep.level == level and sweep.points:
+            largest = max(sweep.points, key=lambda point: point.message_bytes)
+            return largest.message_bytes / largest.time_s
+    found = [
+        bandwidth
+        for pair in links.pairs
+        if pair.method in _TRANSPORTS
+        for bandwidth in _of_level(pair, same_node=level == "node")
+    ]
+    if not found:
+        place = "within a node" if level == "node" else "between nodes"
+        raise ConfigError(
+            f"{where}: nothing was measured {place} with the transport of training; measure the "
+            "links again, or give them in the site file"
+        )
+    return min(found)
+
+
+def _of_level(pair: PairMatrix, same_node: bool) -> list[float]:
+    nodes = pair.nodes
+    return [
+        float(bandwidth)
+        for row, values in enumerate(pair.bandwidth_bytes_per_s)
+        for column, bandwidth in enumerate(values)
+        if bandwidth is not None and row != column and (nodes[row] == nodes[column]) == same_node
+    ]
+
+
+def even_costs(
+    costs: Sequence[float], sent: Sequence[float], replicas: Sequence[int]
+) -> tuple[int, ...]:
+    """Blocks of each stage so that the dearest is as cheap as can be.
+
+    Args:
+        costs: of each block, in any unit; at least as many as stages.
+        sent: what crosses a cut behind each block, in any unit.
+        replicas: of each stage, first to last.
+    """
+    return _even_costs(tuple(costs), tuple(sent), tuple(replicas))
+
+
+@lru_cache(maxsize=4096)
+def _even_costs(
+    costs: tuple[float, ...], sent: tuple[float, ...], replicas: tuple[int, ...]
+) -> tuple[int, ...]:
+    """One network is cut alike in many cells."""
+    until = [0.0, *accumulate(costs)]
+
+    def share(first: int, last: int, count: int) -> float:
+        return (until[last] - until[first]) / count
+
+    period, _ = _best(len(costs), replicas, share, max)
+    within = period * (1 + 1e-12)  # sums of floats
+
+    def leaves(first: int, last: int, count: int) -> float:
+        if share(first, last, count) > within:
+            return math.inf
+        return sent[last - 1] if last < len(costs) else 0.0
+
+    return _best(len(costs), replicas, leaves, operator.add)[1]
+
+
+def _best(
+    blocks: int,
+    replicas: Sequence[int],
+    cost: Callable[[int, int, int], float],
+    join: Callable[[float, float], float],
+) -> tuple[float, tuple[int, ...]]:
+    """The least cost of all stages joined, and their lengths; the earliest cut among equal ones.
+
+    ``cost`` takes a stage's first block, the one behind its last, and its replicas.
+    """
+    first, *others = replicas
+    # best[n]: the first n blocks in the stages so far, and the lengths of these.
+    best: dict[int, tuple[float, tuple[int, ...]]] = {
+        n: (cost(0, n, first), (n,)) for n in range(1, blocks + 1)
+    }
+    for count in others:
+        best = {
+            n: min(
+                (join(before, cost(k, n, count)), (*lengths, n - k))
+                for k, (before, lengths) in best.items()
+                if k < n
+            )
+            for n in range(min(best) + 1, blocks + 1)
+        }
+    return best[blocks]
+
+
+def even_blocks(blocks: int, replicas: Sequence[int]) -> tuple[int, ...]:
+    """As many blocks for each replica, one more for the first ones; at least one for each."""
+    devices = sum(replicas)
+    each, more = divmod(blocks, devices)
+    ends = [each * until + min(until, more) for until in accumulate(replicas)]
+    return tuple(end - begin for begin, end in zip([0, *ends], ends, strict=False))
+
 
 BALANCE_OPTION: dict[str, Any] = {
     "type": ["string", "integer"],
@@ -218,7 +362,7 @@ def _partition(cell: Cell, chain: Chain, site: str) -> Partition:
         if memory is None:
             raise
         # By the limit's terms nothing fits. They count a little too much, so the fastest partition
-        # is planned, and its stages are looked at one by one (ddlbench.planning.stage_memory).
+        # is planned, and its stages are looked at one by one (ddlbench.planning.memory).
         return partition(chain, levels)
 
 

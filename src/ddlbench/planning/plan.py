@@ -1,19 +1,34 @@
-"""plan.json: who runs where, and how; what run and predict both read."""
+"""plan.json: who runs where, and how; what run and predict both read.
+
+``details`` are plain JSON: a strategy's options, and what follows from them. Only the strategy
+itself reads them, through a view that names each value and its type::
+
+    class DdpDetails(PlanDetails):
+        bucket_cap_bytes: int
+
+    DdpDetails.of(plan).bucket_cap_bytes
+
+What a plan was made from stands beside it: the data that its cell reads, and digests of the
+measurements, which a result repeats.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self, cast
 
 from ddlbench.experiment.atomic import digest_of
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.data_size import SYNTHETIC, DataRequest
+from ddlbench.experiment.dataset_spec import DataFormat
 from ddlbench.experiment.paths import RESULTS, plan_file
+from ddlbench.experiment.site import Site
 from ddlbench.planning.strategy import Process, strategy_of
 
-__all__ = ["Plan", "make_plan", "plan_at"]
+__all__ = ["Plan", "PlanDetails", "make_plan", "measured_digests", "plan_at", "request_of"]
 
 SCHEMA_VERSION = 1
 
@@ -96,3 +111,69 @@ def _read_plan(path: Path, cell: Cell) -> Plan | None:
         return None
     known = values.get("schema_version") == SCHEMA_VERSION
     return plan if known and plan.cell == cell else None
+
+
+@dataclass(frozen=True)
+class PlanDetails:
+    """Base of the views; a field without a default must be in the plan."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """The view of a plan's details. JSON lists become tuples, also those within lists.
+
+        Raises:
+            KeyError: the plan lacks a value: it is not of this strategy.
+        """
+        values = {field.name: field for field in fields(cls)}
+        missing = [
+            name
+            for name, field in values.items()
+            if name not in plan.details and _has_no_default(field)
+        ]
+        if missing:
+            raise KeyError(f"the plan of {plan.cell.strategy} has no {', '.join(missing)}")
+        return cls(**{name: _tuples(plan.details[name]) for name in values if name in plan.details})
+
+
+def _has_no_default(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(entry) for entry in value) if isinstance(value, list) else value
+
+
+def request_of(cell: Cell, site: Site) -> DataRequest:
+    """The data of a cell on a site: generated, or the site's own copy."""
+    source = SYNTHETIC if cell.data_source == "synthetic" else site.real_data[cell.dataset]
+    return DataRequest(
+        dataset=cell.dataset,
+        data_format=cast("DataFormat | Literal['native']", cell.data_format),
+        scale=cell.data_scale,
+        seed=cell.seed,
+        source=source,
+    )
+
+
+def measured_digests(cell: Cell, site: str, results_root: Path = RESULTS) -> dict[str, str | None]:
+    """``links_digest`` and ``profile_digest`` of a cell's plan, were it made now.
+
+    Args:
+        cell: the cell.
+        site: where it runs.
+        results_root: the folder that holds the site's measurements.
+
+    Returns:
+        None for a file that the plan is not made from, or that is not there.
+    """
+    digests: dict[str, str | None] = {"links_digest": None, "profile_digest": None}
+    for path in strategy_of(cell.strategy).measured_inputs(cell, site):
+        digests[f"{path.stem}_digest"] = _digest(results_root / path.relative_to(RESULTS))
+    return digests
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        return digest_of(json.loads(path.read_bytes()))
+    except (OSError, ValueError):
+        return None

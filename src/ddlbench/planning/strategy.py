@@ -7,7 +7,7 @@ the nodes is the executor that it names.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -19,23 +19,48 @@ from ddlbench.experiment.status import Reason
 
 if TYPE_CHECKING:
     from ddlbench.planning.gradient_traffic import GradientTraffic
-    from ddlbench.planning.layer_split import LayerSplit
-    from ddlbench.planning.pipeline import Pipeline
-    from ddlbench.planning.pipeline_run import PipelineRun
+    from ddlbench.planning.pipeline import Pipeline, PipelineRun, PlannedSchedule
     from ddlbench.planning.plan import Plan
-    from ddlbench.planning.planned_schedule import PlannedSchedule
     from ddlbench.planning.workload import Block, Workload
 
 __all__ = [
     "DeviceKind",
+    "LayerSplit",
     "Needs",
     "Process",
     "Strategy",
     "known_strategy",
     "normalise",
+    "rows_share",
     "strategy_of",
     "workers_of",
 ]
+
+
+@dataclass(frozen=True)
+class LayerSplit:
+    """How a plan splits the layers of a profiled network.
+
+    Args:
+        weight_shares: what the fullest device has of each layer's weights, by the layer's name.
+        grid: devices along each split dimension of activations, counted from the last (-1 is
+            width); empty where activations stay whole.
+        end: first block that every device computes whole; None where no rows are split.
+    """
+
+    weight_shares: Mapping[str, float]
+    grid: Mapping[int, int] = field(default_factory=dict)
+    end: int | None = None
+
+
+def rows_share(extents: Sequence[int], grid: Mapping[int, int]) -> float:
+    """Share of an activation that the fullest device has; 1 where it has no rows."""
+    share = 1.0
+    for dim, size in grid.items():
+        if len(extents) > -dim:
+            share *= -(-extents[dim] // size) / extents[dim]
+    return share
+
 
 DeviceKind = Literal["cpu", "cuda"]
 Needs = Literal["inputs", "labels"]

@@ -1,19 +1,61 @@
-"""A read-only view of profile.json: times and bytes of a network at any batch size."""
+"""A read-only view of profile.json: times and bytes of a network at any batch size.
+
+A zero-bubble schedule has the two halves of a backward pass apart, while a profile times whole
+ones::
+
+    backward       | gradients of input and weights |       1
+    apart          | of the input | | of the weights |      input_share + weight_share >= 1
+
+So its layers tell the halves: a convolution or matrix product needs as many
+operations for either gradient, so half each; a layer without weights has the gradient of its input
+only; a normalisation gives both at once, so it runs in both halves. That the halves of a
+convolution take equally long is a rule, not a measurement.
+
+Source: Zero Bubble Pipeline Parallelism (Qi et al., ICLR 2024), section 2, on the operations of a
+matrix product's two gradients.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.lines import Timing
-from ddlbench.planning.backward_shares import backward_shares
+from ddlbench.experiment.profile import Profile, read_profile
 
-__all__ = ["Block", "Step", "Tensor", "Workload"]
+__all__ = ["Block", "Step", "Tensor", "Workload", "backward_shares", "profile_at"]
+
+
+def backward_shares(layers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """``input_share`` and ``weight_share`` of a block's backward pass, from its layers' entries.
+
+    Half each where no layer was timed.
+    """
+    whole_s = input_s = weight_s = 0.0
+    for layer in layers:
+        if not layer["backward"]:
+            continue
+        seconds = max(layer["backward"], key=lambda timing: int(timing["batch_size"]))["time_s"]
+        for_input, for_weights = _halves(layer)
+        whole_s += seconds
+        input_s += for_input * seconds
+        weight_s += for_weights * seconds
+    if whole_s == 0:
+        return {"input_share": 0.5, "weight_share": 0.5}
+    return {"input_share": input_s / whole_s, "weight_share": weight_s / whole_s}
+
+
+def _halves(layer: Mapping[str, Any]) -> tuple[float, float]:
+    if not layer["parameter_bytes"]:
+        return 1.0, 0.0
+    return (1.0, 1.0) if "Norm" in layer["kind"] else (0.5, 0.5)
+
 
 _FLOAT32_BYTES = 4
 
@@ -232,3 +274,20 @@ class Workload:
         shared = set(tables[0]).intersection(*tables[1:])
         points = [(size, sum(table[size] for table in tables)) for size in sorted(shared)]
         return Timing.through(points, f"{self._where}: block {name}")
+
+
+def profile_at(path: Path) -> Profile:
+    """Read and check a profile, once while the file stays as it is.
+
+    Raises:
+        InvalidProfile: there is none, or it is not what the schema says.
+    """
+    if not path.is_file():
+        return read_profile(path)  # says what makes it
+    status = path.stat()
+    return _read(path.resolve(), status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, _mtime_ns: int, _size: int) -> Profile:
+    return read_profile(path)

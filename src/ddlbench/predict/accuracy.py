@@ -1,11 +1,18 @@
-"""How far predictions lie from measurements: a row a predictor and strategy.
+"""How far predictions lie from measurements, and which runs depart from a projection.
 
-An error is (predicted - measured) / measured of one configuration; measured is the median over its
-repeats. Beside it stands how far repeats of one cell lie apart: no predictor can be held to less.
+A row a predictor and strategy. An error is (predicted - measured) / measured of one configuration;
+measured is the median over its repeats. Beside it stands how far repeats of one cell lie apart: no
+predictor can be held to less.
+
+ParaDL compares every run with its projection to find what the model does not know of: a congested
+link, a slow node, a setting. A run departs if at both ends of its own interval it is longer than
+projected by more than a limit, or the projection longer than it; where the parts are known, the
+part that is off by more seconds is named.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +23,18 @@ from ddlbench.experiment.document import Document
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, predictions_file
 
-__all__ = ["ALL", "InvalidPredictions", "errors", "read_predictions", "write_predictions"]
+__all__ = [
+    "ALL",
+    "DEPARTURE_COLUMNS",
+    "LIMIT",
+    "InvalidPredictions",
+    "anomalies",
+    "departs",
+    "errors",
+    "from_predictions",
+    "read_predictions",
+    "write_predictions",
+]
 
 ALL = "all"
 PREDICTIONS_VERSION = 1
@@ -108,3 +126,107 @@ def read_predictions(path: Path) -> pd.DataFrame:
 def _plain(value: Any) -> Any:
     """A JSON value of what a frame holds."""
     return value.item() if hasattr(value, "item") else value
+
+
+LIMIT = 0.25
+"""Share by which the longer of run and projection may exceed the other, unless the user says so."""
+
+DEPARTURE_COLUMNS = [
+    "run", "measured_s", "projected_s", "ratio", "departs", "part", "part_measured_s",
+    "part_projected_s", "why_unknown",
+]  # fmt: skip
+_PARTS = {"computation": "compute", "communication": "communication"}
+
+
+def departs(
+    measured_s: float, low_s: float, high_s: float, projected_s: float, limit: float
+) -> str:
+    """``longer`` or ``shorter`` than projected; empty if it is neither.
+
+    Longer is above ``1 + limit`` times the projection, shorter below the ``1 + limit``-th part. The
+    measured seconds come with the ends of their interval, NaN where there is none; the
+    projected ones are above 0.
+    """
+    nearest_low = low_s if math.isfinite(low_s) else measured_s
+    nearest_high = high_s if math.isfinite(high_s) else measured_s
+    if nearest_low > projected_s * (1 + limit):
+        return "longer"
+    if nearest_high < projected_s / (1 + limit):
+        return "shorter"
+    return ""
+
+
+def anomalies(runs: pd.DataFrame, limit: float = LIMIT) -> pd.DataFrame:
+    """Judge every run; see :data:`DEPARTURE_COLUMNS`.
+
+    Args:
+        runs: ``run`` (its name), ``measured_s``, ``low_s``, ``high_s``, ``projected_s``, and of
+            the parts ``measured_compute_s``, ``projected_compute_s``,
+            ``measured_communication_s``, ``projected_communication_s``; NaN where unknown. Runs
+            without a measurement are left out.
+        limit: see :func:`departs`.
+    """
+    told = []
+    for row in runs[runs["measured_s"].notna()].to_dict("records"):
+        record = {
+            "run": row["run"], "measured_s": row["measured_s"], "projected_s": row["projected_s"],
+            "ratio": math.nan, "departs": "", "part": "", "part_measured_s": math.nan,
+            "part_projected_s": math.nan, "why_unknown": "",
+        }  # fmt: skip
+        if not row["projected_s"] > 0:
+            record["why_unknown"] = row.get("why") or "there is no projection"
+        else:
+            record["ratio"] = row["measured_s"] / row["projected_s"]
+            record["departs"] = departs(
+                row["measured_s"], row["low_s"], row["high_s"], row["projected_s"], limit
+            )
+            record |= _part(row)
+        told.append(record)
+    return pd.DataFrame(told, columns=DEPARTURE_COLUMNS)
+
+
+def _part(row: dict[Any, Any]) -> dict[str, Any]:
+    """The part that is off by more seconds."""
+    gaps = {}
+    for name, column in _PARTS.items():
+        gap = row[f"measured_{column}_s"] - row[f"projected_{column}_s"]
+        if math.isfinite(gap):
+            gaps[name] = abs(gap)
+    if len(gaps) < len(_PARTS):
+        return {}
+    name = max(gaps, key=lambda part: gaps[part])
+    column = _PARTS[name]
+    return {
+        "part": name,
+        "part_measured_s": row[f"measured_{column}_s"],
+        "part_projected_s": row[f"projected_{column}_s"],
+    }
+
+
+def from_predictions(predictions: pd.DataFrame, predictor: str) -> pd.DataFrame:
+    """Runs of :func:`anomalies` from an experiment's predictions by one predictor.
+
+    A run tells how long it waits for others, messages and bubble together; so the parts are work
+    and what a step waits for. ParaDL counts the bubble of a pipeline as work.
+    """
+    own = predictions[predictions["predictor"] == predictor].copy()
+    numbers = own.reindex(
+        columns=["measured_step_s", "measured_low_s", "measured_high_s", "predicted_step_s",
+                 "measured_wait_s", "communication_s", "exposed_communication_s", "compute_s",
+                 "bubble_s"]
+    ).astype(float)  # fmt: skip
+    exposed_s = numbers["exposed_communication_s"].fillna(numbers["communication_s"])
+    return pd.DataFrame(
+        {
+            "run": own["cell_id"].str.removesuffix("/rep0"),
+            "measured_s": numbers["measured_step_s"],
+            "low_s": numbers["measured_low_s"],
+            "high_s": numbers["measured_high_s"],
+            "projected_s": numbers["predicted_step_s"],
+            "measured_compute_s": numbers["measured_step_s"] - numbers["measured_wait_s"],
+            "projected_compute_s": numbers["compute_s"],
+            "measured_communication_s": numbers["measured_wait_s"],
+            "projected_communication_s": exposed_s + numbers["bubble_s"].fillna(0),
+            "why": own["notes"],
+        }
+    ).reset_index(drop=True)

@@ -15,8 +15,7 @@ from ddlbench.experiment.paths import RESULTS, links_file, profile_file
 from ddlbench.experiment.profile import InvalidProfile, ProfileKey, read_profile
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.workload import Workload
-from ddlbench.predict.condition_links import ConditionLinks
-from ddlbench.predict.link_table import LinkTable
+from ddlbench.predict.links import ConditionLinks, LinkTable
 
 __all__ = ["Inputs", "open_links", "open_workload"]
 

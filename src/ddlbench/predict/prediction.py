@@ -16,7 +16,7 @@ from ddlbench.planning.memory import memory_bytes
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import known_strategy, strategy_of
 from ddlbench.planning.workload import Workload
-from ddlbench.predict.link_table import LinkTable
+from ddlbench.predict.links import LinkTable
 
 __all__ = [
     "NO_HISTORY",

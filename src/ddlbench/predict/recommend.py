@@ -5,28 +5,98 @@
     network, dataset, nodes x devices, batch
         -> a cell for each strategy -> can it run? -> predicted step, memory -> does it fit?
         -> fastest first; what does not fit, cannot run or has no prediction stands below, with why
+
+Every case of an experiment is put to the recommender in the same way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import known
+from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.units import GB
+from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.memory import capacity_bytes, fits, fullest_bytes
 from ddlbench.planning.plan import Plan, make_plan
-from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.strategy import normalise, strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import NO_HISTORY, History, Prediction, ask, predictor_of
-from ddlbench.predict.prediction_request import PredictionRequest
 from ddlbench.predict.recommenders import DEFAULT_RECOMMENDER, predictor_for
 
-__all__ = ["Candidate", "Recommendation", "recommend"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Candidate", "PredictionRequest", "Recommendation", "recommend", "recommendations"]
+
+
+@dataclass(frozen=True)
+class PredictionRequest:
+    """What the user wants to train, and on how much.
+
+    Args:
+        network, dataset: names; a network of one's own is ``package.module:callable``.
+        nodes, devices_per_node: how many devices there are, and where.
+        batch_size: samples of one optimiser step, the same for every strategy.
+        settings: further fields of the cell (precision, fabric, ...).
+        options: strategy -> its options, where they differ from the defaults.
+    """
+
+    network: str
+    dataset: str
+    nodes: int
+    devices_per_node: int
+    batch_size: int
+    settings: Mapping[str, Any]
+    options: Mapping[str, Mapping[str, Any]]
+
+    def check_names(self) -> None:
+        """Refuse names that are none.
+
+        Raises:
+            ConfigError: dataset, network or a strategy among the options is unknown.
+        """
+        DATASETS.check(self.dataset)
+        if self.network not in known("ddlbench.networks") and ":" not in self.network:
+            remark = nearest(self.network, known("ddlbench.networks"))
+            raise ConfigError(
+                f"unknown network {self.network!r}; {remark}; "
+                "a network of your own is package.module:callable"
+            )
+        for strategy in self.options:
+            if strategy not in known("ddlbench.strategies") and ":" not in strategy:
+                remark = nearest(strategy, known("ddlbench.strategies"))
+                raise ConfigError(f"options: unknown strategy {strategy!r}; {remark}")
+
+    def cell(self, strategy: str) -> Cell:
+        """The cell of one strategy; the baseline is one device with the whole batch.
+
+        Raises:
+            ConfigError: an option is unknown, or a value cannot be.
+        """
+        options = strategy_of(strategy).check_options(
+            self.options.get(strategy, {}), f"options of {strategy}"
+        )
+        cell = Cell(
+            dataset=self.dataset,
+            network=self.network,
+            strategy=strategy,
+            batch_size=self.batch_size,
+            nodes=self.nodes,
+            devices_per_node=self.devices_per_node,
+            options=tuple(options.items()),
+            **self.settings,
+        )
+        return normalise(cell)
 
 
 @dataclass(frozen=True)
@@ -209,3 +279,63 @@ def _place(candidate: Candidate) -> tuple[int, float, str]:
         return (2, 0.0, candidate.cell.strategy)
     group = 1 if candidate.fits is False else 0
     return (group, candidate.prediction.step_s, candidate.cell.strategy)
+
+
+_NAMED = (
+    "dataset", "network", "nodes", "devices_per_node", "batch_size", "fabric", "precision",
+    "threads_per_device",
+)  # fmt: skip
+COLUMNS = (
+    *_NAMED, "place", "recommended", "strategy", "predictor", "predicted_step_s", "samples_per_s",
+    "memory_bytes", "fits", "why",
+)  # fmt: skip
+
+
+def recommendations(
+    rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS
+) -> pd.DataFrame:
+    """Rank all strategies for every network, dataset, geometry and batch of a matrix.
+
+    Strategies have their default options, whatever the matrix gives them. ``place`` counts from 1
+    and is empty for what cannot run, has no prediction, or does not fit.
+
+    Args:
+        rows: the expanded matrix; its cells of one device are no case.
+        site: where.
+        results_root: the folder that holds the site's profiles and links.
+
+    Raises:
+        ConfigError: a profile or the links are missing or wrong.
+    """
+    import pandas as pd  # noqa: PLC0415 - slow to import
+
+    inputs = Inputs(site.name, results_root)
+    cells = (row.cell for row in rows if row.unsupported is None and row.cell.devices > 1)
+    cases = dict.fromkeys(tuple(getattr(cell, name) for name in _NAMED) for cell in cells)
+    records: list[dict[str, Any]] = []
+    for case in cases:
+        named = dict(zip(_NAMED, case, strict=True))
+        found = recommend(_question(named), site, inputs)
+        for place, candidate in enumerate(found.ranking, start=1):
+            told = candidate.to_dict()
+            able = candidate.prediction is not None and candidate.fits is not False
+            records.append(
+                {
+                    **named,
+                    **{name: told[name] for name in COLUMNS if name in told},
+                    "place": place if able else None,
+                    "recommended": candidate is found.best,
+                }
+            )
+    return pd.DataFrame(records, columns=list(COLUMNS)).astype(
+        {"place": "Int64", "memory_bytes": "Int64"}
+    )
+
+
+def _question(named: dict[str, Any]) -> PredictionRequest:
+    settings = ("fabric", "precision", "threads_per_device")
+    return PredictionRequest(
+        **{name: value for name, value in named.items() if name not in settings},
+        settings={name: named[name] for name in settings},
+        options={},
+    )

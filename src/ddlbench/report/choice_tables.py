@@ -32,7 +32,7 @@ def choices_by_case(table: pd.DataFrame) -> pd.DataFrame:
     same network, dataset and geometry.
 
     Args:
-        table: what :func:`ddlbench.predict.choices.table_8_1` returns.
+        table: what :func:`ddlbench.predict.recommender_score.table_8_1` returns.
     """
     printed = {
         (row.network, row.dataset, row.geometry): row for row in rows_of(published.choices())
@@ -64,7 +64,7 @@ def rates_by_recommender(table: pd.DataFrame) -> pd.DataFrame:
     """Table 8.2 as text: right of so many, a column a dataset; below it the thesis' own.
 
     Args:
-        table: what :func:`ddlbench.predict.choices.table_8_2` returns.
+        table: what :func:`ddlbench.predict.recommender_score.table_8_2` returns.
     """
     datasets = in_dataset_order([name for name in dict.fromkeys(table["dataset"]) if name != ALL])
     rows = []
@@ -152,8 +152,8 @@ def write_choices(cases: pd.DataFrame, rates: pd.DataFrame, folder: Path) -> Non
     """Write table_8_1.md and table_8_2.md.
 
     Args:
-        cases: what :func:`ddlbench.predict.choices.table_8_1` returns.
-        rates: what :func:`ddlbench.predict.choices.table_8_2` returns.
+        cases: what :func:`ddlbench.predict.recommender_score.table_8_1` returns.
+        rates: what :func:`ddlbench.predict.recommender_score.table_8_2` returns.
         folder: where the tables of the experiment lie.
     """
     pages = {

@@ -30,8 +30,7 @@ from ddlbench.experiment.result_parts import (
 )
 from ddlbench.experiment.status import Reason, Status, reason_code
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.measured_digests import measured_digests
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.plan import make_plan, measured_digests
 from ddlbench.planning.strategy import workers_of
 from ddlbench.report.comparability import Processors, forbids_speedup, unlike
 from ddlbench.report.summary import summarise

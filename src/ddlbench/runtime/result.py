@@ -49,8 +49,7 @@ from ddlbench.experiment.result_parts import (
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.statistics import median_interval
 from ddlbench.experiment.status import Status, reason_code
-from ddlbench.planning.measured_digests import measured_digests
-from ddlbench.planning.plan import Plan
+from ddlbench.planning.plan import Plan, measured_digests
 from ddlbench.planning.strategy import DeviceKind, Strategy, strategy_of
 from ddlbench.runtime.environment import driver_provenance
 from ddlbench.runtime.placement import SHARED_GPU_NOTE

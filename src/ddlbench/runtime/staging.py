@@ -28,7 +28,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
-from ddlbench.planning.data import request_of
+from ddlbench.planning.plan import request_of
 from ddlbench.runtime.launch import python_command, srun_command
 
 __all__ = ["StagingFailed", "main", "stage_cell", "unstage_cell"]

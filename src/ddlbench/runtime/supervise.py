@@ -23,10 +23,8 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import Result, write_result
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason, Status, reason_of
-from ddlbench.planning.data import request_of
-from ddlbench.planning.measured_digests import measured_digests
-from ddlbench.planning.plan import Plan, make_plan
-from ddlbench.planning.stage_memory import why_too_large
+from ddlbench.planning.memory import why_too_large
+from ddlbench.planning.plan import Plan, make_plan, measured_digests, request_of
 from ddlbench.runtime.checkpoint.restart import forget_checkpoints, restart_of
 from ddlbench.runtime.checkpoint.store import Order
 from ddlbench.runtime.fabric import Fabric, FabricUnfit, FabricUnsupported, fabric_up, fault_of

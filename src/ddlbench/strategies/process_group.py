@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddlbench.planning.gradient_buckets import DEFAULT_BUCKET_BYTES, buckets
+from ddlbench.planning.gradient_traffic import DEFAULT_BUCKET_BYTES, buckets
 from ddlbench.planning.strategy import Process
 from ddlbench.strategies.executor import Context
 

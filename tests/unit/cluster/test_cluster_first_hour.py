@@ -17,7 +17,7 @@ from ddlbench.cluster.query import parse_gres, parse_partitions
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.site import load_site
-from ddlbench.planning.job_time import job_minutes
+from ddlbench.planning.resources import job_minutes
 
 SINFO = """\
 cpu|20|64|256000|(null)|2-00:00:00|up|(null)

@@ -16,8 +16,8 @@ from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
 from ddlbench.interconnect.p2p_text import parse_p2p
 from ddlbench.interconnect.pair_matrix import median_of_runs
 from ddlbench.interconnect.slow_pairs import slow_pairs
-from ddlbench.planning.link_bandwidth import bandwidth_of
-from ddlbench.predict.link_table import LinkTable
+from ddlbench.planning.pipeline_stages import bandwidth_of
+from ddlbench.predict.links import LinkTable
 from ddlbench.report.figures.links import draw_links
 
 # The form in which the test prints it; the numbers are made up.

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import ddlbench
-from ddlbench.planning.gradient_buckets import DEFAULT_BUCKET_BYTES, buckets, buckets_once_full
+from ddlbench.planning.gradient_traffic import DEFAULT_BUCKET_BYTES, buckets, buckets_once_full
 
 
 def grouped(found, sizes):
@@ -35,4 +35,4 @@ def test_25_mib_stand_in_one_place():
         for path in Path(ddlbench.__file__).parent.rglob("*.py")
         if re.search(r"25 \* (2\*\*20|1024)|26_?214_?400", path.read_text("utf-8"))
     ]
-    assert spelt == ["gradient_buckets.py"]
+    assert spelt == ["gradient_traffic.py"]

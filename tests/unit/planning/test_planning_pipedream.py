@@ -16,9 +16,8 @@ from ddlbench.experiment.links import Links, write_links
 from ddlbench.experiment.network_spec import pairs
 from ddlbench.experiment.paths import links_file, profile_file
 from ddlbench.experiment.profile import Profile, write_profile
-from ddlbench.planning.block_table import block_costs
-from ddlbench.planning.pipeline_cut import even_blocks, even_costs
-from ddlbench.planning.pipeline_stages import NeedsProfile
+from ddlbench.planning.network_tables import block_costs
+from ddlbench.planning.pipeline_stages import NeedsProfile, even_blocks, even_costs
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.profiles import device_batches
 from ddlbench.planning.schedules import check

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.planning.warmup import released_warmups, warmups
+from ddlbench.planning.schedules.pipedream import released_warmups, warmups
 
 CONFIGURATIONS = [
     replicas

@@ -25,7 +25,7 @@ from ddlbench.planning.schedules import (
     replicate,
     zero_bubble_v,
 )
-from ddlbench.planning.warmup import released_warmups
+from ddlbench.planning.schedules.pipedream import released_warmups
 
 CONFIGURATIONS = [
     replicas

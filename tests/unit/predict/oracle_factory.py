@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 from ddlbench.predict.paradl.configuration import question
-from ddlbench.predict.paradl.layers import Layer
 from ddlbench.predict.paradl.platform import Platform
-from ddlbench.predict.paradl.workload import Workload
+from ddlbench.predict.paradl.workload import Layer, Workload
 
 NODE, NET = (1e-5, 1e10), (1e-4, 1e9)
 """Latency (s) and bandwidth (bytes/s) inside a node of 2 devices and between nodes."""

@@ -13,7 +13,7 @@ from ddlbench.experiment.profile import Profile, ProfileKey, write_profile
 from ddlbench.experiment.site import Site
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.workload import Workload
-from ddlbench.predict.link_table import LinkTable
+from ddlbench.predict.links import LinkTable
 
 BATCHES = (8, 16, 32)
 MB = 1_000_000

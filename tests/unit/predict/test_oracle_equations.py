@@ -9,9 +9,9 @@ import pytest
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.predict.paradl.configuration import OwnSplit, question
-from ddlbench.predict.paradl.layers import Layer
 from ddlbench.predict.paradl.oracle import project, refused
-from ddlbench.predict.paradl.stages import cut_evenly
+from ddlbench.predict.paradl.published import cut_evenly
+from ddlbench.predict.paradl.workload import Layer
 
 UPDATE = 5 * 4 * make.WEIGHTS / 1e9  # read w, g, momentum; write w, momentum
 

@@ -5,7 +5,6 @@ import json
 import oracle_factory as make
 import pytest
 
-from ddlbench.predict.paradl.layers import Layer
 from ddlbench.predict.paradl.measured import (
     PUBLISHED_MEASURED,
     question_of,
@@ -15,7 +14,7 @@ from ddlbench.predict.paradl.measured import (
 from ddlbench.predict.paradl.networks import PUBLISHED, workload_text
 from ddlbench.predict.paradl.oracle import project
 from ddlbench.predict.paradl.platform import load_platform
-from ddlbench.predict.paradl.workload import InvalidWorkload, known_workloads, load_workload
+from ddlbench.predict.paradl.workload import InvalidWorkload, Layer, known_workloads, load_workload
 
 ABCI = load_platform("abci")
 OWN = read_published_projections()

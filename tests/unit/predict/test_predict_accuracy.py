@@ -10,8 +10,7 @@ from predict_results import one, row, write_cases, write_ok
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.predict.accuracy import ALL, errors, read_predictions, write_predictions
-from ddlbench.predict.evaluate import COLUMNS, predictions
-from ddlbench.predict.measurements import measure
+from ddlbench.predict.evaluate import COLUMNS, measure, predictions
 
 SITE = make.site()
 

@@ -7,7 +7,7 @@ from predict_results import row
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.predict.cases import COLUMNS, recommendations
+from ddlbench.predict.recommend import COLUMNS, recommendations
 
 
 @pytest.fixture

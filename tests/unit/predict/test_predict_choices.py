@@ -8,7 +8,10 @@ import pytest
 from predict_results import one, row, write_cases, write_failed, write_ok
 
 from ddlbench.predict.accuracy import ALL, errors
-from ddlbench.predict.choices import (
+from ddlbench.predict.evaluate import predictions
+from ddlbench.predict.inputs import Inputs
+from ddlbench.predict.recommend import PredictionRequest, recommend
+from ddlbench.predict.recommender_score import (
     NOT_DISCRIMINATING,
     NOT_SCORED,
     judged,
@@ -16,10 +19,6 @@ from ddlbench.predict.choices import (
     table_8_2,
     with_choices,
 )
-from ddlbench.predict.evaluate import predictions
-from ddlbench.predict.inputs import Inputs
-from ddlbench.predict.prediction_request import PredictionRequest
-from ddlbench.predict.recommend import recommend
 
 SITE = make.site()
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from ddlbench.commands.oracle import oracle
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.predict.anomalies import anomalies, departs, from_predictions
+from ddlbench.predict.accuracy import anomalies, departs, from_predictions
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED
 
 NAN = math.nan

@@ -18,9 +18,8 @@ from ddlbench.predict.prediction import (
     modelled_strategies,
     predictor_of,
 )
-from ddlbench.predict.predictors.ddp_buckets import exposed_s
-from ddlbench.predict.predictors.ring import ring_all_reduce_s
-from ddlbench.predict.predictors.thesis_6 import communication_s
+from ddlbench.predict.predictors.data_parallel import exposed_s
+from ddlbench.predict.predictors.published import communication_s, ring_all_reduce_s
 from ddlbench.strategies.ddp.descriptor import DdpDetails
 
 SLOW_RING = make.pair([0, 0, 0, 0], bandwidth=1e9, latency_s=1e-4, slow={(3, 0): 5e8})
@@ -252,7 +251,7 @@ def test_the_reading_wing_needs_no_torch():
     modules = [target.partition(":")[0] for target in PREDICTORS.values()]
     modules += [
         "ddlbench.predict.evaluate",
-        "ddlbench.predict.choices",
+        "ddlbench.predict.recommender_score",
         "ddlbench.predict.recommend",
     ]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"

@@ -12,11 +12,11 @@ from ddlbench.experiment.links import InvalidLinks, Links
 from ddlbench.experiment.profile import InvalidProfile
 from ddlbench.experiment.site import load_site
 from ddlbench.interconnect.from_site_file import given_parts
-from ddlbench.planning.pipeline_cut import even_costs
+from ddlbench.planning.pipeline_stages import even_costs
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict import inputs as inputs_module
 from ddlbench.predict.inputs import Inputs, open_links, open_workload
-from ddlbench.predict.link_table import LinkTable
+from ddlbench.predict.links import LinkTable
 
 
 def test_timing_is_measured_where_it_was_and_a_line_elsewhere():

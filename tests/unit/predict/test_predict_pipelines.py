@@ -15,15 +15,14 @@ from predict_results import row, write_ok
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import plan_file, profile_file
 from ddlbench.experiment.result_parts import InputDigests
-from ddlbench.planning.backward_shares import backward_shares
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.planning.workload import Workload
+from ddlbench.planning.workload import Workload, backward_shares
 from ddlbench.predict.evaluate import predictions
 from ddlbench.predict.inputs import Inputs
-from ddlbench.predict.link_table import LinkTable
+from ddlbench.predict.links import LinkTable
 from ddlbench.predict.prediction import NotPredictable, Prediction, ask, predictor_of
-from ddlbench.predict.stage_times import stage_times
+from ddlbench.predict.predictors.pipeline_replay import stage_times
 from ddlbench.report.measurements import _is_stale
 
 NOTHING = {"load_s": 0.0, "optimizer_s": 0.0}

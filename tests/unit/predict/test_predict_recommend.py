@@ -9,8 +9,7 @@ from predict_factory import MB
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import STRATEGIES, known
 from ddlbench.predict.inputs import Inputs
-from ddlbench.predict.prediction_request import PredictionRequest
-from ddlbench.predict.recommend import recommend
+from ddlbench.predict.recommend import PredictionRequest, recommend
 from ddlbench.strategies.ddp.descriptor import DistributedDataParallel
 
 SITE = make.site()

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from ddlbench.predict.choices import COLUMNS_8_1, table_8_2
+from ddlbench.predict.recommender_score import COLUMNS_8_1, table_8_2
 from ddlbench.report import published
 from ddlbench.report.choice_tables import (
     choices_by_case,

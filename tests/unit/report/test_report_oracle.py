@@ -9,9 +9,8 @@ from figure_checks import assert_no_overlap, assert_readable, of
 from matplotlib.colors import to_hex
 
 from ddlbench.commands.oracle import oracle
-from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, reliable_rows
+from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, reliable_rows, score
 from ddlbench.predict.paradl.platform import load_platform
-from ddlbench.predict.paradl.score import score
 from ddlbench.report.figures import sharding
 from ddlbench.report.figures.paradl import bars_of_runs, bars_of_table, draw_published
 from ddlbench.report.figures.sharding import ALL, DEVICES, PICTURES, SAMPLES, SIDE

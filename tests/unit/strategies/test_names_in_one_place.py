@@ -16,22 +16,19 @@ REASONS = {
     "interconnect/horovod_sweep.py": "a transport, as links.json names it",
     "interconnect/sweep.py": "a Python package",
     "planning/schedules/__init__.py": "functions that make schedules",
-    "planning/schedules/gpipe.py": "name of a schedule",
-    "planning/schedules/messaging.py": "names of schedules",
-    "planning/schedules/model_parallel.py": "name of a schedule",
-    "planning/schedules/pipedream.py": "name of a schedule",
-    "planning/split_limits.py": "what of a layer is split",
-    "predict/link_table.py": "a transport, as links.json names it",
+    "planning/schedules/flushing.py": "names of schedules",
+    "planning/schedules/events.py": "names of schedules",
+    "planning/schedules/pipedream.py": "names of schedules",
+    "planning/network_tables.py": "what of a layer is split",
+    "predict/links.py": "a transport, as links.json names it",
     "predict/paradl/corrected.py": "ParaDL's kinds of parallelism",
-    "predict/paradl/limits.py": "ParaDL's kinds of parallelism",
-    "predict/paradl/memory.py": "ParaDL's kinds of parallelism",
+    "predict/paradl/oracle.py": "ParaDL's kinds of parallelism",
     "predict/paradl/published.py": "ParaDL's kinds of parallelism",
     "predict/paradl/configuration.py": "ParaDL's kinds of parallelism",
-    "predict/picks.py": "the published rule of thumb names two strategies",
-    "predict/predictors/model_parallel.py": "a predictor of the same name",
+    "predict/recommender_score.py": "the published rule of thumb names two strategies",
     "predict/predictors/paradl.py": "ParaDL's kinds of parallelism",
     "predict/predictors/parameter_server.py": "a predictor of the same name",
-    "predict/predictors/sequential.py": "a predictor of the same name",
+    "predict/predictors/published.py": "predictors of the same names",
     "report/applicability.py": "thesis Figure 6.3 is of GPipe",
     "report/figures/gpipe_step.py": "thesis Figure 6.3 is of GPipe",
     "report/figures/links.py": "a transport, as links.json names it",
@@ -78,9 +75,9 @@ def test_nobody_asks_of_which_class_a_descriptor_is(folder):
 
 
 def test_nobody_reads_the_details_of_a_plan_by_key():
-    """Strategies read them through their typed views, which ``planning/details.py`` makes."""
+    """Strategies read them through their typed views, which ``planning/plan.py`` makes."""
     for place, path in modules(everywhere=True):
-        if place in ("planning/details.py", "planning/plan.py"):
+        if place == "planning/plan.py":
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             read = isinstance(node, ast.Subscript) and ast.unparse(node.value)

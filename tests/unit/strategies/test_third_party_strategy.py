@@ -9,8 +9,7 @@ from ddlbench.experiment.registry import known
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import ask, predictor_of
-from ddlbench.predict.prediction_request import PredictionRequest
-from ddlbench.predict.recommend import recommend
+from ddlbench.predict.recommend import PredictionRequest, recommend
 from ddlbench.report.labels import strategy_label
 from ddlbench.report.style import FAMILIES, strategy_look
 from ddlbench.testing import assert_equals_sequential, assert_resumes

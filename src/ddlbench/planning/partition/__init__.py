@@ -1,9 +1,14 @@
 """Where to cut a network into pipeline stages, and how often to replicate each."""
 
-from ddlbench.planning.partition.chain import Chain, Node
+from ddlbench.planning.partition.chain import (
+    Chain,
+    MemoryLimit,
+    Node,
+    chain_of_profile,
+    read_chain,
+    read_table,
+)
 from ddlbench.planning.partition.cost import COST_MODELS, Level
-from ddlbench.planning.partition.memory import MemoryLimit
-from ddlbench.planning.partition.read import chain_of_profile, read_chain, read_table
 from ddlbench.planning.partition.stages import (
     Partition,
     Stage,

@@ -12,8 +12,8 @@ components of this level, while whatever follows demands ``d`` mini-batches::
                          min_{k, r} max( best[i, k, m-r, d'], stage(k+1..j, r, d) ) )
 
 The least period of nodes i..j on all components of a level is the time of one component of the
-level above. The demands serve the memory limit only (:mod:`ddlbench.planning.warmup`): stage
-``k+1..j`` has ``ceil(d / r)`` mini-batches waiting and demands ``d' = r (1 + ceil(d / r))``.
+level above. The demands serve the memory limit only (:mod:`ddlbench.planning.schedules.pipedream`):
+stage ``k+1..j`` has ``ceil(d / r)`` mini-batches waiting and demands ``d' = r (1 + ceil(d / r))``.
 Without a limit there is one demand, and the tables lose that axis.
 
 With one level the result is the optimum under the limit. With several, a component passes only its
@@ -35,9 +35,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.planning.partition.chain import Array, Chain
+from ddlbench.planning.partition.chain import Array, Chain, MemoryLimit
 from ddlbench.planning.partition.cost import CostModel, Level, cut_outputs
-from ddlbench.planning.partition.memory import MemoryLimit
 
 __all__ = ["Piece", "solve"]
 

@@ -23,20 +23,112 @@ The gradient goes to the stage before ahead of the all-reduce, so that replicas 
 other hold up nobody else.
 
 Sources: PipeDream (Narayanan et al., SOSP 2019), sections 3.2 and 3.3, figures 4 and 8. Other than
-there: the warm-up (:mod:`ddlbench.planning.warmup`), and routing by global number instead of the
+there: the warm-up, which is told below, and routing by global number instead of the
 release's per-replica counters, which need r_s r_{s+1} to divide the number of mini-batches.
+
+Warm-up: how many mini-batches a stage takes in before its first backward pass.
+
+``r_s`` replicas of stage ``s``; global mini-batch ``g`` belongs to replica ``g mod r_s`` of every
+stage. The replicas of a stage meet in an all-reduce once in ``r_s`` mini-batches, so stage ``s``
+gives its first gradient back only after ``demand_s`` mini-batches have entered it::
+
+    demand_{S-1} = r_{S-1}
+    demand_s     = r_s + r_s * ceil(demand_{s+1} / r_s)
+    warm-up W_s  = demand_s / r_s - 1            (W_s + 1 mini-batches and weight versions)
+
+    r = (1, 3, 1):  demand = 7, 6, 1   W = 6, 1, 0
+                    released rule      W = 4, 1, 0  <- stage 0 stops before stage 1 has its 6
+
+For pipelines that never widen this is the released rule, ``W_s + 1 = ceil(R_{>=s} / r_s)`` with
+``R_{>=s}`` the ranks from stage ``s`` on, which for stage 0 is the paper's NOAM.
+
+Sources: PipeDream (Narayanan et al., SOSP 2019), section 3.2, and ``runtime/runtime.py`` of its
+release. The demand rule is this project's: with the released one, replicas that meet within the
+backward pass, as torch's DDP does, wait for ever in 25 of the 154 pipelines of 2 to 4 stages on up
+to 8 ranks.
+
+Model parallelism: PipeDream without input pipelining, one mini-batch at a time.
+
+::
+
+    rank 0   F0             B0 . F1             B1 .         . update
+    rank 1      F0       B0 .       F1       B1 .
+    rank 2         F0 B0 .             F1 B1 .               one rank works at a time
+
+The weights are never stale, one version is kept. Stages are not replicated: the replicas of a
+stage would wait for each other, each for a mini-batch that the first stage does not yet admit.
+
+Source: DDLBench (Jansen et al., 2020), figure 5, which runs PipeDream's runtime so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.schedules.action import Action, InvalidSchedule, Schedule
 from ddlbench.planning.schedules.assemble import passes, positive, with_messages
-from ddlbench.planning.schedules.one_f_one_b import alternate
-from ddlbench.planning.warmup import check_replicas, warmups
+from ddlbench.planning.schedules.flushing import alternate
 
-__all__ = ["pipedream", "weight_version"]
+__all__ = [
+    "check_replicas",
+    "model_parallel",
+    "pipedream",
+    "released_warmups",
+    "warmups",
+    "weight_version",
+]
+
+
+def warmups(replicas: Sequence[int], extra: int = 0) -> tuple[int, ...]:
+    """Warm-up mini-batches of one replica of each stage, free of deadlock.
+
+    Args:
+        replicas: replicas of each stage, first stage first.
+        extra: more mini-batches in flight on every stage but the last (still more on a stage
+            whose successor would otherwise ask for what it may not yet send); costs as many
+            weight versions and hides the wait for other replicas.
+
+    Raises:
+        ConfigError: there is no stage, or a count is not what it must be.
+    """
+    check_replicas(replicas)
+    if extra < 0:
+        raise ConfigError(f"extra_warmup is {extra}; write 0 or more")
+    found = [0]
+    least_demand = demand = replicas[-1]  # by the rule alone, and with the extra ones
+    for count in reversed(replicas[:-1]):
+        least = -(-least_demand // count)
+        waiting = max(least + extra, -(-demand // count))
+        least_demand, demand = count * (least + 1), count * (waiting + 1)
+        found.append(waiting)
+    return tuple(reversed(found))
+
+
+def released_warmups(replicas: Sequence[int]) -> tuple[int, ...]:
+    """Warm-up counts of the released runtime: ``R_{>s} // r_s`` for each stage.
+
+    The paper's NOAM rounds up, the release's code rounds ``(R - 1 - ranks before s) / r_s`` down;
+    both are the same number.
+
+    Raises:
+        ConfigError: there is no stage, or a count is not what it must be.
+    """
+    check_replicas(replicas)
+    ranks = sum(replicas)
+    found = []
+    for stage, count in enumerate(replicas):
+        found.append((ranks - 1 - sum(replicas[:stage])) // count)
+    return tuple(found)
+
+
+def check_replicas(replicas: Sequence[int]) -> None:
+    """Raise ConfigError unless every stage has at least one replica."""
+    if not replicas or min(replicas) < 1:
+        raise ConfigError(
+            f"replicas {list(replicas)}: write one positive number for each stage, first to last"
+        )
 
 
 def pipedream(
@@ -115,3 +207,18 @@ def _replica(stage: int, own: range, warmup: int, updates: int, replicas: int) -
 def _update(stage: int, number: int, replicas: int) -> list[Action]:
     meet = [Action("all_reduce", stage, number)] if replicas > 1 else []
     return [*meet, Action("update", stage, number)]
+
+
+def model_parallel(stages: int, mini_batches: int, only_rank: int | None = None) -> Schedule:
+    """The schedule of so many mini-batches, an update after each.
+
+    ``only_rank`` as in :func:`~ddlbench.planning.schedules.pipedream.pipedream`.
+
+    Raises:
+        InvalidSchedule: a count is below 1.
+    """
+    positive(stages=stages)
+    schedule = pipedream(
+        (1,) * stages, mini_batches, warmup_counts=(0,) * stages, only_rank=only_rank
+    )
+    return replace(schedule, name="model-parallel")

@@ -6,7 +6,7 @@
     channel    a0 a1 . . g0             a message leaves when it is sent and its channel is free,
     rank 1   . . F0 B0 F1 B1            and travels while both ranks go on; a receive waits for it
 
-Unless a :class:`~ddlbench.planning.schedules.messaging.Messaging` says otherwise, sends do not hold
+Unless a :class:`~ddlbench.planning.schedules.events.Messaging` says otherwise, sends do not hold
 up the sender and receives are posted long before. The replicas of a stage start an all-reduce
 together, when the last of them arrives. A channel is one kind of message from one rank to another:
 messages of different channels do not slow each other down, so give links that are shared a longer
@@ -20,8 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ddlbench.planning.schedules.action import Action, Schedule
-from ddlbench.planning.schedules.events import Event, events_of
-from ddlbench.planning.schedules.messaging import EAGER, Messaging
+from ddlbench.planning.schedules.events import EAGER, Event, Messaging, events_of
 
 __all__ = ["Durations", "Links", "StageDurations", "TimedAction", "Timeline", "no_links", "replay"]
 

@@ -16,8 +16,8 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.predict.paradl.measured import projected
 from ddlbench.predict.paradl.platform import Platform
-from ddlbench.predict.paradl.score import projected
 
 __all__ = ["HOLD_OUTS", "SMALL", "Calibration", "calibrate", "hold_out"]
 

@@ -23,31 +23,191 @@ parameter of a communicator):
 
 So it is for what ParaDL ran. A question with ``own`` is of this project's strategies: they split
 linear layers too, by the fullest device's share (gathers are padded to it), and send no gradient
-of what all devices of a group compute alike; rows are in :mod:`ddlbench.predict.paradl.own_rows`.
+of what all devices of a group compute alike.
+
+A ring that goes *direct* gets ``ring_efficiency`` of a link; f flows on a node's L links slow
+each other by 1 + ``contention`` (f / L - 1). A *staged* one goes through host memory at
+``staged_bytes_per_s``. Time of a layer, where none is measured, is spread by a roofline.
+
+Terms of the rows that our strategies split (``strategies/tensor_parallel``), one iteration.
+
+Unlike ParaDL's implementation, which is above:
+
+    layers      by the fullest device's rows
+    halo        along every split dimension; of two devices each has one neighbour, of more two;
+                the image of the first layer gets no gradient
+    statistics  batch normalisation: all-gather of 2 C forward, all-reduce of 2 C backward
+    gather      forward alone, as each device takes its part of the gradient; or the all-reduce
+                of a mean over all positions
+    gradients   of split layers over p, of the layers behind them between groups:
+
+        group 0   rank 0 --- rank 1     split layers: one ring over all ranks
+                     |         |        behind them all ranks of a group have the same gradient:
+        group 1   rank 2 --- rank 3     p2 rings between groups (|), at the same time
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from math import prod
 
-from ddlbench.predict.paradl.collectives import all_gather_s, all_reduce_s, send_s
-from ddlbench.predict.paradl.configuration import Configuration
-from ddlbench.predict.paradl.costs import (
-    activation_link,
-    computation,
-    gradients_s,
-    layer_times,
-    row_link,
-)
-from ddlbench.predict.paradl.layers import Layer
-from ddlbench.predict.paradl.own_rows import own_rows
+from ddlbench.predict.paradl.configuration import Configuration, OwnSplit
 from ddlbench.predict.paradl.platform import Link, Platform
-from ddlbench.predict.paradl.published import ITEM_BYTES, Terms
-from ddlbench.predict.paradl.stages import cut_evenly
-from ddlbench.predict.paradl.workload import Workload
+from ddlbench.predict.paradl.published import (
+    ITEM_BYTES,
+    Terms,
+    all_gather_s,
+    all_reduce_s,
+    cut_evenly,
+    send_s,
+)
+from ddlbench.predict.paradl.workload import Layer, Workload
 
-__all__ = ["TERMS", "stage_bounds", "weight_shares"]
+__all__ = [
+    "TERMS",
+    "activation_link",
+    "computation",
+    "gradients_s",
+    "layer_times",
+    "own_rows",
+    "row_link",
+    "stage_bounds",
+    "weight_shares",
+]
+
+PASSES = {"batchnorm": 8, "relu": 5, "add": 5, "dropout": 5, "pool": 4}
+"""How often a layer without weights walks over its activations, forward and backward."""
+
+
+def layer_times(workload: Workload, platform: Platform) -> Sequence[float]:
+    """FW + BW of each layer for one sample, seconds."""
+    return workload.times_s(_roofline(platform))
+
+
+def _roofline(platform: Platform) -> Callable[[Layer], float]:
+    """Seconds of a layer at the device's own rates: the weight that spreads a network's time."""
+    flops, memory = platform.device["flops_per_s"], platform.device["memory_bytes_per_s"]
+
+    def seconds(layer: Layer) -> float:
+        walked = PASSES.get(layer.kind, 3) * ITEM_BYTES * (layer.x + layer.y) / 2
+        return max(6 * layer.multiply_adds / flops, walked / memory)
+
+    return seconds
+
+
+def computation(
+    platform: Platform, batch: float, shares: Sequence[float], weights: float
+) -> dict[str, float]:
+    """Layers of one device, each with its seconds a sample, and the update of its weights."""
+    least = platform.constant("layer_overhead_s") * len(shares)
+    states = platform.device["optimizer_states"]
+    update = (3 + 2 * states) * ITEM_BYTES * weights / platform.device["memory_bytes_per_s"]
+    return {"layers": max(batch * sum(shares), least), "weight update": update}
+
+
+def gradients_s(
+    platform: Platform, asked: Configuration, ranks: int, weights: float, flows: int = 1
+) -> float:
+    """All-reduce of gradients over ``ranks``, that lie side by side or one a node."""
+    if ranks == 1 or not weights:
+        return 0.0
+    return all_reduce_s(ranks, ITEM_BYTES * weights, _gradient_link(platform, asked, flows))
+
+
+def _gradient_link(platform: Platform, asked: Configuration, flows: int) -> Link:
+    level = platform.level(asked.devices)
+    if platform.staged(asked.strategy):
+        return Link(level.latency_s, 1 / platform.constant("staged_bytes_per_s"))
+    if asked.devices <= platform.devices_per_node:
+        return level
+    shared = max(1.0, flows / platform.links_per_node)
+    slower = 1 + platform.constant("contention") * (shared - 1)
+    return level.slower(slower / platform.constant("ring_efficiency"))
+
+
+def activation_link(platform: Platform, ranks: int) -> Link:
+    """Collectives of activations use all links of a node."""
+    level = platform.level(ranks)
+    if ranks <= platform.devices_per_node:
+        return level
+    links = platform.links_per_node * platform.constant("activation_efficiency")
+    return level.slower(1 / links)
+
+
+def row_link(platform: Platform, ranks: int) -> Link:
+    """Halos and gathers of rows: through the host's memory inside a node."""
+    return platform.host if ranks <= platform.devices_per_node else platform.level(ranks)
+
+
+def own_rows(workload: Workload, platform: Platform, asked: Configuration, own: OwnSplit) -> Terms:
+    """Seconds of computation and of communication, by term."""
+    p, batch = asked.inside, asked.group_batch
+    times = layer_times(workload, platform)
+    shared = [time * share for time, share in zip(times, own.shares, strict=True)]
+    compute = computation(platform, batch, shared, workload.weights)
+    link = row_link(platform, p)
+    split = workload.layers[: workload.spatial_layers]
+    halo = sum(_halo_s(layer, own, batch, link) for layer in split)
+    halo += sum(_halo_s(layer, own, batch, link) for layer in split[1:])  # backward
+    communication = {
+        "halo": halo,
+        "statistics": sum(_statistics_s(layer, p, link) for layer in split),
+        "gather": _gather_s(split[-1], own, batch, link),
+        "gradients": _gradients_s(workload, platform, asked),
+    }
+    return compute, communication
+
+
+def _halo_s(layer: Layer, own: OwnSplit, batch: float, link: Link) -> float:
+    """Rows of the neighbours, one way, line by line."""
+    seconds = 0.0
+    for dim, devices in own.grid:
+        if devices == 1 or not layer.halo_rows:
+            continue
+        neighbours = min(2, devices - 1)
+        rows = layer.halo_rows if neighbours == 2 else -(-layer.halo_rows // 2)
+        # Along the other dimension of a grid a device has its part alone.
+        items = batch * rows * layer.slice_items(dim) * devices / _parts(own)
+        latency_s = min(neighbours, rows) * link.latency_s
+        seconds += latency_s + ITEM_BYTES * items * link.s_per_byte
+    return seconds
+
+
+def _statistics_s(layer: Layer, p: int, link: Link) -> float:
+    """Mean and variance of each channel, of all devices; then the sums of their gradients."""
+    if layer.kind != "batchnorm":
+        return 0.0
+    size = ITEM_BYTES * 2 * layer.channels
+    return all_gather_s(p, p * size, link) + all_reduce_s(p, size, link)
+
+
+def _gather_s(last: Layer, own: OwnSplit, batch: float, link: Link) -> float:
+    """How rows become whole: by their mean, or line by line, the last line first."""
+    parts = _parts(own)
+    if own.by_mean:
+        return all_reduce_s(parts, ITEM_BYTES * batch * last.filters, link)
+    seconds, items = 0.0, batch * last.y / parts
+    for dim, devices in reversed(own.grid):
+        items *= devices
+        extent = last.output[dim]
+        sent = items * -(-extent // devices) * devices / extent  # parts as large as the largest
+        seconds += all_gather_s(devices, ITEM_BYTES * sent, link)
+    return seconds
+
+
+def _gradients_s(workload: Workload, platform: Platform, asked: Configuration) -> float:
+    if asked.inside == 1:
+        return gradients_s(platform, asked, asked.groups, workload.weights)
+    split = sum(layer.weights for layer in workload.layers[: workload.spatial_layers])
+    rings = min(asked.inside, platform.devices_per_node)
+    seconds = gradients_s(platform, asked, asked.devices, split)
+    return seconds + gradients_s(platform, asked, asked.groups, workload.weights - split, rings)
+
+
+def _parts(own: OwnSplit) -> int:
+    """Devices of the grid."""
+    return prod(devices for _, devices in own.grid)
 
 
 def weight_shares(workload: Workload, asked: Configuration) -> list[float]:

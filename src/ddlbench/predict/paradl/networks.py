@@ -10,8 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 from ddlbench.experiment.atomic import json_text
-from ddlbench.predict.paradl.layers import Layer, Shape, Stack, layer_dict
-from ddlbench.predict.paradl.workload import WORKLOAD_VERSION, check_workload
+from ddlbench.predict.paradl.workload import (
+    WORKLOAD_VERSION,
+    Layer,
+    Shape,
+    Stack,
+    check_workload,
+    layer_dict,
+)
 
 __all__ = ["alexnet", "cosmoflow_256", "cosmoflow_512", "resnet", "vgg16", "workload_text"]
 

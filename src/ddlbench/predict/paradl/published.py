@@ -10,20 +10,88 @@ Kept with its faults, which ``corrected.py`` mends and ``docs/oracle.md`` lists:
   contention is a literal divisor of the bandwidth, as is that of data+spatial;
 * layers after the split of data+spatial cost nothing;
 * halo: (K-1)/2 rows both ways for every kernel above 1, whatever its stride.
+
+Collectives go round a ring (Kahira et al., section IV-B; Thakur et al. 2005). Every step costs what
+the slowest hop of the ring costs, Hockney's latency and bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ddlbench.predict.paradl.collectives import all_gather_s, all_reduce_s, send_s
 from ddlbench.predict.paradl.configuration import Configuration
-from ddlbench.predict.paradl.layers import Layer
 from ddlbench.predict.paradl.platform import Link, Platform
-from ddlbench.predict.paradl.stages import cut_evenly
-from ddlbench.predict.paradl.workload import Workload
+from ddlbench.predict.paradl.workload import Layer, Workload
 
-__all__ = ["ITEM_BYTES", "TERMS", "Terms", "kernel_weights", "layers_of", "memory_bytes", "spread"]
+__all__ = [
+    "ITEM_BYTES",
+    "TERMS",
+    "Terms",
+    "all_gather_s",
+    "all_reduce_s",
+    "cut_evenly",
+    "kernel_weights",
+    "layers_of",
+    "memory_bytes",
+    "send_s",
+    "spread",
+]
+
+HALVINGS = 60
+"""Bisection steps: the slowest stage to a share of 2^-60 of the whole, below rounding."""
+
+
+def cut_evenly(times_s: Sequence[float], stages: int) -> list[int]:
+    """Where each stage ends (one past its last layer), the slowest stage as short as possible.
+
+    A stage has at least one layer; with more stages than layers the last stages are left out.
+    """
+    stages = min(stages, len(times_s))
+    low, high = max(times_s), sum(times_s)
+    if len(_filled(times_s, low)) > stages:
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            if len(_filled(times_s, middle)) > stages:
+                low = middle
+            else:
+                high = middle
+    else:
+        high = low
+    return _with_more(_filled(times_s, high), stages)
+
+
+def _filled(times_s: Sequence[float], most_s: float) -> list[int]:
+    """Ends of stages that take layers as long as they stay within ``most_s``."""
+    ends, held = [], 0.0
+    for index, time in enumerate(times_s):
+        if held and held + time > most_s:
+            ends.append(index)
+            held = 0.0
+        held += time
+    return [*ends, len(times_s)]
+
+
+def _with_more(ends: list[int], stages: int) -> list[int]:
+    """Further ends until there are ``stages``: the slowest stage gets no slower by them."""
+    missing = stages - len(ends)
+    free = [end for end in range(1, ends[-1]) if end not in ends]
+    return sorted([*ends, *free[:missing]]) if missing > 0 else ends
+
+
+def send_s(size_bytes: float, link: Link) -> float:
+    """One message."""
+    return link.latency_s + size_bytes * link.s_per_byte
+
+
+def all_gather_s(ranks: int, total_bytes: float, link: Link) -> float:
+    """Everyone gets ``total_bytes``, a part of it from each: (p-1)(alpha + m/p beta)."""
+    return (ranks - 1) * send_s(total_bytes / ranks, link)
+
+
+def all_reduce_s(ranks: int, size_bytes: float, link: Link) -> float:
+    """A buffer of ``size_bytes`` is summed over all: 2(p-1)(alpha + m/p beta)."""
+    return 2 * all_gather_s(ranks, size_bytes, link)
+
 
 ITEM_BYTES = 4
 """delta: fp32."""

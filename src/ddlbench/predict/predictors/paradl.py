@@ -18,19 +18,21 @@ pipelines the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.lines import Timing
 from ddlbench.planning.plan import Plan
-from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.strategy import rows_share, strategy_of
 from ddlbench.planning.workload import Workload
-from ddlbench.predict.link_table import LinkTable
-from ddlbench.predict.paradl.configuration import Configuration
+from ddlbench.predict.links import LinkTable
+from ddlbench.predict.paradl.configuration import Configuration, OwnSplit
 from ddlbench.predict.paradl.oracle import project
-from ddlbench.predict.paradl.own_splits import own_split, spatial_layers
 from ddlbench.predict.paradl.platform import FITTED, Platform
-from ddlbench.predict.paradl.shapes import shapes_of
+from ddlbench.predict.paradl.workload import Layer
 from ddlbench.predict.paradl.workload import Workload as OracleWorkload
 from ddlbench.predict.prediction import (
     NO_HISTORY,
@@ -42,7 +44,139 @@ from ddlbench.predict.prediction import (
     links_or_error,
 )
 
-__all__ = ["ParadlCorrected", "ParadlPublished"]
+__all__ = [
+    "ParadlCorrected",
+    "ParadlPublished",
+    "Shape",
+    "own_split",
+    "shapes_of",
+    "spatial_layers",
+    "split_layers",
+]
+
+_ITEM_BYTES = 4
+_KINDS = (
+    ("BatchNorm", "batchnorm"),
+    ("Conv", "conv"),
+    ("Linear", "linear"),
+    ("Pool", "pool"),
+    ("ReLU", "relu"),
+    ("Dropout", "dropout"),
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One layer, and its forward and backward times over batch size."""
+
+    layer: Layer
+    timings: tuple[Timing, Timing]
+
+
+def shapes_of(workload: Workload) -> list[Shape]:
+    """Layers that compute; what only gives a tensor another form is none.
+
+    Raises:
+        NotPredictable: the profile is older than shapes, a layer is of a kind without a model, or
+            none is a convolution.
+    """
+    found = []
+    for entry in workload.layer_entries:
+        shape = entry.get("shape")
+        if shape is None:
+            raise NotPredictable(
+                f"the profile of {workload.network} has no shapes of layers; make it again"
+            )
+        kind = next((name for part, name in _KINDS if part in entry["kind"]), None)
+        if kind is None:
+            if entry["kind"] in ("Flatten", "Identity"):
+                continue
+            raise NotPredictable(f"ParaDL has no row for layer {entry['name']} ({entry['kind']})")
+        layer = Layer(
+            name=entry["name"],
+            kind=kind,
+            input=tuple(shape["input"]),
+            output=tuple(shape["output"]),
+            weights=entry["parameter_bytes"] // _ITEM_BYTES,
+            kernel=shape["kernel"],
+            stride=shape["stride"],
+            shortcut="downsample" in entry["name"],
+        )
+        found.append(Shape(layer, workload.layer_timings(entry)))
+    if not any(shape.layer.kind == "conv" for shape in found):
+        raise NotPredictable(f"ParaDL's table is of convolutions, and {workload.network} has none")
+    return found
+
+
+def split_layers(layers: Sequence[Layer]) -> int:
+    """How many of the first layers a spatial split takes: up to the head.
+
+    The head begins with the first layer that has no extents left, or that makes a single pixel of
+    an image.
+    """
+    for number, layer in enumerate(layers):
+        single = prod(layer.output[1:]) == 1 and prod(layer.input[1:]) > 1
+        if layer.kind == "linear" or len(layer.input) == 1 or (single and layer.kind == "pool"):
+            return number
+    return len(layers)
+
+
+def own_split(workload: Workload, plan: Plan, layers: Sequence[Layer]) -> OwnSplit | None:
+    """How the plan's strategy splits; None of a strategy that splits no layer.
+
+    Args:
+        workload: the profile.
+        plan: of the cell.
+        layers: the oracle's, of this profile.
+
+    Raises:
+        NotPredictable: rows end before the first layer.
+        ConfigError: the profile has no shapes.
+    """
+    split = strategy_of(plan.cell.strategy).layer_split(workload, plan)
+    if split is None:
+        return None
+    if split.end is None:
+        return OwnSplit(tuple(split.weight_shares[layer.name] for layer in layers))
+    count = _split_rows(workload, split.end, layers)
+    shares = [rows_share(layer.output, split.grid) for layer in layers[:count]]
+    return OwnSplit(
+        shares=(*shares, *(1.0 for _ in layers[count:])),
+        grid=tuple(split.grid.items()),
+        by_mean=_by_mean(workload, split.end),
+    )
+
+
+def spatial_layers(workload: Workload, plan: Plan, layers: Sequence[Layer]) -> int:
+    """How many of the oracle's layers have their rows split: as this plan ends them.
+
+    Raises:
+        NotPredictable: none has.
+    """
+    split = strategy_of(plan.cell.strategy).layer_split(workload, plan)
+    if split is None or split.end is None:
+        return split_layers(layers)
+    return _split_rows(workload, split.end, layers)
+
+
+def _split_rows(workload: Workload, end: int, layers: Sequence[Layer]) -> int:
+    """How many of the oracle's layers stand before the first whole block."""
+    blocks = {entry["name"]: entry["block"] for entry in workload.layer_entries}
+    count = sum(blocks[layer.name] < end for layer in layers)
+    if not count:
+        raise NotPredictable("no layer stands before where rows end, so none is split")
+    return count
+
+
+def _by_mean(workload: Workload, end: int) -> bool:
+    """Whether the first whole block is a mean over all positions, as in ResNet."""
+    block = [entry for entry in workload.layer_entries if entry["block"] == end]
+    return (
+        len(block) == 1
+        and str(block[0]["kind"]).startswith("AdaptiveAvgPool")
+        and prod(block[0]["shape"]["output"][1:]) == 1
+    )
+
 
 _STATES = 1  # SGD keeps a momentum
 _LIMIT = "communication is never hidden"

@@ -39,7 +39,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Step, Workload
-from ddlbench.predict.link_table import Hop, LinkTable
+from ddlbench.predict.links import Hop, LinkTable
 from ddlbench.predict.prediction import (
     NO_HISTORY,
     History,

@@ -21,14 +21,14 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.link_bandwidth import Reach, bandwidth_of
 from ddlbench.planning.partition import Chain, Node, Stage
-from ddlbench.planning.partition.evaluate import PlacedStage, StageLinks, period_of
+from ddlbench.planning.partition.stages import PlacedStage, StageLinks, period_of
 from ddlbench.planning.pipeline import Pipeline
+from ddlbench.planning.pipeline_stages import Reach, bandwidth_of
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Workload
-from ddlbench.predict.link_table import LinkTable, Place
+from ddlbench.predict.links import LinkTable, Place
 from ddlbench.predict.prediction import (
     NO_HISTORY,
     History,

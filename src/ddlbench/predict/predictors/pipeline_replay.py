@@ -13,7 +13,7 @@
     all-reduce of a stage's replicas: measured, in buckets of 25 MiB, when the last replica is there
 
 Schedules are those that the runtime executes (:mod:`ddlbench.planning.schedules`), and so is when
-receives are posted and sends are waited for (:mod:`ddlbench.planning.schedules.messaging`): torch's
+receives are posted and sends are waited for (:mod:`ddlbench.planning.schedules.events`): torch's
 GPipe posts a receive where it needs it, so no message hides behind a pass of its receiver; its 1F1B
 also waits for sends.
 
@@ -39,13 +39,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.pipeline_run import PipelineRun, Repeated
+from ddlbench.planning.gradient_traffic import DEFAULT_BUCKET_BYTES, fused
+from ddlbench.planning.pipeline import Pipeline, PipelineRun, Repeated
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Event, EventGraph
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.planning.workload import Workload
-from ddlbench.predict.link_table import LinkTable
-from ddlbench.predict.pipeline_links import PipelineLinks
+from ddlbench.planning.workload import Block, Workload
+from ddlbench.predict.links import AllReduce, Hop, LinkTable, Place
 from ddlbench.predict.prediction import (
     NO_HISTORY,
     History,
@@ -55,9 +55,149 @@ from ddlbench.predict.prediction import (
     joined,
     links_or_error,
 )
-from ddlbench.predict.stage_times import StageTimes, stage_times
 
-__all__ = ["PipelineReplay"]
+__all__ = ["PipelineLinks", "PipelineReplay", "StageTimes", "stage_times"]
+
+
+class PipelineLinks:
+    """Times of a plan's communication.
+
+    Args:
+        table: the links of the cell's fabric.
+        plan: who runs where.
+        pipeline: its stages.
+        blocks: of each stage.
+
+    Attributes:
+        remarks: what stood in for links that were not measured.
+    """
+
+    def __init__(
+        self, table: LinkTable, plan: Plan, pipeline: Pipeline, blocks: Sequence[Sequence[Block]]
+    ) -> None:
+        self._table, self._pipeline = table, pipeline
+        self._sent_bytes = [pipeline.samples * stage[-1].output_bytes for stage in blocks]
+        self._weight_bytes = [sum(block.parameter_bytes for block in stage) for stage in blocks]
+        self._places: list[Place] = [(p.node, p.devices[0]) for p in plan.processes]
+        self._remarks: dict[str, None] = {}
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Each once, in the order in which they came up."""
+        return tuple(self._remarks)
+
+    def time_s(self, event: Event, device_kind: str) -> float:
+        """Seconds of a message, of word of a posted receive, or of an all-reduce; else 0."""
+        action, peer = event.action, event.peer
+        if event.role == "notice" and peer is not None:
+            return self._hop(event.rank, peer).latency_s
+        if action is None:
+            return 0.0
+        if event.role == "message" and peer is not None:
+            cut = action.stage - (1 if action.kind == "send_gradient" else 0)
+            return self._hop(event.rank, peer).time_s(self._sent_bytes[cut])
+        if action.kind == "all_reduce":
+            return self._sum_s(action.stage, "nccl" if device_kind == "cuda" else "gloo")
+        return 0.0
+
+    def _hop(self, source: int, target: int) -> Hop:
+        hop, remark = self._table.hop("transport", self._places[source], self._places[target])
+        if remark:
+            self._remarks[remark] = None
+        return hop
+
+    def _sum_s(self, stage: int, transport: str) -> float:
+        """All buckets of a stage, one after the other."""
+        reduce = self._all_reduce(self._pipeline.stages[stage].ranks, transport)
+        self._remarks.update(dict.fromkeys(reduce.notes))
+        sizes = fused(self._weight_bytes[stage], DEFAULT_BUCKET_BYTES)
+        return sum(reduce.time_s(size) for size in sizes if size)
+
+    def _all_reduce(self, ranks: Sequence[int], transport: str) -> AllReduce:
+        """Over the nodes of the ranks; where these do not share them evenly, one rank a node."""
+        nodes = len({self._places[rank][0] for rank in ranks})
+        even = len(ranks) % nodes == 0
+        shape = (nodes, len(ranks) // nodes) if even or nodes == 1 else (len(ranks), 1)
+        return self._table.all_reduce(*shape, transport)
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Seconds of one pass, of the update and of loading; one number a stage.
+
+    Args:
+        forward_s, backward_s: of one micro- or mini-batch.
+        input_s, weight_s: the backward pass where a schedule has its halves apart.
+        update_s: optimiser.
+        load_s: a replica's share of a mini-batch, from the dataset to the first stage.
+        notes: what was extrapolated.
+    """
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    input_s: tuple[float, ...]
+    weight_s: tuple[float, ...]
+    update_s: tuple[float, ...]
+    load_s: float
+    notes: tuple[str, ...]
+
+    def of(self, kind: str, stage: int) -> float:
+        """Seconds of a pass or update of a stage; of a message or all-reduce, 0."""
+        tables = {
+            "forward": self.forward_s,
+            "backward": self.backward_s,
+            "backward_input": self.input_s,
+            "backward_weight": self.weight_s,
+            "update": self.update_s,
+        }
+        return tables[kind][stage] if kind in tables else 0.0
+
+
+def stage_times(workload: Workload, plan: Plan, samples: float, loaded: float) -> StageTimes:
+    """Times of a plan's stages.
+
+    The optimiser's time is shared out by parameter bytes. The first stage has no gradient of an
+    input to give on: where the halves are apart, it does all in the second.
+
+    Args:
+        workload: the profile.
+        plan: of a pipeline.
+        samples: of one forward pass.
+        loaded: samples that the first stage loads at a time.
+
+    Raises:
+        ConfigError: the plan cuts a network of other blocks than the profile's.
+    """
+    stages = strategy_of(plan.cell.strategy).stage_blocks(workload, plan)
+    step = workload.step(loaded)
+    weights = [sum(block.parameter_bytes for block in blocks) for blocks in stages]
+    whole = sum(weights) or 1
+    backward = [[block.backward.at(samples) for block in blocks] for blocks in stages]
+    paired = [
+        list(zip(blocks, seconds, strict=True))
+        for blocks, seconds in zip(stages, backward, strict=True)
+    ]
+    inputs = [sum(block.input_share * s for block, s in one) for one in paired]
+    apart = [sum(block.weight_share * s for block, s in one) for one in paired]
+    return StageTimes(
+        forward_s=tuple(sum(block.forward.at(samples) for block in blocks) for blocks in stages),
+        backward_s=tuple(map(sum, backward)),
+        input_s=(0.0, *inputs[1:]),
+        weight_s=(sum(backward[0]), *apart[1:]),
+        update_s=tuple(step.optimizer_s * size / whole for size in weights),
+        load_s=step.load_s,
+        notes=joined(_extrapolated(workload, samples), step.remark),
+    )
+
+
+def _extrapolated(workload: Workload, samples: float) -> str | None:
+    outside = any(
+        timing.extrapolates(samples)
+        for block in workload.blocks
+        for timing in (block.forward, block.backward)
+    )
+    return f"times of blocks at {samples:g} samples are extrapolated" if outside else None
+
 
 _LIMITS = (
     "messages slow neither each other nor computation down",

@@ -30,7 +30,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Workload
-from ddlbench.predict.link_table import LinkTable
+from ddlbench.predict.links import LinkTable
 from ddlbench.predict.prediction import (
     NO_HISTORY,
     History,

@@ -7,7 +7,7 @@
          +--base--lat10--bw250--
 
 Predictions of an emulated fabric come from links measured under it, or, where nobody measured them,
-from its delay, rate and loss (``predict/condition_links.py``); the footer says which.
+from its delay, rate and loss (``predict/links.py``); the footer says which.
 """
 
 from __future__ import annotations

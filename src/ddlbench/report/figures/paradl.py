@@ -22,12 +22,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from ddlbench.predict.anomalies import LIMIT, departs
+from ddlbench.predict.accuracy import LIMIT, departs
 from ddlbench.predict.paradl.configuration import STRATEGIES
-from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, reliable_rows
+from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, projected, reliable_rows
 from ddlbench.predict.paradl.oracle import VARIANTS
 from ddlbench.predict.paradl.platform import Platform, load_platform
-from ddlbench.predict.paradl.score import projected
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import dataset_label, network_label, strategy_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
@@ -81,7 +80,7 @@ def draw_bars(
             is no bar.
         places_label: what the groups are.
         footer: sentences below.
-        limit: share by which runs that are marked depart (``predict/anomalies.py``).
+        limit: share by which runs that are marked depart (``predict/accuracy.py``).
     """
     rows = list(dict.fromkeys(bars["row"]))
     sources = [source for source in SOURCES if source in set(bars["source"])]

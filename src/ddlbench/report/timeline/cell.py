@@ -28,8 +28,8 @@ from typing import Any
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import InvalidResult, Result, read_result
+from ddlbench.planning.pipeline import PlannedSchedule
 from ddlbench.planning.plan import Plan
-from ddlbench.planning.planned_schedule import PlannedSchedule
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.report.timeline.box import WAIT, Box, InvalidTimeline, Row
 from ddlbench.report.timeline.planned import (

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+from ddlbench.planning.pipeline import PlannedSchedule
 from ddlbench.planning.plan import Plan
-from ddlbench.planning.planned_schedule import PlannedSchedule
 from ddlbench.planning.schedules import Action, Durations, Links, StageDurations, no_links, replay
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.report.timeline.box import PASSES, Box, Row

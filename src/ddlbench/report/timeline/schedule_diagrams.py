@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.planning.planned_schedule import PlannedSchedule, repeated
+from ddlbench.planning.pipeline import PlannedSchedule, repeated
 from ddlbench.planning.schedules import (
     Schedule,
     gpipe,

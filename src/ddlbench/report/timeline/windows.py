@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ddlbench.planning.planned_schedule import PlannedSchedule
+from ddlbench.planning.pipeline import PlannedSchedule
 from ddlbench.report.timeline.box import Box, computing_share
 
 __all__ = ["Part", "Window", "whole_run", "windows_of"]

@@ -19,9 +19,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.planning.data_parallel import DataParallel
-from ddlbench.planning.details import PlanDetails
-from ddlbench.planning.gradient_buckets import DDP_FIRST_BUCKET_BYTES, DEFAULT_BUCKET_BYTES
-from ddlbench.planning.gradient_traffic import GradientMessage, filled_buckets
+from ddlbench.planning.gradient_traffic import (
+    DDP_FIRST_BUCKET_BYTES,
+    DEFAULT_BUCKET_BYTES,
+    GradientMessage,
+    filled_buckets,
+)
+from ddlbench.planning.plan import PlanDetails
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.planning.data_parallel import DataParallel
-from ddlbench.planning.details import PlanDetails
-from ddlbench.planning.gradient_buckets import fused
-from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic
+from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic, fused
+from ddlbench.planning.plan import PlanDetails
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan

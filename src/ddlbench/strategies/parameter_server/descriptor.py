@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.details import PlanDetails
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
+from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.strategy import Process, Strategy, uneven_shares
 
 if TYPE_CHECKING:

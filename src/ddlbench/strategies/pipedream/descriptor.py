@@ -23,10 +23,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.details import PlanDetails
 from ddlbench.planning.memory import pipeline_bytes
-from ddlbench.planning.pipeline import Pipeline, PlannedStage
-from ddlbench.planning.pipeline_run import PipelineRun, Repeated, flowing
+from ddlbench.planning.pipeline import (
+    Pipeline,
+    PipelineRun,
+    PlannedSchedule,
+    PlannedStage,
+    Repeated,
+    flowing,
+)
 from ddlbench.planning.pipeline_stages import (
     BALANCE_OPTION,
     Stages,
@@ -34,10 +39,10 @@ from ddlbench.planning.pipeline_stages import (
     stages_of,
     why_no_stages,
 )
-from ddlbench.planning.planned_schedule import PlannedSchedule
+from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.schedules import Schedule, model_parallel, pipedream, weight_version
+from ddlbench.planning.schedules.pipedream import warmups
 from ddlbench.planning.strategy import Needs, Process, Strategy
-from ddlbench.planning.warmup import warmups
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan

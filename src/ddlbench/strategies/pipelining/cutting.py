@@ -28,7 +28,7 @@ from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.experiment.network_spec import pairs
 from ddlbench.experiment.registry import load
 from ddlbench.networks.flatten import out_of_place
-from ddlbench.planning.block_table import COLUMNS
+from ddlbench.planning.network_tables import BLOCK_COLUMNS
 
 __all__ = ["BlockFacts", "TensorForm", "block_facts", "rows_of", "table"]
 
@@ -101,7 +101,7 @@ _SAMPLES = 2  # batch norm refuses a single value a channel
 
 
 def rows_of(network: str, spec: DatasetSpec) -> list[tuple[str | int, ...]]:
-    """One row a block, in the order of ``COLUMNS``; operations and output of one sample."""
+    """One row a block, in the order of ``BLOCK_COLUMNS``; operations and output of one sample."""
     with torch.device("meta"):
         blocks = out_of_place(load("ddlbench.networks", network)(spec))
     facts = block_facts(blocks, TensorForm((_SAMPLES, *spec.shape), torch.float32), "cpu")
@@ -122,7 +122,7 @@ def table() -> str:
     """All built-in networks on all datasets, as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow(BLOCK_COLUMNS)
     for network, spec in pairs():
         writer.writerows(rows_of(network, spec))
     return text.getvalue()

@@ -25,17 +25,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.details import PlanDetails
 from ddlbench.planning.memory import pipeline_bytes
-from ddlbench.planning.pipeline import Pipeline, PlannedStage
-from ddlbench.planning.pipeline_run import PipelineRun, Repeated, flushing
+from ddlbench.planning.pipeline import (
+    Pipeline,
+    PipelineRun,
+    PlannedSchedule,
+    PlannedStage,
+    Repeated,
+    flushing,
+    repeated,
+)
 from ddlbench.planning.pipeline_stages import (
     BALANCE_OPTION,
     measured_files,
     stages_of,
     why_no_stages,
 )
-from ddlbench.planning.planned_schedule import PlannedSchedule, repeated
+from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.schedules import (
     InvalidSchedule,
     Schedule,

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from ddlbench.planning.split_limits import DIMENSIONS, too_few
+from ddlbench.planning.network_tables import DIMENSIONS, too_few
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.tensor_parallel.limits import (
     DEALT,

@@ -26,10 +26,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.details import PlanDetails
-from ddlbench.planning.layer_split import LayerSplit
-from ddlbench.planning.split_limits import DIMENSIONS, why_too_many
-from ddlbench.planning.strategy import Process, Strategy
+from ddlbench.planning.network_tables import DIMENSIONS, why_too_many
+from ddlbench.planning.plan import PlanDetails
+from ddlbench.planning.strategy import LayerSplit, Process, Strategy
 from ddlbench.strategies.tensor_parallel.shares import By, layer_split, split_bytes
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torch import nn
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.experiment.network_spec import pairs
 from ddlbench.experiment.registry import load
-from ddlbench.planning.split_limits import COLUMNS, DIMENSIONS
+from ddlbench.planning.network_tables import DIMENSIONS, LIMIT_COLUMNS
 from ddlbench.strategies.pipelining.cutting import TensorForm
 from ddlbench.strategies.tensor_parallel.row_layers import CONVOLUTIONS
 from ddlbench.strategies.tensor_parallel.trace import (
@@ -95,7 +95,7 @@ def fewest_features(
 
 
 def limits_of(network: str, spec: DatasetSpec) -> list[tuple[str | int, ...]]:
-    """Rows of the table, in the order of ``COLUMNS``."""
+    """Rows of the table, in the order of ``LIMIT_COLUMNS``."""
     with torch.device("meta"):
         blocks = load("ddlbench.networks", network)(spec)
     form = TensorForm((_SAMPLES, *spec.shape), torch.float32)
@@ -117,7 +117,7 @@ def table() -> str:
     """All built-in networks on all datasets that they read, as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow(LIMIT_COLUMNS)
     for network, spec in pairs():
         writer.writerows(limits_of(network, spec))
     return text.getvalue()

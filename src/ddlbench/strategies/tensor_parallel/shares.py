@@ -23,9 +23,9 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.planning.gradient_buckets import DEFAULT_BUCKET_BYTES
-from ddlbench.planning.layer_split import LayerSplit, rows_share
+from ddlbench.planning.gradient_traffic import DEFAULT_BUCKET_BYTES
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
+from ddlbench.planning.strategy import LayerSplit, rows_share
 
 if TYPE_CHECKING:
     from ddlbench.experiment.cell import Cell

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.details import PlanDetails
 from ddlbench.planning.partition import balance
+from ddlbench.planning.pipeline import PlannedSchedule
 from ddlbench.planning.pipeline_stages import check_enough, measured_chain, measured_files
-from ddlbench.planning.planned_schedule import PlannedSchedule
+from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.schedules import Action, gpipe
 from ddlbench.planning.strategy import DeviceKind, Process, Strategy
 from ddlbench.strategies.torchgpipe.partitions import partition_bytes, partitions_of

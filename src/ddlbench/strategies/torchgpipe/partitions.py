@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
-from ddlbench.planning.pipeline_cut import even_blocks, even_costs
+from ddlbench.planning.pipeline_stages import even_blocks, even_costs
 
 if TYPE_CHECKING:
     from ddlbench.experiment.cell import Cell
