@@ -1,5 +1,5 @@
 from ddlbench.experiment.paths import links_file
-from ddlbench.interconnect.job import links_request
+from ddlbench.interconnect.worlds import links_request
 
 LINKS = links_file(SITE.name, "{fabric}")
 FABRICS = sorted({cell.fabric for cell in CELLS.values()})

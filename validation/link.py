@@ -15,8 +15,8 @@ from typing import Any
 import pandas as pd
 import psutil
 
+from ddlbench.emulation import EmulatedNodes, available
 from ddlbench.experiment.fabric import LinkCondition
-from ddlbench.interconnect.emulation import EmulatedNodes, available
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "validation" / "link" / "links.csv"
 LATENCIES_MS = (1, 10, 100)

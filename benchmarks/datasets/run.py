@@ -26,7 +26,7 @@ from ddlbench.datasets import stage
 from ddlbench.datasets.files import available_cpus
 from ddlbench.datasets.formats import write_dataset
 from ddlbench.datasets.loading import make_feed
-from ddlbench.experiment.data_size import DataRequest, estimate_bytes
+from ddlbench.experiment.dataset_spec import DataRequest, estimate_bytes
 
 CHUNK_BYTES = 8 << 20
 TARGET = 0.7

@@ -30,8 +30,7 @@ from ddlbench.datasets import stage
 from ddlbench.datasets.loader import Batch, EpochStream
 from ddlbench.datasets.loading import make_feed
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.data_size import DataRequest
-from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
 from ddlbench.networks import build
 from ddlbench.planning.plan import make_plan
 from ddlbench.runtime.progress import Reporter

@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.config import Experiment, parse_experiment
+from ddlbench.experiment.document import write_json
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import (
     RESULTS,

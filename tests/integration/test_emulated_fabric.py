@@ -9,11 +9,11 @@ import threading
 import pytest
 from local_cells import running, sequential_loss
 
+from ddlbench.emulation import available
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.result import read_result
 from ddlbench.experiment.site import load_site
-from ddlbench.interconnect.emulation import available
 from ddlbench.runtime.fabric import FabricUnfit, fabric_up
 from ddlbench.runtime.rank_job import RankJobFailed, run_rank_job
 from ddlbench.runtime.staging import stage_cell

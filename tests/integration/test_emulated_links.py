@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from ddlbench.emulation import available
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.links import read_links
 from ddlbench.experiment.site import load_site
-from ddlbench.interconnect.emulation import available
-from ddlbench.interconnect.job import links_geometry, links_request
 from ddlbench.interconnect.measure import LinksFailed, measure_links
+from ddlbench.interconnect.worlds import links_geometry, links_request
 from ddlbench.runtime import emulated_fabric
 
 DELAY_S = 0.01

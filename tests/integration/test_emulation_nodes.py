@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.fabric import LinkCondition
-from ddlbench.interconnect.emulation import (
+from ddlbench.emulation import (
     EmulatedNodes,
     EmulationFailed,
     available,
     namespaces,
 )
-from ddlbench.interconnect.emulation import nodes as nodes_module
-from ddlbench.interconnect.emulation.netem import Netem, egress, ingress
-from ddlbench.interconnect.emulation.traffic import ping
+from ddlbench.emulation import nodes as nodes_module
+from ddlbench.emulation.netem import Netem, egress, ingress
+from ddlbench.emulation.probe import ping
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.fabric import LinkCondition
 
 pytestmark = pytest.mark.skipif(
     (reason := available("relay")) is not None, reason=f"no emulated nodes here: {reason}"
@@ -248,7 +248,7 @@ def test_a_relay_that_ends_is_told():
 OWNER = """
 import os, signal, sys
 from ddlbench.experiment.fabric import LinkCondition
-from ddlbench.interconnect.emulation import EmulatedNodes
+from ddlbench.emulation import EmulatedNodes
 with EmulatedNodes(LinkCondition(0.001, None, 0.0, backend="relay"), 2) as nodes:
     print(os.getpid(), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -285,14 +285,14 @@ def _with_marker(marker):
 
 def test_the_same_inside_a_user_namespace(monkeypatch):
     """What a user without root gets: all namespaces belong to one that is the user's own."""
-    plain = namespaces.run_rank_job
+    plain = namespaces.run_tool
 
     def without_root(command, text=""):
         if command[1:] == ["--net", "true"]:
             raise EmulationFailed("unshare failed: Operation not permitted")
         return plain(command, text)
 
-    monkeypatch.setattr(namespaces, "run_rank_job", without_root)
+    monkeypatch.setattr(namespaces, "run_tool", without_root)
     if (missing := available("relay")) is not None:
         pytest.skip(missing)
     with EmulatedNodes(condition(backend="relay"), 2) as nodes:

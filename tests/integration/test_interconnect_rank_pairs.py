@@ -14,8 +14,8 @@ from ddlbench.experiment.links import InvalidLinks, Links, read_links, write_lin
 from ddlbench.experiment.site import load_site
 from ddlbench.interconnect import measure as measure_module
 from ddlbench.interconnect.assemble import world_pairs
-from ddlbench.interconnect.pair_choice import MOST_PAIRS, chosen_pairs
-from ddlbench.interconnect.slow_pairs import with_slow_pairs
+from ddlbench.interconnect.pair_matrix import with_slow_pairs
+from ddlbench.interconnect.rank_pairs import MOST_PAIRS, chosen_pairs
 from ddlbench.planning.pipeline_stages import bandwidth_of
 from ddlbench.predict.links import LinkTable
 from ddlbench.report.figures.links import draw_links

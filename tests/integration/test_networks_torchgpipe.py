@@ -16,8 +16,7 @@ from torch.nn.functional import cross_entropy
 from torchgpipe import GPipe
 
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.network_spec import mismatch
-from ddlbench.experiment.registry import NETWORKS
+from ddlbench.experiment.registry import NETWORKS, mismatch
 from ddlbench.networks import build, without_dropout
 
 CHUNKS = 2

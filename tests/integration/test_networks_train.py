@@ -7,8 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.network_spec import pairs
-from ddlbench.experiment.registry import NETWORKS
+from ddlbench.experiment.registry import NETWORKS, pairs
 from ddlbench.networks import build
 
 # CosmoFlow's real volumes take gigabytes: it trains on smaller ones in a test of its own.

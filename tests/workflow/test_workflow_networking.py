@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ddlbench.interconnect.emulation import available
+from ddlbench.emulation import available
 
 DELAY_S = 0.01
 CONDITION = {"latency_ms": DELAY_S * 1e3, "bandwidth_mbit_per_s": 200}

@@ -22,7 +22,7 @@ import torch
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.staging import stage
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.data_size import DataRequest
+from ddlbench.experiment.dataset_spec import DataRequest
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status

@@ -34,7 +34,7 @@ from ddlbench.interconnect.p2p_binary import (
     run_p2p,
 )
 from ddlbench.planning.plan import request_of
-from ddlbench.profiling.replicas import slowdowns
+from ddlbench.profiling.steps import slowdowns
 from ddlbench.runtime.rank_job import run_rank_job
 from gpu_parts.carry import on_path
 from gpu_parts.clock import furthest, losses_of

@@ -34,9 +34,9 @@ from ddlbench.planning.profiles import ProfileNeeds
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.evaluate import predictions
-from ddlbench.profiling.clock import Marks, marks_on
+from ddlbench.profiling.blocks import Block, blocks_of, clear_gradients, next_input
 from ddlbench.profiling.make import make_profile
-from ddlbench.profiling.pieces import Block, blocks_of, clear_gradients, next_input
+from ddlbench.profiling.timers import Marks, marks_on
 from ddlbench.runtime.placement import apply_settings
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.supervise import run_cell

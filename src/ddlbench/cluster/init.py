@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from ddlbench.cluster.query import Partition, accounts, partitions
-from ddlbench.experiment.atomic import write_text
+from ddlbench.experiment.document import write_text
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.site import load_site

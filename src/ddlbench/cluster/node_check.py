@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ddlbench.experiment.atomic import write_json
+from ddlbench.experiment.document import write_json
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.runtime.network_address import address_of

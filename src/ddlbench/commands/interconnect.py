@@ -70,7 +70,7 @@ def show(links_json: Path) -> None:
 
 def _print_parsed(file: Path, parse: Callable[[str, str], dict[str, Any]]) -> None:
     from ddlbench.experiment.links import PairMatrix  # noqa: PLC0415
-    from ddlbench.interconnect.slow_pairs import with_slow_pairs  # noqa: PLC0415
+    from ddlbench.interconnect.pair_matrix import with_slow_pairs  # noqa: PLC0415
 
     parsed = parse(_text(file), str(file))
     parsed["pairs"] = [
@@ -190,7 +190,7 @@ def probe(
 
     Exit status 1 where delay or rate is off by more than 10 %, or the loss is another.
     """
-    from ddlbench.interconnect.emulation import EmulatedNodes, EmulationFailed  # noqa: PLC0415
+    from ddlbench.emulation import EmulatedNodes, EmulationFailed  # noqa: PLC0415
 
     given = {"bandwidth_mbit_per_s": bandwidth_mbit, **values}
     condition = LinkCondition.from_mapping(given, "link probe")

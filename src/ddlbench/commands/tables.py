@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddlbench.experiment.atomic import write_text
+from ddlbench.experiment.document import write_text
 from ddlbench.predict.paradl.networks import PUBLISHED
 
 __all__ = ["TABLES", "GeneratedTable", "write_tables"]
@@ -78,7 +78,7 @@ TABLES = (
     GeneratedTable("docs/results.md", "ddlbench.report.reference:results_page"),
     GeneratedTable("docs/oracle/oracle.csv", "ddlbench.report.figures.paradl:published_table"),
     GeneratedTable(
-        "docs/networks.md", "ddlbench.networks.summary:markdown_table", section="networks"
+        "docs/networks.md", "ddlbench.networks.factory:markdown_table", section="networks"
     ),
     GeneratedTable(
         "docs/datasets.md", "ddlbench.planning.reference:dataset_table", section="datasets"

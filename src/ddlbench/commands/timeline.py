@@ -8,7 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ddlbench.experiment.atomic import write_json
+from ddlbench.experiment.document import write_json
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.report.timeline.schedule_diagrams import SCHEDULES, Lesson
 

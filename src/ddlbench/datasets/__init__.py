@@ -6,7 +6,7 @@ What stands here needs no torch; reading for training is :mod:`ddlbench.datasets
 from ddlbench.datasets.files import DataError, StagingError
 from ddlbench.datasets.staging import Staged, remove, stage
 from ddlbench.datasets.synthetic import CONTENT_VERSION, Content
-from ddlbench.experiment.data_size import DataRequest, estimate_bytes
+from ddlbench.experiment.dataset_spec import DataRequest, estimate_bytes
 
 __all__ = [
     "CONTENT_VERSION",

@@ -18,8 +18,7 @@ from ddlbench.datasets import cifar, idx, imagefolder, raw
 from ddlbench.datasets.files import ArraySplit, FileSplit, Records, available_cpus
 from ddlbench.datasets.manifest import Manifest
 from ddlbench.datasets.synthetic import Content
-from ddlbench.experiment.data_size import DataRequest
-from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.experiment.dataset_spec import DataRequest, DatasetSpec
 from ddlbench.experiment.entry_points import load_target
 from ddlbench.experiment.errors import ConfigError
 

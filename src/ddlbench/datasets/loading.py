@@ -14,7 +14,7 @@ from ddlbench.datasets.formats import SPLITS, format_of
 from ddlbench.datasets.imagefolder import decode
 from ddlbench.datasets.loader import Batch, BatchLoader, ImageDataset
 from ddlbench.datasets.manifest import MANIFEST_NAME, Manifest
-from ddlbench.experiment.data_size import DataRequest
+from ddlbench.experiment.dataset_spec import DataRequest
 
 __all__ = [
     "ArrayImages",

@@ -12,7 +12,7 @@ from typing import Any
 
 from ddlbench.datasets.files import DataError, Records, check_record, in_parallel
 from ddlbench.datasets.synthetic import CONTENT_VERSION
-from ddlbench.experiment.data_size import DataRequest
+from ddlbench.experiment.dataset_spec import DataRequest
 
 __all__ = ["MANIFEST_NAME", "SCHEMA_VERSION", "Manifest", "request_facts", "source_folder"]
 

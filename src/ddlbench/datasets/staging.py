@@ -33,7 +33,7 @@ from ddlbench.datasets.formats import write_dataset
 from ddlbench.datasets.manifest import Manifest, source_folder
 from ddlbench.datasets.synthetic import CONTENT_VERSION
 from ddlbench.datasets.user_data import UserData, copy_user_data, inspect_user_data
-from ddlbench.experiment.data_size import DataRequest, estimate_bytes
+from ddlbench.experiment.dataset_spec import DataRequest, estimate_bytes
 from ddlbench.experiment.units import BYTES, unit_for
 
 __all__ = ["Staged", "data_folder", "hold", "remove", "stage"]

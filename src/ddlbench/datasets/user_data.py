@@ -16,7 +16,7 @@ from ddlbench.datasets.formats import SPLITS, format_of
 from ddlbench.datasets.idx import file_paths
 from ddlbench.datasets.imagefolder import decode
 from ddlbench.datasets.manifest import Manifest, source_folder
-from ddlbench.experiment.data_size import DataRequest
+from ddlbench.experiment.dataset_spec import DataRequest
 
 __all__ = ["UserData", "copy_user_data", "inspect_user_data"]
 

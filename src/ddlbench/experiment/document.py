@@ -1,23 +1,87 @@
-"""JSON files with a versioned schema: what one stage writes and later stages read.
+"""JSON files: what one stage writes and later stages read.
 
-They are only ever parsed, never unpickled or executed; they are checked when they are written and
-again when they are read.
+::
+
+    dataclass  -- JsonForm, SameKeys -->  JSON value  -- Document: schema -->  file
+
+Files are only ever parsed, never unpickled or executed; they are checked when they are written and
+again when they are read. They appear at once: written beside, flushed to disk, renamed.
+
+A dataclass is frozen. A field's type is a number, text, bool or member of an enumeration, one of
+them or None, a mapping that is kept as it is, another such dataclass, or a tuple of these; JSON has
+lists where Python has tuples. Numbers are kept as they are, so that what is read is written back
+the same.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from functools import cached_property
+import os
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self, Union, get_args, get_origin, get_type_hints
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import best_match
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator
 
-from ddlbench.experiment.atomic import write_json
+__all__ = [
+    "OMIT_NONE",
+    "Document",
+    "JsonForm",
+    "SameKeys",
+    "digest_of",
+    "json_text",
+    "key_of",
+    "whole_file",
+    "write_json",
+    "write_text",
+]
 
-__all__ = ["Document"]
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A name to write to; what stands there when the block ends well becomes ``path``, at once.
+
+    The folder is made first. Where the block ends badly, ``path`` stays as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    try:
+        yield beside
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` atomically, making its folder first."""
+    with whole_file(path) as beside:
+        beside.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as readable JSON, atomically; NaN is refused, as JSON has none."""
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """``value`` as readable JSON, as files hold it; NaN is refused, as JSON has none."""
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"
+
+
+def digest_of(value: Any) -> str:
+    """A short digest of a JSON value, equal for equal values whatever the order of keys."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(canonical.encode(), digest_size=8).hexdigest()
 
 
 class Document:
@@ -34,11 +98,15 @@ class Document:
 
     @cached_property
     def _validator(self) -> Draft202012Validator:
+        from jsonschema import Draft202012Validator  # noqa: PLC0415 - takes its time
+
         schema = files("ddlbench.experiment").joinpath(f"{self._schema}.schema.json")
         return Draft202012Validator(json.loads(schema.read_text("utf-8")))
 
     def check(self, value: Any, where: str) -> None:
         """Raise the document's error, naming place and fault, unless ``value`` fits the schema."""
+        from jsonschema.exceptions import best_match  # noqa: PLC0415 - takes its time
+
         error = best_match(self._validator.iter_errors(value))
         if error is not None:
             place = ".".join(str(part) for part in error.absolute_path) or "the file"
@@ -61,3 +129,107 @@ class Document:
             raise self._error(f"{path}: not a readable {self._noun}: {error}") from error
         self.check(value, str(path))
         return value
+
+
+# Metadata of a field that files lack where it is None.
+OMIT_NONE: Mapping[str, Any] = {"omit_none": True}
+
+
+def key_of(name: str) -> Mapping[str, Any]:
+    """Metadata of a field that files call ``name``, which Python cannot."""
+    return {"key": name}
+
+
+@dataclass(frozen=True)
+class JsonForm:
+    """Base of dataclasses that are read from JSON and written to it."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Read the JSON form; a key that is absent has the field's default.
+
+        Raises:
+            KeyError: a field without a default is absent.
+        """
+        found = {}
+        for name, key, convert, required in _readers(cls):  # type: ignore[arg-type]  # classes are hashable
+            if key in values:
+                found[name] = convert(values[key])
+            elif required:
+                raise KeyError(key)
+        return cls(**found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, keys in the order of the fields."""
+        found = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None or not field.metadata.get("omit_none"):
+                found[field.metadata.get("key", field.name)] = _plain(value)
+        return found
+
+
+@dataclass(frozen=True)
+class SameKeys(JsonForm):
+    """A form that is written with the keys that it was read with, in their order.
+
+    What an earlier version wrote stays as it was: a key that it lacks is not added.
+    """
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Read the JSON form and remember its keys; see :meth:`JsonForm.from_dict`."""
+        found = super().from_dict(values)
+        known = {key for _, key, _, _ in _readers(cls)}  # type: ignore[arg-type]
+        object.__setattr__(found, "_keys", tuple(key for key in values if key in known))
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form; keys in the order of the fields where it was not read."""
+        written = super().to_dict()
+        keys = vars(self).get("_keys")
+        return written if keys is None else {key: written.get(key) for key in keys}
+
+
+@cache
+def _readers(cls: type) -> tuple[tuple[str, str, Callable[[Any], Any], bool], ...]:
+    """Name, key in files, conversion, and whether it is required, of every field."""
+    hints = get_type_hints(cls)
+    return tuple(
+        (
+            field.name,
+            field.metadata.get("key", field.name),
+            _reader(hints[field.name]),
+            field.default is MISSING and field.default_factory is MISSING,
+        )
+        for field in fields(cls)
+    )
+
+
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        inner = next((one for one in map(_reader, arguments) if one is not _as_it_is), _as_it_is)
+        if inner is _as_it_is:
+            return _as_it_is
+        return lambda value: None if value is None else inner(value)
+    if origin is tuple:
+        inner = _reader(arguments[0])
+        return tuple if inner is _as_it_is else lambda values: tuple(map(inner, values))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint
+    if is_dataclass(hint):
+        return hint.from_dict  # type: ignore[union-attr]
+    return _as_it_is
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, JsonForm):
+        return value.to_dict()
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    return value

@@ -11,10 +11,9 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from ddlbench.experiment.document import Document
+from ddlbench.experiment.document import OMIT_NONE, Document, JsonForm, key_of
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fits import HockneyFit
-from ddlbench.experiment.json_form import OMIT_NONE, JsonForm, key_of
 
 __all__ = [
     "LINKS_VERSION",

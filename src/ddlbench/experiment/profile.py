@@ -6,15 +6,17 @@ each field is; its classes here give the fields their types.
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.document import Document
+from ddlbench.experiment.document import OMIT_NONE, Document, JsonForm
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.json_form import OMIT_NONE, JsonForm
+from ddlbench.experiment.units import MS
 
 __all__ = [
     "PROFILE_VERSION",
@@ -28,6 +30,7 @@ __all__ = [
     "Profile",
     "ProfileKey",
     "StepTimes",
+    "as_csv",
     "read_profile",
     "write_profile",
 ]
@@ -216,3 +219,44 @@ def read_profile(path: Path) -> Profile:
             f"{path}: no such profile; make it with `snakemake --profile ... {path}`"
         )
     return Profile.from_dict(_DOCUMENT.read(path))
+
+
+_COLUMNS = ("node", "layer", "forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
+
+
+def as_csv(profile: Profile, batch_size: int) -> str:
+    """A profile as the table that pipeline partitioners read, at one of its batch sizes.
+
+    ``node,layer,forward_ms,backward_ms,activation_bytes,parameter_bytes``, a row a block. Nodes are
+    numbered from 1, which is the input, as in PipeDream's profiles, without time of its own.
+
+    Raises:
+        InvalidProfile: some block was not timed at that batch size.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    image_bytes = profile.blocks[0].input_bytes_per_sample * batch_size
+    writer.writerow((1, "Input", "0.000", "0.000", round(image_bytes), 0))
+    for node, block in enumerate(profile.blocks, start=2):
+        writer.writerow(
+            (
+                node,
+                block.name,
+                f"{MS.of(_seconds(profile, block.name, block.forward, batch_size)):.6f}",
+                f"{MS.of(_seconds(profile, block.name, block.backward, batch_size)):.6f}",
+                round(block.output_bytes_per_sample * batch_size),
+                block.parameter_bytes,
+            )
+        )
+    return out.getvalue()
+
+
+def _seconds(profile: Profile, block: str, times: tuple[BatchTime, ...], batch_size: int) -> float:
+    for time in times:
+        if time.batch_size == batch_size:
+            return time.time_s
+    raise InvalidProfile(
+        f"profile {profile.profile_id}: block {block!r} was not timed at batch size "
+        f"{batch_size}; take one of {', '.join(map(str, profile.batch_sizes))}"
+    )

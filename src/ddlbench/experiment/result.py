@@ -1,4 +1,4 @@
-"""result.json: the one file a finished cell leaves, and its schema.
+"""result.json: the one file a finished cell leaves, its schema, and its parts by name and type.
 
 ``ok``, ``out_of_memory``, ``unsupported`` and ``timeout`` are results: the cell is done, and a
 figure shows why there is no bar. A crash is none: the job fails and only that cell runs again.
@@ -9,34 +9,252 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddlbench.experiment.document import Document
-from ddlbench.experiment.json_form import SameKeys
-from ddlbench.experiment.result_parts import (
-    Checkpointing,
-    Communication,
-    InputDigests,
-    Link,
-    Loss,
-    Provenance,
-    RankEntry,
-    Staging,
-    Timing,
-)
+from ddlbench.experiment.document import OMIT_NONE, Document, SameKeys, key_of
 from ddlbench.experiment.status import Status
 
 __all__ = [
     "SCHEMA_VERSION",
     "STATUSES",
+    "Attempt",
+    "Checkpointing",
+    "Communication",
+    "DeviceMemory",
+    "Epoch",
+    "InputDigests",
     "InvalidResult",
+    "Link",
+    "LinkCores",
+    "Loss",
+    "Provenance",
+    "RankEntry",
+    "RankTraffic",
     "Result",
+    "Staging",
+    "StepSummary",
+    "Timing",
     "put_aside_if_broken",
     "read_result",
     "write_result",
 ]
+
+
+@dataclass(frozen=True)
+class InputDigests(SameKeys):
+    """Digests of what a cell was made from; None where there was no such file."""
+
+    plan_digest: str | None
+    dataset_digest: str | None
+    links_digest: str | None
+    profile_digest: str | None
+
+
+@dataclass(frozen=True)
+class DeviceMemory(SameKeys):
+    """Memory of one device; ``peak_with_warmup_bytes`` is known on CUDA only."""
+
+    device: str
+    peak_bytes: int | None
+    reserved_bytes: int | None
+    device_used_bytes: int | None
+    total_bytes: int | None
+    peak_with_warmup_bytes: int | None = field(default=None, metadata=OMIT_NONE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEntry(SameKeys):
+    """One rank of a result; earlier versions do not say the models of its processors."""
+
+    rank: int
+    role: str
+    node: int
+    host: str
+    local_rank: int
+    devices: tuple[str, ...]
+    cpu_model: str | None = None
+    gpu_models: tuple[str, ...] = ()
+    stage: int
+    replica: int
+    threads: int
+    samples: int
+    prepare_s: float
+    cpu_utilisation: float | None
+    gpu_utilisation: float | None
+    parameter_bytes: int
+    peak_rss_bytes: int
+    memory: tuple[DeviceMemory, ...]
+    cpus: str | None = None
+    load_s: float
+    communication_wait_s: float | None
+
+
+@dataclass(frozen=True)
+class Epoch(SameKeys):
+    """One measured epoch, as long as its slowest rank."""
+
+    epoch: int
+    steps: int
+    samples: int
+    elapsed_s: float
+    load_s: float
+
+
+@dataclass(frozen=True)
+class StepSummary(SameKeys):
+    """The measured steps of all epochs; low and high enclose the median with 95 % confidence."""
+
+    median_s: float | None = field(metadata=key_of("median"))
+    low_s: float | None = field(metadata=key_of("low"))
+    high_s: float | None = field(metadata=key_of("high"))
+    mean_s: float | None = field(metadata=key_of("mean"))
+    p95_s: float | None = field(metadata=key_of("p95"))
+    p99_s: float | None = field(metadata=key_of("p99"))
+    count: int
+
+
+@dataclass(frozen=True)
+class Timing(SameKeys):
+    """How long steps and epochs took, and by which rules that was measured."""
+
+    clock: str
+    device_synchronised: bool
+    barrier: str
+    combined: str
+    warmup_rule: str
+    warmup_steps: int
+    epochs: tuple[Epoch, ...]
+    steps_per_epoch: int
+    samples_per_epoch: int
+    dataset_samples: int
+    step_s: StepSummary
+    step_spread: float | None
+    noisy: bool
+    epoch_s: float | None
+    epoch_scaled: bool
+    samples_per_s: float | None
+    load_s: float
+    prepare_s: float
+
+
+@dataclass(frozen=True)
+class Staging(SameKeys):
+    """What it took to bring the dataset to the nodes."""
+
+    seconds: float
+    reused: bool
+    bytes: int
+    nodes: int
+
+
+@dataclass(frozen=True)
+class Loss(SameKeys):
+    """Of the measured steps; None where it is no number."""
+
+    first: float | None
+    last: float | None
+    mean_last_epoch: float | None
+
+
+@dataclass(frozen=True)
+class RankTraffic(SameKeys):
+    """Bytes that one rank sent to others and received, over all counted steps."""
+
+    rank: int
+    sent_bytes: int
+    received_bytes: int
+    sent_bytes_per_step: float | None
+    received_bytes_per_step: float | None
+
+
+@dataclass(frozen=True)
+class Communication(SameKeys):
+    """Bytes that all ranks sent and received during the counted steps."""
+
+    counted_by: str
+    steps: int
+    ranks: tuple[RankTraffic, ...]
+
+
+@dataclass(frozen=True)
+class LinkCores(SameKeys):
+    """Processor cores of an emulated link and of the ranks that used it."""
+
+    ranks: tuple[int, ...]
+    relay: tuple[int, ...]
+    shared: bool
+
+
+@dataclass(frozen=True)
+class Link(SameKeys):
+    """An emulated link: what was asked for, what a probe found, what the relay did."""
+
+    fabric: str
+    setting: Mapping[str, Any]
+    probe: Mapping[str, Any]
+    usage: Mapping[str, Any]
+    cpus: LinkCores
+    host: str
+
+
+@dataclass(frozen=True)
+class Attempt(SameKeys):
+    """An attempt that ended before the one that was measured.
+
+    ``refused`` says why its checkpoint could not be used; None where it was used.
+    """
+
+    reached_steps: int
+    kept_steps: int
+    lost_steps: int
+    lost_s: float
+    version: str
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class Checkpointing(SameKeys):
+    """What checkpoints cost a cell, and what was lost between them."""
+
+    every_steps: int
+    save_s: tuple[float, ...]
+    total_s: float
+    bytes: int
+    samples_per_s: float | None
+    resumed: int
+    restore_s: float
+    rehearsal_s: float
+    lost_steps: int
+    lost_s: float
+    attempts: tuple[Attempt, ...]
+
+
+@dataclass(frozen=True)
+class Provenance(SameKeys):
+    """When, from which code and on what a cell was measured; None where nothing is said."""
+
+    created: str | None = None
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+    packages: Mapping[str, str] | None = None
+    python: str | None = None
+    slurm_job_id: str | None = None
+    kernel: str | None = None
+    tcp_congestion_control: str | None = None
+    clock_resolution_s: float | None = None
+    seed: int | None = None
+    hosts: tuple[str, ...] = ()
+    cpu_model: str | None = None
+    cpu_count: int | None = None
+    environment: Mapping[str, str] | None = None
+    gpu_models: tuple[str, ...] = ()
+    driver: str | None = None
+    cuda: str | None = None
+    nccl: str | None = None
+    backend: str | None = None
+
 
 SCHEMA_VERSION = 1
 # What the schema lets a result.json say; a cell that failed has left a failure.json so far.

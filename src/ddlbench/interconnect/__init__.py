@@ -2,9 +2,10 @@
 
 ::
 
-    given.py         links written into the site file            -+
-    node_pairs.py    copies between the devices of a node         +-> measure.py -> links.json
-    sweep.py         collectives and ping-pong of the ranks      -+
+    assemble.py      links written into the site file            -+
+    node_pairs.py    copies between the devices of a node         |
+    sweep.py         collectives and ping-pong of the ranks       +-> measure.py -> links.json
+    rank_pairs.py    pairs of all ranks                          -+
 
-``node_pairs`` and ``sweep`` run on the nodes and need torch; the parsers and ``measure`` do not.
+The tools run on the nodes and need torch; what reads and assembles their output does not.
 """

@@ -1,17 +1,28 @@
-"""Raw times of the ranks -> points, intervals, fits and matrices of links.json. No torch."""
+"""Entries of links.json: of the raw times of the ranks, or of links that the site file gives.
+
+::
+
+    raw times of a tool                    -> points, intervals, fits; pair matrices
+    site file: interconnect.links.FABRIC   -> fits without points; every pair of a level is alike
+
+The second is for what somebody knows without measuring (as thesis Table 4.1 lists links, Jansen
+2020). No torch.
+"""
 
 from __future__ import annotations
 
 import statistics
 from typing import Any
 
-from ddlbench.experiment.fits import fit_hockney
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.fits import fit_hockney, given_hockney
 from ddlbench.experiment.links import LinkSweep, PairMatrix, SweepPoint
+from ddlbench.experiment.site import Site
 from ddlbench.experiment.statistics import median_interval
-from ddlbench.interconnect.pair_matrix import pair_matrix
+from ddlbench.interconnect.pair_matrix import Matrix, pair_matrix
 from ddlbench.interconnect.worlds import level_of
 
-__all__ = ["node_type_pairs", "points_of", "sweeps_of", "world_pairs"]
+__all__ = ["given_parts", "node_type_pairs", "points_of", "sweeps_of", "world_pairs"]
 
 
 def points_of(raw: list[dict[str, Any]]) -> tuple[SweepPoint, ...]:
@@ -85,3 +96,66 @@ def node_type_pairs(reports: list[dict[str, Any]]) -> list[PairMatrix]:
     for report in sorted(reports, key=lambda entry: int(entry["rank"])):
         seen.setdefault(report["node_type"], report["pairs"])
     return [PairMatrix.from_dict(pair) for pairs in seen.values() for pair in pairs]
+
+
+def given_parts(site: Site, fabric: str) -> tuple[tuple[PairMatrix, ...], tuple[LinkSweep, ...]]:
+    """``pairs`` and ``sweeps`` of links.json for a fabric that the site file describes.
+
+    Raises:
+        ConfigError: a level that the site has is missing, or a number cannot be.
+    """
+    links = site.interconnect["links"][fabric]
+    where = f"site {site.name}: interconnect.links.{fabric}"
+    levels = []
+    if site.devices_per_node > 1:
+        levels.append(("node", 1, site.devices_per_node))
+    if site.nodes > 1:
+        levels.append(("network", site.nodes, 1))
+    sweeps = []
+    for level, nodes, devices in levels:
+        if level not in links:
+            raise ConfigError(
+                f"{where}: {level!r} is missing; the site has {site.nodes} node(s) of "
+                f"{site.devices_per_node} device(s): add its latency_s and bandwidth_bytes_per_s"
+            )
+        try:
+            fit = given_hockney(links[level]["latency_s"], links[level]["bandwidth_bytes_per_s"])
+        except ConfigError as error:
+            raise ConfigError(f"{where}.{level}: {error}") from None
+        sweeps.append(
+            LinkSweep(
+                operation="p2p",
+                transport="given",
+                level=level,
+                nodes=min(nodes, 2),
+                devices_per_node=min(devices, 2),
+                ranks=2,
+                points=(),
+                fit=fit,
+            )
+        )
+    return (_world(site, links),), tuple(sweeps)
+
+
+def _world(site: Site, links: dict[str, Any]) -> PairMatrix:
+    """All devices of the site as one matrix."""
+    nodes = [node for node in range(site.nodes) for _ in range(site.devices_per_node)]
+    matrix = pair_matrix(
+        scope="world",
+        method="given",
+        endpoints=[f"rank {rank}" for rank in range(len(nodes))],
+        nodes=nodes,
+        bandwidth_bytes_per_s=_by_level(nodes, links, "bandwidth_bytes_per_s"),
+        latency_s=_by_level(nodes, links, "latency_s"),
+    )
+    return PairMatrix.from_dict(matrix)
+
+
+def _by_level(nodes: list[int], links: dict[str, Any], key: str) -> Matrix:
+    return [
+        [
+            None if i == j else float(links["node" if a == b else "network"][key])
+            for j, b in enumerate(nodes)
+        ]
+        for i, a in enumerate(nodes)
+    ]

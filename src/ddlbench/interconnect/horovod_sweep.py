@@ -6,15 +6,19 @@
                      waits          <--------   raw times
 
 Horovod 0.28 can crash (segmentation fault) in a second ``hvd.init()`` with other members. So every
-group has new processes; they find each other through the store that the sweep's rank 0 serves.
+group has new processes; they find each other through the store that the sweep's rank 0 serves, and
+join as the ranks of a plan do (``strategies/horovod``).
 """
 
 from __future__ import annotations
 
 import importlib
 import multiprocessing
+import os
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,13 +26,50 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from ddlbench.interconnect.collectives import Buffers, horovod_operation, measure, sweep_of
 from ddlbench.interconnect.group import Group, joined
-from ddlbench.interconnect.horovod_world import horovod_world
-from ddlbench.interconnect.sweeping import measure, sweep_of
-from ddlbench.interconnect.transports import Buffers, horovod_operation
 from ddlbench.planning.strategy import Process
+from ddlbench.runtime.network_address import address_of
+from ddlbench.strategies.horovod.descriptor import Horovod
+from ddlbench.strategies.horovod.rendezvous import (
+    HorovodPlace,
+    host_names,
+    join_rendezvous,
+    set_place,
+)
 
-__all__ = ["sweep_horovod"]
+__all__ = ["horovod_world", "sweep_horovod"]
+
+
+@contextmanager
+def horovod_world(hvd: Any, group: Group) -> Iterator[None]:
+    """Inside it ``hvd`` spans ``group`` over gloo, with its own defaults for fusion and cycle."""
+    size = len(group.members)
+    meeting = join_rendezvous(group.store, group.rank, size, address_of(group.interface))
+    # By host name, as Horovod itself knows hosts: nodes that share one count as one.
+    hosts = host_names(group.store, size)
+    names = list(dict.fromkeys(hosts))
+    local = [rank for rank, name in enumerate(hosts) if name == hosts[group.rank]]
+    place = HorovodPlace(
+        rank=group.rank,
+        size=size,
+        local_rank=local.index(group.rank),
+        local_size=len(local),
+        node=names.index(hosts[group.rank]),
+        nodes=len(names),
+    )
+    set_place(place, meeting, group.interface)
+    options = Horovod.options
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = str(options["fusion_threshold_bytes"]["default"])
+    os.environ["HOROVOD_CYCLE_TIME"] = str(options["cycle_time_s"]["default"] * 1e3)
+    hvd.init()
+    try:
+        yield
+    finally:
+        hvd.shutdown()
+        if meeting.server is not None:
+            meeting.server.stop()
+
 
 _PATIENCE = timedelta(minutes=10)
 

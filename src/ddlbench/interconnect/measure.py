@@ -17,11 +17,9 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.links import Links, LinkSweep, PairMatrix, write_links
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
-from ddlbench.interconnect.assemble import node_type_pairs, sweeps_of, world_pairs
-from ddlbench.interconnect.from_site_file import given_parts
-from ddlbench.interconnect.job import is_given, links_geometry
-from ddlbench.interconnect.slow_pairs import with_slow_pairs
-from ddlbench.interconnect.worlds import worlds
+from ddlbench.interconnect.assemble import given_parts, node_type_pairs, sweeps_of, world_pairs
+from ddlbench.interconnect.pair_matrix import with_slow_pairs
+from ddlbench.interconnect.worlds import is_given, links_geometry, worlds
 from ddlbench.runtime.environment import driver_provenance
 from ddlbench.runtime.fabric import (
     Fabric,

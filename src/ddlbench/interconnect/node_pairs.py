@@ -2,30 +2,253 @@
 
 GPUs: one process a node runs NVIDIA's test, or copies itself where there is none. CPUs: the
 processes of a node copy to each other. Nodes measure at the same time, as they share nothing. A
-node of one GPU has no pairs, however many ranks compute on it.
+node of one GPU has no pairs, however many ranks compute on it. The copies::
+
+    GPUs    one process; device-to-device copies on the sender's stream, timed with events:
+            16 bytes a hundred times (latency), 160 MB five times (bandwidth)
+    CPUs    one process a device; the receiver owns a piece of shared memory
+            sender  --- copies its buffer into it --->  receiver      bandwidth
+            sender  <-- both wait for a changed flag -->  receiver    latency: half a round trip
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+import mmap
+import os
 import socket
+import statistics
+import time
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import distributed as dist
 
-from ddlbench.interconnect.device_copies import cpu_pairs, gpu_pairs
 from ddlbench.interconnect.p2p_binary import (
     find_nvbandwidth,
     find_or_build_p2p,
     run_nvbandwidth,
     run_p2p,
 )
+from ddlbench.interconnect.pair_matrix import Matrix, pair_matrix
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.placement import is_shared
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
-from ddlbench.runtime.rendezvous import join_store, leave
+from ddlbench.runtime.rendezvous import barrier, join_store, leave
 
-__all__ = ["work"]
+__all__ = ["cpu_pairs", "gpu_pairs", "work"]
+
+_REPEATS = 5
+# CPUs: passes over all pairs, so that a disturbance of a second hits no pair alone.
+_PASSES = 3
+_LARGE_BYTES = 160_000_000
+_SMALL_BYTES, _SMALL_COPIES = 16, 100
+_SPIN_CYCLES = 20_000_000
+_ROUNDS = 200
+_PAGE = mmap.PAGESIZE
+# Places of the two flags in the first page, as 8-byte words on cache lines of their own.
+_PING, _PONG = 0, 16
+
+
+def gpu_pairs() -> list[dict[str, Any]]:
+    """Matrices of all GPUs that this process sees: one direction, and both at once.
+
+    None of a single GPU, which has no pairs.
+    """
+    count = torch.cuda.device_count()
+    if count < 2:
+        return []
+    names = [torch.cuda.get_device_name(index) for index in range(count)]
+    latency_s = _gpu_matrix(count, _gpu_latency_s)
+    reach = {
+        torch.cuda.can_device_access_peer(i, j)
+        for i in range(count)
+        for j in range(count)
+        if i != j
+    }
+    access = {frozenset([True]): "direct", frozenset([False]): "staged"}.get(frozenset(reach))
+    return [
+        pair_matrix(
+            scope="node",
+            method="device-copies",
+            endpoints=[f"{index}: {name}" for index, name in enumerate(names)],
+            nodes=[0] * count,
+            bandwidth_bytes_per_s=_gpu_matrix(count, bandwidth),
+            latency_s=latency_s,
+            access=access,
+            direction=direction,
+            operation="write",
+            repeats=_REPEATS,
+        )
+        for direction, bandwidth in (
+            ("unidirectional", _gpu_bandwidth),
+            ("bidirectional", _gpu_bandwidth_both),
+        )
+    ]
+
+
+def _gpu_matrix(count: int, measure: Any) -> Matrix:
+    return [[None if i == j else measure(i, j) for j in range(count)] for i in range(count)]
+
+
+def _gpu_latency_s(sender: int, receiver: int) -> float:
+    return _gpu_copy_s([(sender, receiver)], _SMALL_BYTES, _SMALL_COPIES)
+
+
+def _gpu_bandwidth(sender: int, receiver: int) -> float:
+    return _LARGE_BYTES / _gpu_copy_s([(sender, receiver)], _LARGE_BYTES, 1)
+
+
+def _gpu_bandwidth_both(sender: int, receiver: int) -> float:
+    """Sum of both directions, as NVIDIA's test counts it."""
+    pair = [(sender, receiver), (receiver, sender)]
+    return 2 * _LARGE_BYTES / _gpu_copy_s(pair, _LARGE_BYTES, 1)
+
+
+def _gpu_copy_s(pairs: list[tuple[int, int]], size: int, copies: int) -> float:
+    """Median seconds of one copy (of all pairs at once), by events on the senders' streams."""
+    buffers = [
+        (
+            torch.zeros(size, dtype=torch.uint8, device=f"cuda:{i}"),
+            torch.zeros(size, dtype=torch.uint8, device=f"cuda:{j}"),
+        )
+        for i, j in pairs
+    ]
+    streams = [torch.cuda.Stream(torch.device("cuda", i)) for i, _ in pairs]
+    for device in {device for pair in pairs for device in pair}:
+        torch.cuda.synchronize(device)
+    times = []
+    for _ in range(_REPEATS + 1):  # the first is dropped
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(streams[0]):
+            # The device spins while all copies are enqueued, so that none waits for the host.
+            torch.cuda._sleep(_SPIN_CYCLES)
+        streams[0].record_event(start)
+        for stream, (source, target) in zip(streams, buffers, strict=True):
+            stream.wait_event(start)
+            with torch.cuda.stream(stream):
+                for _ in range(copies):
+                    target.copy_(source, non_blocking=True)
+        for stream in streams[1:]:
+            streams[0].wait_stream(stream)
+        streams[0].record_event(stop)
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) / 1e3 / copies)
+    return statistics.median(times[1:])
+
+
+def cpu_pairs(
+    store: dist.Store, local_rank: int, count: int, size: int, names: list[str]
+) -> list[dict[str, Any]]:
+    """Matrices of the ``count`` processes of this node; all of them call it.
+
+    Args:
+        store: of this node alone.
+        local_rank: this process.
+        count: processes of the node.
+        size: bytes of a large copy.
+        names: of the endpoints.
+    """
+    private = np.ones(size, dtype=np.uint8)
+    mine: dict[str, list[tuple[float, float]]] = {}
+    for turn, receiver in itertools.product(range(_PASSES), range(count)):
+        memory = _shared(dist.PrefixStore(str(turn), store), receiver, local_rank, count, size)
+        for sender in range(count):
+            if sender == receiver:
+                continue
+            barrier(store, f"ready/{turn}/{sender}/{receiver}", count)
+            if local_rank == sender:
+                found = (_ping_s(memory), _copy_s(private, memory))
+                mine.setdefault(f"{sender}/{receiver}", []).append(found)
+            elif local_rank == receiver:
+                _pong(memory)
+        barrier(store, f"done/{turn}/{receiver}", count)
+        memory.close()
+    for name, passes in mine.items():
+        store.set(
+            name, json.dumps([statistics.median(values) for values in zip(*passes, strict=True)])
+        )
+    values = {
+        (i, j): json.loads(store.get(f"{i}/{j}"))
+        for i in range(count)
+        for j in range(count)
+        if i != j
+    }
+    return [
+        pair_matrix(
+            scope="node",
+            method="device-copies",
+            endpoints=names,
+            nodes=[0] * count,
+            bandwidth_bytes_per_s=[
+                [None if i == j else size / values[i, j][1] for j in range(count)]
+                for i in range(count)
+            ],
+            latency_s=[
+                [None if i == j else values[i, j][0] for j in range(count)] for i in range(count)
+            ],
+            operation="write",
+            repeats=_PASSES,
+        )
+    ]
+
+
+def _shared(store: dist.Store, owner: int, local_rank: int, count: int, size: int) -> mmap.mmap:
+    """Memory of ``owner`` as this process sees it; it goes when the last one closes it."""
+    length = _PAGE + size
+    if local_rank == owner:
+        handle = os.memfd_create(f"ddlbench-{owner}")
+        os.ftruncate(handle, length)
+        memory = mmap.mmap(handle, length)
+        for start in range(0, length, _PAGE):  # first touched by its owner, so near it
+            memory[start] = 0
+        store.set(f"memory/{owner}", f"/proc/{os.getpid()}/fd/{handle}")
+        barrier(store, f"opened/{owner}", count)
+        os.close(handle)
+        return memory
+    path = Path(store.get(f"memory/{owner}").decode())
+    with path.open("r+b") as file:
+        memory = mmap.mmap(file.fileno(), length)
+    barrier(store, f"opened/{owner}", count)
+    return memory
+
+
+def _copy_s(private: np.ndarray, memory: mmap.mmap) -> float:
+    """Median seconds of a copy of the whole buffer into the receiver's memory."""
+    target = np.frombuffer(memory, dtype=np.uint8, offset=_PAGE)
+    times = []
+    for _ in range(_REPEATS + 1):  # the first is dropped
+        start = time.perf_counter()
+        np.copyto(target, private)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
+def _ping_s(memory: mmap.mmap) -> float:
+    """Median seconds from one process to the other: half a round trip of a flag."""
+    with memoryview(memory) as view, view[:_PAGE].cast("q") as words:
+        times = []
+        for turn in range(1, _ROUNDS + 1):
+            start = time.perf_counter()
+            words[_PING] = turn
+            while words[_PONG] != turn:
+                os.sched_yield()
+            times.append(time.perf_counter() - start)
+        words[_PING] = 0
+    return statistics.median(times) / 2
+
+
+def _pong(memory: mmap.mmap) -> None:
+    """The other side of :func:`_ping_s`."""
+    with memoryview(memory) as view, view[:_PAGE].cast("q") as words:
+        for turn in range(1, _ROUNDS + 1):
+            while words[_PING] != turn:
+                os.sched_yield()
+            words[_PONG] = turn
+
 
 _LARGEST_CPU_COPY_BYTES = 64 * 2**20
 

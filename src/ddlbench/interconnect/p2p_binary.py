@@ -6,7 +6,7 @@
           -> p2pBandwidthLatencyTest, five runs, medians
     else site: nvbandwidth  ->  PATH
           -> nvbandwidth -j, five runs, medians
-    else  the built-in copies (device_copies.py)
+    else  the built-in copies (node_pairs.py)
 """
 
 from __future__ import annotations

@@ -1,16 +1,35 @@
-"""One pair matrix of links.json: row = sender, column = receiver."""
+"""One pair matrix of links.json, row = sender, column = receiver; and its slow pairs.
+
+A bad cable, a wrong slot or a busy switch makes a pair slow: its bandwidth is below 0.8 of the
+median pair of the same level (within a node, or between nodes). One run of a link test varies by 5
+to 10 %; medians of several runs vary less, so a pair that lacks a fifth is no accident. Of two
+pairs none can be told to be the slow one, so a level needs three.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.links import PairMatrix, SlowPair
 
-__all__ = ["Matrix", "finite", "median_of_runs", "pair_matrix", "scaled", "transposed"]
+__all__ = [
+    "SLOW_BELOW",
+    "Matrix",
+    "finite",
+    "levels_of",
+    "median_of_runs",
+    "pair_matrix",
+    "scaled",
+    "slow_pairs",
+    "transposed",
+    "with_slow_pairs",
+]
 
 Matrix = list[list[float | None]]
 
@@ -109,3 +128,45 @@ def _median(matrices: Sequence[Matrix]) -> Matrix:
             if len(found):
                 result[row][column] = float(np.median(found))
     return result
+
+
+SLOW_BELOW = 0.8
+_LEAST_PAIRS = 3
+
+
+def levels_of(pair: PairMatrix) -> dict[str, list[tuple[int, int]]]:
+    """Ordered pairs (row, column) of a pair matrix by level, "node" or "network"."""
+    nodes = pair.nodes
+    levels: dict[str, list[tuple[int, int]]] = {}
+    for row, sender in enumerate(nodes):
+        for column, receiver in enumerate(nodes):
+            if row != column:
+                level = "node" if sender == receiver else "network"
+                levels.setdefault(level, []).append((row, column))
+    return levels
+
+
+def slow_pairs(pair: PairMatrix, below: float = SLOW_BELOW) -> tuple[SlowPair, ...]:
+    """Entries of ``slow_pairs`` of links.json, slowest first.
+
+    Args:
+        pair: an entry of ``pairs``.
+        below: ratio to the median of the level under which a pair is slow.
+    """
+    bandwidth = pair.bandwidth_bytes_per_s
+    found = []
+    for places in levels_of(pair).values():
+        known = {(i, j): value for i, j in places if (value := bandwidth[i][j]) is not None}
+        if len(known) < _LEAST_PAIRS:
+            continue
+        median = float(np.median(list(known.values())))
+        for (i, j), value in known.items():
+            ratio = value / median
+            if ratio < below:
+                found.append(SlowPair(i, j, ratio))
+    return tuple(sorted(found, key=lambda entry: entry.bandwidth_ratio))
+
+
+def with_slow_pairs(pair: PairMatrix) -> PairMatrix:
+    """The same matrix with its slow pairs."""
+    return replace(pair, slow_pairs=slow_pairs(pair))

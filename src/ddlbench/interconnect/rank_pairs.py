@@ -1,37 +1,85 @@
 """Latency and bandwidth between ranks: ``python -m ddlbench.interconnect.rank_pairs``.
 
-One pair after the other, others idle::
+One pair after the other, as two at a time would slow each other down; others idle::
 
     i  ping ->  <- pong            latency = half the median round trip of 16 bytes
     i  message ---->  <- pong      bandwidth = bytes / (median - shortest round trip)
 
 The message is as large as three hundredths of a second carry, from 1 to 16 MiB. All pairs are
 measured in three passes and the medians kept, so that a disturbance of a second hits no pair alone.
-Of many ranks only some pairs are measured (:mod:`.pair_choice`), and whatever is not done when the
-time for it is over stays empty.
+256 ranks have 65 280 pairs: hours, and over NCCL a communicator each. So of many only some are
+measured::
 
-A tool of its own, beside the sweeps: if it fails, they are not lost.
+    up to 500 pairs     all
+    beyond              within the first node      every pair
+                        node i <-> node i + 1      their first ranks, both ways
+                        rank r -> rank r + 1       what a ring sends through, the closing hop too
+                        others                     by lot, from a fixed seed, up to 500 in all
+
+Whatever is not done when the time for it is over stays empty. A tool of its own, beside the sweeps:
+if it fails, they are not lost.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise, permutations
 from statistics import median
 from typing import Any
 
 import torch
 from torch import distributed as dist
 
+from ddlbench.interconnect.collectives import touched
 from ddlbench.interconnect.group import Group, joined, members_of, settle
-from ddlbench.interconnect.pair_choice import RULE, Pair, chosen_pairs
 from ddlbench.interconnect.pair_matrix import Matrix
-from ddlbench.interconnect.transports import touched
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
 
-__all__ = ["measure_pairs", "work"]
+__all__ = ["MOST_PAIRS", "RULE", "Pair", "chosen_pairs", "measure_pairs", "work"]
+
+MOST_PAIRS = 500
+RULE = (
+    "all pairs of the first node, the first ranks of neighbouring nodes both ways, each rank and "
+    "the next, and others by lot"
+)
+_SEED = 0
+
+Pair = tuple[int, int]  # sender, receiver
+
+
+def chosen_pairs(nodes: Sequence[int], most: int = MOST_PAIRS) -> list[Pair]:
+    """Pairs in the order in which they are measured, the same on every rank.
+
+    Args:
+        nodes: node of each rank; the ranks of a node follow one another.
+        most: measured pairs.
+    """
+    size = len(nodes)
+    if size * (size - 1) <= most:
+        return list(permutations(range(size), 2))
+    first_node = [rank for rank in range(size) if nodes[rank] == nodes[0]]
+    heads = [0, *(b for a, b in pairwise(range(size)) if nodes[a] != nodes[b])]
+    wanted: list[Pair] = list(permutations(first_node, 2))
+    for one, next_one in pairwise(heads):
+        wanted += [(one, next_one), (next_one, one)]
+    wanted += [(rank, (rank + 1) % size) for rank in range(size)]
+    wanted += [_pair(number, size) for number in _lots(size * (size - 1), most)]
+    return list(dict.fromkeys(wanted))[:most]
+
+
+def _lots(count: int, most: int) -> list[int]:
+    return random.Random(_SEED).sample(range(count), most)
+
+
+def _pair(number: int, size: int) -> Pair:
+    """The pair of a number, when pairs are counted row by row without the diagonal."""
+    sender, place = divmod(number, size - 1)
+    return sender, place + (place >= sender)
+
 
 # Beyond so many pairs one pass has to do.
 _PASSES, _MANY_PAIRS = 3, 240

@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from ddlbench.interconnect.collectives import Buffers, measure, sweep_of, torch_operation
 from ddlbench.interconnect.group import Group, joined, members_of, settle
 from ddlbench.interconnect.horovod_sweep import sweep_horovod
-from ddlbench.interconnect.sweeping import measure, sweep_of
-from ddlbench.interconnect.transports import Buffers, torch_operation
 from ddlbench.interconnect.worlds import OPERATIONS
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.rank_job import RankContext, rank_job_main

@@ -1,4 +1,4 @@
-"""Which groups of ranks are swept, and with which messages.
+"""What links are measured between: nodes and devices of a site, groups of ranks, message sizes.
 
 ::
 
@@ -6,12 +6,25 @@
     between nodes      2x1  3x1  4x1        one device of each node
     both               4x4                  all
 
-Beyond eight, numbers double: the cost of a collective changes slowly with many ranks.
+Beyond eight, numbers double: the cost of a collective changes slowly with many ranks. No torch: a
+login node plans the job with it.
 """
 
 from __future__ import annotations
 
-__all__ = ["OPERATIONS", "buffer_bytes", "level_of", "message_sizes", "worlds"]
+from ddlbench.experiment.site import Site
+from ddlbench.planning.resources import SchedulerRequest, request
+
+__all__ = [
+    "OPERATIONS",
+    "buffer_bytes",
+    "is_given",
+    "level_of",
+    "links_geometry",
+    "links_request",
+    "message_sizes",
+    "worlds",
+]
 
 OPERATIONS = ("p2p", "all_reduce", "broadcast", "all_gather", "reduce_scatter")
 _EVERY_UP_TO = 8
@@ -54,3 +67,26 @@ def _counts(most: int) -> list[int]:
         counts.append(count)
         count *= 2
     return [*counts, most] if most > _EVERY_UP_TO else counts
+
+
+def is_given(site: Site, fabric: str) -> bool:
+    """Whether the site file holds the links of this fabric, so that nothing is measured."""
+    return fabric in site.interconnect.get("links", {})
+
+
+def links_geometry(site: Site, fabric: str) -> tuple[int, int]:
+    """Nodes, and devices of each, that links are measured between.
+
+    All of the site; one device where nothing is measured. On a cluster a real node stands for as
+    many nodes of an emulated fabric as it has devices.
+    """
+    if is_given(site, fabric):
+        return 1, 1
+    if site.launcher == "slurm" and site.emulates(fabric):
+        return site.devices_per_node, 1
+    return site.nodes, site.devices_per_node
+
+
+def links_request(site: Site, fabric: str) -> SchedulerRequest:
+    """A job of the devices that links are measured between."""
+    return request(*site.real_geometry(*links_geometry(site, fabric), fabric), site)

@@ -4,10 +4,14 @@
 element takes one tensor and returns one tensor, so that it can be cut between any two.
 """
 
-from ddlbench.networks.dropout import without_dropout
-from ddlbench.networks.factory import build
+from ddlbench.networks.factory import (
+    block_names,
+    build,
+    num_layers,
+    num_parameters,
+    without_dropout,
+)
 from ddlbench.networks.flatten import flat_state_dict
-from ddlbench.networks.summary import block_names, num_layers, num_parameters
 
 __all__ = [
     "block_names",

@@ -14,10 +14,8 @@ from collections import OrderedDict
 from torch import nn
 
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.networks.flatten import flatten
-from ddlbench.networks.initialize import initialize
+from ddlbench.networks.flatten import flatten, initialize, is_small
 from ddlbench.networks.torchvision_compat import models
-from ddlbench.networks.variant import is_small
 
 __all__ = ["alexnet"]
 

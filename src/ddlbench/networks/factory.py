@@ -1,18 +1,25 @@
-"""A network by its name, with the same initial weights in every process."""
+"""A network by its name, with the same initial weights in every process; and what it is made of."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.registry import load
+from ddlbench.experiment.registry import load, pairs
 from ddlbench.networks.flatten import out_of_place
 
-__all__ = ["build"]
+__all__ = [
+    "block_names",
+    "build",
+    "markdown_table",
+    "num_layers",
+    "num_parameters",
+    "without_dropout",
+]
 
 
 def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
@@ -63,3 +70,47 @@ def _checked(name: str, network: Any) -> nn.Sequential:
                     f"{owner[parameter]!r} and {block_name!r}, which may lie on two devices"
                 )
     return network
+
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+def without_dropout(module: _Module) -> _Module:
+    """Set the probability of every dropout in ``module`` to zero, in place; return ``module``."""
+    for child in module.modules():
+        if isinstance(child, nn.modules.dropout._DropoutNd):
+            child.p = 0.0
+    return module
+
+
+def block_names(network: nn.Sequential) -> list[str]:
+    """Names of the blocks, in order; a cut lies between two of them."""
+    return list(network._modules)
+
+
+def num_parameters(module: nn.Module) -> int:
+    """Count the trained values (not their bytes); running statistics are not counted."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def num_layers(module: nn.Module) -> int:
+    """Count convolutions and linear layers, as papers do in a network's name."""
+    return sum(isinstance(child, nn.Conv2d | nn.Conv3d | nn.Linear) for child in module.modules())
+
+
+def markdown_table() -> str:
+    """One row for each pair of built-in network and dataset, as Markdown."""
+    lines = [
+        "| network | dataset | image | blocks | conv + linear | parameter tensors | parameters |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    for name, spec in pairs():
+        with torch.device("meta"):  # shapes only: no memory, no random numbers
+            network = load("ddlbench.networks", name)(spec)
+        image = "x".join(str(size) for size in spec.shape)
+        tensors = len(list(network.parameters()))
+        lines.append(
+            f"| {name} | {spec.name} | {image} | {len(network)} | {num_layers(network)} "
+            f"| {tensors} | {num_parameters(network):,} |"
+        )
+    return "\n".join(lines)

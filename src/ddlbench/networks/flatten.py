@@ -1,9 +1,13 @@
-"""From a torchvision model to a flat sequence: one element a block, cut anywhere.
+"""What the papers' networks share: from a torchvision model to a flat sequence, cut anywhere.
 
 torchvision's models hold their blocks in nested sequences and call them in ``forward``. Here the
 first level of nesting goes: ``layer1.0`` becomes the element ``layer1_0``, ``features.3`` becomes
 ``features_3``; what ``forward`` did between modules (pooling, flattening) becomes an element.
 The modules are torchvision's own, so parameters and results are those of the model.
+
+DDLBench has two variants of each: torchvision's, for ImageNet and Highres, and one for the small
+images of MNIST and CIFAR-10, which would be a single pixel long before the end of torchvision's.
+The layers that are ours get their initial weights by torchvision's rule, so that both agree.
 """
 
 from __future__ import annotations
@@ -14,7 +18,10 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-__all__ = ["flat_state_dict", "flatten", "out_of_place"]
+from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.experiment.errors import ConfigError
+
+__all__ = ["flat_state_dict", "flatten", "initialize", "is_small", "out_of_place"]
 
 
 def flatten(model: nn.Module, head: str) -> nn.Sequential:
@@ -59,3 +66,40 @@ def flat_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     {'layer1_0.conv1.weight': 1, 'fc.bias': 2}
     """
     return {re.sub(r"^(\w+)\.(\d+)\.", r"\1_\2.", key): value for key, value in state.items()}
+
+
+def initialize(network: nn.Module) -> None:
+    """Draw weights as torchvision's VGG and MobileNetV2 do.
+
+    Convolutions: He et al. 2015 (normal, fan out); linear layers: normal, 0.01; biases: zero.
+    Normalisations start as PyTorch leaves them, scale 1 and shift 0.
+    """
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, 0, 0.01)
+        else:
+            continue
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+_LARGEST_SMALL_SIDE = 64
+
+
+def is_small(spec: DatasetSpec) -> bool:
+    """Whether images of ``spec`` take the variant for small images.
+
+    Raises:
+        ConfigError: large images whose channels torchvision's networks do not read.
+
+    """
+    if max(spec.height, spec.width) <= _LARGEST_SMALL_SIDE:
+        return True
+    if spec.channels != 3:
+        raise ConfigError(
+            f"the networks for images larger than {_LARGEST_SMALL_SIDE} pixels read 3 channels, "
+            f"but dataset {spec.name!r} has {spec.channels}"
+        )
+    return False

@@ -14,10 +14,8 @@ from functools import partial
 from torch import Tensor, nn
 
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.networks.flatten import flatten
-from ddlbench.networks.initialize import initialize
+from ddlbench.networks.flatten import flatten, initialize, is_small
 from ddlbench.networks.torchvision_compat import models, ops
-from ddlbench.networks.variant import is_small
 
 __all__ = ["SmallBlock", "mobilenetv2"]
 

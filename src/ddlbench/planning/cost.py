@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.data_size import estimate_bytes
+from ddlbench.experiment.dataset_spec import estimate_bytes
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.result import SCHEMA_VERSION, STATUSES
 from ddlbench.experiment.schema import nearest

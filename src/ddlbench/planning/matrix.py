@@ -27,10 +27,9 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.entry_points import kind_of
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
-from ddlbench.experiment.network_spec import mismatch
 from ddlbench.experiment.paths import profile_file
 from ddlbench.experiment.profile import ProfileKey
-from ddlbench.experiment.registry import BASE, known
+from ddlbench.experiment.registry import BASE, known, mismatch
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason

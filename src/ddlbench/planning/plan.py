@@ -20,10 +20,9 @@ from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
-from ddlbench.experiment.atomic import digest_of
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.data_size import SYNTHETIC, DataRequest
-from ddlbench.experiment.dataset_spec import DataFormat
+from ddlbench.experiment.dataset_spec import SYNTHETIC, DataFormat, DataRequest
+from ddlbench.experiment.document import digest_of
 from ddlbench.experiment.paths import RESULTS, plan_file
 from ddlbench.experiment.site import Site
 from ddlbench.planning.strategy import Process, strategy_of

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
-from ddlbench.experiment.network_spec import NETWORKS
-from ddlbench.experiment.registry import STRATEGIES
+from ddlbench.experiment.registry import NETWORKS, STRATEGIES
 from ddlbench.experiment.units import GB, MB, unit_for
 from ddlbench.planning.strategy import strategy_of
 

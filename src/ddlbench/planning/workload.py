@@ -26,7 +26,7 @@ from typing import Any
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.lines import Timing
+from ddlbench.experiment.fits import Timing
 from ddlbench.experiment.profile import Profile, read_profile
 
 __all__ = ["Block", "Step", "Tensor", "Workload", "backward_shares", "profile_at"]

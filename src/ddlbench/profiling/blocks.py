@@ -1,4 +1,4 @@
-"""A training step cut at every boundary between blocks, each part timed.
+"""A network as blocks that run one after the other: a step cut between them, each part timed.
 
 ::
 
@@ -6,22 +6,139 @@
     backward       <-B0-   <-B1-   <-B2-  gradient     caches and allocator are as in training
 
 The first block computes no gradient of its input, as in training. Where the activations of the
-whole network do not fit, each block goes forward and backward alone, on a random gradient.
+whole network do not fit, each block goes forward and backward alone, on a random gradient. When
+each parameter's gradient is ready is heard in the same way::
+
+    backward   |-- loss --|-- last block --| ...             |-- first block --|
+    ready                         w9  b9      w8 b8  ...                   w0
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ddlbench.profiling.clock import Marks
-from ddlbench.profiling.pieces import Block, clear_gradients, next_input
-from ddlbench.profiling.samples import Samples, Span
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.profiling.timers import Marks, Samples, Span
+from ddlbench.strategies.training import Autocast, with_precision
 
-__all__ = ["Part", "alone", "cut_step", "time_blocks", "time_one_by_one"]
+__all__ = [
+    "Block",
+    "Part",
+    "ReadyOrder",
+    "alone",
+    "blocks_of",
+    "clear_gradients",
+    "cut_step",
+    "leaf_modules",
+    "next_input",
+    "ready_block_by_block",
+    "tensor_entries",
+    "time_blocks",
+    "time_one_by_one",
+]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One child of the flat network.
+
+    Args:
+        index, name: in the network.
+        plain: the child itself; its parameters and leaves have their names from here.
+        module: what runs: the child, with the arithmetic of the cell.
+        device: where it computes.
+        resident: whether it stays there; else it comes and goes.
+    """
+
+    index: int
+    name: str
+    plain: nn.Module
+    module: nn.Module
+    device: torch.device
+    resident: bool
+
+    @contextmanager
+    def on_device(self) -> Iterator[torch.device]:
+        """Have the parameters on the device, and take them away where there is no room."""
+        self.module.to(self.device)
+        try:
+            yield self.device
+        finally:
+            if not self.resident:
+                clear_gradients(self.module)
+                self.module.to("cpu")
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The block's output.
+
+        Raises:
+            ConfigError: it changes its input, so that the network cannot be cut before it.
+        """
+        try:
+            outputs: Tensor = self.module(inputs)
+        except RuntimeError as error:
+            if "in-place operation" not in str(error):
+                raise
+            raise ConfigError(
+                f"block {self.name!r} overwrites its input, so the network cannot be cut before "
+                "it; write inplace=False in its first operation"
+            ) from error
+        return outputs
+
+    @property
+    def autocast(self) -> bool:
+        """Whether it computes in bfloat16."""
+        return isinstance(self.module, Autocast)
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it is one operation."""
+        return next(self.plain.children(), None) is None
+
+    def fixed_tensors(self) -> Iterator[Tensor]:
+        """Parameters and buffers."""
+        yield from self.plain.parameters()
+        yield from self.plain.buffers()
+
+
+def blocks_of(
+    network: nn.Sequential, precision: str, device: torch.device, resident: bool
+) -> list[Block]:
+    """The blocks of a plain network, computing in ``precision``."""
+    running = with_precision(network, precision, device.type)
+    pairs = zip(network._modules.items(), running, strict=True)
+    return [
+        Block(index, name, plain, module, device, resident)
+        for index, ((name, plain), module) in enumerate(pairs)
+        if plain is not None
+    ]
+
+
+def leaf_modules(block: Block) -> list[tuple[str, nn.Module]]:
+    """Modules without children, by their names in the network."""
+    return [
+        (f"{block.name}.{name}" if name else block.name, module)
+        for name, module in block.plain.named_modules()
+        if next(module.children(), None) is None
+    ]
+
+
+def next_input(outputs: Tensor) -> Tensor:
+    """A block's output as the next one's input: cut off, but wanting a gradient as before."""
+    return outputs.detach().requires_grad_(outputs.requires_grad)
+
+
+def clear_gradients(module: nn.Module) -> None:
+    """As the optimiser does before every step."""
+    for parameter in module.parameters():
+        parameter.grad = None
 
 
 @dataclass(frozen=True)
@@ -148,3 +265,83 @@ def _alone_s(block: Block, inputs: Tensor, marks: Marks) -> float:
 def _clear(blocks: Sequence[Block]) -> None:
     for block in blocks:
         clear_gradients(block.module)
+
+
+@dataclass
+class ReadyOrder:
+    """Names and marks of parameters as their gradients became ready in one backward pass."""
+
+    names: list[str] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Forget what was heard: another backward pass begins."""
+        self.names.clear()
+        self.marks.clear()
+
+    @contextmanager
+    def listening(self, network: nn.Module, marks: Marks) -> Iterator[None]:
+        """Listen to the next backward pass."""
+
+        def ready(name: str, _parameter: Tensor) -> None:
+            self.names.append(name)
+            self.marks.append(marks.mark())
+
+        handles = [
+            parameter.register_post_accumulate_grad_hook(partial(ready, name))
+            for name, parameter in network.named_parameters()
+            if parameter.requires_grad
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def fractions(self, marks: Marks, begin: int, end: int) -> list[tuple[str, float]]:
+        """(name, part of the backward pass that was over), in order."""
+        whole_s = marks.busy_s(begin, end)
+        parts = [marks.busy_s(begin, mark) / whole_s if whole_s > 0 else 1.0 for mark in self.marks]
+        return [(n, min(max(f, 0.0), 1.0)) for n, f in zip(self.names, parts, strict=True)]
+
+
+def ready_block_by_block(
+    blocks: Sequence[Block], inputs: Tensor, marks: Marks
+) -> list[tuple[str, float]]:
+    """The same where only one block fits on the device: the last block's gradients come first."""
+    orders, spans = [], []
+    for block in blocks:
+        order = ReadyOrder()
+        with block.on_device() as device, order.listening(block.plain, marks):
+            inputs = inputs.detach().to(device).requires_grad_(inputs.requires_grad)
+            part, inputs = alone(block, inputs, marks)
+        marks.finish()
+        orders.append(order)
+        spans.append(part.backward)
+    total_s = sum(marks.busy_s(*span) for span in spans if span is not None)
+    over_s, found = 0.0, []
+    for block, order, span in reversed(list(zip(blocks, orders, spans, strict=True))):
+        if span is None:
+            continue
+        for name, mark in zip(order.names, order.marks, strict=True):
+            ready_s = over_s + marks.busy_s(span[0], mark)
+            found.append((f"{block.name}.{name}", min(ready_s / total_s, 1.0)))
+        over_s += marks.busy_s(*span)
+    return found
+
+
+def tensor_entries(
+    network: nn.Sequential, ready: Sequence[tuple[str, float]]
+) -> list[dict[str, Any]]:
+    """Entries of profile.json; a tensor whose gradient never came is left out."""
+    parameters = dict(network.named_parameters())
+    index = {name: number for number, name in enumerate(network._modules)}
+    return [
+        {
+            "name": name,
+            "block": index[name.split(".")[0]],
+            "bytes": parameters[name].numel() * parameters[name].element_size(),
+            "ready_fraction": fraction,
+        }
+        for name, fraction in ready
+    ]

@@ -13,14 +13,16 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.status import Status
 from ddlbench.networks import build
 from ddlbench.planning.profiles import ProfileNeeds
-from ddlbench.profiling.blocks import time_blocks, time_one_by_one
-from ddlbench.profiling.budget import SHARES, passes
-from ddlbench.profiling.bytes import LeafBytes, NetworkBytes, network_bytes
-from ddlbench.profiling.clock import marks_on
-from ddlbench.profiling.gradients import ready_block_by_block, tensor_entries
-from ddlbench.profiling.leaves import time_leaves
-from ddlbench.profiling.pieces import Block, blocks_of
-from ddlbench.profiling.samples import Samples
+from ddlbench.profiling.blocks import (
+    Block,
+    blocks_of,
+    ready_block_by_block,
+    tensor_entries,
+    time_blocks,
+    time_one_by_one,
+)
+from ddlbench.profiling.leaves import LeafBytes, NetworkBytes, network_bytes, time_leaves
+from ddlbench.profiling.timers import SHARES, Samples, marks_on, passes
 from ddlbench.runtime.failure import classify
 
 __all__ = ["measure_layers"]

@@ -11,7 +11,7 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.plan import request_of
 from ddlbench.planning.profiles import ProfileNeeds
-from ddlbench.profiling.replicas import slowdowns
+from ddlbench.profiling.steps import slowdowns
 from ddlbench.runtime.environment import driver_provenance
 from ddlbench.runtime.rank_job import RankJobFailed, run_rank_job
 from ddlbench.runtime.staging import stage_cell, unstage_cell

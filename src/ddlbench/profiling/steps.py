@@ -1,4 +1,4 @@
-"""Whole steps, as a sequential cell runs them; what they are made of; their peak memory.
+"""Whole steps, as a sequential cell runs them: their parts, their memory, their neighbours.
 
 ::
 
@@ -11,34 +11,97 @@
 The same executor reads the same staged data through the same feed, in a fresh process, and the
 measured steps are one run, as in a cell. ``step_s`` is the median over windows of consecutive steps
 of a window's mean: a cell's epoch is a sum of steps, and the median of single steps would leave out
-what a control group takes away between them. Marks stand in steps of their own.
+what a control group takes away between them. Marks stand in steps of their own. What a step is made
+of::
+
+    CPU     |  load  | forward | backward | optimiser |      one after the other: loading is the
+                                                             host's, the rest is shared as marked
+
+    CUDA    host    | load | issue | load | issue | ...      loading overlaps work of the device:
+            device    ..| forward | backward | optimiser |.. the parts are the device's own, and
+                                                             only what is left waited for data
+
+How much slower a replica is while others compute on the same node, without talking::
+
+    round 0:  P=1 [0]          P=2 [0 1]        P=3 [0 1 2]     ...   the others wait
+    round 1:  P=1 [0]          P=2 [0 1]        ...                   so drift hits every P alike
+
+    slowdown(P) = median over rounds of  mean step of the P replicas / that of P=1 in the same round
 """
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ddlbench.datasets.loader import BatchLoader, EpochStream, ImageDataset
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import build
 from ddlbench.planning.plan import make_plan
-from ddlbench.profiling.budget import passes, steps_per_window
-from ddlbench.profiling.clock import Marks, marks_on
-from ddlbench.profiling.gradients import ReadyOrder
-from ddlbench.profiling.parts import on_device, on_host
-from ddlbench.profiling.samples import median_with_interval
+from ddlbench.profiling.blocks import ReadyOrder
+from ddlbench.profiling.timers import (
+    WINDOW_S,
+    Marks,
+    marks_on,
+    median_with_interval,
+    passes,
+    steps_per_window,
+)
 from ddlbench.runtime.meters import cpu_peak_bytes, device_memory, restart_peaks
+from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.executor import Context, StepwiseExecutor
 from ddlbench.strategies.training import with_precision
 
-__all__ = ["StepRunner", "Steps", "measure_steps"]
+__all__ = [
+    "StepRunner",
+    "Steps",
+    "measure_steps",
+    "on_device",
+    "on_host",
+    "run_rounds",
+    "slowdowns",
+]
+
+
+def on_host(
+    step_s: float, load_s: float, marked_s: Mapping[str, float], marked: int
+) -> dict[str, float]:
+    """Entries of ``steps`` where the step follows its loading.
+
+    Args:
+        step_s: of a step without marks.
+        load_s: of that, the host's wait for data.
+        marked_s: seconds of each part over all marked steps.
+        marked: how many these were.
+
+    Returns:
+        ``load_s``, and ``<part>_s`` of each part; together ``step_s``.
+    """
+    total_s = sum(marked_s.values()) or 1.0
+    computing_s = max(step_s - load_s, 0.0)
+    parts = {f"{name}_s": value / total_s * computing_s for name, value in marked_s.items()}
+    return {"load_s": load_s, **parts}
+
+
+def on_device(
+    step_s: float, load_s: float, marked_s: Mapping[str, float], marked: int
+) -> dict[str, float]:
+    """The same where a device works while its host loads.
+
+    ``load_s`` is what the step exceeds its parts by, not the host's wait: that lies beside the
+    device's work, not before it. Where marked steps were slower than the others it is 0.
+    """
+    parts = {f"{name}_s": value / marked for name, value in marked_s.items()}
+    return {"load_s": max(step_s - sum(parts.values()), 0.0), **parts}
+
 
 _FEWEST_STEPS = 3
 _ENOUGH_STEPS = 6  # have a 95 % interval
@@ -216,3 +279,48 @@ def _cuda_memory(device: torch.device) -> tuple[int | None, int]:
     used = memory["device_used_bytes"]
     fixed = 0 if used is None else max(used - memory["reserved_bytes"], 0)
     return memory["peak_bytes"], fixed
+
+
+_FEWEST_ROUNDS = 2
+_MOST_ROUNDS = 9
+
+
+def run_rounds(
+    runner: StepRunner, store: dist.Store, rank: int, replicas: int, budget_s: float
+) -> dict[str, list[float]]:
+    """This replica's mean seconds of a step, by the number of replicas, one entry a round."""
+    runner.run(1)
+    (warm_s,), _ = runner.run(1)
+    if rank == 0:
+        store.set("rounds", json.dumps(_plan(warm_s, replicas, budget_s)))
+    rounds, steps = json.loads(store.get("rounds"))
+    found: dict[str, list[float]] = {}
+    for number in range(rounds):
+        for count in range(1, replicas + 1):
+            barrier(store, f"round {number} of {count}", replicas)
+            if rank < count:
+                step_s, _ = runner.run(steps)
+                found.setdefault(str(count), []).append(sum(step_s) / steps)
+    barrier(store, "rounds over", replicas)
+    return found
+
+
+def _plan(step_s: float, replicas: int, budget_s: float) -> tuple[int, int]:
+    """Rounds, and steps of each number of replicas in a round."""
+    steps = max(1, round(WINDOW_S / step_s))
+    return passes(budget_s, replicas * steps * step_s, _FEWEST_ROUNDS, _MOST_ROUNDS), steps
+
+
+def slowdowns(reports: Sequence[dict[str, list[float]]]) -> list[dict[str, Any]]:
+    """Entries of profile.json from the seconds of every replica, in the order of ranks.
+
+    The first entry is 1 by definition; it is all there is where nothing was run.
+    """
+    entries: list[dict[str, Any]] = [{"replicas": 1, "slowdown": 1.0, "interval": None}]
+    alone = reports[0]["1"] if reports else []
+    for count in range(2, len(reports) + 1):
+        of_rounds = zip(*(report[str(count)] for report in reports[:count]), strict=True)
+        ratios = [sum(s) / count / base for s, base in zip(of_rounds, alone, strict=True)]
+        slowdown, interval = median_with_interval(ratios)
+        entries.append({"replicas": count, "slowdown": slowdown, "interval": interval})
+    return entries

@@ -4,6 +4,9 @@
 
     rank 0      | steps | replicas | bytes | blocks | leaves |
     the others  | wait  | replicas |
+
+A process that exceeds its memory limit on CPU is killed, and the profile with it: no error could be
+caught. So whether steps of a batch size fit is estimated before, from what smaller batches needed.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -22,17 +25,14 @@ from torch.distributed import Store
 from ddlbench.datasets.loader import ImageDataset
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.staging import hold
-from ddlbench.experiment.data_size import DataRequest
-from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.status import Status
 from ddlbench.networks import build
 from ddlbench.planning.profiles import ProfileNeeds
-from ddlbench.profiling.budget import SHARES
-from ddlbench.profiling.fits_in_memory import fits_in_memory
 from ddlbench.profiling.layers import measure_layers
-from ddlbench.profiling.replicas import run_rounds
-from ddlbench.profiling.steps import StepRunner, Steps, measure_steps
+from ddlbench.profiling.steps import StepRunner, Steps, measure_steps, run_rounds
+from ddlbench.profiling.timers import SHARES
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.meters import peak_rss_bytes
@@ -40,7 +40,36 @@ from ddlbench.runtime.placement import apply_settings, own_devices
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import join_store, leave
 
-__all__ = ["work"]
+__all__ = ["fits_in_memory", "work"]
+
+# Weights, gradients and momentum live at once.
+_COPIES = 3
+
+
+def fits_in_memory(
+    batch_size: int,
+    limit_bytes: int | None,
+    resident_bytes: int,
+    parameter_bytes: int,
+    steps: Sequence[dict[str, Any]],
+) -> bool:
+    """Whether it should fit.
+
+    Args:
+        batch_size: of the steps that are asked about.
+        limit_bytes: memory of one device; None where it is not known.
+        resident_bytes: the largest resident set of this process so far.
+        parameter_bytes: of the network.
+        steps: entries of smaller batch sizes, ascending.
+    """
+    if limit_bytes is None:
+        return True
+    if not steps:
+        return resident_bytes + _COPIES * parameter_bytes <= limit_bytes
+    last = steps[-1]
+    activations = max(last["peak_bytes"] - _COPIES * parameter_bytes, 0)
+    more = activations * (batch_size / last["batch_size"] - 1)
+    return bool(resident_bytes + more <= limit_bytes)
 
 
 def work(here: RankContext) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from ddlbench.experiment.atomic import write_text
+from ddlbench.experiment.document import write_text
 from ddlbench.predict.accuracy import ALL
 from ddlbench.report import published
 from ddlbench.report.labels import (

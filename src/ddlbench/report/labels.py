@@ -12,7 +12,7 @@ import pandas as pd
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.network_spec import NETWORKS
+from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import known_strategy, strategy_of
 from ddlbench.report.comparability import forbids_speedup

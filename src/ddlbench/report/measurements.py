@@ -20,13 +20,15 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import RESULTS, cell_dir, result_file
-from ddlbench.experiment.result import InvalidResult, Result, read_result
-from ddlbench.experiment.result_parts import (
+from ddlbench.experiment.result import (
     Checkpointing,
     InputDigests,
+    InvalidResult,
     Provenance,
     RankEntry,
+    Result,
     Timing,
+    read_result,
 )
 from ddlbench.experiment.status import Reason, Status, reason_code
 from ddlbench.planning.matrix import MatrixRow

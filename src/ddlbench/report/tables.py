@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from ddlbench.experiment.atomic import write_text
+from ddlbench.experiment.document import write_text
 
 __all__ = [
     "MEASUREMENTS",

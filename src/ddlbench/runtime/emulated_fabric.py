@@ -22,15 +22,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.fabric import LinkCondition
-from ddlbench.interconnect.emulation import (
+from ddlbench.emulation import (
     EmulatedNodes,
     EmulationFailed,
     LinkMissed,
     available,
     require,
 )
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.planning.strategy import DeviceKind
 from ddlbench.runtime.fabric import FabricUnfit, FabricUnsupported, Rendezvous
 from ddlbench.runtime.launch import LocalLaunch, Step

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlbench.experiment.atomic import write_json
-from ddlbench.experiment.data_size import DataRequest
+from ddlbench.experiment.dataset_spec import DataRequest
+from ddlbench.experiment.document import write_json
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import DeviceKind
 from ddlbench.runtime.checkpoint.store import Order

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlbench.experiment.atomic import write_json
+from ddlbench.experiment.document import write_json
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import DeviceKind, Process

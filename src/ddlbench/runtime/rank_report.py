@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddlbench.experiment.atomic import write_json
-from ddlbench.experiment.json_form import OMIT_NONE, JsonForm
-from ddlbench.experiment.result_parts import DeviceMemory
+from ddlbench.experiment.document import OMIT_NONE, JsonForm, write_json
+from ddlbench.experiment.result import DeviceMemory
 from ddlbench.experiment.status import Reason, Status
 
 __all__ = [

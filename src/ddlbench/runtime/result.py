@@ -30,8 +30,7 @@ import numpy as np
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.chrome_trace import Piece, chrome_trace
-from ddlbench.experiment.result import Result
-from ddlbench.experiment.result_parts import (
+from ddlbench.experiment.result import (
     Attempt,
     Checkpointing,
     Communication,
@@ -42,6 +41,7 @@ from ddlbench.experiment.result_parts import (
     Provenance,
     RankEntry,
     RankTraffic,
+    Result,
     Staging,
     StepSummary,
     Timing,

@@ -21,9 +21,9 @@ from typing import Any
 
 from ddlbench.datasets import StagingError, remove, stage
 from ddlbench.datasets.files import DataError
-from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.data_size import DataRequest
+from ddlbench.experiment.dataset_spec import DataRequest
+from ddlbench.experiment.document import write_json
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.site import Site

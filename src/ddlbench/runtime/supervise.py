@@ -18,8 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ddlbench.experiment.atomic import write_json, write_text
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.document import write_json, write_text
 from ddlbench.experiment.result import Result, write_result
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason, Status, reason_of

@@ -25,10 +25,9 @@ from ddlbench.datasets.loader import BatchLoader, EpochStream
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.staging import hold
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.data_size import DataRequest
-from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
 from ddlbench.experiment.paths import scratch_dir
-from ddlbench.experiment.result_parts import DeviceMemory
+from ddlbench.experiment.result import DeviceMemory
 from ddlbench.networks import build
 from ddlbench.planning.strategy import Process, strategy_of
 from ddlbench.runtime.checkpoint.rank import RefusedCheckpoint, open_checkpoints

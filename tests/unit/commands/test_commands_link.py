@@ -5,10 +5,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from ddlbench import emulation
 from ddlbench.commands.interconnect import link
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
-from ddlbench.interconnect import emulation
 
 SENTENCE = "the rate from node0 to node1 is 400 Mbit/s, the setting is 500 Mbit/s"
 

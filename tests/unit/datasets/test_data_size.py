@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ddlbench.experiment.data_size import DataRequest, estimate_bytes
+from ddlbench.experiment.dataset_spec import DataRequest, estimate_bytes
 from ddlbench.experiment.errors import ConfigError
 
 
@@ -46,7 +46,8 @@ def test_estimates_grow_with_the_scale():
 
 def test_planning_needs_neither_torch_nor_datasets():
     code = (
-        "import sys, ddlbench.experiment.data_size as d; d.estimate_bytes(d.DataRequest('mnist'));"
+        "import sys, ddlbench.experiment.dataset_spec as d;"
+        "d.estimate_bytes(d.DataRequest('mnist'));"
         "print([m for m in ('torch', 'ddlbench.datasets', 'numpy') if m in sys.modules])"
     )
     result = subprocess.run(

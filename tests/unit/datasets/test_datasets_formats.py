@@ -17,8 +17,7 @@ from ddlbench.datasets.imagefolder import decode
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.manifest import MANIFEST_NAME, Manifest
 from ddlbench.datasets.synthetic import Content
-from ddlbench.experiment.data_size import DataRequest
-from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
+from ddlbench.experiment.dataset_spec import DATASETS, DataRequest, DatasetSpec
 from ddlbench.networks.torchvision_compat import datasets as torchvision_datasets
 
 REQUESTS = [

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from ddlbench.experiment.atomic import digest_of
 from ddlbench.experiment.cell import Cell, parse_geometry
+from ddlbench.experiment.document import digest_of
 from ddlbench.experiment.errors import ConfigError
 
 CELL = Cell("cifar10", "resnet18", "gpipe", batch_size=64)

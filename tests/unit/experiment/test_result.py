@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_json_form import assert_fields
 
-from ddlbench.experiment import result_parts
+from ddlbench.experiment import result
 from ddlbench.experiment.result import Result, read_result, write_result
 from ddlbench.experiment.status import Status
 
@@ -65,21 +65,21 @@ def _object(part):
     ("path", "cls"),
     [
         ("", Result),
-        ("inputs", result_parts.InputDigests),
-        ("ranks.items", result_parts.RankEntry),
-        ("ranks.items.memory.items", result_parts.DeviceMemory),
-        ("timing", result_parts.Timing),
-        ("timing.epochs.items", result_parts.Epoch),
-        ("timing.step_s", result_parts.StepSummary),
-        ("staging", result_parts.Staging),
-        ("loss", result_parts.Loss),
-        ("communication", result_parts.Communication),
-        ("communication.ranks.items", result_parts.RankTraffic),
-        ("link", result_parts.Link),
-        ("link.cpus", result_parts.LinkCores),
-        ("checkpointing", result_parts.Checkpointing),
-        ("checkpointing.attempts.items", result_parts.Attempt),
-        ("provenance", result_parts.Provenance),
+        ("inputs", result.InputDigests),
+        ("ranks.items", result.RankEntry),
+        ("ranks.items.memory.items", result.DeviceMemory),
+        ("timing", result.Timing),
+        ("timing.epochs.items", result.Epoch),
+        ("timing.step_s", result.StepSummary),
+        ("staging", result.Staging),
+        ("loss", result.Loss),
+        ("communication", result.Communication),
+        ("communication.ranks.items", result.RankTraffic),
+        ("link", result.Link),
+        ("link.cpus", result.LinkCores),
+        ("checkpointing", result.Checkpointing),
+        ("checkpointing.attempts.items", result.Attempt),
+        ("provenance", result.Provenance),
     ],
 )
 def test_results_have_the_fields_of_their_schema(path, cls):

@@ -10,11 +10,9 @@ import pytest
 from ddlbench.datasets import DataRequest, stage
 from ddlbench.datasets.loading import make_feed
 from ddlbench.experiment.config import parse_experiment
-from ddlbench.experiment.data_size import estimate_bytes
-from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.dataset_spec import DATASETS, estimate_bytes
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.network_spec import NETWORKS, mismatch, pairs
-from ddlbench.experiment.registry import known, load
+from ddlbench.experiment.registry import NETWORKS, known, load, mismatch, pairs
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import expand
 from ddlbench.report.labels import dataset_label, in_dataset_order, network_label
@@ -58,7 +56,7 @@ NPY = Format(write, read)
 """
 
 TOY_NETWORK = """
-from ddlbench.experiment.network_spec import NetworkSpec
+from ddlbench.experiment.registry import NetworkSpec
 
 SPEC = NetworkSpec("tiny", "Tiny-1", "toy_network:build", reads="images")
 

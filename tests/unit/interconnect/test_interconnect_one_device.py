@@ -11,11 +11,10 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fits import given_hockney
 from ddlbench.experiment.links import Links, LinkSweep, PairMatrix, read_links
 from ddlbench.experiment.site import load_site
-from ddlbench.interconnect import device_copies, measure, node_pairs
+from ddlbench.interconnect import measure, node_pairs
 from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
 from ddlbench.interconnect.p2p_text import parse_p2p
-from ddlbench.interconnect.pair_matrix import median_of_runs
-from ddlbench.interconnect.slow_pairs import slow_pairs
+from ddlbench.interconnect.pair_matrix import median_of_runs, slow_pairs
 from ddlbench.planning.pipeline_stages import bandwidth_of
 from ddlbench.predict.links import LinkTable
 from ddlbench.report.figures.links import draw_links
@@ -122,8 +121,8 @@ def test_nvbandwidth_waives_what_one_gpu_has_not():
 
 
 def test_one_gpu_copies_to_nobody(monkeypatch):
-    monkeypatch.setattr(device_copies.torch.cuda, "device_count", lambda: 1)
-    assert device_copies.gpu_pairs() == []
+    monkeypatch.setattr(node_pairs.torch.cuda, "device_count", lambda: 1)
+    assert node_pairs.gpu_pairs() == []
 
 
 @pytest.mark.parametrize(("gpus", "shared"), [(1, False), (4, True)])

@@ -11,8 +11,7 @@ from torch import nn
 
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.network_spec import mismatch
-from ddlbench.experiment.registry import NETWORKS, load
+from ddlbench.experiment.registry import NETWORKS, load, mismatch
 from ddlbench.networks import block_names, build, num_layers, num_parameters, without_dropout
 
 CIFAR10 = DATASETS["cifar10"]

@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
-from ddlbench.experiment.network_spec import pairs
-from ddlbench.networks.summary import markdown_table
+from ddlbench.experiment.registry import pairs
+from ddlbench.networks.factory import markdown_table
 
 # Parameters of DDLBench's own networks for small images, and of the perceptron by hand (784 or
 # 3072 to 128 to 64 to 10); MNIST has one input channel.

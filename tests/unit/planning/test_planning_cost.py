@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.data_size import DataRequest, estimate_bytes
+from ddlbench.experiment.dataset_spec import DataRequest, estimate_bytes
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.site import Site

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.links import Links, write_links
-from ddlbench.experiment.network_spec import pairs
 from ddlbench.experiment.paths import links_file, profile_file
 from ddlbench.experiment.profile import Profile, write_profile
+from ddlbench.experiment.registry import pairs
 from ddlbench.planning.network_tables import block_costs
 from ddlbench.planning.pipeline_stages import NeedsProfile, even_blocks, even_costs
 from ddlbench.planning.plan import Plan, make_plan

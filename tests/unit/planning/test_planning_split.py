@@ -8,8 +8,7 @@ import pytest
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.network_spec import mismatch, pairs
-from ddlbench.experiment.registry import NETWORKS
+from ddlbench.experiment.registry import NETWORKS, mismatch, pairs
 from ddlbench.planning.plan import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.tensor_parallel.descriptor import grid_of

@@ -7,11 +7,11 @@ import pytest
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
-from ddlbench.experiment.lines import Timing
+from ddlbench.experiment.fits import Timing
 from ddlbench.experiment.links import InvalidLinks, Links
 from ddlbench.experiment.profile import InvalidProfile
 from ddlbench.experiment.site import load_site
-from ddlbench.interconnect.from_site_file import given_parts
+from ddlbench.interconnect.assemble import given_parts
 from ddlbench.planning.pipeline_stages import even_costs
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict import inputs as inputs_module
@@ -190,7 +190,7 @@ def test_a_missing_profile_is_one_sentence_with_its_command(tmp_path):
     ],
 )
 def test_wrong_matrices_are_one_sentence(tmp_path, key, value, says):
-    from ddlbench.experiment.atomic import write_json
+    from ddlbench.experiment.document import write_json
 
     values = make.links()
     values["pairs"][0][key][0][1] = value

@@ -14,7 +14,7 @@ from predict_results import row, write_ok
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import plan_file, profile_file
-from ddlbench.experiment.result_parts import InputDigests
+from ddlbench.experiment.result import InputDigests
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Workload, backward_shares

@@ -12,12 +12,18 @@ from torch import nn
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.networks import build
-from ddlbench.profiling.blocks import cut_step, time_blocks, time_one_by_one
-from ddlbench.profiling.clock import CpuMarks
-from ddlbench.profiling.gradients import ReadyOrder, ready_block_by_block, tensor_entries
+from ddlbench.profiling.blocks import (
+    ReadyOrder,
+    blocks_of,
+    clear_gradients,
+    cut_step,
+    ready_block_by_block,
+    tensor_entries,
+    time_blocks,
+    time_one_by_one,
+)
 from ddlbench.profiling.leaves import recorded, time_leaves
-from ddlbench.profiling.pieces import blocks_of, clear_gradients
-from ddlbench.profiling.samples import Samples
+from ddlbench.profiling.timers import CpuMarks, Samples
 
 CPU = torch.device("cpu")
 MARKS = partial(CpuMarks, processor=True)

@@ -7,8 +7,8 @@ import torch
 from odd_blocks import Residual
 from torch import nn
 
-from ddlbench.profiling.bytes import network_bytes
-from ddlbench.profiling.pieces import blocks_of
+from ddlbench.profiling.blocks import blocks_of
+from ddlbench.profiling.leaves import network_bytes
 
 F4 = 4  # bytes of a float32
 

@@ -13,18 +13,16 @@ import torch
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.network_spec import mismatch
-from ddlbench.experiment.profile import InvalidProfile, Profile, read_profile
-from ddlbench.experiment.registry import NETWORKS
+from ddlbench.experiment.profile import InvalidProfile, Profile, as_csv, read_profile
+from ddlbench.experiment.registry import NETWORKS, mismatch
 from ddlbench.experiment.site import load_site
 from ddlbench.networks import build
 from ddlbench.planning.profiles import ProfileNeeds
 from ddlbench.profiling import layers
-from ddlbench.profiling.as_csv import as_csv
-from ddlbench.profiling.fits_in_memory import fits_in_memory
 from ddlbench.profiling.layers import measure_layers
 from ddlbench.profiling.make import make_profile
-from ddlbench.profiling.replicas import slowdowns
+from ddlbench.profiling.steps import slowdowns
+from ddlbench.profiling.worker import fits_in_memory
 from ddlbench.runtime.rank_job import RankJobFailed
 
 LARGE = {"resnet50", "resnet152", "vgg16"}  # of families that have a smaller one

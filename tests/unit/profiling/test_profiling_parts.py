@@ -7,7 +7,7 @@ import torch
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.profiling import steps
-from ddlbench.profiling.parts import on_device, on_host
+from ddlbench.profiling.steps import on_device, on_host
 
 MARKED_S = {"forward": 4.0, "backward": 8.0, "optimizer": 2.0}  # of two steps
 

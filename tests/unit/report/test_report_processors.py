@@ -9,7 +9,7 @@ import pytest
 from figure_checks import assert_no_overlap, assert_readable, of
 from report_factory import SITE_NAME, experiment, matrix, result, site, write
 
-from ddlbench.experiment.result_parts import Provenance
+from ddlbench.experiment.result import Provenance
 from ddlbench.planning.matrix import expand
 from ddlbench.report import collect, make_tables
 from ddlbench.report.comparability import Processors, unlike

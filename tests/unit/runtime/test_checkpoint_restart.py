@@ -12,7 +12,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import checkpoint_dir
-from ddlbench.experiment.result_parts import Attempt
+from ddlbench.experiment.result import Attempt
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.plan import make_plan
 from ddlbench.runtime.checkpoint.restart import forget_checkpoints, restart_of

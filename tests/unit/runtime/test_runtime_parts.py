@@ -15,7 +15,7 @@ from torch import nn
 
 from ddlbench.datasets.loader import feed_ranges
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.result_parts import Loss
+from ddlbench.experiment.result import Loss
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.meters import LiveTensors
 from ddlbench.runtime.network_address import address_of

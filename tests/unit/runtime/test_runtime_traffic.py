@@ -9,7 +9,7 @@ from operator import sub
 import pytest
 from cases.rank_reports import rank_report
 
-from ddlbench.experiment.result_parts import RankTraffic
+from ddlbench.experiment.result import RankTraffic
 from ddlbench.runtime.meters import connection_bytes
 from ddlbench.runtime.rank_report import CountedBytes
 from ddlbench.runtime.result import communication

@@ -9,7 +9,7 @@ import pytest
 from cases.rank_reports import rank_report
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.data_size import DataRequest
+from ddlbench.experiment.dataset_spec import DataRequest
 from ddlbench.planning.plan import make_plan
 from ddlbench.runtime import worker
 from ddlbench.runtime.failure import cause_of

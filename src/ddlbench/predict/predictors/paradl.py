@@ -24,7 +24,7 @@ from math import prod
 from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.lines import Timing
+from ddlbench.experiment.fits import Timing
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import rows_share, strategy_of
 from ddlbench.planning.workload import Workload

@@ -23,11 +23,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ddlbench.experiment.atomic import write_json
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.document import write_json
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import checkpoint_dir
-from ddlbench.experiment.result_parts import Attempt
+from ddlbench.experiment.result import Attempt
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.plan import Plan

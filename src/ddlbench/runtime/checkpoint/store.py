@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlbench.experiment.atomic import write_json
+from ddlbench.experiment.document import write_json
 
 __all__ = [
     "KEPT_SETS",

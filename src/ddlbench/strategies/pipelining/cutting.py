@@ -25,8 +25,7 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.experiment.network_spec import pairs
-from ddlbench.experiment.registry import load
+from ddlbench.experiment.registry import load, pairs
 from ddlbench.networks.flatten import out_of_place
 from ddlbench.planning.network_tables import BLOCK_COLUMNS
 

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.experiment.network_spec import pairs
-from ddlbench.experiment.registry import load
+from ddlbench.experiment.registry import load, pairs
 from ddlbench.planning.network_tables import DIMENSIONS, LIMIT_COLUMNS
 from ddlbench.strategies.pipelining.cutting import TensorForm
 from ddlbench.strategies.tensor_parallel.row_layers import CONVOLUTIONS

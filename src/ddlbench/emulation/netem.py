@@ -1,0 +1,176 @@
+"""Links made by the kernel: a bridge, a veth pair a node, and ``tc netem`` at both ends.
+
+::
+
+    node0  eth0 ====== port0  bridge  port1 ====== eth0  node1
+           rate               rate, delay, loss
+
+Delay and loss are where packets go to their receiver: packets that wait at the sender would be
+counted as TCP's own, and TCP would stop sending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from ddlbench.emulation.backend import (
+    INTERFACE,
+    QUEUE_PACKETS,
+    burst_packets,
+    netem_limit,
+    set_up_interface,
+)
+from ddlbench.emulation.namespaces import EmulationFailed, Held, Space, run_tool, tool
+from ddlbench.experiment.fabric import LinkCondition
+from ddlbench.experiment.units import US
+
+__all__ = ["Netem", "drops_of", "egress", "ingress", "missing_netem"]
+
+
+def missing_netem(space: Space) -> str | None:
+    """Why the kernel's netem cannot be used; None where it can."""
+    try:
+        run_tool(
+            [
+                *(*space.enter(), tool("unshare"), "--net"),
+                *(tool("tc"), "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"),
+            ]
+        )
+    except EmulationFailed as error:
+        return f"tc netem: {error}"
+    return None
+
+
+def egress(condition: LinkCondition) -> list[str]:
+    """Options of netem for what a node sends; empty where nothing limits it."""
+    rate = condition.bandwidth_bits_per_s
+    if rate is None:
+        return []
+    return ["rate", f"{rate:.0f}bit", "limit", str(QUEUE_PACKETS)]
+
+
+def ingress(condition: LinkCondition) -> list[str]:
+    """Options of netem for what goes to a node."""
+    options = ["delay", f"{US.of(condition.latency_s):.0f}us"]
+    if condition.loss:
+        options += ["loss", f"{condition.loss * 100:g}%"]
+    if condition.bandwidth_bits_per_s is not None:
+        options += ["rate", f"{condition.bandwidth_bits_per_s:.0f}bit"]
+    return [*options, "limit", str(netem_limit(condition))]
+
+
+class Netem:
+    """Links of the kernel.
+
+    Args:
+        space: where the nodes are.
+        hosts: file that the bridge's namespace sees as /etc/hosts.
+        nodes, addresses: of the nodes.
+        condition: of the links.
+
+    Raises:
+        EmulationFailed: the kernel refuses a part of it.
+        ConfigError: it has no such congestion control.
+    """
+
+    name = "netem"
+    header_bytes = 14  # Ethernet's
+
+    def __init__(
+        self,
+        space: Space,
+        hosts: str,
+        nodes: Sequence[Held],
+        addresses: Sequence[str],
+        condition: LinkCondition,
+    ) -> None:
+        self._nodes, self._condition = nodes, condition
+        self._switch = space.hold("switch", hosts)
+        self._ip("link add name bridge type bridge")
+        self._ip(f"link set dev bridge mtu {condition.mtu} up")
+        # A dropped frame is a dropped packet only if frames are packets.
+        bundle = 1 if condition.loss else burst_packets(condition)
+        for index, (node, address) in enumerate(zip(nodes, addresses, strict=True)):
+            self._ip(f"link add port{index} type veth peer name {INTERFACE} netns {node.pid}")
+            self._ip(f"link set dev port{index} master bridge mtu {condition.mtu} up")
+            set_up_interface(node, address, condition, bundle)
+            if egress(condition):
+                self._netem(node, "add", INTERFACE, egress(condition))
+        self._shape("add", condition)
+        self._dropped_before = 0
+        self.reset_usage()
+
+    @contextmanager
+    def without_loss(self) -> Iterator[None]:
+        """See :class:`Backend`."""
+        self._shape("change", replace(self._condition, loss=0.0))
+        try:
+            yield
+        finally:
+            self._shape("change", self._condition)
+
+    def correct(self, excess_s: float) -> None:
+        """Nothing: the kernel's timers are exact, and what it adds is the machine's own."""
+
+    def describe(self) -> dict[str, Any]:
+        """The queues' options."""
+        return {
+            "backend": self.name,
+            "egress": " ".join(egress(self._condition)),
+            "ingress": " ".join(ingress(self._condition)),
+        }
+
+    def usage(self) -> dict[str, Any]:
+        """The kernel's share of the CPU is not told apart from that of the nodes' own network."""
+        dropped = self._dropped() - self._dropped_before
+        return {
+            "backend": self.name,
+            "cpu_s": None,
+            "wall_s": None,
+            "share_of_core": None,
+            "saturated": False,
+            # netem counts packets lost on purpose and packets without room as one.
+            "dropped_by_queue": None if self._condition.loss else dropped,
+        }
+
+    def reset_usage(self) -> None:
+        """Begin anew."""
+        self._dropped_before = self._dropped()
+
+    def _shape(self, verb: str, condition: LinkCondition) -> None:
+        for index in range(len(self._nodes)):
+            self._netem(self._switch, verb, f"port{index}", ingress(condition))
+
+    def _netem(self, where: Held, verb: str, device: str, options: Sequence[str]) -> None:
+        qdisc = ("qdisc", verb, "dev", device, "root", "netem", *options)
+        run_tool([*where.enter("net"), tool("tc"), *qdisc])
+
+    def _ip(self, line: str) -> None:
+        run_tool([*self._switch.enter("net"), tool("ip"), *line.split()])
+
+    def _dropped(self) -> int:
+        """Packets that netem let go, at all ends."""
+        return sum(
+            sum(drops_of(run_tool([*where.enter("net"), tool("tc"), "-s", "qdisc", "show"])))
+            for where in (self._switch, *self._nodes)
+        )
+
+
+def drops_of(shown: str) -> list[int]:
+    """Drops of each netem queue in what ``tc -s qdisc show`` prints.
+
+    ::
+
+        qdisc netem 8001: dev port0 root refcnt 2 limit 1000 delay 10ms
+         Sent 98 bytes 1 pkt (dropped 3, overlimits 0 requeues 0)
+    """
+    found, is_netem = [], False
+    for line in shown.splitlines():
+        if line.startswith("qdisc"):
+            is_netem = line.split()[1] == "netem"
+        elif is_netem and "(dropped " in line:
+            found.append(int(line.split("(dropped ")[1].split(",")[0]))
+    return found

@@ -1,0 +1,257 @@
+"""The relay process: the switch between the nodes, in user space.
+
+    python -m ddlbench.emulation.relay
+
+::
+
+    stdin    settings, then a JSON command a line ("set", "usage", "reset"); its end ends the relay
+    stdout   one JSON line of answer each
+    TUN      one device a node: read -> Switch.send -> ... its time comes -> write
+
+One thread waits for all of it. It asks for real-time priority, since a link that waits for a core
+is not a link; where that is refused it takes what it gets, and says so. Whether it keeps up it
+measures itself::
+
+    samples      .   .   .   .   .            .   .   .      a tenth of a second apart or more
+    busiest          |<-- a second -->|                      of all such spans, the fullest
+    short run    |<-- all of it -->|                         where it is shorter than a second
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import random
+import select
+import socket
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ddlbench.emulation.frames import FRAME_BYTES, destination, is_ipv4, open_tun
+from ddlbench.emulation.switch import Links, Switch
+
+__all__ = ["SATURATED_SHARE", "Load", "main"]
+
+# A relay that computes for so much of a second is behind for parts of it.
+SATURATED_SHARE = 0.9
+_WINDOW_S, _APART_S = 1.0, 0.1
+# Of less nothing is said: a few packets that come at once fill it.
+_SHORTEST_S = 0.02
+
+Sample = tuple[float, float]  # wall clock and CPU time of this process, in seconds
+
+
+class Load:
+    """CPU time of this process since the last reset, as a whole and in its busiest second.
+
+    Args:
+        late_after_s: a frame that is delivered so long after its time is counted as late.
+    """
+
+    def __init__(self, late_after_s: float) -> None:
+        self._late_after_s = late_after_s
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._start: Sample = (time.monotonic(), time.process_time())
+        self._samples = deque([self._start])
+        self._peak = 0.0
+        self._frames = self._late = 0
+        self._latest_s = 0.0
+
+    def see(self, now_s: float) -> None:
+        """Take a sample if it is time; to be called before and after each time of waiting."""
+        if now_s - self._samples[-1][0] >= _APART_S:
+            self._take((now_s, time.process_time()))
+
+    def delivered(self, behind_s: float) -> None:
+        """A frame left so long after its time."""
+        self._frames += 1
+        if behind_s > self._late_after_s:
+            self._late += 1
+            self._latest_s = max(self._latest_s, behind_s)
+
+    def to_dict(self) -> dict[str, Any]:
+        """CPU and wall time, shares of one core, frames and how many of them were late."""
+        here = (time.monotonic(), time.process_time())
+        self._take(here)
+        wall_s, share = here[0] - self._start[0], _share(self._start, here)
+        peak = self._peak
+        if _SHORTEST_S <= wall_s < _WINDOW_S:
+            peak = share
+        return {
+            "cpu_s": here[1] - self._start[1],
+            "wall_s": wall_s,
+            "share_of_core": share,
+            "busiest_second_share": max(peak, share),
+            "saturated": peak >= SATURATED_SHARE,
+            "frames": self._frames,
+            "late_frames": self._late,
+            "late_after_s": self._late_after_s,
+            "latest_s": self._latest_s,
+        }
+
+    def _take(self, sample: Sample) -> None:
+        """Judge the second that ends with it: from the latest sample that is a second old."""
+        self._samples.append(sample)
+        while len(self._samples) > 1 and sample[0] - self._samples[1][0] >= _WINDOW_S:
+            self._samples.popleft()
+        if sample[0] - self._samples[0][0] >= _WINDOW_S:
+            self._peak = max(self._peak, _share(self._samples[0], sample))
+
+
+def _share(begin: Sample, end: Sample) -> float:
+    wall_s = end[0] - begin[0]
+    return (end[1] - begin[1]) / wall_s if wall_s > 0 else 0.0
+
+
+# Frames read from one node before the others have their turn.
+_BATCH = 32
+# A frame may be late by so much of the delay, or by so long, before it is counted.
+_LATE_SHARE, _LATE_S = 0.1, 0.0002
+# linux/prctl.h: how far the kernel may put off a timer, to bundle it with others.
+_PR_SET_TIMERSLACK = 29
+
+
+class Relay:
+    """The switch, its devices and its master's commands.
+
+    Args:
+        settings: ``namespaces``, ``addresses`` (one a node), ``interface``, ``links``.
+    """
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        opened = [open_tun(Path(one), settings["interface"]) for one in settings["namespaces"]]
+        self.bundled = opened[0][1]
+        self._devices = [device for device, _ in opened]
+        self._nodes = {device: node for node, device in enumerate(self._devices)}
+        self._targets = {
+            socket.inet_aton(address): node for node, address in enumerate(settings["addresses"])
+        }
+        links = Links(**settings["links"])
+        self._switch = Switch(len(opened), links, random.Random().random)
+        self._load = Load(max(_LATE_SHARE * links.delay_s, _LATE_S))
+        self._refused = 0
+        self._heard = b""
+
+    def run(self) -> None:
+        """Pass frames on until the master's end of stdin closes."""
+        sources = [sys.stdin.fileno(), *self._devices]
+        while True:
+            next_s = self._switch.next_s()
+            wait_s = None if next_s is None else max(0.0, next_s - time.monotonic())
+            readable, _, _ = select.select(sources, [], [], wait_s)
+            self._load.see(time.monotonic())
+            for source in readable:
+                if source != sources[0]:
+                    self._read(source)
+                elif not self._obey():
+                    return
+            self._write()
+            self._load.see(time.monotonic())
+
+    def _read(self, device: int) -> None:
+        source = self._nodes[device]
+        for _ in range(_BATCH):
+            try:
+                frame = os.read(device, FRAME_BYTES)
+            except BlockingIOError:
+                return
+            # Multicast and what is not ours has no target: a switch without uplink drops it.
+            if is_ipv4(frame) and (target := self._targets.get(destination(frame))) is not None:
+                self._switch.send(source, target, frame, time.monotonic())
+
+    def _write(self) -> None:
+        for due_s, _, target, frame in self._switch.arrived(time.monotonic()):
+            try:
+                os.write(self._devices[target], frame)
+            except OSError:
+                self._refused += 1
+            self._load.delivered(time.monotonic() - due_s)
+
+    def _obey(self) -> bool:
+        """Answer complete lines; False at the end of the file."""
+        heard = os.read(sys.stdin.fileno(), 65536)
+        *lines, self._heard = (self._heard + heard).split(b"\n")
+        for line in lines:
+            _answer(self._answer_to(json.loads(line)))
+        return bool(heard)
+
+    def _answer_to(self, command: dict[str, Any]) -> dict[str, Any]:
+        if "set" in command:
+            self._switch.links = replace(self._switch.links, **command["set"])
+            return {}
+        if "reset" in command:
+            self._load.reset()
+            self._switch.dropped = self._switch.lost = self._switch.passed = self._refused = 0
+            return {}
+        return {
+            **self._load.to_dict(),
+            "packets": self._switch.passed,
+            "lost_on_purpose": self._switch.lost,
+            "dropped_by_queue": self._switch.dropped,
+            "refused_by_device": self._refused,
+        }
+
+
+def main() -> None:
+    """Take settings, make devices, say so, and relay."""
+    settings = json.loads(_first_line())
+    try:
+        relay = Relay(settings)
+    except OSError as error:
+        _answer({"error": f"{error.strerror}: {error.filename or '/dev/net/tun'}"})
+        sys.exit(1)
+    scheduling = _settle_down(settings["core"])
+    _answer({"bundled": relay.bundled, "core": settings["core"], "scheduling": scheduling})
+    # What lives now lives on; the loop makes no cycles.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    relay.run()
+
+
+def _first_line() -> bytes:
+    """Without a buffer, which would keep what comes after it."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(sys.stdin.fileno(), 1)
+        if not byte:
+            sys.exit(1)
+        line += byte
+    return line
+
+
+def _answer(value: dict[str, Any]) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def _settle_down(core: int | None) -> str:
+    """Onto the core, with exact timers and the highest priority that is allowed; which one."""
+    if core is not None:
+        with suppress(OSError):
+            os.sched_setaffinity(0, {core})
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except OSError:
+        pass
+    else:
+        return "real-time"
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, -20)
+    except OSError:
+        return "normal"
+    return "nice -20"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""Links made by a process of ours, for kernels without netem: the end of its master."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ddlbench.emulation.backend import INTERFACE, burst_packets, queue_bytes, set_up_interface
+from ddlbench.emulation.namespaces import EmulationFailed, Held, Space
+from ddlbench.emulation.switch import Links
+from ddlbench.experiment.fabric import LinkCondition
+
+__all__ = ["RelayBackend", "missing_tun", "sent_drops"]
+
+_TUN = Path("/dev/net/tun")
+_END_S = 5.0
+
+
+def missing_tun() -> str | None:
+    """Why no relay can run; None where it can."""
+    try:
+        os.close(os.open(_TUN, os.O_RDWR))
+    except OSError as error:
+        return f"the relay: {_TUN}: {error.strerror}"
+    return None
+
+
+class RelayBackend:
+    """The relay, on the last core that this process may use.
+
+    Args:
+        space: where the nodes are.
+        nodes, addresses: of the nodes.
+        condition: of the links.
+
+    Raises:
+        EmulationFailed: it does not start.
+        ConfigError: the kernel has no such congestion control.
+    """
+
+    name = "relay"
+    header_bytes = 0
+
+    def __init__(
+        self,
+        space: Space,
+        nodes: Sequence[Held],
+        addresses: Sequence[str],
+        condition: LinkCondition,
+    ) -> None:
+        self._nodes, self._condition = nodes, condition
+        self._compensation_s = 0.0
+        self._lock = threading.Lock()
+        self._process = subprocess.Popen(
+            [*space.enter(), sys.executable, "-m", "ddlbench.emulation.relay"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            self._described = self._ask(self._settings(addresses))
+            for node, address in zip(nodes, addresses, strict=True):
+                set_up_interface(node, address, condition, burst_packets(condition))
+            self._lost_by_devices_before = 0
+            self.reset_usage()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the relay: its devices go with it."""
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    @contextmanager
+    def without_loss(self) -> Iterator[None]:
+        """See :class:`Backend`."""
+        self._ask({"set": {"loss": 0.0}})
+        try:
+            yield
+        finally:
+            self._ask({"set": {"loss": self._condition.loss}})
+
+    def correct(self, excess_s: float) -> None:
+        """Wait less, by what reading, writing and waking up take on this machine."""
+        self._compensation_s = min(max(excess_s, 0.0), self._condition.latency_s)
+        delay_s = self._condition.latency_s - self._compensation_s
+        self._ask({"set": {"delay_s": delay_s}})
+
+    def describe(self) -> dict[str, Any]:
+        """Core, priority and offloads of the relay, and what it takes off the delay."""
+        return {
+            "backend": self.name,
+            **self._described,
+            "bundled_packets": burst_packets(self._condition),
+            "queue_bytes": queue_bytes(self._condition),
+            "compensation_s": self._compensation_s,
+        }
+
+    def usage(self) -> dict[str, Any]:
+        """What the relay counts, and packets that its devices lost because it was late."""
+        return {
+            "backend": self.name,
+            **self._ask({"usage": True}),
+            "dropped_by_device": self._lost_by_devices() - self._lost_by_devices_before,
+        }
+
+    def reset_usage(self) -> None:
+        """Begin anew."""
+        self._ask({"reset": True})
+        self._lost_by_devices_before = self._lost_by_devices()
+
+    def _settings(self, addresses: Sequence[str]) -> dict[str, Any]:
+        links = Links(
+            delay_s=self._condition.latency_s,
+            bits_per_s=self._condition.bandwidth_bits_per_s,
+            loss=self._condition.loss,
+            queue_bytes=queue_bytes(self._condition),
+            mtu=self._condition.mtu,
+        )
+        return {
+            "namespaces": [f"/proc/{node.pid}/ns/net" for node in self._nodes],
+            "addresses": list(addresses),
+            "interface": INTERFACE,
+            "links": asdict(links),
+            "core": max(os.sched_getaffinity(0)),
+        }
+
+    def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
+        """One line there, one line back.
+
+        Raises:
+            EmulationFailed: the relay has ended, or says that it cannot.
+        """
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        with self._lock:
+            line = b""
+            with suppress(OSError, ValueError):
+                stdin.write(json.dumps(command).encode() + b"\n")
+                stdin.flush()
+                line = stdout.readline()
+        if not line:
+            raise EmulationFailed(
+                f"the relay of the emulated links has ended: {self._last_words()}"
+            )
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise EmulationFailed(f"the relay of the emulated links: {answer['error']}")
+        return answer
+
+    def _last_words(self) -> str:
+        if self._process.stderr is None or self._process.stderr.closed:
+            return "it was closed"
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+            words = self._process.stderr.read().decode(errors="replace").strip().splitlines()
+            return words[-1] if words else f"status {self._process.returncode}"
+        return "it does not answer"
+
+    def _lost_by_devices(self) -> int:
+        """Packets that found the queue of a node's device full, from the kernel's own count."""
+        return sum(
+            sent_drops(Path(f"/proc/{node.pid}/net/dev").read_text(encoding="ascii"))
+            for node in self._nodes
+        )
+
+
+def sent_drops(text: str) -> int:
+    """Column "drop" of what was sent, of ``eth0``, in /proc/net/dev."""
+    for line in text.splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == INTERFACE:
+            return int(numbers.split()[11])
+    return 0

@@ -1,0 +1,63 @@
+"""Which links are refused, and in what words."""
+
+import pytest
+
+from ddlbench.emulation import LinkMissed, require
+from ddlbench.emulation.probe import misses
+
+SETTING = {"latency_s": 0.01, "bandwidth_bits_per_s": 500e6, "loss": 0.01}
+
+
+def measured(delay_s=0.0102, rate=490e6, low=0.008, high=0.012):
+    interval = {"low": low, "high": high, "confidence": 0.999}
+    return {
+        "pairs": [
+            {"from": 0, "to": 1, "one_way_delay_s": delay_s, "rate_bits_per_s": rate},
+            {"from": 1, "to": 0, "one_way_delay_s": 0.01, "rate_bits_per_s": 500e6},
+        ],
+        "loss": {"sent": 20_000, "lost": 200, "wide_interval": interval},
+    }
+
+
+def test_a_good_link_passes():
+    assert misses(SETTING, measured()) == []
+    require({"misses": []})
+
+
+@pytest.mark.parametrize("share", [0.91, 1.09])
+def test_ten_percent_may_be_off(share):
+    assert misses(SETTING, measured(delay_s=0.01 * share, rate=500e6 * share)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"delay_s": 0.0115},
+            "the one-way delay from node0 to node1 is 11.5 ms, the setting is 10 ms (+15%",
+        ),
+        ({"delay_s": 0.008}, "is 8 ms, the setting is 10 ms (-20%"),
+        ({"delay_s": None}, "no echo came back from node0 to node1"),
+        (
+            {"rate": 400e6},
+            "the rate from node0 to node1 is 400 Mbit/s, the setting is 500 Mbit/s (-20%",
+        ),
+        ({"rate": None}, "the rate from node0 to node1 could not be measured"),
+        (
+            {"low": 0.02, "high": 0.03},
+            "200 of 20000 packets were lost, the setting is 1.000% (99.9% interval 2.000%",
+        ),
+    ],
+)
+def test_a_miss_is_one_sentence(changes, sentence):
+    found = misses(SETTING, measured(**changes))
+    assert len(found) == 1
+    assert sentence in found[0]
+    with pytest.raises(LinkMissed) as error:
+        require({"misses": found})
+    assert str(error.value) == found[0]
+
+
+def test_what_is_not_set_is_not_judged():
+    free = {"latency_s": 0.0, "bandwidth_bits_per_s": None, "loss": 0.0}
+    assert misses(free, measured(delay_s=0.0001, rate=None, low=0.0, high=0.0004)) == []

@@ -1,0 +1,167 @@
+"""The model of the links, in hand-worked times: 8 Mbit/s is a byte a microsecond."""
+
+import random
+
+import pytest
+from emulated_frames import payload_of, tcp
+from scipy.stats import binomtest
+
+from ddlbench.emulation.switch import Links, Switch
+
+MS = 1e-3
+PACKET = tcp(bytes(948))  # 1000 bytes of IP: one millisecond
+
+
+def links(**changes):
+    values = {"delay_s": 10 * MS, "bits_per_s": 8e6, "loss": 0.0, "queue_bytes": 10_000}
+    return Links(**{**values, "mtu": 1000, **changes})
+
+
+def switch(nodes=3, numbers=None, **changes):
+    draws = iter(numbers) if numbers is not None else None
+    return Switch(nodes, links(**changes), (lambda: next(draws)) if draws else random.random)
+
+
+def arrivals(model, until_s=10.0):
+    """(time in ms, node, frame), as a relay that is always in time would see them."""
+    found, now_s = [], 0.0
+    while (next_s := model.next_s()) is not None and next_s <= until_s:
+        now_s = max(now_s, next_s)
+        found += [(one.due_s / MS, one.target, one.frame) for one in model.arrived(now_s)]
+    return found
+
+
+def times(model):
+    return [at for at, _, _ in arrivals(model)]
+
+
+def test_a_packet_takes_both_links_and_the_delay():
+    model = switch()
+    model.send(0, 1, PACKET, 0.0)
+    assert arrivals(model) == [(pytest.approx(12.0), 1, PACKET)]
+    assert model.next_s() is None
+
+
+def test_packets_leave_one_after_the_other():
+    model = switch()
+    for _ in range(3):
+        model.send(0, 1, PACKET, 0.0)
+    assert times(model) == pytest.approx([12.0, 13.0, 14.0])
+
+
+def test_both_directions_have_the_full_rate():
+    model = switch()
+    model.send(0, 1, PACKET, 0.0)
+    model.send(1, 0, PACKET, 0.0)
+    assert times(model) == pytest.approx([12.0, 12.0])
+
+
+def test_a_receiver_has_one_link_for_all_senders():
+    model = switch()
+    model.send(0, 2, PACKET, 0.0)
+    model.send(1, 2, PACKET, 0.0)
+    assert times(model) == pytest.approx([12.0, 13.0])
+
+
+def test_a_bundle_ends_when_its_last_packet_would():
+    single, bundled = switch(), switch()
+    for _ in range(4):
+        single.send(0, 1, tcp(bytes(948)), 0.0)
+    bundled.send(0, 1, tcp(bytes(4 * 948), packet_bytes=948), 0.0)
+    # Four packets of 1 ms leave by 4 ms; the last one crosses the second link by 5 ms.
+    assert times(single)[-1] == pytest.approx(15.0)
+    assert times(bundled) == pytest.approx([15.0])
+
+
+def test_bundles_of_two_senders_share_the_receiver_s_link():
+    model = switch()
+    for source in (0, 1):
+        model.send(source, 2, tcp(bytes(4 * 948), packet_bytes=948), 0.0)
+    assert times(model) == pytest.approx([15.0, 19.0])
+
+
+def test_a_late_packet_of_another_does_not_wait_for_what_is_still_to_leave():
+    model = switch()
+    for _ in range(3):
+        model.send(0, 2, PACKET, 0.0)  # at the switch at 1, 2 and 3 ms
+    other = tcp(bytes([1]) * 948)
+    model.send(1, 2, other, 0.5 * MS)  # at 1.5 ms: before the second of node 0
+    found = arrivals(model)
+    assert [at for at, _, _ in found] == pytest.approx([12.0, 13.0, 14.0, 15.0])
+    assert [frame == other for _, _, frame in found] == [False, True, False, False]
+
+
+def test_no_rate_leaves_the_delay():
+    model = switch(bits_per_s=None)
+    for _ in range(3):
+        model.send(0, 1, PACKET, 0.0)
+    assert times(model) == pytest.approx([10.0] * 3)
+
+
+def test_no_delay_is_due_at_once():
+    model = switch(bits_per_s=None, delay_s=0.0)
+    model.send(0, 1, PACKET, 1.0)
+    assert [one.target for one in model.arrived(1.0)] == [1]
+
+
+def test_frames_of_one_time_keep_their_order():
+    model = switch(bits_per_s=None)
+    frames = [tcp(bytes([index])) for index in range(20)]
+    for frame in frames:
+        model.send(0, 1, frame, 0.0)
+    assert [frame for _, _, frame in arrivals(model)] == frames
+
+
+def test_a_full_queue_drops_its_tail():
+    model = switch(queue_bytes=3500)
+    for _ in range(5):
+        model.send(0, 1, PACKET, 0.0)
+    assert len(arrivals(model)) == 3
+    assert (model.dropped, model.passed, model.lost) == (2, 3, 0)
+
+
+def test_a_full_queue_cuts_a_bundle():
+    model = switch(queue_bytes=3500)
+    payload = bytes(index % 251 for index in range(5 * 948))
+    model.send(0, 1, tcp(payload, packet_bytes=948), 0.0)
+    ((_, _, frame),) = arrivals(model)
+    assert payload_of(frame, 52) == payload[: 3 * 948]
+    assert model.dropped == 2
+
+
+def test_a_receiver_s_queue_is_full_for_all_senders():
+    model = switch(nodes=6, queue_bytes=3500)
+    for source in range(5):
+        model.send(source, 5, PACKET, 0.0)
+    assert len(arrivals(model)) == 3
+    assert model.dropped == 2
+
+
+def test_loss_is_decided_for_each_packet():
+    # Below the loss: lost. The second packet of the bundle is.
+    model = switch(numbers=[0.9, 0.05, 0.5], loss=0.1)
+    model.send(0, 1, tcp(bytes(3 * 948), packet_bytes=948), 0.0)
+    found = arrivals(model)
+    assert [len(payload_of(frame, 52)) for _, _, frame in found] == [948, 948]
+    assert (model.lost, model.passed) == (1, 2)
+
+
+@pytest.mark.parametrize("loss", [0.01, 0.1])
+@pytest.mark.parametrize("packets", [1, 10])
+def test_loss_has_the_rate_that_was_set(loss, packets):
+    model = Switch(2, links(loss=loss, bits_per_s=None), random.Random(20).random)
+    frame = tcp(bytes(packets * 948), packet_bytes=948)
+    count = 50_000 // packets
+    for _ in range(count):
+        model.send(0, 1, frame, 0.0)
+    arrivals(model)
+    assert model.lost + model.passed == count * packets
+    interval = binomtest(model.lost, count * packets).proportion_ci(0.999, method="exact")
+    assert interval.low <= loss <= interval.high
+
+
+def test_a_new_delay_holds_from_then_on():
+    model = switch(bits_per_s=None)
+    model.links = links(bits_per_s=None, delay_s=5 * MS)
+    model.send(0, 1, PACKET, 0.0)
+    assert times(model) == pytest.approx([5.0])
