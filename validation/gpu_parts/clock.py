@@ -28,7 +28,7 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.plan import request_of
 from ddlbench.profiling.steps import StepRunner
-from gpu_parts.study import Study, Verdict, in_process, own_environment
+from gpu_parts.study import NotHere, Study, Verdict, in_process, own_environment
 
 __all__ = ["run"]
 
@@ -158,7 +158,7 @@ def _overhead(study: Study) -> Verdict:
     """benchmarks/overhead on this device."""
     source = ROOT / "benchmarks" / "overhead" / "run.py"
     if study.small and study.device == "cpu":
-        return Verdict(True, {"left_out": "benchmarks/overhead measures it on CPUs"})
+        raise NotHere("left out of a small run; benchmarks/overhead measures it")
     done = subprocess.run(
         [sys.executable, str(source), "--json", "--device", study.device],
         capture_output=True, text=True, check=False, timeout=150, env=own_environment(),
@@ -252,7 +252,7 @@ def _determinism(study: Study) -> Verdict:
     again = _run_ok(study, cell, study.site(), "again")
     return Verdict(
         first == again,
-        {"bit_equal": first == again, "steps": len(first), "network": network},
+        {"equal_to_six_digits": first == again, "steps": len(first), "network": network},
         "" if first == again else f"they differ by up to {furthest(again, first):.2g}",
     )
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.staging import hold
 from ddlbench.experiment.cell import Cell
@@ -13,6 +11,7 @@ from ddlbench.experiment.dataset_spec import DataRequest
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.interconnect.group import settle
 from ddlbench.profiling.steps import StepRunner, run_rounds
+from ddlbench.runtime.placement import apply_settings
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import join_store, leave
 
@@ -27,7 +26,7 @@ def work(here: RankContext) -> dict[str, Any]:
     device, _ = settle(here)
     rank, replicas = here.process.rank, here.world_size
     cell = Cell.from_dict(here.settings["cell"])
-    torch.backends.cudnn.benchmark = cell.cudnn_benchmark
+    apply_settings(cell)
     store = join_store(here.host, here.port, rank, replicas)
     request = DataRequest(**here.settings["data"])
     dataset = open_split(hold(request, scratch_dir(here.scratch)), request, "train")
