@@ -26,8 +26,6 @@ from ddlbench.experiment.site import Site, load_site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
 
-__all__ = ["main"]
-
 Selected = tuple[Any, Site, list[MatrixRow]]
 
 

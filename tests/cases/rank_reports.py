@@ -6,8 +6,6 @@ from typing import Any
 
 from ddlbench.runtime.rank_report import RankFailure, RankReport
 
-__all__ = ["rank_failure", "rank_report"]
-
 
 def rank_report(**changes: Any) -> RankReport:
     """A rank that is done."""

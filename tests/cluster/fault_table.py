@@ -6,8 +6,6 @@ import csv
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-__all__ = ["ROWS", "Row", "save", "text"]
-
 
 @dataclass(frozen=True)
 class Row:

@@ -17,8 +17,6 @@ from ddlbench.experiment.site import Site, load_site
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.supervise import run_cell
 
-__all__ = ["local_site", "odd_cell", "run_one", "running", "sequential_loss"]
-
 
 def local_site(tmp_path: Path, devices: int = 2, **changes: Any) -> Site:
     """This machine with so many devices, data below ``tmp_path``."""

@@ -24,8 +24,6 @@ from ddlbench.planning.resources import (
     timeouts_within,
 )
 
-__all__ = ["Finding", "examine", "judge_nodes", "judge_partition"]
-
 
 @dataclass(frozen=True)
 class Finding:

@@ -17,8 +17,6 @@ from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.resources import SPARE_MINUTES, timeouts_within
 
-__all__ = ["Answers", "interview", "site_text", "write_site"]
-
 _STAGE_TIMEOUT_S = 1800
 _CELL_TIMEOUT_S = 3600
 _SPARE_MEMORY = 0.9

@@ -22,8 +22,6 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.runtime.network_address import address_of
 
-__all__ = ["failure_of", "main", "visible_gpus"]
-
 
 def visible_gpus() -> list[dict[str, Any]]:
     """``index``, ``name`` and ``error`` (None where it computes) of every GPU that torch sees."""

@@ -29,8 +29,6 @@ from ddlbench.planning.resources import job_minutes, request
 from ddlbench.runtime import slurm_job
 from ddlbench.runtime.launch import python_command, srun_command
 
-__all__ = ["ask_nodes", "batch_command", "main"]
-
 _JOB_MINUTES = 10
 _POLL_S = 2.0
 _OUTPUT = "job.txt"

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from ddlbench.experiment.errors import ConfigError
 
-__all__ = ["Partition", "accounts", "parse_gres", "parse_partitions", "partitions", "why_pending"]
-
 _SINFO = "%R|%D|%c|%m|%G|%l|%a|%f"
 _PATIENCE_S = 60
 

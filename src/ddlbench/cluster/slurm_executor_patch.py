@@ -10,8 +10,6 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-__all__ = ["mend_slurm_executor", "one_word_states"]
-
 _EXECUTOR = "snakemake_executor_plugin_slurm"
 _Answer = tuple[dict[str, str] | None, float | None]
 

@@ -20,8 +20,6 @@ from ddlbench.experiment.units import MB, MBIT_PER_S, MS, US
 if TYPE_CHECKING:
     from ddlbench.experiment.links import Links
 
-__all__ = ["interconnect", "link"]
-
 _FILE = click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 
 

@@ -22,8 +22,6 @@ from ddlbench.predict.paradl.workload import Workload, load_workload
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["JSON", "PLATFORM", "PLATFORM_NAME", "oracle", "with_platform"]
-
 PLATFORM = "config/platforms/abci.yaml"
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 PLATFORM_NAME = click.option(

@@ -17,19 +17,6 @@ if TYPE_CHECKING:
 
 from ddlbench.experiment.units import GB
 
-__all__ = [
-    "accuracy_by_strategy",
-    "candidate",
-    "constants",
-    "reach",
-    "show_best",
-    "show_calibration",
-    "show_limits",
-    "show_score",
-    "show_target",
-]
-
-
 ACCURACIES = (
     "accuracy",
     "compute_accuracy",

@@ -24,8 +24,6 @@ from ddlbench.planning.partition import (
 )
 from ddlbench.planning.schedules.pipedream import warmups
 
-__all__ = ["partition_command"]
-
 LISTS = ("--machines", "--bandwidth")
 
 

@@ -27,17 +27,6 @@ if TYPE_CHECKING:
     from ddlbench.predict.prediction import Prediction
     from ddlbench.predict.recommend import PredictionRequest, Recommendation
 
-__all__ = [
-    "accuracy",
-    "frame_table",
-    "predict",
-    "prediction_dict",
-    "recommend",
-    "records",
-    "show_predictions",
-    "show_recommendation",
-]
-
 
 def _cell_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that say what is trained, on how much."""

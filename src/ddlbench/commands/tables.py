@@ -20,8 +20,6 @@ from pathlib import Path
 from ddlbench.experiment.document import write_text
 from ddlbench.predict.paradl.networks import PUBLISHED
 
-__all__ = ["TABLES", "GeneratedTable", "write_tables"]
-
 _PLANNING = "src/ddlbench/planning"
 _WORKLOADS = "src/ddlbench/predict/paradl/workloads"
 _END = "<!-- end of table -->"

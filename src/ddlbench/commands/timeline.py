@@ -12,8 +12,6 @@ from ddlbench.experiment.document import write_json
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.report.timeline.schedule_diagrams import SCHEDULES, Lesson
 
-__all__ = ["timeline"]
-
 _OF_SCHEDULES = {
     "stages": "--stages",
     "batches": "--mini-batches",

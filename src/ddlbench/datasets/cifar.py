@@ -19,8 +19,6 @@ from ddlbench.datasets.files import ArraySplit, CheckedFile, DataError, Record, 
 from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
-__all__ = ["BATCHES", "FOLDER", "META", "load_pickle", "read", "write"]
-
 FOLDER = "cifar-10-batches-py"
 META = "batches.meta"
 BATCHES = {"train": tuple(f"data_batch_{k}" for k in range(1, 6)), "val": ("test_batch",)}

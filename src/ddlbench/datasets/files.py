@@ -18,21 +18,6 @@ from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 
-__all__ = [
-    "ArraySplit",
-    "CheckedFile",
-    "DataError",
-    "FileSplit",
-    "Record",
-    "Records",
-    "StagingError",
-    "available_cpus",
-    "check_record",
-    "folder_crc",
-    "in_parallel",
-    "record_of",
-]
-
 
 class DataError(RuntimeError):
     """Files of a dataset are missing, damaged, or not what was asked for."""

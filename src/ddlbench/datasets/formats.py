@@ -22,8 +22,6 @@ from ddlbench.experiment.dataset_spec import DataRequest, DatasetSpec
 from ddlbench.experiment.entry_points import load_target
 from ddlbench.experiment.errors import ConfigError
 
-__all__ = ["FORMATS", "SPLITS", "Format", "format_of", "write_dataset"]
-
 SPLITS = ("train", "val")
 
 

@@ -16,8 +16,6 @@ from ddlbench.datasets.files import ArraySplit, CheckedFile, DataError, Record, 
 from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
-__all__ = ["file_paths", "read", "write"]
-
 _FOLDER = "MNIST/raw"
 _PREFIX = {"train": "train", "val": "t10k"}
 _UNSIGNED_BYTE = 8

@@ -33,17 +33,6 @@ from ddlbench.datasets.files import DataError, FileSplit, Record, Records, folde
 from ddlbench.datasets.synthetic import Content, Recipe
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
-__all__ = [
-    "JPEG_QUALITY",
-    "ClassFolders",
-    "class_folder",
-    "decode",
-    "read",
-    "serve",
-    "write",
-    "write_class_folders",
-]
-
 JPEG_QUALITY = 75  # Pillow's default, as in DDLBench
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 

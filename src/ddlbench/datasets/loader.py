@@ -31,16 +31,6 @@ from torch.utils.data import DataLoader, Dataset
 from ddlbench.datasets.files import DataError
 from ddlbench.datasets.synthetic import CounterRng
 
-__all__ = [
-    "Batch",
-    "BatchLoader",
-    "EpochStream",
-    "ImageDataset",
-    "epoch_order",
-    "feed_ranges",
-    "normalise",
-]
-
 
 class ImageDataset(Protocol):
     """What a feed needs of a dataset."""

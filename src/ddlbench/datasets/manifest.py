@@ -14,8 +14,6 @@ from ddlbench.datasets.files import DataError, Records, check_record, in_paralle
 from ddlbench.datasets.synthetic import CONTENT_VERSION
 from ddlbench.experiment.dataset_spec import DataRequest
 
-__all__ = ["MANIFEST_NAME", "SCHEMA_VERSION", "Manifest", "request_facts", "source_folder"]
-
 MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION = 1
 

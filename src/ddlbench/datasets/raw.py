@@ -21,8 +21,6 @@ from ddlbench.datasets.files import ArraySplit, CheckedFile, DataError, Record, 
 from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
-__all__ = ["INDEX_NAME", "read", "write"]
-
 INDEX_NAME = "index.json"
 _SHARD_BYTES = 64 << 20  # a shard is at least this large ...
 _MAX_SHARDS = 512  # ... and larger where a split would have more than these

@@ -36,8 +36,6 @@ from ddlbench.datasets.user_data import UserData, copy_user_data, inspect_user_d
 from ddlbench.experiment.dataset_spec import DataRequest, estimate_bytes
 from ddlbench.experiment.units import BYTES, unit_for
 
-__all__ = ["Staged", "data_folder", "hold", "remove", "stage"]
-
 _log = logging.getLogger(__name__)
 _TOP = "ddlbench-data"
 

@@ -21,8 +21,6 @@ import numpy as np
 
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
-__all__ = ["CONTENT_VERSION", "Content", "CounterRng", "Recipe"]
-
 CONTENT_VERSION = 1  # raise it when any byte of any image changes
 
 _SLICES = 1_048_573  # places a slice of noise can begin; the largest prime under 2**20

@@ -15,8 +15,6 @@ from ddlbench.datasets.files import available_cpus
 from ddlbench.datasets.manifest import Manifest
 from ddlbench.networks.torchvision_compat import datasets
 
-__all__ = ["StagedCIFAR10"]
-
 
 class StagedCIFAR10(datasets.CIFAR10):
     """``torchvision.datasets.CIFAR10`` of staged synthetic data; same arguments.

@@ -18,8 +18,6 @@ from ddlbench.datasets.imagefolder import decode
 from ddlbench.datasets.manifest import Manifest, source_folder
 from ddlbench.experiment.dataset_spec import DataRequest
 
-__all__ = ["UserData", "copy_user_data", "inspect_user_data"]
-
 
 class UserData:
     """What was found.

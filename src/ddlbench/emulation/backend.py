@@ -16,17 +16,6 @@ from ddlbench.emulation.namespaces import EmulationFailed, Held, run_tool, tool
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 
-__all__ = [
-    "INTERFACE",
-    "NETWORK",
-    "QUEUE_PACKETS",
-    "Backend",
-    "burst_packets",
-    "netem_limit",
-    "queue_bytes",
-    "set_up_interface",
-]
-
 INTERFACE = "eth0"
 # Inside the namespaces only, so it clashes with nothing outside.
 NETWORK = "10.213.78.0/24"

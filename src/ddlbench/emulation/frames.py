@@ -25,16 +25,6 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-__all__ = [
-    "FRAME_BYTES",
-    "HEADER_BYTES",
-    "destination",
-    "is_ipv4",
-    "measure",
-    "open_tun",
-    "without_lost",
-]
-
 # flags, gso_type, hdr_len, gso_size, csum_start, csum_offset; in the machine's byte order
 _HEADER = struct.Struct("=BBHHHH")
 HEADER_BYTES = _HEADER.size

@@ -19,8 +19,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 
-__all__ = ["EmulationFailed", "Held", "Space", "missing_tools", "run_tool", "tool"]
-
 
 class EmulationFailed(RuntimeError):  # noqa: N818 - a state of the machine, shown as such
     """Nodes or links could not be made, or ended before they should."""

@@ -27,8 +27,6 @@ from ddlbench.emulation.namespaces import EmulationFailed, Held, Space, run_tool
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.units import US
 
-__all__ = ["Netem", "drops_of", "egress", "ingress", "missing_netem"]
-
 
 def missing_netem(space: Space) -> str | None:
     """Why the kernel's netem cannot be used; None where it can."""

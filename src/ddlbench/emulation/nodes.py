@@ -19,8 +19,6 @@ from ddlbench.emulation.relay_backend import RelayBackend, missing_tun
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 
-__all__ = ["EmulatedNodes", "available"]
-
 # Addresses .11, .12, ...
 _FIRST_ADDRESS = 11
 _MOST_NODES = 240

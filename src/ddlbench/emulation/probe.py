@@ -29,18 +29,6 @@ from ddlbench.emulation.namespaces import EmulationFailed
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.units import MBIT_PER_S, MS
 
-__all__ = [
-    "TOLERANCE",
-    "LinkMissed",
-    "Nodes",
-    "exchange",
-    "misses",
-    "one_way_delay",
-    "ping",
-    "probe",
-    "require",
-]
-
 # Share of the setting by which delay and rate may be off.
 TOLERANCE = 0.1
 

@@ -37,8 +37,6 @@ from typing import Any
 from ddlbench.emulation.frames import FRAME_BYTES, destination, is_ipv4, open_tun
 from ddlbench.emulation.switch import Links, Switch
 
-__all__ = ["SATURATED_SHARE", "Load", "main"]
-
 # A relay that computes for so much of a second is behind for parts of it.
 SATURATED_SHARE = 0.9
 _WINDOW_S, _APART_S = 1.0, 0.1

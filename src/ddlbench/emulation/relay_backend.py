@@ -18,8 +18,6 @@ from ddlbench.emulation.namespaces import EmulationFailed, Held, Space
 from ddlbench.emulation.switch import Links
 from ddlbench.experiment.fabric import LinkCondition
 
-__all__ = ["RelayBackend", "missing_tun", "sent_drops"]
-
 _TUN = Path("/dev/net/tun")
 _END_S = 5.0
 

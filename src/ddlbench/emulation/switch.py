@@ -23,8 +23,6 @@ from typing import NamedTuple
 
 from ddlbench.emulation.frames import measure, without_lost
 
-__all__ = ["Delivery", "Links", "Switch"]
-
 # Frames that reach the switch within so short a time are taken at once, which saves waking up.
 _AHEAD_S = 50e-6
 

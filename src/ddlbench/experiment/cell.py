@@ -20,8 +20,6 @@ from typing import Any
 
 from ddlbench.experiment.errors import ConfigError
 
-__all__ = ["Cell", "OptionValue", "parse_geometry"]
-
 OptionValue = bool | int | float | str
 
 _GEOMETRY = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)")

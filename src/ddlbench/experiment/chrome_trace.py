@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Piece", "chrome_trace"]
-
 
 @dataclass(frozen=True)
 class Piece:

@@ -9,8 +9,6 @@ from typing import Any
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.schema import check_against, fill_defaults
 
-__all__ = ["Experiment", "parse_experiment"]
-
 
 @dataclass(frozen=True)
 class Experiment:

@@ -14,16 +14,6 @@ from typing import Literal, get_args
 from ddlbench.experiment.entry_points import Registry, load_target
 from ddlbench.experiment.errors import ConfigError
 
-__all__ = [
-    "DATASETS",
-    "SYNTHETIC",
-    "DataFormat",
-    "DataRequest",
-    "DatasetSpec",
-    "estimate_bytes",
-    "format_problem",
-]
-
 DataFormat = Literal["idx", "cifar", "imagefolder", "raw"]
 
 

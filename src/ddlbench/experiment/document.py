@@ -31,19 +31,6 @@ from typing import TYPE_CHECKING, Any, Self, Union, get_args, get_origin, get_ty
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
 
-__all__ = [
-    "OMIT_NONE",
-    "Document",
-    "JsonForm",
-    "SameKeys",
-    "digest_of",
-    "json_text",
-    "key_of",
-    "whole_file",
-    "write_json",
-    "write_text",
-]
-
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:

@@ -16,8 +16,6 @@ from typing import Any, Generic, TypeVar
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.schema import nearest
 
-__all__ = ["Registry", "kind_of", "load_target", "third_party"]
-
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 

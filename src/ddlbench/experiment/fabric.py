@@ -9,8 +9,6 @@ from typing import Any
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.schema import check
 
-__all__ = ["BACKENDS", "LinkCondition"]
-
 BACKENDS = ("auto", "netem", "relay")
 _SCHEMA = {
     "type": "object",

@@ -27,17 +27,6 @@ from numpy.typing import NDArray
 from ddlbench.experiment.document import JsonForm
 from ddlbench.experiment.errors import ConfigError
 
-__all__ = [
-    "Floats",
-    "HockneyFit",
-    "HockneyPiece",
-    "MessageTime",
-    "Timing",
-    "fit_hockney",
-    "given_hockney",
-    "non_negative",
-]
-
 Floats = NDArray[np.float64]
 
 

@@ -15,20 +15,6 @@ from ddlbench.experiment.document import OMIT_NONE, Document, JsonForm, key_of
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fits import HockneyFit
 
-__all__ = [
-    "LINKS_VERSION",
-    "InvalidLinks",
-    "LinkSweep",
-    "Links",
-    "Matrix",
-    "PairMatrix",
-    "PairSample",
-    "SlowPair",
-    "SweepPoint",
-    "read_links",
-    "write_links",
-]
-
 LINKS_VERSION = 1
 Matrix = Sequence[Sequence[float | None]]
 _MATRICES = ("bandwidth_bytes_per_s", "latency_s")

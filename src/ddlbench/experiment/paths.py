@@ -25,25 +25,6 @@ from pathlib import Path
 
 from ddlbench.experiment.errors import ConfigError
 
-__all__ = [
-    "RESULTS",
-    "cell_dir",
-    "checkpoint_dir",
-    "expanded",
-    "experiment_dir",
-    "figures_dir",
-    "links_file",
-    "plan_file",
-    "prediction_figures_dir",
-    "predictions_file",
-    "profile_file",
-    "project_root",
-    "result_file",
-    "schema_file",
-    "scratch_dir",
-    "tables_dir",
-]
-
 RESULTS = Path("results")
 
 # Keys of a site file that are paths on a node, and what to write there.

@@ -18,23 +18,6 @@ from ddlbench.experiment.document import OMIT_NONE, Document, JsonForm
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.units import MS
 
-__all__ = [
-    "PROFILE_VERSION",
-    "BatchTime",
-    "BlockProfile",
-    "InvalidProfile",
-    "LayerProfile",
-    "LayerShape",
-    "NodeSlowdown",
-    "ParameterTensor",
-    "Profile",
-    "ProfileKey",
-    "StepTimes",
-    "as_csv",
-    "read_profile",
-    "write_profile",
-]
-
 PROFILE_VERSION = 1
 
 

@@ -18,17 +18,6 @@ from ddlbench.experiment.entry_points import Registry, kind_of, load_target, thi
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.status import Reason
 
-__all__ = [
-    "NETWORKS",
-    "PREDICTORS",
-    "STRATEGIES",
-    "NetworkSpec",
-    "known",
-    "load",
-    "mismatch",
-    "pairs",
-]
-
 
 @dataclass(frozen=True)
 class NetworkSpec:

@@ -16,31 +16,6 @@ from typing import Any
 from ddlbench.experiment.document import OMIT_NONE, Document, SameKeys, key_of
 from ddlbench.experiment.status import Status
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "STATUSES",
-    "Attempt",
-    "Checkpointing",
-    "Communication",
-    "DeviceMemory",
-    "Epoch",
-    "InputDigests",
-    "InvalidResult",
-    "Link",
-    "LinkCores",
-    "Loss",
-    "Provenance",
-    "RankEntry",
-    "RankTraffic",
-    "Result",
-    "Staging",
-    "StepSummary",
-    "Timing",
-    "put_aside_if_broken",
-    "read_result",
-    "write_result",
-]
-
 
 @dataclass(frozen=True)
 class InputDigests(SameKeys):

@@ -18,8 +18,6 @@ from jsonschema.validators import extend
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import schema_file
 
-__all__ = ["check", "check_against", "fill_defaults", "nearest", "read_yaml"]
-
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file's mapping.

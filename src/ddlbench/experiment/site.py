@@ -15,8 +15,6 @@ from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.schema import check_against, fill_defaults, nearest, read_yaml
 from ddlbench.experiment.status import Reason
 
-__all__ = ["Site", "load_site"]
-
 
 @dataclass(frozen=True)
 class Site:

@@ -18,16 +18,6 @@ from functools import cache
 
 import numpy as np
 
-__all__ = [
-    "CONFIDENCE",
-    "Interval",
-    "is_known",
-    "mean_interval",
-    "median_interval",
-    "ratio_interval",
-    "scaled",
-]
-
 CONFIDENCE = 0.95
 _RESAMPLES = 9_999
 _SEED = 20_200_501

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-__all__ = ["REASON_CODES", "Reason", "Status", "reason_code", "reason_of"]
-
 
 class Status(StrEnum):
     """State of a cell; the gravest first, where one must stand for several."""

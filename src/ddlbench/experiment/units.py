@@ -5,24 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = [
-    "BYTES",
-    "BYTES_BINARY",
-    "GB",
-    "GIB",
-    "HOURS",
-    "MB",
-    "MBIT_PER_S",
-    "MIB",
-    "MS",
-    "NS",
-    "SECONDS",
-    "TIMES",
-    "US",
-    "Unit",
-    "unit_for",
-]
-
 
 @dataclass(frozen=True)
 class Unit:

@@ -22,8 +22,6 @@ from ddlbench.experiment.statistics import median_interval
 from ddlbench.interconnect.pair_matrix import Matrix, pair_matrix
 from ddlbench.interconnect.worlds import level_of
 
-__all__ = ["given_parts", "node_type_pairs", "points_of", "sweeps_of", "world_pairs"]
-
 
 def points_of(raw: list[dict[str, Any]]) -> tuple[SweepPoint, ...]:
     """Median and rank-based 95 % interval of each size.

@@ -29,18 +29,6 @@ from torch import distributed as dist
 
 from ddlbench.interconnect.worlds import buffer_bytes, message_sizes
 
-__all__ = [
-    "PASSES",
-    "Buffers",
-    "Sweep",
-    "element_count",
-    "horovod_operation",
-    "measure",
-    "sweep_of",
-    "torch_operation",
-    "touched",
-]
-
 _FUSED_TENSORS = 4
 _ELEMENT_BYTES = 4
 

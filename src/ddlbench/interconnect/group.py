@@ -16,8 +16,6 @@ from ddlbench.runtime.network_address import use_interface
 from ddlbench.runtime.placement import own_devices
 from ddlbench.runtime.rank_job import RankContext
 
-__all__ = ["Group", "joined", "members_of", "settle"]
-
 
 @dataclass(frozen=True)
 class Group:

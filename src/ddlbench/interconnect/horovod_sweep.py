@@ -38,8 +38,6 @@ from ddlbench.strategies.horovod.rendezvous import (
     set_place,
 )
 
-__all__ = ["horovod_world", "sweep_horovod"]
-
 
 @contextmanager
 def horovod_world(hvd: Any, group: Group) -> Iterator[None]:

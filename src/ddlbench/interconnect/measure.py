@@ -30,8 +30,6 @@ from ddlbench.runtime.fabric import (
 )
 from ddlbench.runtime.rank_job import RankJobFailed, run_rank_job
 
-__all__ = ["LinksFailed", "largest_bytes", "measure_links"]
-
 _LARGEST_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
 _SWEEP_BUDGET_S = 3.0
 _PAIRS_BUDGET_S = 600.0

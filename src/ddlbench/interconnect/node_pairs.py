@@ -39,8 +39,6 @@ from ddlbench.runtime.placement import is_shared
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
 
-__all__ = ["cpu_pairs", "gpu_pairs", "work"]
-
 _REPEATS = 5
 # CPUs: passes over all pairs, so that a disturbance of a second hits no pair alone.
 _PASSES = 3

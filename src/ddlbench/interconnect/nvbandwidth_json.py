@@ -21,8 +21,6 @@ from typing import Any
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.interconnect.pair_matrix import Matrix, finite, pair_matrix, scaled, transposed
 
-__all__ = ["TESTS", "parse_nvbandwidth"]
-
 _LATENCY = "device_to_device_latency_sm"
 _UNIDIRECTIONAL = {op: f"device_to_device_memcpy_{op}_ce" for op in ("write", "read")}
 _BIDIRECTIONAL = {op: f"device_to_device_bidirectional_memcpy_{op}_ce" for op in ("write", "read")}

@@ -25,8 +25,6 @@ from ddlbench.interconnect.nvbandwidth_json import TESTS, parse_nvbandwidth
 from ddlbench.interconnect.p2p_text import parse_p2p
 from ddlbench.interconnect.pair_matrix import median_of_runs
 
-__all__ = ["RUNS", "find_nvbandwidth", "find_or_build_p2p", "run_nvbandwidth", "run_p2p"]
-
 _NAME = "p2pBandwidthLatencyTest"
 # One run repeats each copy five times and still varies by 5 to 10 % (cuda-samples issue 449).
 RUNS = 5

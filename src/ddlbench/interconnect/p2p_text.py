@@ -27,8 +27,6 @@ from typing import Any
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.interconnect.pair_matrix import Matrix, finite, pair_matrix, scaled, transposed
 
-__all__ = ["parse_p2p"]
-
 _DEVICE = re.compile(r"^Device: (\d+), (.*), pciBusID: \S+, pciDeviceID: \S+, pciDomainID:\s*\S+$")
 _FAILURE = re.compile(r"^Cuda failure .*: '(.*)'|^(CUDA error at .*)")
 _CONNECTIVITY = re.compile(r"^P2P Connectivity Matrix$")

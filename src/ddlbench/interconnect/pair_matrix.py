@@ -18,19 +18,6 @@ import numpy as np
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.links import PairMatrix, SlowPair
 
-__all__ = [
-    "SLOW_BELOW",
-    "Matrix",
-    "finite",
-    "levels_of",
-    "median_of_runs",
-    "pair_matrix",
-    "scaled",
-    "slow_pairs",
-    "transposed",
-    "with_slow_pairs",
-]
-
 Matrix = list[list[float | None]]
 
 

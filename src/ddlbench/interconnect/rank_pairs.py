@@ -39,8 +39,6 @@ from ddlbench.interconnect.pair_matrix import Matrix
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
 
-__all__ = ["MOST_PAIRS", "RULE", "Pair", "chosen_pairs", "measure_pairs", "work"]
-
 MOST_PAIRS = 500
 RULE = (
     "all pairs of the first node, the first ranks of neighbouring nodes both ways, each rank and "

@@ -28,8 +28,6 @@ from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
 from ddlbench.strategies.horovod.executor import why_not_on
 
-__all__ = ["work"]
-
 
 def work(here: RankContext) -> dict[str, Any]:
     """What one rank does; the report of rank 0 holds what all found.

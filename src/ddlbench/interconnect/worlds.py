@@ -15,17 +15,6 @@ from __future__ import annotations
 from ddlbench.experiment.site import Site
 from ddlbench.planning.resources import SchedulerRequest, request
 
-__all__ = [
-    "OPERATIONS",
-    "buffer_bytes",
-    "is_given",
-    "level_of",
-    "links_geometry",
-    "links_request",
-    "message_sizes",
-    "worlds",
-]
-
 OPERATIONS = ("p2p", "all_reduce", "broadcast", "all_gather", "reduce_scatter")
 _EVERY_UP_TO = 8
 _SMALLEST_BYTES = 1024

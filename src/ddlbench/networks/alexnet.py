@@ -17,8 +17,6 @@ from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.networks.flatten import flatten, initialize, is_small
 from ddlbench.networks.torchvision_compat import models
 
-__all__ = ["alexnet"]
-
 # Filters, kernel, stride, padding, and whether pooling follows.
 _SMALL = (
     (64, 11, 4, 5, True),

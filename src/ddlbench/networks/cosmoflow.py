@@ -21,8 +21,6 @@ from torch import nn
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.experiment.errors import ConfigError
 
-__all__ = ["cosmoflow"]
-
 # Filters, kernel, stride.
 _CONVOLUTIONS = (
     (16, 3, 1),

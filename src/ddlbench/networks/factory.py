@@ -12,15 +12,6 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import load, pairs
 from ddlbench.networks.flatten import out_of_place
 
-__all__ = [
-    "block_names",
-    "build",
-    "markdown_table",
-    "num_layers",
-    "num_parameters",
-    "without_dropout",
-]
-
 
 def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
     """Build ``network`` for the images of ``spec``, on the CPU, as float32.

@@ -21,8 +21,6 @@ from torch import Tensor, nn
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.experiment.errors import ConfigError
 
-__all__ = ["flat_state_dict", "flatten", "initialize", "is_small", "out_of_place"]
-
 
 def flatten(model: nn.Module, head: str) -> nn.Sequential:
     """Flat sequence with the same result as ``model``.

@@ -17,8 +17,6 @@ from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.networks.flatten import flatten, initialize, is_small
 from ddlbench.networks.torchvision_compat import models, ops
 
-__all__ = ["SmallBlock", "mobilenetv2"]
-
 # Expansion, output channels, blocks, stride of the first: the paper's Table 2, except that the
 # second row has stride 1 (and so has the first convolution).
 _SMALL_STAGES = (

@@ -15,8 +15,6 @@ from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.networks.flatten import flatten, initialize, is_small
 from ddlbench.networks.torchvision_compat import models
 
-__all__ = ["resnet18", "resnet50", "resnet152"]
-
 
 def resnet18(spec: DatasetSpec) -> nn.Sequential:
     """ResNet-18: (N, C, H, W) -> (N, num_classes)."""

@@ -28,8 +28,6 @@ from torch import Tensor, nn
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.networks.flatten import initialize
 
-__all__ = ["mlp", "stack"]
-
 _HIDDEN = (128, 64)
 
 

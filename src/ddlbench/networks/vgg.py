@@ -16,8 +16,6 @@ from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.networks.flatten import flatten, initialize, is_small
 from ddlbench.networks.torchvision_compat import models
 
-__all__ = ["vgg11", "vgg16"]
-
 # Output channels of the convolutions between one pooling and the next.
 _Stages = tuple[tuple[int, ...], ...]
 _VGG11: _Stages = ((64,), (128,), (256,) * 2, (512,) * 2, (512,) * 2)

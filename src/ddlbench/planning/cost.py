@@ -33,8 +33,6 @@ from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.plan import request_of
 from ddlbench.planning.strategy import strategy_of
 
-__all__ = ["Cost", "estimate", "render"]
-
 Likeness = Literal["strategy", "network"]
 
 

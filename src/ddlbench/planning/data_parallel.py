@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Workload
 
-__all__ = ["DataParallel"]
-
 
 class DataParallel(Strategy):
     """One process a device, each with an equal share of every mini-batch."""

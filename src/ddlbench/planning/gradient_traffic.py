@@ -26,17 +26,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Tensor
 
-__all__ = [
-    "DDP_FIRST_BUCKET_BYTES",
-    "DEFAULT_BUCKET_BYTES",
-    "GradientMessage",
-    "GradientTraffic",
-    "buckets",
-    "buckets_once_full",
-    "filled_buckets",
-    "fused",
-]
-
 DEFAULT_BUCKET_BYTES = 25 * 2**20  # torch's DDP; our own all-reduces take the same
 DDP_FIRST_BUCKET_BYTES = 2**20  # torch's first bucket, unless a size is given for all
 

@@ -35,8 +35,6 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.strategy import Strategy, normalise, strategy_of
 
-__all__ = ["MatrixRow", "cell_of", "expand"]
-
 _FIELDS = {field.name for field in fields(Cell)}
 _DEFAULTS = {field.name: field.default for field in fields(Cell) if field.default is not MISSING}
 

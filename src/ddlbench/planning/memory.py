@@ -53,21 +53,6 @@ from ddlbench.planning.workload import profile_at
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Block, Workload
 
-__all__ = [
-    "backward_peak_bytes",
-    "capacity_bytes",
-    "data_parallel_bytes",
-    "fits",
-    "fullest_bytes",
-    "held_bytes",
-    "memory_bytes",
-    "persistent_bytes",
-    "pipeline_bytes",
-    "why_cell_too_large",
-    "why_too_large",
-    "work_space_bytes",
-]
-
 
 def memory_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
     """Peak bytes of every device, in the order of ranks and their devices.

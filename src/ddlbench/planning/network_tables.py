@@ -21,16 +21,6 @@ from pathlib import Path
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 
-__all__ = [
-    "BLOCK_COLUMNS",
-    "DIMENSIONS",
-    "LIMIT_COLUMNS",
-    "BlockCost",
-    "block_costs",
-    "too_few",
-    "why_too_many",
-]
-
 BLOCK_COLUMNS = ("network", "dataset", "block", "operations", "parameter_bytes", "output_bytes")
 
 

@@ -39,17 +39,6 @@ from ddlbench.planning.schedules import (
     messaging_of,
 )
 
-__all__ = [
-    "Pipeline",
-    "PipelineRun",
-    "PlannedSchedule",
-    "PlannedStage",
-    "Repeated",
-    "flowing",
-    "flushing",
-    "repeated",
-]
-
 
 @dataclass(frozen=True)
 class PlannedStage:

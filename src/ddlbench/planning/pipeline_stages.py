@@ -51,22 +51,6 @@ from ddlbench.planning.partition import (
 )
 from ddlbench.planning.workload import profile_at
 
-__all__ = [
-    "BALANCE_OPTION",
-    "NeedsProfile",
-    "Reach",
-    "Stages",
-    "bandwidth_bytes_per_s",
-    "bandwidth_of",
-    "check_enough",
-    "even_blocks",
-    "even_costs",
-    "measured_chain",
-    "measured_files",
-    "stages_of",
-    "why_no_stages",
-]
-
 Reach = Literal["node", "network"]  # within a node, between nodes
 
 # What training sends through, not what a link could carry.

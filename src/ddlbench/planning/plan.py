@@ -27,8 +27,6 @@ from ddlbench.experiment.paths import RESULTS, plan_file
 from ddlbench.experiment.site import Site
 from ddlbench.planning.strategy import Process, strategy_of
 
-__all__ = ["Plan", "PlanDetails", "make_plan", "measured_digests", "plan_at", "request_of"]
-
 SCHEMA_VERSION = 1
 
 

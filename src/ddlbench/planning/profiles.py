@@ -25,8 +25,6 @@ from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.pipeline_stages import NeedsProfile
 from ddlbench.planning.strategy import strategy_of
 
-__all__ = ["ProfileNeeds", "device_batches", "needs_of", "profiles_of"]
-
 
 @dataclass(frozen=True)
 class ProfileNeeds:

@@ -11,8 +11,6 @@ from ddlbench.experiment.registry import NETWORKS, STRATEGIES
 from ddlbench.experiment.units import GB, MB, unit_for
 from ddlbench.planning.strategy import strategy_of
 
-__all__ = ["axis_table", "dataset_table", "option_table"]
-
 
 def dataset_table() -> str:
     """One row a built-in dataset, as Markdown; its size is that of all decoded images."""

@@ -30,16 +30,6 @@ from functools import cache
 
 from ddlbench.experiment.site import Site
 
-__all__ = [
-    "SPARE_MINUTES",
-    "SchedulerRequest",
-    "cell_minutes",
-    "job_minutes",
-    "request",
-    "stage_minutes",
-    "timeouts_within",
-]
-
 SPARE_MINUTES = 5
 
 

@@ -23,19 +23,6 @@ if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Block, Workload
 
-__all__ = [
-    "DeviceKind",
-    "LayerSplit",
-    "Needs",
-    "Process",
-    "Strategy",
-    "known_strategy",
-    "normalise",
-    "rows_share",
-    "strategy_of",
-    "workers_of",
-]
-
 
 @dataclass(frozen=True)
 class LayerSplit:

@@ -29,8 +29,6 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fits import Timing
 from ddlbench.experiment.profile import Profile, read_profile
 
-__all__ = ["Block", "Step", "Tensor", "Workload", "backward_shares", "profile_at"]
-
 
 def backward_shares(layers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """``input_share`` and ``weight_share`` of a block's backward pass, from its layers' entries.

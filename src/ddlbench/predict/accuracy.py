@@ -23,19 +23,6 @@ from ddlbench.experiment.document import Document
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, predictions_file
 
-__all__ = [
-    "ALL",
-    "DEPARTURE_COLUMNS",
-    "LIMIT",
-    "InvalidPredictions",
-    "anomalies",
-    "departs",
-    "errors",
-    "from_predictions",
-    "read_predictions",
-    "write_predictions",
-]
-
 ALL = "all"
 PREDICTIONS_VERSION = 1
 

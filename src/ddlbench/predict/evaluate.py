@@ -38,18 +38,6 @@ from ddlbench.predict.prediction import (
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "COLUMNS",
-    "NOTE_BREAK",
-    "Outcome",
-    "Steps",
-    "base_step_s",
-    "history_of",
-    "measure",
-    "measured_of",
-    "predictions",
-]
-
 STEPS_FILE = "steps.csv"
 
 

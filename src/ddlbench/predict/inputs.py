@@ -17,8 +17,6 @@ from ddlbench.experiment.site import load_site
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.links import ConditionLinks, LinkTable
 
-__all__ = ["Inputs", "open_links", "open_workload"]
-
 
 def open_workload(path: Path) -> Workload:
     """Read a profile.

@@ -45,18 +45,6 @@ from ddlbench.experiment.fits import HockneyFit, given_hockney
 from ddlbench.experiment.links import Links, PairMatrix
 from ddlbench.planning.plan import Plan
 
-__all__ = [
-    "AllReduce",
-    "ConditionLinks",
-    "Hop",
-    "Kind",
-    "LinkTable",
-    "Place",
-    "TcpPath",
-    "gloo_all_reduce_s",
-    "path_of",
-]
-
 _HEADERS_BYTES = 52  # IPv4, TCP with timestamps
 _FIRST_WINDOW = 10
 _MATHIS = math.sqrt(3 / 2)

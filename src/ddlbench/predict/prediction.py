@@ -18,21 +18,6 @@ from ddlbench.planning.strategy import known_strategy, strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.links import LinkTable
 
-__all__ = [
-    "NO_HISTORY",
-    "History",
-    "Measured",
-    "NotPredictable",
-    "Prediction",
-    "Predictor",
-    "ask",
-    "joined",
-    "links_or_error",
-    "modelled_strategies",
-    "predictor_of",
-    "traffic_or_error",
-]
-
 
 class NotPredictable(ConfigError):  # noqa: N818 - a state of a cell, shown as such
     """A predictor has nothing to say of a cell; the message says why."""

@@ -36,8 +36,6 @@ from ddlbench.predict.recommenders import DEFAULT_RECOMMENDER, predictor_for
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Candidate", "PredictionRequest", "Recommendation", "recommend", "recommendations"]
-
 
 @dataclass(frozen=True)
 class PredictionRequest:

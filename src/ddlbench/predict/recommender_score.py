@@ -26,21 +26,6 @@ from ddlbench.predict.accuracy import ALL
 from ddlbench.predict.prediction import predictor_of
 from ddlbench.predict.recommenders import UNLESS_OOM, predictor_for, recommenders_on
 
-__all__ = [
-    "NOT_DISCRIMINATING",
-    "NOT_SCORED",
-    "Outcomes",
-    "Pick",
-    "asked_rows",
-    "judged",
-    "outcomes",
-    "pick",
-    "table_8_1",
-    "table_8_2",
-    "with_choices",
-    "without_learnt",
-]
-
 _TIE = 1e-9
 
 Outcomes = dict[str, dict[str, Any]]

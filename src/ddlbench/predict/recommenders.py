@@ -25,14 +25,6 @@ from ddlbench.experiment.schema import nearest
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.predict.prediction import predictor_of
 
-__all__ = [
-    "DEFAULT_RECOMMENDER",
-    "RECOMMENDERS",
-    "UNLESS_OOM",
-    "predictor_for",
-    "recommenders_on",
-]
-
 DEFAULT_RECOMMENDER = "measured-links"
 _OVERLAP = "overlap"
 RECOMMENDERS = (DEFAULT_RECOMMENDER, _OVERLAP, "thesis", "ddlbench")

@@ -28,22 +28,6 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.profiling.timers import Marks, Samples, Span
 from ddlbench.strategies.training import Autocast, with_precision
 
-__all__ = [
-    "Block",
-    "Part",
-    "ReadyOrder",
-    "alone",
-    "blocks_of",
-    "clear_gradients",
-    "cut_step",
-    "leaf_modules",
-    "next_input",
-    "ready_block_by_block",
-    "tensor_entries",
-    "time_blocks",
-    "time_one_by_one",
-]
-
 
 @dataclass(frozen=True)
 class Block:

@@ -25,8 +25,6 @@ from ddlbench.profiling.leaves import LeafBytes, NetworkBytes, network_bytes, ti
 from ddlbench.profiling.timers import SHARES, Samples, marks_on, passes
 from ddlbench.runtime.failure import classify
 
-__all__ = ["measure_layers"]
-
 _ENOUGH_PASSES = 3
 _MOST_PASSES = 30
 

@@ -29,8 +29,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ddlbench.profiling.blocks import Block, leaf_modules, next_input
 from ddlbench.profiling.timers import Marks, Samples, Span
 
-__all__ = ["Call", "LeafBytes", "NetworkBytes", "network_bytes", "recorded", "time_leaves"]
-
 
 @dataclass(frozen=True)
 class Call:

@@ -16,8 +16,6 @@ from ddlbench.runtime.environment import driver_provenance
 from ddlbench.runtime.rank_job import RankJobFailed, run_rank_job
 from ddlbench.runtime.staging import stage_cell, unstage_cell
 
-__all__ = ["make_profile"]
-
 _METHOD = (
     "steps: the sequential executor on staged data, median over windows of consecutive steps; "
     "blocks: a training step cut between blocks; layers: each leaf operation alone on its recorded "

@@ -60,16 +60,6 @@ from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.executor import Context, StepwiseExecutor
 from ddlbench.strategies.training import with_precision
 
-__all__ = [
-    "StepRunner",
-    "Steps",
-    "measure_steps",
-    "on_device",
-    "on_host",
-    "run_rounds",
-    "slowdowns",
-]
-
 
 def on_host(
     step_s: float, load_s: float, marked_s: Mapping[str, float], marked: int

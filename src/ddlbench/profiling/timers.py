@@ -25,20 +25,6 @@ import torch
 
 from ddlbench.experiment.statistics import is_known, median_interval
 
-__all__ = [
-    "SHARES",
-    "CpuMarks",
-    "CudaMarks",
-    "Marks",
-    "Phase",
-    "Samples",
-    "Span",
-    "marks_on",
-    "median_with_interval",
-    "passes",
-    "steps_per_window",
-]
-
 
 class Marks(Protocol):
     """Points in the work of one device."""

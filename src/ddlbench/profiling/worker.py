@@ -40,8 +40,6 @@ from ddlbench.runtime.placement import apply_settings, own_devices
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import join_store, leave
 
-__all__ = ["fits_in_memory", "work"]
-
 # Weights, gradients and momentum live at once.
 _COPIES = 3
 

@@ -11,23 +11,6 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.strategy import known_strategy, strategy_of
 
-__all__ = [
-    "LEARNING_STEPS",
-    "Rows",
-    "anything_runs",
-    "has_fabrics",
-    "has_gpipe",
-    "has_oracle",
-    "links_vary",
-    "long_enough_to_learn",
-    "pipelines_beside_a_base",
-    "several_numbers_of_workers",
-    "some_pipeline",
-    "something_beside_a_base",
-    "supported",
-    "varies_chunks",
-]
-
 Rows = Sequence[MatrixRow]
 LEARNING_STEPS = 50
 

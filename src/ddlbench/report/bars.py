@@ -37,20 +37,6 @@ from ddlbench.report.style import (
     wrapped,
 )
 
-__all__ = [
-    "PALE",
-    "Bar",
-    "Group",
-    "draw_groups",
-    "draw_point",
-    "message",
-    "panel_size",
-    "patch",
-    "slot_centre",
-    "top_of",
-    "write_instead",
-]
-
 GAP = 0.8
 SLOT_MM = 2.7
 _NARROWEST_MM = 30.0

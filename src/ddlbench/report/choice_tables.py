@@ -19,8 +19,6 @@ from ddlbench.report.labels import (
 )
 from ddlbench.report.tables import rows_of
 
-__all__ = ["choices_by_case", "markdown", "rates_by_recommender", "write_choices"]
-
 PUBLISHED = f"printed: {published.CITATION}"
 
 

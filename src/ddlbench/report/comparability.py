@@ -20,14 +20,6 @@ import pandas as pd
 from ddlbench.experiment.result import Result
 from ddlbench.report.tables import NOTE_BREAK
 
-__all__ = [
-    "Processors",
-    "forbids_speedup",
-    "is_note",
-    "sentences",
-    "unlike",
-]
-
 _UNLIKE_BASE = "no speed-up, as base and cell ran on different processors"
 _UNLIKE_HOSTS = "base and cell ran on hosts with different processors"
 _MIXED = "ranks of one cell ran on different processors"

@@ -16,8 +16,6 @@ from ddlbench.report.registry import FIGURES, names_of, prediction_figure
 from ddlbench.report.style import save_figure, style
 from ddlbench.report.tables import read_tables, write_table
 
-__all__ = ["draw_figure", "make_figure", "make_links_figures", "make_prediction_figures"]
-
 
 def draw_figure(name: str, png: Path, *inputs: Any) -> Path:
     """Draw a figure: the PNG, and beside it a PDF and a CSV with the plotted numbers.

@@ -16,19 +16,6 @@ from ddlbench.report import comparability
 from ddlbench.report.labels import OUT_OF_MEMORY
 from ddlbench.report.tables import NOTE_BREAK
 
-__all__ = [
-    "NOISY",
-    "STALE",
-    "Context",
-    "common_notes",
-    "footer",
-    "interval_sentence",
-    "interval_words",
-    "links_origin",
-    "marks",
-    "origin",
-]
-
 STALE = "†"
 NOISY = "~"
 _SHORT_COMMIT = 7

@@ -18,19 +18,6 @@ from ddlbench.planning.strategy import known_strategy, strategy_of
 from ddlbench.report.comparability import forbids_speedup
 from ddlbench.report.tables import rows_of
 
-__all__ = [
-    "OUT_OF_MEMORY",
-    "dataset_label",
-    "in_dataset_order",
-    "mark_without_speedup",
-    "network_label",
-    "speedup_mark",
-    "status_mark",
-    "strategy_label",
-    "variant_labels",
-    "workers_label",
-]
-
 _DEFAULTS = {
     field.name: field.default for field in fields(Cell) if field.name not in ("options", "repeat")
 }

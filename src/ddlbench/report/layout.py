@@ -36,8 +36,6 @@ from ddlbench.report.style import (
     wrapped,
 )
 
-__all__ = ["Page", "Panel", "PanelSize", "Section", "lay_out", "nothing_to_show"]
-
 _EDGE = 1.5
 _HEAD = 4.0
 _BETWEEN_ROWS = 2.0

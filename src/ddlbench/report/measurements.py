@@ -46,8 +46,6 @@ from ddlbench.report.tables import (
     write_table,
 )
 
-__all__ = ["COLUMNS", "collect", "collect_steps", "make_tables"]
-
 COLUMNS = MEASUREMENTS
 _REASON_LENGTH = 300
 _NAMED = ("batch_size", "precision", "fabric")

@@ -20,16 +20,6 @@ from ddlbench.predict.prediction import predictor_of
 from ddlbench.report.labels import status_mark, strategy_label, variant_labels, workers_label
 from ddlbench.report.tables import read_tables, rows_of
 
-__all__ = [
-    "NOT_PREDICTED",
-    "Predicted",
-    "condition_label",
-    "own_predictors",
-    "read_predicted",
-    "shown_cells",
-    "with_conditions",
-]
-
 NOT_PREDICTED = "no prediction"
 SPANS_FILE = "partitions.csv"
 

@@ -11,8 +11,6 @@ from importlib.resources import files
 
 import pandas as pd
 
-__all__ = ["CITATION", "choices", "deviations", "micro_batches", "speedups"]
-
 CITATION = "Jansen 2020"
 
 

@@ -10,8 +10,6 @@ from typing import Any
 from ddlbench.experiment.status import REASON_CODES
 from ddlbench.report.tables import MEASUREMENTS, STEPS, SUMMARY, Column
 
-__all__ = ["results_page", "schema_fields"]
-
 _INTRODUCTION = """\
 # Results: files, fields and columns
 

@@ -31,17 +31,6 @@ from ddlbench.report.applicability import (
     varies_chunks,
 )
 
-__all__ = [
-    "FIGURES",
-    "FigureEntry",
-    "FigureKind",
-    "caption_of",
-    "figures_for",
-    "names_of",
-    "prediction_figure",
-    "prediction_figures_for",
-]
-
 FigureKind = Literal[
     "experiment", "prediction", "strategy", "links", "published", "cell", "schedule", "sharding"
 ]

@@ -31,32 +31,6 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.units import TIMES, Unit, unit_for
 from ddlbench.planning.strategy import known_strategy
 
-__all__ = [
-    "COLUMN_MM",
-    "FAMILIES",
-    "GREY",
-    "KINDS",
-    "LINE_MM",
-    "MIN_PT",
-    "MM",
-    "PAGE_MM",
-    "TITLE_PT",
-    "DatasetLook",
-    "KindLook",
-    "StrategyLook",
-    "dataset_look",
-    "kind_look",
-    "new_figure",
-    "save_figure",
-    "seconds_axis",
-    "shade",
-    "strategy_look",
-    "style",
-    "text_width_mm",
-    "ticks_in",
-    "wrapped",
-]
-
 MM = 1 / 25.4
 COLUMN_MM = 85.0
 PAGE_MM = 180.0

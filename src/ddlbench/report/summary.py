@@ -20,8 +20,6 @@ from ddlbench.experiment.statistics import (
 from ddlbench.experiment.status import Status
 from ddlbench.report.tables import NOTE_BREAK, SUMMARY, frame_of
 
-__all__ = ["COLUMNS", "summarise"]
-
 COLUMNS = SUMMARY
 _FROM_FIRST = [
     "site",

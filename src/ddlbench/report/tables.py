@@ -16,23 +16,6 @@ import pandas as pd
 
 from ddlbench.experiment.document import write_text
 
-__all__ = [
-    "MEASUREMENTS",
-    "NOTE_BREAK",
-    "STEPS",
-    "SUMMARY",
-    "Column",
-    "Kind",
-    "Tables",
-    "conform",
-    "frame_of",
-    "read_table",
-    "read_tables",
-    "rows_of",
-    "table_text",
-    "write_table",
-]
-
 Kind = Literal["text", "integer", "number", "flag"]
 
 

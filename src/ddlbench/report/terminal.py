@@ -28,8 +28,6 @@ from ddlbench.report.labels import (
 from ddlbench.report.measurements import collect
 from ddlbench.report.tables import read_tables
 
-__all__ = ["CellState", "states", "states_table", "summary_table"]
-
 
 def summary_table(tables_dir: Path) -> Table:
     """Speed, speed-up and memory of every configuration, or why there is none.

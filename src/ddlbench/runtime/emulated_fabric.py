@@ -36,8 +36,6 @@ from ddlbench.runtime.fabric import FabricUnfit, FabricUnsupported, Rendezvous
 from ddlbench.runtime.launch import LocalLaunch, Step
 from ddlbench.runtime.progress import phase_in
 
-__all__ = ["CpuShares", "EmulatedFabric", "RelayMeter", "cpu_shares", "emulated_fabric"]
-
 # Nobody else lives in an emulated node, so every port of it is free.
 _PORT = 29500
 _CORES_FOR_A_RELAY = 3

@@ -15,8 +15,6 @@ from typing import Any
 
 from ddlbench.runtime.slurm_job import own_job_id
 
-__all__ = ["driver_provenance", "rank_provenance"]
-
 _PACKAGES = (
     "ddlbench",
     "torch",

@@ -20,16 +20,6 @@ from ddlbench.experiment.status import Reason
 from ddlbench.runtime.launch import Launch, Step, launch
 from ddlbench.runtime.network_address import listen, meeting_point
 
-__all__ = [
-    "Fabric",
-    "FabricUnfit",
-    "FabricUnsupported",
-    "Rendezvous",
-    "SiteFabric",
-    "fabric_up",
-    "fault_of",
-]
-
 
 class FabricUnsupported(RuntimeError):  # noqa: N818 - a state of the machine, shown as such
     """An emulated fabric cannot be made on this machine; the sentence says why."""

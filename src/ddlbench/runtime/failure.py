@@ -14,8 +14,6 @@ from ddlbench.experiment.units import GB
 from ddlbench.runtime.rank_report import RankFailure
 from ddlbench.strategies.executor import Unsupported
 
-__all__ = ["Cause", "cause_of", "classify"]
-
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|can't allocate memory|cannot allocate memory|not enough memory|"
     r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|std::bad_alloc",

@@ -14,8 +14,6 @@ from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import DeviceKind
 from ddlbench.runtime.checkpoint.store import Order
 
-__all__ = ["Job", "log_file", "report_file", "stacks_file"]
-
 
 @dataclass(frozen=True)
 class Job:

@@ -33,18 +33,6 @@ from ddlbench.planning.strategy import Process
 from ddlbench.runtime.network_address import LISTEN_FD
 from ddlbench.runtime.placement import identity_variables
 
-__all__ = [
-    "Launch",
-    "LocalLaunch",
-    "Place",
-    "SrunLaunch",
-    "Step",
-    "launch",
-    "python_command",
-    "srun_command",
-    "worker_environment",
-]
-
 
 @dataclass(frozen=True)
 class Step:

@@ -31,8 +31,6 @@ from ddlbench.experiment.result import InvalidResult, Result, read_result, write
 from ddlbench.experiment.status import Reason, Status
 from ddlbench.runtime import slurm_job
 
-__all__ = ["Claim", "Owner", "claim", "keep", "release"]
-
 _LEASE, _KEPT = "lease.json", ".kept-result.json"
 _UNREADABLE_S = 30.0
 _SHORTLY_S = 0.1

@@ -24,8 +24,6 @@ import torch
 from ddlbench.runtime.meters import Usage, Utilisation, mean_usage
 from ddlbench.strategies.executor import Executor, RunRecord
 
-__all__ = ["Checkpoints", "Extent", "Measurement", "Traffic", "measure"]
-
 
 @dataclass(frozen=True)
 class Extent:

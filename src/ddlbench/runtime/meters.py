@@ -25,19 +25,6 @@ from torch.utils._pytree import tree_leaves
 from ddlbench.runtime.rank_report import CountedBytes
 from ddlbench.strategies.executor import Executor
 
-__all__ = [
-    "LiveTensors",
-    "TcpTraffic",
-    "Usage",
-    "Utilisation",
-    "connection_bytes",
-    "cpu_peak_bytes",
-    "device_memory",
-    "mean_usage",
-    "peak_rss_bytes",
-    "restart_peaks",
-]
-
 _SAMPLE_S = 0.2
 
 

@@ -10,15 +10,6 @@ import psutil
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import Site
 
-__all__ = [
-    "LISTEN_FD",
-    "address_of",
-    "interface_to_use",
-    "listen",
-    "meeting_point",
-    "use_interface",
-]
-
 
 def address_of(interface: str | None) -> str:
     """IPv4 address of ``interface``; without one, what the host's own name resolves to.

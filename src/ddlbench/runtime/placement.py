@@ -30,20 +30,6 @@ if TYPE_CHECKING:
 
     from ddlbench.experiment.site import Site
 
-__all__ = [
-    "SHARED_GPU_NOTE",
-    "apply_settings",
-    "as_own_host",
-    "compact",
-    "gpu_models",
-    "identity_variables",
-    "is_shared",
-    "own_cores",
-    "own_devices",
-    "own_process",
-    "shared_gpu_variables",
-]
-
 _NODE, _LOCAL_RANK = "DDLBENCH_NODE", "DDLBENCH_LOCAL_RANK"
 
 

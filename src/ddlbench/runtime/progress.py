@@ -25,8 +25,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ddlbench.runtime.launch import Launch
 
-__all__ = ["MARK", "Display", "Outcome", "Reporter", "phase_in", "watch"]
-
 MARK = "\x1eddlbench-progress "
 _REPORT_EVERY_S = 0.5
 _LINE_EVERY_S = 15.0

@@ -22,8 +22,6 @@ from ddlbench.runtime.network_address import LISTEN_FD
 from ddlbench.runtime.placement import own_process
 from ddlbench.runtime.rank_report import RankFailure, write_rank_report
 
-__all__ = ["main", "oom_kills"]
-
 _DUMP_S = 1.0
 
 

@@ -34,8 +34,6 @@ from ddlbench.runtime.launch import Step, python_command
 from ddlbench.runtime.placement import own_process, shared_gpu_variables
 from ddlbench.runtime.progress import watch
 
-__all__ = ["RankContext", "RankJobFailed", "rank_job_main", "run_rank_job"]
-
 
 class RankJobFailed(RuntimeError):  # noqa: N818 - what happened
     """A process of the tool ended without a report, or did not end in time."""

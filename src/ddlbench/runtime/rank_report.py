@@ -21,16 +21,6 @@ from ddlbench.experiment.document import OMIT_NONE, JsonForm, write_json
 from ddlbench.experiment.result import DeviceMemory
 from ddlbench.experiment.status import Reason, Status
 
-__all__ = [
-    "CheckpointCost",
-    "CountedBytes",
-    "RankFailure",
-    "RankReport",
-    "as_written",
-    "read_rank_report",
-    "write_rank_report",
-]
-
 
 @dataclass(frozen=True)
 class CountedBytes(JsonForm):

@@ -27,8 +27,6 @@ import torch.distributed as dist
 
 from ddlbench.runtime.network_address import LISTEN_FD
 
-__all__ = ["ClockOffset", "barrier", "clock_offsets", "join_store", "leave"]
-
 _POLL_S = 0.01
 _PATIENCE = timedelta(minutes=10)
 

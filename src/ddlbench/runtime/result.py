@@ -55,26 +55,6 @@ from ddlbench.runtime.environment import driver_provenance
 from ddlbench.runtime.placement import SHARED_GPU_NOTE
 from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written
 
-__all__ = [
-    "BARRIER_RULE",
-    "CLOCKS",
-    "COMBINED_RULE",
-    "NOISY_SPREAD",
-    "WARMUP_RULE",
-    "assemble",
-    "checkpoint_notes",
-    "checkpointing",
-    "communication",
-    "divergence",
-    "loss_summary",
-    "mean_over_ranks",
-    "partitions_csv",
-    "rank_entry",
-    "steps_csv",
-    "timing_of",
-    "trace_json",
-]
-
 _STAGING = ("seconds", "reused", "bytes", "nodes")
 
 

@@ -17,16 +17,6 @@ import shutil
 import subprocess
 from datetime import datetime
 
-__all__ = [
-    "ENDED_FOR_MEMORY",
-    "ENDED_FOR_TIME",
-    "NO_ANSWER",
-    "may_live",
-    "own_job_id",
-    "state",
-    "submitted_at",
-]
-
 ENDED_FOR_MEMORY = "OUT_OF_MEMORY"
 ENDED_FOR_TIME = "TIMEOUT"
 NO_ANSWER = "no answer"

@@ -31,8 +31,6 @@ from ddlbench.experiment.status import Status
 from ddlbench.planning.plan import request_of
 from ddlbench.runtime.launch import python_command, srun_command
 
-__all__ = ["StagingFailed", "main", "stage_cell", "unstage_cell"]
-
 
 class StagingFailed(RuntimeError):  # noqa: N818 - what happened
     """A node could not make or keep the cell's data; failure.json says so too."""

@@ -37,8 +37,6 @@ from ddlbench.runtime.progress import Outcome, watch
 from ddlbench.runtime.rank_report import RankFailure, RankReport, read_rank_report
 from ddlbench.runtime.result import assemble, partitions_csv, steps_csv, trace_json
 
-__all__ = ["CellFailed", "run_cell"]
-
 # Ranks wait for each other longer than a cell may last, so that its end is never their own doing.
 _LONGER_S = 600.0
 

@@ -56,8 +56,6 @@ from ddlbench.runtime.rendezvous import ClockOffset, barrier, clock_offsets, joi
 from ddlbench.strategies.executor import Context, Executor
 from ddlbench.strategies.training import with_precision
 
-__all__ = ["main"]
-
 
 def main(job_path: str) -> int:
     """Run this process's part of a cell; 0 when it went well."""

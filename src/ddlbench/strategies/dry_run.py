@@ -27,8 +27,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-__all__ = ["Channel", "connect", "dry_run"]
-
 
 def dry_run(
     module: nn.Module, devices: Sequence[torch.device], train: Callable[[nn.Module], object]

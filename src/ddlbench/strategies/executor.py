@@ -31,8 +31,6 @@ from ddlbench.planning.strategy import Process
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
 from ddlbench.strategies.training import make_loss, make_optimizer
 
-__all__ = ["Context", "DataStream", "Executor", "RunRecord", "StepwiseExecutor", "Unsupported"]
-
 
 class Unsupported(Exception):  # noqa: N818 - an outcome, not a fault
     """The strategy cannot run this cell, found only once the network was at hand.

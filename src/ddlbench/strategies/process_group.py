@@ -29,8 +29,6 @@ from ddlbench.planning.gradient_traffic import DEFAULT_BUCKET_BYTES, buckets
 from ddlbench.planning.strategy import Process
 from ddlbench.strategies.executor import Context
 
-__all__ = ["GradientSum", "every_rank", "join_all", "side_by_side", "sum_gradients"]
-
 
 def join_all(context: Context, process: Process, world_size: int) -> None:
     """Join the default group; every process of the cell calls it, before its first collective."""

@@ -30,8 +30,6 @@ from itertools import accumulate, pairwise
 
 import torch
 
-__all__ = ["Mark", "Span", "SpanRecorder", "StepClock"]
-
 Span = tuple[str, int, float, float]
 """Kind, mini-batch id, start and end in seconds of this host's ``time.perf_counter``."""
 

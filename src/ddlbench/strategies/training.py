@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from ddlbench.experiment.cell import Cell
 
-__all__ = ["Autocast", "make_loss", "make_optimizer", "with_precision"]
-
 
 class _SinglePrecision(nn.Module):
     """A loss that is computed in float32 where outputs are bfloat16."""

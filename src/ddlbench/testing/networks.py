@@ -11,8 +11,6 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import build, without_dropout
 
-__all__ = ["network_of", "network_with_dropout"]
-
 
 class Residual(nn.Module):
     """A convolution and batch norm beside the identity."""

@@ -35,8 +35,6 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.planning.strategy import strategy_of
 
-__all__ = ["Work", "run_ranks"]
-
 # What a rank does with one item: (item, rank, store of this item or None) -> what it found.
 Work = Callable[[Any, int, Store | None], Any]
 

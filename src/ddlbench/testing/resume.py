@@ -34,8 +34,6 @@ from ddlbench.testing.networks import network_with_dropout
 from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import Reader, assert_same_bits, context_of, executor_of
 
-__all__ = ["assert_cells_resume"]
-
 _WARMUP, _STEPS, _EVERY = 2, 6, 3
 _RUNS = ("plain", "first", "second")
 

@@ -26,21 +26,6 @@ from ddlbench.strategies.executor import Context
 from ddlbench.testing.networks import network_of
 from ddlbench.testing.rank_pool import run_ranks
 
-__all__ = [
-    "STATISTICS",
-    "Reader",
-    "assert_cell_equals_sequential",
-    "assert_same_bits",
-    "assert_same_weights",
-    "context_of",
-    "executor_of",
-    "global_batch",
-    "reference",
-    "sequential",
-    "train",
-    "train_here",
-]
-
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of batch norm
 
 # (first, count) of each call of ``run``: warm-up, and the measured region.

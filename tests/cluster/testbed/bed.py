@@ -24,8 +24,6 @@ from .shell import system
 from .site_file import site_text
 from .state import State, only_one
 
-__all__ = ["TestBed"]
-
 _READY_S = 60.0
 
 

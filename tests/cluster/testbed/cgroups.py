@@ -21,8 +21,6 @@ from pathlib import Path
 
 from .errors import TestBedError
 
-__all__ = ["Cgroups"]
-
 _NAME = "ddlbench-testbed"
 
 

@@ -14,8 +14,6 @@ from .options import Options
 from .requirements import install
 from .state import State
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; the exit code."""

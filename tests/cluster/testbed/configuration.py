@@ -9,8 +9,6 @@ from .hooks import EPILOG, TASK_PROLOG
 from .layout import CONFIG, CONFIG_FILES, CONTROLLER, DEVICES, HOME, LOGS, MARKER
 from .options import Options
 
-__all__ = ["MUNGE_SOCKET", "check_ours", "remove", "write"]
-
 MUNGE_SOCKET = HOME / "munge" / "socket"
 
 

@@ -15,17 +15,6 @@ from .options import Options
 from .processes import Identity, alive, end, spawn, tail, wait_until
 from .shell import system
 
-__all__ = [
-    "inside",
-    "make_devices",
-    "start_accounting",
-    "start_controller_holder",
-    "start_holder",
-    "start_munge",
-    "start_slurmctld",
-    "start_slurmd",
-]
-
 _NULL_DEVICE = os.makedev(1, 3)
 
 

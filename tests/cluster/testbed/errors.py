@@ -1,7 +1,5 @@
 """The one exception whose text is written for the user."""
 
-__all__ = ["TestBedError"]
-
 
 class TestBedError(Exception):
     """Something stands in the way of the test bed: the sentence says what, and what to do."""

@@ -14,8 +14,6 @@ from .cgroups import Cgroups
 from .layout import HOME
 from .options import Options
 
-__all__ = ["EPILOG", "TASK_PROLOG", "write_hooks"]
-
 TASK_PROLOG = HOME / "task_prolog"
 EPILOG = HOME / "epilog"
 

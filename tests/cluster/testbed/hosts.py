@@ -8,8 +8,6 @@ from .errors import TestBedError
 from .layout import HOSTS
 from .options import Options
 
-__all__ = ["add", "remove"]
-
 _BEGIN = "# ddlbench test bed begins"
 _END = "# ddlbench test bed ends"
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from .processes import Identity
 from .shell import system
 
-__all__ = ["ENDED", "JobEnd", "NodeProcess", "clean_environment", "job_end", "processes_of"]
-
 ENDED = frozenset(
     {
         *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),

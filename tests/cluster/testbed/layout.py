@@ -2,23 +2,6 @@
 
 from pathlib import Path
 
-__all__ = [
-    "CONFIG",
-    "CONFIG_FILES",
-    "CONTROLLER",
-    "DEVICES",
-    "HOME",
-    "HOSTS",
-    "HOST_LINK",
-    "LOGS",
-    "MARKER",
-    "PREFIX",
-    "SCRATCH",
-    "SWITCH",
-    "namespace",
-    "node_home",
-]
-
 PREFIX = "ddlbench-"  # of network namespaces
 HOME = Path("/var/lib/ddlbench-testbed")
 LOGS = HOME / "log"

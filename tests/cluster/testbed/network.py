@@ -16,8 +16,6 @@ from .options import Options, bytes_per_s
 from .processes import Identity, end, identify
 from .shell import system
 
-__all__ = ["build", "check_free", "ping", "processes_within", "remove", "shape"]
-
 _KERNEL_HINT = "this kernel seems to lack network namespaces, bridges or veth links"
 _TBF_HINT = (
     "this kernel seems to have no token bucket filter (try `modprobe sch_tbf`); "

@@ -9,8 +9,6 @@ from typing import Any
 
 from .errors import TestBedError
 
-__all__ = ["Options", "bytes_per_s"]
-
 _MAX_NODES = 64
 _FIRST_NODE = 11  # .1 is the controller, .2 the host
 _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}

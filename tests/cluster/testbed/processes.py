@@ -14,8 +14,6 @@ from pathlib import Path
 from .errors import TestBedError
 from .shell import system_environment
 
-__all__ = ["Identity", "alive", "end", "identify", "spawn", "tail", "wait_until"]
-
 _CHILDREN: list[subprocess.Popen[bytes]] = []  # kept, so that none is collected while it runs
 
 

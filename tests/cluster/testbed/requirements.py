@@ -12,8 +12,6 @@ from .errors import TestBedError
 from .options import Options
 from .shell import SYSTEM_PATH
 
-__all__ = ["check", "install", "missing"]
-
 _PACKAGES = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",

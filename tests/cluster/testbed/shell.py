@@ -7,8 +7,6 @@ import subprocess
 
 from .errors import TestBedError
 
-__all__ = ["SYSTEM_PATH", "system", "system_environment"]
-
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 

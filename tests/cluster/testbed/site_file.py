@@ -5,8 +5,6 @@ from __future__ import annotations
 from .layout import SCRATCH
 from .options import Options
 
-__all__ = ["site_text"]
-
 
 def site_text(options: Options) -> str:
     """Contents of ``config/sites/testbed.yaml`` for a bed of these options."""

@@ -16,8 +16,6 @@ from .layout import HOME
 from .options import Options
 from .processes import Identity, alive, identify
 
-__all__ = ["State", "only_one"]
-
 _FILE = HOME / "state.json"
 _LOCK = Path("/run/lock/ddlbench-testbed")
 

@@ -37,8 +37,6 @@ from ddlbench.experiment.profile import BatchTime, Profile, read_profile
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Array", "Chain", "MemoryLimit", "Node", "chain_of_profile", "read_chain", "read_table"]
-
 Array = NDArray[np.float64]
 
 

@@ -26,8 +26,6 @@ import numpy as np
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.partition.chain import Array, Chain
 
-__all__ = ["COST_MODELS", "CostModel", "Level", "cost_model"]
-
 Cuts = tuple[Array, Array]  # bytes into a stage, bytes out of it
 
 

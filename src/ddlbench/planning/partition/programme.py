@@ -38,9 +38,6 @@ from numpy.typing import NDArray
 from ddlbench.planning.partition.chain import Array, Chain, MemoryLimit
 from ddlbench.planning.partition.cost import CostModel, Level, cut_outputs
 
-__all__ = ["Piece", "solve"]
-
-
 Integers = NDArray[np.int64]
 WHOLE = -1  # "no cut" among the choices
 

@@ -30,17 +30,6 @@ from ddlbench.planning.partition.cost import CostModel, Level, cost_model
 from ddlbench.planning.partition.programme import Piece, solve
 from ddlbench.planning.schedules.pipedream import warmups
 
-__all__ = [
-    "Partition",
-    "PlacedStage",
-    "Stage",
-    "StageLinks",
-    "balance",
-    "partition",
-    "period_of",
-    "stage_memory_bytes",
-]
-
 NO_LINKS = float("inf")  # bytes per second: cuts cost nothing
 
 

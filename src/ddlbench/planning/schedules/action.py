@@ -11,8 +11,6 @@ from typing import Any, Literal, get_args
 
 from ddlbench.experiment.errors import ConfigError
 
-__all__ = ["Action", "InvalidSchedule", "Kind", "Schedule"]
-
 Kind = Literal[
     "forward",
     "backward",

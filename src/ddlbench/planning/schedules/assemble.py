@@ -25,8 +25,6 @@ from dataclasses import replace
 
 from ddlbench.planning.schedules.action import Action, InvalidSchedule, Kind, Schedule
 
-__all__ = ["passes", "positive", "replicate", "with_messages", "with_update"]
-
 
 def positive(**counts: int) -> None:
     """Raise InvalidSchedule unless every count is at least 1."""

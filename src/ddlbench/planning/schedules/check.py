@@ -20,8 +20,6 @@ from collections import Counter, defaultdict
 
 from ddlbench.planning.schedules.action import Action, InvalidSchedule, Kind, Schedule
 
-__all__ = ["blocked", "check", "most_held"]
-
 Channel = tuple[str, int, int]  # "activation" or "gradient", from rank, to rank
 
 

@@ -49,8 +49,6 @@ from typing import Literal
 
 from ddlbench.planning.schedules.action import Action, InvalidSchedule, Schedule
 
-__all__ = ["EAGER", "Event", "EventGraph", "Messaging", "Placed", "events_of", "messaging_of"]
-
 
 @dataclass(frozen=True)
 class Messaging:

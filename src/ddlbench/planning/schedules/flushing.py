@@ -51,17 +51,6 @@ from __future__ import annotations
 from ddlbench.planning.schedules.action import Action, InvalidSchedule, Kind, Schedule
 from ddlbench.planning.schedules.assemble import passes, positive, with_messages, with_update
 
-__all__ = [
-    "alternate",
-    "gpipe",
-    "interleaved_1f1b",
-    "looped_ranks",
-    "looped_warmup",
-    "one_f_one_b",
-    "round_order",
-    "round_size",
-]
-
 
 def gpipe(stages: int, micro_batches: int, last_first: bool = True) -> Schedule:
     """The schedule of one optimizer step.

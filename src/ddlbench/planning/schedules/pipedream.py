@@ -71,15 +71,6 @@ from ddlbench.planning.schedules.action import Action, InvalidSchedule, Schedule
 from ddlbench.planning.schedules.assemble import passes, positive, with_messages
 from ddlbench.planning.schedules.flushing import alternate
 
-__all__ = [
-    "check_replicas",
-    "model_parallel",
-    "pipedream",
-    "released_warmups",
-    "warmups",
-    "weight_version",
-]
-
 
 def warmups(replicas: Sequence[int], extra: int = 0) -> tuple[int, ...]:
     """Warm-up mini-batches of one replica of each stage, free of deadlock.

@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from ddlbench.planning.schedules.action import Action, Schedule
 from ddlbench.planning.schedules.events import EAGER, Event, Messaging, events_of
 
-__all__ = ["Durations", "Links", "StageDurations", "TimedAction", "Timeline", "no_links", "replay"]
-
 Durations = Callable[[Action], float]  # seconds of a pass, an all-reduce or an update
 Links = Callable[[int, int, Action], float]  # from rank, to rank, the send: seconds of a message
 

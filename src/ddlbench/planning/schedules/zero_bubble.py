@@ -46,8 +46,6 @@ from ddlbench.planning.schedules.flushing import (
     round_size,
 )
 
-__all__ = ["interleaved_zero_bubble", "zero_bubble_v"]
-
 
 def interleaved_zero_bubble(ranks: int, chunks: int, micro_batches: int) -> Schedule:
     """The schedule of one optimizer step; arguments and errors as of ``interleaved_1f1b``."""

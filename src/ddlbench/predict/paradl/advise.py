@@ -12,8 +12,6 @@ from ddlbench.predict.paradl.oracle import project, refused
 from ddlbench.predict.paradl.platform import Platform
 from ddlbench.predict.paradl.workload import Workload
 
-__all__ = ["Candidate", "Reach", "best", "reach", "target"]
-
 SEGMENTS = 4
 """Micro-batches of a pipeline for each stage: a bubble of at most a fifth (Huang et al. 2019)."""
 

@@ -19,8 +19,6 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.predict.paradl.measured import projected
 from ddlbench.predict.paradl.platform import Platform
 
-__all__ = ["HOLD_OUTS", "SMALL", "Calibration", "calibrate", "hold_out"]
-
 VARIANT = "corrected"
 SOFT = 0.1
 PULL = 0.2

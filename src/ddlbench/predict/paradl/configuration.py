@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.schema import nearest
 
-__all__ = ["HYBRIDS", "STRATEGIES", "Configuration", "OwnSplit", "Projection", "question"]
-
 STRATEGIES = (
     "serial", "data", "spatial", "filter", "channel", "data+filter", "data+spatial", "pipeline",
 )  # fmt: skip

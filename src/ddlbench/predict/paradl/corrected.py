@@ -64,18 +64,6 @@ from ddlbench.predict.paradl.published import (
 )
 from ddlbench.predict.paradl.workload import Layer, Workload
 
-__all__ = [
-    "TERMS",
-    "activation_link",
-    "computation",
-    "gradients_s",
-    "layer_times",
-    "own_rows",
-    "row_link",
-    "stage_bounds",
-    "weight_shares",
-]
-
 PASSES = {"batchnorm": 8, "relu": 5, "add": 5, "dropout": 5, "pool": 4}
 """How often a layer without weights walks over its activations, forward and backward."""
 

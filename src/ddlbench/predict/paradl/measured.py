@@ -26,20 +26,6 @@ from ddlbench.predict.paradl.oracle import VARIANTS, project
 from ddlbench.predict.paradl.platform import Platform
 from ddlbench.predict.paradl.workload import load_workload
 
-__all__ = [
-    "BASELINES",
-    "MAIN_CAMPAIGN",
-    "PREDICTORS",
-    "PUBLISHED_MEASURED",
-    "mean_accuracy",
-    "projected",
-    "question_of",
-    "read_measured",
-    "read_published_projections",
-    "reliable_rows",
-    "score",
-]
-
 REQUIRED = ("model", "strategy", "gpus", "seconds_per_iteration")
 NUMBERS = ("gpus", "seconds_per_iteration", "batch_per_gpu", "batch_per_group", "batch_global",
            "compute_seconds", "comm_seconds")  # fmt: skip

@@ -19,8 +19,6 @@ from ddlbench.predict.paradl.workload import (
     layer_dict,
 )
 
-__all__ = ["alexnet", "cosmoflow_256", "cosmoflow_512", "resnet", "vgg16", "workload_text"]
-
 IMAGE: Shape = (3, 226, 226)
 
 

@@ -35,17 +35,6 @@ from ddlbench.predict.paradl.platform import Platform
 from ddlbench.predict.paradl.published import ITEM_BYTES, Terms
 from ddlbench.predict.paradl.workload import Layer, Workload
 
-__all__ = [
-    "VARIANTS",
-    "Variant",
-    "corrected_bytes",
-    "corrected_limit",
-    "project",
-    "published_limit",
-    "refused",
-    "variant_of",
-]
-
 
 def corrected_bytes(workload: Workload, platform: Platform, asked: Configuration) -> float:
     """Bytes of the fullest device."""

@@ -13,8 +13,6 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.schema import check_against, fill_defaults, nearest, read_yaml
 
-__all__ = ["Link", "Platform", "load_platform", "write_platform"]
-
 HEADER = "# Written by `ddlbench oracle calibrate`, or by hand: see docs/oracle.md.\n"
 FITTED = (
     "ring_efficiency",

@@ -23,20 +23,6 @@ from ddlbench.predict.paradl.configuration import Configuration
 from ddlbench.predict.paradl.platform import Link, Platform
 from ddlbench.predict.paradl.workload import Layer, Workload
 
-__all__ = [
-    "ITEM_BYTES",
-    "TERMS",
-    "Terms",
-    "all_gather_s",
-    "all_reduce_s",
-    "cut_evenly",
-    "kernel_weights",
-    "layers_of",
-    "memory_bytes",
-    "send_s",
-    "spread",
-]
-
 HALVINGS = 60
 """Bisection steps: the slowest stage to a share of 2^-60 of the whole, below rounding."""
 

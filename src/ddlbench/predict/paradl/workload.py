@@ -21,19 +21,6 @@ from ddlbench.experiment.document import Document
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.schema import nearest
 
-__all__ = [
-    "WORKLOAD_VERSION",
-    "InvalidWorkload",
-    "Layer",
-    "Shape",
-    "Stack",
-    "Workload",
-    "check_workload",
-    "known_workloads",
-    "layer_dict",
-    "load_workload",
-]
-
 Shape = tuple[int, ...]
 """Channels, then the spatial extents."""
 

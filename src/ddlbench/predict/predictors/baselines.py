@@ -27,16 +27,6 @@ from ddlbench.predict.prediction import (
     joined,
 )
 
-__all__ = [
-    "FEW_STEPS",
-    "CarryForward",
-    "DataExtrapolation",
-    "HardwareExtrapolation",
-    "Linear",
-    "carried_s",
-    "same_but_size",
-]
-
 
 class Linear(Predictor):
     """Baseline: linear speed-up, whatever the strategy.

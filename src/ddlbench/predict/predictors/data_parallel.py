@@ -21,8 +21,6 @@ from ddlbench.predict.prediction import (
 )
 from ddlbench.predict.predictors.published import ring_all_reduce_s
 
-__all__ = ["DdpAllReduce", "DdpBuckets", "DdpSerial", "HorovodSerial", "exposed_s"]
-
 AllReduceTime = Callable[[float], float]
 
 

@@ -44,16 +44,6 @@ from ddlbench.predict.prediction import (
     links_or_error,
 )
 
-__all__ = [
-    "ParadlCorrected",
-    "ParadlPublished",
-    "Shape",
-    "own_split",
-    "shapes_of",
-    "spatial_layers",
-    "split_layers",
-]
-
 _ITEM_BYTES = 4
 _KINDS = (
     ("BatchNorm", "batchnorm"),

@@ -50,8 +50,6 @@ from ddlbench.predict.prediction import (
 )
 from ddlbench.strategies.parameter_server.descriptor import ParameterServerDetails, message_count
 
-__all__ = ["ParameterServer", "ParameterServerMessages", "round_trips_s"]
-
 LIMITS = (
     "the sum of the workers' gradients costs a server nothing",
     "each device has a link of its own; those of one node do not share one",

@@ -39,8 +39,6 @@ from ddlbench.predict.prediction import (
     links_or_error,
 )
 
-__all__ = ["PipelinePeriod", "PipelinePeriodPaper"]
-
 _NO_LINKS = StageLinks(float("inf"), float("inf"))
 _LIMITS = (
     "no latency, no waiting for replicas or receives",

@@ -56,8 +56,6 @@ from ddlbench.predict.prediction import (
     links_or_error,
 )
 
-__all__ = ["PipelineLinks", "PipelineReplay", "StageTimes", "stage_times"]
-
 
 class PipelineLinks:
     """Times of a plan's communication.

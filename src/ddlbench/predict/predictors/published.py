@@ -24,21 +24,6 @@ from ddlbench.predict.prediction import (
     traffic_or_error,
 )
 
-__all__ = [
-    "CPU_LIMIT",
-    "DdlbenchEq1",
-    "DdlbenchEq2",
-    "DdlbenchEq3",
-    "ModelParallel",
-    "Sequential",
-    "Thesis6",
-    "Thesis51P2p",
-    "Thesis51Transport",
-    "communication_s",
-    "pipeline_limits",
-    "ring_all_reduce_s",
-]
-
 
 def ring_all_reduce_s(hops: Sequence[Hop], message_bytes: float) -> float:
     """Seconds of an all-reduce of ``message_bytes`` a worker over a ring with these hops."""

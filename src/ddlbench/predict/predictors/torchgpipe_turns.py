@@ -40,8 +40,6 @@ from ddlbench.predict.prediction import (
     joined,
 )
 
-__all__ = ["TorchgpipeTurns"]
-
 _LIMITS = (
     "partitions have one core: a process that may use the shares of all its devices is faster",
     "cutting a mini-batch into micro-batches and joining their outputs costs nothing",

@@ -20,8 +20,6 @@ from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.predicted import Predicted, shown_cells
 from ddlbench.report.style import GREY, MIN_PT, DatasetLook, shade, strategy_look, text_width_mm
 
-__all__ = ["draw"]
-
 _MODEL = DatasetLook(0.35, "")
 _BASELINE = DatasetLook(0.75, "/////")
 _NEUTRAL = "#444444"

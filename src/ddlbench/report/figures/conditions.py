@@ -35,8 +35,6 @@ from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_t
 from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
 from ddlbench.report.tables import rows_of
 
-__all__ = ["draw", "in_condition_order"]
-
 _LOOKS = (
     ("#0072B2", "^"), ("#D55E00", "v"), ("#009E73", "s"), ("#CC79A7", "D"), ("#56B4E9", "<"),
     ("#E69F00", ">"), ("#7A7A00", "p"), ("#5B2A48", "h"),

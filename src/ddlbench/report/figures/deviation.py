@@ -40,8 +40,6 @@ from ddlbench.report.predicted import (
 from ddlbench.report.style import GREY, PAGE_MM, dataset_look, strategy_look
 from ddlbench.report.tables import rows_of
 
-__all__ = ["draw", "hollow", "published_label"]
-
 _NEUTRAL = "#444444"
 _LEFT, _BETWEEN, _RIGHT = 13.5, 3.0, 2.0
 _TABLE = [

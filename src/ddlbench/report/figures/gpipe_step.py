@@ -21,8 +21,6 @@ from ddlbench.report.predicted import Predicted, condition_label, shown_cells
 from ddlbench.report.style import MIN_PT, DatasetLook, shade, strategy_look, text_width_mm, ticks_in
 from ddlbench.report.tables import rows_of
 
-__all__ = ["STRATEGY", "draw", "shares"]
-
 STRATEGY = "gpipe"
 _KINDS = {
     "forward": DatasetLook(0.75, ""),

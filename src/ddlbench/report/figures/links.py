@@ -33,8 +33,6 @@ from ddlbench.report.footer import links_origin
 from ddlbench.report.layout import Page, Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import MIN_PT, StrategyLook, strategy_look
 
-__all__ = ["draw_links", "draw_sweeps"]
-
 _SLOW = "#D55E00"
 _EMPTY = "#eeeeee"
 _SHADES = LinearSegmentedColormap.from_list("ddlbench", ["#eaf3fa", "#0072B2", "#004a75"])

@@ -31,8 +31,6 @@ from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_t
 from ddlbench.report.style import GREY, MIN_PT, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 
-__all__ = ["FEWEST_STEPS", "TABLE", "draw", "loss_curves", "time_to_loss"]
-
 FEWEST_STEPS = LEARNING_STEPS
 TABLE = [
     "dataset", "network", "strategy", "variant", "geometry", "update_semantics", "batch_size",

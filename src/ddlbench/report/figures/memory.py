@@ -27,8 +27,6 @@ from ddlbench.report.layout import Panel, Section, lay_out
 from ddlbench.report.style import GREY, MIN_PT, DatasetLook, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 
-__all__ = ["draw"]
-
 NOT_MEASURED = "no value"
 _LOG_FROM = 30
 _PLAIN = DatasetLook(0.0, "")

@@ -30,8 +30,6 @@ from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
 from ddlbench.report.style import GREY, MIN_PT, strategy_look
 from ddlbench.report.tables import rows_of
 
-__all__ = ["chunks_of", "draw", "table_6_1"]
-
 _STYLES = ((0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 _COLUMNS_6_1 = (
     "source", "strategy", "network", "dataset", "geometry", "batch_size", "chunks", "micro_batch",

@@ -40,8 +40,6 @@ from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_t
 from ddlbench.report.style import GREY, StrategyLook, shade, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 
-__all__ = ["QUANTITIES", "draw_bandwidth", "draw_latency", "draw_loss", "one_thing_changes"]
-
 _CITATION = "Cheng et al."
 _CONDITION = ("link_latency_s", "link_bits_per_s", "link_loss")
 _BESIDE = {"link_congestion_control": "{}", "link_mtu_bytes": "MTU {:g}"}

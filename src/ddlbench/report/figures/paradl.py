@@ -34,18 +34,6 @@ from ddlbench.report.predicted import NOT_PREDICTED, Predicted, shown_cells
 from ddlbench.report.style import GREY, MIN_PT, seconds_axis, shade, strategy_look
 from ddlbench.report.tables import rows_of, table_text
 
-__all__ = [
-    "COLUMNS",
-    "MEASURED",
-    "SOURCES",
-    "bars_of_runs",
-    "bars_of_table",
-    "draw_bars",
-    "draw_published",
-    "draw_runs",
-    "published_table",
-]
-
 MEASURED = "measured"
 SOURCES = ("as-published", "corrected", MEASURED)
 COLUMNS = [

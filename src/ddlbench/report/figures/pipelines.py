@@ -37,8 +37,6 @@ from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import GREY, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 
-__all__ = ["TABLE", "draw", "pipeline_table"]
-
 TABLE = [
     "dataset", "network", "strategy", "variant", "geometry", "workers", "batch_size", "n",
     "base_step_s", "step_s", "speedup", "speedup_low", "speedup_high", "bound", "share_of_bound",

@@ -34,16 +34,6 @@ from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import GREY, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 
-__all__ = [
-    "TABLE",
-    "draw",
-    "draw_lines",
-    "draw_sites",
-    "missing_sentence",
-    "per_node_lines",
-    "without_base",
-]
-
 _STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 TABLE = [
     "dataset",

@@ -26,19 +26,6 @@ from ddlbench.predict.paradl.configuration import STRATEGIES
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import GREY, MIN_PT, text_width_mm, wrapped
 
-__all__ = [
-    "ALL",
-    "DEVICES",
-    "PICTURES",
-    "SAMPLES",
-    "SIDE",
-    "Held",
-    "Owners",
-    "Picture",
-    "draw",
-    "one",
-]
-
 DEVICES = 4
 SAMPLES = 4
 SIDE = 4

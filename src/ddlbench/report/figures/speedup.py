@@ -32,8 +32,6 @@ from ddlbench.report.layout import Panel, Section, lay_out
 from ddlbench.report.style import GREY, MIN_PT, dataset_look, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 
-__all__ = ["draw"]
-
 _NEUTRAL = "#444444"
 _FEW_BASES = 6
 _TABLE = [

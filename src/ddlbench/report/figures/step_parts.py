@@ -42,8 +42,6 @@ from ddlbench.report.style import (
 )
 from ddlbench.report.tables import rows_of
 
-__all__ = ["draw"]
-
 _NEUTRAL = "#444444"
 _PARTS = (
     ("compute_s", "compute", DatasetLook(0.0, "")),

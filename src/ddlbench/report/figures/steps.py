@@ -26,8 +26,6 @@ from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import GREY, MIN_PT, shade, strategy_look, text_width_mm, ticks_in
 from ddlbench.report.tables import Tables, rows_of
 
-__all__ = ["draw"]
-
 NO_STEPS = "no steps"
 _ALL_POINTS = 60  # up to so many steps each is drawn; beyond, only those outside the whiskers
 _BOX_FROM = 8

@@ -16,19 +16,6 @@ from typing import Any
 from ddlbench.experiment.chrome_trace import Piece, chrome_trace
 from ddlbench.experiment.errors import ConfigError
 
-__all__ = [
-    "BESIDE",
-    "COMPUTING",
-    "PASSES",
-    "WAIT",
-    "Box",
-    "InvalidTimeline",
-    "Row",
-    "beside_lanes",
-    "computing_share",
-    "trace_of_boxes",
-]
-
 # What has a number written into it, and what counts as work.
 PASSES = ("forward", "recompute", "backward", "backward_input", "backward_weight")
 COMPUTING = frozenset((*PASSES, "loss"))

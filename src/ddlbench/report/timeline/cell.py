@@ -40,15 +40,6 @@ from ddlbench.report.timeline.planned import (
 )
 from ddlbench.report.timeline.windows import Window, windows_of
 
-__all__ = [
-    "PARTITIONS_FILE",
-    "TRACE_FILE",
-    "CellTimeline",
-    "has_spans",
-    "read_cell",
-    "read_measured",
-]
-
 TRACE_FILE = "trace.json"
 PARTITIONS_FILE = "partitions.csv"
 _NAME = re.compile(

@@ -51,20 +51,6 @@ from ddlbench.report.style import (
 from ddlbench.report.timeline.box import PASSES, WAIT, Box, Row, beside_lanes
 from ddlbench.report.timeline.windows import Part, Window
 
-__all__ = [
-    "COLUMNS",
-    "NOT_RECORDED",
-    "Block",
-    "Panel",
-    "Shown",
-    "draw_page",
-    "draw_window",
-    "duration_text",
-    "panels_of",
-    "row_heights_mm",
-    "window_height_mm",
-]
-
 _ROW_MM = 4.8
 _LOW_ROW_MM = 3.5
 _LANE_MM = 1.5

@@ -25,18 +25,6 @@ from ddlbench.report.timeline.planned import boxes_of, unit_durations
 from ddlbench.report.timeline.schedule_diagrams import WHOLE, Lesson, planned_lesson
 from ddlbench.report.timeline.windows import Window, whole_run
 
-__all__ = [
-    "TITLE",
-    "caption",
-    "draw",
-    "draw_cell",
-    "draw_schedule",
-    "measured_where",
-    "sentences",
-    "show",
-    "shown_windows",
-]
-
 TITLE = "Which device computes what when, as planned and as measured"
 
 

@@ -17,8 +17,6 @@ from ddlbench.planning.schedules import Action, Durations, Links, StageDurations
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.report.timeline.box import PASSES, Box, Row
 
-__all__ = ["boxes_of", "measured_durations", "schedule_of", "unit_durations"]
-
 
 def schedule_of(plan: Plan, mini_batches: int) -> PlannedSchedule | None:
     """What the plan's devices do for so many mini-batches; None where no schedule is known."""

@@ -33,8 +33,6 @@ from ddlbench.planning.schedules import (
     zero_bubble_v,
 )
 
-__all__ = ["SCHEDULES", "WHOLE", "Lesson", "planned_lesson"]
-
 # Schedules whose numbers are mini-batches; the others split them and flush after each.
 WHOLE = ("data-parallel", "model-parallel", "pipedream")
 

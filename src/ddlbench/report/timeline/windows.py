@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from ddlbench.planning.pipeline import PlannedSchedule
 from ddlbench.report.timeline.box import Box, computing_share
 
-__all__ = ["Part", "Window", "whole_run", "windows_of"]
-
 _STEPS = 2
 _AFTER_FILLING = 4  # mini-batches of a start-up that enter once the pipeline is full
 

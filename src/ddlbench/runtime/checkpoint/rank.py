@@ -44,14 +44,6 @@ from ddlbench.runtime.progress import Reporter
 from ddlbench.runtime.rank_report import CheckpointCost
 from ddlbench.strategies.executor import Executor, RunRecord, Unsupported
 
-__all__ = [
-    "Checkpointer",
-    "RefusedCheckpoint",
-    "open_checkpoints",
-    "random_state",
-    "set_random_state",
-]
-
 
 class RefusedCheckpoint(RuntimeError):  # noqa: N818 - what happened to it
     """A set that looked complete does not fit this cell: it is trained from the start."""

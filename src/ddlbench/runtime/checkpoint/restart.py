@@ -35,8 +35,6 @@ from ddlbench.runtime.checkpoint.store import Order, discard, journal_file, newe
 from ddlbench.runtime.environment import driver_provenance
 from ddlbench.runtime.rank_report import RankFailure, RankReport
 
-__all__ = ["Restart", "forget_checkpoints", "restart_of"]
-
 _ATTEMPTS = "attempts.json"
 
 

@@ -26,8 +26,6 @@ from torch import Tensor
 
 from ddlbench.experiment.document import whole_file
 
-__all__ = ["DamagedState", "read_state", "write_state"]
-
 _HEADER = "state"
 
 

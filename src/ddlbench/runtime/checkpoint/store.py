@@ -31,23 +31,6 @@ from typing import Any
 
 from ddlbench.experiment.document import write_json
 
-__all__ = [
-    "KEPT_SETS",
-    "CheckpointSet",
-    "Order",
-    "ProgressJournal",
-    "Reached",
-    "complete",
-    "discard",
-    "journal_file",
-    "newest",
-    "prune",
-    "rank_file",
-    "read_journal",
-    "read_set",
-    "set_folder",
-]
-
 SCHEMA_VERSION = 1
 # The newest may be lost with a file system that lied about having written it.
 KEPT_SETS = 2

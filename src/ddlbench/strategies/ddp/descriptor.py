@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Workload
 
-__all__ = ["DdpDetails", "DistributedDataParallel"]
-
 
 @dataclass(frozen=True)
 class DdpDetails(PlanDetails):

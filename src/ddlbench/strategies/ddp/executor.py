@@ -25,8 +25,6 @@ from ddlbench.strategies.executor import StepwiseExecutor
 from ddlbench.strategies.process_group import join_all
 from ddlbench.strategies.timing import SpanRecorder
 
-__all__ = ["DdpExecutor", "recorded_average"]
-
 
 class DdpExecutor(StepwiseExecutor):
     """One replica a process.

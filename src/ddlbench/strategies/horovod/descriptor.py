@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Workload
 
-__all__ = ["Horovod", "HorovodDetails"]
-
 
 @dataclass(frozen=True)
 class HorovodDetails(PlanDetails):

@@ -36,8 +36,6 @@ from ddlbench.strategies.horovod.rendezvous import (
 )
 from ddlbench.strategies.timing import SpanRecorder
 
-__all__ = ["HorovodExecutor", "MessageWatcher", "why_not_on"]
-
 
 class HorovodExecutor(StepwiseExecutor):
     """``hvd.DistributedOptimizer`` over a replica a process."""

@@ -18,8 +18,6 @@ from typing import Any
 
 from torch.distributed import Store
 
-__all__ = ["HorovodPlace", "Rendezvous", "host_names", "join_rendezvous", "set_place"]
-
 
 @dataclass(frozen=True)
 class HorovodPlace:

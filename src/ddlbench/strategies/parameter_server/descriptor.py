@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Workload
 
-__all__ = ["ParameterServer", "ParameterServerDetails", "message_count", "server_and_worker_bytes"]
-
 
 @dataclass(frozen=True)
 class ParameterServerDetails(PlanDetails):

@@ -49,8 +49,6 @@ from ddlbench.strategies.process_group import every_rank, join_all
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
 from ddlbench.strategies.training import make_optimizer
 
-__all__ = ["ParameterServerExecutor"]
-
 # Their spans are kept.
 _KEPT_MINI_BATCHES = 200
 

@@ -27,8 +27,6 @@ from torch import Tensor, nn
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.parameter_server.descriptor import message_count
 
-__all__ = ["Layout", "Message", "Row"]
-
 ALIGNMENT = 16  # elements
 
 

@@ -33,8 +33,6 @@ from ddlbench.strategies.parameter_server.layout import Layout, Message
 from ddlbench.strategies.parameter_server.worker import PULL, PUSH, Groups
 from ddlbench.strategies.timing import SpanRecorder, StepClock
 
-__all__ = ["AsyncServer", "Round", "Served", "Server", "ServiceLog", "SyncServer", "pieces"]
-
 
 @dataclass
 class Served:

@@ -22,8 +22,6 @@ from torch import Tensor, nn
 from ddlbench.strategies.dry_run import Channel
 from ddlbench.strategies.parameter_server.layout import Layout, Row
 
-__all__ = ["PULL", "PUSH", "Groups", "Worker", "channels_between"]
-
 PUSH, PULL = "push", "pull"
 
 # Two directions that must not wait for each other: over NCCL a group's messages between two ranks

@@ -33,8 +33,6 @@ from ddlbench.planning.schedules import Action
 from ddlbench.strategies.dry_run import Channel
 from ddlbench.strategies.pipelining.cutting import TensorForm
 
-__all__ = ["Channels", "Groups", "MadeUpMessages", "Messages", "channels_between"]
-
 ACTIVATION, GRADIENT = "activation", "gradient"
 
 Groups = dict[str, dist.ProcessGroup]  # "activation", "gradient"

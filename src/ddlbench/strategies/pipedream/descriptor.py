@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Workload
 
-__all__ = ["ModelParallelP2p", "PipeDream", "PipeDreamDetails", "StagedStrategy"]
-
 
 @dataclass(frozen=True)
 class PipeDreamDetails(PlanDetails):

@@ -52,8 +52,6 @@ from ddlbench.strategies.process_group import every_rank, join_all, side_by_side
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
 from ddlbench.strategies.training import make_optimizer
 
-__all__ = ["KEPT_MINI_BATCHES", "PipeDreamExecutor"]
-
 # Their spans are kept: how the pipeline fills, and many rounds of its steady state.
 KEPT_MINI_BATCHES = 200
 

@@ -28,8 +28,6 @@ from ddlbench.strategies.pipedream.stage import Stage, WeightVersions
 from ddlbench.strategies.process_group import GradientSum
 from ddlbench.strategies.timing import SpanRecorder, StepClock
 
-__all__ = ["ScheduleRunner", "StageParts"]
-
 
 @dataclass
 class StageParts:

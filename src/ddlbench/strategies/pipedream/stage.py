@@ -23,8 +23,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-__all__ = ["Stage", "WeightVersions"]
-
 
 @dataclass
 class _Passage:

@@ -29,8 +29,6 @@ from ddlbench.experiment.registry import load, pairs
 from ddlbench.networks.flatten import out_of_place
 from ddlbench.planning.network_tables import BLOCK_COLUMNS
 
-__all__ = ["BlockFacts", "TensorForm", "block_facts", "rows_of", "table"]
-
 
 @dataclass(frozen=True)
 class TensorForm:

@@ -62,16 +62,6 @@ if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Workload
 
-__all__ = [
-    "Interleaved1F1B",
-    "OneFOneB",
-    "PipeliningDetails",
-    "SynchronousPipeline",
-    "TorchGPipeSchedule",
-    "ZeroBubble",
-    "ZeroBubbleV",
-]
-
 _OPTIONS: dict[str, dict[str, Any]] = {
     "chunks": {
         "type": "integer",

@@ -30,8 +30,6 @@ from ddlbench.strategies.pipelining.stage import WatchedStage, make_stage, torch
 from ddlbench.strategies.process_group import join_all, side_by_side, sum_gradients
 from ddlbench.strategies.timing import SpanRecorder, StepClock
 
-__all__ = ["PipelineExecutor"]
-
 # Steps whose spans are kept: the last ones of a run.
 _KEPT_STEPS = 20
 

@@ -31,8 +31,6 @@ from ddlbench.planning.schedules.action import Kind
 from ddlbench.strategies.pipelining.cutting import TensorForm
 from ddlbench.strategies.timing import SpanRecorder
 
-__all__ = ["StageModule", "WatchedStage", "make_stage", "torch_schedule"]
-
 _SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _SEVERAL = {
     "interleaved-1f1b": ScheduleInterleaved1F1B,

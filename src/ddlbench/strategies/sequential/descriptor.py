@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Workload
 
-__all__ = ["Sequential"]
-
 
 class Sequential(Strategy):
     """Plain training on one device: what every speed-up is measured against."""

@@ -58,8 +58,6 @@ from ddlbench.strategies.tensor_parallel.trace import (
 )
 from ddlbench.strategies.tensor_parallel.weights import ChannelSplit, FilterSplit
 
-__all__ = ["GATHER_NAME", "Dealt", "Grid", "Rows", "split_rows", "split_weights"]
-
 GATHER_NAME = "gather_rows"
 _SPLITS = {dim: name for name, dim in DIMENSIONS.items()}
 

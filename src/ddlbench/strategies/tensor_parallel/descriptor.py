@@ -35,17 +35,6 @@ if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Workload
 
-__all__ = [
-    "Channel",
-    "DataFilter",
-    "DataSpatial",
-    "Filter",
-    "Spatial",
-    "SplitDetails",
-    "SplitStrategy",
-    "grid_of",
-]
-
 _NAMES = {dim: name for name, dim in DIMENSIONS.items()}
 _SPATIAL: dict[str, dict[str, Any]] = {
     "split": {

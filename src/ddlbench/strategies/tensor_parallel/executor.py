@@ -36,8 +36,6 @@ from ddlbench.strategies.tensor_parallel.trace import BlockTrace, trace
 from ddlbench.strategies.tensor_parallel.weights import WeightSplit
 from ddlbench.strategies.timing import SpanRecorder
 
-__all__ = ["ChannelExecutor", "FilterExecutor", "SpatialExecutor", "SplitExecutor"]
-
 # Steps whose spans are kept: the last ones of a run. A deep network has a thousand spans a step.
 _KEPT_STEPS = 5
 

@@ -25,18 +25,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = [
-    "Halo",
-    "Interval",
-    "Parts",
-    "Piece",
-    "Window",
-    "channel_pieces",
-    "filter_pieces",
-    "halo_of",
-    "overlap",
-]
-
 Interval = tuple[int, int]
 """First position, and the one behind the last."""
 

@@ -29,16 +29,6 @@ from ddlbench.strategies.tensor_parallel.trace import (
 )
 from ddlbench.strategies.tensor_parallel.weights import features_of
 
-__all__ = [
-    "DEALT",
-    "Limit",
-    "called_with_weights",
-    "fewest_features",
-    "fewest_rows",
-    "limits_of",
-    "table",
-]
-
 # Whose weights are dealt out by filters or channels.
 DEALT = (*CONVOLUTIONS, nn.Linear)
 _SAMPLES = 2  # batch norm refuses a single value a channel

@@ -37,21 +37,6 @@ from torch.nn import functional as F
 from ddlbench.strategies.tensor_parallel.layout import Halo, Interval, Window, halo_of
 from ddlbench.strategies.tensor_parallel.shard_group import GridAxis, ShardGroup, total
 
-__all__ = [
-    "AVERAGES",
-    "CONVOLUTIONS",
-    "FUNCTIONS",
-    "MAXIMA",
-    "NORMS",
-    "Convolution",
-    "SpatialAverage",
-    "SpatialBatchNorm",
-    "SpatialConvolution",
-    "SpatialMaximum",
-    "WholeAverage",
-    "exchange",
-]
-
 
 def exchange(rows: Tensor, halo: Halo, line: GridAxis, fill: float) -> Tensor:
     """The rows that this rank's outputs read, padding included.

@@ -40,19 +40,6 @@ from ddlbench.strategies.process_group import side_by_side
 from ddlbench.strategies.tensor_parallel.layout import Parts
 from ddlbench.strategies.timing import SpanRecorder
 
-__all__ = [
-    "GridAxis",
-    "ShardGroup",
-    "across",
-    "gather",
-    "groups_of",
-    "join_team",
-    "lines_of",
-    "share",
-    "take",
-    "total",
-]
-
 _HALF_TYPES = (torch.bfloat16, torch.float16)
 
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from ddlbench.experiment.cell import Cell
     from ddlbench.planning.workload import Block, Workload
 
-__all__ = ["By", "layer_split", "shape_of", "split_bytes"]
-
 By = Literal["rows", "filter", "channel"]
 _HEADS = ("Linear", "Flatten", "Adaptive")
 _DEALT = ("Conv1d", "Conv2d", "Conv3d", "Linear")

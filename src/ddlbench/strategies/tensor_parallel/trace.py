@@ -22,18 +22,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddlbench.strategies.pipelining.cutting import TensorForm
 
-__all__ = [
-    "DROPOUTS",
-    "MEANS",
-    "POINTWISE",
-    "BlockTrace",
-    "Shapes",
-    "head_of",
-    "innermost",
-    "replace_layers",
-    "trace",
-]
-
 # Layers that treat every position alike, so that rows stay where they are.
 POINTWISE = (
     nn.CELU,

@@ -27,8 +27,6 @@ from ddlbench.strategies.tensor_parallel.layout import (
 from ddlbench.strategies.tensor_parallel.row_layers import FUNCTIONS, Convolution
 from ddlbench.strategies.tensor_parallel.shard_group import ShardGroup, gather, share, take, total
 
-__all__ = ["ChannelSplit", "FilterSplit", "WeightSplit", "features_of"]
-
 # (input, weight, bias, groups) -> output
 _Apply = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Block, Workload
 
-__all__ = ["GPipe", "ModelParallel", "TorchGPipe", "TorchGPipeDetails", "torchgpipe_step"]
-
 _BALANCE_OPTION: dict[str, Any] = {
     "type": ["string", "integer"],
     "pattern": r"^(time|size|blocks|profile|[1-9]\d*(\+[1-9]\d*)*)$",

@@ -19,8 +19,6 @@ from ddlbench.strategies.torchgpipe.descriptor import TorchGPipeDetails
 from ddlbench.strategies.torchgpipe.spans import PartitionSpan, recording
 from ddlbench.strategies.torchgpipe.workers import KeptWorkers
 
-__all__ = ["GPipeExecutor", "ModelParallelExecutor", "choose_balance"]
-
 
 class GPipeExecutor(StepwiseExecutor):
     """The network's blocks dealt to the node's devices."""

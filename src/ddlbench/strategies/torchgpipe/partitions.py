@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ddlbench.planning.workload import Block, Workload
     from ddlbench.strategies.torchgpipe.descriptor import TorchGPipeDetails
 
-__all__ = ["partition_bytes", "partitions_of"]
-
 
 def partitions_of(
     workload: Workload, plan: Plan, details: TorchGPipeDetails, micro_batch: float

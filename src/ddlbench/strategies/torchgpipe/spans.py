@@ -23,8 +23,6 @@ from torchgpipe.checkpoint import is_recomputing
 
 from ddlbench.strategies.timing import Mark, SpanRecorder
 
-__all__ = ["PartitionRecorder", "PartitionSpan", "recording"]
-
 
 class PartitionSpan(NamedTuple):
     """One piece of work; seconds from the start of the step."""

@@ -29,8 +29,6 @@ import torch
 import torchgpipe.pipeline
 from torchgpipe.stream import use_device
 
-__all__ = ["KeptWorkers"]
-
 Queue = queue.SimpleQueue[Any]
 
 
