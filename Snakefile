@@ -39,6 +39,10 @@ rule all:
         "{EXPERIMENT.name} on {SITE.name}: all tables and figures are there"
 
 
+onstart:
+    hold_this_machine()
+
+
 onerror:
-    # Some cells crashed: the tables and figures of all others are made all the same.
+    # Some cells failed, or the run was stopped: the tables and figures of all others are made all the same.
     partial_report()

@@ -4,6 +4,7 @@
 #   DDLBENCH_ENV    where the environment lies      (default: .venv beside the Snakefile)
 #   DDLBENCH_CACHE  where the Horovod wheel is kept (default: ~/.cache/ddlbench)
 #   PYTHON          interpreter, 3.11 or newer      (default: the first suitable one found)
+#   DDLBENCH_TORCH  cpu or cuda: build of torch     (default: cpu where nothing hints at a GPU)
 #
 # What Horovod is built with counts too (horovod_options.sh): a call that offers more than the last
 # one had, for example nvcc after `module load CUDA`, builds it again; one that offers less does not.
@@ -41,22 +42,41 @@ if [ -z "$python" ] || ! suitable "$python"; then
     exit 1
 fi
 
-say "1/5 environment in $env ($("$python" --version))"
-[ -x "$env/bin/python" ] || "$python" -m venv "$env"
-pip() { "$env/bin/python" -m pip --disable-pip-version-check "$@"; }
-quiet=(--quiet)
-pip install "${quiet[@]}" --constraint envs/constraints.txt --upgrade pip setuptools wheel
+# A login node has no driver, but it has SLURM or nvcc: its torch is the one for GPUs.
+hints_at_gpu() {
+    [ -e /proc/driver/nvidia/version ] || command -v nvidia-smi || command -v nvcc || command -v sbatch
+} >/dev/null
+build=${DDLBENCH_TORCH:-$(if hints_at_gpu; then echo cuda; else echo cpu; fi)}
+case $build in
+cpu) size="about 0.5 GB" torch_index=(--extra-index-url https://download.pytorch.org/whl/cpu) ;;
+cuda) size="about 4 GB" torch_index=() ;;
+*) say "DDLBENCH_TORCH is $build; write cpu or cuda" >&2 && exit 1 ;;
+esac
 
-say "2/5 torch (the largest download; see envs/README.md for the small CPU build)"
-pip install --progress-bar on --constraint envs/constraints.txt torch torchvision
+[ -x "$env/bin/python" ] || "$python" -m venv "$env"
+log=$env/setup.log
+: > "$log"
+pip() {
+    if "$env/bin/python" -m pip --disable-pip-version-check "$@" >> "$log" 2>&1; then return; fi
+    tail -n 20 "$log" >&2
+    say "pip install failed; all it wrote is in $log" >&2
+    exit 1
+}
+say "downloads $size, compiles Horovod once; three minutes or more (log: $log)"
+
+say "1/5 environment in $env ($("$python" --version))"
+pip install --constraint envs/constraints.txt --upgrade pip setuptools wheel
+
+say "2/5 torch, the $build build: the largest download (DDLBENCH_TORCH=cpu or cuda chooses)"
+pip install "${torch_index[@]}" --constraint envs/constraints.txt torch torchvision
 
 say "3/5 torchgpipe, Snakemake and the libraries"
 # torchgpipe's last release predates build isolation: it needs the setuptools that is here.
-pip install "${quiet[@]}" --constraint envs/constraints.txt --no-build-isolation --no-deps torchgpipe
-pip install "${quiet[@]}" --constraint envs/constraints.txt --no-build-isolation --editable '.[measure,dev]'
+pip install --constraint envs/constraints.txt --no-build-isolation --no-deps torchgpipe
+pip install --constraint envs/constraints.txt --no-build-isolation --editable '.[measure,dev]'
 
-say "4/5 Horovod (built once, about two minutes on two cores; the wheel is kept in $cache)"
-if ! bash envs/build_horovod.sh "$env/bin/python" "$cache"; then
+say "4/5 Horovod (compiled once, about two minutes on two cores; the wheel is kept in $cache)"
+if ! bash envs/build_horovod.sh "$env/bin/python" "$cache" >> "$log" 2>&1; then
     say "Horovod is left out: $(cat "$env/horovod-missing.txt"); its cells will be 'unsupported', all others run" >&2
 elif ! command -v nvcc >/dev/null && ! "$env/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is not None)'; then
     say "torch is a build for CUDA, but there is no nvcc: Horovod is built without NCCL, for CPUs only. To run it on GPUs load the CUDA module (module load CUDA NCCL) and run make setup again" >&2

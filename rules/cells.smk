@@ -7,6 +7,7 @@ rule cell:
         result=str(result_file(SITE.name, "{cell}")),
     log:
         str(cell_dir(SITE.name, "{cell}") / "supervisor.log"),
+    priority: base_first
     group:
         "cell"
     conda:

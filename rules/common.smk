@@ -8,13 +8,15 @@ from ddlbench.cluster.slurm_executor_patch import mend_slurm_executor
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import cell_dir, figures_dir, result_file, tables_dir
+from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import put_aside_if_broken
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import cell_of
 from ddlbench.planning.matrix import expand as expand_matrix
 from ddlbench.planning.resources import request
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.workflow import make_report
+from ddlbench.report import run_screen
+from ddlbench.workflow import check_profile, hold_machine, make_report
 
 CONFIG_FILES = [relpath(file) for file in workflow.configfiles]
 
@@ -23,6 +25,8 @@ try:
         config, ", ".join(CONFIG_FILES) or "the configuration"
     )
     SITE = load_site(EXPERIMENT.site)
+    if workflow.is_main_process:
+        check_profile(SITE, sys.argv[1:])
     ROWS = expand_matrix(EXPERIMENT, SITE)
 except ConfigError as error:
     sys.exit(f"ddlbench: {error}")
@@ -33,6 +37,7 @@ TABLES = tables_dir(SITE.name, EXPERIMENT.name)
 FIGURES = figures_dir(SITE.name, EXPERIMENT.name)
 
 mend_slurm_executor()
+run_screen.follow(EXPERIMENT.name, SITE.name, ROWS)
 # Not in the jobs that measure: one process looks after the results.
 if workflow.is_main_process:
     for file in RESULTS:
@@ -101,6 +106,11 @@ def measured_inputs(wildcards):
     return [str(path) for path in found]
 
 
+def base_first(wildcards):
+    """Bases are measured first, so that each cell after them has a speed-up at once."""
+    return int(known_cell(wildcards).strategy == BASE)
+
+
 def cell_request(wildcards):
     """What the cell asks of the scheduler."""
     return request(*SITE.held_geometry(known_cell(wildcards)), SITE)
@@ -114,6 +124,31 @@ def cell_threads(wildcards):
     return cell_request(wildcards).cpus_per_task
 
 
+HOLDING = []
+
+
+def hold_this_machine():
+    """One run at a time measures on this machine."""
+    try:
+        hold_machine(SITE)
+    except ConfigError as error:
+        sys.exit(f"ddlbench: {error}")
+    HOLDING.append(SITE.name)
+
+
 def partial_report():
-    """Tables and figures of what is there."""
-    make_report(EXPERIMENT, SITE, ROWS)
+    """Tables and figures of what is there; Ctrl-C skips them."""
+    if not HOLDING:
+        return
+    there = sum(map(exists, RESULTS))
+    print(
+        f"drawing what is there ({there} of {len(RESULTS)} cells); Ctrl-C skips this",
+        file=sys.stderr,
+    )
+    try:
+        make_report(EXPERIMENT, SITE, ROWS)
+    except KeyboardInterrupt:
+        print(
+            "tables and figures are as they were; make them with: ddlbench report",
+            file=sys.stderr,
+        )

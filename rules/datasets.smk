@@ -10,6 +10,7 @@ rule stage:
         temp(str(cell_dir(SITE.name, "{cell}") / "staged.json")),
     log:
         str(cell_dir(SITE.name, "{cell}") / "stage.log"),
+    priority: base_first
     group:
         "cell"
     conda:

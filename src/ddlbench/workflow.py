@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import fcntl
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ddlbench.experiment.config import Experiment, parse_experiment
 from ddlbench.experiment.document import write_json
@@ -20,11 +23,14 @@ from ddlbench.experiment.paths import (
     predictions_file,
     tables_dir,
 )
+from ddlbench.experiment.schema import read_yaml
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning.matrix import MatrixRow, expand
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_held: list[IO[str]] = []
 
 __all__ = [
     "PredictionTables",
@@ -52,9 +58,13 @@ def logged(path: str, *explained: type[Exception]) -> Iterator[None]:
     log.write_text("", encoding="utf-8")
     try:
         yield
+    except KeyboardInterrupt:
+        log.write_text("stopped by Ctrl-C\n", encoding="utf-8")
+        print("ddlbench: stopped by Ctrl-C", file=sys.stderr)
+        sys.exit(130)
     except Exception as error:
-        told = isinstance(error, (ConfigError, *explained))
-        log.write_text(f"{error}\n" if told else traceback.format_exc(), encoding="utf-8")
+        one_sentence = isinstance(error, (ConfigError, *explained))
+        log.write_text(f"{error}\n" if one_sentence else traceback.format_exc(), encoding="utf-8")
         print(f"ddlbench: {error}", file=sys.stderr)
         sys.exit(1)
 
@@ -70,6 +80,65 @@ def matrix_of(
     experiment = parse_experiment(config, where)
     site = load_site(experiment.site)
     return experiment, site, expand(experiment, site)
+
+
+def check_profile(site: Site, arguments: Sequence[str]) -> None:
+    """Refuse a Snakemake profile that starts jobs elsewhere than the site says.
+
+    Args:
+        site: of the experiment.
+        arguments: Snakemake's command line.
+
+    Raises:
+        ConfigError: a site of this machine would be submitted, or a cluster's run here.
+    """
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--profile", "--workflow-profile", type=Path)
+    parser.add_argument("--executor", "-e")
+    known, _ = parser.parse_known_args(arguments)
+    profile = known.profile / "config.yaml" if known.profile else None
+    executor = known.executor
+    if executor is None and profile is not None and profile.is_file():
+        executor = read_yaml(profile).get("executor")
+    if site.launcher == "local" and executor == "slurm":
+        raise ConfigError(
+            f"site {site.name} measures on this machine, but {profile or 'your command'} submits "
+            "to SLURM; write --profile profiles/local, or name a cluster's site: --config site=NAME"
+        )
+    allocated = "SLURM_JOB_ID" in os.environ
+    if site.launcher == "slurm" and executor in (None, "local") and profile and not allocated:
+        raise ConfigError(
+            f"site {site.name} is a SLURM cluster, but {profile} runs jobs on this machine; write "
+            "--profile profiles/slurm, or measure on this machine: --config site=local"
+        )
+
+
+def hold_machine(site: Site) -> None:
+    """Keep other runs off this machine while cells are measured on it, until this process ends.
+
+    The kernel drops the lock with its process, so a killed run leaves nothing behind. On a cluster
+    SLURM keeps cells apart.
+
+    Raises:
+        ConfigError: another run measures here.
+    """
+    if site.launcher != "local":
+        return
+    path = RESULTS / site.name / ".running"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        raise ConfigError(
+            f"process {file.read().strip() or 'unknown'} measures on this machine already; "
+            "wait for it or end it, as two runs at once would disturb each other"
+        ) from None
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    _held.append(file)
 
 
 def make_report(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> list[Path]:

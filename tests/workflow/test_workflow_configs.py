@@ -12,7 +12,7 @@ from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.schema import read_yaml
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import expand
-from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.profiles import profiles_of
 
 GPIPE_ON_TWO_NODES = {
     "dataset": "mnist",
@@ -76,9 +76,8 @@ def test_a_shipped_experiment_plans_the_jobs_of_its_matrix(workflow, name):
     values = read_yaml(PROJECT / name)
     experiment = parse_experiment(values, name)
     site = load_site(experiment.site)
-    cells = [row.cell for row in expand(experiment, site) if row.unsupported is None]
-    needed = {p for c in cells for p in strategy_of(c.strategy).measured_inputs(c, site.name)}
-    profiles = sum(path.name == "profile.json" for path in needed)
+    rows = expand(experiment, site)
+    cells = [row.cell for row in rows if row.unsupported is None]
     if site.launcher == "slurm":
         pytest.importorskip("snakemake_executor_plugin_slurm")
     profile = "slurm" if site.launcher == "slurm" else "local"
@@ -86,8 +85,11 @@ def test_a_shipped_experiment_plans_the_jobs_of_its_matrix(workflow, name):
     assert ended.code == 0, ended.text
     jobs = ended.jobs
     assert jobs.pop("figure") >= 3
-    assert jobs.pop("profile", 0) == profiles
-    assert jobs == {"stage": len(cells), "cell": len(cells), "tables": 1, "all": 1}
+    # Every shipped experiment measures, predicts and chooses.
+    assert jobs.pop("prediction_figure") >= 3
+    assert jobs.pop("profile") == len(profiles_of(rows))
+    assert jobs.pop("links_of_fabric") == len({cell.fabric for cell in cells})
+    assert jobs == {"stage": len(cells), "cell": len(cells), "tables": 1, "predict": 1, "all": 1}
 
 
 def test_the_workflow_is_lint_clean(workflow):

@@ -88,16 +88,16 @@ def test_a_new_network_adds_its_own_cells_only(workflow, first):
     )
     jobs = workflow.snakemake("-n", "--quiet", "reason", config=grown)
     assert jobs.jobs == {"stage": 3, "cell": 3, "tables": 1, "figure": 4, "all": 1}
-    assert "tiny_networks@other" in jobs.text
-    assert "measuring mnist/tiny_networks@plain" not in jobs.text
+    assert "would measure  mnist tiny_networks:other ddp 1x2" in jobs.text
+    assert "tiny_networks:plain" not in jobs.text
 
 
 def test_more_repeats_add_the_new_ones_only(workflow, first):
     more = workflow.experiment("more.yaml", repeats=2)
     jobs = workflow.snakemake("-n", "--quiet", "reason", config=more)
     assert jobs.jobs["cell"] == 3
-    assert jobs.text.count("/rep1\n") == 6
-    assert "/rep0\n" not in jobs.text
+    assert jobs.text.count(" rep1\n") == 3
+    assert " rep0\n" not in jobs.text
 
 
 def test_cells_that_cannot_run_reach_the_tables_without_a_job(workflow, first):

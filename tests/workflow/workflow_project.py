@@ -28,12 +28,13 @@ class Ended:
     code: int
     text: str
     stdout: str
+    log: str = ""
 
     @property
     def jobs(self) -> dict[str, int]:
-        """Snakemake's table of jobs: rule -> how many."""
-        _, _, table = self.text.partition("Job stats:\n")
-        rows = re.findall(r"^([a-z]+) +(\d+)$", table.partition("\n\n")[0], re.MULTILINE)
+        """Snakemake's table of jobs: rule -> how many. A dry run prints it, a run logs it."""
+        _, _, table = (self.text + self.log).partition("Job stats:\n")
+        rows = re.findall(r"^([a-z_]+) +(\d+)$", table.partition("\n\n")[0], re.MULTILINE)
         return {rule: int(count) for rule, count in rows if rule != "total"}
 
     @property
@@ -129,7 +130,9 @@ class Workflow:
             timeout=240,
             check=False,
         )
-        return Ended(done.returncode, done.stdout + done.stderr, done.stdout)
+        logs = sorted(self.folder.glob(".snakemake/log/*.log"))
+        log = logs[-1].read_text(encoding="utf-8") if logs else ""
+        return Ended(done.returncode, done.stdout + done.stderr, done.stdout, log)
 
     def cell(self, network: str, strategy: str, variant: str = VARIANT, repeat: int = 0) -> Path:
         """Folder of a cell on its usual geometry."""

@@ -1,0 +1,260 @@
+"""The screen of a run: one line for each finished cell, with the time that is left.
+
+::
+
+           cell                                samples/s  speed-up    took    left
+    [1/30] mnist resnet18 sequential 1x1             812      base     9 s   5 min
+    [2/30] mnist resnet18 horovod 1x2                905      1.11    10 s   4 min
+
+Snakemake's events come from a logger plugin; the Snakefile says which cells there are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddlbench.experiment.paths import result_file
+from ddlbench.experiment.result import InvalidResult, read_result
+from ddlbench.planning.matrix import MatrixRow
+
+_MEASURING = {"cell": "cell", "profile": "profile", "links_of_fabric": "links"}
+_REPORT = "table or figure"
+_REPORTING = {"tables", "predict", "figure", "prediction_figure"}
+_PARTS = ("cell", "profile", "links", _REPORT)
+# samples/s, speed-up, took, left
+_WIDTHS = (11, 10, 8, 8)
+_LONGEST_REASON = 300
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """A cell of the experiment: its name on the screen, and the result of its base."""
+
+    name: str
+    base: Path | None
+
+
+_title = ""
+_cells: dict[str, _Listed] = {}
+
+
+def follow(experiment: str, site: str, rows: Sequence[MatrixRow]) -> None:
+    """Say which cells the run is about; the Snakefile calls it before any job starts."""
+    global _title  # noqa: PLW0603 - Snakemake makes the plugin and reads the Snakefile apart
+    _title = f"{experiment} on {site}"
+    runnable = [row for row in rows if row.unsupported is None]
+    for row, name in zip(runnable, _names(runnable), strict=True):
+        base = result_file(site, row.base_id) if row.base_id else None
+        _cells[row.cell.id] = _Listed(name, base)
+
+
+def _names(rows: Sequence[MatrixRow]) -> list[str]:
+    """Short names: what all cells share is left out."""
+    pairs = [set(row.cell.variant.split("+")) for row in rows]
+    shared = set.intersection(*pairs) if pairs else set()
+    repeated = any(row.cell.repeat for row in rows)
+    names = []
+    for row in rows:
+        cell = row.cell
+        own = [pair for pair in cell.variant.split("+") if pair not in shared]
+        repeat = [f"rep{cell.repeat}"] if repeated else []
+        names.append(
+            " ".join(
+                [cell.dataset, cell.network, cell.strategy, cell.geometry, "+".join(own), *repeat]
+            )
+        )
+    return [re.sub(r"\s+", " ", name).strip() for name in names]
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it: ``9 s``, ``4 min``, ``3.5 h``."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.3g} h"
+
+
+@dataclass(frozen=True)
+class _Job:
+    part: str
+    name: str
+    output: Path | None
+    base: Path | None
+    started_s: float
+
+
+class RunScreen:
+    """Turns the events of a run into lines.
+
+    Args:
+        columns: width of the terminal.
+        dry_run: nothing will run; list the cells that would.
+    """
+
+    def __init__(self, columns: int, *, dry_run: bool = False) -> None:
+        self._columns = max(columns, 72)
+        self._dry_run = dry_run
+        self._jobs: dict[int, _Job] = {}
+        self._failures: set[int] = set()
+        self._planned: Counter[str] = Counter()
+        self._done: Counter[str] = Counter()
+        self._took_s: dict[str, float] = dict.fromkeys(_PARTS, 0.0)
+        self._first_s = 0.0
+        self._reporting = False
+
+    def planned(self, stats: Mapping[str, Any], table: str) -> list[str]:
+        """The first lines: what will be measured."""
+        if self._dry_run:
+            return [table]
+        for rule, count in stats.items():
+            part = _part(rule)
+            if part:
+                self._planned[part] += int(count)
+        counts = [_counted(self._planned[part], part) for part in _PARTS if self._planned[part]]
+        headings = [self._row("", "cell", *_HEADINGS)] if self._planned["cell"] else []
+        return [f"{_title}: {', '.join(counts)}", *headings]
+
+    def started(self, job: Mapping[str, Any], at_s: float) -> list[str]:
+        """Remember a job; a dry run lists it."""
+        part = _part(job["rule_name"])
+        wildcards = dict(job["wildcards"])
+        cell = _cells.get(wildcards.get("cell", ""))
+        name = cell.name if cell else " ".join(wildcards.values()).replace("/", " ")
+        if part != "cell":
+            name = f"{part or job['rule_name']} {name}"
+        if self._dry_run:
+            return [f"would measure  {name}"] if part in _MEASURING.values() else []
+        self._failures.discard(job["jobid"])
+        if part:
+            self._first_s = self._first_s or at_s
+        output = Path(job["output"][0]) if part == "cell" else None
+        self._jobs[job["jobid"]] = _Job(part, name, output, cell.base if cell else None, at_s)
+        first = part == _REPORT and not self._reporting
+        self._reporting = self._reporting or first
+        return [f"{' ' * len(self._count())} tables and figures"] if first else []
+
+    def finished(self, jobid: int, at_s: float) -> list[str]:
+        """The line of a finished job, and the reason if a cell was not measured."""
+        job = self._jobs.pop(jobid, None)
+        if job is None or not job.part:
+            return []
+        took_s = at_s - job.started_s
+        self._done[job.part] += 1
+        self._took_s[job.part] += took_s
+        if job.part == _REPORT:
+            return []
+        times = (duration(took_s), self._left(at_s))
+        if job.output is None:
+            return [self._row("", job.name, "", "", *times)]
+        try:
+            result = read_result(job.output)
+        except InvalidResult as error:
+            return [self._row(self._count(), job.name, "", "invalid", *times), f"    {error}"]
+        if result.timing is None or result.timing.samples_per_s is None:
+            reason = _short(result.reason or "")
+            return [self._row(self._count(), job.name, "", result.status, *times), f"    {reason}"]
+        rate = result.timing.samples_per_s
+        speedup = _speedup(rate, job)
+        return [self._row(self._count(), job.name, _rate(rate), speedup, *times)]
+
+    def failed(self, errors: Sequence[Mapping[str, Any]], *, said: bool) -> list[str]:
+        """The lines of a job or group that failed; it may run again.
+
+        Args:
+            errors: one for each job of the group, with ``jobid`` and the paths in ``log``.
+            said: the job wrote its reason on this screen; one on another node did not. A cell names
+                itself and its log there.
+        """
+        new = [error for error in errors if error["jobid"] not in self._failures]
+        self._failures.update(error["jobid"] for error in new)
+        lines = []
+        for error in new:
+            path = next(iter(error["log"]), "")
+            reason = _last_line(Path(path))
+            # Of a group, only the job that broke it has written something.
+            job = self._jobs.get(error["jobid"])
+            if (reason or len(new) == 1) and not (said and job and job.part == "cell"):
+                name = job.name if job else "report"
+                lines += [f"failed: {name}" + ("" if said else f": {reason}"), f"    log: {path}"]
+        return lines
+
+    def _count(self) -> str:
+        total = str(max(self._planned["cell"], self._done["cell"]))
+        return f"[{self._done['cell']:{len(total)}}/{total}]"
+
+    def _left(self, at_s: float) -> str:
+        """Mean time of each kind of job, times those that are left, over how many run at once."""
+        total_s, done = sum(self._took_s.values()), sum(self._done.values())
+        mean_s = total_s / done
+        left_s = 0.0
+        for part, planned in self._planned.items():
+            # A figure takes seconds, not as long as a cell.
+            unknown_s = 0.0 if part == _REPORT else mean_s
+            each_s = self._took_s[part] / self._done[part] if self._done[part] else unknown_s
+            left_s += each_s * max(planned - self._done[part], 0)
+        at_once = max(total_s / max(at_s - self._first_s, 1e-9), 1e-9)
+        return duration(left_s / at_once)
+
+    def _row(self, count: str, name: str, *values: str) -> str:
+        rate, speedup, took, left = values
+        total = str(self._planned["cell"])
+        front = f"{count:{2 * len(total) + 3}} "
+        wide_rate, wide_speedup, wide_took, wide_left = _WIDTHS
+        # The state of a cell without a rate takes the place of both numbers.
+        numbers = f"{rate:>{wide_rate}}{speedup:>{wide_speedup}}"
+        numbers = numbers if rate else f"{speedup:>{wide_rate + wide_speedup}}"
+        room = self._columns - len(front) - sum(_WIDTHS)
+        if len(name) > room:  # the end tells cells apart, so the middle goes
+            name = f"{name[: room // 2 - 1]}..{name[len(name) - (room - room // 2 - 1) :]}"
+        return f"{front}{name:{room}}{numbers}{took:>{wide_took}}{left:>{wide_left}}"
+
+
+_HEADINGS = ("samples/s", "speed-up", "took", "left")
+
+
+def _speedup(rate: float, job: _Job) -> str:
+    """Of this one result over that of its base; ``-`` where the base has none."""
+    if job.base is None:
+        return "-"
+    if job.base == job.output:
+        return "base"
+    try:
+        timing = read_result(job.base).timing
+    except (InvalidResult, OSError):
+        return "-"
+    base_rate = timing.samples_per_s if timing else None
+    return f"{rate / base_rate:.2f}" if base_rate else "-"
+
+
+def _part(rule: str) -> str:
+    """What a rule makes; empty for a step that is none of its own, such as staging."""
+    return _REPORT if rule in _REPORTING else _MEASURING.get(rule, "")
+
+
+def _rate(value: float) -> str:
+    return f"{value:.3g}" if value < 100 else f"{float(f'{value:.3g}'):,.0f}"
+
+
+def _counted(number: int, part: str) -> str:
+    if part == "links":
+        return "links" if number == 1 else f"links of {number} fabrics"
+    if part == _REPORT:
+        return f"{number} tables and figures"
+    return f"{number} {part}{'' if number == 1 else 's'}"
+
+
+def _last_line(log: Path) -> str:
+    """The last line of a log that says something; empty where there is none."""
+    try:
+        lines = [x.strip() for x in log.read_text("utf-8", "replace").splitlines() if x.strip()]
+    except OSError:
+        return ""
+    return _short(lines[-1]) if lines else ""
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} ..."

@@ -1,0 +1,118 @@
+"""Snakemake's logger plugin ``ddlbench``: one line for each cell instead of eight.
+
+Snakemake finds it by its name (``logger: ddlbench`` in a profile). Its full log is unchanged and
+lies in ``.snakemake/log``. What the lines say is decided by :mod:`ddlbench.report.run_screen`.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+from functools import cached_property
+
+from snakemake.logging import DefaultFilter, DefaultFormatter
+from snakemake_interface_logger_plugins.base import LogHandlerBase
+from snakemake_interface_logger_plugins.common import LogEvent
+
+from ddlbench.report.run_screen import RunScreen
+
+# What Snakemake says of itself between jobs.
+_CHATTER = (
+    "Assuming unrestricted shared filesystem usage",
+    "Building DAG of jobs",
+    "Complete log",
+    "Conda environments",
+    "Elapsed time",
+    "Execute ",
+    "Exiting because a job execution failed",
+    "host: ",
+    "Job failed, going on with independent jobs",
+    "Removing output files of failed job",
+    "Removing temporary output",
+    "Select jobs to execute",
+    "Shutting down, this might take some time",
+    "Submitted ",
+    "Terminating processes on user request",
+    "Trying to restart job",
+    "Using profile",
+    "Using shell",
+    "Would remove temporary output",
+)
+
+
+class LogHandler(LogHandlerBase):
+    """Writes a run's events to the screen."""
+
+    @property
+    def writes_to_stream(self) -> bool:  # instead of Snakemake's own screen
+        return True
+
+    @property
+    def writes_to_file(self) -> bool:
+        return False
+
+    @property
+    def has_filter(self) -> bool:
+        return True
+
+    @property
+    def has_formatter(self) -> bool:
+        return True
+
+    @property
+    def needs_rulegraph(self) -> bool:
+        return False
+
+    @cached_property
+    def _screen(self) -> RunScreen:
+        return RunScreen(shutil.get_terminal_size().columns, dry_run=self.common_settings.dryrun)
+
+    @cached_property
+    def _filter(self) -> DefaultFilter:
+        settings = self.common_settings
+        return DefaultFilter(
+            settings.quiet,
+            getattr(settings, "debug_dag", False),
+            settings.verbose,
+            settings.dryrun,
+            settings.printshellcmds,
+        )
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print what a record comes to; most come to nothing."""
+        try:
+            lines = self._lines(record)
+        except Exception:
+            self.handleError(record)
+            return
+        for line in lines:
+            print(line, file=sys.stdout if self.common_settings.stdout else sys.stderr, flush=True)
+
+    def _lines(self, record: logging.LogRecord) -> list[str]:
+        screen, values = self._screen, vars(record)
+        lines: list[str] = []
+        match values.get("event"):
+            case LogEvent.RUN_INFO:
+                lines = screen.planned(values["stats"], str(record.msg))
+            case LogEvent.JOB_INFO:
+                lines = screen.started(values, record.created)
+            case LogEvent.JOB_FINISHED:
+                lines = screen.finished(values["job_id"], record.created)
+            case LogEvent.JOB_ERROR:
+                lines = screen.failed([values], said=True)
+            case LogEvent.GROUP_ERROR:
+                lines = screen.failed(values["job_error_info"], said=False)
+            case None | LogEvent.SHELLCMD | LogEvent.ERROR:
+                lines = self._plain(record)
+        return lines
+
+    def _plain(self, record: logging.LogRecord) -> list[str]:
+        """A message without an event, as Snakemake writes it, unless it is chatter."""
+        text = DefaultFormatter(self.common_settings.quiet).format(record)
+        # The event of the failed job follows, and says it in a sentence.
+        chatter = text.startswith(_CHATTER) or "\nCalledProcessError in file" in text
+        wanted = self.common_settings.verbose or not chatter
+        if text.strip().endswith("At least one job did not complete successfully."):
+            text = "Not everything ran; ddlbench status says which cells and why."
+        return [text] if wanted and text.strip() and self._filter.filter(record) else []

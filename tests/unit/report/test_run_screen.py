@@ -1,0 +1,98 @@
+"""The screen of a run: what each event comes to, at 80 columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from report_factory import SITE_NAME, failed, matrix, result, write
+
+from ddlbench.experiment.paths import result_file
+from ddlbench.report import run_screen
+from ddlbench.report.run_screen import RunScreen, duration
+
+
+@pytest.fixture
+def rows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = matrix(
+        monkeypatch, datasets=["cifar10"], networks=["vgg11"], strategies=["sequential", "ddp"]
+    )
+    run_screen.follow("demo", SITE_NAME, rows)
+    return rows
+
+
+def job(jobid, rows, number, rule="cell"):
+    cell = rows[number].cell.id
+    output = [str(result_file(SITE_NAME, cell))]
+    return {"jobid": jobid, "rule_name": rule, "wildcards": {"cell": cell}, "output": output}
+
+
+def screen(**stats):
+    screen = RunScreen(80)
+    return screen, screen.planned(stats, "")
+
+
+def words(line):
+    return " ".join(line.split())
+
+
+def test_one_line_a_cell_with_speed_up_and_time_left(rows):
+    run, first = screen(cell=2, stage=2, tables=1, figure=3)
+    assert first[0] == "demo on local: 2 cells, 4 tables and figures"
+    for jobid in (0, 1):
+        cell = rows[jobid].cell
+        write(Path("results"), cell, result(cell, epoch_s=6.0 - jobid * 2))
+    assert run.started(job(7, rows, 0), 100.0) == []
+    (base,) = run.finished(7, 110.0)
+    assert run.started(job(8, rows, 1), 110.0) == []
+    (line,) = run.finished(8, 130.0)
+    assert words(base) == "[1/2] cifar10 vgg11 sequential 1x1 100 base 10 s 10 s"
+    assert words(line) == "[2/2] cifar10 vgg11 ddp 1x2 150 1.50 20 s 0 s"
+    assert {len(x) for x in (first[1], base, line)} == {80}
+
+
+def test_a_cell_that_ran_out_of_memory_says_so_and_why(rows):
+    run, _ = screen(cell=2)
+    cell = rows[1].cell
+    write(Path("results"), cell, failed(cell, "out_of_memory", "rank 1 needs 90 GB"))
+    run.started(job(7, rows, 1), 0.0)
+    line, reason = run.finished(7, 5.0)
+    assert "out_of_memory" in line and len(line) == 80
+    assert reason == "    rank 1 needs 90 GB"
+
+
+def test_of_a_group_only_the_job_that_broke_it_is_named(rows, tmp_path):
+    (tmp_path / "stage.log").write_text("n2: the disk is full\n")
+    (tmp_path / "supervisor.log").write_text("")
+    run, _ = screen(cell=2, stage=2)
+    run.started(job(3, rows, 1, "stage"), 0.0)
+    run.started(job(4, rows, 1), 0.0)
+    errors = [{"jobid": 4, "log": ["supervisor.log"]}, {"jobid": 3, "log": ["stage.log"]}]
+    lines = ["failed: stage cifar10 vgg11 ddp 1x2: n2: the disk is full", "    log: stage.log"]
+    assert run.failed(errors, said=False) == lines
+    assert run.failed(errors[:1], said=True) == []  # the same failure, told of each job
+    run.started(job(3, rows, 1, "stage"), 9.0)
+    assert run.failed(errors, said=False) == lines  # tried again
+
+
+def test_a_dry_run_lists_what_would_be_measured(rows):
+    run = RunScreen(80, dry_run=True)
+    assert run.planned({"cell": 2}, "Job stats:") == ["Job stats:"]
+    assert run.started(job(7, rows, 1), 0.0) == ["would measure  cifar10 vgg11 ddp 1x2"]
+    assert run.started(job(8, rows, 1, "stage"), 0.0) == []
+
+
+def test_repeats_and_settings_are_named_only_where_cells_differ(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = matrix(
+        monkeypatch, datasets=["mnist"], networks=["vgg11"], strategies=["ddp"], repeats=2
+    )
+    assert run_screen._names(rows) == ["mnist vgg11 ddp 1x2 rep0", "mnist vgg11 ddp 1x2 rep1"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(9.4, "9 s"), (99, "99 s"), (240, "4 min"), (12600, "3.5 h")]
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
