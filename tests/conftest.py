@@ -2,8 +2,11 @@
 
 import os
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
+import shipped
 from hypothesis import settings
 
 from ddlbench.experiment import entry_points, registry
@@ -12,6 +15,21 @@ from ddlbench.experiment import entry_points, registry
 settings.register_profile("few", deadline=None, max_examples=40)
 settings.register_profile("many", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("DDLBENCH_EXAMPLES", "few"))
+
+_HEADER = pytest.StashKey[str]()
+
+
+def pytest_configure(config):
+    """Go to a project with the shipped configuration, where the user has edited it."""
+    if shipped.is_edited():
+        folder = tempfile.TemporaryDirectory(prefix="ddlbench-tests-")
+        config.add_cleanup(folder.cleanup)
+        os.chdir(shipped.make_project(Path(folder.name)))
+        config.stash[_HEADER] = "config/ is edited: tests read it as it was committed"
+
+
+def pytest_report_header(config):
+    return config.stash.get(_HEADER, None)
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ import yaml
 from testbed import TestBed
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.paths import project_root
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = project_root()
 STEADY = Path(__file__).with_name("steady_snakemake.py")
 
 

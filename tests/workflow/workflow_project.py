@@ -15,7 +15,9 @@ from typing import Any
 
 import yaml
 
-PROJECT = Path(__file__).resolve().parents[2]
+from ddlbench.experiment.paths import project_root
+
+PROJECT = project_root()
 PARTS = ("Snakefile", "rules", "workflow", "config", "profiles", "envs")
 SETTINGS = {"batch_size": 8, "data_scale": 0.0008, "epochs": 1, "warmup_steps": 1, "max_steps": 2}
 VARIANT = "batch_size=8+epochs=1+warmup_steps=1+max_steps=2+data_scale=0.0008"

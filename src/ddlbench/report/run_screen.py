@@ -20,6 +20,7 @@ from typing import Any
 
 from ddlbench.experiment.paths import result_file
 from ddlbench.experiment.result import InvalidResult, read_result
+from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
 
 _MEASURING = {"cell": "cell", "profile": "profile", "links_of_fabric": "links"}
@@ -153,7 +154,7 @@ class RunScreen:
         try:
             result = read_result(job.output)
         except InvalidResult as error:
-            return [self._row(self._count(), job.name, "", "invalid", *times), f"    {error}"]
+            return [self._row(self._count(), job.name, "", Status.INVALID, *times), f"    {error}"]
         if result.timing is None or result.timing.samples_per_s is None:
             reason = _short(result.reason or "")
             return [self._row(self._count(), job.name, "", result.status, *times), f"    {reason}"]

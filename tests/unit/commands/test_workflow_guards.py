@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.site import load_site
 from ddlbench.workflow import check_profile, hold_machine
 
@@ -65,6 +66,4 @@ def test_a_second_run_on_this_machine_is_refused_until_the_first_ends(tmp_path, 
 
 
 def site_file():
-    from ddlbench.experiment.paths import project_root
-
     return project_root() / "config" / "sites" / "local.yaml"

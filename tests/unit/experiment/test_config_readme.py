@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +14,14 @@ from jsonschema import Draft202012Validator
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.registry import NETWORKS, STRATEGIES
 from ddlbench.experiment.schema import read_yaml
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning.matrix import expand
 from ddlbench.planning.strategy import strategy_of
 
-CONFIG = Path(__file__).parents[3] / "config"
+CONFIG = project_root() / "config"
 README = (CONFIG / "README.md").read_text("utf-8")
 SCHEMAS = {
     name: read_yaml(CONFIG / "schemas" / f"{name}.schema.yaml") for name in ("experiment", "site")

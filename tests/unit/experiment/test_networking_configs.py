@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from ddlbench.experiment.config import parse_experiment
+from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.schema import read_yaml
 from ddlbench.experiment.site import load_site
 from ddlbench.planning import matrix
 from ddlbench.planning.matrix import MatrixRow, expand
 
-CONFIG = Path(__file__).parents[3] / "config"
+CONFIG = project_root() / "config"
 SITE = load_site("emulated")
 
 

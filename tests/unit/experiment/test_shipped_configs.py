@@ -10,13 +10,14 @@ import pytest
 
 from ddlbench.experiment.config import Experiment, parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.registry import NETWORKS, STRATEGIES
 from ddlbench.experiment.schema import check_against, read_yaml
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning import matrix
 from ddlbench.planning.matrix import MatrixRow, expand
 
-CONFIG = Path(__file__).parents[3] / "config"
+CONFIG = project_root() / "config"
 EXPERIMENTS = sorted((CONFIG / "experiments").glob("*.yaml"))
 SITES = sorted((CONFIG / "sites").glob("*.yaml"))
 REPEATS = 3
