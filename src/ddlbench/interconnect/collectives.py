@@ -1,19 +1,20 @@
-"""Sweeps of collectives over a group of ranks: raw times of every message size, taken by turns.
+"""Sweeps of collectives over a group of ranks: raw times of every message size.
 
 ::
 
-    probe     1K 2K 4K ... 64M     warm-up, dropped; tells how many repeats each size can have,
-                                   and where messages get too long for the sweep
+    probe     1K 2K 4K ... 64M     warm-up, dropped; plans the repeats of each size, and the largest
+                                   size that the budget allows
     pass 1    1K 2K 4K ... 64M     a quarter of the repeats of each size
-    pass 2    1K 2K 4K ... 64M     ... between the passes of other sweeps, so that a disturbance of
-                                   a second hits neither a size nor an operation alone
+    pass 2    1K 2K 4K ... 64M     ... alternates with passes of other operations, so that a
+                                   disturbance of a second affects no size or operation alone
 
 Every repeat begins with a barrier over gloo and ends on each rank when its part is done (on a GPU:
-when the device is idle again); its time is the slowest rank's, so every rank decides alike. The
-barrier is not Horovod's, so that messages join Horovod's cycle at any phase, as gradients do.
+when the device is idle again). Its time is the slowest rank's, so all ranks take the same
+decisions. The barrier is not Horovod's, so that messages join Horovod's cycle at any phase, as
+gradients do.
 
-The transports are those that training uses. gloo and NCCL are torch.distributed's, as DDP uses
-them. A message of Horovod is a group of four tensors: like the gradients of a step it is
+The transports are those of training: torch.distributed's gloo and NCCL, as DDP uses them, and
+Horovod. A message of Horovod is a group of four tensors. Like the gradients of a step it is
 negotiated, copied into the fusion buffer, reduced, and copied out again. (A single tensor would
 skip the buffer.)
 """
@@ -34,25 +35,23 @@ _ELEMENT_BYTES = 4
 
 
 def element_count(operation: str, message_bytes: int, ranks: int) -> int:
-    """fp32 elements of a message; what is scattered divides by the ranks (rounded up)."""
+    """fp32 elements of a message; a scattered one is rounded up to a multiple of the ranks."""
     parts = ranks if operation == "reduce_scatter" else 1
     return -(-message_bytes // _ELEMENT_BYTES // parts) * parts
 
 
 def touched(count: int, device: torch.device) -> torch.Tensor:
-    """Zeros of fp32, which stay zeros however often they are summed, in memory of their own.
-
-    ``torch.zeros`` would get pages that the kernel only maps when they are first written.
-    """
+    """Zeros of fp32, (count,), which stay zeros when summed, in memory that is already mapped."""
+    # Pages of torch.zeros would be mapped by the kernel when they are first written.
     return torch.empty(count, device=device).fill_(0.0)
 
 
 class Buffers:
-    """Memory of all messages of a group: operations take their share of it.
+    """Memory that all messages of a group use.
 
     Args:
-        largest_bytes: of any message, and of anything gathered.
-        device: where.
+        largest_bytes: of any message, and of any gathered result.
+        device: of the memory.
     """
 
     def __init__(self, largest_bytes: int, device: torch.device) -> None:
@@ -80,7 +79,7 @@ def torch_operation(operation: str, count: int, buffers: Buffers) -> Callable[[]
         dist.reduce_scatter_tensor(buffers.result[: count // ranks], message)
 
     def p2p() -> None:
-        """There and back; rank 0 begins."""
+        """A round trip that rank 0 begins."""
         for sender in (0, 1):
             if rank == sender:
                 dist.send(message, dst=1 - sender)
@@ -113,30 +112,30 @@ def _finished(call: Callable[[], None], device: torch.device) -> Callable[[], No
     if device.type != "cuda":
         return call
 
-    def called() -> None:
+    def call_and_wait() -> None:
         call()
         torch.cuda.synchronize(device)
 
-    return called
+    return call_and_wait
 
 
 PASSES = 4
 _PROBES = 3
 _LEAST, _MOST = 4, 40
-# A sweep may take so many times its budget, in favour of long messages.
+# A sweep may exceed its budget by this factor, for the sake of long messages.
 _LIMIT = 3.0
 
 
 class Sweep:
-    """Messages of every size, once probed, then in passes.
+    """Times messages of every size: first a probe, then several passes.
 
     Args:
-        sizes: in bytes, rising.
+        sizes: in bytes, ascending.
         run: (size, count) -> seconds of each of ``count`` repeats on the slowest rank.
 
     Attributes:
         times_s: by message size in bytes.
-        ended: why sizes are missing; empty when none is.
+        ended: why sizes are missing; empty if none is.
     """
 
     def __init__(self, sizes: Sequence[int], run: Callable[[int, int], list[float]]) -> None:
@@ -146,7 +145,7 @@ class Sweep:
         self._counts: dict[int, int] = {}
 
     def probe(self, budget_s: float) -> None:
-        """Plan the repeats; ``budget_s`` is what the whole sweep should take."""
+        """Time each size and plan its repeats, so that the sweep takes about ``budget_s``."""
         planned_s, last_size, last_s = 0.0, 0, 0.0
         for index, size in enumerate(self._sizes):
             if last_size:
@@ -160,15 +159,18 @@ class Sweep:
             self._counts[size] = min(max(int(share_s / last_s), _LEAST), _MOST)
             planned_s += sum(times) + self._counts[size] * last_s
 
-    def take(self, turn: int) -> None:
-        """One of ``PASSES`` passes."""
+    def take(self, number: int) -> None:
+        """Run one of ``PASSES`` passes."""
         for size, count in self._counts.items():
-            share = count // PASSES + (turn < count % PASSES)
+            share = count // PASSES + (number < count % PASSES)
             self.times_s.setdefault(size, []).extend(self._run(size, share))
 
 
 def sweep_of(operation: str, largest: int, make: Callable[[int], Callable[[], None]]) -> Sweep:
-    """A sweep of the sizes whose buffers are within the limit."""
+    """A sweep over all sizes whose buffers have at most ``largest`` bytes.
+
+    ``make`` returns the call for a number of elements.
+    """
     ranks = dist.get_world_size()
     sizes = [
         size for size in message_sizes(largest) if buffer_bytes(operation, size, ranks) <= largest
@@ -182,12 +184,12 @@ def sweep_of(operation: str, largest: int, make: Callable[[int], Callable[[], No
 
 
 def measure(sweeps: dict[str, Sweep], transport: str, budget_s: float) -> list[dict[str, Any]]:
-    """Raw times of all sweeps, taken by turns."""
+    """Raw times of all sweeps, whose passes alternate."""
     for sweep in sweeps.values():
         sweep.probe(budget_s)
-    for turn in range(PASSES):
+    for number in range(PASSES):
         for sweep in sweeps.values():
-            sweep.take(turn)
+            sweep.take(number)
     ranks = dist.get_world_size()
     return [
         {

@@ -6,7 +6,7 @@
                      waits          <--------   raw times
 
 Horovod 0.28 can crash (segmentation fault) in a second ``hvd.init()`` with other members. So every
-group has new processes; they find each other through the store that the sweep's rank 0 serves, and
+group gets new processes. They find each other through the store that the sweep's rank 0 serves, and
 join as the ranks of a plan do (``strategies/horovod``).
 """
 
@@ -41,10 +41,10 @@ from ddlbench.strategies.horovod.rendezvous import (
 
 @contextmanager
 def horovod_world(hvd: Any, group: Group) -> Iterator[None]:
-    """Inside it ``hvd`` spans ``group`` over gloo, with its own defaults for fusion and cycle."""
+    """Initialise ``hvd`` over ``group``, with Horovod's default fusion and cycle, in a ``with``."""
     size = len(group.members)
-    meeting = join_rendezvous(group.store, group.rank, size, address_of(group.interface))
-    # By host name, as Horovod itself knows hosts: nodes that share one count as one.
+    rendezvous = join_rendezvous(group.store, group.rank, size, address_of(group.interface))
+    # Horovod identifies hosts by name, so nodes with the same host name count as one.
     hosts = host_names(group.store, size)
     names = list(dict.fromkeys(hosts))
     local = [rank for rank, name in enumerate(hosts) if name == hosts[group.rank]]
@@ -56,7 +56,7 @@ def horovod_world(hvd: Any, group: Group) -> Iterator[None]:
         node=names.index(hosts[group.rank]),
         nodes=len(names),
     )
-    set_place(place, meeting, group.interface)
+    set_place(place, rendezvous, group.interface)
     options = Horovod.options
     os.environ["HOROVOD_FUSION_THRESHOLD"] = str(options["fusion_threshold_bytes"]["default"])
     os.environ["HOROVOD_CYCLE_TIME"] = str(options["cycle_time_s"]["default"] * 1e3)
@@ -65,8 +65,8 @@ def horovod_world(hvd: Any, group: Group) -> Iterator[None]:
         yield
     finally:
         hvd.shutdown()
-        if meeting.server is not None:
-            meeting.server.stop()
+        if rendezvous.server is not None:
+            rendezvous.server.stop()
 
 
 _PATIENCE = timedelta(minutes=10)
@@ -74,7 +74,7 @@ _PATIENCE = timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class _Task:
-    """A group as it can be sent to a child; the store cannot."""
+    """A group without its store, which cannot be sent to a child."""
 
     members: tuple[Process, ...]
     me: Process
@@ -89,11 +89,11 @@ class _Task:
 def sweep_horovod(
     group: Group, host: str, port: int, settings: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Raw times of Horovod's all-reduce over ``group``; all its ranks call it.
+    """Raw times of Horovod's all-reduce over ``group``; all its ranks call this.
 
     Args:
-        group: the ranks; its process group is left already.
-        host: where the store is served.
+        group: the ranks; its process group must be destroyed already.
+        host: of the store.
         port: of the store.
         settings: of the sweep.
 
