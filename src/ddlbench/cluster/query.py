@@ -20,31 +20,19 @@ _PATIENCE_S = 60
 
 @dataclass(frozen=True)
 class Partition:
-    """One kind of node in one partition.
-
-    Args:
-        name: of the partition.
-        is_default: whether jobs go there by default.
-        nodes: number of nodes of this kind.
-        cpus_per_node: cores that SLURM allocates.
-        memory_mb: of a node (SLURM's MB).
-        gres, gpu_type, gpus_per_node: GPUs of a node; "" and 0 without any.
-        time_limit_s: of a job; None for no limit.
-        is_up: whether it accepts jobs.
-        features: of its nodes, separated by commas; "" without any.
-    """
+    """One kind of node in one partition."""
 
     name: str
-    is_default: bool
-    nodes: int
-    cpus_per_node: int
-    memory_mb: int
-    gres: str
-    gpu_type: str
+    is_default: bool  # jobs go there by default
+    nodes: int  # of this kind
+    cpus_per_node: int  # that SLURM allocates
+    memory_mb: int  # of a node (SLURM's MB)
+    gres: str  # of a node; "" without GPUs
+    gpu_type: str  # "" without GPUs
     gpus_per_node: int
-    time_limit_s: int | None
-    is_up: bool
-    features: str
+    time_limit_s: int | None  # of a job; None for no limit
+    is_up: bool  # accepts jobs
+    features: str  # separated by commas
 
 
 def partitions() -> list[Partition]:

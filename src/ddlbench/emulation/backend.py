@@ -36,19 +36,15 @@ class Backend(Protocol):
 
     def without_loss(self) -> AbstractContextManager[None]:
         """Lose no packets on purpose within a ``with``, to probe the rate."""
-        ...
 
     def correct(self, excess_s: float) -> None:
         """Shorten the one-way delay, which was measured to be ``excess_s`` above its setting."""
-        ...
 
     def describe(self) -> dict[str, Any]:
         """How the links are made, for the result."""
-        ...
 
     def usage(self) -> dict[str, Any]:
         """CPU time and losses since the last reset."""
-        ...
 
     def reset_usage(self) -> None: ...
 
@@ -58,11 +54,7 @@ def set_up_interface(
 ) -> None:
     """Configure ``eth0`` of a node and bring it up.
 
-    Args:
-        node: its namespaces.
-        address: of the node.
-        condition: of its link.
-        bundled_packets: largest bundle that the kernel may hand over.
+    ``bundled_packets`` is the largest bundle that the kernel may hand over.
 
     Raises:
         ConfigError: the kernel lacks the congestion control.

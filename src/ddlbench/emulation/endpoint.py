@@ -40,11 +40,8 @@ Ancillary = list[tuple[int, int, bytes]]
 def ping(address: str, count: int, interval_s: float, wait_s: float) -> dict[str, Any]:
     """Round trips of echo requests, from the call that sends to the kernel's stamp on the reply.
 
-    Args:
-        address: of the other node.
-        count: requests.
-        interval_s: from one to the next; several may be in transit.
-        wait_s: for the last reply.
+    A request is sent every ``interval_s``, so several may be in transit; ``wait_s`` is the time
+    limit for the last reply.
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
     sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
@@ -161,13 +158,7 @@ def udp_send(
 ) -> dict[str, Any]:
     """Send packets of one size at an even rate.
 
-    Args:
-        address: of the receiver.
-        port: of the receiver.
-        payload_bytes: of each packet.
-        bundle: packets of one call, if the kernel can segment UDP.
-        packets_per_s: mean rate.
-        packets: number of packets.
+    ``bundle`` packets leave with one call if the kernel can segment UDP.
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.connect((address, port))
@@ -216,11 +207,7 @@ def tcp_receive(address: str, settle_s: float, measure_s: float) -> dict[str, An
 def tcp_send(address: str, port: int, control: str | None, seconds: float) -> dict[str, Any]:
     """Send until the receiver closes the connection, or for ``seconds``.
 
-    Args:
-        address: of the receiver.
-        port: of the receiver.
-        control: congestion control; None keeps the route's.
-        seconds: time limit.
+    ``control`` names the congestion control; None keeps the route's.
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.settimeout(_FIRST_WAIT_S)

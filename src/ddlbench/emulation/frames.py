@@ -56,12 +56,7 @@ def measure(frame: bytes) -> tuple[int, int]:
 
 
 def without_lost(frame: bytes, kept: Sequence[bool]) -> list[bytes]:
-    """The remains of a frame after losses: one frame for each run of kept packets.
-
-    Args:
-        frame: as read.
-        kept: one entry a packet.
-    """
+    """One frame for each run of kept packets of ``frame``; ``kept`` has one entry a packet."""
     if all(kept):
         return [frame]
     left, first = [], 0
@@ -148,11 +143,9 @@ _CLONE_NEWNET = 0x40000000
 def open_tun(namespace: Path, name: str) -> tuple[int, str]:
     """Move this thread into a namespace and create the device ``name`` there.
 
-    The device lasts as long as its file is open.
-
     Args:
         namespace: a file such as /proc/<pid>/ns/net.
-        name: of the device.
+        name: of the device, which lasts as long as its file is open.
 
     Returns:
         the device's non-blocking file, and what is bundled: "tcp and udp", "tcp" or "none".

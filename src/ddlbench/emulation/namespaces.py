@@ -100,7 +100,6 @@ class Held:
 
     @property
     def pid(self) -> int:
-        """Process id of the holder."""
         return self._process.pid
 
     def enter(self, *only: str) -> list[str]:
@@ -143,7 +142,6 @@ class Space:
 
     @property
     def is_rootless(self) -> bool:
-        """Whether a user namespace is in use."""
         return self._user is not None
 
     def enter(self) -> list[str]:
@@ -151,12 +149,7 @@ class Space:
         return [] if self._user is None else self._user.enter()
 
     def hold(self, name: str, hosts: str) -> Held:
-        """Make a node with its own network (loopback only), host name and /etc/hosts.
-
-        Args:
-            name: host name.
-            hosts: file that the node sees as /etc/hosts.
-        """
+        """Make a node with its own network (loopback only), host name and /etc/hosts."""
         flags = [f"--{kind}" for kind in _NODE]
         command = [*self.enter(), tool("unshare"), *flags, "sh", "-c", _SET_UP, "sh", name, hosts]
         held = Held(command, (("user", *_NODE) if self.is_rootless else _NODE))

@@ -61,13 +61,7 @@ def ingress(condition: LinkCondition) -> list[str]:
 
 
 class Netem:
-    """Links of the kernel: a :class:`Backend`.
-
-    Args:
-        space: of the nodes.
-        hosts: file that the bridge's namespace sees as /etc/hosts.
-        nodes, addresses: of the nodes.
-        condition: of the links.
+    """Links of the kernel: a :class:`Backend`; ``hosts`` becomes /etc/hosts of the bridge.
 
     Raises:
         EmulationFailed: the kernel refuses a part of the setup.
@@ -147,7 +141,6 @@ class Netem:
         run_tool([*self._switch.enter("net"), tool("ip"), *line.split()])
 
     def _dropped(self) -> int:
-        """Packets that netem dropped at all ends."""
         return sum(
             sum(drops_of(run_tool([*where.enter("net"), tool("tc"), "-s", "qdisc", "show"])))
             for where in (self._switch, *self._nodes)

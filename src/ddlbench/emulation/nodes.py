@@ -26,11 +26,7 @@ _GO_BACK = 'sh -c \'cd "$0" && exec "$@"\' "$(pwd -P)" "$@"'
 
 
 def available(backend: str = "auto") -> str | None:
-    """Why nodes cannot be emulated here; None if they can.
-
-    Args:
-        backend: "netem", "relay", or "auto" for either.
-    """
+    """Why nodes cannot be emulated here with a backend ("auto" for any); None if they can."""
     lacking = missing_tools()
     if lacking:
         return f"{', '.join(lacking)} not in PATH (util-linux, iproute2, hostname)"
@@ -122,7 +118,6 @@ class EmulatedNodes:
         return [tool("sh"), "-c", f"exec {enter} {_GO_BACK}", "sh", *command]
 
     def address(self, node: int) -> str:
-        """Address of a node, which every other node reaches."""
         return self.hosts[f"node{node}"]
 
     def probe(self, congestion_controls: Sequence[str] = ()) -> dict[str, Any]:

@@ -18,8 +18,8 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
@@ -38,12 +38,7 @@ class LinkMissed(RuntimeError):  # noqa: N818 - a state of the link, shown as su
 
 
 def misses(setting: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
-    """A sentence for each part of the setting that the link misses.
-
-    Args:
-        setting: fields of a ``LinkCondition``.
-        measured: as in the report of :func:`probe`.
-    """
+    """A sentence for each field of a ``LinkCondition`` that the probed link misses."""
     sentences: list[str | None] = []
     for pair in measured["pairs"]:
         between = f"from node{pair['from']} to node{pair['to']}"
@@ -113,7 +108,6 @@ class Nodes(Protocol):
 
     def command(self, node: int, command: Sequence[str]) -> list[str]:
         """The command that runs ``command`` inside ``node``."""
-        ...
 
     def address(self, node: int) -> str: ...
 
@@ -127,8 +121,8 @@ def ping(
         EmulationFailed: the sender fails.
     """
     settings = {"count": count, "interval_s": interval_s, "wait_s": wait_s}
-    process = _start(nodes, source, "ping", address=nodes.address(target), **settings)
-    round_trips_s: list[float] = _finish(process)["round_trips_s"]
+    with _endpoint(nodes, source, "ping", address=nodes.address(target), **settings) as process:
+        round_trips_s: list[float] = _finish(process)["round_trips_s"]
     return round_trips_s
 
 
@@ -154,44 +148,45 @@ def exchange(
     Raises:
         EmulationFailed: an end fails.
     """
-    address = nodes.address(target)
-    receiving = _start(nodes, target, f"{kind}_receive", address=address, **receiver)
-    try:
-        port = _line(receiving)["port"]
-        sending = _start(nodes, source, f"{kind}_send", address=address, port=port, **sender)
-        try:
+    to = nodes.address(target)
+    with _endpoint(nodes, target, f"{kind}_receive", address=to, **receiver) as receiving:
+        assert receiving.stdout is not None
+        port = _parsed(receiving, receiving.stdout.readline())["port"]
+        with _endpoint(nodes, source, f"{kind}_send", address=to, port=port, **sender) as sending:
             return _finish(sending), _finish(receiving)
-        finally:
-            _end(sending)
-    finally:
-        _end(receiving)
 
 
-def _start(nodes: Nodes, node: int, role: str, **settings: Any) -> subprocess.Popen[str]:
+@contextmanager
+def _endpoint(
+    nodes: Nodes, node: int, role: str, **settings: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """Start an ``endpoint`` in a node; it is killed at the end of the ``with``."""
     # -I: isolated from the caller's environment variables and folder.
     command = [sys.executable, "-I", str(_ENDPOINT), json.dumps({"role": role, **settings})]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         nodes.command(node, command),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def _line(process: subprocess.Popen[str]) -> dict[str, Any]:
-    assert process.stdout is not None
-    return _parsed(process, process.stdout.readline())
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
 
 
 def _finish(process: subprocess.Popen[str]) -> dict[str, Any]:
     try:
         output, errors = process.communicate(timeout=_LONGEST_S)
     except subprocess.TimeoutExpired:
-        _end(process)
-        raise EmulationFailed(
-            f"a probe of the link was not done after {_LONGEST_S:.0f} s"
-        ) from None
+        raise EmulationFailed(f"a link probe was not done after {_LONGEST_S:.0f} s") from None
     return _parsed(process, output.strip().rpartition("\n")[2], errors)
 
 
@@ -204,16 +199,6 @@ def _parsed(process: subprocess.Popen[str], line: str, errors: str = "") -> dict
         last = errors.strip().rpartition("\n")[2] or f"exit status {process.wait()}"
         raise EmulationFailed(f"a probe of the link failed: {last}") from None
     return value
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        process.kill()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(5)
-    for stream in (process.stdout, process.stderr):
-        if stream is not None:
-            stream.close()
 
 
 # They take half a second, so that a short disturbance does not change the median. They are close
@@ -258,14 +243,9 @@ def probe(
     backend: Backend,
     congestion_controls: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Measure the links: ``setting``, ``measured``, ``ok`` and ``misses``.
+    """Measure the links of ``count`` nodes: ``setting``, ``measured``, ``ok`` and ``misses``.
 
-    Args:
-        nodes: the network.
-        count: number of nodes.
-        condition: setting of the links.
-        backend: of the links.
-        congestion_controls: whose goodput to report, besides the condition's own.
+    The goodput of ``congestion_controls`` is reported besides that of the condition's own.
 
     Raises:
         EmulationFailed: a measurement failed.

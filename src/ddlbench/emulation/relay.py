@@ -77,7 +77,6 @@ class Load:
             self._latest_s = max(self._latest_s, behind_s)
 
     def to_dict(self) -> dict[str, Any]:
-        """CPU and wall time, shares of one core, frames and late frames."""
         here = (time.monotonic(), time.process_time())
         self._take(here)
         wall_s, share = here[0] - self._start[0], _share(self._start, here)
@@ -120,11 +119,7 @@ _PR_SET_TIMERSLACK = 29
 
 
 class Relay:
-    """The switch, its devices, and the commands from stdin.
-
-    Args:
-        settings: ``namespaces``, ``addresses`` (one a node), ``interface``, ``links``.
-    """
+    """The switch, its devices, and the commands from stdin."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         opened = [open_tun(Path(one), settings["interface"]) for one in settings["namespaces"]]
@@ -141,7 +136,6 @@ class Relay:
         self._unfinished_line = b""
 
     def run(self) -> None:
-        """Forward frames until stdin closes."""
         sources = [sys.stdin.fileno(), *self._devices]
         while True:
             next_s = self._switch.next_s()

@@ -39,11 +39,6 @@ def missing_tun() -> str | None:
 class RelayBackend:
     """The relay, on the last core that this process may use: a :class:`Backend`.
 
-    Args:
-        space: of the nodes.
-        nodes, addresses: of the nodes.
-        condition: of the links.
-
     Raises:
         EmulationFailed: the relay does not start.
         ConfigError: the kernel lacks the congestion control.
@@ -80,7 +75,6 @@ class RelayBackend:
             raise
 
     def close(self) -> None:
-        """End the relay, and with it its devices."""
         end_by_closing_pipes(self._process)
 
     @contextmanager
@@ -107,7 +101,6 @@ class RelayBackend:
         }
 
     def usage(self) -> dict[str, Any]:
-        """The relay's counts, and packets that its devices dropped because it was late."""
         return {
             "backend": self.name,
             **self._ask({"usage": True}),
@@ -156,7 +149,6 @@ class RelayBackend:
         return answer
 
     def _reason(self) -> str:
-        """The relay's last error line."""
         if self._process.stderr is None or self._process.stderr.closed:
             return "it was closed"
         with suppress(subprocess.TimeoutExpired):

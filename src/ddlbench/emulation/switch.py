@@ -29,21 +29,13 @@ _AHEAD_S = 50e-6
 
 @dataclass(frozen=True)
 class Links:
-    """Properties of the links.
+    """Properties of the links."""
 
-    Args:
-        delay_s: one way.
-        bits_per_s: in each direction of each link; None sets no limit.
-        loss: probability that a packet is lost.
-        queue_bytes: capacity of a link's queue; more is dropped at the tail.
-        mtu: largest packet in bytes.
-    """
-
-    delay_s: float
-    bits_per_s: float | None
-    loss: float
-    queue_bytes: int
-    mtu: int
+    delay_s: float  # one way
+    bits_per_s: float | None  # in each direction of each link; None sets no limit
+    loss: float  # probability that a packet is lost
+    queue_bytes: int  # capacity of a link's queue; more is dropped at the tail
+    mtu: int  # largest packet in bytes
 
 
 class Delivery(NamedTuple):
@@ -64,9 +56,7 @@ class Switch:
         random: source of numbers from 0 to 1 that decide on losses.
 
     Attributes:
-        dropped: packets dropped at a full queue.
-        lost: packets lost on purpose.
-        passed: packets sent on to their receiver.
+        dropped, lost, passed: packets dropped at a full queue, lost on purpose, and sent on.
     """
 
     def __init__(self, nodes: int, links: Links, random: Callable[[], float]) -> None:
@@ -80,7 +70,6 @@ class Switch:
         self._number = 0
 
     def send(self, source: int, target: int, frame: bytes, now_s: float) -> None:
-        """Send a frame from one node to another."""
         rate = self.links.bits_per_s
         if rate is None:
             self._push(self._to_switch, now_s, target, frame)

@@ -24,11 +24,7 @@ from ddlbench.interconnect.worlds import level_of
 
 
 def points_of(raw: list[dict[str, Any]]) -> tuple[SweepPoint, ...]:
-    """Median and rank-based 95 % interval of each size.
-
-    Args:
-        raw: mappings with ``message_bytes`` and ``times_s``, one time a repeat.
-    """
+    """Median and rank-based 95 % interval of ``times_s`` of each size."""
     return tuple(
         SweepPoint(
             message_bytes=point["message_bytes"],
@@ -126,7 +122,6 @@ def given_parts(site: Site, fabric: str) -> tuple[tuple[PairMatrix, ...], tuple[
 
 
 def _world(site: Site, links: dict[str, Any]) -> PairMatrix:
-    """All devices of the site as one matrix."""
     nodes = [node for node in range(site.nodes) for _ in range(site.devices_per_node)]
 
     def by_level(key: str) -> Matrix:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,12 +48,7 @@ def touched(count: int, device: torch.device) -> torch.Tensor:
 
 
 class Buffers:
-    """Memory that all messages of a group use.
-
-    Args:
-        largest_bytes: of any message, and of any gathered result.
-        device: of the memory.
-    """
+    """Memory on ``device`` that all messages of a group, and all gathered results, use."""
 
     def __init__(self, largest_bytes: int, device: torch.device) -> None:
         count = largest_bytes // _ELEMENT_BYTES + dist.get_world_size()  # room to round up
@@ -61,22 +57,10 @@ class Buffers:
         self.result = touched(count, device)
 
 
-def torch_operation(operation: str, count: int, buffers: Buffers) -> Callable[[], None]:
+def torch_operation(operation: str, count: int, buffers: Buffers) -> Callable[[], object]:
     """A call that returns once this rank has finished ``operation`` over the default group."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     message = buffers.message[:count]
-
-    def all_reduce() -> None:
-        dist.all_reduce(message)
-
-    def broadcast() -> None:
-        dist.broadcast(message, src=0)
-
-    def all_gather() -> None:
-        dist.all_gather_into_tensor(buffers.result[: count * ranks], message)
-
-    def reduce_scatter() -> None:
-        dist.reduce_scatter_tensor(buffers.result[: count // ranks], message)
 
     def p2p() -> None:
         """A round trip that rank 0 begins."""
@@ -86,28 +70,25 @@ def torch_operation(operation: str, count: int, buffers: Buffers) -> Callable[[]
             else:
                 dist.recv(message, src=sender)
 
-    calls = {
-        "all_reduce": all_reduce,
-        "broadcast": broadcast,
-        "all_gather": all_gather,
-        "reduce_scatter": reduce_scatter,
+    result = buffers.result
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(message),
+        "broadcast": lambda: dist.broadcast(message, src=0),
+        "all_gather": lambda: dist.all_gather_into_tensor(result[: count * ranks], message),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(result[: count // ranks], message),
         "p2p": p2p,
     }
     return _finished(calls[operation], buffers.device)
 
 
-def horovod_operation(hvd: Any, count: int, buffers: Buffers) -> Callable[[], None]:
+def horovod_operation(hvd: Any, count: int, buffers: Buffers) -> Callable[[], object]:
     """An all-reduce of ``count`` elements in four tensors, averaged as gradients are."""
     tensors = list(buffers.message[:count].chunk(_FUSED_TENSORS))
-    name = f"sweep.{count}"
-
-    def call() -> None:
-        hvd.grouped_allreduce_(tensors, name=name, op=hvd.Average)
-
-    return _finished(call, buffers.device)
+    average = partial(hvd.grouped_allreduce_, tensors, name=f"sweep.{count}", op=hvd.Average)
+    return _finished(average, buffers.device)
 
 
-def _finished(call: Callable[[], None], device: torch.device) -> Callable[[], None]:
+def _finished(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
     """``call``, and on a GPU the wait for its end."""
     if device.type != "cuda":
         return call
@@ -160,13 +141,12 @@ class Sweep:
             planned_s += sum(times) + self._counts[size] * last_s
 
     def take(self, number: int) -> None:
-        """Run one of ``PASSES`` passes."""
         for size, count in self._counts.items():
             share = count // PASSES + (number < count % PASSES)
             self.times_s.setdefault(size, []).extend(self._run(size, share))
 
 
-def sweep_of(operation: str, largest: int, make: Callable[[int], Callable[[], None]]) -> Sweep:
+def sweep_of(operation: str, largest: int, make: Callable[[int], Callable[[], object]]) -> Sweep:
     """A sweep over all sizes whose buffers have at most ``largest`` bytes.
 
     ``make`` returns the call for a number of elements.
@@ -205,7 +185,7 @@ def measure(sweeps: dict[str, Sweep], transport: str, budget_s: float) -> list[d
     ]
 
 
-def _slowest(call: Callable[[], None], count: int) -> list[float]:
+def _slowest(call: Callable[[], object], count: int) -> list[float]:
     """Seconds of each of ``count`` calls on the slowest rank; the same list on all ranks."""
     ready = torch.zeros(1)
     times = torch.zeros(count, dtype=torch.float64)

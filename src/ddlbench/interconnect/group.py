@@ -19,25 +19,16 @@ from ddlbench.runtime.rank_job import RankContext
 
 @dataclass(frozen=True)
 class Group:
-    """A group of ranks, as one of them sees it.
+    """A group of ranks, as one of them sees it."""
 
-    Args:
-        members: processes in the order of ranks.
-        me: this process.
-        store: of this group alone.
-        device: of this process.
-        interface: network interface, or None.
-    """
-
-    members: tuple[Process, ...]
-    me: Process
-    store: dist.Store
+    members: tuple[Process, ...]  # in the order of ranks
+    me: Process  # this process
+    store: dist.Store  # of this group alone
     device: torch.device
-    interface: str | None
+    interface: str | None  # network interface
 
     @property
     def rank(self) -> int:
-        """Rank of this process in the group."""
         return self.members.index(self.me)
 
     @property
@@ -46,7 +37,6 @@ class Group:
         return "nccl" if self.device.type == "cuda" else "gloo"
 
     def hosts(self) -> list[str]:
-        """Host of each rank."""
         return [self.store.get(f"host/{rank}").decode() for rank in range(len(self.members))]
 
 

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -72,20 +71,6 @@ def horovod_world(hvd: Any, group: Group) -> Iterator[None]:
 _PATIENCE = timedelta(minutes=10)
 
 
-@dataclass(frozen=True)
-class _Task:
-    """A group without its store, which cannot be sent to a child."""
-
-    members: tuple[Process, ...]
-    me: Process
-    host: str
-    port: int
-    device: str
-    interface: str | None
-    threads: int
-    settings: dict[str, Any]
-
-
 def sweep_horovod(
     group: Group, host: str, port: int, settings: dict[str, Any]
 ) -> list[dict[str, Any]]:
@@ -100,19 +85,13 @@ def sweep_horovod(
     Raises:
         RuntimeError: Horovod crashed.
     """
-    task = _Task(
-        group.members,
-        group.me,
-        host,
-        port,
-        str(group.device),
-        group.interface,
-        torch.get_num_threads(),
-        settings,
-    )
+    # Without the store, which cannot be sent to a child.
+    own = (group.members, group.me, str(group.device), group.interface)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
-            return pool.submit(_sweep, task).result()
+            return pool.submit(
+                _sweep, own, (host, port), torch.get_num_threads(), settings
+            ).result()
         except BrokenProcessPool:
             raise RuntimeError(
                 f"Horovod crashed in a group of {len(group.members)} ranks; check that Horovod "
@@ -120,22 +99,27 @@ def sweep_horovod(
             ) from None
 
 
-def _sweep(task: _Task) -> list[dict[str, Any]]:
-    """The child's part."""
-    torch.set_num_threads(task.threads)
-    device = torch.device(task.device)
+def _sweep(
+    own: tuple[tuple[Process, ...], Process, str, str | None],
+    address: tuple[str, int],
+    threads: int,
+    settings: dict[str, Any],
+) -> list[dict[str, Any]]:
+    members, me, device_name, interface = own
+    torch.set_num_threads(threads)
+    device = torch.device(device_name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     hvd = importlib.import_module("horovod.torch")
-    served = dist.TCPStore(task.host, task.port, is_master=False, timeout=_PATIENCE)
-    nodes = len({process.node for process in task.members})
-    store = dist.PrefixStore(f"horovod/{nodes}x{len(task.members) // nodes}", served)
-    group = Group(task.members, task.me, store, device, task.interface)
-    largest = task.settings["largest_bytes"]
+    served = dist.TCPStore(*address, is_master=False, timeout=_PATIENCE)
+    nodes = len({process.node for process in members})
+    store = dist.PrefixStore(f"horovod/{nodes}x{len(members) // nodes}", served)
+    group = Group(members, me, store, device, interface)
+    largest = settings["largest_bytes"]
     with joined(group):
         buffers = Buffers(largest, device)
         with horovod_world(hvd, group):
             sweep = sweep_of(
                 "all_reduce", largest, lambda count: horovod_operation(hvd, count, buffers)
             )
-            return measure({"all_reduce": sweep}, "horovod", task.settings["budget_s"])
+            return measure({"all_reduce": sweep}, "horovod", settings["budget_s"])

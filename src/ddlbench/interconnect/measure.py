@@ -27,7 +27,6 @@ from ddlbench.runtime.rank_job import RankJobFailed, run_rank_job
 _LARGEST_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
 _SWEEP_BUDGET_S = 3.0
 _PAIRS_BUDGET_S = 600.0
-_MODULES = "ddlbench.interconnect"
 
 
 class LinksFailed(ConfigError):  # noqa: N818 - what happened
@@ -131,14 +130,25 @@ def _run_tools(
     Raises:
         RankJobFailed: the tool for pairs within the nodes, or for sweeps, failed.
     """
+
+    def run(
+        tool: str, geometry: tuple[int, int] = geometry, site: Site = site
+    ) -> list[dict[str, Any]]:
+        module = f"ddlbench.interconnect.{tool}"
+        reports = run_rank_job(site, geometry, module, settings, folder / tool, fabric=fabric)
+        for report in reports:
+            if report["status"] != Status.OK:
+                reason = report.get("reason", report["status"])
+                raise RankJobFailed(f"rank {report['rank']}: {reason}")
+        return reports
+
     nodes, devices = geometry
     if devices > 1:
-        per_node = devices if site.device == "cpu" else 1
-        reports = _run(site, (nodes, per_node), "node_pairs", settings, folder, fabric=fabric)
+        reports = run("node_pairs", (nodes, devices if site.device == "cpu" else 1))
         parts.pairs += node_type_pairs(reports)
         reasons = dict.fromkeys(report.get("no_pairs") for report in reports)
         parts.notes += [f"no pairs within the node: {reason}" for reason in reasons if reason]
-    reports = _run(site, geometry, "sweep", settings, folder, fabric=fabric)
+    reports = run("sweep")
     parts.sweeps, notes = sweeps_of(reports[0]["sweeps"])
     parts.notes += [*reports[0]["notes"], *notes]
     parts.provenance["ranks"] = [
@@ -147,7 +157,7 @@ def _run_tools(
     # If this tool hangs, the job must still have time to write the sweeps.
     limited = replace(site, cell_timeout_s=2 * settings["pairs_budget_s"])
     try:
-        reports = _run(limited, geometry, "rank_pairs", settings, folder, fabric=fabric)
+        reports = run("rank_pairs", site=limited)
     except RankJobFailed as error:  # keep the sweeps, which took long and suffice for most readers
         parts.notes.append(f"no pairs of ranks: {error}")
         return
@@ -155,22 +165,3 @@ def _run_tools(
     parts.pairs.append(pairs)
     if pairs.sampled is not None:
         parts.notes.append(f"pairs of ranks: {pairs.sampled.in_words()}")
-
-
-def _run(
-    site: Site,
-    geometry: tuple[int, int],
-    module: str,
-    settings: dict[str, Any],
-    folder: Path,
-    *,
-    fabric: Fabric,
-) -> list[dict[str, Any]]:
-    """Run a tool on ``geometry``; returns the reports of its processes."""
-    reports = run_rank_job(
-        site, geometry, f"{_MODULES}.{module}", settings, folder / module, fabric=fabric
-    )
-    for report in reports:
-        if report["status"] != Status.OK:
-            raise RankJobFailed(f"rank {report['rank']}: {report.get('reason', report['status'])}")
-    return reports

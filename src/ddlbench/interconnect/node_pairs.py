@@ -58,13 +58,9 @@ def gpu_pairs() -> list[dict[str, Any]]:
         return []
     names = [torch.cuda.get_device_name(index) for index in range(count)]
     latency_s = off_diagonal(count, _gpu_latency_s)
-    reach = {
-        torch.cuda.can_device_access_peer(i, j)
-        for i in range(count)
-        for j in range(count)
-        if i != j
-    }
-    access = {frozenset([True]): "direct", frozenset([False]): "staged"}.get(frozenset(reach))
+    pairs = itertools.permutations(range(count), 2)
+    reach = {torch.cuda.can_device_access_peer(i, j) for i, j in pairs}
+    access = None if len(reach) > 1 else "direct" if reach.pop() else "staged"
     return [
         pair_matrix(
             scope="node",
@@ -138,7 +134,7 @@ def cpu_pairs(
 
     Args:
         store: of this node alone.
-        local_rank: this process.
+        local_rank: of this process.
         count: processes of the node.
         size: bytes of a large copy.
         names: of the endpoints.
@@ -163,18 +159,17 @@ def cpu_pairs(
         store.set(name, json.dumps(medians_s))
     pairs = itertools.permutations(range(count), 2)
     values = {(i, j): json.loads(store.get(f"{i}/{j}")) for i, j in pairs}
-    return [
-        pair_matrix(
-            scope="node",
-            method="device-copies",
-            endpoints=names,
-            nodes=[0] * count,
-            bandwidth_bytes_per_s=off_diagonal(count, lambda i, j: size / values[i, j][1]),
-            latency_s=off_diagonal(count, lambda i, j: values[i, j][0]),
-            operation="write",
-            repeats=_PASSES,
-        )
-    ]
+    matrix = pair_matrix(
+        scope="node",
+        method="device-copies",
+        endpoints=names,
+        nodes=[0] * count,
+        bandwidth_bytes_per_s=off_diagonal(count, lambda i, j: size / values[i, j][1]),
+        latency_s=off_diagonal(count, lambda i, j: values[i, j][0]),
+        operation="write",
+        repeats=_PASSES,
+    )
+    return [matrix]
 
 
 def _shared(store: dist.Store, owner: int, local_rank: int, count: int, size: int) -> mmap.mmap:
@@ -259,11 +254,9 @@ def work(here: RankContext) -> dict[str, Any]:
 def _gpu(interconnect: dict[str, Any]) -> list[dict[str, Any]]:
     if is_shared() or torch.cuda.device_count() == 1:
         return []
-    binary = find_or_build_p2p(interconnect)
-    if binary is not None:
+    if (binary := find_or_build_p2p(interconnect)) is not None:
         return run_p2p(binary)
-    binary = find_nvbandwidth(interconnect)
-    if binary is not None:
+    if (binary := find_nvbandwidth(interconnect)) is not None:
         return run_nvbandwidth(binary)
     if torch.cuda.device_count() == 0:
         raise RuntimeError("the site says device: cuda, but torch finds no GPU on this node")

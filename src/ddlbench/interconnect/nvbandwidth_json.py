@@ -58,23 +58,21 @@ def parse_nvbandwidth(text: str, where: str = "nvbandwidth") -> dict[str, Any]:
     # A row is the GPU that reads, and the sender is the owner of the memory.
     latency_s = transposed(_matrix(tests[_LATENCY], len(devices), where))
     pairs = []
-    for direction, names in (
-        ("unidirectional", _UNIDIRECTIONAL),
-        ("bidirectional", _BIDIRECTIONAL),
-    ):
+    directions = {"unidirectional": _UNIDIRECTIONAL, "bidirectional": _BIDIRECTIONAL}
+    for direction, names in directions.items():
         for operation, name in names.items():
             if name not in tests:
                 continue
             bandwidth = _matrix(tests[name], len(devices), where)
+            if operation == "read":
+                bandwidth = transposed(bandwidth)
             pairs.append(
                 pair_matrix(
                     scope="node",
                     method="nvbandwidth",
                     endpoints=[f"{index}: {device}" for index, device in enumerate(devices)],
                     nodes=[0] * len(devices),
-                    bandwidth_bytes_per_s=transposed(bandwidth)
-                    if operation == "read"
-                    else bandwidth,
+                    bandwidth_bytes_per_s=bandwidth,
                     latency_s=latency_s,
                     access="direct",
                     direction=direction,
@@ -130,7 +128,6 @@ def _device_names(results: dict[str, Any], where: str) -> list[str]:
 
 
 def _matrix(test: dict[str, Any], size: int, where: str) -> Matrix:
-    """The last matrix of a test, in bytes per second or seconds."""
     place = f"{where}: {test['name']}"
     unit = re.search(r"\((GB/s|ns|us)\)", str(test.get("bandwidth_description")))
     if unit is None:

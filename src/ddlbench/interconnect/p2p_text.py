@@ -92,7 +92,6 @@ class _Reader:
         self._rows: Matrix | None = None  # of the matrix that is being read
 
     def take(self, number: int, line: str) -> None:
-        """Read one line, without its end."""
         self.number = number
         failure = _FAILURE.match(line)
         if failure:
@@ -111,7 +110,6 @@ class _Reader:
             self.fail(f"a row that belongs to no matrix: {line.strip()!r}")
 
     def finish(self) -> None:
-        """Check that nothing is missing after the last line."""
         if not self.devices:
             self.fail("no 'Device: 0, ...' line: this is no output of p2pBandwidthLatencyTest")
         if self._rows is not None and self._block is not None:

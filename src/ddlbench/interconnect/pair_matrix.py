@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -77,10 +78,7 @@ def transposed(matrix: Matrix) -> Matrix:
 
 
 def median_of_runs(runs: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The element-wise medians of the matrices of several runs.
-
-    Args:
-        runs: the matrices of each run, in the same order.
+    """The element-wise medians of the matrices of several runs, which are in the same order.
 
     Raises:
         ConfigError: the runs saw different devices or measured different things.
@@ -122,29 +120,15 @@ SLOW_BELOW = 0.8
 _LEAST_PAIRS = 3
 
 
-def levels_of(pair: PairMatrix) -> dict[str, list[tuple[int, int]]]:
-    """Ordered pairs (row, column) of a pair matrix by level, "node" or "network"."""
-    nodes = pair.nodes
-    levels: dict[str, list[tuple[int, int]]] = {}
-    for row, sender in enumerate(nodes):
-        for column, receiver in enumerate(nodes):
-            if row != column:
-                level = "node" if sender == receiver else "network"
-                levels.setdefault(level, []).append((row, column))
-    return levels
-
-
 def slow_pairs(pair: PairMatrix, below: float = SLOW_BELOW) -> tuple[SlowPair, ...]:
-    """Entries of ``slow_pairs`` of links.json, slowest first.
-
-    Args:
-        pair: an entry of ``pairs``.
-        below: a pair is slow if its ratio to the median of its level is smaller.
-    """
-    bandwidth = pair.bandwidth_bytes_per_s
+    """Pairs below ``below`` times the median of their level, slowest first."""
+    levels: dict[bool, dict[tuple[int, int], float]] = {}  # within a node, between nodes
+    for (i, sender), (j, receiver) in permutations(enumerate(pair.nodes), 2):
+        bandwidth = pair.bandwidth_bytes_per_s[i][j]
+        if bandwidth is not None:
+            levels.setdefault(sender == receiver, {})[i, j] = bandwidth
     slow = []
-    for places in levels_of(pair).values():
-        known = {(i, j): value for i, j in places if (value := bandwidth[i][j]) is not None}
+    for known in levels.values():
         if len(known) < _LEAST_PAIRS:
             continue
         median = float(np.median(list(known.values())))

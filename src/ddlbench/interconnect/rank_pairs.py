@@ -50,11 +50,9 @@ Pair = tuple[int, int]  # sender, receiver
 
 
 def chosen_pairs(nodes: Sequence[int], most: int = MOST_PAIRS) -> list[Pair]:
-    """Pairs in the order of measurement, the same on every rank.
+    """At most ``most`` pairs in the order of measurement, the same on every rank.
 
-    Args:
-        nodes: node of each rank; the ranks of a node follow one another.
-        most: limit on the number of pairs.
+    ``nodes`` has the node of each rank; the ranks of a node follow one another.
     """
     size = len(nodes)
     if size * (size - 1) <= most:
@@ -104,9 +102,7 @@ def work(here: RankContext) -> dict[str, Any]:
 def measure_pairs(group: Group, budget_s: float) -> dict[str, Any]:
     """Fields of a pair matrix over all ranks of ``group``; empty on all ranks but the first.
 
-    Args:
-        group: joined.
-        budget_s: time after which no pair is begun.
+    ``group`` is joined; no pair is begun after ``budget_s``.
     """
     nodes, store = [process.node for process in group.members], group.store
     pairs = chosen_pairs(nodes)
@@ -137,17 +133,9 @@ def _visit(
     budget_s: float,
     sent: dict[Pair, list[tuple[float, float]]],
 ) -> int:
-    """Measure all pairs, pass by pass, as far as time allows.
+    """Measure all pairs, pass by pass, within ``budget_s`` by the first rank's clock.
 
-    Args:
-        group: joined.
-        pairs: in order of measurement.
-        passes: number of passes over the pairs.
-        budget_s: of all passes, by the first rank's clock.
-        sent: gets the measurements of this rank as a sender.
-
-    Returns:
-        number of measurements.
+    ``sent`` gets the measurements of this rank as a sender. Returns the number of measurements.
     """
     store, began_s = group.store, time.monotonic()
     for number in range(passes * len(pairs)):
@@ -210,7 +198,6 @@ def _measure(other: int, first: bool, device: torch.device) -> tuple[float, floa
 
 
 def _times_s(call: Callable[[], None], repeats: int) -> list[float]:
-    """Seconds of each call, after one that is dropped."""
     times = []
     for _ in range(repeats + 1):
         start = time.perf_counter()

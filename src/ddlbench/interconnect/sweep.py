@@ -71,7 +71,6 @@ def _why_no_horovod(device: torch.device) -> str | None:
 
 
 def _sweep_group(group: Group, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Raw times of every operation over torch's transport."""
     buffers = Buffers(settings["largest_bytes"], group.device)
     sweeps = {
         operation: sweep_of(

@@ -53,7 +53,6 @@ def _counts(most: int) -> list[int]:
 
 
 def _doubled(first: int, end: int) -> Iterator[int]:
-    """``first``, twice ``first``, ... below ``end``."""
     while first < end:
         yield first
         first *= 2

@@ -40,17 +40,11 @@ _SOCKETS = {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
 
 @dataclass(frozen=True)
 class CpuShares:
-    """Cores of the ranks and of the relay.
+    """Cores of the ranks and of the relay."""
 
-    Args:
-        ranks: cores of all ranks together.
-        relay: core of the relay; empty where the kernel makes the link.
-        shared: there are too few cores, so ranks and relay compete for them.
-    """
-
-    ranks: tuple[int, ...]
-    relay: tuple[int, ...]
-    shared: bool
+    ranks: tuple[int, ...]  # of all ranks together
+    relay: tuple[int, ...]  # empty if the kernel makes the links
+    shared: bool  # ranks and relay compete for too few cores
 
 
 def cpu_shares(cores: set[int], backend: str) -> CpuShares:
@@ -83,7 +77,6 @@ class RelayMeter:
             self._over = "measured steps"
 
     def check(self) -> None:
-        """Raise EmulationFailed if the relay has ended."""
         self._nodes.usage()
 
     def usage(self) -> dict[str, Any]:
@@ -117,13 +110,7 @@ class EmulatedLaunch(LocalLaunch):
 class EmulatedFabric:
     """Emulated nodes whose links have been probed: a :class:`Fabric`.
 
-    Args:
-        name: of the fabric.
-        condition: setting of its links.
-        nodes: emulated nodes, up.
-        probe: measurements of the links.
-        device_kind: what ranks compute on.
-        share_gpu: every node uses this machine's first GPU; else each node gets its own GPUs.
+    With ``share_gpu`` every node uses this machine's first GPU; else each node gets its own GPUs.
     """
 
     def __init__(
@@ -145,7 +132,6 @@ class EmulatedFabric:
         return Rendezvous(self._nodes.address(0), _PORT, self._nodes.interface)
 
     def launch(self, step: Step, rendezvous: Rendezvous) -> EmulatedLaunch:
-        """Start every process inside its node, on the ranks' cores."""
         inside = _Inside(self._nodes, step.devices_per_node, self._device_kind, self._share_gpu)
         with _confined(self._cpus.ranks):
             return EmulatedLaunch(step, inside, self._meter)

@@ -32,10 +32,11 @@ _PREFIXES = ("OMP_", "MKL_", "KMP_", "CUDA_", "NCCL_", "GLOO_", "HOROVOD_", "TOR
 
 def driver_provenance(seed: int) -> dict[str, Any]:
     """What the supervisor knows without running anything: source, packages, kernel and time."""
+    changes = _git("status", "--porcelain", "--untracked-files=no")
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": _dirty(),
+        "git_dirty": None if changes is None else bool(changes),
         "packages": _packages(),
         "python": platform.python_version(),
         "slurm_job_id": own_job_id(),
@@ -63,12 +64,12 @@ def rank_provenance() -> dict[str, Any]:
         "nccl": None,
     }
     if torch.cuda.is_available():
-        values["gpu_models"] = [
-            torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
-        ]
-        values["cuda"] = torch.version.cuda
-        values["driver"] = _driver()
-        values["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+        values.update(
+            gpu_models=[torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+            cuda=torch.version.cuda,
+            driver=_driver(),
+            nccl=".".join(str(part) for part in torch.cuda.nccl.version()),
+        )
     return values
 
 
@@ -93,11 +94,6 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def _dirty() -> bool | None:
-    status = _git("status", "--porcelain", "--untracked-files=no")
-    return None if status is None else bool(status)
 
 
 def _read(path: str) -> str | None:

@@ -31,18 +31,12 @@ class FabricUnfit(RuntimeError):  # noqa: N818 - a state of the link, shown as s
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks of one launch find each other.
-
-    Args:
-        host, port: where rank 0 serves the store.
-        interface: network interface to talk over; None lets libraries choose.
-        listener: bound socket for rank 0; None where rank 0 binds the port itself.
-    """
+    """Where the ranks of one launch find each other: ``host`` and ``port`` of rank 0's store."""
 
     host: str
     port: int
-    interface: str | None
-    listener: socket.socket | None = None
+    interface: str | None  # None lets libraries choose
+    listener: socket.socket | None = None  # bound for rank 0; None if rank 0 binds the port
 
 
 class Fabric(Protocol):
@@ -50,15 +44,12 @@ class Fabric(Protocol):
 
     def rendezvous(self) -> Rendezvous:
         """The address of the next launch's rendezvous."""
-        ...
 
     def launch(self, step: Step, rendezvous: Rendezvous) -> Launch:
         """Start ``step`` over this network."""
-        ...
 
     def report(self) -> dict[str, Any] | None:
         """The ``link`` part of a result; None for the site's own network."""
-        ...
 
 
 class SiteFabric:
@@ -101,11 +92,7 @@ def fabric_up(site: Site, name: str, nodes: int) -> Iterator[Fabric]:
 
 
 def fault_of(report: dict[str, Any] | None) -> Reason | None:
-    """Why measurements over a link are invalid; None if they are valid.
-
-    Args:
-        report: of the link; see ``Fabric.report``.
-    """
+    """Why measurements over a link are invalid, by its fabric's report; None if they are valid."""
     # A relay that is never idle limits the link, whatever the setting says.
     if report is None or not report["usage"]["saturated"]:
         return None

@@ -17,27 +17,18 @@ from ddlbench.runtime.checkpoint.store import Order
 
 @dataclass(frozen=True)
 class Job:
-    """One run of one cell.
-
-    Args:
-        scratch: the site's scratch template, which each node expands.
-        interface: network interface; None lets libraries choose.
-        rendezvous_host, rendezvous_port: address of the store that rank 0 serves.
-        run_dir: shared folder for the reports of the ranks.
-        patience_s: how long ranks wait for each other; the supervisor ends the run before that.
-        checkpoints: None if the cell writes none.
-    """
+    """One run of one cell."""
 
     plan: Plan
     device_kind: DeviceKind
-    scratch: str
+    scratch: str  # the site's template, which each node expands
     data: DataRequest
-    interface: str | None
-    rendezvous_host: str
+    interface: str | None  # None lets libraries choose
+    rendezvous_host: str  # of the store that rank 0 serves
     rendezvous_port: int
-    run_dir: Path
-    patience_s: float = 1800.0
-    checkpoints: Order | None = None
+    run_dir: Path  # shared folder for the reports of the ranks
+    patience_s: float = 1800.0  # how long ranks wait for each other
+    checkpoints: Order | None = None  # None if the cell writes none
 
     def save(self) -> Path:
         """Write job.json into the run folder and return its path."""

@@ -36,28 +36,18 @@ from ddlbench.runtime.placement import identity_variables
 
 @dataclass(frozen=True)
 class Step:
-    """Processes to start.
+    """Processes to start."""
 
-    Args:
-        command: of every process.
-        processes: one entry a process.
-        nodes, devices_per_node: of the job.
-        threads: CPU threads of one device.
-        interface: network interface, or None.
-        variables: environment variables of every process.
-    """
-
-    command: tuple[str, ...]
+    command: tuple[str, ...]  # of every process
     processes: Sequence[Process]
-    nodes: int
+    nodes: int  # of the job
     devices_per_node: int
-    threads: int
-    interface: str | None
-    variables: Mapping[str, str] = field(default_factory=dict)
+    threads: int  # CPU threads of one device
+    interface: str | None  # network interface
+    variables: Mapping[str, str] = field(default_factory=dict)  # environment of every process
 
     @property
     def per_node(self) -> int:
-        """Processes of one node."""
         return sum(process.node == 0 for process in self.processes)
 
 
@@ -66,21 +56,16 @@ class Place(Protocol):
 
     def command(self, node: int, command: Sequence[str]) -> list[str]:
         """The command that becomes ``command`` there, in the same process."""
-        ...
 
     def environment(self, node: int) -> dict[str, str]:
         """Environment variables that differ there."""
-        ...
 
 
 def launch(step: Step, site: Site, listener: socket.socket) -> Launch:
     """Start ``step`` on this machine or over the nodes of this job.
 
-    Args:
-        step: what to start.
-        site: where.
-        listener: bound socket of the rendezvous. It is closed here: a local rank 0 inherits it,
-            and srun's rank 0 binds the port again.
+    ``listener``, the bound socket of the rendezvous, is closed here: a local rank 0 inherits it,
+    and srun's rank 0 binds the port again.
     """
     try:
         if site.launcher == "local" or step.nodes * step.devices_per_node == 1:
@@ -168,7 +153,6 @@ class Launch:
                 yield line
 
     def has_failed(self) -> bool:
-        """Whether a child has ended with an error."""
         return any(child.poll() for child in self._children)
 
     def dump_stacks(self) -> None:
@@ -195,7 +179,7 @@ class LocalLaunch(Launch):
 
     Args:
         step: what to start.
-        listener: bound socket of the rendezvous, for rank 0; without one rank 0 binds its port.
+        listener: bound socket of the rendezvous for rank 0; without one, rank 0 binds its port.
         place: where on this machine each node's processes run; None for no special place.
     """
 
@@ -253,15 +237,9 @@ def python_command(site: Site, *arguments: str) -> list[str]:
 
 
 def srun_command(site: Site, *, nodes: int, tasks: int, per_node: int, devices: int) -> list[str]:
-    """The srun command up to the program.
+    """The srun command up to the program, for ``tasks`` tasks, ``per_node`` of them on each node.
 
-    Args:
-        site: gives cores of a device, ``slurm.mpi`` and ``slurm.srun``.
-        nodes: of the step.
-        tasks: of all nodes.
-        per_node: tasks of one node.
-        devices: of one task. It gets the cores of all of them, which data-loading processes use
-            too.
+    A task gets the cores of all its ``devices``, which its data-loading processes use too.
     """
     mpi = site.slurm.get("mpi")
     return [

@@ -38,24 +38,16 @@ _SHORTLY_S = 0.1
 
 @dataclass(frozen=True)
 class Owner:
-    """The supervisor that measures a cell.
+    """The supervisor that measures a cell."""
 
-    Args:
-        job_id: of SLURM; None on a local site.
-        host, pid: of the supervisor's process.
-        started: when the process began, seconds since the epoch.
-        submitted: when its job was submitted, seconds since the epoch.
-    """
-
-    job_id: str | None
+    job_id: str | None  # of SLURM; None on a local site
     host: str
     pid: int
-    started: float
-    submitted: float
+    started: float  # when its process began, seconds since the epoch
+    submitted: float  # when its job was submitted, seconds since the epoch
 
     @classmethod
     def here(cls) -> Owner:
-        """This process."""
         started = psutil.Process().create_time()
         job_id = slurm_job.own_job_id()
         submitted = slurm_job.submitted_at(job_id) if job_id else None
@@ -74,28 +66,22 @@ _NOBODY = Owner(None, "", 0, 0.0, 0.0)  # stands for a lease that cannot be pars
 class Claim:
     """Outcome of :func:`claim`.
 
-    Args:
-        kind: "mine" (measure the cell), "adopted" (another job has measured it), or "concluded"
-            (the previous job ran out of memory or time, which is the cell's result). With "mine"
-            and "concluded" the claimant holds the lease.
-        result: of an adopted cell.
-        status, reason: of a concluded cell.
+    "mine": measure the cell. "adopted": another job has measured it. "concluded": the previous job
+    ran out of memory or time, which is the cell's result. With "mine" and "concluded" the claimant
+    holds the lease.
     """
 
     kind: Literal["mine", "adopted", "concluded"]
-    result: Result | None = None
-    status: Status | None = None
+    result: Result | None = None  # of an adopted cell
+    status: Status | None = None  # of a concluded cell
     reason: Reason | None = None
 
 
 def claim(folder: Path, me: Owner, *, poll_s: float = 5.0, slowest_poll_s: float = 60.0) -> Claim:
-    """Claim the cell in ``folder``; waits while another job measures it.
+    """Claim the cell in ``folder`` for ``me``; waits while another job measures it.
 
-    Args:
-        folder: of the cell.
-        me: the claimant.
-        poll_s: seconds between two checks of the lease.
-        slowest_poll_s: the pause doubles up to this if a check asks SLURM.
+    The lease is checked every ``poll_s``; if a check asks SLURM, the pause grows up to
+    ``slowest_poll_s``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     pause_s, announced = poll_s, False

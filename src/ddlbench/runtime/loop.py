@@ -27,19 +27,12 @@ from ddlbench.strategies.executor import Executor, RunRecord
 
 @dataclass(frozen=True)
 class Extent:
-    """Steps of a cell.
+    """Steps of a cell."""
 
-    Args:
-        warmup_steps: dropped steps.
-        epochs: measured epochs.
-        steps_per_epoch: steps of each.
-        checkpoint_every_steps: measured steps between two checkpoints; 0 for none.
-    """
-
-    warmup_steps: int
+    warmup_steps: int  # dropped
     epochs: int
     steps_per_epoch: int
-    checkpoint_every_steps: int = 0
+    checkpoint_every_steps: int = 0  # 0 for none
 
     @property
     def measured_steps(self) -> int:
@@ -61,21 +54,14 @@ class Extent:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Records of one process.
-
-    Args:
-        warmup, measured: of warm-up and of all measured steps so far.
-        utilisation: of the processor and the GPUs in the measured steps.
-        steps: completed measured steps, the same number in all processes.
-    """
+    """Records of one process."""
 
     warmup: RunRecord
-    measured: RunRecord
-    utilisation: Usage
-    steps: int
+    measured: RunRecord  # all measured steps so far
+    utilisation: Usage  # in the measured steps
+    steps: int  # completed measured steps, the same number in all processes
 
     def followed_by(self, record: RunRecord, usage: Usage, steps: int) -> Measurement:
-        """The measurement with one more segment."""
         return replace(
             self,
             measured=self.measured.followed_by(record),
@@ -89,11 +75,9 @@ class Traffic(Protocol):
 
     def start(self, done_steps: int) -> None:
         """Begin counting before the next measured step; ``done_steps`` are complete."""
-        ...
 
     def stop(self, done_steps: int) -> None:
         """End counting after the last measured step."""
-        ...
 
 
 class Checkpoints(Protocol):
@@ -102,15 +86,12 @@ class Checkpoints(Protocol):
     @property
     def resumes(self) -> bool:
         """Whether an earlier run left a checkpoint."""
-        ...
 
     def restore(self, executor: Executor, rehearse: Callable[[], object]) -> Measurement:
         """Rehearse, then restore the checkpoint."""
-        ...
 
     def save(self, executor: Executor, so_far: Measurement) -> None:
         """Write a checkpoint; no step is in progress."""
-        ...
 
 
 def measure(
@@ -128,8 +109,8 @@ def measure(
     Args:
         executor: prepared.
         extent: steps to run.
-        devices: that this process drives.
-        threads: that it computes with.
+        devices: of this process.
+        threads: of this process.
         barrier: returns once all processes have warmed up.
         checkpoints: None for a cell without checkpoints.
         traffic: counts the bytes of the measured steps.

@@ -194,7 +194,6 @@ class LiveTensors:
         self._lock = threading.RLock()
 
     def count(self, values: Iterable[Any]) -> None:
-        """Count the tensors among ``values`` as live."""
         for value in values:
             if isinstance(value, torch.Tensor) and value.device.type == "cpu":
                 self._count(value.untyped_storage())
@@ -265,14 +264,10 @@ class TcpTraffic:
         warm-up | start | barrier | measured steps | stop | barrier | untimed steps
                 | read  |                          | read |
 
-    For every connection the kernel counts the bytes that a program wrote and received
-    (``TCP_INFO``, Linux 4.19; ``struct tcp_info`` in linux/tcp.h). A process sees only its own
-    connections, so this works for ranks that share a host or use its loopback. Because of the
-    barriers, peers send nothing before :meth:`start` that counts, and nothing else before
-    :meth:`stop`.
-
-    Args:
-        store_port: of the rendezvous store, whose connections do not count.
+    The kernel counts the bytes written to and received from every connection (``TCP_INFO``, Linux
+    4.19; ``struct tcp_info`` in linux/tcp.h). A process sees only its own connections, even if
+    ranks share a host or its loopback. The barriers keep bytes of other phases out of the count.
+    The connections of the rendezvous store (``store_port``) do not count.
     """
 
     counted_by = "tcp_info"
@@ -284,11 +279,9 @@ class TcpTraffic:
         self._counted: CountedBytes | None = None
 
     def start(self, done_steps: int) -> None:
-        """Begin counting after ``done_steps`` measured steps."""
         self._before, self._first_step = connection_bytes(self._store_port), done_steps
 
     def stop(self, done_steps: int) -> None:
-        """End counting after ``done_steps`` measured steps."""
         after = connection_bytes(self._store_port)
         pairs = [(after[key], self._before.get(key, (0, 0))) for key in after]
         self._counted = None
@@ -301,18 +294,13 @@ class TcpTraffic:
             )
 
     def report(self) -> CountedBytes | None:
-        """Counted bytes; None if the process has no connection that counts."""
         return self._counted
 
 
 def connection_bytes(store_port: int) -> dict[str, Bytes]:
-    """Bytes written to and received from each TCP connection of this process.
+    """Bytes (written, received) of each TCP connection of this process, by the socket's name.
 
-    Args:
-        store_port: connections from or to this port are left out.
-
-    Returns:
-        name of the socket -> (written, received); empty if the kernel does not count.
+    Connections from or to ``store_port`` are left out. Empty if the kernel does not count.
     """
     counts: dict[str, Bytes] = {}
     for name, connection in _connections():

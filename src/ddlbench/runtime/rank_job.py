@@ -41,26 +41,16 @@ class RankJobFailed(RuntimeError):  # noqa: N818 - what happened
 
 @dataclass(frozen=True)
 class RankContext:
-    """Input of one process.
+    """Input of one process."""
 
-    Args:
-        process: its entry; it drives ``process.devices``.
-        world_size: number of processes.
-        device_kind: what they compute on.
-        scratch: the site's scratch template.
-        interface: network interface; None lets libraries choose.
-        host, port: address of the store that rank 0 serves; see ``rendezvous.join_store``.
-        settings: argument of ``run_rank_job``.
-    """
-
-    process: Process
-    world_size: int
-    device_kind: DeviceKind
-    scratch: str
-    interface: str | None
-    host: str
+    process: Process  # its entry; it drives ``process.devices``
+    world_size: int  # number of processes
+    device_kind: DeviceKind  # what they compute on
+    scratch: str  # the site's template
+    interface: str | None  # None lets libraries choose
+    host: str  # of the store that rank 0 serves; see ``rendezvous.join_store``
     port: int
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # argument of ``run_rank_job``
 
 
 def run_rank_job(
@@ -77,7 +67,7 @@ def run_rank_job(
 
     Args:
         site: where; on a cluster this process runs inside a job of that size.
-        geometry: nodes, and devices of each; every device gets one process.
+        geometry: nodes, and devices of each.
         module: calls :func:`rank_job_main` when run.
         settings: JSON values for every process.
         folder: shared; gets log.txt.

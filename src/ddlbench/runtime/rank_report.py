@@ -100,24 +100,16 @@ class RankReport(JsonForm):
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure(JsonForm):
-    """Why a rank ended early.
-
-    Args:
-        status: out_of_memory, unsupported or failed.
-        reason, reason_code: why.
-        refused_checkpoint: the rank could not use the checkpoint from which it was to resume.
-        signal: number of the signal that killed the rank; None if none did.
-    """
+    """Why a rank ended early."""
 
     rank: int
-    status: Status
+    status: Status  # out_of_memory, unsupported or failed
     reason: str
     reason_code: str
-    refused_checkpoint: bool = False
+    refused_checkpoint: bool = False  # it could not resume from its checkpoint
     signal: int | None = field(default=None, metadata=OMIT_NONE)
 
     def of_cell(self) -> Reason:
-        """The reason of the cell's failure; it names the rank."""
         return Reason(self.reason_code, f"rank {self.rank}: {self.reason}")
 
 

@@ -34,14 +34,9 @@ _PATIENCE = timedelta(minutes=10)
 def join_store(
     host: str, port: int, rank: int, world_size: int, patience_s: float | None = None
 ) -> dist.TCPStore:
-    """Open the store of all processes, which rank 0 serves.
+    """Open the store that rank 0 serves; waits up to ten minutes until all processes have joined.
 
-    Args:
-        host: of the store.
-        port: of the store.
-        rank: of this process.
-        world_size: number of processes; the store opens when all have joined within ten minutes.
-        patience_s: time limit of each later ``get`` or ``barrier``; ten minutes if None.
+    ``patience_s`` limits each later ``get`` or ``barrier``; ten minutes if None.
     """
     inherited = os.environ.get(LISTEN_FD) if rank == 0 else None
     options: dict[str, Any] = {"timeout": _PATIENCE}
@@ -92,14 +87,7 @@ def clock_offsets(
     world_size: int,
     now: Callable[[], float] = time.perf_counter,
 ) -> list[ClockOffset]:
-    """The offset of every rank; all ranks call it together.
-
-    Args:
-        store: of all ranks; None for a single one.
-        rank: of the caller.
-        world_size: number of ranks.
-        now: the caller's clock, in seconds.
-    """
+    """The offset of every rank, by the clocks ``now`` in seconds; all ranks call this together."""
     if store is None or world_size == 1:
         return [ClockOffset(0.0, 0.0)] * world_size
     if rank == 0:

@@ -145,11 +145,7 @@ def _provenance(
 
 
 def communication(reports: Sequence[RankReport]) -> Communication | None:
-    """The ``communication`` part of a result; None unless all ranks counted in the same way.
-
-    Args:
-        reports: of all ranks, in order.
-    """
+    """The ``communication`` part of a result; None unless all ranks counted in the same way."""
     counted = [(r.rank, r.traffic) for r in reports if r.traffic is not None]
     methods = {(traffic.counted_by, traffic.steps) for _, traffic in counted}
     if len(counted) < len(reports) or len(methods) != 1:
@@ -185,13 +181,7 @@ NOISY_SPREAD = 0.25
 
 
 def timing_of(cell: Cell, reports: Sequence[RankReport], device_kind: DeviceKind) -> Timing:
-    """The ``timing`` part of a result.
-
-    Args:
-        cell: what was measured.
-        reports: one of each rank, all ok.
-        device_kind: says which clock was read.
-    """
+    """The ``timing`` part of a result, from the reports of all ranks."""
     rank_step_s = np.array([report.step_s for report in reports])  # (ranks, steps of all epochs)
     step_s = rank_step_s.max(axis=0)
     load_s = np.max([report.load_s for report in reports], axis=0)
@@ -326,14 +316,7 @@ def checkpointing(
     timing: Timing,
     earlier: Sequence[Attempt],
 ) -> Checkpointing | None:
-    """The ``checkpointing`` part of a result; None for a cell without checkpoints.
-
-    Args:
-        cell: what was measured.
-        reports: one of each rank, all ok.
-        timing: of the same result.
-        earlier: attempts before this one; see ``restart.py``.
-    """
+    """The ``checkpointing`` part of a result; None for a cell without checkpoints."""
     if not cell.checkpoint_every_steps:
         return None
     parts = [report.checkpoints for report in reports if report.checkpoints is not None]

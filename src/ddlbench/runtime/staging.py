@@ -37,12 +37,7 @@ class StagingFailed(RuntimeError):  # noqa: N818 - what happened
 
 
 def stage_cell(cell: Cell, site: Site, report_dir: Path) -> dict[str, Any]:
-    """Stage the cell's data on its nodes.
-
-    Args:
-        cell: whose data.
-        site: where scratch is.
-        report_dir: shared folder in which the nodes leave their reports.
+    """Stage the cell's data on its nodes, which leave their reports in the shared ``report_dir``.
 
     Returns:
         ``seconds`` (until the slowest node is ready), ``reused`` (on every node), ``bytes`` (on

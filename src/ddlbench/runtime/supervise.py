@@ -145,10 +145,8 @@ def _measure(cell: Cell, site: Site, cell_folder: Path, staging: dict[str, Any] 
     if status == Status.OK:
         done = [report for report in reports if isinstance(report, RankReport)]
         write_text(cell_folder / "steps.csv", steps_csv(done))
-        for name, text in (
-            ("partitions.csv", partitions_csv(done)),
-            ("trace.json", trace_json(done)),
-        ):
+        tables = {"partitions.csv": partitions_csv(done), "trace.json": trace_json(done)}
+        for name, text in tables.items():
             if text:
                 write_text(cell_folder / name, text)
     return result
@@ -163,7 +161,6 @@ def _fail(
     tail: list[str],
     link: dict[str, Any] | None,
 ) -> NoReturn:
-    """Write failure.json and raise CellFailed."""
     write_json(
         cell_folder / "failure.json",
         {

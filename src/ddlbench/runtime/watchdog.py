@@ -29,17 +29,11 @@ _CHECK_REPORTS_S = 2.0
 
 @dataclass
 class Outcome:
-    """How the ranks ended.
+    """How the ranks ended."""
 
-    Args:
-        timed_out: the time limit was reached.
-        hung_s: seconds without a finished step, if the ranks were stopped for that.
-        tail: last lines of the log.
-    """
-
-    timed_out: bool = False
-    hung_s: float | None = None
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
+    timed_out: bool = False  # the time limit was reached
+    hung_s: float | None = None  # seconds without a finished step, if they were stopped for that
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))  # of the log
 
 
 def watch(

@@ -26,7 +26,7 @@ from ddlbench.datasets.loader import BatchLoader, EpochStream
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.staging import hold
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
+from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.result import DeviceMemory
 from ddlbench.networks import build
@@ -182,9 +182,8 @@ def _data(
     job: Job, process: Process, device: torch.device
 ) -> tuple[EpochStream | None, Extent, int]:
     cell = job.plan.cell
-    request: DataRequest = job.data
-    folder = hold(request, scratch_dir(job.scratch))
-    dataset = open_split(folder, request, "train")
+    folder = hold(job.data, scratch_dir(job.scratch))
+    dataset = open_split(folder, job.data, "train")
     steps = len(dataset) // cell.batch_size
     if cell.max_steps is not None:
         steps = min(steps, cell.max_steps)
@@ -265,16 +264,16 @@ def _executor(cell: Cell) -> Executor:
 
 
 def _times(measurement: Measurement) -> dict[str, Any]:
-    record = measurement.measured
+    warmup, measured = measurement.warmup, measurement.measured
     return {
-        "warmup_step_s": tuple(measurement.warmup.step_s),
-        "warmup_load_s": tuple(measurement.warmup.load_s),
-        "warmup_loss": tuple(as_written(measurement.warmup.loss)),
-        "step_s": tuple(record.step_s),
-        "load_s": tuple(record.load_s),
-        "loss": tuple(as_written(record.loss)),
-        "spans": tuple(record.spans),
-        "communication_wait_s": record.communication_wait_s,
+        "warmup_step_s": tuple(warmup.step_s),
+        "warmup_load_s": tuple(warmup.load_s),
+        "warmup_loss": tuple(as_written(warmup.loss)),
+        "step_s": tuple(measured.step_s),
+        "load_s": tuple(measured.load_s),
+        "loss": tuple(as_written(measured.loss)),
+        "spans": tuple(measured.spans),
+        "communication_wait_s": measured.communication_wait_s,
         "cpu_utilisation": measurement.utilisation.cpu,
         "gpu_utilisation": measurement.utilisation.gpu,
     }

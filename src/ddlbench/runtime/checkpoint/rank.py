@@ -51,12 +51,6 @@ class RefusedCheckpoint(RuntimeError):  # noqa: N818 - what happened to it
 class Checkpointer:
     """Writes and reads one rank's checkpoints.
 
-    Args:
-        order: of the supervisor.
-        rank, world_size: of this process.
-        store: of all processes; None for a single one.
-        devices: that this process drives.
-
     Attributes:
         steps: measured steps that were done when this run began.
         when_saved: called with the measured steps that the newest set holds.
@@ -224,7 +218,6 @@ def open_checkpoints(
 
 
 def _packed(so_far: Measurement) -> dict[str, Any]:
-    """A measurement as tensors and numbers."""
     return {  # without spans, whose clock ends with this process
         "steps": so_far.steps,
         "warmup": _packed_record(so_far.warmup),
@@ -234,7 +227,6 @@ def _packed(so_far: Measurement) -> dict[str, Any]:
 
 
 def _measurement(state: dict[str, Any]) -> Measurement:
-    """The inverse of :func:`_packed`."""
     return Measurement(
         warmup=_record(state["warmup"]),
         measured=_record(state["measured"]),

@@ -40,15 +40,10 @@ _ATTEMPTS = "attempts.json"
 
 @dataclass(frozen=True)
 class Restart:
-    """How an attempt begins.
+    """How an attempt begins."""
 
-    Args:
-        order: for the ranks; None if the cell writes no checkpoints.
-        earlier: the attempts before this one, as in ``checkpointing.attempts`` of the result.
-    """
-
-    order: Order | None = None
-    earlier: list[Attempt] = field(default_factory=list)
+    order: Order | None = None  # None if the cell writes no checkpoints
+    earlier: list[Attempt] = field(default_factory=list)  # as in the result
 
     def was_refused(self, reports: Sequence[RankReport | RankFailure]) -> bool:
         """Whether a rank could not use its checkpoint; then deletes all sets and records why."""
@@ -72,7 +67,7 @@ def restart_of(
     Args:
         plan: of the cell.
         site: may name the folder of checkpoints.
-        cell_folder: of the cell; holds the checkpoints if the site names no folder.
+        cell_folder: holds the checkpoints if the site names no folder.
         dataset_digest: of the staged data.
         run: unique name of the attempt.
 

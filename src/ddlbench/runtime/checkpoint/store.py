@@ -39,40 +39,24 @@ _OWN_FILES = ("trail", "attempts.json")
 
 @dataclass(frozen=True)
 class Order:
-    """The supervisor's instructions on checkpoints to every rank.
+    """The supervisor's instructions on checkpoints to every rank."""
 
-    Args:
-        folder: of the sets; all nodes see it.
-        identity: of the cell; a set must have the same one to be used.
-        run: unique name of this run.
-        resume: name of the set to resume from; None to train from the start.
-        version: of the measuring code, for the record.
-    """
-
-    folder: str
-    identity: dict[str, Any]
-    run: str
-    resume: str | None
-    version: str
+    folder: str  # of the sets; all nodes see it
+    identity: dict[str, Any]  # of the cell; a set is used only if it has the same one
+    run: str  # unique name of this run
+    resume: str | None  # name of the set to resume from; None to train from the start
+    version: str  # of the measuring code, for the record
 
 
 @dataclass(frozen=True)
 class CheckpointSet:
-    """A complete set.
-
-    Args:
-        folder: of the set.
-        identity: of its cell.
-        steps: measured steps that were done.
-        save_s: seconds that writing it took.
-        version: of the code that wrote it.
-    """
+    """A complete set."""
 
     folder: Path
-    identity: dict[str, Any]
-    steps: int
-    save_s: float
-    version: str
+    identity: dict[str, Any]  # of its cell
+    steps: int  # measured steps that were done
+    save_s: float  # seconds that writing it took
+    version: str  # of the code that wrote it
 
 
 def set_folder(folder: Path, steps: int, run: str) -> Path:
@@ -152,7 +136,6 @@ def _sets(folder: Path) -> list[Path]:
 
 
 def _complete_sets(folder: Path) -> list[CheckpointSet]:
-    """The complete sets, in order of steps."""
     return sorted(filter(None, map(read_set, _sets(folder))), key=lambda one: one.steps)
 
 
@@ -177,12 +160,7 @@ def journal_file(folder: Path) -> Path:
 
 
 class ProgressJournal:
-    """Writes the journal.
-
-    Args:
-        path: of the file; its folder is made.
-        steps: measured steps that are done already.
-    """
+    """Writes the journal of a run that begins with ``steps`` measured steps done."""
 
     def __init__(self, path: Path, steps: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,22 +173,16 @@ class ProgressJournal:
         self.reach(steps)
 
     def reach(self, steps: int) -> None:
-        """Record that ``steps`` measured steps are done."""
         line = f"{steps:20d} {self._since:20.6f} {time.time():20.6f}\n"
         os.pwrite(self._file, line.encode(), 0)
 
 
 @dataclass(frozen=True)
 class Reached:
-    """The last entry of a journal.
+    """The last entry of a journal."""
 
-    Args:
-        steps: measured steps done.
-        unsaved_s: seconds since the last checkpoint, or since the measured steps began.
-    """
-
-    steps: int
-    unsaved_s: float
+    steps: int  # measured steps done
+    unsaved_s: float  # since the last checkpoint, or since the measured steps began
 
 
 def read_journal(path: Path) -> Reached | None:
