@@ -33,9 +33,6 @@ _ECHO_REQUEST, _ECHO_REPLY = 8, 0
 _ANCILLARY_BYTES = 256
 _FIRST_WAIT_S = 20.0
 
-# level, type and data of each ancillary message, as recvmsg returns them
-Ancillary = list[tuple[int, int, bytes]]
-
 
 def ping(address: str, count: int, interval_s: float, wait_s: float) -> dict[str, Any]:
     """Round trips of echo requests, from the call that sends to the kernel's stamp on the reply.
@@ -88,7 +85,7 @@ def _echo_reply(sock: socket.socket, own: int) -> tuple[int, int] | None:
     return (number, _arrival_ns(ancillary)) if kind == _ECHO_REPLY and identity == own else None
 
 
-def _arrival_ns(ancillary: Ancillary) -> int:
+def _arrival_ns(ancillary: list[tuple[int, int, bytes]]) -> int:
     """When the kernel received a packet; this process may read it later, when it gets a core."""
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS:

@@ -76,11 +76,7 @@ def sweep_horovod(
 ) -> list[dict[str, Any]]:
     """Raw times of Horovod's all-reduce over ``group``; all its ranks call this.
 
-    Args:
-        group: the ranks; its process group must be destroyed already.
-        host: of the store.
-        port: of the store.
-        settings: of the sweep.
+    The group's process group must be destroyed already. ``host`` and ``port`` are of its store.
 
     Raises:
         RuntimeError: Horovod crashed.

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
 from ddlbench.runtime.launch import Launch, Step, launch
-from ddlbench.runtime.network_address import listen, meeting_point
+from ddlbench.runtime.network_address import listen, rendezvous_address
 
 
 class FabricUnsupported(RuntimeError):  # noqa: N818 - a state of the machine, shown as such
@@ -60,7 +60,7 @@ class SiteFabric:
 
     def rendezvous(self) -> Rendezvous:
         """A free port of this node; a socket holds it until rank 0 takes it over."""
-        host, interface = meeting_point(self._site)
+        host, interface = rendezvous_address(self._site)
         listener = listen(host)
         return Rendezvous(host, listener.getsockname()[1], interface, listener)
 

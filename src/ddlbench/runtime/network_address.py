@@ -73,7 +73,7 @@ def _first_up() -> tuple[str, str]:
     return "lo", "127.0.0.1"
 
 
-def meeting_point(site: Site) -> tuple[str, str | None]:
+def rendezvous_address(site: Site) -> tuple[str, str | None]:
     """Address at which all processes of a job reach this node, and the interface they use."""
     if site.launcher == "local":
         return "127.0.0.1", "lo"

@@ -239,20 +239,18 @@ def _judge(
     plan: Plan, reports: _Reports, outcome: Outcome, link: dict[str, Any] | None
 ) -> tuple[Status, Reason | None]:
     """Status and reason of the cell; a measurement over an unfit link is a failure."""
-    measured = sum(isinstance(report, RankReport) for report in reports)
-    status: Status = Status.OK
-    reason: Reason | None = None
-    if measured < plan.world_size:  # else the measurement is complete, however the ranks ended
-        status, reason = _ending(plan, reports, outcome)
+    status, reason = _ending(plan, reports, outcome)
     fault = fault_of(link)
     if fault is not None and status in (Status.OK, Status.TIMEOUT):
         return Status.FAILED, fault
     return status, reason
 
 
-def _ending(plan: Plan, reports: _Reports, outcome: Outcome) -> tuple[Status, Reason]:
-    """Why not all ranks finished; a cause goes before its consequences."""
+def _ending(plan: Plan, reports: _Reports, outcome: Outcome) -> tuple[Status, Reason | None]:
+    """Whether all ranks finished, and if not, why; a cause goes before its consequences."""
     failures = _failures(reports)
+    if len(reports) - len(failures) == plan.world_size:
+        return Status.OK, None  # the measurement is complete, however the ranks ended after it
     for wanted in (Status.OUT_OF_MEMORY, Status.UNSUPPORTED):
         for failure in failures:
             if failure.status == wanted:

@@ -247,11 +247,10 @@ def _traffic(executor: Executor, job: Job) -> TcpTraffic | None:
 
 def _partition_spans(executor: Executor, mini_batch: int) -> list[Any]:
     """Spans of the partitions of one process; empty for strategies without partitions."""
-    partition_spans = getattr(executor, "partition_spans", None)
-    if partition_spans is None:
+    if not hasattr(executor, "partition_spans"):
         return []
     try:
-        return list(partition_spans(mini_batch))
+        return list(executor.partition_spans(mini_batch))
     except RuntimeError:  # a missing picture must not cost the measurement
         traceback.print_exc()
         return []
