@@ -34,7 +34,7 @@ TOLERANCE = 0.1
 
 
 class LinkMissed(RuntimeError):  # noqa: N818 - a state of the link, shown as such
-    """A probed link is not what its setting says."""
+    """A probed link misses its setting."""
 
 
 def misses(setting: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
