@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddlbench.runtime import progress
+from ddlbench.runtime import watchdog
 
 HERE = str(Path(__file__).parent)
 LONG_S = 1e5  # later than every limit that a test does not set
@@ -37,6 +37,6 @@ def hang_begins_limits(tmp_path, monkeypatch):
         def monotonic() -> float:
             return time.monotonic() + (LONG_S if len(list(hanging.iterdir())) >= ranks else 0)
 
-        monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=monotonic))
+        monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=monotonic))
 
     return install

@@ -29,7 +29,7 @@ def test_every_device_reports(site, tmp_path):
     [
         ("crash", "rank 1: ValueError: rank 1 had enough"),
         ("unwritable", "rank 0: ValueError: Out of range float values are not JSON compliant"),
-        ("vanish", "1 of 2 processes went away without a report"),
+        ("vanish", "1 of 2 processes ended without a report"),
     ],
 )
 def test_what_went_wrong_is_one_sentence(site, tmp_path, mode, sentence):

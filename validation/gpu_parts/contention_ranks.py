@@ -11,9 +11,9 @@ from ddlbench.experiment.dataset_spec import DataRequest
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.interconnect.group import settle
 from ddlbench.profiling.steps import StepRunner, run_rounds
-from ddlbench.runtime.placement import apply_settings
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import join_store, leave
+from ddlbench.strategies.training import apply_torch_settings
 
 __all__ = ["work"]
 
@@ -26,7 +26,7 @@ def work(here: RankContext) -> dict[str, Any]:
     device, _ = settle(here)
     rank, replicas = here.process.rank, here.world_size
     cell = Cell.from_dict(here.settings["cell"])
-    apply_settings(cell)
+    apply_torch_settings(cell)
     store = join_store(here.host, here.port, rank, replicas)
     request = DataRequest(**here.settings["data"])
     dataset = open_split(hold(request, scratch_dir(here.scratch)), request, "train")

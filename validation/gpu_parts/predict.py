@@ -37,10 +37,10 @@ from ddlbench.predict.evaluate import predictions
 from ddlbench.profiling.blocks import Block, blocks_of, clear_gradients, next_input
 from ddlbench.profiling.make import make_profile
 from ddlbench.profiling.timers import Marks, marks_on
-from ddlbench.runtime.placement import apply_settings
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.supervise import run_cell
 from ddlbench.strategies.pipelining.stage import StageModule
+from ddlbench.strategies.training import apply_torch_settings
 from gpu_parts.study import Study, Verdict, in_process
 
 __all__ = ["run"]
@@ -422,7 +422,7 @@ def _timed_halves(
 ) -> list[dict[str, Any]]:
     """Median seconds of each block's backward, whole and in halves; in a process of its own."""
     wanted = Cell.from_dict(cell)
-    apply_settings(wanted)
+    apply_torch_settings(wanted)
     device = torch.device(device_kind, 0) if device_kind == "cuda" else torch.device("cpu")
     spec = DATASETS[wanted.dataset]
     network = build(wanted.network, spec, wanted.seed).to(device).train()

@@ -1,1 +1,1 @@
-"""A stranger's first hour on a cluster: ask it what it is, and check that cells can run there."""
+"""The first hour on a new cluster: query SLURM, write a site file, and check that cells can run."""

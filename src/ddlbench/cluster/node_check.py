@@ -1,7 +1,7 @@
-"""One node's part of `ddlbench doctor`: what a worker would find there.
+"""One node's part of `ddlbench doctor`: check what a worker needs there.
 
-Started by srun, one task a node. Each leaves a report in a shared folder and, once all are
-there, tries to connect to every other node.
+srun starts one task a node. Each writes a report into a shared folder. Once all reports exist, it
+tries to connect to every other node.
 """
 
 from __future__ import annotations
@@ -24,58 +24,58 @@ from ddlbench.runtime.network_address import address_of
 
 
 def visible_gpus() -> list[dict[str, Any]]:
-    """``index``, ``name`` and ``error`` (None where it computes) of every GPU that torch sees."""
+    """``index``, ``name`` and ``error`` (None if the GPU works) of every GPU that torch sees."""
     import torch  # noqa: PLC0415 - its absence is one of the doctor's findings
 
     gpus = []
     for index in range(torch.cuda.device_count()):
         try:
             name = torch.cuda.get_device_name(index)
-        except Exception as error:  # whatever it is, the user must read it
+        except Exception as error:  # the user must see any error
             name = type(error).__name__
         gpus.append({"index": index, "name": name, "error": failure_of(f"cuda:{index}")})
     return gpus
 
 
 def failure_of(device: str) -> str | None:
-    """Run a convolution whose result is known, forward and backward; the error's text, or None.
+    """Run a convolution with a known result, forward and backward; returns the error, or None.
 
-    That a driver counts a GPU says nothing: it may have no kernels in this build of torch, too old
-    a driver, or a fault.
-
-    Ones of 2x3x8x8 under four filters of 3x3 ones, unpadded: 2 * 4 * 6 * 6 outputs of 27 each; each
-    adds 1 to the 27 inputs that it sees, so the gradients of the inputs have the same sum.
+    A GPU that the driver lists may still fail: this build of torch may lack kernels for it, or the
+    driver may be too old.
     """
     import torch  # noqa: PLC0415
 
+    # Each of the 2 * 4 * 6 * 6 outputs sums 27 ones. It adds 1 to the gradient of each of its 27
+    # inputs, so the gradients have the same sum.
     known = 2 * 4 * 6 * 6 * 27
     try:
         images = torch.ones(2, 3, 8, 8, device=device, requires_grad=True)
-        found = torch.nn.functional.conv2d(images, torch.ones(4, 3, 3, 3, device=device)).sum()
-        found.backward()
+        output = torch.nn.functional.conv2d(images, torch.ones(4, 3, 3, 3, device=device)).sum()
+        output.backward()
         assert images.grad is not None
-        sums = (found.item(), images.grad.sum().item())
-    except Exception as error:  # whatever it is, the user must read it
+        sums = (output.item(), images.grad.sum().item())
+    except Exception as error:  # the user must see any error
         return " ".join(str(error).split())[:300] or type(error).__name__
     if sums != (known, known):
-        return f"a convolution gives {sums[0]:g} and {sums[1]:g}, right is {known}"
+        return f"a convolution gives {sums[0]:g} and {sums[1]:g} instead of {known}"
     return None
 
 
-# One node may have torch in its cache while another reads it over a slow file system.
-_MEET_S = 180.0
+# Importing torch may be fast on one node, and slow on another that reads it over the network.
+_WAIT_S = 180.0
 
 
 def main(arguments: str) -> None:
-    """Check this node, then the ways to the others."""
-    wanted = json.loads(arguments)
-    reports = Path(wanted["reports"])
+    """Check this node, then the connections to the others."""
+    request = json.loads(arguments)
+    reports = Path(request["reports"])
     host = socket.gethostname()
-    report = {"host": host, **_node(wanted)}
+    report = {"host": host, **_node(request)}
     with socket.create_server(("", 0)) as server:
         report["port"] = server.getsockname()[1]
         write_json(reports / f"{host}.node.json", report)
-        others = _meet(reports, int(wanted["nodes"]))
+        _wait_for(reports, "*.node.json", int(request["nodes"]))
+        others = [json.loads(p.read_text("utf-8")) for p in sorted(reports.glob("*.node.json"))]
         report["unreachable"] = [
             f"{other['host']} ({other['address']})"
             for other in others
@@ -86,22 +86,22 @@ def main(arguments: str) -> None:
         _wait_for(reports, "*.done.json", len(others))
 
 
-def _node(wanted: dict[str, Any]) -> dict[str, Any]:
+def _node(request: dict[str, Any]) -> dict[str, Any]:
     report: dict[str, Any] = {"address": None, "address_error": None}
     try:
-        report["address"] = address_of(wanted["interface"])
+        report["address"] = address_of(request["interface"])
     except ConfigError as error:
         report["address_error"] = str(error)
     with suppress(OSError):
         report["own_name_is"] = socket.gethostbyname(socket.gethostname())
     report["visible_gpus"] = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return {**report, **_torch(wanted["device"]), **_scratch(wanted["scratch"])}
+    return {**report, **_torch(request["device"]), **_scratch(request["scratch"])}
 
 
 def _torch(device: str) -> dict[str, Any]:
     if importlib.util.find_spec("torch") is None:
         return {"torch": None, "torch_cuda": None, "gpus": []}
-    import torch  # noqa: PLC0415 - its absence is one of the findings
+    import torch  # noqa: PLC0415 - the report says if it is absent
 
     gpus = visible_gpus() if device == "cuda" else []
     return {"torch": torch.__version__, "torch_cuda": torch.version.cuda, "gpus": gpus}
@@ -119,18 +119,13 @@ def _scratch(template: str) -> dict[str, Any]:
         probe.unlink()
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        why = f"{folder} cannot be used: {error}; write another scratch"
-        return {"scratch": str(folder), "scratch_error": why, "scratch_free_bytes": 0}
+        reason = f"{folder} cannot be used: {error}; write another scratch"
+        return {"scratch": str(folder), "scratch_error": reason, "scratch_free_bytes": 0}
     return {"scratch": str(folder), "scratch_error": None, "scratch_free_bytes": free}
 
 
-def _meet(reports: Path, nodes: int) -> list[dict[str, Any]]:
-    _wait_for(reports, "*.node.json", nodes)
-    return [json.loads(p.read_text("utf-8")) for p in sorted(reports.glob("*.node.json"))]
-
-
 def _wait_for(reports: Path, pattern: str, count: int) -> None:
-    limit = time.monotonic() + _MEET_S
+    limit = time.monotonic() + _WAIT_S
     while len(list(reports.glob(pattern))) < count and time.monotonic() < limit:
         time.sleep(0.2)
 

@@ -1,4 +1,4 @@
-"""The small job of `ddlbench doctor`: asked for and started as the job of a cell is.
+"""The small job of `ddlbench doctor`, submitted and started like the job of a cell.
 
 ::
 
@@ -32,43 +32,43 @@ from ddlbench.runtime.launch import python_command, srun_command
 _JOB_MINUTES = 10
 _POLL_S = 2.0
 _OUTPUT = "job.txt"
-# What srun adds after a task has ended badly; the reason stands before it.
+# Lines that srun adds after a task has failed; the reason precedes them.
 _AFTERMATH = re.compile(r"srun: (error: .*: tasks? |Terminating|Force Terminated|launch/slurm)")
 
 
 def ask_nodes(
     site: Site, site_name: str, nodes: int, patience_s: float, say: Callable[[str], None]
 ) -> tuple[list[dict[str, Any]], str]:
-    """Send the job, wait for it, and gather what its nodes report.
+    """Submit the job, wait for it, and gather the reports of its nodes.
 
     Args:
         site: to check.
-        site_name: by which the nodes read it again.
+        site_name: by which the nodes load the site.
         nodes: of the job.
-        patience_s: how long it may wait for nodes; then it is cancelled.
-        say: takes sentences about the job while it waits.
+        patience_s: longest wait for nodes; then the job is cancelled.
+        say: shows sentences about the waiting job.
 
     Returns:
-        the nodes' reports, and a sentence about those that are missing.
+        the nodes' reports, and the reason why others are missing.
     """
     RESULTS.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".doctor-", dir=RESULTS)).resolve()
     job = ""
     try:
-        sent = subprocess.run(
+        submitted = subprocess.run(
             batch_command(site, site_name, nodes, folder),
             capture_output=True,
             text=True,
             check=False,
             stdin=subprocess.DEVNULL,
         )
-        if sent.returncode != 0:
-            return [], _reason(sent.stderr)
-        job = sent.stdout.strip().split(";")[0]  # "id" or "id;cluster"
+        if submitted.returncode != 0:
+            return [], _reason(submitted.stderr)
+        job = submitted.stdout.strip().split(";")[0]  # "id" or "id;cluster"
         error = _wait(job, nodes, patience_s, say)
         reports = [json.loads(p.read_text("utf-8")) for p in sorted(folder.glob("*.done.json"))]
-        said = folder / _OUTPUT
-        text = said.read_text("utf-8", errors="replace") if said.is_file() else ""
+        output = folder / _OUTPUT
+        text = output.read_text("utf-8", errors="replace") if output.is_file() else ""
         return reports, error or _reason(text)
     finally:
         if job and slurm_job.may_live(slurm_job.state(job)):
@@ -77,9 +77,9 @@ def ask_nodes(
 
 
 def batch_command(site: Site, site_name: str, nodes: int, folder: Path) -> list[str]:
-    """The sbatch command: what the largest cell of so many nodes asks for, for a few minutes."""
+    """The sbatch command: resources of the largest cell on ``nodes`` nodes, for a few minutes."""
     devices = site.devices_per_node
-    asked = request(nodes, devices, site)
+    resources = request(nodes, devices, site)
     step = [
         *(sys.executable, "-m", "ddlbench.cluster.probe_job"),
         *(site_name, str(nodes), str(folder)),
@@ -88,38 +88,38 @@ def batch_command(site: Site, site_name: str, nodes: int, folder: Path) -> list[
         "job-name": "ddlbench-doctor",
         "output": folder / _OUTPUT,
         "time": min(_JOB_MINUTES, job_minutes(site)),
-        "nodes": asked.nodes,
+        "nodes": resources.nodes,
         "ntasks-per-node": devices,
-        "cpus-per-task": asked.cpus_per_task,
-        "mem": asked.mem_mb or None,
-        "gres": asked.gres,
-        "partition": asked.partition,
-        "account": asked.account,
-        "qos": asked.qos,
-        "constraint": asked.constraint,
+        "cpus-per-task": resources.cpus_per_task,
+        "mem": resources.mem_mb or None,
+        "gres": resources.gres,
+        "partition": resources.partition,
+        "account": resources.account,
+        "qos": resources.qos,
+        "constraint": resources.constraint,
     }
     return [
         "sbatch",
         "--parsable",
         *(f"--{name}={value}" for name, value in options.items() if value is not None),
-        *shlex.split(asked.extra),
+        *shlex.split(resources.extra),
         f"--wrap={shlex.join(step)}",
     ]
 
 
 def _wait(job: str, nodes: int, patience_s: float, say: Callable[[str], None]) -> str:
-    """Until the job has ended; a sentence where it was not waited for."""
+    """Wait until the job has ended; returns an error if it did not start in time, else ""."""
     say(f"waiting for a job on {nodes} node(s), number {job}; `squeue --job {job}` shows it")
-    begin, told = time.monotonic(), ""
+    begin, last_reason = time.monotonic(), ""
     while slurm_job.may_live(state := slurm_job.state(job)):
         if state in ("PENDING", slurm_job.NO_ANSWER):
-            why = why_pending(job) or "squeue does not say why"
-            if why != told:
-                say(f"it waits: {why}; `squeue --start --job {job}` tells when SLURM will start it")
-                told = why
+            reason = why_pending(job) or "squeue does not say why"
+            if reason != last_reason:
+                say(f"it waits: {reason}; `squeue --start --job {job}` shows its start time")
+                last_reason = reason
             if time.monotonic() - begin > patience_s:
                 return (
-                    f"job {job} did not start within {patience_s / 60:g} min ({why}) and is "
+                    f"job {job} did not start within {patience_s / 60:g} min ({reason}) and is "
                     "cancelled; `sinfo` shows what is free, --wait-minutes waits longer"
                 )
         time.sleep(_POLL_S)
@@ -127,25 +127,22 @@ def _wait(job: str, nodes: int, patience_s: float, say: Callable[[str], None]) -
 
 
 def _reason(text: str) -> str:
-    """The last line that says something itself."""
+    """The last line of an output that gives a reason."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if not _AFTERMATH.match(line)]
-    return (telling or lines or [""])[-1]
+    reasons = [line for line in lines if not _AFTERMATH.match(line)]
+    return (reasons or lines or [""])[-1]
 
 
 def main(site_name: str, nodes: int, reports: str) -> int:
-    """On the first node: run ``node_check`` once a node; srun's exit status.
+    """On the first node: run ``node_check`` once a node; returns srun's exit status.
 
-    Args:
-        site_name: of the site.
-        nodes: of the job.
-        reports: shared folder for what they report.
+    ``reports`` is a shared folder.
 
     Raises:
         ConfigError: the site's container is no path on this node.
     """
     site = load_site(site_name)
-    wanted = {
+    options = {
         "reports": reports,
         "nodes": nodes,
         "interface": site.interface,
@@ -154,7 +151,7 @@ def main(site_name: str, nodes: int, reports: str) -> int:
     }
     command = [
         *srun_command(site, nodes=nodes, tasks=nodes, per_node=1, devices=site.devices_per_node),
-        *python_command(site, "-m", "ddlbench.cluster.node_check", json.dumps(wanted)),
+        *python_command(site, "-m", "ddlbench.cluster.node_check", json.dumps(options)),
     ]
     return subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
 

@@ -1,6 +1,6 @@
-"""What SLURM says of itself: partitions, GRES, memory, limits, accounts.
+"""Query SLURM's partitions, GRES, memory, limits and accounts.
 
-Parsing is apart from asking, so that it can be tested on the words of other clusters.
+Parsing is separate from the query, so that tests can use the output of other clusters.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import getpass
 import re
 import shutil
 import subprocess
+from collections import Counter
 from dataclasses import dataclass
 
 from ddlbench.experiment.errors import ConfigError
@@ -19,35 +20,23 @@ _PATIENCE_S = 60
 
 @dataclass(frozen=True)
 class Partition:
-    """One kind of node in one partition.
-
-    Args:
-        name: of the partition.
-        is_default: jobs go there unless they say otherwise.
-        nodes: how many nodes of this kind.
-        cpus_per_node: cores that SLURM gives out.
-        memory_mb: of a node (SLURM's MB).
-        gres, gpu_type, gpus_per_node: its GPUs; "" and 0 where it has none.
-        time_limit_s: longest job; None for no limit.
-        is_up: it takes jobs.
-        features: of its nodes, parted by commas; "" where they have none.
-    """
+    """One kind of node in one partition."""
 
     name: str
-    is_default: bool
-    nodes: int
-    cpus_per_node: int
-    memory_mb: int
-    gres: str
-    gpu_type: str
+    is_default: bool  # jobs go there by default
+    nodes: int  # of this kind
+    cpus_per_node: int  # that SLURM allocates
+    memory_mb: int  # of a node (SLURM's MB)
+    gres: str  # of a node; "" without GPUs
+    gpu_type: str  # "" without GPUs
     gpus_per_node: int
-    time_limit_s: int | None
-    is_up: bool
-    features: str
+    time_limit_s: int | None  # of a job; None for no limit
+    is_up: bool  # accepts jobs
+    features: str  # separated by commas
 
 
 def partitions() -> list[Partition]:
-    """Ask sinfo.
+    """Partitions according to sinfo.
 
     Raises:
         ConfigError: there is no SLURM here, or it does not answer.
@@ -58,7 +47,7 @@ def partitions() -> list[Partition]:
 
 
 def accounts() -> list[str]:
-    """Accounts that this user may charge; empty where the site keeps none."""
+    """Accounts that this user may charge; empty if the site has no accounting."""
     if shutil.which("sacctmgr") is None:
         return []
     command = ["sacctmgr", "--noheader", "--parsable2", "show", "associations"]
@@ -70,24 +59,24 @@ def accounts() -> list[str]:
 
 
 def why_pending(job_id: str) -> str:
-    """SLURM's word for what a job waits for; "" where it does not wait, or nobody says."""
+    """SLURM's reason why a job waits; "" if it does not wait or squeue does not answer."""
     try:
-        found = _ask(["squeue", "--noheader", "--jobs", job_id, "--format=%r"]).strip()
+        reason = _ask(["squeue", "--noheader", "--jobs", job_id, "--format=%r"]).strip()
     except ConfigError:
         return ""
-    return "" if found == "None" else found
+    return "" if reason == "None" else reason
 
 
 def parse_partitions(text: str, default: str | None) -> list[Partition]:
-    """Read sinfo's lines of the format ``%R|%D|%c|%m|%G|%l|%a|%f``; the default comes first."""
-    found = []
+    """Parse sinfo's lines of the format ``%R|%D|%c|%m|%G|%l|%a|%f``; the default comes first."""
+    rows = []
     for line in text.splitlines():
         parts = line.strip().split("|")
         if len(parts) != 8:
             continue
         name, nodes, cpus, memory, gres, limit, up, features = parts
         kind, gpu_type, count = parse_gres(gres)
-        found.append(
+        rows.append(
             Partition(
                 name=name,
                 is_default=name == default,
@@ -102,27 +91,22 @@ def parse_partitions(text: str, default: str | None) -> list[Partition]:
                 features="" if features == "(null)" else features,
             )
         )
-    return sorted(found, key=lambda p: (not p.is_default, -p.gpus_per_node, p.name))
+    return sorted(rows, key=lambda p: (not p.is_default, -p.gpus_per_node, p.name))
 
 
 def parse_gres(text: str) -> tuple[str, str, int]:
     """Name, type and count of the GPUs in a GRES text like ``gpu:a100:4(S:0-1),nvme:1``.
 
-    A type that is listed twice counts together; several types give the most frequent one.
+    Counts of a type that is listed twice are added; of several types the most frequent is taken.
     """
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for part in re.sub(r"\([^)]*\)", "", text).split(","):
-        words = part.split(":")
-        if words[0] == "gpu":
-            kind = words[1] if len(words) > 2 else ""
-            count = words[-1] if words[-1].isdigit() else "1"
-            if len(words) == 2 and not words[1].isdigit():
-                kind = words[1]
-            counts[kind] = counts.get(kind, 0) + int(count)
+        if gpu := re.fullmatch(r"gpu(?::([^:]+))??(?::(\d+))?", part):
+            counts[gpu[1] or ""] += int(gpu[2] or 1)
     if not counts:
         return "", "", 0
-    kind = max(counts, key=lambda key: counts[key])
-    return "gpu", kind, counts[kind]
+    ((gpu_type, count),) = counts.most_common(1)
+    return "gpu", gpu_type, count
 
 
 def _whole(text: str) -> int:

@@ -1,7 +1,7 @@
-"""What Snakemake's SLURM executor needs until it is mended there.
+"""Work around a bug of Snakemake's SLURM executor.
 
-sacct writes ``CANCELLED by 1000`` where somebody cancelled a job. The executor (seen in 2.8.0)
-knows only ``CANCELLED`` and would wait for such a job for ever.
+For a cancelled job sacct writes ``CANCELLED by 1000``. The executor (seen in 2.8.0) knows only
+``CANCELLED`` and would wait for such a job forever.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _Answer = tuple[dict[str, str] | None, float | None]
 
 
 def mend_slurm_executor() -> None:
-    """Have the executor read job states as single words; does nothing where it is not loaded."""
+    """Have the executor read job states as single words; does nothing if it is not loaded."""
     executor = sys.modules.get(_EXECUTOR)
     query = getattr(executor, "query_job_status", None)
     if executor is None or query is None or getattr(query, "one_word", False):

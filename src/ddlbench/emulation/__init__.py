@@ -1,4 +1,4 @@
-"""Nodes of a slow network on one machine: delay, rate and loss of every link are set.
+"""Emulates nodes on one machine, joined by links with a set delay, rate and loss.
 
 ::
 
@@ -7,7 +7,7 @@
       '------+------'           a switch: netem in the kernel (netem.py), or a relay process
                                 (relay_backend.py starts it, relay.py runs, switch.py is its model)
 
-``probe`` measures what the links do before anything trusts them.
+``probe`` measures the links before they are used.
 """
 
 from ddlbench.emulation.namespaces import EmulationFailed

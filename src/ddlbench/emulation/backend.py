@@ -1,13 +1,12 @@
-"""What a backend is, and what both do alike.
+"""The interface of a backend, and the parts that both backends share.
 
-That is the address, MTU and congestion control of ``eth0``, how deep the queues are, and how much
-may cross a link in one piece.
+These are the address, MTU and congestion control of ``eth0``, the depth of the queues, and how many
+packets may cross a link in one bundle.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,61 +16,49 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 
 INTERFACE = "eth0"
-# Inside the namespaces only, so it clashes with nothing outside.
+# It exists inside the namespaces only, so it cannot clash with a network outside.
 NETWORK = "10.213.78.0/24"
 _AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
-# A relay that is late by some milliseconds must not lose packets for it.
+# Large enough that a relay which is late by some milliseconds loses no packets.
 _DEVICE_QUEUE_PACKETS = 5000
 
 
 class Backend(Protocol):
-    """What makes the links; in a ``with`` of its own it is up.
+    """The maker of the links.
 
     Attributes:
-        name: as a setting has it.
-        header_bytes: of a packet beside IP's own, that take time on its links.
+        name: as in a setting.
+        header_bytes: of a packet beside IP's own, which take time on the links.
     """
 
     name: str
     header_bytes: int
 
     def without_loss(self) -> AbstractContextManager[None]:
-        """Inside it no packet is lost on purpose: for the probe of the rate."""
-        ...
+        """Lose no packets on purpose within a ``with``, to probe the rate."""
 
     def correct(self, excess_s: float) -> None:
-        """The one-way delay was measured to be so much above its setting."""
-        ...
+        """Shorten the one-way delay, which was measured to be ``excess_s`` above its setting."""
 
     def describe(self) -> dict[str, Any]:
-        """What a result should say of how the links are made."""
-        ...
+        """How the links are made, for the result."""
 
     def usage(self) -> dict[str, Any]:
         """CPU time and losses since the last reset."""
-        ...
 
-    def reset_usage(self) -> None:
-        """Begin anew."""
-        ...
+    def reset_usage(self) -> None: ...
 
 
 def set_up_interface(
     node: Held, address: str, condition: LinkCondition, bundled_packets: int
 ) -> None:
-    """Bring ``eth0`` of a node up, with the congestion control as a property of its route.
+    """Configure ``eth0`` of a node and bring it up.
 
-    A namespace may not set the kernel's own default, but each of its routes may name one.
-
-    Args:
-        node: whose.
-        address: of the node.
-        condition: of its link.
-        bundled_packets: that the kernel may hand over in one piece.
+    ``bundled_packets`` is the largest bundle that the kernel may hand over.
 
     Raises:
-        ConfigError: the kernel has no such congestion control.
-        EmulationFailed: anything else that ``ip`` refuses.
+        ConfigError: the kernel lacks the congestion control.
+        EmulationFailed: ``ip`` refuses anything else.
     """
     _ip(
         node,
@@ -80,6 +67,7 @@ def set_up_interface(
         f"address add {address}/{NETWORK.partition('/')[2]} dev {INTERFACE}",
         f"link set dev {INTERFACE} up",
     )
+    # A namespace may not change the kernel's default, but its routes may name a congestion control.
     control = condition.congestion_control
     route = f"route replace {NETWORK} dev {INTERFACE} proto kernel scope link src {address}"
     try:
@@ -94,37 +82,32 @@ def set_up_interface(
 
 
 def _ip(node: Held, *lines: str) -> None:
-    run_tool([*node.enter("net"), tool("ip"), "-batch", "-"], _text(lines))
+    run_tool([*node.enter("net"), tool("ip"), "-batch", "-"], "".join(f"{one}\n" for one in lines))
 
 
-def _text(lines: Sequence[str]) -> str:
-    return "".join(f"{line}\n" for line in lines)
-
-
-# netem's default. Packets beyond it are dropped at the tail.
-QUEUE_PACKETS = 1000
-# The kernel hands over TCP's packets in bundles. A bundle is shorter than this time on the link:
-# it arrives whole, when its last packet would, so its first packets are late by up to so much.
+QUEUE_PACKETS = 1000  # netem's default; further packets are dropped at the tail
+# Longest time of a bundle of TCP packets on the link. A bundle arrives as a whole with its last
+# packet, so its first packets are late by up to this time.
 _BURST_S = 0.0005
 _LARGEST_BUNDLE_BYTES = 65_000
 
 
 def queue_bytes(condition: LinkCondition) -> int:
-    """What may wait for a link; packets that are under way are not in the queue."""
+    """Capacity of a link's queue; packets in transit do not count."""
     return QUEUE_PACKETS * condition.mtu
 
 
 def netem_limit(condition: LinkCondition) -> int:
-    """The limit of netem counts packets that are under way too: the bandwidth-delay product."""
+    """Limit of netem, which also counts packets in transit: the bandwidth-delay product."""
     rate = condition.bandwidth_bits_per_s
     if rate is None:
-        # Nothing waits where no rate is set; what is under way is bound by TCP's buffers.
+        # Without a rate nothing waits, and TCP's buffers limit the packets in transit.
         return 1_000_000
     return QUEUE_PACKETS + math.ceil(rate * condition.latency_s / 8 / condition.mtu)
 
 
 def burst_packets(condition: LinkCondition) -> int:
-    """Packets of full size that the kernel may hand over in one piece."""
+    """Largest bundle, in packets of full size, that the kernel may hand over."""
     most = max(1, _LARGEST_BUNDLE_BYTES // condition.mtu)
     rate = condition.bandwidth_bits_per_s
     if rate is None:

@@ -1,11 +1,11 @@
-"""One end of a probe's traffic, run inside a node as a plain file: the standard library only.
+"""One end of a probe's traffic: a script that runs inside a node with only the standard library.
 
     python endpoint.py '{"role": "ping", ...}'
 
 ::
 
     ping          ->  echo requests; the other node's kernel answers
-    udp_receive   prints its port  <- udp_send     as many packets as asked, at the rate asked
+    udp_receive   prints its port  <- udp_send     a given number of packets, at a given rate
     tcp_receive   prints its port  <- tcp_send     as much as the connection takes
 
 Each prints one JSON line at its end; a receiver prints its port before.
@@ -30,18 +30,15 @@ _SO_RCVBUFFORCE, _SO_TIMESTAMPNS, _SO_MEMINFO = 33, 35, 55
 _BUFFER_BYTES = 16 * 2**20
 _READ_BYTES = 1 << 20
 _ECHO_REQUEST, _ECHO_REPLY = 8, 0
-_NOTES_BYTES = 256
+_ANCILLARY_BYTES = 256
 _FIRST_WAIT_S = 20.0
 
 
 def ping(address: str, count: int, interval_s: float, wait_s: float) -> dict[str, Any]:
-    """Round trips of echo requests, from the call that sends to the kernel's stamp on the answer.
+    """Round trips of echo requests, from the call that sends to the kernel's stamp on the reply.
 
-    Args:
-        address: of the other node.
-        count: requests.
-        interval_s: from one to the next; several may be under way.
-        wait_s: for the last answer.
+    A request is sent every ``interval_s``, so several may be in transit; ``wait_s`` is the time
+    limit for the last reply.
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
     sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
@@ -62,9 +59,9 @@ def ping(address: str, count: int, interval_s: float, wait_s: float) -> dict[str
             sock.sendto(request, (address, 0))
             continue
         if select.select([sock], [], [], next_s - now_s)[0]:
-            answer = _echo_reply(sock, own)
-            if answer is not None and answer[0] in sent:
-                round_trips_s.append((answer[1] - sent[answer[0]]) * 1e-9)
+            reply = _echo_reply(sock, own)
+            if reply is not None and reply[0] in sent:
+                round_trips_s.append((reply[1] - sent[reply[0]]) * 1e-9)
     return {"round_trips_s": round_trips_s, "sent": len(sent)}
 
 
@@ -81,18 +78,18 @@ def _checksum(data: bytes) -> int:
 
 
 def _echo_reply(sock: socket.socket, own: int) -> tuple[int, int] | None:
-    """Number of an answer to us and when the kernel took it in, in ns; None if it is no such."""
-    data, notes, _, _ = sock.recvmsg(2048, _NOTES_BYTES)
+    """Number of an echo reply to us, and its arrival in ns; None for any other packet."""
+    data, ancillary, _, _ = sock.recvmsg(2048, _ANCILLARY_BYTES)
     at = (data[0] & 0x0F) * 4
     kind, _, _, identity, number = struct.unpack_from("!BBHHH", data, at)
-    return (number, _came_ns(notes)) if kind == _ECHO_REPLY and identity == own else None
+    return (number, _arrival_ns(ancillary)) if kind == _ECHO_REPLY and identity == own else None
 
 
-def _came_ns(notes: list[tuple[int, int, bytes]]) -> int:
-    """When the kernel took a packet in: a reader that waits for its core comes later."""
-    for level, kind, note in notes:
+def _arrival_ns(ancillary: list[tuple[int, int, bytes]]) -> int:
+    """When the kernel received a packet; this process may read it later, when it gets a core."""
+    for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS:
-            seconds, nanoseconds = struct.unpack("qq", note[:16])
+            seconds, nanoseconds = struct.unpack("qq", data[:16])
             return int(seconds * 10**9 + nanoseconds)
     return time.clock_gettime_ns(time.CLOCK_REALTIME)
 
@@ -100,14 +97,15 @@ def _came_ns(notes: list[tuple[int, int, bytes]]) -> int:
 def udp_receive(
     address: str, settle_s: float, measure_s: float, expected: int | None, quiet_s: float
 ) -> dict[str, Any]:
-    """Bytes after ``settle_s`` since the first packet, for ``measure_s``; or a count of packets.
+    """Count bytes for ``measure_s``, or packets up to ``expected``.
 
     Args:
         address: to listen on.
-        settle_s: what comes so long after the first packet is not counted.
-        measure_s: time that is counted.
-        expected: end after so many packets; then each read is one packet. None reads bundles.
-        quiet_s: end when nothing came for so long.
+        settle_s: bytes do not count during this time after the first packet.
+        measure_s: time in which bytes count.
+        expected: number of packets after which to end; each read is one packet then. None reads
+            bundles.
+        quiet_s: end after this time without a packet.
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     _large_buffer(sock)
@@ -116,27 +114,27 @@ def udp_receive(
         with suppress(OSError):
             sock.setsockopt(_SOL_UDP, _UDP_GRO, 1)
     sock.bind((address, 0))
-    _say({"port": sock.getsockname()[1]})
+    _print_json({"port": sock.getsockname()[1]})
     buffer = bytearray(_READ_BYTES)
     sock.settimeout(_FIRST_WAIT_S)
     reads = counted = 0
     first_s = begin_s = last_s = 0.0
     while expected is None or reads < expected:
         try:
-            size, notes, _, _ = sock.recvmsg_into([buffer], _NOTES_BYTES)
+            size, ancillary, _, _ = sock.recvmsg_into([buffer], _ANCILLARY_BYTES)
         except TimeoutError:
             break
-        came_s = _came_ns(notes) * 1e-9
+        arrival_s = _arrival_ns(ancillary) * 1e-9
         reads += 1
         if reads == 1:
-            first_s = came_s
+            first_s = arrival_s
             sock.settimeout(quiet_s)
         if not begin_s:
-            # What comes with this packet was sent before.
-            begin_s = came_s if came_s >= first_s + settle_s else 0.0
+            # The bytes of this packet were sent before the measured time.
+            begin_s = arrival_s if arrival_s >= first_s + settle_s else 0.0
             continue
-        counted, last_s = counted + size, came_s
-        if expected is None and came_s >= begin_s + measure_s:
+        counted, last_s = counted + size, arrival_s
+        if expected is None and arrival_s >= begin_s + measure_s:
             break
     return {
         "reads": reads,
@@ -155,15 +153,9 @@ def udp_send(
     packets_per_s: float,
     packets: int,
 ) -> dict[str, Any]:
-    """Packets of one size, evenly; a bundle leaves with one call where the kernel can do that.
+    """Send packets of one size at an even rate.
 
-    Args:
-        address: of the receiver.
-        port: of the receiver.
-        payload_bytes: of each packet.
-        bundle: packets of one call.
-        packets_per_s: over all.
-        packets: how many.
+    ``bundle`` packets leave with one call if the kernel can segment UDP.
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.connect((address, port))
@@ -188,9 +180,9 @@ def udp_send(
 
 
 def tcp_receive(address: str, settle_s: float, measure_s: float) -> dict[str, Any]:
-    """Bytes of a connection from ``settle_s`` after its begin, for ``measure_s``."""
+    """Count the bytes of a connection for ``measure_s``, from ``settle_s`` after its start."""
     listener = socket.create_server((address, 0))
-    _say({"port": listener.getsockname()[1]})
+    _print_json({"port": listener.getsockname()[1]})
     listener.settimeout(_FIRST_WAIT_S)
     connection, _ = listener.accept()
     begin_s = time.monotonic() + settle_s
@@ -210,19 +202,15 @@ def tcp_receive(address: str, settle_s: float, measure_s: float) -> dict[str, An
 
 
 def tcp_send(address: str, port: int, control: str | None, seconds: float) -> dict[str, Any]:
-    """Send until the receiver has enough, or ``seconds`` are over.
+    """Send until the receiver closes the connection, or for ``seconds``.
 
-    Args:
-        address: of the receiver.
-        port: of the receiver.
-        control: congestion control; None keeps the route's.
-        seconds: at most.
+    ``control`` names the congestion control; None keeps the route's.
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.settimeout(_FIRST_WAIT_S)
     sock.connect((address, port))
     if control is not None:
-        # Not before: connecting takes the route's.
+        # After connecting, which sets the route's congestion control.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control.encode())
     used = _control(sock)
     payload, end_s = bytes(1 << 18), time.monotonic() + seconds
@@ -239,19 +227,19 @@ def _control(sock: socket.socket) -> str:
 
 
 def _large_buffer(sock: socket.socket) -> None:
-    """As large as we may, so that a receiver that waits for its core loses nothing."""
+    """Ask for a large buffer, so that a receiver that waits for its core loses no packets."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
 
 
 def _dropped(sock: socket.socket) -> int:
-    """Packets that came but found the socket's buffer full: no loss of the link's."""
+    """Packets that arrived while the socket's buffer was full; the link did not lose them."""
     numbers = sock.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 9 * 4)
     return int(struct.unpack("9I", numbers)[8]) if len(numbers) == 9 * 4 else 0
 
 
-def _say(value: dict[str, Any]) -> None:
+def _print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value), flush=True)
 
 
@@ -265,9 +253,9 @@ ROLES: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main(text: str) -> None:
-    """Play the role that the JSON text names."""
+    """Run the role that the JSON text names."""
     settings = json.loads(text)
-    _say(ROLES[settings.pop("role")](**settings))
+    _print_json(ROLES[settings.pop("role")](**settings))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""What the nodes of a relay send and get: a TUN device of each, and the frames that pass it.
+"""TUN devices of a relay's nodes, and the frames that pass through them.
 
-The device lies inside the node's network namespace. What the namespace sends over it is read from
-its file, what is written arrives there. Where the kernel has offloads, a frame may be 64 KB: a
-bundle of TCP's or (from Linux 6.2) UDP's packets.
+A device lies inside a node's network namespace. The relay reads from the device's file what the
+namespace sends, and what it writes there arrives in the namespace. If the kernel has offloads, a
+frame may have 64 KB: a bundle of packets of TCP or (from Linux 6.2) UDP.
 
 ::
 
     | virtio_net_hdr 10 B | IPv4 | TCP or UDP | payload of packet 0 | of packet 1 | ... |
       bundle? packet size                       packet size           packet size
 
-What a link does, it does to packets: a bundle's bytes are counted as those of its packets, each
-with its headers, and a lost packet is cut out. Layout: linux/virtio_net.h, RFC 791, 9293, 768.
-Checksums are left to the receiving kernel, which takes frames of this machine as checked; the part
-that depends on the length (the pseudo header) is kept right.
+A link acts on packets: the bytes of a bundle count as those of its packets, each with its headers,
+and a lost packet is cut out. Layout: linux/virtio_net.h, RFC 791, 9293, 768. The receiving kernel
+trusts the checksums of frames from this machine; only the part that depends on the length (the
+pseudo header) is updated here.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _WORD = 0xFFFF
 
 
 def is_ipv4(frame: bytes) -> bool:
-    """Whether it is an IPv4 packet; the nodes have no other addresses."""
+    """Whether a frame holds IPv4; the nodes have no other addresses."""
     return len(frame) >= HEADER_BYTES + 20 and frame[HEADER_BYTES] >> 4 == 4
 
 
 def destination(frame: bytes) -> bytes:
-    """The four bytes of the address that it goes to."""
+    """The four bytes of the destination's address."""
     return frame[HEADER_BYTES + 16 : HEADER_BYTES + 20]
 
 
 def measure(frame: bytes) -> tuple[int, int]:
-    """Packets that a frame stands for, and their IP bytes on the wire."""
+    """Number of packets in a frame, and their IP bytes on the wire."""
     length = len(frame) - HEADER_BYTES
     _, kind, _, packet_bytes, _, _ = _HEADER.unpack_from(frame)
     if not kind & ~_ECN:
@@ -56,12 +56,7 @@ def measure(frame: bytes) -> tuple[int, int]:
 
 
 def without_lost(frame: bytes, kept: Sequence[bool]) -> list[bytes]:
-    """What is left of a frame: one frame for each run of packets that are kept.
-
-    Args:
-        frame: as read.
-        kept: one entry a packet.
-    """
+    """One frame for each run of kept packets of ``frame``; ``kept`` has one entry a packet."""
     if all(kept):
         return [frame]
     left, first = [], 0
@@ -146,21 +141,20 @@ _CLONE_NEWNET = 0x40000000
 
 
 def open_tun(namespace: Path, name: str) -> tuple[int, str]:
-    """Make the device ``name``, and move this thread into the namespace that it is in.
-
-    The device lasts as long as its file. It lies in the namespace in which /dev/net/tun is opened;
-    to go back would need rights outside that a user namespace does not give, so nobody does.
+    """Move this thread into a namespace and create the device ``name`` there.
 
     Args:
         namespace: a file such as /proc/<pid>/ns/net.
-        name: of the device.
+        name: of the device, which lasts as long as its file is open.
 
     Returns:
-        the device's file, not blocking; what is bundled: "tcp and udp", "tcp" or "none".
+        the device's non-blocking file, and what is bundled: "tcp and udp", "tcp" or "none".
 
     Raises:
-        OSError: the kernel does not let us.
+        OSError: the kernel refuses.
     """
+    # The device lies in the namespace in which /dev/net/tun is opened. The thread stays there, as
+    # the way back needs rights that a user namespace does not give.
     library = ctypes.CDLL(None, use_errno=True)
     with namespace.open("rb") as place:
         if library.setns(place.fileno(), _CLONE_NEWNET):

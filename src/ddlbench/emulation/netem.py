@@ -1,12 +1,12 @@
-"""Links made by the kernel: a bridge, a veth pair a node, and ``tc netem`` at both ends.
+"""Links that the kernel makes: a bridge, a veth pair a node, and ``tc netem`` at both ends.
 
 ::
 
     node0  eth0 ====== port0  bridge  port1 ====== eth0  node1
            rate               rate, delay, loss
 
-Delay and loss are where packets go to their receiver: packets that wait at the sender would be
-counted as TCP's own, and TCP would stop sending.
+Delay and loss act on the way to the receiver. TCP counts packets that wait at the sender as its own
+and would stop sending.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ddlbench.experiment.units import US
 
 
 def missing_netem(space: Space) -> str | None:
-    """Why the kernel's netem cannot be used; None where it can."""
+    """Why the kernel's netem cannot be used; None if it can."""
     try:
         run_tool(
             [
@@ -43,7 +43,7 @@ def missing_netem(space: Space) -> str | None:
 
 
 def egress(condition: LinkCondition) -> list[str]:
-    """Options of netem for what a node sends; empty where nothing limits it."""
+    """Options of netem for packets from a node; empty without a rate."""
     rate = condition.bandwidth_bits_per_s
     if rate is None:
         return []
@@ -51,7 +51,7 @@ def egress(condition: LinkCondition) -> list[str]:
 
 
 def ingress(condition: LinkCondition) -> list[str]:
-    """Options of netem for what goes to a node."""
+    """Options of netem for packets to a node."""
     options = ["delay", f"{US.of(condition.latency_s):.0f}us"]
     if condition.loss:
         options += ["loss", f"{condition.loss * 100:g}%"]
@@ -61,17 +61,11 @@ def ingress(condition: LinkCondition) -> list[str]:
 
 
 class Netem:
-    """Links of the kernel.
-
-    Args:
-        space: where the nodes are.
-        hosts: file that the bridge's namespace sees as /etc/hosts.
-        nodes, addresses: of the nodes.
-        condition: of the links.
+    """Links of the kernel: a :class:`Backend`; ``hosts`` becomes /etc/hosts of the bridge.
 
     Raises:
-        EmulationFailed: the kernel refuses a part of it.
-        ConfigError: it has no such congestion control.
+        EmulationFailed: the kernel refuses a part of the setup.
+        ConfigError: the kernel lacks the congestion control.
     """
 
     name = "netem"
@@ -89,7 +83,7 @@ class Netem:
         self._switch = space.hold("switch", hosts)
         self._ip("link add name bridge type bridge")
         self._ip(f"link set dev bridge mtu {condition.mtu} up")
-        # A dropped frame is a dropped packet only if frames are packets.
+        # netem drops whole frames: to lose single packets, each frame must be one packet.
         bundle = 1 if condition.loss else burst_packets(condition)
         for index, (node, address) in enumerate(zip(nodes, addresses, strict=True)):
             self._ip(f"link add port{index} type veth peer name {INTERFACE} netns {node.pid}")
@@ -103,7 +97,6 @@ class Netem:
 
     @contextmanager
     def without_loss(self) -> Iterator[None]:
-        """See :class:`Backend`."""
         self._shape("change", replace(self._condition, loss=0.0))
         try:
             yield
@@ -111,10 +104,9 @@ class Netem:
             self._shape("change", self._condition)
 
     def correct(self, excess_s: float) -> None:
-        """Nothing: the kernel's timers are exact, and what it adds is the machine's own."""
+        """Do nothing: the kernel's timers are exact, and the excess is the machine's own."""
 
     def describe(self) -> dict[str, Any]:
-        """The queues' options."""
         return {
             "backend": self.name,
             "egress": " ".join(egress(self._condition)),
@@ -122,7 +114,7 @@ class Netem:
         }
 
     def usage(self) -> dict[str, Any]:
-        """The kernel's share of the CPU is not told apart from that of the nodes' own network."""
+        """Drops; the CPU time of netem cannot be separated from that of the nodes' network."""
         dropped = self._dropped() - self._dropped_before
         return {
             "backend": self.name,
@@ -130,12 +122,11 @@ class Netem:
             "wall_s": None,
             "share_of_core": None,
             "saturated": False,
-            # netem counts packets lost on purpose and packets without room as one.
+            # netem has one counter for packets lost on purpose and packets at a full queue.
             "dropped_by_queue": None if self._condition.loss else dropped,
         }
 
     def reset_usage(self) -> None:
-        """Begin anew."""
         self._dropped_before = self._dropped()
 
     def _shape(self, verb: str, condition: LinkCondition) -> None:
@@ -150,7 +141,6 @@ class Netem:
         run_tool([*self._switch.enter("net"), tool("ip"), *line.split()])
 
     def _dropped(self) -> int:
-        """Packets that netem let go, at all ends."""
         return sum(
             sum(drops_of(run_tool([*where.enter("net"), tool("tc"), "-s", "qdisc", "show"])))
             for where in (self._switch, *self._nodes)
@@ -158,17 +148,17 @@ class Netem:
 
 
 def drops_of(shown: str) -> list[int]:
-    """Drops of each netem queue in what ``tc -s qdisc show`` prints.
+    """Drops of each netem queue in the output of ``tc -s qdisc show``.
 
     ::
 
         qdisc netem 8001: dev port0 root refcnt 2 limit 1000 delay 10ms
          Sent 98 bytes 1 pkt (dropped 3, overlimits 0 requeues 0)
     """
-    found, is_netem = [], False
+    drops, is_netem = [], False
     for line in shown.splitlines():
         if line.startswith("qdisc"):
             is_netem = line.split()[1] == "netem"
         elif is_netem and "(dropped " in line:
-            found.append(int(line.split("(dropped ")[1].split(",")[0]))
-    return found
+            drops.append(int(line.split("(dropped ")[1].split(",")[0]))
+    return drops

@@ -1,4 +1,4 @@
-"""Nodes on one machine, each with a network, a host name and an /etc/hosts of its own."""
+"""Emulated nodes on one machine, each with its own network, host name and /etc/hosts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ddlbench.emulation.backend import INTERFACE, NETWORK, Backend
@@ -22,16 +21,12 @@ from ddlbench.experiment.fabric import LinkCondition
 # Addresses .11, .12, ...
 _FIRST_ADDRESS = 11
 _MOST_NODES = 240
-# Entering mounts leaves the caller's folder; the environment stays as it is.
+# Entering the mount namespace changes the working folder, but not the environment.
 _GO_BACK = 'sh -c \'cd "$0" && exec "$@"\' "$(pwd -P)" "$@"'
 
 
 def available(backend: str = "auto") -> str | None:
-    """Why nodes cannot be emulated here; None where they can.
-
-    Args:
-        backend: that is asked for: "netem", "relay", or "auto" for either.
-    """
+    """Why nodes cannot be emulated here with a backend ("auto" for any); None if they can."""
     lacking = missing_tools()
     if lacking:
         return f"{', '.join(lacking)} not in PATH (util-linux, iproute2, hostname)"
@@ -44,7 +39,7 @@ def available(backend: str = "auto") -> str | None:
 
 
 def _choice(backend: str, space: Space) -> tuple[str, str | None]:
-    """Which backend is taken, and why it cannot be."""
+    """The chosen backend, and why it cannot work; None if it can."""
     if backend in ("auto", "netem"):
         lacking = missing_netem(space)
         if lacking is None or backend == "netem":
@@ -55,15 +50,15 @@ def _choice(backend: str, space: Space) -> tuple[str, str | None]:
 
 
 class EmulatedNodes:
-    """Nodes joined by links of one condition, for the time of a ``with``.
+    """Nodes joined by equal links, for the time of a ``with``.
 
     Args:
         condition: of every link.
-        nodes: how many, 2 to 240.
+        nodes: number of nodes, 2 to 240.
 
     Attributes:
         interface: network interface of every node.
-        hosts: host name -> address; every node knows all of them.
+        hosts: host name -> address, in /etc/hosts of every node.
 
     Raises:
         ConfigError: another number of nodes.
@@ -85,15 +80,15 @@ class EmulatedNodes:
         """Make namespaces and links.
 
         Raises:
-            ConfigError: this machine lacks what the condition asks for.
-            EmulationFailed: it refuses a part of it.
+            ConfigError: this machine lacks a tool, the backend or the congestion control.
+            EmulationFailed: this machine refuses a part of the setup.
         """
         lacking = missing_tools()
         if lacking:
             raise ConfigError(f"emulated nodes need {', '.join(lacking)}; install or add to PATH")
         with ExitStack() as stack:
             space = stack.enter_context(Space())
-            # Mounted by each node, and so not needed under its name once they are up.
+            # Each node mounts this file, so its name is not needed once they are up.
             with tempfile.NamedTemporaryFile("w", prefix="ddlbench-hosts-") as hosts:
                 hosts.write(self._hosts_text())
                 hosts.flush()
@@ -105,20 +100,15 @@ class EmulatedNodes:
             self._up = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Remove links and namespaces; processes that still run inside lose their network."""
         self._held, self._backend = [], None
         self._up.close()
 
     def command(self, node: int, command: Sequence[str]) -> list[str]:
-        """What runs ``command`` inside a node, in the folder and environment it is started with.
+        """The command that runs ``command`` inside a node, in the caller's folder and environment.
 
-        It keeps one process id from start to end, so a signal to it reaches the command.
+        It keeps its process id throughout, so a signal to it reaches the command.
 
         Raises:
             EmulationFailed: the nodes are not up.
@@ -128,45 +118,44 @@ class EmulatedNodes:
         return [tool("sh"), "-c", f"exec {enter} {_GO_BACK}", "sh", *command]
 
     def address(self, node: int) -> str:
-        """A node's address, which every other node reaches."""
         return self.hosts[f"node{node}"]
 
     def probe(self, congestion_controls: Sequence[str] = ()) -> dict[str, Any]:
         """Measure the links: ``setting``, ``measured``, ``ok``, ``misses``; see ``require``.
 
         Args:
-            congestion_controls: to report TCP's goodput of, beside the condition's own.
+            congestion_controls: whose goodput to report, besides the condition's own.
 
         Raises:
-            EmulationFailed: nothing can be measured.
+            EmulationFailed: a measurement failed.
         """
         backend = self._running()
-        found = probe(self, len(self.hosts), self._condition, backend, congestion_controls)
+        report = probe(self, len(self.hosts), self._condition, backend, congestion_controls)
         backend.reset_usage()
-        return found
+        return report
 
     def calibrate(self) -> None:
-        """Take off the delay what this machine adds to it, as it is now.
+        """Correct the delay by what this machine adds to it now.
 
         Raises:
-            EmulationFailed: nothing can be measured.
+            EmulationFailed: a measurement failed.
         """
         backend, latency_s = self._running(), self._condition.latency_s
         if latency_s:
             backend.correct(0.0)
-            found_s = one_way_delay(self, (0, 1), self._condition, backend)
-            if found_s is not None:
-                backend.correct(found_s - latency_s)
+            measured_s = one_way_delay(self, (0, 1), self._condition, backend)
+            if measured_s is not None:
+                backend.correct(measured_s - latency_s)
 
     def describe(self) -> dict[str, Any]:
-        """How the links are made: backend, core and priority of a relay, what it compensates."""
+        """How the links are made: backend, and core, priority and compensation of a relay."""
         return self._running().describe()
 
     def usage(self) -> dict[str, Any]:
-        """What the links cost and lost since ``reset_usage``.
+        """CPU time and losses of the links since ``reset_usage``.
 
-        ``saturated`` says that the relay was the link's limit, so that what was measured over it
-        is not valid. netem's cost is the kernel's and cannot be told: None.
+        ``saturated``: the relay limited the link, so measurements over it are invalid. CPU times
+        of netem are None, as the kernel does not count them.
 
         Raises:
             EmulationFailed: the relay has ended.
@@ -174,7 +163,6 @@ class EmulatedNodes:
         return self._running().usage()
 
     def reset_usage(self) -> None:
-        """Count from now on."""
         self._running().reset_usage()
 
     def _links(self, space: Space, hosts: str, stack: ExitStack) -> Backend:

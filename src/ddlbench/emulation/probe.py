@@ -1,14 +1,14 @@
-"""Measures what emulated links do, and judges whether that is what their setting says.
+"""Measures emulated links and checks them against their setting.
 
 ::
 
-    delay   echo requests answered by the other node's kernel; half a round trip is one way
-    loss    small UDP packets at an easy pace, counted at the other end
-    TCP     one connection for some round trips: told, not judged
-    rate    UDP, a tenth more than the setting, with no loss; what comes out is the rate
+    delay   echo requests to the other node's kernel; half a round trip
+    loss    small UDP packets at a low rate, counted at the other end
+    TCP     goodput of one connection over some round trips: reported, but not checked
+    rate    UDP at 1.1 times the setting, without loss: the rate of arrivals
 
-In this order. Delay and rate are measured from every node to the next, around; loss and TCP from
-node 0 to 1. An ``endpoint`` is started in each of two nodes and tells what it found.
+The measurements run in this order: delay and rate from every node to the next in a ring, loss and
+TCP from node 0 to node 1. An ``endpoint`` runs in each of the two nodes and reports its counts.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
@@ -29,81 +29,74 @@ from ddlbench.emulation.namespaces import EmulationFailed
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.units import MBIT_PER_S, MS
 
-# Share of the setting by which delay and rate may be off.
+# Largest relative error of delay and rate.
 TOLERANCE = 0.1
 
 
 class LinkMissed(RuntimeError):  # noqa: N818 - a state of the link, shown as such
-    """A probed link is not what its setting says."""
+    """A probed link misses its setting."""
 
 
 def misses(setting: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
-    """A sentence for each part of the setting that the link misses.
-
-    Args:
-        setting: fields of a ``LinkCondition``.
-        measured: as ``probe`` writes it.
-    """
-    found = []
+    """A sentence for each field of a ``LinkCondition`` that the probed link misses."""
+    sentences: list[str | None] = []
     for pair in measured["pairs"]:
         between = f"from node{pair['from']} to node{pair['to']}"
-        found += _missed_delay(between, setting["latency_s"], pair["one_way_delay_s"])
-        found += _missed_rate(between, setting["bandwidth_bits_per_s"], pair["rate_bits_per_s"])
-    return found + _missed_loss(setting["loss"], measured["loss"])
+        sentences += [
+            _missed_delay(between, setting["latency_s"], pair["one_way_delay_s"]),
+            _missed_rate(between, setting["bandwidth_bits_per_s"], pair["rate_bits_per_s"]),
+        ]
+    sentences.append(_missed_loss(setting["loss"], measured["loss"]))
+    return [sentence for sentence in sentences if sentence is not None]
 
 
 def require(probed: Mapping[str, Any]) -> None:
     """Refuse a link that misses its setting.
 
     Raises:
-        LinkMissed: saying in what, and by how much.
+        LinkMissed: the message says what it misses, and by how much.
     """
     if probed["misses"]:
         raise LinkMissed("; ".join(probed["misses"]))
 
 
-def _missed_delay(between: str, asked_s: float, found_s: float | None) -> list[str]:
-    if found_s is None:
-        return [f"no echo came back {between}"]
-    # Without a delay nothing is set; what is measured is the machine's own.
-    if not asked_s or _is_near(found_s, asked_s):
-        return []
-    return [
-        f"the one-way delay {between} is {MS.text(found_s)}, the setting is "
-        f"{MS.text(asked_s)} ({_off(found_s, asked_s)}, at most {TOLERANCE:.0%} may be)"
-    ]
+def _missed_delay(between: str, setting_s: float, measured_s: float | None) -> str | None:
+    if measured_s is None:
+        return f"no echo came back {between}"
+    if not setting_s:  # then the delay is the machine's own
+        return None
+    return _missed(f"the one-way delay {between}", measured_s, setting_s, MS.text)
 
 
-def _missed_rate(between: str, asked: float | None, found: float | None) -> list[str]:
-    if asked is None:
-        return []
-    if found is None:
-        return [f"the rate {between} could not be measured: too few packets came"]
-    if _is_near(found, asked):
-        return []
-    return [
-        f"the rate {between} is {MBIT_PER_S.text(found, '.6g')}, the setting is "
-        f"{MBIT_PER_S.text(asked, '.6g')} "
-        f"({_off(found, asked)}, at most {TOLERANCE:.0%} may be)"
-    ]
+def _missed_rate(between: str, setting: float | None, measured: float | None) -> str | None:
+    if setting is None:
+        return None
+    if measured is None:
+        return f"the rate {between} could not be measured: too few packets came"
+    return _missed(
+        f"the rate {between}", measured, setting, lambda rate: MBIT_PER_S.text(rate, ".6g")
+    )
 
 
-def _missed_loss(asked: float, found: Mapping[str, Any]) -> list[str]:
-    interval = found["wide_interval"]
-    if interval["low"] <= asked <= interval["high"]:
-        return []
-    return [
-        f"{found['lost']} of {found['sent']} packets were lost, the setting is {asked:.3%} "
+def _missed(
+    quantity: str, measured: float, setting: float, text: Callable[[float], str]
+) -> str | None:
+    if abs(measured - setting) <= TOLERANCE * setting:
+        return None
+    return (
+        f"{quantity} is {text(measured)}, the setting is {text(setting)} "
+        f"({measured / setting - 1:+.0%}, at most {TOLERANCE:.0%} is allowed)"
+    )
+
+
+def _missed_loss(setting: float, measured: Mapping[str, Any]) -> str | None:
+    interval = measured["wide_interval"]
+    if interval["low"] <= setting <= interval["high"]:
+        return None
+    return (
+        f"{measured['lost']} of {measured['sent']} packets were lost, the setting is {setting:.3%} "
         f"({interval['confidence']:.1%} interval {interval['low']:.3%} to {interval['high']:.3%})"
-    ]
-
-
-def _is_near(found: float, asked: float) -> bool:
-    return abs(found - asked) <= TOLERANCE * asked
-
-
-def _off(found: float, asked: float) -> str:
-    return f"{(found - asked) / asked:+.0%}"
+    )
 
 
 _ENDPOINT = Path(__file__).with_name("endpoint.py")
@@ -111,28 +104,25 @@ _LONGEST_S = 120.0
 
 
 class Nodes(Protocol):
-    """Where commands can be run, and how nodes are reached."""
+    """The part of ``EmulatedNodes`` that a probe uses."""
 
     def command(self, node: int, command: Sequence[str]) -> list[str]:
         """The command that runs ``command`` inside ``node``."""
-        ...
 
-    def address(self, node: int) -> str:
-        """Of a node."""
-        ...
+    def address(self, node: int) -> str: ...
 
 
 def ping(
     nodes: Nodes, source: int, target: int, *, count: int, interval_s: float, wait_s: float
 ) -> list[float]:
-    """Round trips in seconds, from ``source`` to ``target``; those that came back.
+    """Round-trip times in seconds from ``source`` to ``target``, without lost ones.
 
     Raises:
         EmulationFailed: the sender fails.
     """
     settings = {"count": count, "interval_s": interval_s, "wait_s": wait_s}
-    process = _start(nodes, source, "ping", address=nodes.address(target), **settings)
-    round_trips_s: list[float] = _finish(process)["round_trips_s"]
+    with _endpoint(nodes, source, "ping", address=nodes.address(target), **settings) as process:
+        round_trips_s: list[float] = _finish(process)["round_trips_s"]
     return round_trips_s
 
 
@@ -145,102 +135,92 @@ def exchange(
     sender: dict[str, Any],
     receiver: dict[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One stream from ``source`` to ``target``: what the sender says, and what the receiver.
+    """Run one stream from ``source`` to ``target``; returns the reports of sender and receiver.
 
     Args:
         nodes: the network.
         source: node that sends.
         target: node that receives.
         kind: "udp" or "tcp".
-        sender: arguments of its role in ``endpoint``, less address and port.
-        receiver: the same of the other end.
+        sender: arguments of the sender's role in ``endpoint``, without address and port.
+        receiver: arguments of the receiver's role, likewise.
 
     Raises:
         EmulationFailed: an end fails.
     """
-    address = nodes.address(target)
-    receiving = _start(nodes, target, f"{kind}_receive", address=address, **receiver)
-    try:
-        port = _line(receiving)["port"]
-        sending = _start(nodes, source, f"{kind}_send", address=address, port=port, **sender)
-        try:
+    to = nodes.address(target)
+    with _endpoint(nodes, target, f"{kind}_receive", address=to, **receiver) as receiving:
+        assert receiving.stdout is not None
+        port = _parsed(receiving, receiving.stdout.readline())["port"]
+        with _endpoint(nodes, source, f"{kind}_send", address=to, port=port, **sender) as sending:
             return _finish(sending), _finish(receiving)
-        finally:
-            _end(sending)
-    finally:
-        _end(receiving)
 
 
-def _start(nodes: Nodes, node: int, role: str, **settings: Any) -> subprocess.Popen[str]:
-    # Isolated: nothing of the caller's environment or folder gets in between.
+@contextmanager
+def _endpoint(
+    nodes: Nodes, node: int, role: str, **settings: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """Start an ``endpoint`` in a node; it is killed at the end of the ``with``."""
+    # -I: isolated from the caller's environment variables and folder.
     command = [sys.executable, "-I", str(_ENDPOINT), json.dumps({"role": role, **settings})]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         nodes.command(node, command),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def _line(process: subprocess.Popen[str]) -> dict[str, Any]:
-    assert process.stdout is not None
-    return _parsed(process, process.stdout.readline())
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
 
 
 def _finish(process: subprocess.Popen[str]) -> dict[str, Any]:
     try:
-        out, told = process.communicate(timeout=_LONGEST_S)
+        output, errors = process.communicate(timeout=_LONGEST_S)
     except subprocess.TimeoutExpired:
-        _end(process)
-        raise EmulationFailed(
-            f"a probe of the link was not done after {_LONGEST_S:.0f} s"
-        ) from None
-    lines = out.strip().splitlines()
-    return _parsed(process, lines[-1] if lines else "", told)
+        raise EmulationFailed(f"a link probe was not done after {_LONGEST_S:.0f} s") from None
+    return _parsed(process, output.strip().rpartition("\n")[2], errors)
 
 
-def _parsed(process: subprocess.Popen[str], line: str, told: str = "") -> dict[str, Any]:
+def _parsed(process: subprocess.Popen[str], line: str, errors: str = "") -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(line)
     except json.JSONDecodeError:
-        if not told and process.stderr is not None:
-            told = process.stderr.read()
-        words = told.strip().splitlines()
-        last = words[-1] if words else f"exit status {process.wait()}"
+        if not errors and process.stderr is not None and not process.stderr.closed:
+            errors = process.stderr.read()
+        last = errors.strip().rpartition("\n")[2] or f"exit status {process.wait()}"
         raise EmulationFailed(f"a probe of the link failed: {last}") from None
     return value
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        process.kill()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(5)
-    for stream in (process.stdout, process.stderr):
-        if stream is not None:
-            stream.close()
-
-
-# Half a second of them, so that the median knows nothing of what holds a machine up for a moment;
-# and close together, as packets are while ranks talk: 20 ms apart they are measured to be later.
+# They take half a second, so that a short disturbance does not change the median. They are close
+# together, as packets are while ranks communicate: at 20 ms apart the delays are longer.
 _ECHOES, _LEAST_ECHOES, _MOST_ECHOES = 100, 10, 400
 _ECHO_INTERVAL_S = 0.005
 _LOSS_PACKETS, _LOSS_PACKETS_PER_S, _LOSS_S = 20_000, 10_000.0, 10.0
 _LOSS_PAYLOAD_BYTES = 100
 _HEADERS_BYTES = 28  # of IP, and of UDP or of an echo
 _OFFERED, _SETTLE_S, _MEASURE_S, _LONGER_S = 1.1, 0.3, 1.0, 0.5
-# The first interval is told. One honest link of twenty lies outside it, so the second judges.
+# The first interval is reported. One correct link in twenty lies outside it, so the check uses the
+# second.
 _CONFIDENCE, _WIDE_CONFIDENCE = 0.95, 0.999
 
 
 def one_way_delay(
     nodes: Nodes, pair: tuple[int, int], condition: LinkCondition, backend: Backend
 ) -> float | None:
-    """Seconds from one node of a pair to the other; None when too few echoes came back.
+    """One-way delay between a pair of nodes in seconds; None if too few echoes came back.
 
-    Half the median round trip, less the time that an echo itself takes on the two links that it
-    crosses: the setting counts from its last bit, and at low rates that is a share of it.
+    This is half the median round trip, less the time in which the two links transmit the echo: the
+    setting counts from its last bit, and at low rates this time matters.
     """
     echoes = min(_MOST_ECHOES, math.ceil(_ECHOES / (1 - condition.loss) ** 2))
     round_trips_s = ping(
@@ -263,17 +243,12 @@ def probe(
     backend: Backend,
     congestion_controls: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What was set, what was measured, and what is missed.
+    """Measure the links of ``count`` nodes: ``setting``, ``measured``, ``ok`` and ``misses``.
 
-    Args:
-        nodes: the network.
-        count: number of nodes.
-        condition: what was set.
-        backend: of the links.
-        congestion_controls: to report goodput of, beside the condition's own.
+    The goodput of ``congestion_controls`` is reported besides that of the condition's own.
 
     Raises:
-        EmulationFailed: nothing can be measured.
+        EmulationFailed: a measurement failed.
     """
     backend.reset_usage()
     ring = [(node, (node + 1) % count) for node in range(count)]
@@ -297,20 +272,18 @@ def probe(
         "usage": backend.usage(),
     }
     setting = {**condition.to_dict(), "nodes": count}
-    found = misses(setting, measured)
-    return {"setting": setting, "measured": measured, "ok": not found, "misses": found}
+    missed = misses(setting, measured)
+    return {"setting": setting, "measured": measured, "ok": not missed, "misses": missed}
 
 
 def _rate(nodes: Nodes, source: int, target: int, condition: LinkCondition) -> float | None:
-    """Bits per second, as IP counts them; None without a setting, or where too little came."""
-    asked = condition.bandwidth_bits_per_s
-    if asked is None:
+    """Bits per second, as IP counts them; None without a setting, or if too few packets arrived."""
+    setting = condition.bandwidth_bits_per_s
+    if setting is None:
         return None
     payload_bytes = condition.mtu - _HEADERS_BYTES
-    packets_per_s, offered_s = (
-        _OFFERED * asked / 8 / condition.mtu,
-        _SETTLE_S + _MEASURE_S + _LONGER_S,
-    )
+    packets_per_s = _OFFERED * setting / 8 / condition.mtu
+    offered_s = _SETTLE_S + _MEASURE_S + _LONGER_S
     _, received = exchange(
         *(nodes, source, target, "udp"),
         sender={
@@ -326,8 +299,8 @@ def _rate(nodes: Nodes, source: int, target: int, condition: LinkCondition) -> f
             "quiet_s": 1.0,
         },
     )
-    # What still waits would be in the way of who comes next.
-    time.sleep(min(queue_bytes(condition) * 8 / asked, _OFFERED * offered_s))
+    # Packets that still wait in the queue would delay the next measurement.
+    time.sleep(min(queue_bytes(condition) * 8 / setting, _OFFERED * offered_s))
     if received["seconds"] < _MEASURE_S / 2:
         return None
     packets: float = received["bytes"] / payload_bytes
@@ -336,17 +309,17 @@ def _rate(nodes: Nodes, source: int, target: int, condition: LinkCondition) -> f
 
 def _loss(nodes: Nodes, condition: LinkCondition) -> dict[str, Any]:
     """Packets sent and lost, with exact binomial intervals (Clopper and Pearson 1934)."""
-    pace = _LOSS_PACKETS_PER_S
+    packets_per_s = _LOSS_PACKETS_PER_S
     if condition.bandwidth_bits_per_s is not None:
         wire_bytes = _LOSS_PAYLOAD_BYTES + _HEADERS_BYTES
-        pace = min(pace, condition.bandwidth_bits_per_s / 8 / wire_bytes / 2)
-    packets = max(1, min(_LOSS_PACKETS, int(pace * _LOSS_S)))
+        packets_per_s = min(packets_per_s, condition.bandwidth_bits_per_s / 8 / wire_bytes / 2)
+    packets = max(1, min(_LOSS_PACKETS, int(packets_per_s * _LOSS_S)))
     sent, received = exchange(
         *(nodes, 0, 1, "udp"),
         sender={
             "payload_bytes": _LOSS_PAYLOAD_BYTES,
             "bundle": 1,
-            "packets_per_s": pace,
+            "packets_per_s": packets_per_s,
             "packets": packets,
         },
         receiver={
@@ -356,7 +329,7 @@ def _loss(nodes: Nodes, condition: LinkCondition) -> dict[str, Any]:
             "quiet_s": 1.0 + 2 * condition.latency_s,
         },
     )
-    # What the receiver's own buffer had no room for did cross the link.
+    # Packets that the receiver's full buffer dropped did cross the link.
     lost = max(0, sent["sent"] - received["reads"] - received["dropped_by_socket"])
     return {
         "sent": sent["sent"],
@@ -368,21 +341,16 @@ def _loss(nodes: Nodes, condition: LinkCondition) -> dict[str, Any]:
 
 
 def _interval(lost: int, sent: int, confidence: float) -> dict[str, float]:
-    from scipy.stats import binomtest  # noqa: PLC0415 - takes its time
+    from scipy.stats import binomtest  # noqa: PLC0415 - slow to import
 
     interval = binomtest(lost, sent).proportion_ci(confidence, method="exact")
     return {"low": float(interval.low), "high": float(interval.high), "confidence": confidence}
 
 
 def _goodput(nodes: Nodes, condition: LinkCondition, control: str | None) -> dict[str, Any]:
-    """Of one connection; without a number, and with the reason, where none comes about."""
+    """Goodput of one connection; None, and the reason, if the connection fails."""
     round_trip_s = 2 * condition.latency_s
     settle_s, measure_s = max(0.5, 5 * round_trip_s), max(1.0, 10 * round_trip_s)
-    found: dict[str, Any] = {
-        "congestion_control": control or condition.congestion_control,
-        "goodput_bits_per_s": None,
-        "failure": None,
-    }
     try:
         sent, received = exchange(
             *(nodes, 0, 1, "tcp"),
@@ -390,16 +358,21 @@ def _goodput(nodes: Nodes, condition: LinkCondition, control: str | None) -> dic
             receiver={"settle_s": settle_s, "measure_s": measure_s},
         )
     except EmulationFailed as error:
-        return {**found, "failure": str(error)}
-    # What the socket says that it has, not what it was to have.
-    found["congestion_control"] = sent["congestion_control"]
-    found["goodput_bits_per_s"] = received["bytes"] * 8 / received["seconds"]
-    return found
+        return {
+            "congestion_control": control or condition.congestion_control,
+            "goodput_bits_per_s": None,
+            "failure": str(error),
+        }
+    return {
+        "congestion_control": sent["congestion_control"],  # as the socket reports it
+        "goodput_bits_per_s": received["bytes"] * 8 / received["seconds"],
+        "failure": None,
+    }
 
 
-def _furthest(values: Sequence[float | None], asked: float | None) -> float | None:
-    """Of what the pairs have, what is furthest from the setting; None where one has nothing."""
+def _furthest(values: Sequence[float | None], setting: float | None) -> float | None:
+    """The value furthest from the setting; None if a value is missing."""
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return None
-    return max(known, key=lambda value: abs(value - (asked or 0.0)))
+    return max(known, key=lambda value: abs(value - (setting or 0.0)))

@@ -6,15 +6,15 @@
 
     stdin    settings, then a JSON command a line ("set", "usage", "reset"); its end ends the relay
     stdout   one JSON line of answer each
-    TUN      one device a node: read -> Switch.send -> ... its time comes -> write
+    TUN      one device a node: read -> Switch.send -> ... until the frame is due -> write
 
-One thread waits for all of it. It asks for real-time priority, since a link that waits for a core
-is not a link; where that is refused it takes what it gets, and says so. Whether it keeps up it
-measures itself::
+One thread does all of this. It asks for real-time priority, as a relay that waits for a core delays
+the frames; it reports the priority that it gets. It measures its own load to see whether it keeps
+up::
 
-    samples      .   .   .   .   .            .   .   .      a tenth of a second apart or more
-    busiest          |<-- a second -->|                      of all such spans, the fullest
-    short run    |<-- all of it -->|                         where it is shorter than a second
+    samples      .   .   .   .   .            .   .   .      at least a tenth of a second apart
+    busiest          |<-- a second -->|                      the span with the most CPU time
+    short run    |<-- all of it -->|                         if it is shorter than a second
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from typing import Any
 from ddlbench.emulation.frames import FRAME_BYTES, destination, is_ipv4, open_tun
 from ddlbench.emulation.switch import Links, Switch
 
-# A relay that computes for so much of a second is behind for parts of it.
+# A relay that computes for this share of a second is late during parts of it.
 SATURATED_SHARE = 0.9
 _WINDOW_S, _APART_S = 1.0, 0.1
-# Of less nothing is said: a few packets that come at once fill it.
+# Shorter runs are not judged: a few packets at once would fill them.
 _SHORTEST_S = 0.02
 
 Sample = tuple[float, float]  # wall clock and CPU time of this process, in seconds
 
 
 class Load:
-    """CPU time of this process since the last reset, as a whole and in its busiest second.
+    """CPU time of this process since the last reset, in total and in its busiest second.
 
     Args:
-        late_after_s: a frame that is delivered so long after its time is counted as late.
+        late_after_s: a frame counts as late if it is delivered this long after it was due.
     """
 
     def __init__(self, late_after_s: float) -> None:
@@ -58,7 +58,6 @@ class Load:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew."""
         self._start: Sample = (time.monotonic(), time.process_time())
         self._samples = deque([self._start])
         self._peak = 0.0
@@ -66,19 +65,18 @@ class Load:
         self._latest_s = 0.0
 
     def see(self, now_s: float) -> None:
-        """Take a sample if it is time; to be called before and after each time of waiting."""
+        """Take a sample if one is due; call this before and after each wait."""
         if now_s - self._samples[-1][0] >= _APART_S:
             self._take((now_s, time.process_time()))
 
     def delivered(self, behind_s: float) -> None:
-        """A frame left so long after its time."""
+        """Count a frame that was delivered ``behind_s`` after it was due."""
         self._frames += 1
         if behind_s > self._late_after_s:
             self._late += 1
             self._latest_s = max(self._latest_s, behind_s)
 
     def to_dict(self) -> dict[str, Any]:
-        """CPU and wall time, shares of one core, frames and how many of them were late."""
         here = (time.monotonic(), time.process_time())
         self._take(here)
         wall_s, share = here[0] - self._start[0], _share(self._start, here)
@@ -98,7 +96,8 @@ class Load:
         }
 
     def _take(self, sample: Sample) -> None:
-        """Judge the second that ends with it: from the latest sample that is a second old."""
+        """Compute the load of the second that ends with ``sample``."""
+        # The second begins with the latest sample that is at least a second older.
         self._samples.append(sample)
         while len(self._samples) > 1 and sample[0] - self._samples[1][0] >= _WINDOW_S:
             self._samples.popleft()
@@ -111,20 +110,16 @@ def _share(begin: Sample, end: Sample) -> float:
     return (end[1] - begin[1]) / wall_s if wall_s > 0 else 0.0
 
 
-# Frames read from one node before the others have their turn.
+# Frames read from one node before those of the next.
 _BATCH = 32
-# A frame may be late by so much of the delay, or by so long, before it is counted.
+# A frame counts as late beyond this share of the delay, and beyond this time.
 _LATE_SHARE, _LATE_S = 0.1, 0.0002
-# linux/prctl.h: how far the kernel may put off a timer, to bundle it with others.
+# linux/prctl.h: how far the kernel may postpone a timer to bundle it with others.
 _PR_SET_TIMERSLACK = 29
 
 
 class Relay:
-    """The switch, its devices and its master's commands.
-
-    Args:
-        settings: ``namespaces``, ``addresses`` (one a node), ``interface``, ``links``.
-    """
+    """The switch, its devices, and the commands from stdin."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         opened = [open_tun(Path(one), settings["interface"]) for one in settings["namespaces"]]
@@ -138,10 +133,9 @@ class Relay:
         self._switch = Switch(len(opened), links, random.Random().random)
         self._load = Load(max(_LATE_SHARE * links.delay_s, _LATE_S))
         self._refused = 0
-        self._heard = b""
+        self._unfinished_line = b""
 
     def run(self) -> None:
-        """Pass frames on until the master's end of stdin closes."""
         sources = [sys.stdin.fileno(), *self._devices]
         while True:
             next_s = self._switch.next_s()
@@ -151,7 +145,7 @@ class Relay:
             for source in readable:
                 if source != sources[0]:
                     self._read(source)
-                elif not self._obey():
+                elif not self._run_commands():
                     return
             self._write()
             self._load.see(time.monotonic())
@@ -163,7 +157,7 @@ class Relay:
                 frame = os.read(device, FRAME_BYTES)
             except BlockingIOError:
                 return
-            # Multicast and what is not ours has no target: a switch without uplink drops it.
+            # Multicast and foreign addresses have no target; a switch without uplink drops them.
             if is_ipv4(frame) and (target := self._targets.get(destination(frame))) is not None:
                 self._switch.send(source, target, frame, time.monotonic())
 
@@ -175,15 +169,15 @@ class Relay:
                 self._refused += 1
             self._load.delivered(time.monotonic() - due_s)
 
-    def _obey(self) -> bool:
-        """Answer complete lines; False at the end of the file."""
-        heard = os.read(sys.stdin.fileno(), 65536)
-        *lines, self._heard = (self._heard + heard).split(b"\n")
+    def _run_commands(self) -> bool:
+        """Run the commands on complete lines; False at the end of stdin."""
+        data = os.read(sys.stdin.fileno(), 65536)
+        *lines, self._unfinished_line = (self._unfinished_line + data).split(b"\n")
         for line in lines:
-            _answer(self._answer_to(json.loads(line)))
-        return bool(heard)
+            _answer(self._run_command(json.loads(line)))
+        return bool(data)
 
-    def _answer_to(self, command: dict[str, Any]) -> dict[str, Any]:
+    def _run_command(self, command: dict[str, Any]) -> dict[str, Any]:
         if "set" in command:
             self._switch.links = replace(self._switch.links, **command["set"])
             return {}
@@ -201,7 +195,7 @@ class Relay:
 
 
 def main() -> None:
-    """Take settings, make devices, say so, and relay."""
+    """Read the settings, make the devices, report this, and relay."""
     settings = json.loads(_first_line())
     try:
         relay = Relay(settings)
@@ -210,7 +204,7 @@ def main() -> None:
         sys.exit(1)
     scheduling = _settle_down(settings["core"])
     _answer({"bundled": relay.bundled, "core": settings["core"], "scheduling": scheduling})
-    # What lives now lives on; the loop makes no cycles.
+    # The objects so far live on, and the loop makes no reference cycles.
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -218,7 +212,7 @@ def main() -> None:
 
 
 def _first_line() -> bytes:
-    """Without a buffer, which would keep what comes after it."""
+    """Read the first line of stdin without a buffer, which would hold back later lines."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(sys.stdin.fileno(), 1)
@@ -233,7 +227,7 @@ def _answer(value: dict[str, Any]) -> None:
 
 
 def _settle_down(core: int | None) -> str:
-    """Onto the core, with exact timers and the highest priority that is allowed; which one."""
+    """Move to ``core``, set exact timers, and take the highest allowed priority; returns it."""
     if core is not None:
         with suppress(OSError):
             os.sched_setaffinity(0, {core})

@@ -1,4 +1,4 @@
-"""Links made by a process of ours, for kernels without netem: the end of its master."""
+"""Links that a relay process makes, for kernels without netem: starts and controls the relay."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.emulation.backend import INTERFACE, burst_packets, queue_bytes, set_up_interface
-from ddlbench.emulation.namespaces import EmulationFailed, Held, Space
+from ddlbench.emulation.namespaces import (
+    END_S,
+    EmulationFailed,
+    Held,
+    Space,
+    end_by_closing_pipes,
+)
 from ddlbench.emulation.switch import Links
 from ddlbench.experiment.fabric import LinkCondition
 
 _TUN = Path("/dev/net/tun")
-_END_S = 5.0
 
 
 def missing_tun() -> str | None:
-    """Why no relay can run; None where it can."""
+    """Why no relay can run; None if one can."""
     try:
         os.close(os.open(_TUN, os.O_RDWR))
     except OSError as error:
@@ -32,16 +37,11 @@ def missing_tun() -> str | None:
 
 
 class RelayBackend:
-    """The relay, on the last core that this process may use.
-
-    Args:
-        space: where the nodes are.
-        nodes, addresses: of the nodes.
-        condition: of the links.
+    """The relay, on the last core that this process may use: a :class:`Backend`.
 
     Raises:
-        EmulationFailed: it does not start.
-        ConfigError: the kernel has no such congestion control.
+        EmulationFailed: the relay does not start.
+        ConfigError: the kernel lacks the congestion control.
     """
 
     name = "relay"
@@ -75,20 +75,10 @@ class RelayBackend:
             raise
 
     def close(self) -> None:
-        """End the relay: its devices go with it."""
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if stream is not None:
-                with suppress(OSError):
-                    stream.close()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_by_closing_pipes(self._process)
 
     @contextmanager
     def without_loss(self) -> Iterator[None]:
-        """See :class:`Backend`."""
         self._ask({"set": {"loss": 0.0}})
         try:
             yield
@@ -96,13 +86,12 @@ class RelayBackend:
             self._ask({"set": {"loss": self._condition.loss}})
 
     def correct(self, excess_s: float) -> None:
-        """Wait less, by what reading, writing and waking up take on this machine."""
+        """Shorten the relay's delay by the time that it needs to wake up, read and write."""
         self._compensation_s = min(max(excess_s, 0.0), self._condition.latency_s)
         delay_s = self._condition.latency_s - self._compensation_s
         self._ask({"set": {"delay_s": delay_s}})
 
     def describe(self) -> dict[str, Any]:
-        """Core, priority and offloads of the relay, and what it takes off the delay."""
         return {
             "backend": self.name,
             **self._described,
@@ -112,7 +101,6 @@ class RelayBackend:
         }
 
     def usage(self) -> dict[str, Any]:
-        """What the relay counts, and packets that its devices lost because it was late."""
         return {
             "backend": self.name,
             **self._ask({"usage": True}),
@@ -120,7 +108,6 @@ class RelayBackend:
         }
 
     def reset_usage(self) -> None:
-        """Begin anew."""
         self._ask({"reset": True})
         self._lost_by_devices_before = self._lost_by_devices()
 
@@ -141,10 +128,10 @@ class RelayBackend:
         }
 
     def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        """One line there, one line back.
+        """Send one JSON line to the relay and return its answer.
 
         Raises:
-            EmulationFailed: the relay has ended, or says that it cannot.
+            EmulationFailed: the relay has ended, or answers with an error.
         """
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
@@ -155,25 +142,23 @@ class RelayBackend:
                 stdin.flush()
                 line = stdout.readline()
         if not line:
-            raise EmulationFailed(
-                f"the relay of the emulated links has ended: {self._last_words()}"
-            )
+            raise EmulationFailed(f"the relay of the emulated links has ended: {self._reason()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise EmulationFailed(f"the relay of the emulated links: {answer['error']}")
         return answer
 
-    def _last_words(self) -> str:
+    def _reason(self) -> str:
         if self._process.stderr is None or self._process.stderr.closed:
             return "it was closed"
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
-            words = self._process.stderr.read().decode(errors="replace").strip().splitlines()
-            return words[-1] if words else f"status {self._process.returncode}"
+            self._process.wait(END_S)
+            lines = self._process.stderr.read().decode(errors="replace").strip().splitlines()
+            return lines[-1] if lines else f"status {self._process.returncode}"
         return "it does not answer"
 
     def _lost_by_devices(self) -> int:
-        """Packets that found the queue of a node's device full, from the kernel's own count."""
+        """Packets dropped at a full queue of a node's device, by the kernel's count."""
         return sum(
             sent_drops(Path(f"/proc/{node.pid}/net/dev").read_text(encoding="ascii"))
             for node in self._nodes
@@ -181,7 +166,7 @@ class RelayBackend:
 
 
 def sent_drops(text: str) -> int:
-    """Column "drop" of what was sent, of ``eth0``, in /proc/net/dev."""
+    """The "drop" column of packets sent by ``eth0`` in /proc/net/dev."""
     for line in text.splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == INTERFACE:

@@ -1,4 +1,4 @@
-"""The model of the emulated network: when a frame that is sent now arrives, if it does.
+"""Model of the emulated network: whether and when a frame arrives.
 
 ::
 
@@ -6,9 +6,9 @@
           queue of link i           lost?     queue of link j
           (what i sends)                      (what all others send to j)
 
-Time is an argument, so nothing here waits. A frame's packets leave a node one after the other; the
-switch passes each on when it has it whole. A bundle therefore holds its receiver's link from the
-time when its first packet came, and ends one packet after it has come:
+Time is an argument, so nothing here waits. A frame's packets leave a node one after the other, and
+the switch forwards each packet once it has arrived completely. A bundle therefore occupies its
+receiver's link from the arrival of its first packet until one packet time after its last:
 
     leaves i      |p0|p1|p2|p3|
     leaves switch    |p0|p1|p2|p3|  -> all of them arrive here + delay
@@ -23,31 +23,23 @@ from typing import NamedTuple
 
 from ddlbench.emulation.frames import measure, without_lost
 
-# Frames that reach the switch within so short a time are taken at once, which saves waking up.
+# Frames that reach the switch within this time are handled together, which saves wake-ups.
 _AHEAD_S = 50e-6
 
 
 @dataclass(frozen=True)
 class Links:
-    """What the links do.
+    """Properties of the links."""
 
-    Args:
-        delay_s: one way.
-        bits_per_s: in each direction of each link; None sets no limit.
-        loss: probability of a packet.
-        queue_bytes: that may wait for a link; more is dropped at the tail.
-        mtu: largest packet in bytes.
-    """
-
-    delay_s: float
-    bits_per_s: float | None
-    loss: float
-    queue_bytes: int
-    mtu: int
+    delay_s: float  # one way
+    bits_per_s: float | None  # in each direction of each link; None sets no limit
+    loss: float  # probability that a packet is lost
+    queue_bytes: int  # capacity of a link's queue; more is dropped at the tail
+    mtu: int  # largest packet in bytes
 
 
 class Delivery(NamedTuple):
-    """A frame on its last way; ``number`` keeps the order of frames of one time."""
+    """A frame in transit; ``number`` keeps the order of frames that are due at the same time."""
 
     due_s: float
     number: int
@@ -56,17 +48,15 @@ class Delivery(NamedTuple):
 
 
 class Switch:
-    """Nodes joined by links of one kind.
+    """Nodes joined by equal links.
 
     Args:
-        nodes: how many.
-        links: what they do; may be set anew at any time.
-        random: numbers from 0 to 1 that decide about losses.
+        nodes: number of nodes.
+        links: their properties; may be replaced at any time.
+        random: source of numbers from 0 to 1 that decide on losses.
 
     Attributes:
-        dropped: packets that found a full queue.
-        lost: packets lost on purpose.
-        passed: packets that were sent on their last way.
+        dropped, lost, passed: packets dropped at a full queue, lost on purpose, and sent on.
     """
 
     def __init__(self, nodes: int, links: Links, random: Callable[[], float]) -> None:
@@ -80,7 +70,6 @@ class Switch:
         self._number = 0
 
     def send(self, source: int, target: int, frame: bytes, now_s: float) -> None:
-        """A node sends a frame to another."""
         rate = self.links.bits_per_s
         if rate is None:
             self._push(self._to_switch, now_s, target, frame)
@@ -92,18 +81,18 @@ class Switch:
         self._sends_until_s[source] = until_s
 
     def arrived(self, now_s: float) -> Iterator[Delivery]:
-        """Frames that are at their node by now, earliest first."""
+        """Frames that have reached their node, earliest first."""
         self._switch(now_s + _AHEAD_S)
         while self._to_nodes and self._to_nodes[0].due_s <= now_s:
             yield heapq.heappop(self._to_nodes)
 
     def next_s(self) -> float | None:
-        """When to ask again at the latest; None when nothing is under way."""
+        """Time at which to call :meth:`arrived` again; None if no frame is in transit."""
         times = []
         if self._to_nodes:
             times.append(self._to_nodes[0].due_s)
         if self._to_switch:
-            # It cannot be due before it has crossed the rest of its way.
+            # From the switch to the node it takes at least the delay.
             times.append(self._to_switch[0].due_s + self.links.delay_s)
         return min(times, default=None)
 
@@ -136,12 +125,12 @@ class Switch:
         self._receives_until_s[target] = until_s
 
     def _fitting(self, frame: bytes, waiting_bytes: float) -> list[tuple[bytes, int]]:
-        """What of a frame finds room in a queue, and its bytes on the wire: all, its head, none."""
+        """The part of a frame that fits into a queue (all, its head or nothing), and its bytes."""
         packets, size = measure(frame)
-        room = self.links.queue_bytes - waiting_bytes
-        if size <= room:
+        free_bytes = self.links.queue_bytes - waiting_bytes
+        if size <= free_bytes:
             return [(frame, size)]
-        fits = min(packets, max(0, int(room / (size / packets))))
+        fits = min(packets, max(0, int(free_bytes / (size / packets))))
         self.dropped += packets - fits
         kept = [index < fits for index in range(packets)]
         return [(piece, measure(piece)[1]) for piece in without_lost(frame, kept)]

@@ -1,4 +1,4 @@
-"""How fast the devices of a site talk to each other: one links.json a fabric.
+"""Measures latency and bandwidth between the devices of a site: one links.json a fabric.
 
 ::
 
@@ -7,5 +7,5 @@
     sweep.py         collectives and ping-pong of the ranks       +-> measure.py -> links.json
     rank_pairs.py    pairs of all ranks                          -+
 
-The tools run on the nodes and need torch; what reads and assembles their output does not.
+The tools run on the nodes and need torch; the code that reads their output does not.
 """

@@ -1,12 +1,12 @@
-"""Entries of links.json: of the raw times of the ranks, or of links that the site file gives.
+"""Entries of links.json, from raw times of the ranks or from links given in the site file.
 
 ::
 
     raw times of a tool                    -> points, intervals, fits; pair matrices
-    site file: interconnect.links.FABRIC   -> fits without points; every pair of a level is alike
+    site file: interconnect.links.FABRIC   -> fits without points; equal pairs within a level
 
-The second is for what somebody knows without measuring (as thesis Table 4.1 lists links, Jansen
-2020). No torch.
+The site file gives links whose speed is known without a measurement (as thesis Table 4.1 lists
+links, Jansen 2020). No torch.
 """
 
 from __future__ import annotations
@@ -19,33 +19,26 @@ from ddlbench.experiment.fits import fit_hockney, given_hockney
 from ddlbench.experiment.links import LinkSweep, PairMatrix, SweepPoint
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.statistics import median_interval
-from ddlbench.interconnect.pair_matrix import Matrix, pair_matrix
+from ddlbench.interconnect.pair_matrix import Matrix, off_diagonal, pair_matrix
 from ddlbench.interconnect.worlds import level_of
 
 
 def points_of(raw: list[dict[str, Any]]) -> tuple[SweepPoint, ...]:
-    """Median and rank-based 95 % interval of each size.
-
-    Args:
-        raw: mappings with ``message_bytes`` and ``times_s``, one time a repeat.
-    """
-    points = []
-    for point in raw:
-        times = point["times_s"]
-        ends = median_interval(times).ends()  # fewer than six repeats cannot give 95 %
-        points.append(
-            SweepPoint(
-                message_bytes=point["message_bytes"],
-                time_s=statistics.median(times),
-                interval_s=ends,
-                repeats=len(times),
-            )
+    """Median and rank-based 95 % interval of ``times_s`` of each size."""
+    return tuple(
+        SweepPoint(
+            message_bytes=point["message_bytes"],
+            time_s=statistics.median(point["times_s"]),
+            # None for fewer than six repeats, which cannot give 95 %.
+            interval_s=median_interval(point["times_s"]).ends(),
+            repeats=len(point["times_s"]),
         )
-    return tuple(points)
+        for point in raw
+    )
 
 
 def sweeps_of(raw: list[dict[str, Any]]) -> tuple[tuple[LinkSweep, ...], list[str]]:
-    """``sweeps`` with their fits, and notes on those that ended early."""
+    """The ``sweeps`` part with its fits, and notes on sweeps that ended early."""
     sweeps, notes = [], []
     for entry in raw:
         name = (
@@ -73,34 +66,27 @@ def sweeps_of(raw: list[dict[str, Any]]) -> tuple[tuple[LinkSweep, ...], list[st
     return tuple(sweeps), notes
 
 
-def world_pairs(found: dict[str, Any]) -> PairMatrix:
-    """The pair matrix of all ranks, from the report of the first one."""
-    matrix = pair_matrix(
-        scope="world",
-        method=found["method"],
-        endpoints=[f"rank {rank} on {host}" for rank, host in enumerate(found["hosts"])],
-        nodes=found["nodes"],
-        bandwidth_bytes_per_s=found["bandwidth_bytes_per_s"],
-        latency_s=found["latency_s"],
-        repeats=found["repeats"],
-        sampled=found["sampled"],
-    )
-    return PairMatrix.from_dict(matrix)
+def world_pairs(report: dict[str, Any]) -> PairMatrix:
+    """The pair matrix of all ranks, from the ``pairs`` that rank 0 reports."""
+    hosts = report["hosts"]
+    fields = {key: value for key, value in report.items() if key != "hosts"}
+    endpoints = [f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
+    return PairMatrix.from_dict(pair_matrix(scope="world", endpoints=endpoints, **fields))
 
 
 def node_type_pairs(reports: list[dict[str, Any]]) -> list[PairMatrix]:
     """Matrices within a node, once for every type of node: those of its first node."""
-    seen: dict[str, list[dict[str, Any]]] = {}
+    by_type: dict[str, list[dict[str, Any]]] = {}
     for report in sorted(reports, key=lambda entry: int(entry["rank"])):
-        seen.setdefault(report["node_type"], report["pairs"])
-    return [PairMatrix.from_dict(pair) for pairs in seen.values() for pair in pairs]
+        by_type.setdefault(report["node_type"], report["pairs"])
+    return [PairMatrix.from_dict(pair) for pairs in by_type.values() for pair in pairs]
 
 
 def given_parts(site: Site, fabric: str) -> tuple[tuple[PairMatrix, ...], tuple[LinkSweep, ...]]:
     """``pairs`` and ``sweeps`` of links.json for a fabric that the site file describes.
 
     Raises:
-        ConfigError: a level that the site has is missing, or a number cannot be.
+        ConfigError: a level that the site has is missing, or a number is invalid.
     """
     links = site.interconnect["links"][fabric]
     where = f"site {site.name}: interconnect.links.{fabric}"
@@ -136,24 +122,20 @@ def given_parts(site: Site, fabric: str) -> tuple[tuple[PairMatrix, ...], tuple[
 
 
 def _world(site: Site, links: dict[str, Any]) -> PairMatrix:
-    """All devices of the site as one matrix."""
     nodes = [node for node in range(site.nodes) for _ in range(site.devices_per_node)]
+
+    def by_level(key: str) -> Matrix:
+        return off_diagonal(
+            len(nodes),
+            lambda i, j: float(links["node" if nodes[i] == nodes[j] else "network"][key]),
+        )
+
     matrix = pair_matrix(
         scope="world",
         method="given",
         endpoints=[f"rank {rank}" for rank in range(len(nodes))],
         nodes=nodes,
-        bandwidth_bytes_per_s=_by_level(nodes, links, "bandwidth_bytes_per_s"),
-        latency_s=_by_level(nodes, links, "latency_s"),
+        bandwidth_bytes_per_s=by_level("bandwidth_bytes_per_s"),
+        latency_s=by_level("latency_s"),
     )
     return PairMatrix.from_dict(matrix)
-
-
-def _by_level(nodes: list[int], links: dict[str, Any], key: str) -> Matrix:
-    return [
-        [
-            None if i == j else float(links["node" if a == b else "network"][key])
-            for j, b in enumerate(nodes)
-        ]
-        for i, a in enumerate(nodes)
-    ]

@@ -1,19 +1,20 @@
-"""Sweeps of collectives over a group of ranks: raw times of every message size, taken by turns.
+"""Sweeps of collectives over a group of ranks: raw times of every message size.
 
 ::
 
-    probe     1K 2K 4K ... 64M     warm-up, dropped; tells how many repeats each size can have,
-                                   and where messages get too long for the sweep
+    probe     1K 2K 4K ... 64M     warm-up, dropped; plans the repeats of each size, and the largest
+                                   size that the budget allows
     pass 1    1K 2K 4K ... 64M     a quarter of the repeats of each size
-    pass 2    1K 2K 4K ... 64M     ... between the passes of other sweeps, so that a disturbance of
-                                   a second hits neither a size nor an operation alone
+    pass 2    1K 2K 4K ... 64M     ... alternates with passes of other operations, so that a
+                                   disturbance of a second affects no size or operation alone
 
 Every repeat begins with a barrier over gloo and ends on each rank when its part is done (on a GPU:
-when the device is idle again); its time is the slowest rank's, so every rank decides alike. The
-barrier is not Horovod's, so that messages join Horovod's cycle at any phase, as gradients do.
+when the device is idle again). Its time is the slowest rank's, so all ranks take the same
+decisions. The barrier is not Horovod's, so that messages join Horovod's cycle at any phase, as
+gradients do.
 
-The transports are those that training uses. gloo and NCCL are torch.distributed's, as DDP uses
-them. A message of Horovod is a group of four tensors: like the gradients of a step it is
+The transports are those of training: torch.distributed's gloo and NCCL, as DDP uses them, and
+Horovod. A message of Horovod is a group of four tensors. Like the gradients of a step it is
 negotiated, copied into the fusion buffer, reduced, and copied out again. (A single tensor would
 skip the buffer.)
 """
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,26 +36,19 @@ _ELEMENT_BYTES = 4
 
 
 def element_count(operation: str, message_bytes: int, ranks: int) -> int:
-    """fp32 elements of a message; what is scattered divides by the ranks (rounded up)."""
+    """fp32 elements of a message; a scattered one is rounded up to a multiple of the ranks."""
     parts = ranks if operation == "reduce_scatter" else 1
     return -(-message_bytes // _ELEMENT_BYTES // parts) * parts
 
 
 def touched(count: int, device: torch.device) -> torch.Tensor:
-    """Zeros of fp32, which stay zeros however often they are summed, in memory of their own.
-
-    ``torch.zeros`` would get pages that the kernel only maps when they are first written.
-    """
+    """Zeros of fp32, (count,), which stay zeros when summed, in memory that is already mapped."""
+    # Pages of torch.zeros would be mapped by the kernel when they are first written.
     return torch.empty(count, device=device).fill_(0.0)
 
 
 class Buffers:
-    """Memory of all messages of a group: operations take their share of it.
-
-    Args:
-        largest_bytes: of any message, and of anything gathered.
-        device: where.
-    """
+    """Memory on ``device`` that all messages of a group, and all gathered results, use."""
 
     def __init__(self, largest_bytes: int, device: torch.device) -> None:
         count = largest_bytes // _ELEMENT_BYTES + dist.get_world_size()  # room to round up
@@ -62,81 +57,66 @@ class Buffers:
         self.result = touched(count, device)
 
 
-def torch_operation(operation: str, count: int, buffers: Buffers) -> Callable[[], None]:
+def torch_operation(operation: str, count: int, buffers: Buffers) -> Callable[[], object]:
     """A call that returns once this rank has finished ``operation`` over the default group."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     message = buffers.message[:count]
 
-    def all_reduce() -> None:
-        dist.all_reduce(message)
-
-    def broadcast() -> None:
-        dist.broadcast(message, src=0)
-
-    def all_gather() -> None:
-        dist.all_gather_into_tensor(buffers.result[: count * ranks], message)
-
-    def reduce_scatter() -> None:
-        dist.reduce_scatter_tensor(buffers.result[: count // ranks], message)
-
     def p2p() -> None:
-        """There and back; rank 0 begins."""
+        """A round trip that rank 0 begins."""
         for sender in (0, 1):
             if rank == sender:
                 dist.send(message, dst=1 - sender)
             else:
                 dist.recv(message, src=sender)
 
-    calls = {
-        "all_reduce": all_reduce,
-        "broadcast": broadcast,
-        "all_gather": all_gather,
-        "reduce_scatter": reduce_scatter,
+    result = buffers.result
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(message),
+        "broadcast": lambda: dist.broadcast(message, src=0),
+        "all_gather": lambda: dist.all_gather_into_tensor(result[: count * ranks], message),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(result[: count // ranks], message),
         "p2p": p2p,
     }
     return _finished(calls[operation], buffers.device)
 
 
-def horovod_operation(hvd: Any, count: int, buffers: Buffers) -> Callable[[], None]:
+def horovod_operation(hvd: Any, count: int, buffers: Buffers) -> Callable[[], object]:
     """An all-reduce of ``count`` elements in four tensors, averaged as gradients are."""
     tensors = list(buffers.message[:count].chunk(_FUSED_TENSORS))
-    name = f"sweep.{count}"
-
-    def call() -> None:
-        hvd.grouped_allreduce_(tensors, name=name, op=hvd.Average)
-
-    return _finished(call, buffers.device)
+    average = partial(hvd.grouped_allreduce_, tensors, name=f"sweep.{count}", op=hvd.Average)
+    return _finished(average, buffers.device)
 
 
-def _finished(call: Callable[[], None], device: torch.device) -> Callable[[], None]:
+def _finished(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
     """``call``, and on a GPU the wait for its end."""
     if device.type != "cuda":
         return call
 
-    def called() -> None:
+    def call_and_wait() -> None:
         call()
         torch.cuda.synchronize(device)
 
-    return called
+    return call_and_wait
 
 
 PASSES = 4
 _PROBES = 3
 _LEAST, _MOST = 4, 40
-# A sweep may take so many times its budget, in favour of long messages.
+# A sweep may exceed its budget by this factor, for the sake of long messages.
 _LIMIT = 3.0
 
 
 class Sweep:
-    """Messages of every size, once probed, then in passes.
+    """Times messages of every size: first a probe, then several passes.
 
     Args:
-        sizes: in bytes, rising.
+        sizes: in bytes, ascending.
         run: (size, count) -> seconds of each of ``count`` repeats on the slowest rank.
 
     Attributes:
         times_s: by message size in bytes.
-        ended: why sizes are missing; empty when none is.
+        ended: why sizes are missing; empty if none is.
     """
 
     def __init__(self, sizes: Sequence[int], run: Callable[[int, int], list[float]]) -> None:
@@ -146,7 +126,7 @@ class Sweep:
         self._counts: dict[int, int] = {}
 
     def probe(self, budget_s: float) -> None:
-        """Plan the repeats; ``budget_s`` is what the whole sweep should take."""
+        """Time each size and plan its repeats, so that the sweep takes about ``budget_s``."""
         planned_s, last_size, last_s = 0.0, 0, 0.0
         for index, size in enumerate(self._sizes):
             if last_size:
@@ -160,15 +140,17 @@ class Sweep:
             self._counts[size] = min(max(int(share_s / last_s), _LEAST), _MOST)
             planned_s += sum(times) + self._counts[size] * last_s
 
-    def take(self, turn: int) -> None:
-        """One of ``PASSES`` passes."""
+    def take(self, number: int) -> None:
         for size, count in self._counts.items():
-            share = count // PASSES + (turn < count % PASSES)
+            share = count // PASSES + (number < count % PASSES)
             self.times_s.setdefault(size, []).extend(self._run(size, share))
 
 
-def sweep_of(operation: str, largest: int, make: Callable[[int], Callable[[], None]]) -> Sweep:
-    """A sweep of the sizes whose buffers are within the limit."""
+def sweep_of(operation: str, largest: int, make: Callable[[int], Callable[[], object]]) -> Sweep:
+    """A sweep over all sizes whose buffers have at most ``largest`` bytes.
+
+    ``make`` returns the call for a number of elements.
+    """
     ranks = dist.get_world_size()
     sizes = [
         size for size in message_sizes(largest) if buffer_bytes(operation, size, ranks) <= largest
@@ -182,12 +164,12 @@ def sweep_of(operation: str, largest: int, make: Callable[[int], Callable[[], No
 
 
 def measure(sweeps: dict[str, Sweep], transport: str, budget_s: float) -> list[dict[str, Any]]:
-    """Raw times of all sweeps, taken by turns."""
+    """Raw times of all sweeps, whose passes alternate."""
     for sweep in sweeps.values():
         sweep.probe(budget_s)
-    for turn in range(PASSES):
+    for number in range(PASSES):
         for sweep in sweeps.values():
-            sweep.take(turn)
+            sweep.take(number)
     ranks = dist.get_world_size()
     return [
         {
@@ -203,7 +185,7 @@ def measure(sweeps: dict[str, Sweep], transport: str, budget_s: float) -> list[d
     ]
 
 
-def _slowest(call: Callable[[], None], count: int) -> list[float]:
+def _slowest(call: Callable[[], object], count: int) -> list[float]:
     """Seconds of each of ``count`` calls on the slowest rank; the same list on all ranks."""
     ready = torch.zeros(1)
     times = torch.zeros(count, dtype=torch.float64)

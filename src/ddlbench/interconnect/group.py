@@ -1,4 +1,4 @@
-"""Some of the ranks as one process group, made as training makes it and left again."""
+"""A process group of some of the ranks, made as training makes it."""
 
 from __future__ import annotations
 
@@ -19,34 +19,24 @@ from ddlbench.runtime.rank_job import RankContext
 
 @dataclass(frozen=True)
 class Group:
-    """What a process knows of its group.
+    """A group of ranks, as one of them sees it."""
 
-    Args:
-        members: its processes, in the order of ranks.
-        me: this one.
-        store: of this group alone.
-        device: what this process computes on.
-        interface: network interface, or None.
-    """
-
-    members: tuple[Process, ...]
-    me: Process
-    store: dist.Store
+    members: tuple[Process, ...]  # in the order of ranks
+    me: Process  # this process
+    store: dist.Store  # of this group alone
     device: torch.device
-    interface: str | None
+    interface: str | None  # network interface
 
     @property
     def rank(self) -> int:
-        """Of this process in the group."""
         return self.members.index(self.me)
 
     @property
     def transport(self) -> str:
-        """What torch.distributed carries its messages with."""
+        """torch.distributed's backend for tensors on the device."""
         return "nccl" if self.device.type == "cuda" else "gloo"
 
     def hosts(self) -> list[str]:
-        """Host of each rank."""
         return [self.store.get(f"host/{rank}").decode() for rank in range(len(self.members))]
 
 
@@ -63,7 +53,7 @@ def members_of(nodes: int, devices: int, per_node: int) -> tuple[Process, ...]:
 
 @contextmanager
 def joined(group: Group) -> Iterator[None]:
-    """Inside it, torch.distributed's default group is ``group``; beside NCCL it has gloo."""
+    """Make ``group`` torch.distributed's default group in a ``with``; beside NCCL it has gloo."""
     group.store.set(f"host/{group.rank}", socket.gethostname())
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if group.transport == "nccl" else "gloo",
@@ -78,7 +68,7 @@ def joined(group: Group) -> Iterator[None]:
 
 
 def settle(here: RankContext) -> tuple[torch.device, str | None]:
-    """Device and network interface of this process; threads and libraries are told."""
+    """Set threads and interface for the libraries; returns this process's device and interface."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     interface = use_interface(here.interface)
     (device,) = own_devices(here.device_kind, here.process)

@@ -6,7 +6,7 @@
                      waits          <--------   raw times
 
 Horovod 0.28 can crash (segmentation fault) in a second ``hvd.init()`` with other members. So every
-group has new processes; they find each other through the store that the sweep's rank 0 serves, and
+group gets new processes. They find each other through the store that the sweep's rank 0 serves, and
 join as the ranks of a plan do (``strategies/horovod``).
 """
 
@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -41,10 +40,10 @@ from ddlbench.strategies.horovod.rendezvous import (
 
 @contextmanager
 def horovod_world(hvd: Any, group: Group) -> Iterator[None]:
-    """Inside it ``hvd`` spans ``group`` over gloo, with its own defaults for fusion and cycle."""
+    """Initialise ``hvd`` over ``group``, with Horovod's default fusion and cycle, in a ``with``."""
     size = len(group.members)
-    meeting = join_rendezvous(group.store, group.rank, size, address_of(group.interface))
-    # By host name, as Horovod itself knows hosts: nodes that share one count as one.
+    rendezvous = join_rendezvous(group.store, group.rank, size, address_of(group.interface))
+    # Horovod identifies hosts by name, so nodes with the same host name count as one.
     hosts = host_names(group.store, size)
     names = list(dict.fromkeys(hosts))
     local = [rank for rank, name in enumerate(hosts) if name == hosts[group.rank]]
@@ -56,7 +55,7 @@ def horovod_world(hvd: Any, group: Group) -> Iterator[None]:
         node=names.index(hosts[group.rank]),
         nodes=len(names),
     )
-    set_place(place, meeting, group.interface)
+    set_place(place, rendezvous, group.interface)
     options = Horovod.options
     os.environ["HOROVOD_FUSION_THRESHOLD"] = str(options["fusion_threshold_bytes"]["default"])
     os.environ["HOROVOD_CYCLE_TIME"] = str(options["cycle_time_s"]["default"] * 1e3)
@@ -65,54 +64,30 @@ def horovod_world(hvd: Any, group: Group) -> Iterator[None]:
         yield
     finally:
         hvd.shutdown()
-        if meeting.server is not None:
-            meeting.server.stop()
+        if rendezvous.server is not None:
+            rendezvous.server.stop()
 
 
 _PATIENCE = timedelta(minutes=10)
 
 
-@dataclass(frozen=True)
-class _Task:
-    """A group as it can be sent to a child; the store cannot."""
-
-    members: tuple[Process, ...]
-    me: Process
-    host: str
-    port: int
-    device: str
-    interface: str | None
-    threads: int
-    settings: dict[str, Any]
-
-
 def sweep_horovod(
     group: Group, host: str, port: int, settings: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Raw times of Horovod's all-reduce over ``group``; all its ranks call it.
+    """Raw times of Horovod's all-reduce over ``group``; all its ranks call this.
 
-    Args:
-        group: the ranks; its process group is left already.
-        host: where the store is served.
-        port: of the store.
-        settings: of the sweep.
+    The group's process group must be destroyed already. ``host`` and ``port`` are of its store.
 
     Raises:
         RuntimeError: Horovod crashed.
     """
-    task = _Task(
-        group.members,
-        group.me,
-        host,
-        port,
-        str(group.device),
-        group.interface,
-        torch.get_num_threads(),
-        settings,
-    )
+    # Without the store, which cannot be sent to a child.
+    own = (group.members, group.me, str(group.device), group.interface)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
-            return pool.submit(_sweep, task).result()
+            return pool.submit(
+                _sweep, own, (host, port), torch.get_num_threads(), settings
+            ).result()
         except BrokenProcessPool:
             raise RuntimeError(
                 f"Horovod crashed in a group of {len(group.members)} ranks; check that Horovod "
@@ -120,22 +95,27 @@ def sweep_horovod(
             ) from None
 
 
-def _sweep(task: _Task) -> list[dict[str, Any]]:
-    """The child's part."""
-    torch.set_num_threads(task.threads)
-    device = torch.device(task.device)
+def _sweep(
+    own: tuple[tuple[Process, ...], Process, str, str | None],
+    address: tuple[str, int],
+    threads: int,
+    settings: dict[str, Any],
+) -> list[dict[str, Any]]:
+    members, me, device_name, interface = own
+    torch.set_num_threads(threads)
+    device = torch.device(device_name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     hvd = importlib.import_module("horovod.torch")
-    served = dist.TCPStore(task.host, task.port, is_master=False, timeout=_PATIENCE)
-    nodes = len({process.node for process in task.members})
-    store = dist.PrefixStore(f"horovod/{nodes}x{len(task.members) // nodes}", served)
-    group = Group(task.members, task.me, store, device, task.interface)
-    largest = task.settings["largest_bytes"]
+    served = dist.TCPStore(*address, is_master=False, timeout=_PATIENCE)
+    nodes = len({process.node for process in members})
+    store = dist.PrefixStore(f"horovod/{nodes}x{len(members) // nodes}", served)
+    group = Group(members, me, store, device, interface)
+    largest = settings["largest_bytes"]
     with joined(group):
         buffers = Buffers(largest, device)
         with horovod_world(hvd, group):
             sweep = sweep_of(
                 "all_reduce", largest, lambda count: horovod_operation(hvd, count, buffers)
             )
-            return measure({"all_reduce": sweep}, "horovod", task.settings["budget_s"])
+            return measure({"all_reduce": sweep}, "horovod", settings["budget_s"])

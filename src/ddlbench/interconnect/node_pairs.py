@@ -1,8 +1,8 @@
-"""Pairs within each node: ``python -m ddlbench.interconnect.node_pairs``.
+"""Measure pairs of devices within each node: ``python -m ddlbench.interconnect.node_pairs``.
 
-GPUs: one process a node runs NVIDIA's test, or copies itself where there is none. CPUs: the
-processes of a node copy to each other. Nodes measure at the same time, as they share nothing. A
-node of one GPU has no pairs, however many ranks compute on it. The copies::
+GPUs: one process a node runs NVIDIA's test, or makes the copies itself if there is none. CPUs: the
+processes of a node copy to each other. All nodes measure at the same time, as they share nothing. A
+node with one GPU has no pairs, however many ranks compute on it. The copies::
 
     GPUs    one process; device-to-device copies on the sender's stream, timed with events:
             16 bytes a hundred times (latency), 160 MB five times (bandwidth)
@@ -33,48 +33,41 @@ from ddlbench.interconnect.p2p_binary import (
     run_nvbandwidth,
     run_p2p,
 )
-from ddlbench.interconnect.pair_matrix import Matrix, pair_matrix
+from ddlbench.interconnect.pair_matrix import off_diagonal, pair_matrix
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.placement import is_shared
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
 
 _REPEATS = 5
-# CPUs: passes over all pairs, so that a disturbance of a second hits no pair alone.
+# CPUs: passes over all pairs, so that a disturbance of a second affects no pair alone.
 _PASSES = 3
 _LARGE_BYTES = 160_000_000
 _SMALL_BYTES, _SMALL_COPIES = 16, 100
 _SPIN_CYCLES = 20_000_000
 _ROUNDS = 200
 _PAGE = mmap.PAGESIZE
-# Places of the two flags in the first page, as 8-byte words on cache lines of their own.
+# Indices of the two flags, 8-byte words in the first page, each on its own cache line.
 _PING, _PONG = 0, 16
 
 
 def gpu_pairs() -> list[dict[str, Any]]:
-    """Matrices of all GPUs that this process sees: one direction, and both at once.
-
-    None of a single GPU, which has no pairs.
-    """
+    """Matrices of all visible GPUs: one direction, and both at once; empty for a single GPU."""
     count = torch.cuda.device_count()
     if count < 2:
         return []
     names = [torch.cuda.get_device_name(index) for index in range(count)]
-    latency_s = _gpu_matrix(count, _gpu_latency_s)
-    reach = {
-        torch.cuda.can_device_access_peer(i, j)
-        for i in range(count)
-        for j in range(count)
-        if i != j
-    }
-    access = {frozenset([True]): "direct", frozenset([False]): "staged"}.get(frozenset(reach))
+    latency_s = off_diagonal(count, _gpu_latency_s)
+    pairs = itertools.permutations(range(count), 2)
+    reach = {torch.cuda.can_device_access_peer(i, j) for i, j in pairs}
+    access = None if len(reach) > 1 else "direct" if reach.pop() else "staged"
     return [
         pair_matrix(
             scope="node",
             method="device-copies",
             endpoints=[f"{index}: {name}" for index, name in enumerate(names)],
             nodes=[0] * count,
-            bandwidth_bytes_per_s=_gpu_matrix(count, bandwidth),
+            bandwidth_bytes_per_s=off_diagonal(count, bandwidth),
             latency_s=latency_s,
             access=access,
             direction=direction,
@@ -86,10 +79,6 @@ def gpu_pairs() -> list[dict[str, Any]]:
             ("bidirectional", _gpu_bandwidth_both),
         )
     ]
-
-
-def _gpu_matrix(count: int, measure: Any) -> Matrix:
-    return [[None if i == j else measure(i, j) for j in range(count)] for i in range(count)]
 
 
 def _gpu_latency_s(sender: int, receiver: int) -> float:
@@ -122,7 +111,7 @@ def _gpu_copy_s(pairs: list[tuple[int, int]], size: int, copies: int) -> float:
     for _ in range(_REPEATS + 1):  # the first is dropped
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with torch.cuda.stream(streams[0]):
-            # The device spins while all copies are enqueued, so that none waits for the host.
+            # The device spins until all copies are enqueued, so that none waits for the host.
             torch.cuda._sleep(_SPIN_CYCLES)
         streams[0].record_event(start)
         for stream, (source, target) in zip(streams, buffers, strict=True):
@@ -141,67 +130,56 @@ def _gpu_copy_s(pairs: list[tuple[int, int]], size: int, copies: int) -> float:
 def cpu_pairs(
     store: dist.Store, local_rank: int, count: int, size: int, names: list[str]
 ) -> list[dict[str, Any]]:
-    """Matrices of the ``count`` processes of this node; all of them call it.
+    """Matrices of the ``count`` processes of this node; all of them call this.
 
     Args:
         store: of this node alone.
-        local_rank: this process.
+        local_rank: of this process.
         count: processes of the node.
         size: bytes of a large copy.
         names: of the endpoints.
     """
     private = np.ones(size, dtype=np.uint8)
-    mine: dict[str, list[tuple[float, float]]] = {}
-    for turn, receiver in itertools.product(range(_PASSES), range(count)):
-        memory = _shared(dist.PrefixStore(str(turn), store), receiver, local_rank, count, size)
+    own: dict[str, list[tuple[float, float]]] = {}
+    for number, receiver in itertools.product(range(_PASSES), range(count)):
+        memory = _shared(dist.PrefixStore(str(number), store), receiver, local_rank, count, size)
         for sender in range(count):
             if sender == receiver:
                 continue
-            barrier(store, f"ready/{turn}/{sender}/{receiver}", count)
+            barrier(store, f"ready/{number}/{sender}/{receiver}", count)
             if local_rank == sender:
-                found = (_ping_s(memory), _copy_s(private, memory))
-                mine.setdefault(f"{sender}/{receiver}", []).append(found)
+                times_s = (_ping_s(memory), _copy_s(private, memory))
+                own.setdefault(f"{sender}/{receiver}", []).append(times_s)
             elif local_rank == receiver:
                 _pong(memory)
-        barrier(store, f"done/{turn}/{receiver}", count)
+        barrier(store, f"done/{number}/{receiver}", count)
         memory.close()
-    for name, passes in mine.items():
-        store.set(
-            name, json.dumps([statistics.median(values) for values in zip(*passes, strict=True)])
-        )
-    values = {
-        (i, j): json.loads(store.get(f"{i}/{j}"))
-        for i in range(count)
-        for j in range(count)
-        if i != j
-    }
-    return [
-        pair_matrix(
-            scope="node",
-            method="device-copies",
-            endpoints=names,
-            nodes=[0] * count,
-            bandwidth_bytes_per_s=[
-                [None if i == j else size / values[i, j][1] for j in range(count)]
-                for i in range(count)
-            ],
-            latency_s=[
-                [None if i == j else values[i, j][0] for j in range(count)] for i in range(count)
-            ],
-            operation="write",
-            repeats=_PASSES,
-        )
-    ]
+    for name, passes in own.items():
+        medians_s = [statistics.median(values) for values in zip(*passes, strict=True)]
+        store.set(name, json.dumps(medians_s))
+    pairs = itertools.permutations(range(count), 2)
+    values = {(i, j): json.loads(store.get(f"{i}/{j}")) for i, j in pairs}
+    matrix = pair_matrix(
+        scope="node",
+        method="device-copies",
+        endpoints=names,
+        nodes=[0] * count,
+        bandwidth_bytes_per_s=off_diagonal(count, lambda i, j: size / values[i, j][1]),
+        latency_s=off_diagonal(count, lambda i, j: values[i, j][0]),
+        operation="write",
+        repeats=_PASSES,
+    )
+    return [matrix]
 
 
 def _shared(store: dist.Store, owner: int, local_rank: int, count: int, size: int) -> mmap.mmap:
-    """Memory of ``owner`` as this process sees it; it goes when the last one closes it."""
+    """Map the memory of ``owner`` into this process; it lasts until the last process closes it."""
     length = _PAGE + size
     if local_rank == owner:
         handle = os.memfd_create(f"ddlbench-{owner}")
         os.ftruncate(handle, length)
         memory = mmap.mmap(handle, length)
-        for start in range(0, length, _PAGE):  # first touched by its owner, so near it
+        for start in range(0, length, _PAGE):  # first touched by its owner, to lie near its core
             memory[start] = 0
         store.set(f"memory/{owner}", f"/proc/{os.getpid()}/fd/{handle}")
         barrier(store, f"opened/{owner}", count)
@@ -229,10 +207,10 @@ def _ping_s(memory: mmap.mmap) -> float:
     """Median seconds from one process to the other: half a round trip of a flag."""
     with memoryview(memory) as view, view[:_PAGE].cast("q") as words:
         times = []
-        for turn in range(1, _ROUNDS + 1):
+        for number in range(1, _ROUNDS + 1):
             start = time.perf_counter()
-            words[_PING] = turn
-            while words[_PONG] != turn:
+            words[_PING] = number
+            while words[_PONG] != number:
                 os.sched_yield()
             times.append(time.perf_counter() - start)
         words[_PING] = 0
@@ -242,31 +220,31 @@ def _ping_s(memory: mmap.mmap) -> float:
 def _pong(memory: mmap.mmap) -> None:
     """The other side of :func:`_ping_s`."""
     with memoryview(memory) as view, view[:_PAGE].cast("q") as words:
-        for turn in range(1, _ROUNDS + 1):
-            while words[_PING] != turn:
+        for number in range(1, _ROUNDS + 1):
+            while words[_PING] != number:
                 os.sched_yield()
-            words[_PONG] = turn
+            words[_PONG] = number
 
 
 _LARGEST_CPU_COPY_BYTES = 64 * 2**20
 
 
 def work(here: RankContext) -> dict[str, Any]:
-    """The matrices of this process's node, and what kind of node it is.
+    """The matrices of this process's node, and the type of the node.
 
     Settings: ``interconnect`` (of the site), ``largest_bytes``, ``devices_per_node``.
     """
     provenance = rank_provenance()
     pairs = _gpu(here.settings["interconnect"]) if here.device_kind == "cuda" else _cpu(here)
-    # Of one GPU, NVIDIA's tests know how fast it copies to itself: that is no link.
+    # For a single GPU, NVIDIA's tests measure copies to itself, which use no link.
     pairs = [pair for pair in pairs if len(pair["endpoints"]) > 1]
-    kind = _node_type(provenance)
+    node_type = _node_type(provenance)
     for pair in pairs:
-        pair["node_type"] = kind
+        pair["node_type"] = node_type
     return {
         "host": socket.gethostname(),
         "node": here.process.node,
-        "node_type": kind,
+        "node_type": node_type,
         "pairs": pairs,
         "no_pairs": None if pairs else "one GPU",
         "provenance": provenance,
@@ -276,11 +254,9 @@ def work(here: RankContext) -> dict[str, Any]:
 def _gpu(interconnect: dict[str, Any]) -> list[dict[str, Any]]:
     if is_shared() or torch.cuda.device_count() == 1:
         return []
-    binary = find_or_build_p2p(interconnect)
-    if binary is not None:
+    if (binary := find_or_build_p2p(interconnect)) is not None:
         return run_p2p(binary)
-    binary = find_nvbandwidth(interconnect)
-    if binary is not None:
+    if (binary := find_nvbandwidth(interconnect)) is not None:
         return run_nvbandwidth(binary)
     if torch.cuda.device_count() == 0:
         raise RuntimeError("the site says device: cuda, but torch finds no GPU on this node")

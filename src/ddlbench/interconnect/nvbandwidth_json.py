@@ -1,9 +1,9 @@
-"""Reads the JSON that NVIDIA's nvbandwidth prints (``nvbandwidth -j``, Apache-2.0).
+"""Parse the JSON output of NVIDIA's nvbandwidth (``nvbandwidth -j``, Apache-2.0).
 
-What its source (v0.8, json_output.cpp and testcases_*.cpp) says and its README does not:
+Facts from its source (v0.8, json_output.cpp and testcases_*.cpp) that its README omits:
 
 * numbers are strings, "N/A" stands for a pair that was not measured;
-* the exit status is 0 even when a test failed or was waived: its ``status`` tells;
+* the exit status is 0 even if a test failed or was waived; its ``status`` says so;
 * an error may be printed as a document of its own, before the last one;
 * the arrows in descriptions point from the copying GPU: a write moves data from row to column, a
   read from column to row, whatever the arrow. Matrices of reads are transposed here;
@@ -32,14 +32,14 @@ _DEVICE = re.compile(r"^(\d+): (.*?)(?: \([0-9a-fA-F:.]+\).*)?$")
 
 
 def parse_nvbandwidth(text: str, where: str = "nvbandwidth") -> dict[str, Any]:
-    """Read the output of one run that holds at least the unidirectional tests and the latency.
+    """Parse the output of one run with at least the unidirectional tests and the latency.
 
     Returns:
-        ``devices`` (names) and ``pairs``: entries of links.json, in bytes per second and seconds;
-        none of a single GPU, of which nvbandwidth waives all tests between devices.
+        ``devices`` (names) and ``pairs``: entries of links.json, in bytes per second and seconds.
+        A single GPU has no pairs, as nvbandwidth waives all tests between devices.
 
     Raises:
-        ConfigError: no such JSON, an error in it, or a test that is missing or did not pass.
+        ConfigError: the text is not nvbandwidth's JSON, reports an error, or lacks a passed test.
     """
     documents = _documents(text, where)
     for document in documents:
@@ -55,26 +55,24 @@ def parse_nvbandwidth(text: str, where: str = "nvbandwidth") -> dict[str, Any]:
         raise ConfigError(f"{where}: no device-to-device test in it; {_how()}")
     if _LATENCY not in tests:
         raise ConfigError(f"{where}: {_LATENCY} is missing; {_how()}")
-    # Row = the GPU that reads, so the memory's owner is the sender.
+    # A row is the GPU that reads, and the sender is the owner of the memory.
     latency_s = transposed(_matrix(tests[_LATENCY], len(devices), where))
     pairs = []
-    for direction, names in (
-        ("unidirectional", _UNIDIRECTIONAL),
-        ("bidirectional", _BIDIRECTIONAL),
-    ):
+    directions = {"unidirectional": _UNIDIRECTIONAL, "bidirectional": _BIDIRECTIONAL}
+    for direction, names in directions.items():
         for operation, name in names.items():
             if name not in tests:
                 continue
             bandwidth = _matrix(tests[name], len(devices), where)
+            if operation == "read":
+                bandwidth = transposed(bandwidth)
             pairs.append(
                 pair_matrix(
                     scope="node",
                     method="nvbandwidth",
                     endpoints=[f"{index}: {device}" for index, device in enumerate(devices)],
                     nodes=[0] * len(devices),
-                    bandwidth_bytes_per_s=transposed(bandwidth)
-                    if operation == "read"
-                    else bandwidth,
+                    bandwidth_bytes_per_s=bandwidth,
                     latency_s=latency_s,
                     access="direct",
                     direction=direction,
@@ -85,9 +83,9 @@ def parse_nvbandwidth(text: str, where: str = "nvbandwidth") -> dict[str, Any]:
 
 
 def _documents(text: str, where: str) -> list[dict[str, Any]]:
-    """The content of every JSON document in the text, in order; other lines are skipped."""
+    """The content of every JSON document in the text, in order; skips other lines."""
     decoder = json.JSONDecoder()
-    found: list[dict[str, Any]] = []
+    documents: list[dict[str, Any]] = []
     position = text.find("{")
     while position >= 0:
         try:
@@ -99,28 +97,25 @@ def _documents(text: str, where: str) -> list[dict[str, Any]]:
             ) from None
         if not isinstance(value, dict) or not isinstance(value.get("nvbandwidth"), dict):
             raise ConfigError(f"{where}: JSON, but not nvbandwidth's; {_how()}")
-        found.append(value["nvbandwidth"])
+        documents.append(value["nvbandwidth"])
         position = text.find("{", position)
-    if not found:
+    if not documents:
         raise ConfigError(f"{where}: no JSON in it; {_how()}")
-    return found
+    return documents
 
 
 def _tests(results: dict[str, Any], where: str) -> dict[str, dict[str, Any]]:
-    """Test cases by name; every one of ours has passed."""
+    """Our test cases by name, all of which have passed."""
     tests: dict[str, dict[str, Any]] = {}
     for test in results.get("testcases", []):
         name, status = test.get("name"), test.get("status")
         if name not in TESTS:
             continue
         if status != "Passed":
-            told = f": {_line(test['error'])}" if test.get("error") else ""
-            hint = (
-                "; its GPUs have no peer access: use p2pBandwidthLatencyTest"
-                if status == "Waived"
-                else ""
-            )
-            raise ConfigError(f"{where}: {name} ended with status {status!r}{told}{hint}")
+            error = f": {_line(test['error'])}" if test.get("error") else ""
+            if status == "Waived":
+                error += "; its GPUs have no peer access: use p2pBandwidthLatencyTest"
+            raise ConfigError(f"{where}: {name} ended with status {status!r}{error}")
         tests[name] = test
     return tests
 
@@ -129,11 +124,10 @@ def _device_names(results: dict[str, Any], where: str) -> list[str]:
     listed = results.get("GPU Device list")
     if not listed:
         raise ConfigError(f"{where}: no 'GPU Device list' in it; {_how()}")
-    return [found[2] if (found := _DEVICE.match(text)) else str(text) for text in listed]
+    return [match[2] if (match := _DEVICE.match(text)) else str(text) for text in listed]
 
 
 def _matrix(test: dict[str, Any], size: int, where: str) -> Matrix:
-    """The (last) matrix of a test in bytes per second or seconds."""
     place = f"{where}: {test['name']}"
     unit = re.search(r"\((GB/s|ns|us)\)", str(test.get("bandwidth_description")))
     if unit is None:

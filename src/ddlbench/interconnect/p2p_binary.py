@@ -1,4 +1,4 @@
-"""Finds, builds and runs NVIDIA's link tests on a node.
+"""Find, build and run NVIDIA's link tests on a node.
 
 ::
 
@@ -41,17 +41,14 @@ _LAYOUTS = (
 
 
 def find_or_build_p2p(interconnect: dict[str, Any]) -> Path | None:
-    """The test's binary; None where there is none and nothing to build it from.
+    """The test's binary; None if there is neither one nor source to build it from.
 
     Raises:
-        ConfigError: the site names a binary or a checkout that is not one, or nvcc fails.
+        ConfigError: the site names a wrong binary or checkout, or nvcc fails.
     """
-    named = interconnect.get("p2p_binary")
-    if named:
-        return _named(named, "p2p_binary")
-    found = shutil.which(_NAME)
-    if found:
-        return Path(found)
+    installed = _installed(interconnect, "p2p_binary", _NAME)
+    if installed is not None:
+        return installed
     if os.access(_OLD_SAMPLES, os.X_OK):
         return _OLD_SAMPLES
     checkout = interconnect.get("cuda_samples")
@@ -62,37 +59,43 @@ def find_nvbandwidth(interconnect: dict[str, Any]) -> Path | None:
     """The binary of nvbandwidth, or None.
 
     Raises:
-        ConfigError: the site names one that is not there.
+        ConfigError: the site names a wrong binary.
     """
-    named = interconnect.get("nvbandwidth")
-    if named:
-        return _named(named, "nvbandwidth")
-    found = shutil.which("nvbandwidth")
-    return Path(found) if found else None
+    return _installed(interconnect, "nvbandwidth", "nvbandwidth")
+
+
+def _installed(interconnect: dict[str, Any], key: str, name: str) -> Path | None:
+    """The program that the site names under ``key``, else ``name`` in PATH."""
+    if interconnect.get(key):
+        binary = _expanded(interconnect[key])
+        if not (binary.is_file() and os.access(binary, os.X_OK)):
+            raise ConfigError(
+                f"interconnect.{key}: {binary} on {socket.gethostname()} is no program; "
+                "give its path on the nodes"
+            )
+        return binary
+    path = shutil.which(name)
+    return Path(path) if path else None
 
 
 def run_p2p(binary: Path, runs: int = RUNS) -> list[dict[str, Any]]:
-    """Medians over ``runs`` runs, with reads.
+    """Pair matrices of p2pBandwidthLatencyTest with reads: medians over ``runs`` runs.
 
     Raises:
-        ConfigError: a run fails; the message has its reason.
+        ConfigError: a run fails; the message gives the reason.
     """
     return _repeated(binary, ["--p2p_read"], parse_p2p, runs)
 
 
 def run_nvbandwidth(binary: Path, runs: int = RUNS) -> list[dict[str, Any]]:
-    """Medians over ``runs`` runs.
-
-    Raises:
-        ConfigError: as :func:`run_p2p`.
-    """
+    """Pair matrices of nvbandwidth; as :func:`run_p2p`."""
     return _repeated(binary, ["-j", "-t", *TESTS], parse_nvbandwidth, runs)
 
 
 def _repeated(
     binary: Path, options: list[str], parse: Callable[[str, str], dict[str, Any]], runs: int
 ) -> list[dict[str, Any]]:
-    found = []
+    matrices = []
     for number in range(1, runs + 1):
         where = f"{binary.name} on {socket.gethostname()} (run {number} of {runs})"
         try:
@@ -111,17 +114,16 @@ def _repeated(
             raise ConfigError(f"{where}: cannot be started: {error.strerror}") from None
         print(done.stdout, done.stderr, sep="", flush=True)
         if done.returncode and not done.stdout.strip():
-            told = _last_line(done.stderr) or f"exit status {done.returncode}"
-            raise ConfigError(f"{where}: failed: {told}")
-        pairs = parse(done.stdout, where)["pairs"]
+            reason = _last_line(done.stderr) or f"exit status {done.returncode}"
+            raise ConfigError(f"{where}: failed: {reason}")
+        matrices.append(parse(done.stdout, where)["pairs"])
         if done.returncode:
             raise ConfigError(f"{where}: failed after its output: {_last_line(done.stderr)}")
-        found.append(pairs)
-    return median_of_runs(found)
+    return median_of_runs(matrices)
 
 
 def _build(checkout: Path) -> Path:
-    """The test compiled from a checkout, kept in the user's cache under a digest of its source."""
+    """Compile the test from a checkout into the user's cache, under a digest of its source."""
     source, headers = _source(checkout)
     nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     if nvcc is None:
@@ -138,14 +140,14 @@ def _build(checkout: Path) -> Path:
     if binary.is_file():
         return binary
     cache.mkdir(parents=True, exist_ok=True)
-    # Several nodes may build at once; the last one wins, and each finds a whole binary. Without
-    # -arch nvcc leaves code that the driver compiles for any GPU.
+    # Several nodes may build at once: the last one wins, and all find a complete binary. Without
+    # -arch nvcc includes code that the driver compiles for any GPU.
     beside = cache / f".{binary.name}.{socket.gethostname()}.{os.getpid()}"
     try:
         built = _run_compiler([nvcc, "-O3", "-I", str(headers), str(source), "-o", str(beside)])
         if built.returncode:
-            told = _first_error(built.stderr + built.stdout)
-            raise ConfigError(f"{nvcc} cannot build {source}: {told}")
+            error = _first_error(built.stderr + built.stdout)
+            raise ConfigError(f"{nvcc} cannot build {source}: {error}")
         beside.replace(binary)
     finally:
         beside.unlink(missing_ok=True)
@@ -153,7 +155,7 @@ def _build(checkout: Path) -> Path:
 
 
 def _source(checkout: Path) -> tuple[Path, Path]:
-    """The test's source file, and the folder of the headers it includes."""
+    """The test's source file, and the folder of its headers."""
     for folder, includes in _LAYOUTS:
         source = checkout / folder / f"{_NAME}.cu"
         if not source.is_file():
@@ -178,16 +180,6 @@ def _run_compiler(command: list[str]) -> subprocess.CompletedProcess[str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{command[0]} does not run: {error}") from None
-
-
-def _named(path: str, key: str) -> Path:
-    binary = _expanded(path)
-    if not (binary.is_file() and os.access(binary, os.X_OK)):
-        raise ConfigError(
-            f"interconnect.{key}: {binary} on {socket.gethostname()} is no program; "
-            "give its path on the nodes"
-        )
-    return binary
 
 
 def _expanded(path: str) -> Path:

@@ -1,4 +1,4 @@
-r"""Reads what NVIDIA's p2pBandwidthLatencyTest prints (cuda-samples, BSD-3).
+r"""Parse the output of NVIDIA's p2pBandwidthLatencyTest (cuda-samples, BSD-3).
 
 ::
 
@@ -11,9 +11,9 @@ r"""Reads what NVIDIA's p2pBandwidthLatencyTest prints (cuda-samples, BSD-3).
     P2P=Enabled Latency (P2P Writes) Matrix (us)   since CUDA 10 two matrices: GPU, then CPU
 
 GB is 1e9 bytes. Row i is the device whose stream copies: a write moves data from i to j, a read
-from j to i, so matrices of reads are transposed here (row = sender). Values are kept as printed:
-the diagonal counts reading and writing, a bidirectional one the sum of both directions. Of the two
-latencies the GPU's is kept; the CPU's is the time to enqueue a copy.
+from j to i. So matrices of reads are transposed here (row = sender). Values are kept as printed:
+the diagonal counts both reading and writing, a bidirectional test the sum of both directions. Of
+the two latencies the GPU's is kept; the CPU's is the time to enqueue a copy.
 
 Before CUDA 10 there were no reads, no "(P2P Writes)" and a single latency matrix.
 """
@@ -22,14 +22,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.interconnect.pair_matrix import Matrix, finite, pair_matrix, scaled, transposed
 
 _DEVICE = re.compile(r"^Device: (\d+), (.*), pciBusID: \S+, pciDeviceID: \S+, pciDomainID:\s*\S+$")
 _FAILURE = re.compile(r"^Cuda failure .*: '(.*)'|^(CUDA error at .*)")
-_CONNECTIVITY = re.compile(r"^P2P Connectivity Matrix$")
 _BANDWIDTH = re.compile(
     r"^(?P<direction>Unidirectional|Bidirectional) P2P=(?P<p2p>Disabled|Enabled) Bandwidth"
     r"(?: \(P2P (?P<operation>Write|Read)s\))? Matrix \(GB/s\)$"
@@ -45,7 +44,7 @@ _ROW = re.compile(r"^\s*(\d+)((?:\s+\S+)+)\s*$")
 _ACCESS = {"Disabled": "staged", "Enabled": "direct"}
 _CONNECTIVITY_KEY = ("connectivity", "", "", "")
 
-# What a block is: kind, direction, access, operation.
+# Kind, direction, access and operation of a block.
 _Key = tuple[str, str, str, str]
 
 
@@ -58,27 +57,19 @@ class _Block:
     matrices: dict[str, Matrix] = field(default_factory=dict)
 
 
-@dataclass
-class _Open:
-    """A matrix whose rows are still being read."""
-
-    rows: Matrix
-    columns: int
-
-
 def parse_p2p(text: str, where: str = "p2pBandwidthLatencyTest") -> dict[str, Any]:
-    """Read the output of one run.
+    """Parse the output of one run.
 
     Args:
         text: all of stdout.
-        where: what to call it in messages.
+        where: name of the output in messages.
 
     Returns:
-        ``devices`` (names), ``connectivity`` (1 where a GPU reaches its peer's memory), and
+        ``devices`` (names), ``connectivity`` (1 if a GPU reaches its peer's memory), and
         ``pairs``: entries of links.json, in bytes per second and seconds; inf and nan become None.
 
     Raises:
-        ConfigError: the test failed, or its output is cut, has holes, or is none of its own; the
+        ConfigError: the test failed, or the output is cut, has holes, or has another format; the
             message gives the line.
     """
     reader = _Reader(where)
@@ -91,23 +82,22 @@ def parse_p2p(text: str, where: str = "p2pBandwidthLatencyTest") -> dict[str, An
 
 
 class _Reader:
-    """The state machine: between headings, under a heading, inside a matrix."""
+    """The state machine: between headings, under a heading, or inside a matrix."""
 
     def __init__(self, where: str) -> None:
         self.where, self.number = where, 0
         self.devices: list[str] = []
         self.blocks: dict[_Key, _Block] = {}
         self._block: _Block | None = None
-        self._matrix: _Open | None = None
+        self._rows: Matrix | None = None  # of the matrix that is being read
 
     def take(self, number: int, line: str) -> None:
-        """One line, without its end."""
         self.number = number
         failure = _FAILURE.match(line)
         if failure:
             self.fail(f"the test failed: {failure[1] or failure[2]}; run it where the GPUs work")
-        if self._matrix is not None:
-            self._take_row(self._matrix, line)
+        if self._rows is not None:
+            self._take_row(self._rows, line)
         elif heading := _key_of(line):
             self._open_block(line, heading)
         elif header := _HEADER.match(line):
@@ -120,20 +110,18 @@ class _Reader:
             self.fail(f"a row that belongs to no matrix: {line.strip()!r}")
 
     def finish(self) -> None:
-        """No more lines: is everything there?"""
         if not self.devices:
             self.fail("no 'Device: 0, ...' line: this is no output of p2pBandwidthLatencyTest")
-        if self._matrix is not None and self._block is not None:
+        if self._rows is not None and self._block is not None:
             self.fail(
-                f"the output ends after row {len(self._matrix.rows)} of {self._matrix.columns} of "
+                f"the output ends after row {len(self._rows)} of {len(self.devices)} of "
                 f"{self._block.heading!r}; run the test again"
             )
         if self._block is not None and not self._block.matrices:
             self.fail(f"the output ends after {self._block.heading!r}; run the test again")
 
-    def fail(self, what: str) -> None:
-        """Say it with the line."""
-        raise ConfigError(f"{self.where} line {max(self.number, 1)}: {what}")
+    def fail(self, fault: str) -> NoReturn:
+        raise ConfigError(f"{self.where} line {max(self.number, 1)}: {fault}")
 
     def _take_device(self, index: int, name: str) -> None:
         if index != len(self.devices):
@@ -150,54 +138,51 @@ class _Reader:
     def _open_matrix(self, corner: str, columns: list[int]) -> None:
         if self._block is None:
             self.fail("a matrix without a heading")
-        assert self._block is not None
         if columns != list(range(len(self.devices))):
             self.fail(f"columns {columns} for {len(self.devices)} devices")
         if corner in self._block.matrices:
             self.fail(f"a second {corner} matrix under {self._block.heading!r}")
-        self._matrix = _Open([], len(columns))
-        self._block.matrices[corner] = self._matrix.rows
+        self._rows = self._block.matrices[corner] = []
 
-    def _take_row(self, matrix: _Open, line: str) -> None:
-        wanted = f"row {len(matrix.rows)} of {matrix.columns} rows"
+    def _take_row(self, rows: Matrix, line: str) -> None:
+        size = len(self.devices)
+        wanted = f"row {len(rows)} of {size} rows"
         row = _ROW.match(line)
-        if row is None or int(row[1]) != len(matrix.rows):
+        if row is None or int(row[1]) != len(rows):
             self.fail(f"{line.strip()!r} stands where {wanted} should be; run the test again")
-        assert row is not None
         words = row[2].split()
-        if len(words) != matrix.columns:
-            self.fail(f"a hole: {wanted} has {len(words)} values instead of {matrix.columns}")
-        matrix.rows.append([self._value(word) for word in words])
-        if len(matrix.rows) == matrix.columns:
-            self._matrix = None
+        if len(words) != size:
+            self.fail(f"a hole: {wanted} has {len(words)} values instead of {size}")
+        rows.append([self._value(word) for word in words])
+        if len(rows) == size:
+            self._rows = None
 
     def _value(self, word: str) -> float | None:
         try:
             value = float(word)
         except ValueError:
             self.fail(f"{word!r} is not a number")
-            raise
         if value < 0:
             self.fail(f"{word} is below zero, which neither a bandwidth nor a latency is")
         return finite(value)
 
 
 def _key_of(line: str) -> _Key | None:
-    """What a heading announces; None for other lines."""
-    if _CONNECTIVITY.match(line):
+    """The key of the block under a heading; None for other lines."""
+    if line == "P2P Connectivity Matrix":
         return _CONNECTIVITY_KEY
-    found = _BANDWIDTH.match(line) or _LATENCY.match(line)
-    if found is None:
+    heading = _BANDWIDTH.match(line) or _LATENCY.match(line)
+    if heading is None:
         return None
-    named = found.groupdict()
-    direction = named.get("direction", "").lower()
-    # Copies through the host are neither; older versions only write, and do not say so.
-    operation = "" if named["p2p"] == "Disabled" else (named["operation"] or "Write").lower()
-    return "bandwidth" if direction else "latency", direction, _ACCESS[named["p2p"]], operation
+    words = heading.groupdict()
+    direction = words.get("direction", "").lower()
+    # Copies through the host are neither read nor write. Older versions only write, and omit it.
+    operation = "" if words["p2p"] == "Disabled" else (words["operation"] or "Write").lower()
+    return "bandwidth" if direction else "latency", direction, _ACCESS[words["p2p"]], operation
 
 
 def _assemble(reader: _Reader) -> dict[str, Any]:
-    """Each bandwidth with the latency of the same access and operation."""
+    """Join each bandwidth with the latency of the same access and operation."""
     bandwidths = [block for key, block in reader.blocks.items() if key[0] == "bandwidth"]
     for direction in ("unidirectional", "bidirectional"):
         for access, operation in (("staged", ""), ("direct", "write")):
@@ -224,11 +209,9 @@ def _pair(reader: _Reader, block: _Block) -> dict[str, Any]:
             f"the output ends without the latency matrix that belongs to {block.heading!r}; "
             "run the test again"
         )
-    assert latency is not None
     by_device = latency.matrices.get("GPU") or latency.matrices.get("D\\D")
     if by_device is None:
         reader.fail(f"no GPU matrix under {latency.heading!r}")
-    assert by_device is not None
     if "GPU" in latency.matrices and "CPU" not in latency.matrices:
         reader.fail(f"the output ends before the CPU matrix of {latency.heading!r}")
     bandwidth_bytes_per_s = scaled(next(iter(block.matrices.values())), 1e9)

@@ -1,16 +1,18 @@
-"""One pair matrix of links.json, row = sender, column = receiver; and its slow pairs.
+"""Pair matrices of links.json (row = sender, column = receiver) and their slow pairs.
 
 A bad cable, a wrong slot or a busy switch makes a pair slow: its bandwidth is below 0.8 of the
 median pair of the same level (within a node, or between nodes). One run of a link test varies by 5
-to 10 %; medians of several runs vary less, so a pair that lacks a fifth is no accident. Of two
-pairs none can be told to be the slow one, so a level needs three.
+to 10 %, and medians of several runs vary less, so a fifth less is no accident. A level needs three
+pairs, as nothing says which of two is the slow one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -35,7 +37,7 @@ def pair_matrix(
     repeats: int = 1,
     sampled: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """An entry of ``pairs``, as links.schema.json has it; slow pairs are sought later."""
+    """An entry of ``pairs`` as in links.schema.json, without its slow pairs."""
     entry = {
         "scope": scope,
         "method": method,
@@ -54,8 +56,13 @@ def pair_matrix(
 
 
 def finite(value: float) -> float | None:
-    """None for what is no measurement: inf and nan."""
+    """``value``; None for inf and nan, which are no measurements."""
     return value if math.isfinite(value) else None
+
+
+def off_diagonal(size: int, value: Callable[[int, int], float | None]) -> Matrix:
+    """The matrix of ``value(row, column)``, with None on the diagonal."""
+    return [[None if i == j else value(i, j) for j in range(size)] for i in range(size)]
 
 
 def scaled(matrix: Matrix, factor: float = 1.0, divisor: float = 1.0) -> Matrix:
@@ -71,10 +78,7 @@ def transposed(matrix: Matrix) -> Matrix:
 
 
 def median_of_runs(runs: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Matrices whose every value is the median of the runs that have it.
-
-    Args:
-        runs: the matrices of each run, in the same order in all.
+    """The element-wise medians of the matrices of several runs, which are in the same order.
 
     Raises:
         ConfigError: the runs saw different devices or measured different things.
@@ -106,52 +110,33 @@ def _kind(pair: dict[str, Any]) -> tuple[Any, ...]:
 def _median(matrices: Sequence[Matrix]) -> Matrix:
     """Element by element; None where no run has a value."""
     values = np.array(matrices, dtype=float)  # None becomes nan
-    size = values.shape[1]
-    result: Matrix = [[None] * size for _ in range(size)]
-    for row in range(size):
-        for column in range(size):
-            found = values[:, row, column]
-            found = found[np.isfinite(found)]
-            if len(found):
-                result[row][column] = float(np.median(found))
-    return result
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of elements that are nan in all runs
+        medians = np.nanmedian(values, axis=0)
+    return [[finite(float(value)) for value in row] for row in medians]
 
 
 SLOW_BELOW = 0.8
 _LEAST_PAIRS = 3
 
 
-def levels_of(pair: PairMatrix) -> dict[str, list[tuple[int, int]]]:
-    """Ordered pairs (row, column) of a pair matrix by level, "node" or "network"."""
-    nodes = pair.nodes
-    levels: dict[str, list[tuple[int, int]]] = {}
-    for row, sender in enumerate(nodes):
-        for column, receiver in enumerate(nodes):
-            if row != column:
-                level = "node" if sender == receiver else "network"
-                levels.setdefault(level, []).append((row, column))
-    return levels
-
-
 def slow_pairs(pair: PairMatrix, below: float = SLOW_BELOW) -> tuple[SlowPair, ...]:
-    """Entries of ``slow_pairs`` of links.json, slowest first.
-
-    Args:
-        pair: an entry of ``pairs``.
-        below: ratio to the median of the level under which a pair is slow.
-    """
-    bandwidth = pair.bandwidth_bytes_per_s
-    found = []
-    for places in levels_of(pair).values():
-        known = {(i, j): value for i, j in places if (value := bandwidth[i][j]) is not None}
+    """Pairs below ``below`` times the median of their level, slowest first."""
+    levels: dict[bool, dict[tuple[int, int], float]] = {}  # within a node, between nodes
+    for (i, sender), (j, receiver) in permutations(enumerate(pair.nodes), 2):
+        bandwidth = pair.bandwidth_bytes_per_s[i][j]
+        if bandwidth is not None:
+            levels.setdefault(sender == receiver, {})[i, j] = bandwidth
+    slow = []
+    for known in levels.values():
         if len(known) < _LEAST_PAIRS:
             continue
         median = float(np.median(list(known.values())))
         for (i, j), value in known.items():
             ratio = value / median
             if ratio < below:
-                found.append(SlowPair(i, j, ratio))
-    return tuple(sorted(found, key=lambda entry: entry.bandwidth_ratio))
+                slow.append(SlowPair(i, j, ratio))
+    return tuple(sorted(slow, key=lambda entry: entry.bandwidth_ratio))
 
 
 def with_slow_pairs(pair: PairMatrix) -> PairMatrix:

@@ -1,23 +1,23 @@
 """Latency and bandwidth between ranks: ``python -m ddlbench.interconnect.rank_pairs``.
 
-One pair after the other, as two at a time would slow each other down; others idle::
+One pair is measured after the other, as two at a time would slow each other down::
 
     i  ping ->  <- pong            latency = half the median round trip of 16 bytes
     i  message ---->  <- pong      bandwidth = bytes / (median - shortest round trip)
 
-The message is as large as three hundredths of a second carry, from 1 to 16 MiB. All pairs are
-measured in three passes and the medians kept, so that a disturbance of a second hits no pair alone.
-256 ranks have 65 280 pairs: hours, and over NCCL a communicator each. So of many only some are
-measured::
+The message has as many bytes as take 0.03 s, from 1 to 16 MiB. All pairs are measured in three
+passes, of which the medians are kept, so that a disturbance of a second affects no pair alone. 256
+ranks have 65 280 pairs, which would take hours, and over NCCL a communicator each. So only a sample
+of many pairs is measured::
 
     up to 500 pairs     all
     beyond              within the first node      every pair
-                        node i <-> node i + 1      their first ranks, both ways
-                        rank r -> rank r + 1       what a ring sends through, the closing hop too
-                        others                     by lot, from a fixed seed, up to 500 in all
+                        node i <-> node i + 1      their first ranks, both directions
+                        rank r -> rank r + 1       the hops of a ring, with the closing one
+                        others                     drawn from a fixed seed, up to 500 in all
 
-Whatever is not done when the time for it is over stays empty. A tool of its own, beside the sweeps:
-if it fails, they are not lost.
+Pairs that do not fit into the time budget stay empty. This tool is separate from the sweeps, so
+that they are kept if it fails.
 """
 
 from __future__ import annotations
@@ -50,37 +50,31 @@ Pair = tuple[int, int]  # sender, receiver
 
 
 def chosen_pairs(nodes: Sequence[int], most: int = MOST_PAIRS) -> list[Pair]:
-    """Pairs in the order in which they are measured, the same on every rank.
+    """At most ``most`` pairs in the order of measurement, the same on every rank.
 
-    Args:
-        nodes: node of each rank; the ranks of a node follow one another.
-        most: measured pairs.
+    ``nodes`` has the node of each rank; the ranks of a node follow one another.
     """
     size = len(nodes)
     if size * (size - 1) <= most:
         return list(permutations(range(size), 2))
     first_node = [rank for rank in range(size) if nodes[rank] == nodes[0]]
-    heads = [0, *(b for a, b in pairwise(range(size)) if nodes[a] != nodes[b])]
-    wanted: list[Pair] = list(permutations(first_node, 2))
-    for one, next_one in pairwise(heads):
-        wanted += [(one, next_one), (next_one, one)]
-    wanted += [(rank, (rank + 1) % size) for rank in range(size)]
-    wanted += [_pair(number, size) for number in _lots(size * (size - 1), most)]
-    return list(dict.fromkeys(wanted))[:most]
-
-
-def _lots(count: int, most: int) -> list[int]:
-    return random.Random(_SEED).sample(range(count), most)
+    first_ranks = [0, *(b for a, b in pairwise(range(size)) if nodes[a] != nodes[b])]
+    pairs: list[Pair] = list(permutations(first_node, 2))
+    for one, next_one in pairwise(first_ranks):
+        pairs += [(one, next_one), (next_one, one)]
+    pairs += [(rank, (rank + 1) % size) for rank in range(size)]
+    drawn = random.Random(_SEED).sample(range(size * (size - 1)), most)
+    pairs += [_pair(number, size) for number in drawn]
+    return list(dict.fromkeys(pairs))[:most]
 
 
 def _pair(number: int, size: int) -> Pair:
-    """The pair of a number, when pairs are counted row by row without the diagonal."""
-    sender, place = divmod(number, size - 1)
-    return sender, place + (place >= sender)
+    """The pair with this number if pairs are counted row by row, without the diagonal."""
+    sender, column = divmod(number, size - 1)
+    return sender, column + (column >= sender)
 
 
-# Beyond so many pairs one pass has to do.
-_PASSES, _MANY_PAIRS = 3, 240
+_PASSES, _MANY_PAIRS = 3, 240  # more pairs get a single pass
 _ROUNDS, _MESSAGES = 30, 3
 _PING_ELEMENTS = 4
 _SMALL_BYTES, _LARGE_BYTES = 2**20, 2**24
@@ -88,7 +82,7 @@ _MESSAGE_S = 0.03
 
 
 def work(here: RankContext) -> dict[str, Any]:
-    """What one rank does; the report of rank 0 holds what all found.
+    """Measure as one rank; the report of rank 0 holds the results of all.
 
     Settings: ``devices_per_node``, ``pairs_budget_s``.
     """
@@ -99,26 +93,24 @@ def work(here: RankContext) -> dict[str, Any]:
     own_store = dist.PrefixStore("pairs", store)
     group = Group(everyone, everyone[here.process.rank], own_store, device, interface)
     with joined(group):
-        found = measure_pairs(group, here.settings["pairs_budget_s"])
+        pairs = measure_pairs(group, here.settings["pairs_budget_s"])
     barrier(store, "reported", here.world_size)
     leave(store, here.process.rank, here.world_size)
-    return {"pairs": found}
+    return {"pairs": pairs}
 
 
 def measure_pairs(group: Group, budget_s: float) -> dict[str, Any]:
     """Fields of a pair matrix over all ranks of ``group``; empty on all ranks but the first.
 
-    Args:
-        group: joined.
-        budget_s: no pair is begun later than this.
+    ``group`` is joined; no pair is begun after ``budget_s``.
     """
     nodes, store = [process.node for process in group.members], group.store
     pairs = chosen_pairs(nodes)
     passes = _PASSES if len(pairs) <= _MANY_PAIRS else 1
     sent: dict[Pair, list[tuple[float, float]]] = {}
     done = _visit(group, pairs, passes, budget_s, sent)
-    for (sender, receiver), found in sent.items():
-        store.set(f"{sender}/{receiver}", json.dumps(found))
+    for (sender, receiver), passes_of_pair in sent.items():
+        store.set(f"{sender}/{receiver}", json.dumps(passes_of_pair))
     if group.rank != 0:
         return {}
     measured = pairs[:done]
@@ -141,14 +133,9 @@ def _visit(
     budget_s: float,
     sent: dict[Pair, list[tuple[float, float]]],
 ) -> int:
-    """Measure all pairs, pass by pass, as far as time allows; returns how many in all.
+    """Measure all pairs, pass by pass, within ``budget_s`` by the first rank's clock.
 
-    Args:
-        group: joined.
-        pairs: in their order.
-        passes: over all of them.
-        budget_s: of all passes; the first rank's clock counts.
-        sent: gets what this rank finds as a sender.
+    ``sent`` gets the measurements of this rank as a sender. Returns the number of measurements.
     """
     store, began_s = group.store, time.monotonic()
     for number in range(passes * len(pairs)):
@@ -168,7 +155,7 @@ def _visit(
 
 
 def _sampled(size: int, chosen: int, measured: int) -> dict[str, Any] | None:
-    """What links.json says of a matrix with holes."""
+    """The ``sampled`` part of a matrix with holes; None for a complete one."""
     whole = size * (size - 1)
     if measured == whole:
         return None
@@ -179,15 +166,15 @@ def _sampled(size: int, chosen: int, measured: int) -> dict[str, Any] | None:
 
 
 def _matrix(size: int, values: dict[Pair, list[list[float]]], part: int) -> Matrix:
-    """Medians over the passes; None for what was not measured."""
+    """Medians over the passes; None for pairs that were not measured."""
     matrix: Matrix = [[None] * size for _ in range(size)]
-    for (sender, receiver), turns in values.items():
-        matrix[sender][receiver] = median(turn[part] for turn in turns)
+    for (sender, receiver), passes in values.items():
+        matrix[sender][receiver] = median(measured[part] for measured in passes)
     return matrix
 
 
 def _measure(other: int, first: bool, device: torch.device) -> tuple[float, float]:
-    """Latency in s and bandwidth in bytes per second; of use to the first, which sends."""
+    """Latency in s and bandwidth in bytes per second; valid on the ``first``, which sends."""
     ping = touched(_PING_ELEMENTS, device)
 
     def exchange(message: torch.Tensor) -> None:
@@ -211,7 +198,6 @@ def _measure(other: int, first: bool, device: torch.device) -> tuple[float, floa
 
 
 def _times_s(call: Callable[[], None], repeats: int) -> list[float]:
-    """After one call that is dropped."""
     times = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
@@ -225,12 +211,12 @@ def _agreed_bytes(probe_s: float, other: int, first: bool, device: torch.device)
     size = _SMALL_BYTES
     while size < _LARGE_BYTES and probe_s * 2 * size / _SMALL_BYTES <= _MESSAGE_S:
         size *= 2
-    told = torch.tensor([size], device=device)
+    agreed = torch.tensor([size], device=device)
     if first:
-        dist.send(told, other)
+        dist.send(agreed, other)
     else:
-        dist.recv(told, other)
-    return int(told.item())
+        dist.recv(agreed, other)
+    return int(agreed.item())
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
     all ranks   | 1x2: gloo, Horovod | 1x4: ... | 2x1: ... |
     not in it   | waits              |          | waits    |
 
-Horovod runs only while its own messages are measured, as it talks in every cycle.
+Horovod runs only while its own messages are measured, as it communicates in every cycle.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import socket
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,10 +30,10 @@ from ddlbench.strategies.horovod.executor import why_not_on
 
 
 def work(here: RankContext) -> dict[str, Any]:
-    """What one rank does; the report of rank 0 holds what all found.
+    """Measure as one rank; the report of rank 0 holds the results of all.
 
     Settings: ``worlds`` (lists of nodes, devices per node), ``largest_bytes``, ``budget_s`` of a
-    sweep, ``devices_per_node`` of the whole.
+    sweep, ``devices_per_node`` of the site.
     """
     settings = here.settings
     device, interface = settle(here)
@@ -44,16 +44,16 @@ def work(here: RankContext) -> dict[str, Any]:
         report["notes"].append(f"no sweep of Horovod: {no_horovod}")
     for nodes, devices in settings["worlds"]:
         members = members_of(nodes, devices, settings["devices_per_node"])
-        if here.process.rank in {member.rank for member in members}:
-            me = next(member for member in members if member.rank == here.process.rank)
+        me = next((member for member in members if member.rank == here.process.rank), None)
+        if me is not None:
             own_store = dist.PrefixStore(f"{nodes}x{devices}", store)
             group = Group(members, me, own_store, device, interface)
             with joined(group):
-                found = _sweep_group(group, settings)
+                sweeps = _sweep_group(group, settings)
             if no_horovod is None:
-                found += sweep_horovod(group, here.host, here.port, settings)
+                sweeps += sweep_horovod(group, here.host, here.port, settings)
             shape = {"nodes": nodes, "devices_per_node": devices, "ranks": len(members)}
-            report["sweeps"] += [{**sweep, **shape} for sweep in found]
+            report["sweeps"] += [{**sweep, **shape} for sweep in sweeps]
         barrier(store, f"done/{nodes}x{devices}", here.world_size)
     report["provenance"] = rank_provenance()
     barrier(store, "reported", here.world_size)
@@ -62,7 +62,7 @@ def work(here: RankContext) -> dict[str, Any]:
 
 
 def _why_no_horovod(device: torch.device) -> str | None:
-    """Why Horovod's messages are not measured, where they are not: all ranks have one answer."""
+    """Why Horovod cannot be measured, the same on all ranks; None if it can."""
     if importlib.util.find_spec("horovod") is None:
         return "it is not installed on the nodes"
     if device.type == "cpu":
@@ -71,17 +71,16 @@ def _why_no_horovod(device: torch.device) -> str | None:
 
 
 def _sweep_group(group: Group, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every operation of torch's transport, by turns."""
     buffers = Buffers(settings["largest_bytes"], group.device)
-    sweeps = {}
-    for operation in OPERATIONS:
-        if operation == "p2p" and len(group.members) != 2:
-            continue
-
-        def make(count: int, operation: str = operation) -> Callable[[], None]:
-            return torch_operation(operation, count, buffers)
-
-        sweeps[operation] = sweep_of(operation, settings["largest_bytes"], make)
+    sweeps = {
+        operation: sweep_of(
+            operation,
+            settings["largest_bytes"],
+            partial(torch_operation, operation, buffers=buffers),
+        )
+        for operation in OPERATIONS
+        if operation != "p2p" or len(group.members) == 2
+    }
     return measure(sweeps, group.transport, settings["budget_s"])
 
 

@@ -1,4 +1,4 @@
-"""What links are measured between: nodes and devices of a site, groups of ranks, message sizes.
+"""Which links are measured: groups of ranks, message sizes, and the job that they need.
 
 ::
 
@@ -6,11 +6,13 @@
     between nodes      2x1  3x1  4x1        one device of each node
     both               4x4                  all
 
-Beyond eight, numbers double: the cost of a collective changes slowly with many ranks. No torch: a
-login node plans the job with it.
+Beyond eight the numbers double, as the cost of a collective changes slowly with many ranks. No
+torch: a login node plans the job with this module.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from ddlbench.experiment.site import Site
 from ddlbench.planning.resources import SchedulerRequest, request
@@ -21,12 +23,12 @@ _SMALLEST_BYTES = 1024
 
 
 def worlds(nodes: int, devices_per_node: int) -> list[tuple[int, int]]:
-    """Groups as (nodes, devices per node), the smallest first; none for a single device."""
-    found = [(1, count) for count in _counts(devices_per_node)]
-    found += [(count, 1) for count in _counts(nodes)]
+    """Groups as (nodes, devices per node), the smallest first; empty for a single device."""
+    groups = [(1, count) for count in _counts(devices_per_node)]
+    groups += [(count, 1) for count in _counts(nodes)]
     if nodes > 1 and devices_per_node > 1:
-        found.append((nodes, devices_per_node))
-    return found
+        groups.append((nodes, devices_per_node))
+    return groups
 
 
 def level_of(nodes: int) -> str:
@@ -35,39 +37,37 @@ def level_of(nodes: int) -> str:
 
 
 def message_sizes(largest_bytes: int) -> list[int]:
-    """Powers of two from 1 KiB: a piece of a fit needs three sizes, at the long end too."""
-    sizes = []
-    size = _SMALLEST_BYTES
-    while size <= largest_bytes:
-        sizes.append(size)
-        size *= 2
-    return sizes
+    """Powers of two from 1 KiB; each piece of a fit needs three sizes, also the last one."""
+    return list(_doubled(_SMALLEST_BYTES, largest_bytes + 1))
 
 
 def buffer_bytes(operation: str, message_bytes: int, ranks: int) -> int:
-    """The largest buffer of one rank: what ``largest_bytes`` limits."""
+    """Bytes of a rank's largest buffer, which ``largest_bytes`` limits."""
     return message_bytes * ranks if operation == "all_gather" else message_bytes
 
 
 def _counts(most: int) -> list[int]:
-    counts = list(range(2, min(most, _EVERY_UP_TO) + 1))
-    count = 2 * _EVERY_UP_TO
-    while count < most:
-        counts.append(count)
-        count *= 2
-    return [*counts, most] if most > _EVERY_UP_TO else counts
+    if most <= _EVERY_UP_TO:
+        return list(range(2, most + 1))
+    return [*range(2, _EVERY_UP_TO + 1), *_doubled(2 * _EVERY_UP_TO, most), most]
+
+
+def _doubled(first: int, end: int) -> Iterator[int]:
+    while first < end:
+        yield first
+        first *= 2
 
 
 def is_given(site: Site, fabric: str) -> bool:
-    """Whether the site file holds the links of this fabric, so that nothing is measured."""
+    """Whether the site file gives the links of this fabric, so that nothing is measured."""
     return fabric in site.interconnect.get("links", {})
 
 
 def links_geometry(site: Site, fabric: str) -> tuple[int, int]:
-    """Nodes, and devices of each, that links are measured between.
+    """Nodes, and devices of each, whose links are measured.
 
-    All of the site; one device where nothing is measured. On a cluster a real node stands for as
-    many nodes of an emulated fabric as it has devices.
+    These are all of the site, or one device if nothing is measured. On a cluster, one real node
+    emulates as many nodes as it has devices.
     """
     if is_given(site, fabric):
         return 1, 1
@@ -77,5 +77,5 @@ def links_geometry(site: Site, fabric: str) -> tuple[int, int]:
 
 
 def links_request(site: Site, fabric: str) -> SchedulerRequest:
-    """A job of the devices that links are measured between."""
+    """The job of the devices whose links are measured."""
     return request(*site.real_geometry(*links_geometry(site, fabric), fabric), site)

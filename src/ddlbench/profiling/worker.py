@@ -36,9 +36,10 @@ from ddlbench.profiling.timers import SHARES
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.meters import peak_rss_bytes
-from ddlbench.runtime.placement import apply_settings, own_devices
+from ddlbench.runtime.placement import own_devices
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import join_store, leave
+from ddlbench.strategies.training import apply_torch_settings
 
 # Weights, gradients and momentum live at once.
 _COPIES = 3
@@ -74,7 +75,7 @@ def work(here: RankContext) -> dict[str, Any]:
     """This process's part of a profile."""
     needs = ProfileNeeds.from_dict(here.settings["needs"])
     rank, replicas = here.process.rank, here.world_size
-    apply_settings(needs.cell)
+    apply_torch_settings(needs.cell)
     torch.manual_seed(needs.cell.seed + rank)
     random.seed(needs.cell.seed + rank)
     (device,) = own_devices(here.device_kind, here.process)

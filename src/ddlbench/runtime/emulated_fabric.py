@@ -1,4 +1,4 @@
-"""Ranks inside emulated nodes: the link between them is made, probed, and watched while they train.
+"""Run ranks inside emulated nodes whose links are probed before, and watched during, training.
 
 ::
 
@@ -7,9 +7,8 @@
        |-- rank 1   [into node 1] guard -> worker --+-- the link, made by a relay or by netem
        '-- meter    marks of rank 0: "measured" ... "done"   what the relay used between them
 
-The ranks are children of this process as on a local site: they share its control group, time limit
-and file systems, and signals reach them. On a cluster these are the job's own, and no srun step is
-needed.
+The ranks are children of this process, as on a local site. They share its control group, time limit
+and file systems, and receive its signals, so on a cluster no srun step is needed.
 """
 
 from __future__ import annotations
@@ -22,13 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ddlbench.emulation import (
-    EmulatedNodes,
-    EmulationFailed,
-    LinkMissed,
-    available,
-    require,
-)
+from ddlbench.emulation import EmulatedNodes, EmulationFailed, LinkMissed, available, require
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.planning.strategy import DeviceKind
@@ -36,34 +29,26 @@ from ddlbench.runtime.fabric import FabricUnfit, FabricUnsupported, Rendezvous
 from ddlbench.runtime.launch import LocalLaunch, Step
 from ddlbench.runtime.progress import phase_in
 
-# Nobody else lives in an emulated node, so every port of it is free.
-_PORT = 29500
+_PORT = 29500  # nothing else runs in an emulated node, so any port is free
 _CORES_FOR_A_RELAY = 3
-# How often the relay is asked whether it is still there.
-_LOOK_S = 5.0
-# A machine that is busy for a moment makes links that are late for a moment.
+_CHECK_RELAY_S = 5.0
+# If other work delays the links for a moment, a later probe can still pass.
 _PROBES, _PAUSE_S = 3, 2.0
-# Of NCCL, whose faster ways would go round the emulated link.
+# NCCL's faster transports would bypass the emulated link.
 _SOCKETS = {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
 
 
 @dataclass(frozen=True)
 class CpuShares:
-    """Which cores the ranks may use, and which the relay.
+    """Cores of the ranks and of the relay."""
 
-    Args:
-        ranks: cores of all ranks together.
-        relay: core of the relay; empty where the kernel makes the link.
-        shared: ranks and relay compete, as there are too few cores to part them.
-    """
-
-    ranks: tuple[int, ...]
-    relay: tuple[int, ...]
-    shared: bool
+    ranks: tuple[int, ...]  # of all ranks together
+    relay: tuple[int, ...]  # empty if the kernel makes the links
+    shared: bool  # ranks and relay compete for too few cores
 
 
 def cpu_shares(cores: set[int], backend: str) -> CpuShares:
-    """The last core is the relay's, the others are the ranks', where there are three or more."""
+    """Give the relay the last core, and the ranks the others if there are at least three."""
     ordered = tuple(sorted(cores))
     if backend != "relay":
         return CpuShares(ordered, (), shared=False)
@@ -73,11 +58,7 @@ def cpu_shares(cores: set[int], backend: str) -> CpuShares:
 
 
 class RelayMeter:
-    """What the relay uses while steps are measured.
-
-    Args:
-        nodes: whose relay.
-    """
+    """Measures what the relay of ``nodes`` uses during the measured steps."""
 
     def __init__(self, nodes: EmulatedNodes) -> None:
         self._nodes = nodes
@@ -86,7 +67,7 @@ class RelayMeter:
         nodes.reset_usage()
 
     def see(self, line: str) -> None:
-        """Look for the marks of the measured steps in a line that a rank printed."""
+        """Read a line that a rank printed; its marks begin and end the measurement."""
         phase = phase_in(line)
         if phase == "measured":
             self._nodes.reset_usage()
@@ -96,47 +77,40 @@ class RelayMeter:
             self._over = "measured steps"
 
     def check(self) -> None:
-        """Raise EmulationFailed where the relay has ended."""
         self._nodes.usage()
 
     def usage(self) -> dict[str, Any]:
-        """The relay's usage; ``over`` says during what."""
+        """The relay's usage; ``over`` names the time that it covers."""
         return {**(self._usage or self._nodes.usage()), "over": self._over}
 
 
 class EmulatedLaunch(LocalLaunch):
-    """Each process inside its emulated node; the meter sees what they print."""
+    """Runs each process inside its emulated node and shows every printed line to the meter."""
 
     def __init__(self, step: Step, inside: _Inside, meter: RelayMeter) -> None:
         super().__init__(step, place=inside)
         self._meter = meter
 
     def lines(self, deadline: float) -> Iterator[str | None]:
-        """What the ranks print.
+        """Lines that the ranks print.
 
         Raises:
-            EmulationFailed: the relay has ended; the ranks would wait for each other for ever.
+            EmulationFailed: the relay has ended, so the ranks would wait for each other forever.
         """
-        look = time.monotonic() + _LOOK_S
+        next_check = time.monotonic() + _CHECK_RELAY_S
         for line in super().lines(deadline):
             if line is not None:
                 self._meter.see(line)
-            if time.monotonic() >= look:
+            if time.monotonic() >= next_check:
                 self._meter.check()
-                look = time.monotonic() + _LOOK_S
+                next_check = time.monotonic() + _CHECK_RELAY_S
             yield line
 
 
 class EmulatedFabric:
-    """Emulated nodes and the links between them, probed.
+    """Emulated nodes whose links have been probed: a :class:`Fabric`.
 
-    Args:
-        name: of the fabric.
-        condition: what it sets.
-        nodes: its nodes.
-        probe: what was measured of its links.
-        device_kind: what ranks compute on.
-        share_gpu: every node has this machine's first GPU; else they are dealt to them in order.
+    With ``share_gpu`` every node uses this machine's first GPU; else each node gets its own GPUs.
     """
 
     def __init__(
@@ -155,17 +129,14 @@ class EmulatedFabric:
         self._cpus = cpu_shares(os.sched_getaffinity(0), str(nodes.usage()["backend"]))
 
     def rendezvous(self) -> Rendezvous:
-        """Rank 0 binds its port inside node 0."""
         return Rendezvous(self._nodes.address(0), _PORT, self._nodes.interface)
 
-    def launch(self, step: Step, meeting: Rendezvous) -> EmulatedLaunch:
-        """Start every process inside its node, on the ranks' cores."""
+    def launch(self, step: Step, rendezvous: Rendezvous) -> EmulatedLaunch:
         inside = _Inside(self._nodes, step.devices_per_node, self._device_kind, self._share_gpu)
         with _confined(self._cpus.ranks):
             return EmulatedLaunch(step, inside, self._meter)
 
     def report(self) -> dict[str, Any]:
-        """Setting, probe, what the relay used, and where all of it ran."""
         return {
             "fabric": self._name,
             "setting": self._condition.to_dict(),
@@ -188,11 +159,11 @@ def emulated_fabric(
     device_kind: DeviceKind,
     share_gpu: bool = False,
 ) -> Iterator[EmulatedFabric]:
-    """Inside it there are ``nodes`` emulated nodes whose links were probed and are as they should.
+    """Emulate ``nodes`` nodes for the time of a ``with``, and check their links first.
 
     Raises:
-        FabricUnsupported: nodes, or such links, cannot be emulated here.
-        FabricUnfit: delay or rate are not what the setting says, or the emulation broke down.
+        FabricUnsupported: this machine cannot emulate nodes, or not with such links.
+        FabricUnfit: delay or rate miss the setting, or the emulation broke down.
     """
     cannot = f"fabric {name} cannot be emulated here"
     reason = available(condition.backend)
@@ -202,7 +173,7 @@ def emulated_fabric(
         with ExitStack() as stack:
             try:
                 emulated = stack.enter_context(EmulatedNodes(condition, nodes))
-            except ConfigError as error:  # a setting that this kernel does not have
+            except ConfigError as error:  # this kernel lacks the congestion control
                 raise FabricUnsupported(f"{cannot}: {error}") from error
             probe = _probe(emulated)
             require(probe)
@@ -212,7 +183,7 @@ def emulated_fabric(
 
 
 def _probe(emulated: EmulatedNodes) -> dict[str, Any]:
-    """The first probe whose links are as they should be, or the last; what earlier ones missed."""
+    """The first probe that meets the setting, else the last, with the misses of earlier ones."""
     earlier: list[list[str]] = []
     while True:
         probe = emulated.probe()
@@ -225,7 +196,7 @@ def _probe(emulated: EmulatedNodes) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Inside:
-    """Where the processes of a launch run: a ``launch.Place``."""
+    """Inside an emulated node: a ``launch.Place``."""
 
     nodes: EmulatedNodes
     devices_per_node: int
@@ -233,26 +204,25 @@ class _Inside:
     share_gpu: bool = False
 
     def command(self, node: int, command: Sequence[str]) -> list[str]:
-        """The command that runs ``command`` inside ``node``."""
         return self.nodes.command(node, command)
 
     def environment(self, node: int) -> dict[str, str]:
-        """A node's own GPUs; they talk by sockets, as nothing else goes through the link."""
+        """Show a node its own GPUs, and have NCCL use sockets, which go through the link."""
         if self.device_kind == "cpu":
             return {}
         if self.share_gpu:
             return dict(_SOCKETS)
         first = node * self.devices_per_node
-        every = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        if every == [""]:
-            every = [str(index) for index in range(first + self.devices_per_node)]
-        own = every[first : first + self.devices_per_node]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        if visible == [""]:
+            visible = [str(index) for index in range(first + self.devices_per_node)]
+        own = visible[first : first + self.devices_per_node]
         return {"CUDA_VISIBLE_DEVICES": ",".join(own), **_SOCKETS}
 
 
 @contextmanager
 def _confined(cores: tuple[int, ...]) -> Iterator[None]:
-    """Processes that this thread starts inside it stay on ``cores``."""
+    """Keep the processes that this thread starts within a ``with`` on ``cores``."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:

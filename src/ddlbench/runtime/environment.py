@@ -1,4 +1,4 @@
-"""What a result must say of where it was measured."""
+"""Provenance of a result: versions, host, processors, libraries and environment variables."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,16 +26,17 @@ _PACKAGES = (
     "snakemake",
     "snakemake-executor-plugin-slurm",
 )
-# Variables that change how fast or where things run; no other variable is recorded.
+# Only these variables are recorded: they change how fast, or where, a run computes.
 _PREFIXES = ("OMP_", "MKL_", "KMP_", "CUDA_", "NCCL_", "GLOO_", "HOROVOD_", "TORCH_", "CUBLAS_")
 
 
 def driver_provenance(seed: int) -> dict[str, Any]:
-    """Known without running anything: source, host, time."""
+    """What the supervisor knows without running anything: source, packages, kernel and time."""
+    changes = _git("status", "--porcelain", "--untracked-files=no")
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": _dirty(),
+        "git_dirty": None if changes is None else bool(changes),
         "packages": _packages(),
         "python": platform.python_version(),
         "slurm_job_id": own_job_id(),
@@ -46,7 +48,7 @@ def driver_provenance(seed: int) -> dict[str, Any]:
 
 
 def rank_provenance() -> dict[str, Any]:
-    """Known only where a rank runs: processor, GPU, libraries, environment."""
+    """What only a rank knows: its processor, GPUs, libraries and environment."""
     import torch  # noqa: PLC0415 - the supervisor has none
 
     values: dict[str, Any] = {
@@ -62,23 +64,21 @@ def rank_provenance() -> dict[str, Any]:
         "nccl": None,
     }
     if torch.cuda.is_available():
-        values["gpu_models"] = [
-            torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
-        ]
-        values["cuda"] = torch.version.cuda
-        values["driver"] = _driver()
-        values["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+        values.update(
+            gpu_models=[torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+            cuda=torch.version.cuda,
+            driver=_driver(),
+            nccl=".".join(str(part) for part in torch.cuda.nccl.version()),
+        )
     return values
 
 
 def _packages() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
 def _git(*arguments: str) -> str | None:
@@ -94,11 +94,6 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def _dirty() -> bool | None:
-    status = _git("status", "--porcelain", "--untracked-files=no")
-    return None if status is None else bool(status)
 
 
 def _read(path: str) -> str | None:

@@ -1,10 +1,10 @@
-"""The network that the ranks of one run talk over, under the name that a cell gives it (fabric).
+"""Fabrics: the network between the ranks of a run, either the site's own or an emulated one.
 
 ::
 
     the site's own    rendezvous: a socket of this node             launch: here, or with srun
     emulated          rendezvous: a port inside emulated node 0     launch: ranks inside their nodes
-                      report: what was set, what a probe found, what the relay used
+                      report: setting, probe, usage of the relay
 """
 
 from __future__ import annotations
@@ -18,82 +18,72 @@ from typing import Any, Protocol
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
 from ddlbench.runtime.launch import Launch, Step, launch
-from ddlbench.runtime.network_address import listen, meeting_point
+from ddlbench.runtime.network_address import listen, rendezvous_address
 
 
 class FabricUnsupported(RuntimeError):  # noqa: N818 - a state of the machine, shown as such
-    """An emulated fabric cannot be made on this machine; the sentence says why."""
+    """This machine cannot emulate the fabric; the message says why."""
 
 
 class FabricUnfit(RuntimeError):  # noqa: N818 - a state of the link, shown as such
-    """An emulated link could not be made, or is not what its setting says."""
+    """An emulated link could not be made, or misses its setting."""
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks of one launch find each other.
-
-    Args:
-        host, port: where rank 0 serves the store.
-        interface: network interface to talk over; None lets libraries choose.
-        listener: bound socket for rank 0; None where rank 0 binds the port itself.
-    """
+    """Where the ranks of one launch find each other: ``host`` and ``port`` of rank 0's store."""
 
     host: str
     port: int
-    interface: str | None
-    listener: socket.socket | None = None
+    interface: str | None  # None lets libraries choose
+    listener: socket.socket | None = None  # bound for rank 0; None if rank 0 binds the port
 
 
 class Fabric(Protocol):
     """A network that is up."""
 
     def rendezvous(self) -> Rendezvous:
-        """Where the ranks of the next launch rendezvous."""
-        ...
+        """The address of the next launch's rendezvous."""
 
-    def launch(self, step: Step, meeting: Rendezvous) -> Launch:
-        """Start ``step`` over it."""
-        ...
+    def launch(self, step: Step, rendezvous: Rendezvous) -> Launch:
+        """Start ``step`` over this network."""
 
     def report(self) -> dict[str, Any] | None:
-        """What a result says of the link (``link``); None where it is the site's own."""
-        ...
+        """The ``link`` part of a result; None for the site's own network."""
 
 
 class SiteFabric:
-    """The site's own network, under whatever condition its owner set."""
+    """The site's own network, as it is."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
 
     def rendezvous(self) -> Rendezvous:
-        """A free port of this node, held by a socket until rank 0 has it."""
-        host, interface = meeting_point(self._site)
+        """A free port of this node; a socket holds it until rank 0 takes it over."""
+        host, interface = rendezvous_address(self._site)
         listener = listen(host)
         return Rendezvous(host, listener.getsockname()[1], interface, listener)
 
-    def launch(self, step: Step, meeting: Rendezvous) -> Launch:
-        """Start ``step`` on this machine, or over the nodes of this job."""
-        assert meeting.listener is not None
-        return launch(step, self._site, meeting.listener)
+    def launch(self, step: Step, rendezvous: Rendezvous) -> Launch:
+        assert rendezvous.listener is not None
+        return launch(step, self._site, rendezvous.listener)
 
     def report(self) -> None:
-        """Nothing was set here."""
+        return None
 
 
 @contextmanager
 def fabric_up(site: Site, name: str, nodes: int) -> Iterator[Fabric]:
-    """Inside it, the network that ``name`` stands for at ``site`` is up, for ``nodes`` nodes.
+    """Bring up the fabric ``name`` of ``site`` for ``nodes`` nodes, for the time of a ``with``.
 
     Raises:
         FabricUnsupported: this machine cannot emulate it.
-        FabricUnfit: the emulated link is not what its setting says.
+        FabricUnfit: the emulated link misses its setting.
     """
     if not site.emulates(name):
         yield SiteFabric(site)
         return
-    # Here, as most runs emulate nothing.
+    # Imported here, as most runs emulate nothing.
     from ddlbench.runtime.emulated_fabric import emulated_fabric  # noqa: PLC0415
 
     condition, shared = site.fabrics[name], site.devices_share_gpu
@@ -102,13 +92,8 @@ def fabric_up(site: Site, name: str, nodes: int) -> Iterator[Fabric]:
 
 
 def fault_of(report: dict[str, Any] | None) -> Reason | None:
-    """Why what was measured over a link is not valid; None when it is.
-
-    A relay that is never idle is the limit itself, whatever the setting says.
-
-    Args:
-        report: of the link; see ``Fabric.report``.
-    """
+    """Why measurements over a link are invalid, by its fabric's report; None if they are valid."""
+    # A relay that is never idle limits the link, whatever the setting says.
     if report is None or not report["usage"]["saturated"]:
         return None
     usage = report["usage"]

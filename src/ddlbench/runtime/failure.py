@@ -1,4 +1,4 @@
-"""Why a rank ended: the few kinds that decide what becomes of a cell."""
+"""Classify the error of a rank: its status, its reason, and whether a repeat can help."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _OUT_OF_MEMORY = re.compile(
 
 _OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN|GPU|device memory", re.IGNORECASE)
 
-# cuDNN says this where no plan's workspace has room, and where no plan exists.
+# cuDNN says this if no plan's workspace fits into memory, and also if no plan exists.
 _NO_ENGINE = re.compile(r"(FIND|GET) was unable to find an engine to execute this computation")
-_LITTLE = 0.1  # of a device's memory
+_LOW_MEMORY_SHARE = 0.1  # of a device's memory
 
 Cause = Literal["program", "infrastructure"]
 
-# What a rank says when its node, the network or a disk let it down, not its own program.
-_LET_DOWN = re.compile(
+# Errors of a node, the network or a disk, rather than of the rank's own program.
+_INFRASTRUCTURE = re.compile(
     r"ConnectionError|ConnectionReset|ConnectionRefused|BrokenPipe|TimeoutError|DistStoreError|"
     r"DistNetworkError|No space left|Stale file handle|Input/output error|Connection reset|"
     r"Connection closed|Connection refused|closed by peer|timed out|Broken pipe|"
@@ -40,14 +40,15 @@ _LET_DOWN = re.compile(
 
 
 def cause_of(failed: Sequence[RankFailure]) -> Cause:
-    """Whose fault a failure is, by the reports of the failed ranks.
+    """Whether the program or the infrastructure caused a failure.
 
-    A rank that was killed or went away without a word is the infrastructure's; so are broken
-    connections, unless another rank says what it did itself: then the connections broke after it.
+    The infrastructure did if a rank was killed, if none left a report, or if all ranks report
+    lost connections and the like. If a rank reports an error of its own, the connections of the
+    others broke because of it.
     """
     if any(report.signal is not None for report in failed):
         return "infrastructure"
-    if all(_LET_DOWN.search(report.reason) for report in failed):
+    if all(_INFRASTRUCTURE.search(report.reason) for report in failed):
         return "infrastructure"
     return "program"
 
@@ -67,19 +68,19 @@ def classify(error: BaseException) -> tuple[Status, Reason]:
         full = _full_device()
         if full is not None:
             return Status.OUT_OF_MEMORY, Reason("out_of_memory_cuda", f"{reason} ({full})")
-    code = "connection_lost" if _LET_DOWN.search(reason) else "exception"
+    code = "connection_lost" if _INFRASTRUCTURE.search(reason) else "exception"
     return Status.FAILED, Reason(code, reason)
 
 
 def _full_device() -> str | None:
-    """In words, a GPU of this process with less than a tenth of its memory free; None if none."""
+    """Describe a GPU of this process with less than a tenth of its memory free; None without."""
     if not torch.cuda.is_initialized():
         return None
-    with suppress(RuntimeError):  # a device that does not even say this: the error stands as it is
+    with suppress(RuntimeError):  # a broken device: report the first error as it is
         for index in range(torch.cuda.device_count()):
             if torch.cuda.memory_reserved(index) == 0:
-                continue  # not its own: asking would open a context there
+                continue  # another process's GPU: a query would open a context on it
             free, total = torch.cuda.mem_get_info(index)
-            if free < _LITTLE * total:
+            if free < _LOW_MEMORY_SHARE * total:
                 return f"{GB.of(free):.2f} of {GB.text(total, '.2f')} free on cuda:{index}"
     return None

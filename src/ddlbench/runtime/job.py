@@ -1,4 +1,4 @@
-"""job.json: what the supervisor tells every process of a cell."""
+"""job.json, the supervisor's input to every process of a cell; and the files of a run folder."""
 
 from __future__ import annotations
 
@@ -17,67 +17,54 @@ from ddlbench.runtime.checkpoint.store import Order
 
 @dataclass(frozen=True)
 class Job:
-    """One run of one cell.
-
-    Args:
-        plan: who runs where.
-        device_kind: what every process computes on.
-        scratch: the site's scratch template, filled in on the node.
-        data: the dataset.
-        interface: network interface; None lets libraries choose.
-        rendezvous_host, rendezvous_port: where rank 0 keeps the store.
-        run_dir: shared folder for the reports of the ranks.
-        patience_s: how long ranks wait for each other; the supervisor ends the run before that.
-        checkpoints: what to write and where to begin; None where the cell writes none.
-    """
+    """One run of one cell."""
 
     plan: Plan
     device_kind: DeviceKind
-    scratch: str
+    scratch: str  # the site's template, which each node expands
     data: DataRequest
-    interface: str | None
-    rendezvous_host: str
+    interface: str | None  # None lets libraries choose
+    rendezvous_host: str  # of the store that rank 0 serves
     rendezvous_port: int
-    run_dir: Path
-    patience_s: float = 1800.0
-    checkpoints: Order | None = None
+    run_dir: Path  # shared folder for the reports of the ranks
+    patience_s: float = 1800.0  # how long ranks wait for each other
+    checkpoints: Order | None = None  # None if the cell writes none
 
     def save(self) -> Path:
         """Write job.json into the run folder and return its path."""
         path = self.run_dir / "job.json"
-        changed = {
+        encoded = {
             "plan": self.plan.to_dict(),
             "data": asdict(self.data),
             "run_dir": str(self.run_dir),
             "checkpoints": None if self.checkpoints is None else asdict(self.checkpoints),
         }
-        write_json(path, {**vars(self), **changed})
+        write_json(path, {**vars(self), **encoded})
         return path
 
     @classmethod
     def load(cls, path: Path) -> Job:
-        """Read what :meth:`save` wrote."""
         values: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         order = values["checkpoints"]
-        changed = {
+        decoded = {
             "plan": Plan.from_dict(values["plan"]),
             "data": DataRequest(**values["data"]),
             "run_dir": Path(values["run_dir"]),
             "checkpoints": Order(**order) if order is not None else None,
         }
-        return cls(**{**values, **changed})
+        return cls(**{**values, **decoded})
 
 
 def report_file(run_dir: Path, rank: int) -> Path:
-    """Where rank ``rank`` says how it went."""
+    """Report of rank ``rank``."""
     return run_dir / f"rank{rank}.json"
 
 
 def log_file(run_dir: Path) -> Path:
-    """Where everything that the ranks print is gathered."""
+    """Output of all ranks."""
     return run_dir / "log.txt"
 
 
 def stacks_file(run_dir: Path, rank: int) -> Path:
-    """Where rank ``rank`` dumps its stacks when it is asked to."""
+    """File into which rank ``rank`` dumps its stacks on SIGUSR1."""
     return run_dir / f"stacks{rank}.txt"

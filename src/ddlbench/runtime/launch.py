@@ -1,4 +1,4 @@
-"""Starting processes: on this machine, or with srun on the nodes of a job.
+"""Start the processes of a cell: on this machine, or with srun on the nodes of a job.
 
 ::
 
@@ -6,10 +6,10 @@
     setup commands     bash -c 'module load CUDA/12.4 && exec "$@"' ddlbench python -m module ...
     container          ... apptainer exec --nv image.sif python3 -m module ...
 
-Both launchers of a cell give the same handle: one stream of text from all ranks, and an end for
-all. A cell of one device is started directly on SLURM too: its job runs inside a step already, and
-a step inside a step would wait for that step's own cores. So is one whose nodes are emulated on a
-single real one (``emulated_fabric.py``).
+A :class:`Launch` merges the output of all ranks into one stream and ends all ranks together. A cell
+of one device is started directly on SLURM too: its job runs inside a step already, and a nested
+step would wait for the cores of the outer one. So is a cell whose nodes are emulated on a single
+real node (``emulated_fabric.py``).
 """
 
 from __future__ import annotations
@@ -36,70 +36,36 @@ from ddlbench.runtime.placement import identity_variables
 
 @dataclass(frozen=True)
 class Step:
-    """What is started, and how often.
+    """Processes to start."""
 
-    Args:
-        command: of every process.
-        processes: one entry a process.
-        nodes, devices_per_node: of the job.
-        threads: CPU threads of one device.
-        interface: network interface, or None.
-        variables: that every process finds in its environment.
-    """
-
-    command: tuple[str, ...]
+    command: tuple[str, ...]  # of every process
     processes: Sequence[Process]
-    nodes: int
+    nodes: int  # of the job
     devices_per_node: int
-    threads: int
-    interface: str | None
-    variables: Mapping[str, str] = field(default_factory=dict)
+    threads: int  # CPU threads of one device
+    interface: str | None  # network interface
+    variables: Mapping[str, str] = field(default_factory=dict)  # environment of every process
 
     @property
     def per_node(self) -> int:
-        """Processes of one node."""
         return sum(process.node == 0 for process in self.processes)
 
 
-class Launch(Protocol):
-    """Running processes of one cell."""
-
-    def lines(self, deadline: float) -> Iterator[str | None]:
-        """What the ranks print, prefixed with the rank; None now and then, until all ended."""
-        ...
-
-    def has_failed(self) -> bool:
-        """Whether a process has ended badly."""
-        ...
-
-    def dump_stacks(self) -> None:
-        """Have every rank print where it is."""
-        ...
-
-    def stop(self) -> None:
-        """End every process, politely, then for certain."""
-        ...
-
-
 class Place(Protocol):
-    """Where on this machine the processes of a node run, if not plainly here."""
+    """Where on this machine the processes of a node run, for example inside namespaces."""
 
     def command(self, node: int, command: Sequence[str]) -> list[str]:
-        """The command that runs ``command`` there, in its place: no process between."""
-        ...
+        """The command that becomes ``command`` there, in the same process."""
 
     def environment(self, node: int) -> dict[str, str]:
-        """Variables that differ there."""
-        ...
+        """Environment variables that differ there."""
 
 
 def launch(step: Step, site: Site, listener: socket.socket) -> Launch:
     """Start ``step`` on this machine or over the nodes of this job.
 
-    Args:
-        step: what to start.
-        site: where.
-        listener: bound socket of the rendezvous; closed here, as a child inherits it or opens it.
+    ``listener``, the bound socket of the rendezvous, is closed here: a local rank 0 inherits it,
+    and srun's rank 0 binds the port again.
     """
     try:
         if site.launcher == "local" or step.nodes * step.devices_per_node == 1:
@@ -110,14 +76,12 @@ def launch(step: Step, site: Site, listener: socket.socket) -> Launch:
 
 
 def worker_environment(step: Step) -> dict[str, str]:
-    """What every worker finds in its environment beside the supervisor's own.
-
-    Thread counts must stand before numerical libraries load.
-    """
+    """The environment of every worker, without its rank's own variables."""
     threads = str(step.threads)
     values = {
         **os.environ,
         **step.variables,
+        # Numerical libraries read the thread counts when they are loaded.
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
@@ -130,114 +94,127 @@ def worker_environment(step: Step) -> dict[str, str]:
     return values
 
 
-class LocalLaunch:
-    """Each process as a child of this one, in a session of its own.
+_GRACE_S = 5.0
 
-    Args:
-        step: what to start.
-        listener: bound socket of the rendezvous, for rank 0; without one rank 0 binds its port.
-        place: where on this machine each node's processes run; without one, plainly here.
-    """
 
-    def __init__(
-        self, step: Step, listener: socket.socket | None = None, place: Place | None = None
-    ) -> None:
-        self._pipes = _Pipes()
+class Launch:
+    """Running processes of one cell; each child leads a session of its own."""
+
+    def __init__(self) -> None:
         self._children: list[subprocess.Popen[str]] = []
-        environment = worker_environment(step)
-        for process in step.processes:
-            node, command, own = process.node, list(step.command), dict(environment)
-            if place is not None:
-                command = place.command(node, command)
-                own.update(place.environment(node))
-            self._children.append(self._start(process, command, own, listener))
-            self._pipes.add(self._children[-1], f"[{process.rank}] ")
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._open = 0
 
-    @staticmethod
     def _start(
-        process: Process,
-        command: list[str],
-        environment: dict[str, str],
-        listener: socket.socket | None,
-    ) -> subprocess.Popen[str]:
-        own = identity_variables(process)
-        handed_over: tuple[int, ...] = ()
-        if process.rank == 0 and listener is not None:
-            handed_over = (listener.fileno(),)
-            own[LISTEN_FD] = str(listener.fileno())
-        return subprocess.Popen(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        prefix: str = "",
+        handed_over: Sequence[int] = (),
+    ) -> None:
+        """Start a child that inherits the files ``handed_over``; ``prefix`` begins its lines."""
+        child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**environment, **own},
+            env=environment,
             pass_fds=handed_over,
             start_new_session=True,
         )
+        self._children.append(child)
+        self._open += 1
+        threading.Thread(target=self._read, args=(child, prefix), daemon=True).start()
+
+    def _read(self, child: subprocess.Popen[str], prefix: str) -> None:
+        assert child.stdout is not None
+        for line in child.stdout:
+            self._lines.put(prefix + line.rstrip("\n"))
+        self._lines.put(None)
 
     def lines(self, deadline: float) -> Iterator[str | None]:
-        """What the ranks print."""
-        return self._pipes.lines(deadline)
+        """Lines of all ranks in order of arrival, prefixed with the rank, until all have ended.
+
+        None comes after half a second without a line, and at ``deadline``, so that the caller can
+        look at the clock.
+        """
+        while self._open:
+            left_s = deadline - time.monotonic()
+            try:
+                line = self._lines.get(timeout=max(0.0, min(0.5, left_s)))
+            except queue.Empty:
+                yield None
+                continue
+            if line is None:
+                self._open -= 1
+            else:
+                yield line
 
     def has_failed(self) -> bool:
-        """Whether a rank has ended badly."""
         return any(child.poll() for child in self._children)
 
     def dump_stacks(self) -> None:
-        """The guards pass the signal on."""
-        _send_signal(self._children, signal.SIGUSR1)
+        """Have every rank print its stacks; the guards, and srun, pass the signal on."""
+        for child in self._children:
+            if child.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    child.send_signal(signal.SIGUSR1)
 
     def stop(self) -> None:
-        """End what still runs."""
-        _end(self._children)
+        """End every child and its process group: first SIGTERM, then SIGKILL."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            running = [child for child in self._children if child.poll() is None]
+            for child in running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, number)
+            limit = time.monotonic() + _GRACE_S
+            while any(child.poll() is None for child in running) and time.monotonic() < limit:
+                time.sleep(0.05)
 
 
-class SrunLaunch:
-    """One srun step over the nodes of the job that this process runs in."""
+class LocalLaunch(Launch):
+    """Each rank as a child of this process.
+
+    Args:
+        step: what to start.
+        listener: bound socket of the rendezvous for rank 0; without one, rank 0 binds its port.
+        place: where on this machine each node's processes run; None for no special place.
+    """
+
+    def __init__(
+        self, step: Step, listener: socket.socket | None = None, place: Place | None = None
+    ) -> None:
+        super().__init__()
+        shared = worker_environment(step)
+        for process in step.processes:
+            command = list(step.command)
+            environment = {**shared, **identity_variables(process)}
+            handed_over: tuple[int, ...] = ()
+            if place is not None:
+                command = place.command(process.node, command)
+                environment.update(place.environment(process.node))
+            if process.rank == 0 and listener is not None:
+                handed_over = (listener.fileno(),)
+                environment[LISTEN_FD] = str(listener.fileno())
+            self._start(command, environment, f"[{process.rank}] ", handed_over)
+
+
+class SrunLaunch(Launch):
+    """One srun step over the nodes of the job that this process runs in; srun labels the lines."""
 
     def __init__(self, step: Step, site: Site) -> None:
-        self._step = subprocess.Popen(
-            [
-                *srun_command(
-                    site,
-                    nodes=step.nodes,
-                    tasks=len(step.processes),
-                    per_node=step.per_node,
-                    devices=step.devices_per_node // step.per_node,
-                ),
-                "--kill-on-bad-exit=1",
-                "--label",
-                "--unbuffered",
-                *step.command,
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env=worker_environment(step),
-            start_new_session=True,
+        super().__init__()
+        srun = srun_command(
+            site,
+            nodes=step.nodes,
+            tasks=len(step.processes),
+            per_node=step.per_node,
+            devices=step.devices_per_node // step.per_node,
         )
-        self._pipes = _Pipes()
-        self._pipes.add(self._step, "")
-
-    def lines(self, deadline: float) -> Iterator[str | None]:
-        """What the ranks print; srun labels the lines."""
-        return self._pipes.lines(deadline)
-
-    def has_failed(self) -> bool:
-        """Whether the step has ended badly."""
-        return bool(self._step.poll())
-
-    def dump_stacks(self) -> None:
-        """Have srun signal every task; the guards pass it on to their ranks."""
-        _send_signal([self._step], signal.SIGUSR1)
-
-    def stop(self) -> None:
-        """End the step; srun passes the signal to every task."""
-        _end([self._step])
+        options = ["--kill-on-bad-exit=1", "--label", "--unbuffered"]
+        self._start([*srun, *options, *step.command], worker_environment(step))
 
 
 def python_command(site: Site, *arguments: str) -> list[str]:
@@ -260,82 +237,19 @@ def python_command(site: Site, *arguments: str) -> list[str]:
 
 
 def srun_command(site: Site, *, nodes: int, tasks: int, per_node: int, devices: int) -> list[str]:
-    """Words of an srun up to the program.
+    """The srun command up to the program, for ``tasks`` tasks, ``per_node`` of them on each node.
 
-    Geometry and cores are always given: inside a job srun takes neither from the allocation
-    (``--cpus-per-task`` not since SLURM 22.05). What the site adds comes last, so that it wins.
-
-    Args:
-        site: gives cores of a device, ``slurm.mpi`` and ``slurm.srun``.
-        nodes: of the step.
-        tasks: of all nodes.
-        per_node: tasks of one node.
-        devices: of one task; it gets the cores of all of them, so that data-loading processes have
-            theirs too.
+    A task gets the cores of all its ``devices``, which its data-loading processes use too.
     """
     mpi = site.slurm.get("mpi")
     return [
         "srun",
+        # Inside a job srun takes neither geometry nor cores from the allocation
+        # (``--cpus-per-task`` not since SLURM 22.05).
         f"--nodes={nodes}",
         f"--ntasks={tasks}",
         f"--ntasks-per-node={per_node}",
         f"--cpus-per-task={site.cpus_per_device * devices}",
         *([f"--mpi={mpi}"] if mpi else []),
-        *site.slurm.get("srun", []),
+        *site.slurm.get("srun", []),  # last, so that the site's options win
     ]
-
-
-_GRACE_S = 5.0
-
-
-class _Pipes:
-    """Lines of several processes in the order of their arrival."""
-
-    def __init__(self) -> None:
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        self._open = 0
-
-    def add(self, process: subprocess.Popen[str], prefix: str) -> None:
-        """Read what ``process`` prints, too; its lines begin with ``prefix``."""
-        self._open += 1
-        threading.Thread(target=self._read, args=(process, prefix), daemon=True).start()
-
-    def _read(self, process: subprocess.Popen[str], prefix: str) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            self._lines.put(prefix + line.rstrip("\n"))
-        self._lines.put(None)
-
-    def lines(self, deadline: float) -> Iterator[str | None]:
-        """Every line until all have closed their output; None now and then."""
-        while self._open:
-            left_s = deadline - time.monotonic()
-            try:
-                line = self._lines.get(timeout=max(0.0, min(0.5, left_s)))
-            except queue.Empty:
-                yield None
-                continue
-            if line is None:
-                self._open -= 1
-            else:
-                yield line
-
-
-def _send_signal(children: Sequence[subprocess.Popen[str]], number: signal.Signals) -> None:
-    """Send a signal to each child that runs."""
-    for child in children:
-        if child.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                child.send_signal(number)
-
-
-def _end(children: Sequence[subprocess.Popen[str]]) -> None:
-    """End every child and the group that it leads, politely, then for certain."""
-    for signal_number in (signal.SIGTERM, signal.SIGKILL):
-        running = [child for child in children if child.poll() is None]
-        for child in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal_number)
-        limit = time.monotonic() + _GRACE_S
-        while any(child.poll() is None for child in running) and time.monotonic() < limit:
-            time.sleep(0.05)

@@ -1,16 +1,16 @@
-"""A cell runs once, whoever asks for it: the lease lies in the cell's folder.
+"""The lease in a cell's folder: only one job at a time measures the cell.
 
 ::
 
-    no lease                           take it, measure, keep the result, give it back
+    no lease                           take it, measure, keep the result, release it
     lease of a job that may live       wait for it, adopt the result that it keeps
-    lease of a job that is gone        out of memory, out of time: that is the cell's result
+    lease of a job that has ended      out of memory, out of time: that is the cell's result
                                        anything else: take the lease over and measure
 
-A workflow that was killed leaves its jobs running; the next one submits the cell again, and that
-job finds the lease. Snakemake deletes a job's output before it starts, so the result is kept under
-a second name; it is adopted only if it was made after the asking job was submitted: a result that
-a person deleted is measured anew. Where SLURM cannot be asked the owner counts as alive.
+A killed workflow leaves its jobs running. The next workflow submits the cell again, and that job
+finds the lease. Snakemake deletes a job's output before it starts, so the result is kept under a
+second name as well. A job adopts it only if it is newer than the job's submission, so a result that
+a person deleted is measured anew. If SLURM does not answer, the owner counts as alive.
 """
 
 from __future__ import annotations
@@ -38,69 +38,53 @@ _SHORTLY_S = 0.1
 
 @dataclass(frozen=True)
 class Owner:
-    """Who measures a cell.
+    """The supervisor that measures a cell."""
 
-    Args:
-        job_id: of SLURM; None on a local site.
-        host: of the supervisor.
-        pid: its process.
-        started: when that process began, seconds since the epoch.
-        submitted: when it was asked for, seconds since the epoch.
-    """
-
-    job_id: str | None
+    job_id: str | None  # of SLURM; None on a local site
     host: str
     pid: int
-    started: float
-    submitted: float
+    started: float  # when its process began, seconds since the epoch
+    submitted: float  # when its job was submitted, seconds since the epoch
 
     @classmethod
     def here(cls) -> Owner:
-        """This process."""
         started = psutil.Process().create_time()
         job_id = slurm_job.own_job_id()
         submitted = slurm_job.submitted_at(job_id) if job_id else None
         return cls(job_id, socket.gethostname(), os.getpid(), started, submitted or started)
 
     def runs_on_this_host(self) -> bool:
-        """Whether its process is here."""
         with suppress(psutil.Error):
             return abs(psutil.Process(self.pid).create_time() - self.started) < 1.0
         return False
 
 
-_NOBODY = Owner(None, "", 0, 0.0, 0.0)  # in place of what is no lease
+_NOBODY = Owner(None, "", 0, 0.0, 0.0)  # stands for a lease that cannot be parsed
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What came of asking for a cell.
+    """Outcome of :func:`claim`.
 
-    Args:
-        kind: "mine" (measure it), "adopted" (``result`` is there already), or "concluded" (the
-            job before ended for ``status``, which is the cell's result; the lease is the asker's).
-        result: of an adopted cell.
-        status, reason: of a concluded cell.
+    "mine": measure the cell. "adopted": another job has measured it. "concluded": the previous job
+    ran out of memory or time, which is the cell's result. With "mine" and "concluded" the claimant
+    holds the lease.
     """
 
     kind: Literal["mine", "adopted", "concluded"]
-    result: Result | None = None
-    status: Status | None = None
+    result: Result | None = None  # of an adopted cell
+    status: Status | None = None  # of a concluded cell
     reason: Reason | None = None
 
 
 def claim(folder: Path, me: Owner, *, poll_s: float = 5.0, slowest_poll_s: float = 60.0) -> Claim:
-    """Ask for the cell in ``folder``; waits while another job measures it.
+    """Claim the cell in ``folder`` for ``me``; waits while another job measures it.
 
-    Args:
-        folder: of the cell.
-        me: who asks.
-        poll_s: between two looks.
-        slowest_poll_s: what that grows to where the owner is another job or on another host, as
-            each look asks SLURM.
+    The lease is checked every ``poll_s``; if a check asks SLURM, the pause grows up to
+    ``slowest_poll_s``.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    pause_s, told = poll_s, False
+    pause_s, announced = poll_s, False
     while True:
         kept = _kept_since(folder, me.submitted)
         if kept is not None:
@@ -110,45 +94,45 @@ def claim(folder: Path, me: Owner, *, poll_s: float = 5.0, slowest_poll_s: float
         owner = _read(folder, me)
         if owner is None:
             continue
-        over, state = _ending(owner, me)
-        if over:
+        ended, state = _ending(owner, me)
+        if ended:
             taken = _take_over(folder, owner, state, me)
             if taken is not None:
                 return taken
             continue
-        if not told:
-            _tell(owner)
-            told = True
+        if not announced:
+            _announce_wait(owner)
+            announced = True
         time.sleep(pause_s)
         if (owner.host, owner.job_id) != (me.host, me.job_id):
             pause_s = min(2 * pause_s, slowest_poll_s)
 
 
 def keep(folder: Path, result: Result) -> None:
-    """Keep a result under the name that Snakemake does not delete."""
+    """Keep a result under a name that Snakemake does not delete."""
     write_result(folder / _KEPT, result)
 
 
 def release(folder: Path, me: Owner) -> None:
-    """Give the lease back, if it is still one's own."""
+    """Delete the lease if it is still ``me``'s."""
     if _owner_in(folder / _LEASE) == me:
         (folder / _LEASE).unlink(missing_ok=True)
 
 
 def _ending(owner: Owner, me: Owner) -> tuple[bool, str | None]:
-    """Whether ``owner`` can leave no result any more, and how SLURM says that its job ended."""
+    """Whether ``owner`` has ended, and the last state of its SLURM job."""
     if owner.job_id is None or owner.host == me.host:
         if owner.runs_on_this_host():
             return False, None
         return True, None if owner.job_id is None else slurm_job.state(owner.job_id)
-    if owner.job_id == me.job_id:  # requeued: SLURM ended what ran of it before
+    if owner.job_id == me.job_id:  # requeued: SLURM has ended its earlier run
         return True, None
     state = slurm_job.state(owner.job_id)
     return not slurm_job.may_live(state), state
 
 
 def _take_over(folder: Path, owner: Owner, state: str | None, me: Owner) -> Claim | None:
-    """The cell of an owner that is gone; None where another asker was faster."""
+    """Claim the cell of an owner that has ended; None if another claimant was faster."""
     kept = _kept_since(folder, me.submitted)
     if kept is not None:
         return Claim("adopted", result=kept)
@@ -163,19 +147,19 @@ def _take_over(folder: Path, owner: Owner, state: str | None, me: Owner) -> Clai
     return Claim("mine")
 
 
-def _tell(owner: Owner) -> None:
+def _announce_wait(owner: Owner) -> None:
     job = f"process {owner.pid}" if owner.job_id is None else f"SLURM job {owner.job_id}"
     print(f"ddlbench: {job} on {owner.host} measures this cell; waiting for it", file=sys.stderr)
 
 
 def _take(folder: Path, me: Owner) -> bool:
-    """Make the lease, whole, unless there is one: a hard link is atomic on NFS too."""
+    """Create the lease unless there is one; returns whether it is ``me``'s now."""
     own = folder / f".{_LEASE}.{me.host}.{me.pid}"
     own.write_text(json.dumps(asdict(me)), encoding="utf-8")
     try:
-        os.link(own, folder / _LEASE)
+        os.link(own, folder / _LEASE)  # atomic on NFS too
     except FileExistsError:
-        # NFS may repeat the request for the link, and deny what it has done.
+        # NFS may send the request twice and report an error although the first one succeeded.
         return _owner_in(folder / _LEASE) == me
     finally:
         own.unlink()
@@ -183,7 +167,7 @@ def _take(folder: Path, me: Owner) -> bool:
 
 
 def _read(folder: Path, me: Owner) -> Owner | None:
-    """The owner of the lease; one that names nobody is put aside after a while."""
+    """The owner of the lease; removes a lease that stays unreadable for 30 seconds."""
     path = folder / _LEASE
     owner = _owner_in(path)
     if owner == _NOBODY:
@@ -198,7 +182,7 @@ def _read(folder: Path, me: Owner) -> Owner | None:
 
 
 def _owner_in(path: Path) -> Owner | None:
-    """Whom a lease names; None where there is none, or it cannot be read just now."""
+    """Owner of a lease; None if there is no lease or it cannot be read now."""
     try:
         return Owner(**json.loads(path.read_text(encoding="utf-8")))
     except OSError:
@@ -208,11 +192,7 @@ def _owner_in(path: Path) -> Owner | None:
 
 
 def _put_aside(folder: Path, seen: Owner, me: Owner) -> bool:
-    """Take the lease of ``seen`` away; whether this process did it.
-
-    Several may find an owner dead, and one of them may have a fresh lease before another gets
-    here: what was moved is looked at, and put back if it is not what was meant.
-    """
+    """Remove the lease of ``seen``; returns whether this process did so."""
     lease, aside = folder / _LEASE, folder / f".{_LEASE}.{me.host}.{me.pid}.gone"
     if _owner_in(lease) != seen:
         return False
@@ -220,6 +200,7 @@ def _put_aside(folder: Path, seen: Owner, me: Owner) -> bool:
         lease.rename(aside)
     except FileNotFoundError:
         return False
+    # Another claimant may have replaced the lease since the check: then put the new one back.
     try:
         if _owner_in(aside) == seen:
             return True

@@ -1,13 +1,13 @@
-"""One timed loop for every strategy.
+"""The timed loop of every strategy.
 
 ::
 
     prepare | warm-up (dropped) | barrier | epoch 1 | epoch 2 | ...   | one step for memory
                                           |<------ measured ------>|
 
-With checkpoints the measured steps are run in segments, and a checkpoint is written behind each:
-its time is no step's. A run that goes on from one warms up on steps whose effect it then
-overwrites, so that no measured step is a cold one, and no step is trained twice::
+With checkpoints the measured steps run in segments, with a checkpoint after each; its time belongs
+to no step. A run that resumes from a checkpoint warms up first, so that no measured step runs cold;
+the checkpoint then overwrites the effect of these steps::
 
     prepare | rehearsal (overwritten) | load | barrier | segment 3 | save | segment 4 | save ...
 """
@@ -27,23 +27,15 @@ from ddlbench.strategies.executor import Executor, RunRecord
 
 @dataclass(frozen=True)
 class Extent:
-    """How long a cell is measured.
+    """Steps of a cell."""
 
-    Args:
-        warmup_steps: dropped steps.
-        epochs: measured epochs.
-        steps_per_epoch: steps of each.
-        checkpoint_every_steps: measured steps between two checkpoints; 0 for none.
-    """
-
-    warmup_steps: int
+    warmup_steps: int  # dropped
     epochs: int
     steps_per_epoch: int
-    checkpoint_every_steps: int = 0
+    checkpoint_every_steps: int = 0  # 0 for none
 
     @property
     def measured_steps(self) -> int:
-        """Steps of all measured epochs."""
         return self.epochs * self.steps_per_epoch
 
     @property
@@ -52,32 +44,24 @@ class Extent:
         return self.warmup_steps + self.measured_steps
 
     def segments(self, done: int = 0) -> list[range]:
-        """Ids of the mini-batches that follow ``done`` measured steps, cut behind checkpoints."""
+        """Ids of the mini-batches after ``done`` measured steps, split at checkpoints."""
         every = self.checkpoint_every_steps or max(1, self.measured_steps)
         ends = [*range((done // every + 1) * every, self.measured_steps, every)]
         cuts = [done, *ends, self.measured_steps]
-        found = [range(a, b) for a, b in pairwise(cuts) if a < b]
         first = self.warmup_steps
-        return [range(first + part.start, first + part.stop) for part in found]
+        return [range(first + a, first + b) for a, b in pairwise(cuts) if a < b]
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one process saw.
-
-    Args:
-        warmup, measured: of warm-up and of all measured steps so far.
-        utilisation: of the processor and the GPUs in these.
-        steps: measured steps that are done, by all processes together.
-    """
+    """Records of one process."""
 
     warmup: RunRecord
-    measured: RunRecord
-    utilisation: Usage
-    steps: int
+    measured: RunRecord  # all measured steps so far
+    utilisation: Usage  # in the measured steps
+    steps: int  # completed measured steps, the same number in all processes
 
     def followed_by(self, record: RunRecord, usage: Usage, steps: int) -> Measurement:
-        """With one more segment."""
         return replace(
             self,
             measured=self.measured.followed_by(record),
@@ -87,32 +71,27 @@ class Measurement:
 
 
 class Traffic(Protocol):
-    """What the loop asks of a counter of bytes."""
+    """A counter of bytes, as the loop uses it."""
 
     def start(self, done_steps: int) -> None:
-        """Measured steps follow; so many are done."""
-        ...
+        """Begin counting before the next measured step; ``done_steps`` are complete."""
 
     def stop(self, done_steps: int) -> None:
-        """So many measured steps are done, and no more follow."""
-        ...
+        """End counting after the last measured step."""
 
 
 class Checkpoints(Protocol):
-    """What the loop asks of checkpoints."""
+    """Checkpoints, as the loop uses them."""
 
     @property
     def resumes(self) -> bool:
-        """Whether an earlier run left one."""
-        ...
+        """Whether an earlier run left a checkpoint."""
 
-    def restore(self, executor: Executor, dry_run: Callable[[], object]) -> Measurement:
-        """Rehearse, then go back to the checkpoint."""
-        ...
+    def restore(self, executor: Executor, rehearse: Callable[[], object]) -> Measurement:
+        """Rehearse, then restore the checkpoint."""
 
     def save(self, executor: Executor, so_far: Measurement) -> None:
-        """Write one; nothing is under way."""
-        ...
+        """Write a checkpoint; no step is in progress."""
 
 
 def measure(
@@ -125,24 +104,24 @@ def measure(
     checkpoints: Checkpoints | None = None,
     traffic: Traffic | None = None,
 ) -> Measurement:
-    """Warm up, wait for the others, run the measured epochs without a pause between them.
+    """Warm up, wait for the other ranks, and run the measured epochs without a pause between them.
 
     Args:
         executor: prepared.
-        extent: how long.
-        devices: that this process drives.
-        threads: that it computes with.
+        extent: steps to run.
+        devices: of this process.
+        threads: of this process.
         barrier: returns once all processes have warmed up.
-        checkpoints: where the extent has any.
+        checkpoints: None for a cell without checkpoints.
         traffic: counts the bytes of the measured steps.
     """
     if checkpoints is not None and checkpoints.resumes:
-        # One step at least: torch's DDP settles its buckets in the first.
+        # At least one step: torch's DDP rebuilds its buckets after the first.
         rehearsal = max(1, extent.warmup_steps)
         so_far = checkpoints.restore(executor, lambda: executor.run(0, rehearsal))
     else:
         so_far = Measurement(executor.run(0, extent.warmup_steps), RunRecord(), mean_usage(()), 0)
-    if traffic is not None:  # before the barrier: until then no other rank sends
+    if traffic is not None:  # before the barrier, as no rank sends until then
         traffic.start(so_far.steps)
     barrier()
     for part in extent.segments(so_far.steps):

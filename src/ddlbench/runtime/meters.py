@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -30,11 +29,11 @@ _SAMPLE_S = 0.2
 
 @dataclass(frozen=True)
 class Usage:
-    """How busy a stretch of time was.
+    """Utilisation over ``wall_s`` seconds.
 
     Args:
-        wall_s: its length.
-        cpu, gpu: as in :class:`Utilisation`.
+        cpu: processor seconds over wall seconds and threads, 0 to 1 (more if other threads ran).
+        gpu: mean of NVML's samples over the devices, 0 to 1; None without a GPU.
     """
 
     wall_s: float
@@ -43,7 +42,7 @@ class Usage:
 
 
 def mean_usage(parts: Sequence[Usage]) -> Usage:
-    """Over several stretches, each as weighty as it is long."""
+    """Mean over several stretches of time, weighted by their lengths."""
 
     def mean(values: Sequence[tuple[float, float | None]]) -> float | None:
         known = [(wall_s, value) for wall_s, value in values if value is not None]
@@ -58,50 +57,33 @@ def mean_usage(parts: Sequence[Usage]) -> Usage:
 
 
 class Utilisation:
-    """Mean utilisation between enter and exit.
-
-    Attributes:
-        cpu: processor seconds over wall seconds and threads, 0 to 1 (more if it used more).
-        gpu: mean of NVML's samples over the devices, 0 to 1; None without a GPU.
-    """
+    """Measures the utilisation within a ``with``; ``usage`` holds it afterwards."""
 
     def __init__(self, devices: Sequence[torch.device], threads: int) -> None:
-        self.cpu: float | None = None
-        self.gpu: float | None = None
-        self._wall_s = 0.0
+        self.usage = Usage(0.0, None, None)
         self._threads = threads
         self._handles = [h for h in _nvml_handles(devices) if h is not None]
         self._samples: list[float] = []
         self._stop = threading.Event()
         self._sampler = threading.Thread(target=self._sample, daemon=True)
 
-    @property
-    def usage(self) -> Usage:
-        """What was found, once the time is over."""
-        return Usage(self._wall_s, self.cpu, self.gpu)
-
     def __enter__(self) -> Utilisation:
-        """Start counting."""
         self._wall, self._cpu = time.perf_counter(), time.process_time()
         if self._handles:
             self._sampler.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Stop counting."""
-        wall_s = self._wall_s = time.perf_counter() - self._wall
-        if wall_s > 0:
-            self.cpu = (time.process_time() - self._cpu) / wall_s / self._threads
+    def __exit__(self, *_error: object) -> None:
+        wall_s = time.perf_counter() - self._wall
+        cpu_s = time.process_time() - self._cpu
         if self._handles:
             self._stop.set()
             self._sampler.join()
-            if self._samples:
-                self.gpu = sum(self._samples) / len(self._samples)
+        self.usage = Usage(
+            wall_s,
+            cpu=cpu_s / wall_s / self._threads if wall_s > 0 else None,
+            gpu=sum(self._samples) / len(self._samples) if self._samples else None,
+        )
 
     def _sample(self) -> None:
         import pynvml  # noqa: PLC0415 - only where a GPU is
@@ -113,9 +95,9 @@ class Utilisation:
 
 
 def restart_peaks(devices: Sequence[torch.device]) -> list[int]:
-    """Forget the CUDA allocator's peaks so far, and return them in bytes; none of CPU devices.
+    """Reset the CUDA allocator's peaks and return them in bytes; empty for CPU devices.
 
-    With cuDNN's search for the fastest plan, warm-up allocates the largest workspace of all plans.
+    While cuDNN searches for the fastest plan, warm-up allocates the largest workspace of all plans.
     """
     gpus = [device for device in devices if device.type == "cuda"]
     peaks = [torch.cuda.max_memory_allocated(device) for device in gpus]
@@ -127,23 +109,23 @@ def restart_peaks(devices: Sequence[torch.device]) -> list[int]:
 def device_memory(
     devices: Sequence[torch.device], cpu_peak: int | None, before: Sequence[int] = ()
 ) -> list[dict[str, Any]]:
-    """Peak bytes of each device this process drove; CPU partitions share one process.
+    """Peak bytes of each device of this process; its CPU partitions count together.
 
     Args:
         devices: of this process.
-        cpu_peak: what :func:`cpu_peak_bytes` found; None on CUDA.
-        before: what :func:`restart_peaks` gave, if it was called: an entry then has both peaks.
+        cpu_peak: value of :func:`cpu_peak_bytes`; None on CUDA.
+        before: value of :func:`restart_peaks`, if it was called: entries then have both peaks.
     """
     if devices[0].type == "cpu":
         name = "cpu" if len(devices) == 1 else f"cpu ({len(devices)} partitions together)"
         return [_memory(name, peak_bytes=cpu_peak)]
-    found = [
+    entries = [
         _cuda_memory(device, handle)
         for device, handle in zip(devices, _nvml_handles(devices), strict=False)
     ]
-    for entry, earlier in zip(found, before, strict=False):
+    for entry, earlier in zip(entries, before, strict=False):
         entry["peak_with_warmup_bytes"] = max(earlier, entry["peak_bytes"])
-    return found
+    return entries
 
 
 def cpu_peak_bytes(executor: Executor, mini_batch: int) -> int:
@@ -156,8 +138,8 @@ def cpu_peak_bytes(executor: Executor, mini_batch: int) -> int:
 
 
 def peak_rss_bytes() -> int:
-    """Largest resident set of this process (Linux counts it in KiB)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Largest resident set of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
 
 
 def _memory(device: str, **values: int | None) -> dict[str, Any]:
@@ -182,7 +164,7 @@ def _cuda_memory(device: torch.device, handle: Any) -> dict[str, Any]:
 
 
 def _nvml_handles(devices: Sequence[torch.device]) -> list[Any]:
-    """NVML handles of CUDA devices, found by UUID since NVML ignores CUDA_VISIBLE_DEVICES."""
+    """NVML handles of CUDA devices, by UUID, as NVML ignores CUDA_VISIBLE_DEVICES."""
     if devices[0].type != "cuda":
         return []
     try:
@@ -198,15 +180,11 @@ def _nvml_handles(devices: Sequence[torch.device]) -> list[Any]:
 
 
 class LiveTensors:
-    """Counts the bytes of distinct live storages, on CPU, where no allocator keeps count.
+    """Counts the bytes of distinct live storages on the CPU, whose allocator has no counter.
 
-    Every operation's result is seen by a dispatch mode; a storage counts from its birth until its
-    last reference goes. One step is run this way outside the timed region, as seeing costs time.
-    torchgpipe computes in threads of its own, so its partitions enter the mode themselves.
-
-    Attributes:
-        current_bytes: now.
-        peak_bytes: the largest value of it so far.
+    A dispatch mode sees the result of every operation. A storage counts from its creation until its
+    last reference is gone. This costs time, so only one untimed step runs this way. torchgpipe
+    computes in threads of its own, so its partitions enter the mode themselves.
     """
 
     def __init__(self) -> None:
@@ -216,7 +194,6 @@ class LiveTensors:
         self._lock = threading.RLock()
 
     def count(self, values: Iterable[Any]) -> None:
-        """Count the tensors among ``values`` as live."""
         for value in values:
             if isinstance(value, torch.Tensor) and value.device.type == "cpu":
                 self._count(value.untyped_storage())
@@ -237,7 +214,7 @@ class LiveTensors:
 
     @contextmanager
     def watching(self, threaded: Iterable[nn.Module] = ()) -> Iterator[None]:
-        """Count what is made in this thread, and inside ``threaded`` modules in any thread."""
+        """Count what this thread creates, and what ``threaded`` modules create in any thread."""
         modes = threading.local()
 
         def enter(_module: nn.Module, _inputs: Any) -> None:
@@ -260,20 +237,19 @@ class LiveTensors:
 
 
 class _Watch(TorchDispatchMode):
-    """Shows every operation's results to a counter."""
+    """Counts the results of every operation."""
 
     def __init__(self, tensors: LiveTensors) -> None:
         super().__init__()
         self._tensors = tensors
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and count what it made."""
         results = func(*args, **(kwargs or {}))
         self._tensors.count(tree_leaves(results))
         return results
 
 
-# Offsets in struct tcp_info. Its size grows with the kernel, its beginning never changes.
+# Offsets in struct tcp_info. Newer kernels append fields, so these offsets never change.
 _RECEIVED, _UNSENT, _SENT, _RETRANSMITTED = 128, 144, 200, 208
 _INFO_BYTES = 216
 
@@ -288,13 +264,10 @@ class TcpTraffic:
         warm-up | start | barrier | measured steps | stop | barrier | untimed steps
                 | read  |                          | read |
 
-    The kernel counts for every connection the bytes that a program wrote to it and the bytes that
-    came in (``TCP_INFO``, Linux 4.19; ``struct tcp_info`` in linux/tcp.h). The counts are a
-    process's own, so ranks that share a host, or talk over its loopback, are told apart. Peers
-    cannot begin before :meth:`start`, nor send more before :meth:`stop`, as barriers lie between.
-
-    Args:
-        store_port: of the rendezvous store, whose connections do not count.
+    The kernel counts the bytes written to and received from every connection (``TCP_INFO``, Linux
+    4.19; ``struct tcp_info`` in linux/tcp.h). A process sees only its own connections, even if
+    ranks share a host or its loopback. The barriers keep bytes of other phases out of the count.
+    The connections of the rendezvous store (``store_port``) do not count.
     """
 
     counted_by = "tcp_info"
@@ -306,11 +279,9 @@ class TcpTraffic:
         self._counted: CountedBytes | None = None
 
     def start(self, done_steps: int) -> None:
-        """So many measured steps are done; the next ones count."""
         self._before, self._first_step = connection_bytes(self._store_port), done_steps
 
     def stop(self, done_steps: int) -> None:
-        """All measured steps are done."""
         after = connection_bytes(self._store_port)
         pairs = [(after[key], self._before.get(key, (0, 0))) for key in after]
         self._counted = None
@@ -323,38 +294,33 @@ class TcpTraffic:
             )
 
     def report(self) -> CountedBytes | None:
-        """Counted bytes; None where the process has no connection that counts."""
         return self._counted
 
 
 def connection_bytes(store_port: int) -> dict[str, Bytes]:
-    """Bytes written to and received from each TCP connection of this process.
+    """Bytes (written, received) of each TCP connection of this process, by the socket's name.
 
-    Args:
-        store_port: connections from or to this port are left out.
-
-    Returns:
-        (written, received) by the connection's socket. Empty where the kernel does not count.
+    Connections from or to ``store_port`` are left out. Empty if the kernel does not count.
     """
-    found: dict[str, Bytes] = {}
+    counts: dict[str, Bytes] = {}
     for name, connection in _connections():
         with closing(connection):
             try:
                 ports = {connection.getpeername()[1], connection.getsockname()[1]}
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-            except OSError:  # it listens, or it has just been closed
+            except OSError:  # a listening socket, or one that has just been closed
                 continue
         if store_port in ports or len(info) < _INFO_BYTES:
             continue
         sent, again = struct.unpack_from("=QQ", info, _SENT)
         (waiting,) = struct.unpack_from("=I", info, _UNSENT)
         (received,) = struct.unpack_from("=Q", info, _RECEIVED)
-        found[name] = (sent - again + waiting, received)
-    return found
+        counts[name] = (sent - again + waiting, received)
+    return counts
 
 
 def _connections() -> Iterator[tuple[str, socket.socket]]:
-    """Name and duplicate of each TCP socket of this process; the name lasts as long as it."""
+    """Each TCP socket of this process: a name that never changes, and a duplicate."""
     for entry in Path("/proc/self/fd").iterdir():
         try:
             name = str(entry.readlink())

@@ -1,4 +1,4 @@
-"""Which address of this node the others should use, and a port there that is free."""
+"""The address and port at which other nodes reach this one, and the interface to use."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ddlbench.experiment.site import Site
 
 
 def address_of(interface: str | None) -> str:
-    """IPv4 address of ``interface``; without one, what the host's own name resolves to.
+    """IPv4 address of ``interface``; if None, the address that the host's own name resolves to.
 
-    Where that name resolves to nothing, or to loopback as in many clusters' /etc/hosts, the first
-    interface that is up is taken: no other node could reach a loopback address.
+    The name may resolve to nothing, or to loopback as in many clusters' /etc/hosts, which no other
+    node can reach. Then this is the address of the first interface that is up.
 
     Raises:
         ConfigError: there is no such interface, or it has no address.
@@ -23,22 +23,23 @@ def address_of(interface: str | None) -> str:
     if interface is None:
         address = _resolved()
         return address if address is not None else _first_up()[1]
-    found = psutil.net_if_addrs()
-    if interface not in found:
+    addresses = psutil.net_if_addrs()
+    if interface not in addresses:
         raise ConfigError(
             f"{socket.gethostname()} has no network interface {interface!r}; "
-            f"it has {', '.join(sorted(found))}: set 'interface' in the site file"
+            f"it has {', '.join(sorted(addresses))}: set 'interface' in the site file"
         )
-    for entry in found[interface]:
+    for entry in addresses[interface]:
         if entry.family == socket.AF_INET:
             return entry.address
     raise ConfigError(f"interface {interface!r} of {socket.gethostname()} has no IPv4 address")
 
 
 def interface_to_use(interface: str | None) -> str | None:
-    """``interface``; without one, None where the host's name resolves, else the first that is up.
+    """The interface to name to communication libraries; None if they need none.
 
-    Communication libraries look the host's name up themselves when no interface is named.
+    Without a name they look up the host's name themselves. If that name does not resolve to an
+    address that others reach, this is the first interface that is up.
     """
     if interface is not None or _resolved() is not None:
         return interface
@@ -46,7 +47,7 @@ def interface_to_use(interface: str | None) -> str | None:
 
 
 def use_interface(wanted: str | None) -> str | None:
-    """The same, and gloo and NCCL of this process are told."""
+    """Set :func:`interface_to_use` for gloo and NCCL of this process, and return it."""
     interface = interface_to_use(wanted)
     if interface is not None:
         os.environ.update(GLOO_SOCKET_IFNAME=interface, NCCL_SOCKET_IFNAME=interface)
@@ -62,7 +63,7 @@ def _resolved() -> str | None:
 
 
 def _first_up() -> tuple[str, str]:
-    """Name and address of the first interface that is up; loopback only where there is no other."""
+    """Name and address of the first interface that is up; loopback only if there is no other."""
     states = psutil.net_if_stats()
     for name, entries in psutil.net_if_addrs().items():
         for entry in entries:
@@ -72,19 +73,19 @@ def _first_up() -> tuple[str, str]:
     return "lo", "127.0.0.1"
 
 
-def meeting_point(site: Site) -> tuple[str, str | None]:
-    """Address that all processes of a job reach this node by, and the interface they talk over."""
+def rendezvous_address(site: Site) -> tuple[str, str | None]:
+    """Address at which all processes of a job reach this node, and the interface they use."""
     if site.launcher == "local":
         return "127.0.0.1", "lo"
     return address_of(site.interface), site.interface
 
 
-# Variable that tells rank 0 which inherited socket is the rendezvous.
+# Environment variable with the file number of the rendezvous socket that rank 0 inherits.
 LISTEN_FD = "DDLBENCH_LISTEN_FD"
 
 
 def listen(address: str) -> socket.socket:
-    """A socket that listens on a free port of ``address`` and can be inherited."""
+    """An inheritable socket that listens on a free port of ``address``."""
     listener = socket.create_server((address, 0), backlog=128)
     listener.set_inheritable(True)
     return listener

@@ -1,4 +1,4 @@
-"""Where a process runs: which one it is, its devices, its cores, and what torch may do with them.
+"""Where a process runs: its rank, its devices and its cores.
 
 ::
 
@@ -11,9 +11,9 @@ Several ranks may share one GPU (site key ``devices_share_gpu``)::
     launch     DDLBENCH_SHARED_GPU=1                every process of the job
     process    own_devices -> cuda:0, cuda:0, ...   NCCL_HOSTID=rank0, rank1, ...
 
-NCCL refuses two ranks on one GPU: it compares the hash of their host and the GPU's address on the
-bus. A host id of its own makes every rank a node of one GPU. NCCL then talks over sockets, as it
-would between nodes without a faster network. Peer access and shared memory cannot be tested so.
+NCCL refuses two ranks on one GPU: it compares a hash of their host and the GPU's address on the
+bus. With a host id of its own, every rank counts as a node with one GPU, and NCCL talks over
+sockets, as between nodes without a faster network. This cannot test peer access or shared memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ddlbench.experiment.cell import Cell
 from ddlbench.planning.strategy import DeviceKind, Process
 
 if TYPE_CHECKING:
@@ -34,29 +33,26 @@ _NODE, _LOCAL_RANK = "DDLBENCH_NODE", "DDLBENCH_LOCAL_RANK"
 
 
 def identity_variables(process: Process) -> dict[str, str]:
-    """What :func:`own_process` reads in a process that was started without srun."""
+    """Variables by which :func:`own_process` works in a process that srun did not start."""
     return {_NODE: str(process.node), _LOCAL_RANK: str(process.local_rank)}
 
 
 def own_process(processes: Iterable[Process]) -> Process:
-    """The one of ``processes`` that has this node and this place on the node."""
+    """The entry of ``processes`` that describes this process."""
     node = int(os.environ.get(_NODE, os.environ.get("SLURM_NODEID", "0")))
     local = int(os.environ.get(_LOCAL_RANK, os.environ.get("SLURM_LOCALID", "0")))
     return next(p for p in processes if (p.node, p.local_rank) == (node, local))
 
 
 def own_devices(device_kind: DeviceKind, process: Process) -> tuple[torch.device, ...]:
-    """This process's devices; SLURM may show it only its own, or all of the node.
+    """This process's devices; its first GPU becomes the current one.
 
-    Where ranks share a GPU, each of its devices is the node's first one.
-
-    The first GPU becomes the current one: what names no device - the thread that pins batches,
-    say - would open a context of every process on GPU 0.
+    If ranks share a GPU, each of its devices is the node's first GPU.
 
     Raises:
         RuntimeError: the plan asks for a GPU that is not here.
     """
-    import torch  # noqa: PLC0415 - a rank's guard asks only who it is, and is light
+    import torch  # noqa: PLC0415 - a rank's guard, which is light, needs only own_process
 
     if device_kind == "cpu":
         return tuple(torch.device("cpu") for _ in process.devices)
@@ -67,20 +63,22 @@ def own_devices(device_kind: DeviceKind, process: Process) -> tuple[torch.device
     if is_shared():
         as_own_host(process.rank)
         indices = (0,) * len(indices)
-    elif visible == len(indices):
+    elif visible == len(indices):  # SLURM shows the process its own GPUs only
         indices = tuple(range(visible))
     if max(indices) >= visible:
         raise RuntimeError(
             f"rank {process.rank} needs GPU {max(indices)}, but torch finds {visible} here"
         )
     devices = tuple(torch.device("cuda", index) for index in indices)
+    # Else code that names no device, such as the thread that pins batches, would open a context
+    # of every process on GPU 0.
     torch.cuda.set_device(devices[0])
     return devices
 
 
 def gpu_models(devices: Sequence[torch.device]) -> list[str]:
-    """Model of each GPU, in the order of ``devices``; none of CPU devices."""
-    import torch  # noqa: PLC0415 - see above
+    """Model of each GPU, in the order of ``devices``; empty for CPU devices."""
+    import torch  # noqa: PLC0415 - see own_devices
 
     return [torch.cuda.get_device_name(d) for d in devices if d.type == "cuda"]
 
@@ -88,13 +86,13 @@ def gpu_models(devices: Sequence[torch.device]) -> list[str]:
 def own_cores() -> str:
     """This process's CPU affinity, for example ``0-3,8``.
 
-    Ask before numerical libraries compute: an OpenMP library may bind its first thread to one core.
+    Call it before numerical libraries compute: OpenMP may bind its first thread to one core.
     """
     return compact(os.sched_getaffinity(0))
 
 
 def compact(cores: Iterable[int]) -> str:
-    """Numbers as ranges, in the words of Linux's own lists: {0, 1, 2, 3, 8} is ``0-3,8``."""
+    """Numbers in Linux's list format: {0, 1, 2, 3, 8} is ``0-3,8``."""
     ranges: list[list[int]] = []
     for core in sorted(set(cores)):
         if ranges and core == ranges[-1][1] + 1:
@@ -110,7 +108,7 @@ _SHARED_GPU = "DDLBENCH_SHARED_GPU"
 
 
 def shared_gpu_variables(site: Site) -> dict[str, str]:
-    """What every process of a job at ``site`` finds in its environment."""
+    """Variables for every process of a job at ``site``, by which :func:`is_shared` works."""
     return {_SHARED_GPU: "1"} if site.devices_share_gpu else {}
 
 
@@ -120,24 +118,5 @@ def is_shared() -> bool:
 
 
 def as_own_host(rank: int) -> None:
-    """Have NCCL take this process for a node of its own; before the first communicator."""
+    """Make NCCL take this process for a node of its own; call it before NCCL is initialised."""
     os.environ.update(NCCL_HOSTID=f"rank{rank}", NCCL_NET="Socket", NCCL_IB_DISABLE="1")
-
-
-_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
-
-
-def apply_settings(cell: Cell) -> None:
-    """For all of torch: threads, cuDNN's search, and whether kernels must repeat their bits.
-
-    A layer that has no deterministic kernel warns and runs. cuBLAS reads its variable when a GPU is
-    first used, so this comes before.
-    """
-    import torch  # noqa: PLC0415 - see own_devices
-
-    torch.set_num_threads(cell.threads_per_device)
-    torch.backends.cudnn.benchmark = cell.cudnn_benchmark and not cell.deterministic
-    if cell.deterministic:
-        os.environ.setdefault(_CUBLAS, ":4096:8")
-        torch.backends.cudnn.deterministic = True
-        torch.use_deterministic_algorithms(True, warn_only=True)

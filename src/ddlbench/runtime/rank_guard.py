@@ -1,10 +1,8 @@
-"""A light parent for each rank, on the rank's own node: it knows how the rank ended.
+"""A light parent process of each rank, on the rank's node, which reports how the rank ended.
 
-A rank that the kernel kills for memory cannot say so, and srun on another node sees only a signal.
-The guard does: it reads the cgroup's count of such kills before and after, and leaves the report
-that its rank could not write. A signal that asks for the end is passed on; so is one that asks for
-a stack dump. The rank dumps into a file and the guard prints that whole, as srun labels every small
-write as a line.
+A rank that the kernel kills for memory cannot report this, and srun on another node sees only a
+signal. The guard compares the cgroup's count of such kills before and after the rank, and writes
+the report for it. It passes SIGTERM, SIGINT and SIGUSR1 (dump the stacks) on to the rank.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from ddlbench.experiment.status import Status
@@ -45,6 +44,8 @@ def main(job_path: str) -> int:
 
 
 def _dump(job_path: str, child: subprocess.Popen[bytes]) -> None:
+    """Have the rank dump its stacks into a file, and print that file."""
+    # In one piece: srun would label every small write of the rank as a line of its own.
     child.send_signal(signal.SIGUSR1)
     time.sleep(_DUMP_S)
     job = Job.load(Path(job_path))
@@ -70,38 +71,33 @@ def _report_signal(job_path: str, number: int, for_memory: bool) -> None:
 
 
 def oom_kills() -> int:
-    """Kills for memory so far: of this process's cgroups, else of the whole machine."""
-    counts = [_count(path, key) for path, key in _cgroup_files()]
-    known = [count for count in counts if count is not None]
-    if known:
-        return sum(known)
-    return _count(Path("/proc/vmstat"), "oom_kill") or 0
+    """Kills for lack of memory so far in this process's cgroups, else on the whole machine."""
+    counts = [count for path in _cgroup_files() if (count := _kills_in(path)) is not None]
+    return sum(counts) if counts else _kills_in(Path("/proc/vmstat")) or 0
 
 
-def _cgroup_files() -> list[tuple[Path, str]]:
+def _cgroup_files() -> list[Path]:
     """Files that count kills, for cgroup v2 (memory.events) and v1 (memory.oom_control)."""
-    found = []
     try:
         lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
+    paths = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            found.append((Path(f"/sys/fs/cgroup{path}/memory.events"), "oom_kill"))
+            paths.append(Path(f"/sys/fs/cgroup{path}/memory.events"))
         elif "memory" in controllers.split(","):
-            found.append((Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control"), "oom_kill"))
-    return [(path, key) for path, key in found if os.access(path, os.R_OK)]
+            paths.append(Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control"))
+    return paths
 
 
-def _count(path: Path, key: str) -> int | None:
-    try:
+def _kills_in(path: Path) -> int | None:
+    with suppress(OSError, ValueError):
         for line in path.read_text(encoding="ascii").splitlines():
             name, _, value = line.partition(" ")
-            if name == key:
+            if name == "oom_kill":
                 return int(value)
-    except (OSError, ValueError):
-        return None
     return None
 
 

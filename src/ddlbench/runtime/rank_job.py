@@ -1,4 +1,4 @@
-"""Tools that run on several devices beside cells: link sweeps, layer profiles.
+"""Run a module once per device, for tools other than cells: link sweeps and layer profiles.
 
 ::
 
@@ -32,35 +32,25 @@ from ddlbench.runtime.failure import classify
 from ddlbench.runtime.job import log_file, report_file
 from ddlbench.runtime.launch import Step, python_command
 from ddlbench.runtime.placement import own_process, shared_gpu_variables
-from ddlbench.runtime.progress import watch
+from ddlbench.runtime.watchdog import watch
 
 
 class RankJobFailed(RuntimeError):  # noqa: N818 - what happened
-    """A process of the tool ended without a report, or did not end in time."""
+    """A process crashed, ended without a report, or did not end in time."""
 
 
 @dataclass(frozen=True)
 class RankContext:
-    """What one process of a tool finds.
+    """Input of one process."""
 
-    Args:
-        process: which one it is; ``process.devices`` is what it drives.
-        world_size: how many there are.
-        device_kind: what they compute on.
-        scratch: the site's scratch template.
-        interface: network interface; None lets libraries choose.
-        host, port: where rank 0 serves the store; see ``rendezvous.join_store``.
-        settings: what ``run_rank_job`` was given.
-    """
-
-    process: Process
-    world_size: int
-    device_kind: DeviceKind
-    scratch: str
-    interface: str | None
-    host: str
+    process: Process  # its entry; it drives ``process.devices``
+    world_size: int  # number of processes
+    device_kind: DeviceKind  # what they compute on
+    scratch: str  # the site's template
+    interface: str | None  # None lets libraries choose
+    host: str  # of the store that rank 0 serves; see ``rendezvous.join_store``
     port: int
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # argument of ``run_rank_job``
 
 
 def run_rank_job(
@@ -73,19 +63,19 @@ def run_rank_job(
     threads: int = 1,
     fabric: Fabric | None = None,
 ) -> list[dict[str, Any]]:
-    """Run ``python -m module`` once a device and gather what the processes report.
+    """Run ``python -m module`` once per device and gather the reports of the processes.
 
     Args:
         site: where; on a cluster this process runs inside a job of that size.
-        geometry: nodes, and devices of each; every device gets one process.
+        geometry: nodes, and devices of each.
         module: calls :func:`rank_job_main` when run.
-        settings: JSON values that every process gets.
+        settings: JSON values for every process.
         folder: shared; gets log.txt.
         threads: CPU threads of each process.
-        fabric: a network that is up; without one, the site's own.
+        fabric: a network that is up; None for the site's own.
 
     Returns:
-        the reports, in the order of ranks, each with ``status`` ("ok", "out_of_memory") and, if
+        the reports in the order of ranks, each with ``status`` ("ok", "out_of_memory") and, if
         not ok, ``reason``.
 
     Raises:
@@ -101,58 +91,54 @@ def run_rank_job(
     run_dir = (folder / f".run-{time.time_ns()}").resolve()
     run_dir.mkdir()
     fabric = fabric or SiteFabric(site)
-    meeting = fabric.rendezvous()
+    rendezvous = fabric.rendezvous()
     task = {
         "processes": [process.to_dict() for process in processes],
         "device_kind": site.device,
         "scratch": site.scratch,
-        "interface": meeting.interface,
-        "host": meeting.host,
-        "port": meeting.port,
+        "interface": rendezvous.interface,
+        "host": rendezvous.host,
+        "port": rendezvous.port,
         "settings": settings,
     }
     write_json(run_dir / "task.json", task)
     command = tuple(python_command(site, "-m", module, str(run_dir / "task.json")))
     step = Step(
-        *(command, processes, nodes, devices_per_node, threads, meeting.interface),
+        *(command, processes, nodes, devices_per_node, threads, rendezvous.interface),
         variables=shared_gpu_variables(site),
     )
-    running = fabric.launch(step, meeting)
+    launch = fabric.launch(step, rendezvous)
     try:
         outcome = watch(
-            running,
+            launch,
             log_file(run_dir),
             module.rpartition(".")[2],
             timeout_s=site.cell_timeout_s,
             hang_timeout_s=site.cell_timeout_s,
         )
     finally:
-        running.stop()
         shutil.copyfile(log_file(run_dir), folder / "log.txt")
     paths = [report_file(run_dir, process.rank) for process in processes]
     reports = [json.loads(path.read_text("utf-8")) for path in paths if path.is_file()]
     shutil.rmtree(run_dir, ignore_errors=True)
-    _judge(reports, len(processes), outcome.timed_out, folder)
+    failure = _failure(reports, len(processes), outcome.timed_out)
+    if failure is not None:
+        raise RankJobFailed(f"{failure}; see {folder / 'log.txt'}")
     return reports
 
 
-def _judge(reports: list[dict[str, Any]], wanted: int, timed_out: bool, folder: Path) -> None:
+def _failure(reports: list[dict[str, Any]], processes: int, timed_out: bool) -> str | None:
     for report in reports:
         if report["status"] == Status.FAILED:
-            raise RankJobFailed(
-                f"rank {report['rank']}: {report['reason']}; see {folder / 'log.txt'}"
-            )
+            return f"rank {report['rank']}: {report['reason']}"
     if timed_out:
-        raise RankJobFailed(f"not done within the site's cell_timeout_s; see {folder / 'log.txt'}")
-    if len(reports) < wanted:
-        raise RankJobFailed(
-            f"{wanted - len(reports)} of {wanted} processes went away without a report; "
-            f"see {folder / 'log.txt'}"
-        )
+        return "not done within the site's cell_timeout_s"
+    missing = processes - len(reports)
+    return f"{missing} of {processes} processes ended without a report" if missing else None
 
 
 def rank_job_main(work: Callable[[RankContext], dict[str, Any]]) -> None:
-    """Entry of one process: do ``work``, report how it went, exit."""
+    """Entry of one process: do ``work``, report its result or failure, and exit."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     path = Path(sys.argv[1])
@@ -162,8 +148,8 @@ def rank_job_main(work: Callable[[RankContext], dict[str, Any]]) -> None:
     own_report = report_file(path.parent, process.rank)
     exit_status = 0
     try:
-        found = work(RankContext(process, len(processes), **task))
-        write_json(own_report, {"rank": process.rank, "status": "ok", **found})
+        result = work(RankContext(process, len(processes), **task))
+        write_json(own_report, {"rank": process.rank, "status": "ok", **result})
     except BaseException as error:
         traceback.print_exc()
         status, reason = classify(error)
@@ -171,5 +157,5 @@ def rank_job_main(work: Callable[[RankContext], dict[str, Any]]) -> None:
         exit_status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    # Communication libraries may hang on exit when others are gone: leave without asking them.
+    # Libraries may hang at exit when other ranks are gone, so skip their exit handlers.
     os._exit(exit_status)

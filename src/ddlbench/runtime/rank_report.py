@@ -1,11 +1,11 @@
-"""rank<k>.json: what each rank tells the supervisor when it ends.
+"""rank<k>.json: the report of each rank to the supervisor.
 
 ::
 
-    rank  -> RankReport    it is done: its seconds, bytes, losses and spans
-          -> RankFailure   it ended early, or its guard saw it killed: why
+    rank  -> RankReport    it finished: seconds, bytes, losses and spans
+          -> RankFailure   it ended early, or its guard saw it killed: the reason
 
-The files live as long as one run; what is kept of them stands in result.json and failure.json.
+The files exist only during a run; result.json and failure.json keep their content.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ddlbench.experiment.status import Reason, Status
 
 @dataclass(frozen=True)
 class CountedBytes(JsonForm):
-    """Bytes that a rank sent to others and received, over so many measured steps."""
+    """Bytes that a rank sent to, and received from, others over ``steps`` measured steps."""
 
     counted_by: str
     steps: int
@@ -34,7 +34,7 @@ class CountedBytes(JsonForm):
 
 @dataclass(frozen=True)
 class CheckpointCost(JsonForm):
-    """What checkpoints cost a rank; ``bytes`` of its file in one of them."""
+    """Seconds that a rank spent on checkpoints, and ``bytes`` of its file in one of them."""
 
     save_s: tuple[float, ...]
     bytes: int
@@ -44,18 +44,18 @@ class CheckpointCost(JsonForm):
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport(JsonForm):
-    """What a rank measured.
+    """Measurements of a rank.
 
     Args:
         steps_per_epoch: measured steps of each epoch.
         warmup_step_s, warmup_load_s: of each warm-up step.
         step_s, load_s: of each measured step.
-        warmup_loss, loss: of each; None where it is no number. Empty where the rank has none.
+        warmup_loss, loss: of each step; None for NaN and infinity. Empty for a rank without losses.
         spans: (kind, mini-batch, start_s, end_s) by the rank's own clock.
         partition_spans: (partition, kind, micro-batch, start_s, end_s), from the start of one
             step after the timed ones.
-        clock_offset_s: to add to the rank's clock for rank 0's.
-        traffic: None where nothing was counted.
+        clock_offset_s: added to the rank's clock, it gives rank 0's.
+        traffic: None if nothing was counted.
         checkpoints: None for a cell without checkpoints.
     """
 
@@ -100,24 +100,16 @@ class RankReport(JsonForm):
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure(JsonForm):
-    """Why a rank ended early.
-
-    Args:
-        status: out_of_memory, unsupported or failed.
-        reason, reason_code: why.
-        refused_checkpoint: whether it could not use the checkpoint that it was to go on from.
-        signal: number of the signal that killed it; None where none did.
-    """
+    """Why a rank ended early."""
 
     rank: int
-    status: Status
+    status: Status  # out_of_memory, unsupported or failed
     reason: str
     reason_code: str
-    refused_checkpoint: bool = False
+    refused_checkpoint: bool = False  # it could not resume from its checkpoint
     signal: int | None = field(default=None, metadata=OMIT_NONE)
 
     def of_cell(self) -> Reason:
-        """The reason as a cell's: it names the rank."""
         return Reason(self.reason_code, f"rank {self.rank}: {self.reason}")
 
 
@@ -138,5 +130,5 @@ def read_rank_report(path: Path) -> RankReport | RankFailure:
 
 
 def as_written(losses: Sequence[float]) -> list[float | None]:
-    """Losses as a report holds them: null in the place of NaN and infinity."""
+    """Losses as a report holds them: None in place of NaN and infinity."""
     return [float(loss) if math.isfinite(loss) else None for loss in losses]

@@ -1,13 +1,13 @@
-"""What a cell's processes do by one TCP store, kept by rank 0: meet, wait, compare clocks, leave.
+"""Rendezvous, barriers and clock offsets of a cell's processes, through a TCP store of rank 0.
 
-How far a rank's clock is behind rank 0's, it asks rank 0::
+Each rank estimates the offset of its clock to rank 0's::
 
-    rank r   asked ---.                     .--> answered       answer - (asked + answered) / 2
-    rank 0             '--> reads clock ---'
+    rank r   sent ---.                     .--> received        answer - (sent + received) / 2
+    rank 0            '--> reads clock ---'
 
-The offset is the median over the quickest round trips; it is wrong by at most half a round trip,
-and by how far the clocks drift apart afterwards, for it is measured once. Ranks of one host share
-its monotonic clock, where the estimate shows its own error.
+The offset is the median over the quickest round trips. Its error is at most half a round trip, plus
+the drift of the clocks afterwards, as it is measured once. Ranks of one host share its monotonic
+clock; their offsets show the error of the estimate.
 
 Source: Cristian, "Probabilistic clock synchronization", Distributed Computing 3, 1989.
 """
@@ -34,36 +34,22 @@ _PATIENCE = timedelta(minutes=10)
 def join_store(
     host: str, port: int, rank: int, world_size: int, patience_s: float | None = None
 ) -> dist.TCPStore:
-    """The store of all processes; rank 0 serves it.
+    """Open the store that rank 0 serves; waits up to ten minutes until all processes have joined.
 
-    Args:
-        host: where it is.
-        port: its own.
-        rank: of this process.
-        world_size: processes; it is open when all have come, which may take ten minutes.
-        patience_s: how long they wait for each other then, at each ``get`` or ``barrier``; ten
-            minutes if None.
+    ``patience_s`` limits each later ``get`` or ``barrier``; ten minutes if None.
     """
-    handed_over = os.environ.get(LISTEN_FD) if rank == 0 else None
-    if handed_over is None:
-        store = dist.TCPStore(host, port, world_size, rank == 0, timeout=_PATIENCE)
-    else:
-        store = dist.TCPStore(
-            host,
-            port,
-            world_size,
-            True,
-            timeout=_PATIENCE,
-            master_listen_fd=int(handed_over),
-            use_libuv=False,
-        )
+    inherited = os.environ.get(LISTEN_FD) if rank == 0 else None
+    options: dict[str, Any] = {"timeout": _PATIENCE}
+    if inherited is not None:
+        options.update(master_listen_fd=int(inherited), use_libuv=False)
+    store = dist.TCPStore(host, port, world_size, rank == 0, **options)
     if patience_s is not None:
         store.set_timeout(timedelta(seconds=patience_s))
     return store
 
 
 def barrier(store: dist.Store | None, name: str, world_size: int) -> None:
-    """Return once every process has called it with this name."""
+    """Wait until every process has called this with the same name."""
     if store is None or world_size == 1:
         return
     if store.add(f"barrier/{name}", 1) == world_size:
@@ -72,7 +58,7 @@ def barrier(store: dist.Store | None, name: str, world_size: int) -> None:
 
 
 def leave(store: dist.Store | None, rank: int, world_size: int) -> None:
-    """Return once this process may end: rank 0 serves the store until all others have left."""
+    """Wait until this process may end: rank 0 serves the store until all others have left."""
     if store is None or world_size == 1:
         return
     if rank != 0:
@@ -89,7 +75,7 @@ _QUICKEST = 8
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """Add ``offset_s`` to a rank's clock to have rank 0's, give or take ``uncertainty_s``."""
+    """A rank's clock plus ``offset_s`` is rank 0's clock, within ``uncertainty_s``."""
 
     offset_s: float
     uncertainty_s: float
@@ -101,14 +87,7 @@ def clock_offsets(
     world_size: int,
     now: Callable[[], float] = time.perf_counter,
 ) -> list[ClockOffset]:
-    """The offset of every rank; all ranks call it together.
-
-    Args:
-        store: of all ranks; None for a single one.
-        rank: of the caller.
-        world_size: number of ranks.
-        now: the caller's clock, in seconds.
-    """
+    """The offset of every rank, by the clocks ``now`` in seconds; all ranks call this together."""
     if store is None or world_size == 1:
         return [ClockOffset(0.0, 0.0)] * world_size
     if rank == 0:
@@ -117,8 +96,7 @@ def clock_offsets(
             _answer(store, other, now)
     else:
         store.set(f"clock/{rank}", json.dumps(asdict(_ask(store, rank, now))))
-    found: list[dict[str, Any]] = [json.loads(store.get(f"clock/{r}")) for r in range(world_size)]
-    return [ClockOffset(**values) for values in found]
+    return [ClockOffset(**json.loads(store.get(f"clock/{r}"))) for r in range(world_size)]
 
 
 def _answer(store: dist.Store, other: int, now: Callable[[], float]) -> None:
@@ -130,10 +108,10 @@ def _answer(store: dist.Store, other: int, now: Callable[[], float]) -> None:
 def _ask(store: dist.Store, rank: int, now: Callable[[], float]) -> ClockOffset:
     trips = []
     for trip in range(ROUND_TRIPS):
-        asked = now()
+        sent = now()
         store.set(f"clock/{rank}/{trip}/asked", "")
         answer = float(store.get(f"clock/{rank}/{trip}/answer"))
-        answered = now()
-        trips.append((answered - asked, answer - (asked + answered) / 2))
+        received = now()
+        trips.append((received - sent, answer - (sent + received) / 2))
     quickest = sorted(trips)[:_QUICKEST]
     return ClockOffset(median(offset for _, offset in quickest), quickest[0][0] / 2)

@@ -1,19 +1,19 @@
-"""What is made of a cell's ranks: result.json, and the tables and the trace beside it.
+"""Combine the reports of a cell's ranks into result.json, its tables and its trace.
 
 ::
 
-    plan, site, reports of the ranks --> result.json      one cell, all that is known of it
+    plan, site, reports of the ranks --> result.json      the cell's result
                                          steps.csv        a row a step
-                                         partitions.csv   a row a partition, where there are any
+                                         partitions.csv   a row a partition, if there are any
                                          trace.json       for chrome://tracing or ui.perfetto.dev
 
 A step is as long as its slowest rank; an epoch is as long as the slowest rank's sum of steps.
-Means are taken over seconds; rates are derived once, at the end. A checkpoint is over when the
-slowest rank's is. Its seconds are in no step: throughput is given without them
-(``timing.samples_per_s``) and with them.
+Means are taken over seconds; rates are derived once, at the end. A checkpoint is as long as its
+slowest rank. Steps do not contain its seconds; throughput is given without them
+(``timing.samples_per_s``) and with them (``checkpointing.samples_per_s``).
 
-Files know no NaN: a loss that is no number is written as null. A run that diverges is measured all
-the same - its steps take their time - and says so.
+JSON has no NaN, so such a loss is written as null. A run that diverges is a valid measurement of
+time, with a note.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def assemble(
         status: ok, out_of_memory, unsupported or timeout.
         reason: why it is not ok.
         reports: of the ranks that left one.
-        staging: what staging reported.
-        link: what an emulated link was; None where the network is the site's own.
-        earlier: attempts that ended before the one that was measured; see ``restart.py``.
-        measured: digests of the files that the plan was made from; those of now where left out.
+        staging: report of ``stage_cell``.
+        link: report of an emulated fabric; None for the site's own network.
+        earlier: attempts before the one that was measured; see ``restart.py``.
+        measured: digests of the files that the plan was made from; None reads them now.
     """
     cell, strategy = plan.cell, strategy_of(plan.cell.strategy)
     ok = sorted((r for r in reports if isinstance(r, RankReport)), key=lambda r: r.rank)
@@ -139,37 +139,30 @@ def _provenance(
         of_a_rank = dict(reports[0].provenance)
         of_a_rank.pop("host")
         values.update(of_a_rank)
-    if link is not None:  # the kernel's own setting does not hold inside emulated nodes
+    if link is not None:  # emulated nodes do not use the kernel's own setting
         values["tcp_congestion_control"] = link["setting"]["congestion_control"]
     return Provenance.from_dict(values)
 
 
 def communication(reports: Sequence[RankReport]) -> Communication | None:
-    """The ``communication`` part of a result; None unless every rank counted in one way.
-
-    Args:
-        reports: of all ranks, in order.
-    """
-    counted = [(report.rank, report.traffic) for report in reports]
-    known = [(rank, one) for rank, one in counted if one is not None]
-    if not known or len(known) < len(counted):
+    """The ``communication`` part of a result; None unless all ranks counted in the same way."""
+    counted = [(r.rank, r.traffic) for r in reports if r.traffic is not None]
+    methods = {(traffic.counted_by, traffic.steps) for _, traffic in counted}
+    if len(counted) < len(reports) or len(methods) != 1:
         return None
-    ways = {(one.counted_by, one.steps) for _, one in known}
-    if len(ways) != 1:
-        return None
-    ((counted_by, steps),) = ways
+    ((counted_by, steps),) = methods
     return Communication(
         counted_by,
         steps,
         tuple(
             RankTraffic(
                 rank=rank,
-                sent_bytes=one.sent_bytes,
-                received_bytes=one.received_bytes,
-                sent_bytes_per_step=one.sent_bytes / steps if steps else None,
-                received_bytes_per_step=one.received_bytes / steps if steps else None,
+                sent_bytes=traffic.sent_bytes,
+                received_bytes=traffic.received_bytes,
+                sent_bytes_per_step=traffic.sent_bytes / steps if steps else None,
+                received_bytes_per_step=traffic.received_bytes / steps if steps else None,
             )
-            for rank, one in known
+            for rank, traffic in counted
         ),
     )
 
@@ -183,27 +176,19 @@ BARRIER_RULE = "all ranks wait for each other once, between warm-up and the firs
 COMBINED_RULE = "a step is as long as its slowest rank, an epoch as the slowest rank's steps"
 
 
-# Above this (p75 - p25) / median of the steps a run is flagged as noisy.
+# A run is flagged as noisy if (p75 - p25) / median of its steps exceeds this.
 NOISY_SPREAD = 0.25
 
 
 def timing_of(cell: Cell, reports: Sequence[RankReport], device_kind: DeviceKind) -> Timing:
-    """The ``timing`` part of a result.
-
-    Args:
-        cell: what was measured.
-        reports: one of each rank, all ok.
-        device_kind: what clock was read.
-    """
-    step_s = np.max([report.step_s for report in reports], axis=0)
+    """The ``timing`` part of a result, from the reports of all ranks."""
+    rank_step_s = np.array([report.step_s for report in reports])  # (ranks, steps of all epochs)
+    step_s = rank_step_s.max(axis=0)
     load_s = np.max([report.load_s for report in reports], axis=0)
     steps = reports[0].steps_per_epoch
     samples = steps * cell.batch_size
     dataset_samples = reports[0].dataset_samples
-    per_rank = np.array([report.step_s for report in reports]).reshape(
-        len(reports), cell.epochs, steps
-    )
-    epoch_s = per_rank.sum(axis=2).max(axis=0)
+    epoch_s = rank_step_s.reshape(len(reports), cell.epochs, steps).sum(axis=2).max(axis=0)
     mean_epoch_s = float(epoch_s.mean())
     quartiles = np.percentile(step_s, [25, 50, 75])
     spread = float((quartiles[2] - quartiles[0]) / quartiles[1]) if quartiles[1] > 0 else None
@@ -240,44 +225,44 @@ def timing_of(cell: Cell, reports: Sequence[RankReport], device_kind: DeviceKind
 
 def rank_entry(report: RankReport) -> RankEntry:
     """One entry of the result's ``ranks``."""
-    kept = {one.name: getattr(report, one.name) for one in fields(RankEntry)}
-    return RankEntry(**{**kept, "load_s": sum(report.load_s)})
+    entry = {one.name: getattr(report, one.name) for one in fields(RankEntry)}
+    return RankEntry(**{**entry, "load_s": sum(report.load_s)})
 
 
-def steps_csv(cell: Cell, reports: Sequence[RankReport]) -> str:
+def steps_csv(reports: Sequence[RankReport]) -> str:
     """steps.csv: one row a step, warm-up (epoch 0) included; the slowest rank's seconds."""
     steps = reports[0].steps_per_epoch
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["epoch", "step", "warmup", "step_s", "load_s", "loss"])
+    rows: list[list[Any]] = []
     warmup = [(r.warmup_step_s, r.warmup_load_s, r.warmup_loss) for r in reports]
     measured = [(r.step_s, r.load_s, r.loss) for r in reports]
-    for parts, epoch_of in ((warmup, lambda _i: 0), (measured, lambda i: i // steps + 1)):
+    for phase, parts in (("warmup", warmup), ("measured", measured)):
         step_s = np.max([part[0] for part in parts], axis=0)
         load_s = np.max([part[1] for part in parts], axis=0)
         loss = mean_over_ranks([part[2] for part in parts])
         for index in range(len(step_s)):
-            epoch = epoch_of(index)
-            step = index if epoch == 0 else index % steps
+            epoch, step = (0, index) if phase == "warmup" else (index // steps + 1, index % steps)
             seconds = (f"{step_s[index]:.9g}", f"{load_s[index]:.9g}")
             mean_loss = f"{loss[index]:.6g}" if loss else ""
-            writer.writerow([epoch, step, int(epoch == 0), *seconds, mean_loss])
-    return text.getvalue()
+            rows.append([epoch, step, int(phase == "warmup"), *seconds, mean_loss])
+    return _csv(["epoch", "step", "warmup", "step_s", "load_s", "loss"], rows)
 
 
 def partitions_csv(reports: Sequence[RankReport]) -> str:
-    """partitions.csv: one row a partition, micro-batch and kind of work; empty where none has any.
+    """partitions.csv: one row a partition, micro-batch and kind of work; empty without any.
 
-    Seconds from the start of one step after the timed region.
+    Seconds count from the start of one step after the timed region.
     """
-    spans = [span for report in reports for span in report.partition_spans]
-    if not spans:
-        return ""
+    rows = [
+        [partition, kind, micro_batch, f"{start_s:.9g}", f"{end_s:.9g}"]
+        for report in reports
+        for partition, kind, micro_batch, start_s, end_s in report.partition_spans
+    ]
+    return _csv(["partition", "kind", "micro_batch", "start_s", "end_s"], rows) if rows else ""
+
+
+def _csv(header: list[str], rows: list[list[Any]]) -> str:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["partition", "kind", "micro_batch", "start_s", "end_s"])
-    for partition, kind, micro_batch, start_s, end_s in spans:
-        writer.writerow([partition, kind, micro_batch, f"{start_s:.9g}", f"{end_s:.9g}"])
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
     return text.getvalue()
 
 
@@ -295,7 +280,7 @@ def _step_summary(step_s: np.ndarray) -> StepSummary:
 
 
 def mean_over_ranks(losses: Sequence[Sequence[float | None]]) -> list[float]:
-    """Mean loss of each step over the ranks that have one; NaN where one of them is no number."""
+    """Mean loss of each step over the ranks that report losses; NaN if one of them is None."""
     rows = [of_rank for of_rank in losses if of_rank]
     if not rows:
         return []
@@ -303,7 +288,7 @@ def mean_over_ranks(losses: Sequence[Sequence[float | None]]) -> list[float]:
 
 
 def loss_summary(reports: Sequence[RankReport], steps_per_epoch: int) -> Loss | None:
-    """``loss`` of the result; None where no rank has any."""
+    """The ``loss`` part of a result; None if no rank reports losses."""
     loss = mean_over_ranks([report.loss for report in reports])
     if not loss:
         return None
@@ -313,7 +298,7 @@ def loss_summary(reports: Sequence[RankReport], steps_per_epoch: int) -> Loss | 
 
 
 def divergence(reports: Sequence[RankReport]) -> list[str]:
-    """The note of a run whose loss stopped being a number, warm-up included."""
+    """The note on a run whose loss became NaN or infinite, warm-up included; empty if none did."""
     warmup = mean_over_ranks([report.warmup_loss for report in reports])
     loss = warmup + mean_over_ranks([report.loss for report in reports])
     first = next((step for step, value in enumerate(loss) if not math.isfinite(value)), None)
@@ -331,27 +316,20 @@ def checkpointing(
     timing: Timing,
     earlier: Sequence[Attempt],
 ) -> Checkpointing | None:
-    """The ``checkpointing`` part of a result; None for a cell without checkpoints.
-
-    Args:
-        cell: what was measured.
-        reports: one of each rank, all ok.
-        timing: the result's.
-        earlier: attempts that ended before this one; see ``restart.py``.
-    """
+    """The ``checkpointing`` part of a result; None for a cell without checkpoints."""
     if not cell.checkpoint_every_steps:
         return None
     parts = [report.checkpoints for report in reports if report.checkpoints is not None]
     save_s = [max(seconds) for seconds in zip(*(p.save_s for p in parts), strict=True)]
     elapsed_s = sum(epoch.elapsed_s for epoch in timing.epochs)
     samples = sum(epoch.samples for epoch in timing.epochs)
-    with_them_s = elapsed_s + sum(save_s)
+    with_saves_s = elapsed_s + sum(save_s)
     return Checkpointing(
         every_steps=cell.checkpoint_every_steps,
         save_s=tuple(save_s),
         total_s=sum(save_s),
         bytes=sum(part.bytes for part in parts),
-        samples_per_s=samples / with_them_s if with_them_s > 0 else None,
+        samples_per_s=samples / with_saves_s if with_saves_s > 0 else None,
         resumed=sum(attempt.kept_steps > 0 for attempt in earlier),
         restore_s=max(part.restore_s for part in parts),
         rehearsal_s=max(part.rehearsal_s for part in parts),
@@ -362,30 +340,26 @@ def checkpointing(
 
 
 def checkpoint_notes(cell: Cell, synchronous: bool, part: Checkpointing | None) -> list[str]:
-    """What a reader of the cell's numbers must know of its checkpoints."""
-    found = []
+    """Notes on how checkpoints affect the cell's numbers."""
+    notes = []
     if cell.checkpoint_every_steps and not synchronous:
-        found.append(
+        notes.append(
             f"every {cell.checkpoint_every_steps} steps all that is under way is finished for a "
             "checkpoint; that wait is in the steps' times"
         )
     if part is not None and part.resumed:
-        found.append(
+        notes.append(
             f"resumed {part.resumed} time(s) from a checkpoint; {part.lost_steps} step(s) "
             "were trained twice and count once"
         )
-    return found
+    return notes
 
 
 def trace_json(reports: Sequence[RankReport]) -> str:
-    """trace.json: a row a rank, a piece a kind and mini-batch; empty where no rank has spans.
+    """trace.json: a row a rank, a piece a kind and mini-batch; empty if no rank has spans.
 
-    Times count from the first piece, on rank 0's clock: each rank's offset, and how sure it is,
-    stand in ``plan_details.clock`` of the result.
-
-    Args:
-        reports: of the ranks, with ``spans`` (kind, mini-batch, start_s, end_s) by a rank's own
-            clock, and ``clock_offset_s`` to rank 0's.
+    Times count from the first piece, on rank 0's clock; ``plan_details.clock`` of the result has
+    each rank's clock offset and its uncertainty.
     """
     ranks = sorted(reports, key=lambda report: report.rank)
     starts_s = [r.clock_offset_s + start_s for r in ranks for _, _, start_s, _ in r.spans]

@@ -1,13 +1,13 @@
-"""What SLURM knows of a job: squeue while it lives and a while after, then sacct where it is.
+"""The state of a SLURM job, from squeue and, once squeue has forgotten the job, from sacct.
 
 ::
 
-    squeue          sacct           state
-    a state         (not asked)     that
-    no such job     an end          that end
-    no such job     anything else   None: it is over, and nobody remembers how
-    no answer       a state         that
-    no answer       anything else   NO_ANSWER: slurmctld restarts, say; the job may well run
+    squeue          sacct             state
+    a state         (not asked)       squeue's
+    no such job     a final state     sacct's
+    no such job     anything else     None: the job is over, its final state unknown
+    no answer       a state           sacct's
+    no answer       anything else     NO_ANSWER: for example, slurmctld restarts; the job may run
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ALIVE = {
     "RESIZING",
     "STOPPED",
 }
-_FORGOTTEN = "Invalid job id"  # how squeue ends for a job that slurmctld no longer has
+_FORGOTTEN = "Invalid job id"  # squeue's error for a job that slurmctld no longer knows
 _PATIENCE_S = 30
 
 
@@ -42,23 +42,20 @@ def own_job_id() -> str | None:
 
 
 def state(job_id: str) -> str | None:
-    """The job's state, without "by <uid>" and the like; None when nobody remembers it.
-
-    :data:`NO_ANSWER` where nobody could be asked just now.
-    """
+    """The job's state in one word, without "by <uid>"; see the table above."""
     queue = _ask(["squeue", "--noheader", "--jobs", job_id, "--states=all", "--format=%T"])
     if queue:
         return _first_word(queue)
     accounting = ["sacct", "-X", "--noheader", "--parsable2", "--jobs", job_id, "--format=State"]
-    told = _first_word(_ask(accounting) or "")
+    recorded = _first_word(_ask(accounting) or "")
     if queue is None:
-        return told or NO_ANSWER
-    # The accounting may lag behind: what the controller does not have does not run.
-    return None if told in _ALIVE else told
+        return recorded or NO_ANSWER
+    # The accounting may lag behind: a job that the controller does not know does not run.
+    return None if recorded in _ALIVE else recorded
 
 
 def may_live(state: str | None) -> bool:
-    """Whether a job of this state waits, runs or ends just now, for all that is known."""
+    """Whether a job in this state may still wait, run or be about to end."""
     return state in _ALIVE or state == NO_ANSWER
 
 
@@ -77,7 +74,7 @@ def _first_word(answer: str) -> str | None:
 
 
 def _ask(command: list[str]) -> str | None:
-    """What it prints: nothing of a job that it does not have; None where it does not answer."""
+    """Output of a SLURM command: "" for an unknown job, None if the command does not answer."""
     if shutil.which(command[0]) is None:
         return None
     try:

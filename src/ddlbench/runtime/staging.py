@@ -1,9 +1,9 @@
-"""A cell's dataset on every node that the cell uses, timed apart from training.
+"""Stage a cell's dataset on every node that the cell uses, timed apart from training.
 
 ::
 
-    local site, or a job of one device    this process does it
-    job of several devices                srun, one task a node; each leaves a report
+    local site, or a job of one device    in this process
+    job of several devices                with srun, one task a node; each leaves a report
 """
 
 from __future__ import annotations
@@ -33,24 +33,19 @@ from ddlbench.runtime.launch import python_command, srun_command
 
 
 class StagingFailed(RuntimeError):  # noqa: N818 - what happened
-    """A node could not make or keep the cell's data; failure.json says so too."""
+    """A node could not make or keep the cell's data; failure.json gives the reason too."""
 
 
 def stage_cell(cell: Cell, site: Site, report_dir: Path) -> dict[str, Any]:
-    """Stage the cell's data on its nodes.
-
-    Args:
-        cell: whose data.
-        site: where scratch is.
-        report_dir: shared folder in which the nodes leave their reports.
+    """Stage the cell's data on its nodes, which leave their reports in the shared ``report_dir``.
 
     Returns:
         ``seconds`` (until the slowest node is ready), ``reused`` (on every node), ``bytes`` (on
         one node), ``nodes``, ``digest`` and ``per_node``.
 
     Raises:
-        StagingFailed: a node could not, and the sentence is that node's; or all took so long that
-            the job has not the time left that its cell asked for.
+        StagingFailed: a node failed, or staging took so long that the job has too little time left
+            for the cell.
     """
     begin = time.monotonic()
     try:
@@ -82,14 +77,14 @@ def stage_cell(cell: Cell, site: Site, report_dir: Path) -> dict[str, Any]:
 
 
 def unstage_cell(cell: Cell, site: Site, report_dir: Path) -> None:
-    """Delete the cell's generated data from its nodes; the user's own data is never touched."""
+    """Delete the cell's generated data from its nodes, but never the user's own data."""
     _on_every_node("remove", cell, site, report_dir)
 
 
 def _on_every_node(action: str, cell: Cell, site: Site, report_dir: Path) -> list[dict[str, Any]]:
     request = request_of(cell, site)
-    # A job of one device runs inside a step already: another step would wait for its cores.
-    # The nodes of an emulated fabric are one real one.
+    # A job of one device runs inside a step already, and a nested step would wait for its cores.
+    # The nodes of an emulated fabric are all on one real node.
     if site.launcher == "local" or cell.devices == 1 or site.emulates(cell.fabric):
         return [_here(action, request, site.scratch)]
     reports = report_dir / f".{action}-{time.time_ns()}"
@@ -115,18 +110,19 @@ def _on_every_node(action: str, cell: Cell, site: Site, report_dir: Path) -> lis
             check=False,
             stdin=subprocess.DEVNULL,
         )
-        found = [json.loads(p.read_text("utf-8")) for p in sorted(reports.glob("*.json"))]
+        entries = [json.loads(p.read_text("utf-8")) for p in sorted(reports.glob("*.json"))]
     finally:
         shutil.rmtree(reports, ignore_errors=True)
-    if len(found) != cell.nodes:
+    if len(entries) != cell.nodes:
         raise StagingError(
-            f"only {len(found)} of {cell.nodes} nodes answered (srun ended with {step.returncode})"
+            f"only {len(entries)} of {cell.nodes} nodes answered "
+            f"(srun ended with {step.returncode})"
         )
-    return found
+    return entries
 
 
 def _refuse_if_late(site: Site, seconds: float) -> None:
-    """SLURM would end the cell early, and that would pass for a cell that ran out of time."""
+    # Else SLURM would end the cell early, as if the cell itself had run out of time.
     if site.launcher == "slurm" and seconds > site.stage_timeout_s:
         raise StagingError(
             f"the data took {seconds:.0f} s, more than the site's stage_timeout_s "
@@ -154,11 +150,11 @@ def _here(action: str, request: DataRequest, scratch: str) -> dict[str, Any]:
 
 
 def main(arguments: str) -> None:
-    """Entry on each node: do it, and report how it went."""
+    """Entry on each node: stage or remove the data, and write a report."""
     values = json.loads(arguments)
     try:
         report = _here(values["action"], DataRequest(**values["request"]), values["scratch"])
-    except Exception as error:  # the sentence must reach the node that asked
+    except Exception as error:  # the message must reach the supervisor
         report = {"host": socket.gethostname(), "error": str(error)}
     write_json(Path(values["reports"]) / f"{report['host']}.json", report)
 

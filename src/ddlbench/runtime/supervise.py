@@ -6,7 +6,7 @@
       |                                                              unsupported, timeout
       |                                              -> failure.json and CellFailed: a crash is no
       |                                                              result, the cell runs again
-      '-> another job measures it: adopt what it found
+      '-> another job measures the cell: adopt its result
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ from ddlbench.runtime.job import Job, log_file, report_file
 from ddlbench.runtime.launch import Step, python_command
 from ddlbench.runtime.lease import Claim, Owner, claim, keep, release
 from ddlbench.runtime.placement import shared_gpu_variables
-from ddlbench.runtime.progress import Outcome, watch
 from ddlbench.runtime.rank_report import RankFailure, RankReport, read_rank_report
 from ddlbench.runtime.result import assemble, partitions_csv, steps_csv, trace_json
+from ddlbench.runtime.watchdog import Outcome, watch
 
-# Ranks wait for each other longer than a cell may last, so that its end is never their own doing.
+# Ranks wait for each other longer than a cell may last, so that only the supervisor ends it.
 _LONGER_S = 600.0
+
+_Reports = list[RankReport | RankFailure]
 
 
 class CellFailed(RuntimeError):  # noqa: N818 - what happened to the cell
-    """The cell crashed: no result, it runs again next time."""
+    """The cell crashed and has no result; it runs again next time."""
 
 
 def run_cell(
@@ -52,16 +54,16 @@ def run_cell(
     staging: dict[str, Any] | None = None,
     attempt: int = 1,
 ) -> Result:
-    """Measure a cell and write its result, unless another job does or did so just now.
+    """Measure a cell and write its result, unless another job does so or has just done so.
 
     Args:
         cell: what to measure.
         site: where.
-        cell_folder: gets plan.json, log.txt, steps.csv; partitions.csv and trace.json where there
-            are such; and, last, result.json.
-        staging: what the staging of its dataset reported.
-        attempt: 2 and more where the workflow tries a failed cell again by itself; a program that
-            crashed would crash again, so only what the infrastructure broke is measured anew.
+        cell_folder: gets plan.json, log.txt, steps.csv; partitions.csv and trace.json if there is
+            data for them; and, last, result.json.
+        staging: report of :func:`stage_cell`.
+        attempt: 2 or more if the workflow itself repeats a failed cell. Such a repeat measures
+            only what the infrastructure broke, as a program that crashed would crash again.
 
     Raises:
         CellFailed: a rank crashed; failure.json and log.txt say why.
@@ -94,7 +96,7 @@ def _measure(cell: Cell, site: Site, cell_folder: Path, staging: dict[str, Any] 
     (cell_folder / "failure.json").unlink(missing_ok=True)
     write_json(cell_folder / "plan.json", plan.to_dict())
     too_large = why_too_large(plan, site)
-    if too_large is not None:  # the profile was made after the matrix was read
+    if too_large is not None:  # the profile did not exist yet when the matrix was read
         return assemble(plan, site, Status.UNSUPPORTED, too_large, reports=[], staging=staging)
     for left_over in cell_folder.glob(".run-*"):
         shutil.rmtree(left_over, ignore_errors=True)
@@ -103,7 +105,7 @@ def _measure(cell: Cell, site: Site, cell_folder: Path, staging: dict[str, Any] 
     digest = None if staging is None else staging["digest"]
     restart = restart_of(plan, site, cell_folder, digest, run_dir.name.removeprefix(".run-"))
     outcome = Outcome()
-    reports: list[RankReport | RankFailure] = []
+    reports: _Reports = []
     link: dict[str, Any] | None = None
     reason: Reason | None
     try:
@@ -112,7 +114,7 @@ def _measure(cell: Cell, site: Site, cell_folder: Path, staging: dict[str, Any] 
             link = fabric.report()
         reports = _read_reports(plan, run_dir)
         status, reason = _judge(plan, reports, outcome, link)
-        if fault_of(link) is not None:  # its checkpoints hold steps over that link
+        if fault_of(link) is not None:  # the checkpoints hold steps over the unfit link
             forget_checkpoints(cell, site, cell_folder, Status.FAILED)
     except FabricUnsupported as error:
         status, reason = Status.UNSUPPORTED, reason_of(error, "emulation_unavailable")
@@ -123,7 +125,7 @@ def _measure(cell: Cell, site: Site, cell_folder: Path, staging: dict[str, Any] 
             shutil.copyfile(log_file(run_dir), cell_folder / "log.txt")
         shutil.rmtree(run_dir, ignore_errors=True)
     if restart.was_refused(reports):
-        return _measure(cell, site, cell_folder, staging)  # from the start: no set is left
+        return _measure(cell, site, cell_folder, staging)  # from the start: no checkpoint is left
     tail = [] if status == Status.OK else list(outcome.tail)
     if status == Status.FAILED:
         assert reason is not None
@@ -142,13 +144,11 @@ def _measure(cell: Cell, site: Site, cell_folder: Path, staging: dict[str, Any] 
     result = replace(result, log_tail=tuple(tail), elapsed_s=time.monotonic() - started)
     if status == Status.OK:
         done = [report for report in reports if isinstance(report, RankReport)]
-        write_text(cell_folder / "steps.csv", steps_csv(cell, done))
-        spans = partitions_csv(done)
-        if spans:
-            write_text(cell_folder / "partitions.csv", spans)
-        trace = trace_json(done)
-        if trace:
-            write_text(cell_folder / "trace.json", trace)
+        write_text(cell_folder / "steps.csv", steps_csv(done))
+        tables = {"partitions.csv": partitions_csv(done), "trace.json": trace_json(done)}
+        for name, text in tables.items():
+            if text:
+                write_text(cell_folder / name, text)
     return result
 
 
@@ -156,12 +156,11 @@ def _fail(
     cell: Cell,
     cell_folder: Path,
     reason: Reason,
-    reports: list[RankReport | RankFailure],
+    reports: _Reports,
     *,
     tail: list[str],
     link: dict[str, Any] | None,
 ) -> NoReturn:
-    """Leave failure.json; a crash is no result."""
     write_json(
         cell_folder / "failure.json",
         {
@@ -187,7 +186,7 @@ def _refuse_to_repeat(cell: Cell, failure_file: Path) -> None:
 
 
 def _concluded(cell: Cell, site: Site, claimed: Claim, staging: dict[str, Any] | None) -> Result:
-    """The result of a cell whose supervisor ended with its job."""
+    """The result of a cell whose supervisor was ended together with its job."""
     assert claimed.status is not None
     plan = make_plan(cell, site.name)
     return assemble(plan, site, claimed.status, claimed.reason, reports=[], staging=staging)
@@ -197,15 +196,15 @@ def _launch_and_watch(
     plan: Plan, site: Site, run_dir: Path, fabric: Fabric, checkpoints: Order | None
 ) -> Outcome:
     cell = plan.cell
-    meeting = fabric.rendezvous()
+    rendezvous = fabric.rendezvous()
     job = Job(
         plan=plan,
         device_kind=site.device,
         scratch=site.scratch,
         data=request_of(cell, site),
-        interface=meeting.interface,
-        rendezvous_host=meeting.host,
-        rendezvous_port=meeting.port,
+        interface=rendezvous.interface,
+        rendezvous_host=rendezvous.host,
+        rendezvous_port=rendezvous.port,
         run_dir=run_dir.resolve(),
         patience_s=site.cell_timeout_s + _LONGER_S,
         checkpoints=checkpoints,
@@ -217,23 +216,19 @@ def _launch_and_watch(
         nodes=cell.nodes,
         devices_per_node=cell.devices_per_node,
         threads=cell.threads_per_device,
-        interface=meeting.interface,
+        interface=rendezvous.interface,
         variables=shared_gpu_variables(site),
     )
-    running = fabric.launch(step, meeting)
-    try:
-        return watch(
-            running,
-            log_file(run_dir),
-            cell.id,
-            timeout_s=site.cell_timeout_s,
-            hang_timeout_s=site.hang_timeout_s,
-        )
-    finally:
-        running.stop()
+    return watch(
+        fabric.launch(step, rendezvous),
+        log_file(run_dir),
+        cell.id,
+        timeout_s=site.cell_timeout_s,
+        hang_timeout_s=site.hang_timeout_s,
+    )
 
 
-def _read_reports(plan: Plan, run_dir: Path) -> list[RankReport | RankFailure]:
+def _read_reports(plan: Plan, run_dir: Path) -> _Reports:
     """Reports of the ranks, the earliest first; a rank whose node was lost has none."""
     paths = [report_file(run_dir, process.rank) for process in plan.processes]
     written = sorted((p for p in paths if p.is_file()), key=lambda p: p.stat().st_mtime_ns)
@@ -241,28 +236,21 @@ def _read_reports(plan: Plan, run_dir: Path) -> list[RankReport | RankFailure]:
 
 
 def _judge(
-    plan: Plan,
-    reports: list[RankReport | RankFailure],
-    outcome: Outcome,
-    link: dict[str, Any] | None,
+    plan: Plan, reports: _Reports, outcome: Outcome, link: dict[str, Any] | None
 ) -> tuple[Status, Reason | None]:
-    """Status and reason of the cell; what was measured over a link that was none is no result."""
-    measured = sum(isinstance(report, RankReport) for report in reports)
-    status: Status = Status.OK
-    reason: Reason | None = None
-    if measured < plan.world_size:  # else all was measured, however the ranks ended after that
-        status, reason = _ending(plan, reports, outcome)
+    """Status and reason of the cell; a measurement over an unfit link is a failure."""
+    status, reason = _ending(plan, reports, outcome)
     fault = fault_of(link)
     if fault is not None and status in (Status.OK, Status.TIMEOUT):
         return Status.FAILED, fault
     return status, reason
 
 
-def _ending(
-    plan: Plan, reports: list[RankReport | RankFailure], outcome: Outcome
-) -> tuple[Status, Reason]:
-    """Why not all ranks are done; what explains the end beats what follows from it."""
+def _ending(plan: Plan, reports: _Reports, outcome: Outcome) -> tuple[Status, Reason | None]:
+    """Whether all ranks finished, and if not, why; a cause goes before its consequences."""
     failures = _failures(reports)
+    if len(reports) - len(failures) == plan.world_size:
+        return Status.OK, None  # the measurement is complete, however the ranks ended after it
     for wanted in (Status.OUT_OF_MEMORY, Status.UNSUPPORTED):
         for failure in failures:
             if failure.status == wanted:
@@ -275,12 +263,12 @@ def _ending(
             f"no step finished for {outcome.hung_s:.0f} s (hang_timeout_s); "
             "log.txt shows where every rank was",
         )
-    # A killed rank breaks the others' connections: it is the cause, whoever reported first.
+    # A killed rank breaks the others' connections, so it is the cause even if they report first.
     for failure in sorted(failures, key=lambda failure: failure.signal is None):
         return Status.FAILED, failure.of_cell()
     missing = min({p.rank for p in plan.processes} - {report.rank for report in reports})
-    return Status.FAILED, Reason("rank_lost", f"rank {missing} went away without a report")
+    return Status.FAILED, Reason("rank_lost", f"rank {missing} ended without a report")
 
 
-def _failures(reports: list[RankReport | RankFailure]) -> list[RankFailure]:
+def _failures(reports: _Reports) -> list[RankFailure]:
     return [report for report in reports if isinstance(report, RankFailure)]

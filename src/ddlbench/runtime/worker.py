@@ -1,6 +1,6 @@
 """Entry of every process of a cell: ``python -m ddlbench.runtime.worker job.json``.
 
-How it went, it writes to rank<k>.json, also when it fails. SIGUSR1 makes it dump its stacks.
+It reports success or failure in rank<k>.json. SIGUSR1 makes it dump its stacks.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from ddlbench.datasets.loader import BatchLoader, EpochStream
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.staging import hold
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
+from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.result import DeviceMemory
 from ddlbench.networks import build
@@ -43,33 +44,27 @@ from ddlbench.runtime.meters import (
     restart_peaks,
 )
 from ddlbench.runtime.network_address import address_of, use_interface
-from ddlbench.runtime.placement import (
-    apply_settings,
-    gpu_models,
-    own_cores,
-    own_devices,
-    own_process,
-)
+from ddlbench.runtime.placement import gpu_models, own_cores, own_devices, own_process
 from ddlbench.runtime.progress import Reporter
 from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written, write_rank_report
 from ddlbench.runtime.rendezvous import ClockOffset, barrier, clock_offsets, join_store, leave
 from ddlbench.strategies.executor import Context, Executor
-from ddlbench.strategies.training import with_precision
+from ddlbench.strategies.training import apply_torch_settings, with_precision
 
 
 def main(job_path: str) -> int:
-    """Run this process's part of a cell; 0 when it went well."""
+    """Run this process's part of a cell; returns 0, or exits with 1."""
     faulthandler.enable()
     job = Job.load(Path(job_path))
     process = own_process(job.plan.processes)
+    report_path = report_file(job.run_dir, process.rank)
     stacks = stacks_file(job.run_dir, process.rank).open("w", encoding="utf-8")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     try:
-        report = _run(job, process)
-        write_rank_report(report_file(job.run_dir, process.rank), report)
+        write_rank_report(report_path, _run(job, process))
     except BaseException as error:
         traceback.print_exc()
-        if not report_file(job.run_dir, process.rank).exists():  # else it has measured all
+        if not report_path.exists():  # else the measurement was complete
             status, reason = classify(error)
             failure = RankFailure(
                 rank=process.rank,
@@ -78,8 +73,8 @@ def main(job_path: str) -> int:
                 reason_code=reason.code,
                 refused_checkpoint=isinstance(error, RefusedCheckpoint),
             )
-            write_rank_report(report_file(job.run_dir, process.rank), failure)
-        # Libraries may hang on exit when the others are gone: leave without asking them.
+            write_rank_report(report_path, failure)
+        # Libraries may hang at exit when other ranks are gone, so skip their exit handlers.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
@@ -91,12 +86,13 @@ def _run(job: Job, process: Process) -> RankReport:
     cores = own_cores()
     interface = use_interface(job.interface)
     threads = cell.threads_per_device
-    apply_settings(cell)
+    apply_torch_settings(cell)
     devices = own_devices(job.device_kind, process)
     store = None
     if plan.world_size > 1:
         host, port = job.rendezvous_host, job.rendezvous_port
         store = join_store(host, port, process.rank, plan.world_size, job.patience_s)
+    wait_for_all = partial(barrier, store, world_size=plan.world_size)
     network = build(cell.network, DATASETS[cell.dataset], cell.seed)
     network = with_precision(network, cell.precision, job.device_kind)
     torch.manual_seed(cell.seed + process.rank)
@@ -121,26 +117,25 @@ def _run(job: Job, process: Process) -> RankReport:
     prepare_s = time.time() - psutil.Process().create_time()
     peaks_before: list[int] = []
 
-    def rendezvous() -> None:
+    def end_warmup() -> None:
         reporter.phase_done(extent.warmup_steps)
         peaks_before.extend(restart_peaks(devices))
         if checkpoints is not None and process.rank == 0:
             checkpoints.follow(reporter, extent)
-        barrier(store, "measured", plan.world_size)
+        wait_for_all("measured")
         if process.rank == 0:
             reporter.phase("measured")
 
     traffic = _traffic(executor, job)
     measured = measure(
-        executor, extent, devices, threads, rendezvous, checkpoints=checkpoints, traffic=traffic
+        executor, extent, devices, threads, end_warmup, checkpoints=checkpoints, traffic=traffic
     )
-    barrier(store, "counted", plan.world_size)  # nobody sends more before all have counted
+    wait_for_all("counted")  # before that, no rank sends bytes that do not count
     if process.rank == 0:
         reporter.phase("done")
     context.progress = lambda _done: None
-    peak = None
-    if job.device_kind == "cpu":
-        peak = cpu_peak_bytes(executor, extent.total_steps - 1)
+    last = extent.total_steps - 1
+    peak = cpu_peak_bytes(executor, last) if job.device_kind == "cpu" else None
     provenance = rank_provenance()
     report = RankReport(
         rank=process.rank,
@@ -169,15 +164,15 @@ def _run(job: Job, process: Process) -> RankReport:
         clock_offset_s=offsets[process.rank].offset_s,
         traffic=None if traffic is None else traffic.report(),
         plan_details=executor.details(),
-        partition_spans=tuple(_partition_spans(executor, extent.total_steps - 1)),
+        partition_spans=tuple(_partition_spans(executor, last)),
         provenance=provenance,
         **_times(measured),
     )
-    # From here on the cell is measured: what fails below costs a picture, not the result.
+    # The measurement is complete: a failure below costs a picture, but not the result.
     write_rank_report(report_file(job.run_dir, process.rank), report)
-    barrier(store, "written", plan.world_size)
-    report = _with_spans(report, executor, extent.total_steps - 1, offsets)
-    barrier(store, "reported", plan.world_size)
+    wait_for_all("written")
+    report = _with_spans(report, executor, last, offsets)
+    wait_for_all("reported")
     executor.close()
     leave(store, process.rank, plan.world_size)
     return report
@@ -187,9 +182,8 @@ def _data(
     job: Job, process: Process, device: torch.device
 ) -> tuple[EpochStream | None, Extent, int]:
     cell = job.plan.cell
-    request: DataRequest = job.data
-    folder = hold(request, scratch_dir(job.scratch))
-    dataset = open_split(folder, request, "train")
+    folder = hold(job.data, scratch_dir(job.scratch))
+    dataset = open_split(folder, job.data, "train")
     steps = len(dataset) // cell.batch_size
     if cell.max_steps is not None:
         steps = min(steps, cell.max_steps)
@@ -200,7 +194,7 @@ def _data(
         )
     if process.shard < 0 or not process.needs:
         return None, extent, len(dataset)
-    feed = BatchLoader(
+    loader = BatchLoader(
         dataset,
         global_batch=cell.batch_size,
         shard=process.shard,
@@ -210,30 +204,31 @@ def _data(
         device=device,
         labels_only="inputs" not in process.needs,
     )
-    feed.start()
-    turn = process.replica % process.turns  # 0 where nobody takes turns
-    stream = EpochStream(feed, cell.warmup_steps, steps, turn, process.turns)
+    loader.start()
+    stream = EpochStream(loader, cell.warmup_steps, steps, _first_turn(process), process.turns)
     return stream, extent, len(dataset)
 
 
+def _first_turn(process: Process) -> int:
+    """Index of the process's first mini-batch; it consumes one in ``process.turns``."""
+    return process.replica % process.turns
+
+
 def _samples(cell: Cell, process: Process, extent: Extent) -> int:
-    """Samples that enter here; a pipeline's later stages take them from the first."""
+    """Samples that this process loads; a pipeline's later stages get them from the first."""
     if process.shard < 0 or "inputs" not in process.needs:
         return 0
-    turn = process.replica % process.turns
-    own = sum(len(range(turn, len(part), process.turns)) for part in extent.segments())
+    first = _first_turn(process)
+    own = sum(len(range(first, len(part), process.turns)) for part in extent.segments())
     return own * (cell.batch_size // process.num_shards)
 
 
 def _with_spans(
     report: RankReport, executor: Executor, mini_batch: int, offsets: list[ClockOffset]
 ) -> RankReport:
-    """The report with spans of one more step, where no measured one was recorded, and with clocks.
-
-    All else is written by now: this step counts for nothing.
-    """
+    """The report with spans and clock offsets; trains one more, untimed step if it has no spans."""
     if report.rank == 0:
-        Reporter.phase("recorded")  # a sign of life: the step before was the last one that counts
+        Reporter.phase("recorded")  # a sign of life for the watchdog
     record = getattr(executor, "record_step", None)
     if not report.spans and record is not None:
         report = replace(report, spans=tuple(record(mini_batch)))
@@ -244,20 +239,19 @@ def _with_spans(
 
 
 def _traffic(executor: Executor, job: Job) -> TcpTraffic | None:
-    """What counts a rank's bytes; None where there are no others, or they do not talk over TCP."""
+    """Counter of a rank's bytes; None for a single rank, or if ranks do not talk over TCP."""
     if job.plan.world_size == 1 or getattr(executor, "transport", None) != "tcp":
         return None
     return TcpTraffic(job.rendezvous_port)
 
 
 def _partition_spans(executor: Executor, mini_batch: int) -> list[Any]:
-    """What the partitions of one process did when; strategies without such have nothing to tell."""
-    tell = getattr(executor, "partition_spans", None)
-    if tell is None:
+    """Spans of the partitions of one process; empty for strategies without partitions."""
+    if not hasattr(executor, "partition_spans"):
         return []
     try:
-        return list(tell(mini_batch))
-    except RuntimeError:  # the cell is measured; it must not be lost for want of a picture
+        return list(executor.partition_spans(mini_batch))
+    except RuntimeError:  # a missing picture must not cost the measurement
         traceback.print_exc()
         return []
 
@@ -269,16 +263,16 @@ def _executor(cell: Cell) -> Executor:
 
 
 def _times(measurement: Measurement) -> dict[str, Any]:
-    record = measurement.measured
+    warmup, measured = measurement.warmup, measurement.measured
     return {
-        "warmup_step_s": tuple(measurement.warmup.step_s),
-        "warmup_load_s": tuple(measurement.warmup.load_s),
-        "warmup_loss": tuple(as_written(measurement.warmup.loss)),
-        "step_s": tuple(record.step_s),
-        "load_s": tuple(record.load_s),
-        "loss": tuple(as_written(record.loss)),
-        "spans": tuple(record.spans),
-        "communication_wait_s": record.communication_wait_s,
+        "warmup_step_s": tuple(warmup.step_s),
+        "warmup_load_s": tuple(warmup.load_s),
+        "warmup_loss": tuple(as_written(warmup.loss)),
+        "step_s": tuple(measured.step_s),
+        "load_s": tuple(measured.load_s),
+        "loss": tuple(as_written(measured.loss)),
+        "spans": tuple(measured.spans),
+        "communication_wait_s": measured.communication_wait_s,
         "cpu_utilisation": measurement.utilisation.cpu,
         "gpu_utilisation": measurement.utilisation.gpu,
     }

@@ -6,6 +6,7 @@ carries its autocast with it instead of the loop that calls it.
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Iterable
 
@@ -77,3 +78,17 @@ def with_precision(network: nn.Sequential, precision: str, device_type: str) -> 
     return nn.Sequential(
         OrderedDict((name, Autocast(b, device_type)) for name, b in blocks if b is not None)
     )
+
+
+def apply_torch_settings(cell: Cell) -> None:
+    """Set torch's threads, cuDNN's search and determinism for this process.
+
+    Call it before a GPU is used: cuBLAS reads its variable then. A layer without a deterministic
+    kernel warns and runs.
+    """
+    torch.set_num_threads(cell.threads_per_device)
+    torch.backends.cudnn.benchmark = cell.cudnn_benchmark and not cell.deterministic
+    if cell.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.backends.cudnn.deterministic = True
+        torch.use_deterministic_algorithms(True, warn_only=True)

@@ -16,7 +16,7 @@ def test_a_device_that_computes_rightly_has_no_failure():
 def test_a_wrong_result_is_a_failure(monkeypatch):
     right = torch.nn.functional.conv2d
     monkeypatch.setattr(torch.nn.functional, "conv2d", lambda *given: right(*given) * 2)
-    assert failure_of("cpu") == "a convolution gives 15552 and 15552, right is 7776"
+    assert failure_of("cpu") == "a convolution gives 15552 and 15552 instead of 7776"
 
 
 def test_the_error_is_told_in_one_line(monkeypatch):

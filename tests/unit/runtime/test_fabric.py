@@ -18,9 +18,10 @@ from ddlbench.planning.plan import make_plan
 from ddlbench.runtime import emulated_fabric, supervise
 from ddlbench.runtime.emulated_fabric import EmulatedFabric, RelayMeter, cpu_shares
 from ddlbench.runtime.fabric import SiteFabric, fabric_up, fault_of
-from ddlbench.runtime.progress import MARK, Outcome
+from ddlbench.runtime.progress import MARK
 from ddlbench.runtime.result import assemble
 from ddlbench.runtime.supervise import CellFailed, _judge, run_cell
+from ddlbench.runtime.watchdog import Outcome
 
 CONDITION = LinkCondition(latency_s=0.01, bandwidth_bits_per_s=1e9, loss=0.0)
 CELL = Cell("mnist", "resnet18", "ddp", batch_size=8, nodes=2, fabric="lat10")

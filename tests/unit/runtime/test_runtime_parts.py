@@ -91,12 +91,12 @@ def test_a_loss_that_is_no_number_is_null_and_noted():
         "training diverged: the loss is no number from step 4 of 5 on (1 of them warm-up)"
     ]
     assert divergence(REPORTS) == []
-    rows = list(csv.DictReader(io.StringIO(steps_csv(CELL, reports))))
+    rows = list(csv.DictReader(io.StringIO(steps_csv(reports))))
     assert [row["loss"] for row in rows] == ["3", "2", "1.5", "nan", "nan"]
 
 
 def test_steps_csv_keeps_warm_up_apart_and_averages_only_ranks_with_labels():
-    rows = list(csv.DictReader(io.StringIO(steps_csv(CELL, REPORTS))))
+    rows = list(csv.DictReader(io.StringIO(steps_csv(REPORTS))))
     assert [(row["epoch"], row["step"], row["warmup"]) for row in rows] == [
         ("0", "0", "1"),
         ("1", "0", "0"),

@@ -1,1 +1,1 @@
-"""Checkpoints: what a rank writes, how sets lie on disk, and how a cell goes on from one."""
+"""Checkpoints: the state of each rank, the sets on disk, and how a cell resumes from a set."""

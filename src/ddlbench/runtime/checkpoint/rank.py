@@ -1,16 +1,15 @@
-"""A rank's part in checkpoints: write its file, wait for the others, go on from what was written.
+"""A rank's part in checkpoints: write its file, wait for the other ranks, and resume from the file.
 
 ::
 
     rank 0   ... step 20 | write | wait for all | manifest, delete older sets | step 21 ...
     rank 1   ... step 20 | write ------ wait -------------------------------- | step 21 ...
 
-No rank goes on before the set is complete. So whatever is killed later, at most the steps since
-then are trained again.
+No rank continues before the set is complete. So a later kill loses at most the steps since then.
 
 A rank's file holds everything that the next step depends on: weights, buffers and the optimizer's
-state (``checkpoint_state`` of the executor), random generators, the number of steps done, which is
-the position in the data - and what was measured so far, so that the parts of a cell become one.
+state (``checkpoint_state`` of the executor), random generators, and the number of steps done, which
+is the position in the data. It also holds the measurements so far, to which a later run adds.
 """
 
 from __future__ import annotations
@@ -46,21 +45,15 @@ from ddlbench.strategies.executor import Executor, RunRecord, Unsupported
 
 
 class RefusedCheckpoint(RuntimeError):  # noqa: N818 - what happened to it
-    """A set that looked complete does not fit this cell: it is trained from the start."""
+    """A set that looked complete does not fit this cell, which then trains from the start."""
 
 
 class Checkpointer:
     """Writes and reads one rank's checkpoints.
 
-    Args:
-        order: what the supervisor says.
-        rank, world_size: of this process.
-        store: of all processes; None for a single one.
-        devices: that this process drives.
-
     Attributes:
         steps: measured steps that were done when this run began.
-        when_saved: called with the measured steps that are in the newest set.
+        when_saved: called with the measured steps that the newest set holds.
     """
 
     def __init__(
@@ -82,39 +75,36 @@ class Checkpointer:
         self.steps = 0
         if order.resume is not None:
             in_set = self._folder / order.resume
-            found = read_set(in_set)
-            if found is None:
+            last = read_set(in_set)
+            if last is None:
                 raise RefusedCheckpoint(f"{in_set} is no complete checkpoint any more")
-            self.steps, self._last_save_s = found.steps, found.save_s
+            self.steps, self._last_save_s = last.steps, last.save_s
             self._before = rank_file(in_set, rank)
 
     @property
     def resumes(self) -> bool:
-        """Whether there is a set to go on from."""
         return self._before is not None
 
     def fixed(self) -> dict[str, Any]:
-        """What the earlier run fixed only when it ran; nothing for the first.
+        """Details that the earlier run fixed when it started; empty for the first run.
 
         Raises:
             RefusedCheckpoint: its file cannot be read.
         """
-        if self._before is None:
-            return {}
-        return dict(self._read("details"))
+        return dict(self._read("details")) if self.resumes else {}
 
-    def restore(self, executor: Executor, dry_run: Callable[[], object]) -> Measurement:
-        """Bring the executor behind the set's last step; returns what was measured until then.
+    def restore(self, executor: Executor, rehearse: Callable[[], object]) -> Measurement:
+        """Bring the executor to the set's last step; returns the measurements until then.
 
         Args:
             executor: prepared.
-            dry_run: trains some steps first, whose effect is overwritten: they only warm up.
+            rehearse: trains some steps to warm up; the checkpoint then overwrites their effect.
 
         Raises:
             RefusedCheckpoint: the file does not fit the network or the optimizer.
         """
         began = time.perf_counter()
-        dry_run()
+        rehearse()
         rehearsed = time.perf_counter()
         state = self._read()
         try:
@@ -135,7 +125,7 @@ class Checkpointer:
         return so_far
 
     def save(self, executor: Executor, so_far: Measurement) -> None:
-        """Write this rank's file and return once the set of all ranks is complete.
+        """Write this rank's file and wait until the set of all ranks is complete.
 
         Raises:
             Unsupported: the executor's state cannot be written without pickle.
@@ -155,24 +145,23 @@ class Checkpointer:
             raise Unsupported(
                 f"no checkpoint can be written: {error}", code="no_checkpoint"
             ) from error
-        self._meet(in_set, so_far.steps, began)
+        self._complete_set(in_set, so_far.steps, began)
         self._save_s.append(time.perf_counter() - began)
         self.when_saved(so_far.steps)
 
     def follow(self, reporter: Reporter, extent: Extent) -> None:
-        """From here on rank 0 leaves a trail: the first measured step comes next."""
+        """Have rank 0 keep a progress journal from the first measured step on."""
         reporter.phase_done(self.steps)
-        trail = ProgressJournal(journal_file(self._folder), self.steps)
-        reporter.tell(lambda step: trail.reach(step - extent.warmup_steps))
+        journal = ProgressJournal(journal_file(self._folder), self.steps)
 
-        def saved(steps: int) -> None:
-            trail.kept(steps)
+        def on_saved(steps: int) -> None:
+            journal.kept(steps)
             reporter.phase_done(extent.checkpoint_every_steps)
 
-        self.when_saved = saved
+        reporter.on_step = lambda step: journal.reach(step - extent.warmup_steps)
+        self.when_saved = on_saved
 
     def report(self) -> CheckpointCost:
-        """Seconds and bytes, for this rank's report."""
         return CheckpointCost(tuple(self._save_s), self._bytes, self._restore_s, self._rehearsal_s)
 
     def _read(self, only: str | None = None) -> Any:
@@ -182,22 +171,23 @@ class Checkpointer:
         except ValueError as error:
             raise RefusedCheckpoint(str(error)) from error
 
-    def _meet(self, in_set: Path, steps: int, began: float) -> None:
-        """All files are there, then the manifest, then all go on."""
-        sizes = [self._bytes]
-        key = f"checkpoint/{steps}"
-        if self._store is not None and self._world_size > 1:
-            self._store.set(f"{key}/{self._rank}", str(self._bytes))
-            if self._rank == 0:
-                sizes = [int(self._store.get(f"{key}/{r}")) for r in range(self._world_size)]
+    def _complete_set(self, in_set: Path, steps: int, began: float) -> None:
+        """Wait for the files of all ranks, then for rank 0's manifest."""
+        key, store = f"checkpoint/{steps}", self._store
+        if store is None or self._world_size == 1:
+            self._write_manifest(in_set, steps, [self._bytes], began)
+            return
+        store.set(f"{key}/{self._rank}", str(self._bytes))
         if self._rank == 0:
-            passed_s = time.perf_counter() - began
-            complete(in_set, steps, self._order, sizes=sizes, save_s=passed_s)
-            prune(self._folder)  # while nobody writes
-        if self._store is not None and self._world_size > 1:
-            if self._rank == 0:
-                self._store.set(f"{key}/complete", "1")
-            self._store.wait([f"{key}/complete"])
+            sizes = [int(store.get(f"{key}/{rank}")) for rank in range(self._world_size)]
+            self._write_manifest(in_set, steps, sizes, began)
+            store.set(f"{key}/complete", "1")
+        store.wait([f"{key}/complete"])
+
+    def _write_manifest(self, in_set: Path, steps: int, sizes: list[int], began: float) -> None:
+        save_s = time.perf_counter() - began
+        complete(in_set, steps, self._order, sizes=sizes, save_s=save_s)
+        prune(self._folder)  # now, as no rank writes
 
 
 def open_checkpoints(
@@ -209,11 +199,11 @@ def open_checkpoints(
     store: torch.distributed.Store | None,
     devices: Sequence[torch.device],
 ) -> Checkpointer | None:
-    """The checkpoints of a rank; None where none are asked for.
+    """The checkpoints of a rank; None if the supervisor orders none.
 
     Raises:
-        Unsupported: the strategy does not say what its state is.
-        RefusedCheckpoint: the set to go on from is gone.
+        Unsupported: the executor does not give its state.
+        RefusedCheckpoint: the set to resume from is gone.
     """
     if order is None:
         return None
@@ -228,8 +218,7 @@ def open_checkpoints(
 
 
 def _packed(so_far: Measurement) -> dict[str, Any]:
-    """Without spans: they are by the clock of a process that ends."""
-    return {
+    return {  # without spans, whose clock ends with this process
         "steps": so_far.steps,
         "warmup": _packed_record(so_far.warmup),
         "measured": _packed_record(so_far.measured),
@@ -238,7 +227,6 @@ def _packed(so_far: Measurement) -> dict[str, Any]:
 
 
 def _measurement(state: dict[str, Any]) -> Measurement:
-    """What :func:`_packed` took apart."""
     return Measurement(
         warmup=_record(state["warmup"]),
         measured=_record(state["measured"]),
@@ -248,7 +236,7 @@ def _measurement(state: dict[str, Any]) -> Measurement:
 
 
 def _numbers(values: Sequence[float]) -> Tensor:
-    """Numbers, bit for bit; float64 (n,)."""
+    """Float64 (n,), which keeps every bit of Python's numbers."""
     return torch.tensor(values, dtype=torch.float64)
 
 
@@ -268,11 +256,8 @@ def _record(state: dict[str, Any]) -> RunRecord:
 
 
 def random_state(devices: Sequence[torch.device]) -> dict[str, Any]:
-    """Where Python's generator, torch's and those of the GPUs are, as tensors and numbers.
-
-    NumPy's global generator is nobody's here: data has generators of its own, keyed by seed and
-    epoch.
-    """
+    """State of the random generators of Python, torch and the GPUs, as tensors and numbers."""
+    # Nothing uses NumPy's global generator: data has its own generators, keyed by seed and epoch.
     version, words, gauss_next = random.getstate()
     return {
         "python": {
@@ -286,7 +271,7 @@ def random_state(devices: Sequence[torch.device]) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any], devices: Sequence[torch.device]) -> None:
-    """Put the generators where they were; ``devices`` are the same, in the same order."""
+    """Restore the random generators; ``devices`` are the same, in the same order."""
     python = state["python"]
     words = tuple(python["words"].tolist())
     random.setstate((python["version"], words, python["gauss_next"]))

@@ -1,16 +1,16 @@
-"""Whether a cell goes on where an earlier attempt ended, and what that attempt's end cost.
+"""Decide whether a cell resumes from an earlier attempt, and record what that attempt lost.
 
 ::
 
-    attempt 1    step 1 ..... 20 | checkpoint | ..... 33 killed       trail: 33 steps, 1.9 s unsaved
-    attempt 2    the supervisor finds the trail: 13 steps, 1.9 s lost
-                 all ranks go on behind step 20
+    attempt 1    step 1 ..... 20 | checkpoint | ..... 33 killed     journal: 33 steps, 1.9 s unsaved
+    attempt 2    the supervisor reads the journal: 13 steps, 1.9 s lost
+                 all ranks resume after step 20
 
-An attempt that a lost node, preemption or a crash ended leaves its trail and its sets.
-They serve only a cell with the same path, plan, data, links and number of ranks; whatever else lies
-in the folder of checkpoints is deleted. So are they once the cell has its result: one that is
-deleted is measured anew. Only a cell that ran out of time keeps them, and goes on when it is asked
-for again. Where the relay of emulated links was the limit, they hold times of that, and go as well.
+An attempt that ended by a lost node, preemption or a crash leaves its journal and its sets. Only a
+cell with the same path, plan, data, links and number of ranks uses them; otherwise they are
+deleted. They are also deleted once the cell has its result, so that a deleted result is measured
+anew. A cell that ran out of time keeps them, and resumes when it runs again. If the relay of
+emulated links was saturated, they hold invalid times and are deleted.
 """
 
 from __future__ import annotations
@@ -40,19 +40,13 @@ _ATTEMPTS = "attempts.json"
 
 @dataclass(frozen=True)
 class Restart:
-    """How an attempt begins.
+    """How an attempt begins."""
 
-    Args:
-        order: for the ranks; None where the cell writes no checkpoints.
-        earlier: what each attempt before this one lost, as ``checkpointing.attempts`` of the
-            result has it.
-    """
-
-    order: Order | None = None
-    earlier: list[Attempt] = field(default_factory=list)
+    order: Order | None = None  # None if the cell writes no checkpoints
+    earlier: list[Attempt] = field(default_factory=list)  # as in the result
 
     def was_refused(self, reports: Sequence[RankReport | RankFailure]) -> bool:
-        """Whether a rank could not use its checkpoint; then no set is left, but a note of it is."""
+        """Whether a rank could not use its checkpoint; then deletes all sets and records why."""
         reasons = [r.reason for r in reports if isinstance(r, RankFailure) and r.refused_checkpoint]
         if self.order is None or self.order.resume is None or not reasons:
             return False
@@ -68,14 +62,14 @@ class Restart:
 def restart_of(
     plan: Plan, site: Site, cell_folder: Path, dataset_digest: str | None, run: str
 ) -> Restart:
-    """Look for what earlier attempts left, note what they lost, and say where to begin.
+    """Find the checkpoints of earlier attempts, record what those lost, and choose where to begin.
 
     Args:
         plan: of the cell.
-        site: says where checkpoints lie.
-        cell_folder: of the cell; they lie in it where the site says nothing.
+        site: may name the folder of checkpoints.
+        cell_folder: holds the checkpoints if the site names no folder.
         dataset_digest: of the staged data.
-        run: name of the attempt, which no other one has.
+        run: unique name of the attempt.
 
     Raises:
         ConfigError: the folder of checkpoints cannot be written, or is no path on this node.
@@ -84,7 +78,7 @@ def restart_of(
         return Restart()
     folder = checkpoint_dir(site.checkpoints, site.name, plan.cell.id, cell_folder).resolve()
     try:
-        return _look_into(folder, plan, _identity(plan, site, dataset_digest), run)
+        return _resume(folder, plan, _identity(plan, site, dataset_digest), run)
     except OSError as error:
         raise ConfigError(
             f"site {site.name}: checkpoints cannot be written to {folder} ({error}); name a folder "
@@ -93,7 +87,7 @@ def restart_of(
 
 
 def _identity(plan: Plan, site: Site, dataset_digest: str | None) -> dict[str, Any]:
-    """What a cell has in common with the attempts that it goes on from."""
+    """What a cell must have in common with the attempts from which it resumes."""
     fabric = plan.cell.fabric
     return {
         "cell_id": plan.cell.id,
@@ -104,29 +98,28 @@ def _identity(plan: Plan, site: Site, dataset_digest: str | None) -> dict[str, A
     }
 
 
-def _look_into(folder: Path, plan: Plan, identity: dict[str, Any], run: str) -> Restart:
-    cell = plan.cell
+def _resume(folder: Path, plan: Plan, identity: dict[str, Any], run: str) -> Restart:
     earlier = _read(folder, identity)
     if earlier is None:
         discard(folder)
         earlier = []
-    found = newest(folder, identity)
-    kept = 0 if found is None else found.steps
-    version = _version(cell)
+    last = newest(folder, identity)
+    kept = 0 if last is None else last.steps
+    version = _version(plan.cell)
     reached = read_journal(journal_file(folder))
     if reached is not None:
-        by = version if found is None else found.version
-        earlier.append(_attempt(kept, reached.steps, reached.unsaved_s, by))
+        measured_by = version if last is None else last.version
+        earlier.append(_attempt(kept, reached.steps, reached.unsaved_s, measured_by))
         journal_file(folder).unlink()
     _write(folder, identity, earlier)
-    resume = None if found is None else found.folder.name
+    resume = None if last is None else last.folder.name
     return Restart(Order(str(folder), identity, run, resume, version), earlier)
 
 
 def forget_checkpoints(cell: Cell, site: Site, cell_folder: Path, status: Status) -> None:
-    """They have served, or hold what is not valid; not so where the cell only ran out of time."""
+    """Delete a cell's checkpoints, unless it ran out of time and may resume."""
     if cell.checkpoint_every_steps and status != Status.TIMEOUT:
-        # What is left over of a measured cell does no harm.
+        # If this fails, the leftovers of a measured cell do no harm.
         with suppress(OSError, ConfigError):
             discard(checkpoint_dir(site.checkpoints, site.name, cell.id, cell_folder))
 
@@ -143,14 +136,14 @@ def _attempt(kept: int, reached: int, unsaved_s: float, version: str) -> Attempt
 
 
 def _version(cell: Cell) -> str:
-    told = driver_provenance(cell.seed)
-    dirty = "-dirty" if told["git_dirty"] else ""
-    commit = f" {told['git_commit']}{dirty}" if told["git_commit"] else ""
-    return f"ddlbench {told['packages'].get('ddlbench', 'unknown')}{commit}"
+    provenance = driver_provenance(cell.seed)
+    dirty = "-dirty" if provenance["git_dirty"] else ""
+    commit = f" {provenance['git_commit']}{dirty}" if provenance["git_commit"] else ""
+    return f"ddlbench {provenance['packages'].get('ddlbench', 'unknown')}{commit}"
 
 
 def _read(folder: Path, identity: dict[str, Any]) -> list[Attempt] | None:
-    """Earlier attempts at this very cell; None where the folder belongs to another one."""
+    """Earlier attempts at the same cell; None if the folder belongs to another cell."""
     try:
         values = json.loads((folder / _ATTEMPTS).read_text(encoding="utf-8"))
         if values["identity"] != identity:

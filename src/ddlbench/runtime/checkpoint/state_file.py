@@ -1,4 +1,4 @@
-"""Training state in a file that holds numbers and texts only: safetensors, never pickle.
+"""Training state in a safetensors file, which holds only numbers and text, and never pickle.
 
 ::
 
@@ -8,9 +8,9 @@
                       ["lr", 0.1]]}
     data     /module/0.weight
 
-Tensors are the file's own; what is around them is JSON in the file's header. Reading it parses and
-copies, and executes nothing. Numbers come back bit for bit, keys of a mapping as whole numbers or
-texts, and tuples as tuples.
+The structure around the tensors is JSON in the file's header. Reading parses and copies, but
+executes nothing. Numbers keep every bit, keys of a mapping their type (int or str), and tuples stay
+tuples.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _HEADER = "state"
 
 
 class DamagedState(ValueError):  # noqa: N818 - what a file is
-    """The file is none that :func:`write_state` writes."""
+    """The file was not written by :func:`write_state`, or is damaged."""
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> int:
-    """Write ``state`` whole or not at all; returns the file's bytes.
+    """Write ``state`` atomically; returns the file's size in bytes.
 
     Args:
         path: of the file; its folder is made.
-        state: mappings (of whole numbers or texts), lists and tuples of tensors on any device,
-            numbers, texts, truth values and None.
+        state: mappings (with keys of int or str), lists and tuples of tensors on any device,
+            numbers, text, bool and None.
 
     Raises:
-        TypeError: something in it is none of these; the sentence says what, and where.
+        TypeError: the state holds something else; the message says what, and where.
     """
     packer = _Packer()
     tree = packer.pack(state, "")
@@ -54,26 +54,26 @@ def write_state(path: Path, state: Mapping[str, Any]) -> int:
 
 
 def read_state(path: Path, only: str | None = None) -> Any:
-    """What was written, tensors on the CPU; with ``only``, what stands under that key.
+    """The state that was written, with tensors on the CPU; or only its entry ``only``.
 
     Raises:
-        DamagedState: the file is none of ours, or its header and its tensors do not agree.
-        OSError: it cannot be read.
+        DamagedState: the file has another format, or its header and its tensors disagree.
+        OSError: the file cannot be read.
     """
-    path.stat()  # a missing file is a missing file, whatever the library makes of it
+    path.stat()  # raises FileNotFoundError, whatever the library would raise
     try:
         with safe_open(str(path), framework="pt") as file:
             tree = json.loads((file.metadata() or {})[_HEADER])
             if only is not None:
                 tree = next(part for key, part in tree["map"] if key == only)
-            # The library's tensors are views of the file, which is deleted one day.
+            # The library's tensors are views of the file, which will be deleted.
             return _unpack(tree, lambda name: file.get_tensor(name).clone())
     except (SafetensorError, ValueError, KeyError, TypeError, StopIteration) as error:
         raise DamagedState(f"{path} is no checkpoint that can be read: {error}") from error
 
 
 class _Packer:
-    """Takes a state apart."""
+    """Splits a state into its structure and its tensors."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -83,7 +83,7 @@ class _Packer:
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, Tensor):
-            while place in self.tensors:  # a slash in a key can make two places one
+            while place in self.tensors:  # keys with a slash can give two tensors the same place
                 place += "~"
             self.tensors[place] = self._own(value)
             return {"tensor": place}
@@ -101,7 +101,7 @@ class _Packer:
         )
 
     def _own(self, tensor: Tensor) -> Tensor:
-        """On the CPU, contiguous, in memory that no other tensor of the file has."""
+        """The tensor on the CPU, contiguous, in memory that it shares with no other tensor."""
         own = tensor.detach().to("cpu").contiguous()
         address = own.untyped_storage().data_ptr()
         if address in self._storages:

@@ -1,4 +1,4 @@
-"""Checkpoints on disk, and the trail beside them that says how far the run is.
+"""Checkpoints on disk, and the progress journal beside them.
 
 ::
 
@@ -6,16 +6,16 @@
                                  rank1.safetensors
                                  manifest.json         last, by rank 0: the set may be used
              step-00000040-<run>/rank0.safetensors     torn: it has no manifest
-             trail                                     how far the run is
+             trail                                     the journal: steps and times of the run
              attempts.json                             attempts that ended early (restart.py)
 
-A set holds a file of each rank, and is complete once its manifest is there. It is used only if its
-manifest names the cell, the plan, the data and the number of ranks that are asked for, and every
-file has the size that its rank wrote. Two runs never share a set.
+A set holds a file of each rank, and is complete once its manifest exists. It is used only if its
+manifest names the same cell, plan, data and number of ranks, and if every file has the size that
+its rank wrote. Two runs never share a set.
 
-What a kill costs is read from the trail. Rank 0 overwrites one line a step. The line is the
-kernel's at once, so no kill of the process loses it; only a node that goes down may leave it a few
-seconds old.
+The journal says what a kill cost. Rank 0 overwrites its one line after each step. The kernel has
+the line at once, so a killed process does not lose it; after a node crash it may be a few seconds
+old.
 """
 
 from __future__ import annotations
@@ -32,52 +32,35 @@ from typing import Any
 from ddlbench.experiment.document import write_json
 
 SCHEMA_VERSION = 1
-# The newest may be lost with a file system that lied about having written it.
-KEPT_SETS = 2
+KEPT_SETS = 2  # some file systems report a write that a crash then loses
 _MANIFEST = "manifest.json"
 _OWN_FILES = ("trail", "attempts.json")
 
 
 @dataclass(frozen=True)
 class Order:
-    """What the supervisor tells every rank of checkpoints.
+    """The supervisor's instructions on checkpoints to every rank."""
 
-    Args:
-        folder: where sets lie; all nodes see it.
-        identity: of the cell: what a set must agree with to be used.
-        run: name of this run, which no other run has.
-        resume: name of the set to go on from; None to train from the start.
-        version: of the measuring code, for the record.
-    """
-
-    folder: str
-    identity: dict[str, Any]
-    run: str
-    resume: str | None
-    version: str
+    folder: str  # of the sets; all nodes see it
+    identity: dict[str, Any]  # of the cell; a set is used only if it has the same one
+    run: str  # unique name of this run
+    resume: str | None  # name of the set to resume from; None to train from the start
+    version: str  # of the measuring code, for the record
 
 
 @dataclass(frozen=True)
 class CheckpointSet:
-    """A complete set.
-
-    Args:
-        folder: that holds it.
-        identity: of the cell that it belongs to.
-        steps: measured steps that were done.
-        save_s: seconds that it took to write it.
-        version: of the code that wrote it.
-    """
+    """A complete set."""
 
     folder: Path
-    identity: dict[str, Any]
-    steps: int
-    save_s: float
-    version: str
+    identity: dict[str, Any]  # of its cell
+    steps: int  # measured steps that were done
+    save_s: float  # seconds that writing it took
+    version: str  # of the code that wrote it
 
 
 def set_folder(folder: Path, steps: int, run: str) -> Path:
-    """Where a run puts what it has after so many measured steps."""
+    """Folder of a run's set after ``steps`` measured steps."""
     return folder / f"step-{steps:08d}-{run}"
 
 
@@ -87,8 +70,8 @@ def rank_file(in_set: Path, rank: int) -> Path:
 
 
 def complete(in_set: Path, steps: int, order: Order, *, sizes: list[int], save_s: float) -> None:
-    """Write the manifest; every rank's file is there, with the size that its rank gives."""
-    _flush(in_set)  # the files' names, before the one that vouches for them
+    """Write the manifest of a set whose files exist with ``sizes`` in bytes, in order of ranks."""
+    _flush(in_set)  # the names of the files must be on disk before the manifest
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "steps": steps,
@@ -104,20 +87,19 @@ def complete(in_set: Path, steps: int, order: Order, *, sizes: list[int], save_s
 
 
 def newest(folder: Path, identity: dict[str, Any]) -> CheckpointSet | None:
-    """The complete set with the most steps that belongs to ``identity``; None without one."""
-    found = filter(None, map(read_set, _sets(folder)))
-    usable = [one for one in found if one.identity == identity]
-    return max(usable, key=lambda one: one.steps, default=None)
+    """The complete set of ``identity`` with the most steps; None if there is none."""
+    usable = [one for one in _complete_sets(folder) if one.identity == identity]
+    return usable[-1] if usable else None
 
 
 def read_set(path: Path) -> CheckpointSet | None:
-    """The set in a folder; None where it is torn, or of another version."""
+    """The set in a folder; None if it is torn, or of another version."""
     try:
         manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         if manifest["schema_version"] != SCHEMA_VERSION:
             return None
         for file in manifest["files"]:
-            # Only the name: a manifest must not lead out of its folder.
+            # Only the name, as a manifest must not point outside its folder.
             if (path / Path(file["name"]).name).stat().st_size != file["bytes"]:
                 return None
         return CheckpointSet(
@@ -132,21 +114,20 @@ def read_set(path: Path) -> CheckpointSet | None:
 
 
 def prune(folder: Path) -> None:
-    """Delete all sets but the newest ``KEPT_SETS`` complete ones, torn ones included."""
-    whole = sorted(filter(None, map(read_set, _sets(folder))), key=lambda one: one.steps)
-    kept = {one.folder for one in whole[-KEPT_SETS:]}
+    """Delete torn sets and all complete ones but the newest ``KEPT_SETS``."""
+    kept = {one.folder for one in _complete_sets(folder)[-KEPT_SETS:]}
     for path in _sets(folder):
         if path not in kept:
             _remove(path)
 
 
 def discard(folder: Path) -> None:
-    """Delete whatever of checkpoints lies in ``folder``, and it too if nothing else is there."""
+    """Delete all sets, the journal and the attempts; and the folder if it is empty then."""
     for path in _sets(folder):
         _remove(path)
     for name in _OWN_FILES:
         (folder / name).unlink(missing_ok=True)
-    with suppress(OSError):  # somebody keeps other things there
+    with suppress(OSError):  # the user keeps other files there
         folder.rmdir()
 
 
@@ -154,14 +135,17 @@ def _sets(folder: Path) -> list[Path]:
     return [path for path in folder.glob("step-*-*") if path.is_dir()]
 
 
+def _complete_sets(folder: Path) -> list[CheckpointSet]:
+    return sorted(filter(None, map(read_set, _sets(folder))), key=lambda one: one.steps)
+
+
 def _remove(path: Path) -> None:
-    """Its manifest first: a set that is half deleted is torn."""
-    (path / _MANIFEST).unlink(missing_ok=True)
+    (path / _MANIFEST).unlink(missing_ok=True)  # first, so that a half-deleted set is torn
     shutil.rmtree(path, ignore_errors=True)
 
 
 def _flush(folder: Path) -> None:
-    """Bring the names of a folder to disk, where the file system can."""
+    """Write the names of a folder's files to disk, if the file system can."""
     with suppress(OSError):
         number = os.open(folder, os.O_RDONLY)
         try:
@@ -171,17 +155,12 @@ def _flush(folder: Path) -> None:
 
 
 def journal_file(folder: Path) -> Path:
-    """Where the run with checkpoints in ``folder`` leaves its trail."""
+    """Journal of the run with checkpoints in ``folder``."""
     return folder / "trail"
 
 
 class ProgressJournal:
-    """Writes the trail.
-
-    Args:
-        path: of the file; its folder is made.
-        steps: measured steps that are done already.
-    """
+    """Writes the journal of a run that begins with ``steps`` measured steps done."""
 
     def __init__(self, path: Path, steps: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -189,31 +168,25 @@ class ProgressJournal:
         self.kept(steps)
 
     def kept(self, steps: int) -> None:
-        """So many steps are in a checkpoint: what comes now can be lost."""
+        """Record that a checkpoint holds ``steps`` steps; later ones can be lost."""
         self._since = time.time()
         self.reach(steps)
 
     def reach(self, steps: int) -> None:
-        """So many measured steps are done."""
         line = f"{steps:20d} {self._since:20.6f} {time.time():20.6f}\n"
         os.pwrite(self._file, line.encode(), 0)
 
 
 @dataclass(frozen=True)
 class Reached:
-    """Where a run was when it was last heard of.
+    """The last entry of a journal."""
 
-    Args:
-        steps: measured steps done.
-        unsaved_s: seconds since its last checkpoint, or since its measured steps began.
-    """
-
-    steps: int
-    unsaved_s: float
+    steps: int  # measured steps done
+    unsaved_s: float  # since the last checkpoint, or since the measured steps began
 
 
 def read_journal(path: Path) -> Reached | None:
-    """What the trail says; None where there is none, or none that can be read."""
+    """The journal's entry; None if there is no journal or it cannot be read."""
     try:
         steps, since, now = path.read_text(encoding="ascii").split()
         return Reached(int(steps), max(0.0, float(now) - float(since)))
