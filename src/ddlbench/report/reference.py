@@ -107,7 +107,7 @@ _MEANINGS = {
     "checkpointing.attempts": "attempts that ended before the one that was measured, in order",
     "provenance.created": "when the result was written",
     "provenance.git_commit": "commit of the measuring code",
-    "provenance.git_dirty": "the code had changes beside the commit",
+    "provenance.git_dirty": "the code, `config/` left out, had changes beside the commit",
     "provenance.packages": "versions by package",
     "provenance.python": "version of Python",
     "provenance.hosts": "names of the hosts",

@@ -32,7 +32,10 @@ _PREFIXES = ("OMP_", "MKL_", "KMP_", "CUDA_", "NCCL_", "GLOO_", "HOROVOD_", "TOR
 
 def driver_provenance(seed: int) -> dict[str, Any]:
     """What the supervisor knows without running anything: source, packages, kernel and time."""
-    changes = _git("status", "--porcelain", "--untracked-files=no")
+    # What is measured stands in config/ and is in the result; only changed code makes it dirty.
+    changes = _git(
+        "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)config"
+    )
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "git_commit": _git("rev-parse", "HEAD"),
