@@ -232,7 +232,7 @@ def test_a_cancelled_job_leaves_no_rank_and_the_cell_runs_next_time(faulty):
 
 def test_the_cells_own_time_limit_is_a_result(faulty):
     faulty.project.configure(experiment(epochs=60))
-    faulty.project.change_site(cell_timeout_s=15)
+    faulty.project.change_site(cell_timeout_s=20)
     run, job = faulty.start()
     faulty.broken()
     faulty.wait_until_gone(job)
