@@ -7,7 +7,8 @@
 # make validate   the long measured studies on that SLURM; writes docs/validation/ (hours)
 # make validate-gpu   what one GPU can prove, four parts of eight minutes; see docs/validation/gpu/
 # Where things lie: DDLBENCH_ENV (environment, default .venv), DDLBENCH_CACHE (Horovod wheel).
-# Tests run in TEST_PROCESSES processes (2); each of them starts further ones of its own.
+# Tests run in TEST_PROCESSES processes (2); each of them starts further ones of its own. The tests
+# of the workflow have the longest files, so they come first: no process is left with one at the end.
 
 SHELL := /bin/bash
 DDLBENCH_ENV ?= .venv
@@ -48,10 +49,11 @@ unit: setup
 	pytest tests/unit -m "not exhaustive" -n $(TEST_PROCESSES) --dist worksteal
 
 integration: setup
-	pytest tests/integration tests/workflow -m "not exhaustive" -n $(TEST_PROCESSES) --dist loadfile
+	pytest tests/workflow tests/integration -m "not exhaustive" -n $(TEST_PROCESSES) --dist loadfile \
+		--no-loadscope-reorder
 
 test-exhaustive: setup
-	DDLBENCH_EXAMPLES=many pytest tests/unit tests/integration -m "exhaustive or hypothesis"
+	DDLBENCH_EXAMPLES=many pytest tests/unit tests/integration tests/workflow -m "exhaustive or hypothesis"
 
 test-cluster: setup
 	pytest tests/cluster

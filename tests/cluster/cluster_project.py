@@ -52,14 +52,15 @@ class Project:
             *(sys.executable, str(STEADY), *arguments, "--profile", "profiles/slurm"),
             *("--configfile", "experiment.yaml", "--jobs", "3"),
             *("--slurm-status-command", self.status_command),
-            *("--slurm-init-seconds-before-status-checks", "3"),
-            *("--seconds-between-status-checks", "3", "--max-status-checks-per-second", "1"),
+            *("--slurm-init-seconds-before-status-checks", "1"),
+            *("--seconds-between-status-checks", "1", "--max-status-checks-per-second", "2"),
             *("--max-jobs-per-timespan", "100/1s", "--latency-wait", "10"),
         ]
 
     def environment(self) -> dict[str, str]:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return {**os.environ, "PYTHONPATH": str(self.folder), "PATH": path}
+        modules = filter(None, (str(self.folder), os.environ.get("PYTHONPATH")))
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(modules), "PATH": path}
 
     def snakemake(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

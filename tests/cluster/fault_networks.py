@@ -17,7 +17,7 @@ def note(name):
 
 
 class Slow(nn.Module):
-    """Takes its time; notes when rank 0 has done all steps."""
+    """Takes its time, until a file ``hurry.txt`` is there; notes when rank 0 has done all steps."""
 
     def __init__(self, seconds):
         super().__init__()
@@ -25,7 +25,8 @@ class Slow(nn.Module):
         self.steps = 0
 
     def forward(self, inputs):
-        time.sleep(self.seconds)
+        if not (HERE / "hurry.txt").exists():
+            time.sleep(self.seconds)
         self.steps += 1
         if self.steps == STEPS and os.environ.get("SLURM_PROCID") == "0":
             note("complete.txt")

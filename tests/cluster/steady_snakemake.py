@@ -1,4 +1,4 @@
-"""``snakemake`` that keeps asking SLURM every few seconds: for jobs that take less than a minute.
+"""``snakemake`` that keeps asking SLURM every second: for jobs that take less than a minute.
 
 Its SLURM executor waits ten seconds longer after each question without news, which is polite on a
 cluster; here a job of 17 s would be seen to have ended after 39 s. Nothing else is changed.
@@ -11,7 +11,7 @@ import sys
 from snakemake.cli import main
 from snakemake_executor_plugin_slurm import Executor
 
-_SECONDS = 3
+_SECONDS = 1
 
 
 def _always(executor: Executor) -> int:

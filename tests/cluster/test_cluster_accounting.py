@@ -32,5 +32,6 @@ def test_a_job_that_somebody_cancelled_ends(bed, tmp_path):
     said = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
     assert said.startswith("CANCELLED by "), said
     assert faulty.result() is None
+    faulty.hurry()
     assert faulty.run_again()["status"] == "ok"
     faulty.report("sacct says CANCELLED by <uid>", "not run, the workflow ends", "ok")

@@ -122,6 +122,7 @@ def test_a_step_that_takes_too_long_is_the_result_timeout(site, tmp_path, hang_b
     assert not running()
 
 
+@pytest.mark.exhaustive
 def test_a_rank_that_is_killed_in_its_node_ends_the_others(site, tmp_path):
     cell = cell_of("killed", devices_per_node=2, batch_size=8)
     with pytest.raises(CellFailed, match="killed by signal 9"):

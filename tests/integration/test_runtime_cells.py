@@ -89,7 +89,7 @@ def test_a_role_without_a_batch_takes_part(site, tmp_path):
     ("strategy", "changes"),
     [
         pytest.param("sequential", {"devices_per_node": 1}, marks=pytest.mark.exhaustive),
-        ("ddp", {}),
+        pytest.param("ddp", {}, marks=pytest.mark.exhaustive),
         ("pipedream", {"options": {"balance": "2+3"}}),
     ],
 )

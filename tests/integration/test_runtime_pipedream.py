@@ -79,6 +79,7 @@ def test_without_delays_it_learns_what_sequential_training_does(
         assert result["update_semantics"] == "synchronous"
 
 
+@pytest.mark.exhaustive
 def test_a_killed_stage_takes_all_ranks_along(tmp_path):
     options = {"balance": "3+2", "replicas": "2+1"}
     cell = odd_cell("killed", "pipedream", 3, options=options)

@@ -11,7 +11,11 @@ from local_cells import local_site, odd_cell, run_one, sequential_loss
     [
         ("pipe-1f1b", {"balance": "3+2"}),
         ("pipe-zbv", {"balance": "1+2+1+1"}),
-        ("pipe-gpipe", {"balance": 5, "chunks": 2, "replicas": 2}),
+        pytest.param(
+            "pipe-gpipe",
+            {"balance": 5, "chunks": 2, "replicas": 2},
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_cells_leave_complete_results(strategy, options, tmp_path):

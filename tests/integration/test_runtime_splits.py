@@ -12,7 +12,9 @@ from local_cells import local_site, odd_cell, run_one, sequential_loss
         ("spatial", {"until": "auto"}),
         ("filter", {}),
         pytest.param("channel", {}, marks=pytest.mark.exhaustive),
-        pytest.param("data-spatial", {"split": "width", "until": "auto"}),
+        pytest.param(
+            "data-spatial", {"split": "width", "until": "auto"}, marks=pytest.mark.exhaustive
+        ),
         pytest.param("data-filter", {"group": 1}, marks=pytest.mark.exhaustive),
     ],
 )

@@ -54,7 +54,9 @@ def overlaps_s(passes):
     return found
 
 
-@pytest.mark.parametrize("strategy", ["pipedream", "pipe-1f1b"])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param("pipedream", marks=pytest.mark.exhaustive), "pipe-1f1b"]
+)
 def test_a_clock_that_is_50_ms_off_does_not_shift_the_timeline(tmp_path, skewed, strategy):
     result, folder = measure(tmp_path, strategy)
     _, other = result["plan_details"]["clock"]["ranks"]

@@ -40,6 +40,8 @@ BELOW = {
 }
 # What plans, predicts and draws on a login node.
 WITHOUT_TORCH = ("experiment", "planning", "predict", "report", "commands")
+# Each starts with every cell, where torch would take seconds.
+LIGHT = ("ddlbench.runtime.supervise", "ddlbench.runtime.staging", "ddlbench.runtime.rank_guard")
 
 
 def module_of(path: Path) -> str:
@@ -109,7 +111,7 @@ def test_no_files_import_each_other_in_a_circle():
     assert not circles
 
 
-def test_a_login_node_needs_no_torch():
+def test_a_login_node_and_the_supervisor_of_a_cell_need_no_torch():
     graph = networkx.DiGraph(
         (module, other.partition(".")[0] if other not in MODULES else other)
         for module in MODULES
@@ -118,7 +120,7 @@ def test_a_login_node_needs_no_torch():
     needing = [
         module
         for module in MODULES
-        if folder_of(module) in WITHOUT_TORCH
+        if (folder_of(module) in WITHOUT_TORCH or module in LIGHT)
         and module in graph
         and {"torch", "torchvision", "torchgpipe", "horovod"} & networkx.descendants(graph, module)
     ]

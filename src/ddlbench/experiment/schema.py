@@ -8,15 +8,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from jsonschema import Draft202012Validator, ValidationError
-from jsonschema.exceptions import best_match, relevance
-from jsonschema.validators import extend
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import schema_file
+
+if TYPE_CHECKING:
+    from jsonschema import ValidationError
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -50,7 +50,9 @@ def check(value: Any, schema: Mapping[str, Any], where: str) -> None:
         ConfigError: naming one key at fault, as ``where: a.b: what is wrong; what to write``.
 
     """
-    error = best_match(_Validator(schema).iter_errors(value), key=_relevance)
+    from jsonschema.exceptions import best_match  # noqa: PLC0415 - takes its time
+
+    error = best_match(_validator()(schema).iter_errors(value), key=_relevance)
     if error is not None:
         raise ConfigError(f"{where}: {_sentence(error)}")
 
@@ -99,16 +101,20 @@ def _is_number(_: object, value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-_Validator = extend(
-    Draft202012Validator,
-    type_checker=Draft202012Validator.TYPE_CHECKER.redefine_many(
-        {"integer": _is_integer, "number": _is_number}
-    ),
-)
+@cache
+def _validator() -> Any:
+    from jsonschema import Draft202012Validator  # noqa: PLC0415 - takes its time
+    from jsonschema.validators import extend  # noqa: PLC0415
+
+    checker = Draft202012Validator.TYPE_CHECKER
+    own = checker.redefine_many({"integer": _is_integer, "number": _is_number})
+    return extend(Draft202012Validator, type_checker=own)
 
 
 def _relevance(error: ValidationError) -> Any:
     """Outer keys first; a misspelt key before the required key that it leaves missing."""
+    from jsonschema.exceptions import relevance  # noqa: PLC0415 - takes its time
+
     return -len(error.path), error.validator == "additionalProperties", relevance(error)
 
 

@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Literal
 
-import torch
-
 from ddlbench.experiment.status import Reason, Status, reason_of
 from ddlbench.experiment.units import GB
 from ddlbench.runtime.rank_report import RankFailure
-from ddlbench.strategies.executor import Unsupported
 
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|can't allocate memory|cannot allocate memory|not enough memory|"
@@ -55,6 +52,8 @@ def cause_of(failed: Sequence[RankFailure]) -> Cause:
 
 def classify(error: BaseException) -> tuple[Status, Reason]:
     """The status (out of memory, unsupported or failed) and a one-line reason."""
+    from ddlbench.strategies.executor import Unsupported  # noqa: PLC0415 - as below
+
     text = " ".join(str(error).split())
     reason = f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
     if isinstance(error, Unsupported):
@@ -74,6 +73,8 @@ def classify(error: BaseException) -> tuple[Status, Reason]:
 
 def _full_device() -> str | None:
     """Describe a GPU of this process with less than a tenth of its memory free; None without."""
+    import torch  # noqa: PLC0415 - the supervisor has none
+
     if not torch.cuda.is_initialized():
         return None
     with suppress(RuntimeError):  # a broken device: report the first error as it is
