@@ -141,6 +141,12 @@ class TcpPath:
 Kind = Literal["p2p", "transport"]
 Place = tuple[int, int]  # node, index of the device on its node
 
+
+def places_of(plan: Plan) -> list[Place]:
+    """Node and first device of each rank of a plan."""
+    return [(process.node, process.devices[0]) for process in plan.processes]
+
+
 # In order of preference. p2p is what a link can do; transport is what training sends through.
 _METHODS: dict[Kind, tuple[str, ...]] = {
     "p2p": ("p2pBandwidthLatencyTest", "nvbandwidth", "device-copies", "given"),
@@ -211,7 +217,7 @@ class LinkTable:
 
     def ring(self, kind: Kind, plan: Plan) -> tuple[list[Hop], tuple[str, ...]]:
         """Hops of the ring over a plan's processes, in the order of ranks, the closing one last."""
-        places = [(process.node, process.devices[0]) for process in plan.processes]
+        places = places_of(plan)
         return self._path(kind, places, [*places[1:], places[0]])
 
     def chain(self, kind: Kind, devices: Sequence[int]) -> tuple[list[Hop], tuple[str, ...]]:
