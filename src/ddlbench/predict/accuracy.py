@@ -43,7 +43,7 @@ def errors(predictions: pd.DataFrame) -> pd.DataFrame:
     """Errors of each predictor by strategy, and over all of its strategies (``all``).
 
     ``n`` counts cells with both a prediction and a measurement, ``not_predicted`` measured cells
-    without a prediction. ``worst_error`` is the signed error of the worst cell. ``repeat_spread`` is
+    without a prediction. ``worst_error`` is the signed error of the worst cell, ``repeat_spread``
     the median over cells of (longest - shortest) / median of the repeats.
 
     Args:
@@ -124,7 +124,8 @@ def departs(
 
     Args:
         measured_s: seconds of the run.
-        low_s, high_s: their interval; NaN if there is none.
+        low_s: lower end of their interval; NaN if there is none.
+        high_s: upper end.
         projected_s: above 0.
         limit: a run of more than ``1 + limit`` times the projection is longer, one of less than
             the projection over ``1 + limit`` is shorter.
