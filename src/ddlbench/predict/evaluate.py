@@ -250,43 +250,42 @@ def predictions(
 
 def _measured_columns(predictor: Predictor, outcome: Outcome) -> dict[str, Any]:
     cell, steps = outcome.cell, outcome.steps(without_first=predictor.uses_first_repeat)
-    return {
+    size = ("strategy", "dataset", "network", "nodes", "devices_per_node", "batch_size", "fabric")
+    columns: dict[str, Any] = {
         "predictor": predictor.name,
         "cell_id": cell.id,
-        "strategy": cell.strategy,
-        "dataset": cell.dataset,
-        "network": cell.network,
-        "nodes": cell.nodes,
-        "devices_per_node": cell.devices_per_node,
-        "batch_size": cell.batch_size,
-        "fabric": cell.fabric,
+        **{name: getattr(cell, name) for name in size},
         "options": ",".join(f"{name}={value}" for name, value in cell.options),
         "synchronous": strategy_of(cell.strategy).is_synchronous(cell),
         "baseline": predictor.baseline,
         "status": outcome.status,
-        "measured_step_s": steps.step_s if steps else None,
-        "measured_low_s": steps.low_s if steps else None,
-        "measured_high_s": steps.high_s if steps else None,
-        "repeats": steps.repeats if steps else 0,
-        "repeat_spread": steps.spread if steps else None,
+        "measured_step_s": None,
+        "repeats": 0,
         "measured_memory_bytes": outcome.memory_bytes,
         "measured_wait_s": median(outcome.wait_s.values()) if outcome.wait_s else None,
         "limits": "",
         "notes": "",
     }
+    if steps is not None:
+        columns |= {
+            "measured_step_s": steps.step_s,
+            "measured_low_s": steps.low_s,
+            "measured_high_s": steps.high_s,
+            "repeats": steps.repeats,
+            "repeat_spread": steps.spread,
+        }
+    return columns
 
 
 def _predicted_columns(prediction: Prediction, measured_s: float | None) -> dict[str, Any]:
     low_s, high_s = prediction.interval_s or (None, None)
+    parts = ("compute_s", "communication_s", "exposed_communication_s", "bubble_s")
     return {
         "predicted_step_s": prediction.step_s,
         "predicted_low_s": low_s,
         "predicted_high_s": high_s,
         "signed_error": (prediction.step_s - measured_s) / measured_s if measured_s else None,
-        "compute_s": prediction.compute_s,
-        "communication_s": prediction.communication_s,
-        "exposed_communication_s": prediction.exposed_communication_s,
-        "bubble_s": prediction.bubble_s,
+        **{name: getattr(prediction, name) for name in parts},
         "limits": NOTE_BREAK.join(prediction.limits),
         "notes": NOTE_BREAK.join(prediction.notes),
     }

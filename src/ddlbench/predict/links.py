@@ -13,14 +13,9 @@ So latency counts per segment, not per call: 16 MiB over two ranks wait for 8 ro
 stalls are TCP's. If links of the undisturbed network were measured, their all-reduce is a lower
 bound: a slow link does not make hosts faster.
 
-TCP over a link with a delay, a rate and loss::
+TCP over a link with a delay, a rate and loss has the bandwidth::
 
-    sender    |10 segments|  ...wait R...  |20|  ...  |40|  ... |========= at the rate ======|
-    receiver        (R/2 later)                                                        last byte
-
-    T(S) = R/2 + rounds(S) R + rest(S) / B        rounds: windows of 10, 20, 40, ... segments, each
-                                                  waited for until the window fills the path
-    B = min(rate, window / R, loss bound)
+    B = min(rate, window / R, loss bound)         R: round trip
 
 Loss bound, in segments per round trip (q: probability that a packet is lost):
 
@@ -28,8 +23,7 @@ Loss bound, in segments per round trip (q: probability that a packet is lost):
 * cubic: the larger of reno's and 1.054 (R/q)^(3/4)             RFC 9438, section 5.1 (C = 0.4)
 * bbr: does not slow down for loss (version 1): rate (1 - q)    Cardwell et al. 2016
 
-Initial window: 10 segments, RFC 6928. Linux bounds the window by ``tcp_wmem``; ``window_bytes``
-gives it.
+Linux bounds the window by ``tcp_wmem``.
 """
 
 from __future__ import annotations
@@ -46,7 +40,6 @@ from ddlbench.experiment.links import Links, PairMatrix
 from ddlbench.planning.plan import Plan
 
 _HEADERS_BYTES = 52  # IPv4, TCP with timestamps
-_FIRST_WINDOW = 10
 _MATHIS = math.sqrt(3 / 2)
 _CUBIC = 1.054  # (C (3 + beta) / (4 (1 - beta)))^(1/4) with C = 0.4, beta = 0.7
 
@@ -100,25 +93,6 @@ class TcpPath:
         if self.round_trip_s > 0:
             bandwidth = min(bandwidth, self.window_bytes / self.round_trip_s, self._loss_bound())
         return bandwidth
-
-    def message_s(self, message_bytes: float, idle_before: bool = False) -> float:
-        """Seconds from the first byte sent to the last one received.
-
-        Args:
-            message_bytes: payload.
-            idle_before: the connection starts from its initial window. Linux does so after it was
-                idle for one retransmission timeout.
-        """
-        rounds, rest = 0, message_bytes
-        if idle_before and self.round_trip_s > 0:
-            window = float(_FIRST_WINDOW * self.segment_bytes)
-            filled = self.bandwidth_bytes_per_s * self.round_trip_s
-            while rest > window and window < filled:
-                rest -= window
-                rounds += 1
-                window *= 2
-        stall_s = self.stall_s(message_bytes)
-        return (0.5 + rounds) * self.round_trip_s + rest / self.bandwidth_bytes_per_s + stall_s
 
     def stall_s(self, message_bytes: float) -> float:
         """Expected wait for a lost packet at the end of a message.
@@ -310,9 +284,9 @@ class LinkTable:
             if same_level:
                 remark = f"pairs {level} that were not measured are taken as the slowest that was"
                 return max(same_level, key=lambda hop: hop.time_s(1e6)), remark
-        return self._swept(kind, source, target)
+        return self._without_matrix(kind, source, target)
 
-    def _swept(self, kind: Kind, source: Place, target: Place) -> tuple[Hop, str | None]:
+    def _without_matrix(self, kind: Kind, source: Place, target: Place) -> tuple[Hop, str | None]:
         same_node = source[0] == target[0]
         level = "within a node" if same_node else "between nodes"
         for sweep in self.links.sweeps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.schema import nearest
@@ -83,7 +83,6 @@ class Projection:
     memory_bytes: float
     max_devices: int
     limiting_layer: str
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def compute_s(self) -> float:

@@ -78,7 +78,9 @@ def published_limit(workload: Workload, config: Configuration) -> Limit:
     """Most devices, and the layer or other thing that limits them."""
     convolutions = _of_kinds(workload, "conv")
     split = workload.layers[: workload.spatial_layers]
-    return _limit(workload, config, convolutions, min((_pixels(one), one.name) for one in split))
+    return _limit(
+        workload, config, convolutions, min((one.y // one.filters, one.name) for one in split)
+    )
 
 
 def corrected_limit(workload: Workload, config: Configuration) -> Limit:
@@ -89,7 +91,8 @@ def corrected_limit(workload: Workload, config: Configuration) -> Limit:
     if config.strategy == "channel":
         divided = divided[1:] or divided
     split = workload.layers[: workload.spatial_layers]
-    rows = min((_rows(one, config.split_dims), one.name) for one in split)
+    # The rows of an output; along several dimensions the product of its extents.
+    rows = min((prod(one.output[dim] for dim in config.split_dims), one.name) for one in split)
     return _limit(workload, config, divided, rows)
 
 
@@ -113,15 +116,6 @@ def _limit(
 
 def _of_kinds(workload: Workload, *kinds: str) -> list[Layer]:
     return [layer for layer in workload.layers if layer.kind in kinds]
-
-
-def _pixels(layer: Layer) -> int:
-    return layer.y // layer.filters
-
-
-def _rows(layer: Layer, dims: Sequence[int]) -> int:
-    """Rows of the output; of a grid, the product of its extents."""
-    return prod(layer.output[dim] for dim in dims)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 
@@ -150,23 +151,16 @@ class DataExtrapolation(BuiltInPredictor):
         raise NotPredictable("the cell's repeat 0 has no measured steps")
 
 
+_kind_of = attrgetter(
+    "dataset", "network", "strategy", "precision", "threads_per_device", "loader_workers",
+    "data_format", "options",
+)  # fmt: skip
+
+
 def _comparable(inputs: CellInputs) -> list[Measured]:
     """Measured cells that differ only in geometry, batch size, fabric, repeat and length of run."""
-    key = _key(inputs.cell)
-    return [measured for measured in inputs.history if _key(measured.cell) == key]
-
-
-def _key(cell: Cell) -> tuple[object, ...]:
-    return (
-        cell.dataset,
-        cell.network,
-        cell.strategy,
-        cell.precision,
-        cell.threads_per_device,
-        cell.loader_workers,
-        cell.data_format,
-        cell.options,
-    )
+    kind = _kind_of(inputs.cell)
+    return [measured for measured in inputs.history if _kind_of(measured.cell) == kind]
 
 
 def _carried_s(cell: Cell, source: Cell, measured: list[Measured]) -> float:
