@@ -1,4 +1,4 @@
-"""What a step costs, told from files: links, profiles and plans in, seconds and bytes out.
+"""Predict the time and memory of a step from files: links, profiles and plans.
 
-Reading wing: no torch, no device, no network.
+Nothing here needs torch, a device or a network.
 """

@@ -1,13 +1,13 @@
-"""How far predictions lie from measurements, and which runs depart from a projection.
+"""Errors of predictions, and runs that depart from a projection.
 
-A row a predictor and strategy. An error is (predicted - measured) / measured of one configuration;
-measured is the median over its repeats. Beside it stands how far repeats of one cell lie apart: no
-predictor can be held to less.
+An error is (predicted - measured) / measured of one configuration; measured is the median over its
+repeats. Each row of errors also has the spread of the repeats of a cell: no predictor can be more
+precise than that.
 
-ParaDL compares every run with its projection to find what the model does not know of: a congested
-link, a slow node, a setting. A run departs if at both ends of its own interval it is longer than
-projected by more than a limit, or the projection longer than it; where the parts are known, the
-part that is off by more seconds is named.
+ParaDL compares every run with its projection to find what the model does not know: a congested
+link, a slow node, a setting. A run departs if both ends of its own interval are longer than the
+projection by more than a limit, or shorter by more than it. If the parts are known, the part with
+the larger difference in seconds is named.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _DOCUMENT = Document("predictions", "predictions file", InvalidPredictions)
 def errors(predictions: pd.DataFrame) -> pd.DataFrame:
     """Errors of each predictor by strategy, and over all of its strategies (``all``).
 
-    Columns: n cells with both a prediction and a measurement; mean and median absolute relative
-    error; mean signed error; the worst cell and its signed error; the median over cells of
-    (longest - shortest) / median of the repeats; measured cells without a prediction.
+    ``n`` counts cells with both a prediction and a measurement, ``not_predicted`` measured cells
+    without a prediction. ``worst_error`` is the signed error of the worst cell, ``repeat_spread``
+    the median over cells of (longest - shortest) / median of the repeats.
 
     Args:
         predictions: the frame that :func:`ddlbench.predict.evaluate.predictions` makes.
@@ -53,10 +53,10 @@ def errors(predictions: pd.DataFrame) -> pd.DataFrame:
 
 
 def _rows(predictions: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    for predictor, asked in predictions.groupby("predictor", sort=False):
-        groups = [(str(name), group) for name, group in asked.groupby("strategy", sort=False)]
+    for predictor, rows in predictions.groupby("predictor", sort=False):
+        groups = [(str(name), group) for name, group in rows.groupby("strategy", sort=False)]
         if len(groups) > 1:
-            groups.append((ALL, asked))
+            groups.append((ALL, rows))
         for strategy, group in groups:
             measured = group[group["measured_step_s"].notna()]
             scored = measured[measured["signed_error"].notna()]
@@ -82,7 +82,7 @@ def write_predictions(
 ) -> Path:
     """Write the frame as ``predictions.json`` in the experiment's folder, and return its path."""
     path = results_root / predictions_file(site, experiment).relative_to(RESULTS)
-    # Through object, as a column of numbers would turn None back into NaN, which JSON has not.
+    # Only columns of objects can hold None; JSON has no NaN.
     plain = predictions.astype(object).where(predictions.notna(), None)
     _DOCUMENT.write(
         path,
@@ -90,10 +90,7 @@ def write_predictions(
             "schema_version": PREDICTIONS_VERSION,
             "site": site,
             "experiment": experiment,
-            "predictions": [
-                {str(key): _plain(value) for key, value in record.items()}
-                for record in plain.to_dict("records")
-            ],
+            "predictions": plain.to_dict("records"),
         },
     )
     return path
@@ -103,20 +100,15 @@ def read_predictions(path: Path) -> pd.DataFrame:
     """Read back the frame that :func:`write_predictions` wrote.
 
     Raises:
-        InvalidPredictions: there is none, or it is not what the schema says.
+        InvalidPredictions: the file is missing, or does not fit the schema.
     """
     if not path.is_file():
         raise InvalidPredictions(f"{path}: no such file; make it with `ddlbench accuracy`")
     return pd.DataFrame(_DOCUMENT.read(path)["predictions"])
 
 
-def _plain(value: Any) -> Any:
-    """A JSON value of what a frame holds."""
-    return value.item() if hasattr(value, "item") else value
-
-
 LIMIT = 0.25
-"""Share by which the longer of run and projection may exceed the other, unless the user says so."""
+"""Default share by which the longer of run and projection may exceed the other."""
 
 DEPARTURE_COLUMNS = [
     "run", "measured_s", "projected_s", "ratio", "departs", "part", "part_measured_s",
@@ -130,30 +122,32 @@ def departs(
 ) -> str:
     """``longer`` or ``shorter`` than projected; empty if it is neither.
 
-    Longer is above ``1 + limit`` times the projection, shorter below the ``1 + limit``-th part. The
-    measured seconds come with the ends of their interval, NaN where there is none; the
-    projected ones are above 0.
+    Args:
+        measured_s: seconds of the run.
+        low_s: lower end of their interval; NaN if there is none.
+        high_s: upper end.
+        projected_s: above 0.
+        limit: a run of more than ``1 + limit`` times the projection is longer, one of less than
+            the projection over ``1 + limit`` is shorter.
     """
-    nearest_low = low_s if math.isfinite(low_s) else measured_s
-    nearest_high = high_s if math.isfinite(high_s) else measured_s
-    if nearest_low > projected_s * (1 + limit):
+    if (low_s if math.isfinite(low_s) else measured_s) > projected_s * (1 + limit):
         return "longer"
-    if nearest_high < projected_s / (1 + limit):
+    if (high_s if math.isfinite(high_s) else measured_s) < projected_s / (1 + limit):
         return "shorter"
     return ""
 
 
 def anomalies(runs: pd.DataFrame, limit: float = LIMIT) -> pd.DataFrame:
-    """Judge every run; see :data:`DEPARTURE_COLUMNS`.
+    """Compare every measured run with its projection; see :data:`DEPARTURE_COLUMNS`.
 
     Args:
         runs: ``run`` (its name), ``measured_s``, ``low_s``, ``high_s``, ``projected_s``, and of
             the parts ``measured_compute_s``, ``projected_compute_s``,
-            ``measured_communication_s``, ``projected_communication_s``; NaN where unknown. Runs
-            without a measurement are left out.
+            ``measured_communication_s``, ``projected_communication_s``; NaN where unknown.
+            Optionally ``why``: the reason if there is no projection.
         limit: see :func:`departs`.
     """
-    told = []
+    records = []
     for row in runs[runs["measured_s"].notna()].to_dict("records"):
         record = {
             "run": row["run"], "measured_s": row["measured_s"], "projected_s": row["projected_s"],
@@ -167,34 +161,32 @@ def anomalies(runs: pd.DataFrame, limit: float = LIMIT) -> pd.DataFrame:
             record["departs"] = departs(
                 row["measured_s"], row["low_s"], row["high_s"], row["projected_s"], limit
             )
-            record |= _part(row)
-        told.append(record)
-    return pd.DataFrame(told, columns=DEPARTURE_COLUMNS)
+            record |= _departing_part(row)
+        records.append(record)
+    return pd.DataFrame(records, columns=DEPARTURE_COLUMNS)
 
 
-def _part(row: dict[Any, Any]) -> dict[str, Any]:
-    """The part that is off by more seconds."""
-    gaps = {}
-    for name, column in _PARTS.items():
-        gap = row[f"measured_{column}_s"] - row[f"projected_{column}_s"]
-        if math.isfinite(gap):
-            gaps[name] = abs(gap)
-    if len(gaps) < len(_PARTS):
+def _departing_part(row: dict[Any, Any]) -> dict[str, Any]:
+    """Columns of the part with the larger difference in seconds; none if a part is unknown."""
+    parts = {
+        name: (row[f"measured_{column}_s"], row[f"projected_{column}_s"])
+        for name, column in _PARTS.items()
+    }
+    gaps = {
+        name: abs(measured_s - projected_s) for name, (measured_s, projected_s) in parts.items()
+    }
+    if not all(map(math.isfinite, gaps.values())):
         return {}
     name = max(gaps, key=lambda part: gaps[part])
-    column = _PARTS[name]
-    return {
-        "part": name,
-        "part_measured_s": row[f"measured_{column}_s"],
-        "part_projected_s": row[f"projected_{column}_s"],
-    }
+    measured_s, projected_s = parts[name]
+    return {"part": name, "part_measured_s": measured_s, "part_projected_s": projected_s}
 
 
 def from_predictions(predictions: pd.DataFrame, predictor: str) -> pd.DataFrame:
-    """Runs of :func:`anomalies` from an experiment's predictions by one predictor.
+    """Runs for :func:`anomalies` from an experiment's predictions by one predictor.
 
-    A run tells how long it waits for others, messages and bubble together; so the parts are work
-    and what a step waits for. ParaDL counts the bubble of a pipeline as work.
+    A run measures only how long it waits for others, which is communication and bubble together.
+    So the parts are work and waiting. ParaDL counts the bubble of a pipeline as work.
     """
     own = predictions[predictions["predictor"] == predictor].copy()
     numbers = own.reindex(

@@ -1,6 +1,6 @@
-"""Every predictor asked about every cell, beside what was measured: the frame ``predictions``.
+"""Predictions of every predictor for every cell, beside the measurements: ``predictions``.
 
-What was measured is one outcome a configuration, over its repeats.
+The measurements of a configuration are one outcome, over its repeats.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import (
     History,
     Measured,
+    Prediction,
     Predictor,
     ask,
     modelled_strategies,
@@ -43,7 +44,7 @@ STEPS_FILE = "steps.csv"
 
 @dataclass(frozen=True)
 class Steps:
-    """Median step over repeats, its interval, and how far repeats lie apart."""
+    """Median step over repeats, its interval, and (longest - shortest) / median of the repeats."""
 
     step_s: float
     low_s: float
@@ -54,17 +55,17 @@ class Steps:
 
 @dataclass
 class Outcome:
-    """One configuration: a cell whatever its repeat.
+    """The results of one configuration: a cell with all of its repeats.
 
     Args:
         cell: with repeat 0.
-        base: its sequential base, with repeat 0; None where there is none.
-        status: ``ok`` if any repeat is, else what its first repeat ended as, or ``not run``.
+        base: its sequential base, with repeat 0; None if it has none.
+        status: ``ok`` if any repeat is ok, else the status of the first repeat, or ``not run``.
         step_s: repeat -> median step.
         within: interval of the median step within the only repeat.
         memory_bytes: peak of the fullest device, over repeats.
-        wait_s: repeat -> seconds of a step in which the mean rank waits for others, servers apart;
-            a repeat whose strategy cannot tell is left out.
+        wait_s: repeat -> seconds of a step in which the mean rank (without servers) waits for
+            others; only repeats whose strategy records it.
     """
 
     cell: Cell
@@ -76,7 +77,7 @@ class Outcome:
     wait_s: dict[int, float] = field(default_factory=dict)
 
     def steps(self, without_first: bool = False) -> Steps | None:
-        """Summarise the repeats; None where there are none (left)."""
+        """Summarise the repeats, with or without repeat 0; None if no repeat is left."""
         values = [s for repeat, s in self.step_s.items() if repeat > 0 or not without_first]
         if not values:
             return None
@@ -92,52 +93,49 @@ class Outcome:
 def measure(rows: Sequence[MatrixRow], site: str, results_root: Path = RESULTS) -> list[Outcome]:
     """Read the results of an experiment's cells, in the order of its matrix.
 
-    Cells that a strategy or the site cannot run are left out; those without a result are kept.
+    Cells that a strategy or the site cannot run are left out. Cells without a result are kept.
 
     Args:
         rows: the expanded matrix.
         site: name of the site that it ran on.
         results_root: the folder that holds ``<site>/cells``.
     """
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     for row in rows:
-        if row.unsupported is not None:
-            continue
-        cell = row.cell.with_(repeat=0)
-        base = Cell.from_id(row.base_id).with_(repeat=0) if row.base_id else None
-        outcome = found.setdefault(cell.id, Outcome(cell, base))
-        result = _result(_path(row.cell, site, results_root), row.cell)
-        if result is None:
-            continue
-        if outcome.status != Status.OK:
-            outcome.status = result.status
-        timing = result.timing
-        if result.status != Status.OK or timing is None or timing.step_s.median_s is None:
-            continue
-        step = timing.step_s
-        outcome.step_s[row.cell.repeat] = timing.step_s.median_s
-        outcome.within = None
-        if step.low_s is not None and step.high_s is not None:
-            outcome.within = (step.low_s, step.high_s)
-        # A server mostly waits: that is no communication of a step.
-        waits = [rank.communication_wait_s for rank in result.ranks if rank.role != "server"]
-        told = [wait_s for wait_s in waits if wait_s is not None]
-        if told and len(told) == len(waits):
-            outcome.wait_s[row.cell.repeat] = fmean(told) / step.count
-        peaks = [
-            entry.peak_bytes
-            for rank in result.ranks
-            for entry in rank.memory
-            if entry.peak_bytes is not None
-        ]
-        if peaks:
-            known = [] if outcome.memory_bytes is None else [outcome.memory_bytes]
-            outcome.memory_bytes = max(*peaks, *known, 0)
-    return list(found.values())
+        if row.unsupported is None:
+            cell = row.cell.with_(repeat=0)
+            base = Cell.from_id(row.base_id).with_(repeat=0) if row.base_id else None
+            outcome = outcomes.setdefault(cell.id, Outcome(cell, base))
+            result = _result(_path(row.cell, site, results_root), row.cell)
+            if result is not None:
+                _add_repeat(outcome, row.cell.repeat, result)
+    return list(outcomes.values())
+
+
+def _add_repeat(outcome: Outcome, repeat: int, result: Result) -> None:
+    if outcome.status != Status.OK:
+        outcome.status = result.status
+    if result.status != Status.OK or result.timing is None:
+        return
+    step = result.timing.step_s
+    if step.median_s is None:
+        return
+    outcome.step_s[repeat] = step.median_s
+    outcome.within = None
+    if step.low_s is not None and step.high_s is not None:
+        outcome.within = (step.low_s, step.high_s)
+    # A server waits most of the time, which is no communication of a step.
+    waits = [rank.communication_wait_s for rank in result.ranks if rank.role != "server"]
+    known_waits = [wait_s for wait_s in waits if wait_s is not None]
+    if waits and len(known_waits) == len(waits):
+        outcome.wait_s[repeat] = fmean(known_waits) / step.count
+    peaks = [entry.peak_bytes for rank in result.ranks for entry in rank.memory]
+    known_peaks = [peak for peak in (*peaks, outcome.memory_bytes) if peak is not None]
+    outcome.memory_bytes = max(known_peaks, default=None)
 
 
 def history_of(outcomes: Sequence[Outcome], site: str, results_root: Path = RESULTS) -> History:
-    """Every measured repeat, as predictors that carry measurements on read them."""
+    """Every measured repeat, as predictors read them that extrapolate measurements."""
     return tuple(
         Measured(cell, step_s, _path(cell, site, results_root).with_name(STEPS_FILE))
         for outcome in outcomes
@@ -147,21 +145,21 @@ def history_of(outcomes: Sequence[Outcome], site: str, results_root: Path = RESU
 
 
 def measured_of(dataset: str, network: str, site: str, results_root: Path = RESULTS) -> History:
-    """Every measured cell of one network on one dataset, whichever experiment asked for it."""
+    """Every measured cell of one network on one dataset, over all experiments."""
     cells = results_root / result_file(site, "").parent.relative_to(RESULTS)
     folder = cells / dataset / network.replace(":", "@")
     rows = []
     for path in sorted(folder.glob("*/*/*/rep*/result.json")):
         try:
             cell = Cell.from_id(path.parent.relative_to(cells).as_posix())
-        except ConfigError:  # not a cell of this version
+        except ConfigError:  # a cell of another version
             continue
         rows.append(MatrixRow(cell, None, None))
     return history_of(measure(rows, site, results_root), site, results_root)
 
 
 def base_step_s(outcome: Outcome, outcomes: dict[str, Outcome]) -> float | None:
-    """Median step of a configuration's sequential base; None where it was not measured."""
+    """Median step of a configuration's sequential base; None if it was not measured."""
     base = outcomes.get(outcome.base.id) if outcome.base else None
     return median(base.step_s.values()) if base and base.step_s else None
 
@@ -171,7 +169,7 @@ def _path(cell: Cell, site: str, results_root: Path) -> Path:
 
 
 def _result(path: Path, cell: Cell) -> Result | None:
-    """A readable result of this very cell, else None: the report says what is wrong with it."""
+    """A readable result of exactly this cell, else None; the report shows what is wrong."""
     if not path.is_file():
         return None
     try:
@@ -195,24 +193,15 @@ COLUMNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """One predictor and one configuration."""
-
-    predictor: Predictor
-    outcome: Outcome
-    base_step_s: float | None
-
-
 def predictions(
     rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS
 ) -> pd.DataFrame:
-    """Ask every registered predictor about every configuration of an experiment.
+    """Predict every configuration of an experiment with every registered predictor.
 
-    One row a predictor and configuration that it speaks of; see :data:`COLUMNS`. ``signed_error``
-    is (predicted - measured) / measured, below zero where the prediction is too short. A cell that
-    was not measured has no measured columns; one that a predictor cannot speak of has no
-    predicted ones, and ``notes`` says why.
+    The frame has one row per predictor and configuration whose strategy it models; see
+    :data:`COLUMNS`. ``signed_error`` is (predicted - measured) / measured; it is negative if the
+    prediction is too short. The measured columns of a cell that was not measured are empty. So are
+    the predicted columns of a cell that cannot be predicted; ``notes`` gives the reason.
 
     Args:
         rows: the expanded matrix.
@@ -220,8 +209,7 @@ def predictions(
         results_root: the folder that holds ``<site>/``.
 
     Raises:
-        ConfigError: nothing could be predicted; the message is the first reason. Or a links file
-            is wrong.
+        ConfigError: no cell could be predicted; the message is the first reason.
     """
     import pandas as pd  # noqa: PLC0415 - slow to import
 
@@ -237,21 +225,21 @@ def predictions(
         for outcome in outcomes:
             if modelled is not None and outcome.cell.strategy not in modelled:
                 continue
-            asked = _Asked(predictor, outcome, base_step_s(outcome, by_id))
-            record = _known(asked)
+            record = _measured_columns(predictor, outcome)
+            record["base_step_s"] = base_step_s(outcome, by_id)
             try:
                 workload = inputs.workload(outcome.cell)
                 links = inputs.links(outcome.cell)
                 plan = plan_of(outcome.cell)
-                told = ask(predictor, workload, links, plan, history)
+                prediction = ask(predictor, workload, links, plan, history)
             except ConfigError as error:
                 reasons.append(error)
                 record["notes"] = str(error)
             else:
-                record |= _predicted(told, record["measured_step_s"])
-                if told.memory_bytes:
+                record |= _predicted_columns(prediction, record["measured_step_s"])
+                if prediction.memory_bytes:
                     capacity = capacity_bytes(workload, site)
-                    record |= _memory(workload, plan, told.memory_bytes, capacity)
+                    record |= _memory_columns(workload, plan, prediction.memory_bytes, capacity)
             records.append(record)
     if reasons and len(reasons) == len(records):
         raise reasons[0]
@@ -260,54 +248,50 @@ def predictions(
     return frame.astype(dict.fromkeys([*numbers, "repeat_spread"], float))
 
 
-def _known(asked: _Asked) -> dict[str, Any]:
-    """What is known without the prediction."""
-    cell, outcome = asked.outcome.cell, asked.outcome
-    steps = outcome.steps(without_first=asked.predictor.uses_first_repeat)
-    return {
-        "predictor": asked.predictor.name,
+def _measured_columns(predictor: Predictor, outcome: Outcome) -> dict[str, Any]:
+    cell, steps = outcome.cell, outcome.steps(without_first=predictor.uses_first_repeat)
+    size = ("strategy", "dataset", "network", "nodes", "devices_per_node", "batch_size", "fabric")
+    columns: dict[str, Any] = {
+        "predictor": predictor.name,
         "cell_id": cell.id,
-        "strategy": cell.strategy,
-        "dataset": cell.dataset,
-        "network": cell.network,
-        "nodes": cell.nodes,
-        "devices_per_node": cell.devices_per_node,
-        "batch_size": cell.batch_size,
-        "fabric": cell.fabric,
+        **{name: getattr(cell, name) for name in size},
         "options": ",".join(f"{name}={value}" for name, value in cell.options),
         "synchronous": strategy_of(cell.strategy).is_synchronous(cell),
-        "baseline": asked.predictor.baseline,
+        "baseline": predictor.baseline,
         "status": outcome.status,
-        "measured_step_s": steps.step_s if steps else None,
-        "measured_low_s": steps.low_s if steps else None,
-        "measured_high_s": steps.high_s if steps else None,
-        "repeats": steps.repeats if steps else 0,
-        "repeat_spread": steps.spread if steps else None,
+        "measured_step_s": None,
+        "repeats": 0,
         "measured_memory_bytes": outcome.memory_bytes,
         "measured_wait_s": median(outcome.wait_s.values()) if outcome.wait_s else None,
-        "base_step_s": asked.base_step_s,
         "limits": "",
         "notes": "",
     }
+    if steps is not None:
+        columns |= {
+            "measured_step_s": steps.step_s,
+            "measured_low_s": steps.low_s,
+            "measured_high_s": steps.high_s,
+            "repeats": steps.repeats,
+            "repeat_spread": steps.spread,
+        }
+    return columns
 
 
-def _predicted(told: Any, measured_s: float | None) -> dict[str, Any]:
-    low_s, high_s = told.interval_s or (None, None)
+def _predicted_columns(prediction: Prediction, measured_s: float | None) -> dict[str, Any]:
+    low_s, high_s = prediction.interval_s or (None, None)
+    parts = ("compute_s", "communication_s", "exposed_communication_s", "bubble_s")
     return {
-        "predicted_step_s": told.step_s,
+        "predicted_step_s": prediction.step_s,
         "predicted_low_s": low_s,
         "predicted_high_s": high_s,
-        "signed_error": (told.step_s - measured_s) / measured_s if measured_s else None,
-        "compute_s": told.compute_s,
-        "communication_s": told.communication_s,
-        "exposed_communication_s": told.exposed_communication_s,
-        "bubble_s": told.bubble_s,
-        "limits": NOTE_BREAK.join(told.limits),
-        "notes": NOTE_BREAK.join(told.notes),
+        "signed_error": (prediction.step_s - measured_s) / measured_s if measured_s else None,
+        **{name: getattr(prediction, name) for name in parts},
+        "limits": NOTE_BREAK.join(prediction.limits),
+        "notes": NOTE_BREAK.join(prediction.notes),
     }
 
 
-def _memory(
+def _memory_columns(
     workload: Workload, plan: Plan, devices: tuple[int, ...], capacity: float | None
 ) -> dict[str, Any]:
     return {

@@ -1,4 +1,4 @@
-"""Find and open what predictors read: one profile a network, one links file a fabric."""
+"""Find and open the files that predictors read: a profile per network, links per fabric."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def open_workload(path: Path) -> Workload:
     """Read a profile.
 
     Raises:
-        InvalidProfile: there is none, or it is not what the schema says.
+        InvalidProfile: the file is missing, or does not fit the schema.
     """
     return Workload(read_profile(path).to_dict(), str(path))
 
@@ -31,7 +31,7 @@ def open_links(path: Path) -> LinkTable:
     """Read a links file.
 
     Raises:
-        InvalidLinks: there is none, it is not what the schema says, a matrix has a hole, or a
+        InvalidLinks: the file is missing or does not fit the schema, a matrix has a hole, or a
             bandwidth is not above zero.
     """
     return LinkTable(read_links(path), str(path))
@@ -51,20 +51,21 @@ class Inputs:
         self.links_of = cache(self._links)
 
     def workload(self, cell: Cell) -> Workload:
-        """The profile that serves a cell.
+        """The profile of a cell's network and dataset.
 
         Raises:
-            InvalidProfile: it is missing or wrong; the message says what makes it.
+            InvalidProfile: it is missing or wrong; the message gives the command that makes it.
         """
         return self.workload_of(ProfileKey.of(cell))
 
     def links(self, cell: Cell) -> LinkTable | None:
-        """The links of a cell's fabric; None where nobody measured, gave or described them.
+        """The links of a cell's fabric, or None.
 
-        A fabric that the site emulates and nobody measured is computed from its condition.
+        Links that were not measured are computed from the fabric's condition in the site file; None
+        if it has no condition either.
 
         Raises:
-            InvalidLinks: the file is there, and wrong.
+            InvalidLinks: the links file is wrong.
         """
         return self.links_of(cell.fabric)
 
@@ -80,15 +81,11 @@ class Inputs:
     def _links(self, fabric: str) -> LinkTable | None:
         path = self._root / links_file(self.site, fabric).relative_to(RESULTS)
         condition = self._conditions().get(fabric)
-        if path.is_file():
-            found = open_links(path)
-            return found if condition is None else replace(found, within_node=self._own_links())
         if condition is None:
-            return None
-        return ConditionLinks(condition, self._own_links(), fabric)
-
-    def _own_links(self) -> LinkTable | None:
-        return self.links_of("default")
+            return open_links(path) if path.is_file() else None
+        if path.is_file():
+            return replace(open_links(path), within_node=self.links_of("default"))
+        return ConditionLinks(condition, self.links_of("default"), fabric)
 
     def _conditions(self) -> Mapping[str, LinkCondition]:
         try:

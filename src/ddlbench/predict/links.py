@@ -1,35 +1,29 @@
-"""What links do: the hop between two devices, the time of an all-reduce.
+"""Links: the hop between two devices, and the time of an all-reduce.
 
 They are read from links.json, or computed from the condition of an emulated or planned network.
 
-Of links that are computed the all-reduce is gloo's ring (``allreduce.cc``): a buffer is cut into n
-segments of at most 1 MiB, two of which are under way at a time, each asked for by its receiver
-before it is sent::
+The all-reduce of computed links is gloo's ring (``allreduce.cc``): a buffer is cut into n segments
+of at most 1 MiB. Two segments are under way at a time, and the receiver asks for each before it is
+sent::
 
     n = roundUp(max(ceil(S / 1 MiB), 2P), P)
     T(S, P) = 2 ceil((n - n/P) / 2) R  +  2 (P-1)/P S / B  +  stalls
 
-so latency counts by the segment, not by the call: 16 MiB over two ranks wait for 8 round trips.
-B and stalls are TCP's. Where links of the undisturbed network were measured, their
-all-reduce is a floor: a slow link does not make hosts faster.
+So latency counts per segment, not per call: 16 MiB over two ranks wait for 8 round trips. B and
+stalls are TCP's. If links of the undisturbed network were measured, their all-reduce is a lower
+bound: a slow link does not make hosts faster.
 
-TCP over a link with delay, a rate, and loss takes::
+TCP over a link with a delay, a rate and loss has the bandwidth::
 
-    sender    |10 segments|  ...wait R...  |20|  ...  |40|  ... |========= at the rate ======|
-    receiver        (R/2 later)                                                        last byte
+    B = min(rate, window / R, loss bound)         R: round trip
 
-    T(S) = R/2 + rounds(S) R + rest(S) / B        rounds: windows of 10, 20, 40, ... segments that
-                                                  are waited for before the window fills the path
-    B = min(rate, window / R, what loss leaves)
-
-What loss leaves, in segments a round trip (q: probability that a packet is lost):
+Loss bound, in segments per round trip (q: probability that a packet is lost):
 
 * reno: sqrt(3/2) / sqrt(q)                                     Mathis et al. 1997
 * cubic: the larger of reno's and 1.054 (R/q)^(3/4)             RFC 9438, section 5.1 (C = 0.4)
 * bbr: does not slow down for loss (version 1): rate (1 - q)    Cardwell et al. 2016
 
-Initial window: 10 segments, RFC 6928. Linux bounds the window by ``tcp_wmem``; whoever knows it
-says so.
+Linux bounds the window by ``tcp_wmem``.
 """
 
 from __future__ import annotations
@@ -46,7 +40,6 @@ from ddlbench.experiment.links import Links, PairMatrix
 from ddlbench.planning.plan import Plan
 
 _HEADERS_BYTES = 52  # IPv4, TCP with timestamps
-_FIRST_WINDOW = 10
 _MATHIS = math.sqrt(3 / 2)
 _CUBIC = 1.054  # (C (3 + beta) / (4 (1 - beta)))^(1/4) with C = 0.4, beta = 0.7
 
@@ -56,15 +49,15 @@ class TcpPath:
     """One direction between two hosts.
 
     Args:
-        round_trip_s: of a packet and its answer, queues empty.
-        rate_bytes_per_s: of the link; infinite where nothing bounds it.
+        round_trip_s: of a packet and its answer with empty queues.
+        rate_bytes_per_s: of the link; infinite if nothing bounds it.
         loss: probability that a packet is lost, 0 to below 1.
         mtu_bytes: largest packet.
         congestion_control: "cubic", "reno" or "bbr".
-        window_bytes: most that may be under way, from socket buffers.
+        window_bytes: bound on the bytes under way, from socket buffers.
 
     Raises:
-        ConfigError: a number cannot be, or the congestion control has no formula here.
+        ConfigError: a number is out of range, or the congestion control has no formula here.
     """
 
     round_trip_s: float
@@ -78,8 +71,8 @@ class TcpPath:
         if self.round_trip_s < 0 or not self.rate_bytes_per_s > 0 or not 0 <= self.loss < 1:
             raise ConfigError(
                 f"a TCP path of round trip {self.round_trip_s} s, {self.rate_bytes_per_s} bytes/s "
-                f"and loss {self.loss} cannot be; write a delay of 0 or more, a rate above 0 and a "
-                "loss from 0 to below 1"
+                f"and loss {self.loss} is impossible; write a delay of 0 or more, a rate above 0 "
+                "and a loss from 0 to below 1"
             )
         if self.congestion_control not in ("cubic", "reno", "bbr"):
             raise ConfigError(
@@ -94,42 +87,23 @@ class TcpPath:
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """Payload a second of a long transfer."""
+        """Payload per second of a long transfer."""
         payload = self.segment_bytes / self.mtu_bytes
-        least = self.rate_bytes_per_s * payload * (1 - self.loss)
+        bandwidth = self.rate_bytes_per_s * payload * (1 - self.loss)
         if self.round_trip_s > 0:
-            least = min(least, self.window_bytes / self.round_trip_s, self._left_by_loss())
-        return least
-
-    def message_s(self, message_bytes: float, idle_before: bool = False) -> float:
-        """Seconds from the first byte sent to the last one received.
-
-        Args:
-            message_bytes: payload.
-            idle_before: the connection starts from its initial window (Linux does after an idle
-                time of one retransmission timeout).
-        """
-        rounds, rest = 0, message_bytes
-        if idle_before and self.round_trip_s > 0:
-            window = float(_FIRST_WINDOW * self.segment_bytes)
-            filled = self.bandwidth_bytes_per_s * self.round_trip_s
-            while rest > window and window < filled:
-                rest -= window
-                rounds += 1
-                window *= 2
-        stall_s = self.stall_s(message_bytes)
-        return (0.5 + rounds) * self.round_trip_s + rest / self.bandwidth_bytes_per_s + stall_s
+            bandwidth = min(bandwidth, self.window_bytes / self.round_trip_s, self._loss_bound())
+        return bandwidth
 
     def stall_s(self, message_bytes: float) -> float:
-        """Expected wait for a lost last packet: nothing follows that would tell of the loss.
+        """Expected wait for a lost packet at the end of a message.
 
-        One of the last three packets (fewer than three duplicate acknowledgements) costs a tail
-        loss probe, two round trips (RFC 8985, section 7.2).
+        Fewer than three duplicate acknowledgements follow one of the last three packets. So its
+        loss costs a tail loss probe, two round trips (RFC 8985, section 7.2).
         """
         packets = min(3, math.ceil(message_bytes / self.segment_bytes))
         return (1 - (1 - self.loss) ** packets) * 2 * self.round_trip_s
 
-    def _left_by_loss(self) -> float:
+    def _loss_bound(self) -> float:
         if self.loss == 0 or self.congestion_control == "bbr":
             return math.inf
         window = _MATHIS / math.sqrt(self.loss)
@@ -141,7 +115,13 @@ class TcpPath:
 Kind = Literal["p2p", "transport"]
 Place = tuple[int, int]  # node, index of the device on its node
 
-# In order of preference. p2p is what a link can do; transport is what training sends through.
+
+def places_of(plan: Plan) -> list[Place]:
+    """Node and first device of each rank of a plan."""
+    return [(process.node, process.devices[0]) for process in plan.processes]
+
+
+# In order of preference. p2p: what a link can do; transport: what training uses.
 _METHODS: dict[Kind, tuple[str, ...]] = {
     "p2p": ("p2pBandwidthLatencyTest", "nvbandwidth", "device-copies", "given"),
     "transport": ("nccl", "horovod", "gloo", "given"),
@@ -150,13 +130,12 @@ _METHODS: dict[Kind, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Hop:
-    """From one device to another: seconds before the first byte, bytes a second after it."""
+    """From one device to another: latency, and bytes per second after it."""
 
     latency_s: float
     bandwidth_bytes_per_s: float
 
     def time_s(self, message_bytes: float) -> float:
-        """Time of one message."""
         return self.latency_s + message_bytes / self.bandwidth_bytes_per_s
 
 
@@ -164,8 +143,8 @@ class Hop:
 class AllReduce:
     """Times of an all-reduce over a fixed number of ranks.
 
-    ``alpha_factor`` and ``beta_factor`` carry the fit from the ranks it was swept with to those
-    asked for, by the ring's 2(P-1) alpha + 2(P-1)/P S beta; both are 1 where it was swept.
+    ``alpha_factor`` and ``beta_factor`` scale the fit from its own number of ranks to P ranks, by
+    the ring's 2(P-1) alpha + 2(P-1)/P S beta. Both are 1 for the number of ranks that was swept.
     """
 
     fit: HockneyFit
@@ -174,7 +153,7 @@ class AllReduce:
     notes: tuple[str, ...]
 
     def time_s(self, message_bytes: float) -> float:
-        """Time of one all-reduce of so many bytes a rank."""
+        """Seconds of one all-reduce of ``message_bytes`` per rank."""
         alpha_s, beta_s_per_byte = self.fit.terms(message_bytes)
         return self.alpha_factor * alpha_s + self.beta_factor * beta_s_per_byte * message_bytes
 
@@ -184,10 +163,10 @@ class LinkTable:
     """The links of one fabric.
 
     Args:
-        links: a links file that was checked.
+        links: a checked links file.
         where: the file, for messages.
-        within_node: serves within a node where ``links`` hold nothing of that level: an emulated
-            fabric that a cluster measured has one device a node.
+        within_node: used within a node if ``links`` have nothing of that level. A cluster measures
+            an emulated fabric with one device per node.
     """
 
     links: Links
@@ -196,13 +175,13 @@ class LinkTable:
     _hops: dict[tuple[Kind, Place, Place], tuple[Hop, str | None]] = field(default_factory=dict)
 
     def hop(self, kind: Kind, source: Place, target: Place) -> tuple[Hop, str | None]:
-        """The hop between two devices, and a remark where it stands for another pair.
+        """The hop between two devices, and a remark if it was measured between others.
 
-        A pair that was not measured gets the slowest measured one of its level (same node, or
-        across nodes); across nodes a point-to-point sweep serves where no matrix does.
+        A pair that was not measured gets the slowest measured pair of its level (same node, or
+        between nodes). Without a matrix of that level it gets the point-to-point sweep.
 
         Raises:
-            ConfigError: the file holds nothing of that level.
+            ConfigError: the file has no links of that level.
         """
         key = (kind, source, target)
         if key not in self._hops:
@@ -211,7 +190,7 @@ class LinkTable:
 
     def ring(self, kind: Kind, plan: Plan) -> tuple[list[Hop], tuple[str, ...]]:
         """Hops of the ring over a plan's processes, in the order of ranks, the closing one last."""
-        places = [(process.node, process.devices[0]) for process in plan.processes]
+        places = places_of(plan)
         return self._path(kind, places, [*places[1:], places[0]])
 
     def chain(self, kind: Kind, devices: Sequence[int]) -> tuple[list[Hop], tuple[str, ...]]:
@@ -220,7 +199,7 @@ class LinkTable:
         return self._path(kind, places[:-1], places[1:])
 
     def all_reduce(self, nodes: int, devices_per_node: int, transport: str | None) -> AllReduce:
-        """Times of the all-reduce of a geometry, of ``transport`` ("nccl", ...) where given.
+        """Times of the all-reduce of a geometry, through ``transport`` ("nccl", ...) if given.
 
         Raises:
             ConfigError: no all-reduce of that level was swept.
@@ -263,7 +242,7 @@ class LinkTable:
         )
 
     def _ring_of_given_links(self, nodes: int, devices_per_node: int) -> AllReduce:
-        """Links given by hand hold no collective: the ring's formula makes one of their hops."""
+        """Links that were given by hand have no all-reduce: the ring's formula computes it."""
         ranks = nodes * devices_per_node
         hop, _ = self.hop("transport", (0, 0), (1, 0) if nodes > 1 else (0, 1))
         fit = given_hockney(
@@ -276,9 +255,9 @@ class LinkTable:
     def _path(
         self, kind: Kind, sources: Sequence[Place], targets: Sequence[Place]
     ) -> tuple[list[Hop], tuple[str, ...]]:
-        found = [self.hop(kind, a, b) for a, b in zip(sources, targets, strict=True)]
-        remarks = dict.fromkeys(remark for _, remark in found if remark)
-        return [hop for hop, _ in found], tuple(remarks)
+        path = [self.hop(kind, a, b) for a, b in zip(sources, targets, strict=True)]
+        remarks = dict.fromkeys(remark for _, remark in path if remark)
+        return [hop for hop, _ in path], tuple(remarks)
 
     def _find(self, kind: Kind, source: Place, target: Place) -> tuple[Hop, str | None]:
         same_node = source[0] == target[0]
@@ -291,10 +270,10 @@ class LinkTable:
                 if not same_node:
                     continue
             if ends[0] in places and ends[1] in places:
-                found = _hop(pair, places.index(ends[0]), places.index(ends[1]))
-                if found is not None:
-                    return found, None
-            alike = [
+                measured = _hop(pair, places.index(ends[0]), places.index(ends[1]))
+                if measured is not None:
+                    return measured, None
+            same_level = [
                 hop
                 for row, a in enumerate(places)
                 for column, b in enumerate(places)
@@ -302,25 +281,23 @@ class LinkTable:
                 for hop in [_hop(pair, row, column)]
                 if hop is not None
             ]
-            if alike:
+            if same_level:
                 remark = f"pairs {level} that were not measured are taken as the slowest that was"
-                return max(alike, key=lambda hop: hop.time_s(1e6)), remark
-        return self._swept(kind, source, target)
+                return max(same_level, key=lambda hop: hop.time_s(1e6)), remark
+        return self._without_matrix(kind, source, target)
 
-    def _swept(self, kind: Kind, source: Place, target: Place) -> tuple[Hop, str | None]:
+    def _without_matrix(self, kind: Kind, source: Place, target: Place) -> tuple[Hop, str | None]:
         same_node = source[0] == target[0]
-        wanted = "node" if same_node else "network"
         level = "within a node" if same_node else "between nodes"
         for sweep in self.links.sweeps:
-            if sweep.operation == "p2p" and sweep.level == wanted:
-                pieces = sweep.fit.pieces
-                slope = pieces[-1].beta_s_per_byte
+            if sweep.operation == "p2p" and sweep.level == ("node" if same_node else "network"):
+                slope = sweep.fit.pieces[-1].beta_s_per_byte
                 if slope > 0:
                     remark = f"{level} the point-to-point sweep of {sweep.transport} is used"
-                    return Hop(pieces[0].alpha_s, 1 / slope), remark
+                    return Hop(sweep.fit.pieces[0].alpha_s, 1 / slope), remark
         if same_node and self.within_node is not None:
-            found, more = self.within_node.hop(kind, source, target)
-            return found, more or "links within a node are those of the site's own network"
+            hop, remark_within = self.within_node.hop(kind, source, target)
+            return hop, remark_within or "links within a node are those of the site's own network"
         raise ConfigError(
             f"{self.where}: there are no links {level}; measure them, or give their latency and "
             "bandwidth in the site file"
@@ -351,7 +328,7 @@ def _places(pair: PairMatrix) -> list[Place]:
 
 
 def _hop(pair: PairMatrix, row: int, column: int) -> Hop | None:
-    """None where a pair was not measured, as in the sample of a large site."""
+    """The hop of a pair; None if it was not measured, as in the sample of a large site."""
     latency_s = pair.latency_s[row][column]
     bandwidth_bytes_per_s = pair.bandwidth_bytes_per_s[row][column]
     if latency_s is None or bandwidth_bytes_per_s is None:
@@ -364,7 +341,7 @@ _WINDOW_BYTES = 4 * 2**20  # the largest send buffer of a Linux host (tcp_wmem) 
 
 
 def path_of(condition: LinkCondition, window_bytes: float = _WINDOW_BYTES) -> TcpPath:
-    """TCP between two nodes of a condition; packets pass one delay each way."""
+    """TCP between two nodes; packets pass the condition's delay once each way."""
     bits = condition.bandwidth_bits_per_s
     return TcpPath(
         round_trip_s=2 * condition.latency_s,
@@ -380,8 +357,8 @@ def gloo_all_reduce_s(path: TcpPath, ranks: int, message_bytes: float) -> float:
     """Seconds of gloo's all-reduce over ``ranks`` hosts; see the module."""
     if ranks < 2 or message_bytes <= 0:
         return 0.0
-    wanted = max(math.ceil(message_bytes / _SEGMENT_BYTES), 2 * ranks)
-    segments = math.ceil(wanted / ranks) * ranks
+    least = max(math.ceil(message_bytes / _SEGMENT_BYTES), 2 * ranks)
+    segments = math.ceil(least / ranks) * ranks
     rounds = 2 * math.ceil((segments - segments // ranks) / 2)
     carried = 2 * (ranks - 1) / ranks * message_bytes / path.bandwidth_bytes_per_s
     stalls = rounds * path.stall_s(message_bytes / segments)
@@ -390,7 +367,7 @@ def gloo_all_reduce_s(path: TcpPath, ranks: int, message_bytes: float) -> float:
 
 @dataclass(frozen=True)
 class _Computed:
-    """An all-reduce whose time is a formula; see ``AllReduce``."""
+    """An :class:`AllReduce` whose time is a formula."""
 
     path: TcpPath
     ranks: int
@@ -408,11 +385,11 @@ _NO_LINKS = Links(
 
 
 class ConditionLinks(LinkTable):
-    """The links of a fabric that nobody measured, from its condition.
+    """The links of a fabric that was not measured, computed from its condition.
 
     Args:
         condition: delay, rate, loss between any two nodes.
-        base: links of the undisturbed network, for what happens within a node and as a floor.
+        base: links of the undisturbed network, used within a node and as a lower bound.
         name: of the fabric, for messages.
     """
 
@@ -424,13 +401,13 @@ class ConditionLinks(LinkTable):
     def hop(self, kind: str, source: tuple[int, int], target: tuple[int, int]) -> tuple[Hop, str]:
         """Between nodes half a round trip and TCP's bandwidth; within a node as measured."""
         if source[0] == target[0]:
-            found, remark = super().hop(kind, source, target)  # type: ignore[arg-type]
-            return found, remark or self._note
+            hop, remark = super().hop(kind, source, target)  # type: ignore[arg-type]
+            return hop, remark or self._note
         latency_s = self.path.round_trip_s / 2 + self.path.stall_s(1)
         return Hop(latency_s, self.path.bandwidth_bytes_per_s), self._note
 
     def all_reduce(self, nodes: int, devices_per_node: int, transport: str | None) -> AllReduce:
-        """The ring of gloo over all ranks; within one node as measured."""
+        """Between nodes gloo's ring over all ranks; within one node as measured."""
         if nodes < 2:
             return super().all_reduce(nodes, devices_per_node, transport)
         floor = None

@@ -1,4 +1,4 @@
-"""What a predictor is asked, and what it answers."""
+"""The input and the output of a predictor."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ddlbench.experiment.registry import known, load
 from ddlbench.planning.gradient_traffic import GradientTraffic
 from ddlbench.planning.memory import memory_bytes
 from ddlbench.planning.plan import Plan
-from ddlbench.planning.strategy import known_strategy, strategy_of
+from ddlbench.planning.strategy import Strategy, known_strategy, strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.links import LinkTable
 
 
 class NotPredictable(ConfigError):  # noqa: N818 - a state of a cell, shown as such
-    """A predictor has nothing to say of a cell; the message says why."""
+    """A predictor cannot predict a cell; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One step of a cell, by one predictor.
+    """One predicted step of a cell.
 
     ``step_s = compute_s + bubble_s + exposed_communication_s``: the critical path.
 
@@ -33,13 +33,13 @@ class Prediction:
         predictor: its name.
         compute_s: work on the critical path, data loading and optimiser included.
         communication_s: all communication of a step, hidden or not.
-        exposed_communication_s: what of it the step waits for.
+        exposed_communication_s: the part of it that the step waits for.
         bubble_s: idle time of the schedule.
-        memory_bytes: peak of each device, in the order of ranks and their devices; a predictor
-            may leave it empty, then :func:`ask` fills in :mod:`ddlbench.planning.memory`.
+        memory_bytes: peak of each device, in the order of ranks and their devices. A predictor
+            may leave it empty; then :func:`ask` fills it in from :mod:`ddlbench.planning.memory`.
         limits: what the model leaves out.
-        notes: what of its inputs was extrapolated or stood in.
-        interval_s: 95 % of ``step_s`` from its inputs' own intervals; None where they have none.
+        notes: which inputs were extrapolated or replaced by others.
+        interval_s: 95 % interval of ``step_s`` from the intervals of the inputs, if they have one.
     """
 
     predictor: str
@@ -54,19 +54,12 @@ class Prediction:
 
     @property
     def step_s(self) -> float:
-        """Seconds of one optimiser step."""
         return self.compute_s + self.bubble_s + self.exposed_communication_s
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a finished cell took.
-
-    Args:
-        cell: the cell, of one repeat.
-        step_s: median step.
-        steps_file: its steps.csv.
-    """
+    """The median step of one repeat of a finished cell, and its steps.csv."""
 
     cell: Cell
     step_s: float
@@ -78,16 +71,16 @@ NO_HISTORY: History = ()
 
 
 class Predictor(Protocol):
-    """A pure function of files; one module each.
+    """A pure function of files.
 
     Class attributes:
         name: key in the registry.
         source: paper, section, equation.
-        strategies: None: it is of every strategy. Otherwise a strategy's descriptor names the
-            predictors that model it; a predictor of another package names strategies of this
-            one here.
+        strategies: None if it predicts every strategy. Otherwise a strategy's descriptor names the
+            predictors that model it, and a predictor of another package lists here the strategies
+            of this package that it models.
         baseline: a trivial rule that a model must beat.
-        uses_first_repeat: it learns from repeat 0, which therefore cannot score it.
+        uses_first_repeat: it learns from repeat 0, so repeat 0 cannot score it.
     """
 
     name: ClassVar[str]
@@ -108,16 +101,79 @@ class Predictor(Protocol):
 
         Args:
             workload: times and bytes of the cell's network on one device.
-            links: of the cell's fabric; a predictor without communication needs none.
+            links: of the cell's fabric; None if there are none.
             plan: who runs where.
-            cell: what is asked for.
+            cell: the cell to predict.
             history: measured cells of the same site.
 
         Raises:
-            NotPredictable: it cannot speak of this cell.
-            ConfigError: a file lacks what it needs.
+            NotPredictable: the model does not cover this cell.
+            ConfigError: a file lacks what the model needs.
         """
         ...
+
+
+@dataclass(frozen=True)
+class CellInputs:
+    """The arguments of :meth:`Predictor.predict`, for a predictor of this package."""
+
+    predictor: str
+    workload: Workload
+    measured_links: LinkTable | None
+    plan: Plan
+    cell: Cell
+    history: History
+
+    @property
+    def strategy(self) -> Strategy:
+        return strategy_of(self.cell.strategy)
+
+    @property
+    def links(self) -> LinkTable:
+        """The links of the cell's fabric.
+
+        Raises:
+            NotPredictable: there are none.
+        """
+        if self.measured_links is None:
+            raise NotPredictable(
+                f"{self.predictor} needs the links of this fabric; "
+                "measure them, or give them by hand"
+            )
+        return self.measured_links
+
+    @property
+    def gradient_traffic(self) -> GradientTraffic:
+        """The all-reduces of a data-parallel step.
+
+        Raises:
+            NotPredictable: the plan's strategy has none.
+        """
+        traffic = self.strategy.gradient_traffic(self.workload, self.plan)
+        if traffic is None:
+            raise NotPredictable(
+                f"{self.predictor} is of data parallelism; {self.cell.strategy} does not reduce "
+                "all gradients over all ranks"
+            )
+        return traffic
+
+
+class BuiltInPredictor(Predictor):
+    """A predictor of this package: a subclass implements :meth:`model`."""
+
+    def predict(
+        self,
+        workload: Workload,
+        links: LinkTable | None,
+        plan: Plan,
+        cell: Cell,
+        history: History = NO_HISTORY,
+    ) -> Prediction:
+        return self.model(CellInputs(self.name, workload, links, plan, cell, history))
+
+    def model(self, inputs: CellInputs) -> Prediction:
+        """Predict one step, as :meth:`Predictor.predict`."""
+        raise NotImplementedError
 
 
 def ask(
@@ -127,11 +183,11 @@ def ask(
     plan: Plan,
     history: History = NO_HISTORY,
 ) -> Prediction:
-    """Ask one predictor about a plan's cell, and add the memory of each device.
+    """Predict a plan's cell with one predictor, and add the memory of each device.
 
     Raises:
-        NotPredictable: it does not speak of this strategy, or of this cell.
-        ConfigError: a file lacks what it needs.
+        NotPredictable: the predictor does not model this strategy, or not this cell.
+        ConfigError: a file lacks what the predictor needs.
     """
     cell = plan.cell
     modelled = modelled_strategies(predictor)
@@ -149,71 +205,44 @@ def ask(
 
 
 def modelled_strategies(predictor: Predictor) -> tuple[str, ...] | None:
-    """Names of the strategies that a predictor models; None of one that is of every strategy."""
-    own = predictor.strategies
-    if own is None:
+    """Names of the strategies that a predictor models; None if it models every strategy."""
+    if predictor.strategies is None:
         return None
-    strategies = tuple(known("ddlbench.strategies").items())
-    named = [name for name, them in _named_predictors(strategies) if predictor.name in them]
-    return tuple(dict.fromkeys((*named, *own)))
+    by_strategy = _predictors_by_strategy(tuple(known("ddlbench.strategies").items()))
+    named = [name for name, predictors in by_strategy.items() if predictor.name in predictors]
+    return tuple(dict.fromkeys((*named, *predictor.strategies)))
 
 
 @cache
-def _named_predictors(
-    strategies: tuple[tuple[str, str], ...],
-) -> tuple[tuple[str, frozenset[str]], ...]:
-    """The predictors that each strategy names, by its name."""
-    found = ((name, known_strategy(name)) for name, _target in strategies)
-    return tuple(
-        (name, frozenset(strategy.predictors)) for name, strategy in found if strategy is not None
-    )
+def _predictors_by_strategy(strategies: tuple[tuple[str, str], ...]) -> dict[str, frozenset[str]]:
+    """The predictors that each strategy's descriptor names; ``strategies`` are registry entries."""
+    descriptors = {name: known_strategy(name) for name, _target in strategies}
+    return {
+        name: frozenset(descriptor.predictors)
+        for name, descriptor in descriptors.items()
+        if descriptor is not None
+    }
 
 
 def predictor_of(name: str) -> Predictor:
-    """The predictor that ``name`` stands for.
+    """An instance of the predictor that ``name`` stands for.
 
     Raises:
-        ConfigError: there is none, or it is no predictor.
+        ConfigError: no predictor has this name, or the name stands for something else.
     """
-    found = load("ddlbench.predictors", name)
-    if not (isinstance(found, type) and callable(getattr(found, "predict", None))):
+    predictor_class = load("ddlbench.predictors", name)
+    if not (
+        isinstance(predictor_class, type) and callable(getattr(predictor_class, "predict", None))
+    ):
         raise ConfigError(
             f"{name!r} is not a predictor: it must name a class with a predict method"
         )
-    made: Predictor = found()
-    return made
-
-
-def links_or_error(links: LinkTable | None, predictor: str) -> LinkTable:
-    """The links.
-
-    Raises:
-        NotPredictable: there are none.
-    """
-    if links is None:
-        raise NotPredictable(
-            f"{predictor} needs the links of this fabric; measure them, or give them by hand"
-        )
-    return links
-
-
-def traffic_or_error(predictor: str, workload: Workload, plan: Plan) -> GradientTraffic:
-    """The all-reduces of a data-parallel step.
-
-    Raises:
-        NotPredictable: the plan's strategy has none.
-    """
-    traffic = strategy_of(plan.cell.strategy).gradient_traffic(workload, plan)
-    if traffic is None:
-        raise NotPredictable(
-            f"{predictor} is of data parallelism; {plan.cell.strategy} does not reduce all "
-            "gradients over all ranks"
-        )
-    return traffic
+    predictor: Predictor = predictor_class()
+    return predictor
 
 
 def joined(*remarks: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Remarks without gaps and repetitions, in order."""
+    """Remarks in order, without None and without repetitions."""
     flat: list[str] = []
     for remark in remarks:
         if isinstance(remark, str):

@@ -1,12 +1,10 @@
-"""Which strategy to train with: a ranking by predicted time of what fits into memory.
+"""Recommend a strategy: rank the strategies that fit into memory by predicted time.
 
 ::
 
     network, dataset, nodes x devices, batch
         -> a cell for each strategy -> can it run? -> predicted step, memory -> does it fit?
-        -> fastest first; what does not fit, cannot run or has no prediction stands below, with why
-
-Every case of an experiment is put to the recommender in the same way.
+        -> fastest first; below: what does not fit, cannot run or has no prediction, with the reason
 """
 
 from __future__ import annotations
@@ -39,14 +37,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PredictionRequest:
-    """What the user wants to train, and on how much.
+    """What the user wants to train, and on which devices.
 
     Args:
-        network, dataset: names; a network of one's own is ``package.module:callable``.
-        nodes, devices_per_node: how many devices there are, and where.
+        network: name, or ``package.module:callable``.
+        dataset: name.
+        nodes, devices_per_node: geometry.
         batch_size: samples of one optimiser step, the same for every strategy.
         settings: further fields of the cell (precision, fabric, ...).
-        options: strategy -> its options, where they differ from the defaults.
+        options: strategy -> its options that differ from the defaults.
     """
 
     network: str
@@ -58,11 +57,7 @@ class PredictionRequest:
     options: Mapping[str, Mapping[str, Any]]
 
     def check_names(self) -> None:
-        """Refuse names that are none.
-
-        Raises:
-            ConfigError: dataset, network or a strategy among the options is unknown.
-        """
+        """Raise ConfigError if dataset, network or a strategy among the options is unknown."""
         DATASETS.check(self.dataset)
         if self.network not in known("ddlbench.networks") and ":" not in self.network:
             remark = nearest(self.network, known("ddlbench.networks"))
@@ -76,10 +71,10 @@ class PredictionRequest:
                 raise ConfigError(f"options: unknown strategy {strategy!r}; {remark}")
 
     def cell(self, strategy: str) -> Cell:
-        """The cell of one strategy; the baseline is one device with the whole batch.
+        """The cell of one strategy; the baseline has one device with the whole batch.
 
         Raises:
-            ConfigError: an option is unknown, or a value cannot be.
+            ConfigError: an option is unknown, or a value is invalid.
         """
         options = strategy_of(strategy).check_options(
             self.options.get(strategy, {}), f"options of {strategy}"
@@ -102,14 +97,14 @@ class Candidate:
     """One strategy's place in the ranking.
 
     Args:
-        cell: what would be run.
-        label: the strategy, as figures write it.
+        cell: the cell that would be run.
+        label: the strategy's name in figures.
         synchronous: its updates use gradients of the current weights.
-        prediction: None where it cannot run or nothing predicts it.
-        memory_bytes: of the fullest device (on CPU: process); None where unknown.
-        capacity_bytes: memory of one device; None where unknown.
-        fits: None where memory or capacity is unknown.
-        why: one sentence.
+        prediction: None if it cannot run or has no prediction.
+        memory_bytes: of the fullest device (on CPU: process); None if unknown.
+        capacity_bytes: memory of one device; None if unknown.
+        fits: None if memory or capacity is unknown.
+        why: the reason for its place, in one sentence.
     """
 
     cell: Cell
@@ -122,44 +117,41 @@ class Candidate:
     why: str
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        told = self.prediction
+        prediction = self.prediction
+        interval_s = prediction.interval_s if prediction else None
+        parts = ("compute_s", "communication_s", "exposed_communication_s", "bubble_s")
         return {
             "strategy": self.cell.strategy,
             "cell_id": self.cell.id,
             "synchronous": self.synchronous,
-            "predictor": told.predictor if told else None,
-            "predicted_step_s": told.step_s if told else None,
-            "interval_s": list(told.interval_s) if told and told.interval_s else None,
-            "samples_per_s": self.cell.batch_size / told.step_s if told else None,
-            "compute_s": told.compute_s if told else None,
-            "communication_s": told.communication_s if told else None,
-            "exposed_communication_s": told.exposed_communication_s if told else None,
-            "bubble_s": told.bubble_s if told else None,
+            "predictor": prediction.predictor if prediction else None,
+            "predicted_step_s": prediction.step_s if prediction else None,
+            "interval_s": list(interval_s) if interval_s else None,
+            "samples_per_s": self.cell.batch_size / prediction.step_s if prediction else None,
+            **{name: getattr(prediction, name, None) for name in parts},
             "memory_bytes": self.memory_bytes,
             "device_memory_bytes": self.capacity_bytes,
             "fits": self.fits,
             "why": self.why,
-            "limits": list(told.limits) if told else [],
-            "notes": list(told.notes) if told else [],
+            "limits": list(prediction.limits) if prediction else [],
+            "notes": list(prediction.notes) if prediction else [],
         }
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Candidates, best first; ``best`` is None where none can run and fits."""
+    """The candidates, best first."""
 
     recommender: str
     ranking: tuple[Candidate, ...]
 
     @property
     def best(self) -> Candidate | None:
-        """The fastest that can run and is not known to be too large."""
+        """The fastest that can run and is not known to be too large; None if there is none."""
         first = self.ranking[0] if self.ranking else None
         return first if first and first.prediction and first.fits is not False else None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
         return {
             "recommender": self.recommender,
             "recommended": self.best.cell.strategy if self.best else None,
@@ -168,7 +160,7 @@ class Recommendation:
 
 
 def recommend(
-    question: PredictionRequest,
+    request: PredictionRequest,
     site: Site,
     inputs: Inputs,
     *,
@@ -177,114 +169,103 @@ def recommend(
     device_memory_bytes: float | None = None,
     history: History = NO_HISTORY,
 ) -> Recommendation:
-    """Rank every strategy that is known here.
+    """Rank every registered strategy.
 
     Args:
-        question: what is to be trained.
-        site: where.
-        inputs: its profiles and links.
+        request: the network, the dataset and the devices.
+        site: the machine.
+        inputs: profiles and links of the site.
         recommender: a name in :data:`~ddlbench.predict.recommenders.RECOMMENDERS`, or a predictor
-            that speaks of every strategy.
-        allow_stale: also strategies whose updates use gradients of older weights; they do less
-            for the same time, so they are left out by default.
-        device_memory_bytes: memory of one device, instead of what profile and site say.
-        history: measured cells, for predictors that carry measurements on.
+            of every strategy.
+        allow_stale: also rank strategies whose updates use gradients of older weights. They learn
+            less in the same time, so they are left out by default.
+        device_memory_bytes: memory of one device; by default that of the profile or the site.
+        history: measured cells, for predictors that extrapolate measurements.
 
     Raises:
         ConfigError: a name is unknown, or the profile or the links are missing or wrong.
     """
-    question.check_names()
+    request.check_names()
     candidates = []
     for name in known("ddlbench.strategies"):
         strategy = strategy_of(name)
-        cell = question.cell(name)
-        if strategy.is_synchronous(cell) or allow_stale:
-            reason = strategy.supports(cell) or site.supports(cell)
-            if reason is not None:
-                candidates.append(_impossible(cell, f"cannot run: {reason}"))
-                continue
-            workload = inputs.workload(cell)
-            capacity = device_memory_bytes or capacity_bytes(workload, site)
-            candidates.append(
-                _candidate(
-                    cell,
-                    workload,
-                    inputs,
-                    recommender=recommender,
-                    device=site.device,
-                    capacity=capacity,
-                    history=history,
-                )
-            )
-    return Recommendation(recommender, tuple(sorted(candidates, key=_place)))
+        cell = request.cell(name)
+        if not (strategy.is_synchronous(cell) or allow_stale):
+            continue
+        reason = strategy.supports(cell) or site.supports(cell)
+        if reason is not None:
+            candidates.append(_not_predicted(cell, f"cannot run: {reason}"))
+            continue
+        workload = inputs.workload(cell)
+        predictor = predictor_for(recommender, cell.strategy, site.device)
+        if predictor is None:
+            why = f"recommender {recommender} has no predictor for it on {site.device}"
+            candidates.append(_not_predicted(cell, why))
+            continue
+        try:
+            plan = make_plan(cell, inputs.site)
+            prediction = ask(predictor_of(predictor), workload, inputs.links(cell), plan, history)
+        except ConfigError as error:
+            candidates.append(_not_predicted(cell, f"no prediction: {error}"))
+            continue
+        capacity = device_memory_bytes or capacity_bytes(workload, site)
+        candidates.append(_predicted(prediction, workload, plan, capacity))
+    return Recommendation(recommender, tuple(sorted(candidates, key=_rank)))
 
 
-def _candidate(
-    cell: Cell,
-    workload: Workload,
-    inputs: Inputs,
-    *,
-    recommender: str,
-    device: str,
-    capacity: float | None,
-    history: History,
+def _predicted(
+    prediction: Prediction, workload: Workload, plan: Plan, capacity: float | None
 ) -> Candidate:
-    name = predictor_for(recommender, cell.strategy, device)
-    if name is None:
-        return _impossible(cell, f"recommender {recommender} has no predictor for it on {device}")
-    try:
-        plan = make_plan(cell, inputs.site)
-        prediction = ask(predictor_of(name), workload, inputs.links(cell), plan, history)
-    except ConfigError as error:
-        return _impossible(cell, f"no prediction: {error}")
-    strategy = strategy_of(cell.strategy)
-    devices = prediction.memory_bytes
+    strategy, devices = strategy_of(plan.cell.strategy), prediction.memory_bytes
     needed = fullest_bytes(workload, plan, devices) if devices else None
     fit = None
     if devices and capacity is not None:
         fit = fits(workload, plan, devices, capacity)
-    why = _why(prediction, fit, needed, capacity, plan)
+    why = _explanation(prediction, fit, needed, capacity, plan)
+    synchronous = strategy.is_synchronous(plan.cell)
+    return Candidate(plan.cell, strategy.label, synchronous, prediction, needed, capacity, fit, why)
+
+
+def _not_predicted(cell: Cell, why: str) -> Candidate:
+    strategy = strategy_of(cell.strategy)
     synchronous = strategy.is_synchronous(cell)
-    return Candidate(cell, strategy.label, synchronous, prediction, needed, capacity, fit, why)
+    return Candidate(cell, strategy.label, synchronous, None, None, None, None, why)
 
 
-def _why(
-    told: Prediction, fit: bool | None, needed: int | None, capacity: float | None, plan: Plan
+def _explanation(
+    prediction: Prediction,
+    fit: bool | None,
+    needed: int | None,
+    capacity: float | None,
+    plan: Plan,
 ) -> str:
     if fit is False and needed is not None and capacity is not None:
         return f"does not fit: {GB.text(needed)} needed, a device has {GB.text(capacity)}"
-    parts = [f"compute {told.compute_s:.3g} s"]
-    if told.bubble_s:
-        parts.append(f"bubble {told.bubble_s:.3g} s")
+    parts = [f"compute {prediction.compute_s:.3g} s"]
+    if prediction.bubble_s:
+        parts.append(f"bubble {prediction.bubble_s:.3g} s")
     if plan.cell.devices > 1:
-        hidden = max(0.0, told.communication_s - told.exposed_communication_s)
-        parts.append(f"waits {told.exposed_communication_s:.3g} s for communication")
+        hidden = max(0.0, prediction.communication_s - prediction.exposed_communication_s)
+        parts.append(f"waits {prediction.exposed_communication_s:.3g} s for communication")
         parts.append(f"hides {hidden:.3g} s of it")
     if fit is None:
         parts.append("memory of a device unknown" if needed else "memory unknown")
     return ", ".join(parts)
 
 
-def _impossible(cell: Cell, why: str) -> Candidate:
-    strategy = strategy_of(cell.strategy)
-    synchronous = strategy.is_synchronous(cell)
-    return Candidate(cell, strategy.label, synchronous, None, None, None, None, why)
-
-
-def _place(candidate: Candidate) -> tuple[int, float, str]:
-    """Sort key: what fits by time, then what does not, then what has no prediction."""
+def _rank(candidate: Candidate) -> tuple[int, float, str]:
+    """Sort key: what fits by time, then what does not fit, then what has no prediction."""
     if candidate.prediction is None:
         return (2, 0.0, candidate.cell.strategy)
     group = 1 if candidate.fits is False else 0
     return (group, candidate.prediction.step_s, candidate.cell.strategy)
 
 
-_NAMED = (
-    "dataset", "network", "nodes", "devices_per_node", "batch_size", "fabric", "precision",
-    "threads_per_device",
-)  # fmt: skip
+_SETTINGS = ("fabric", "precision", "threads_per_device")
+_SIZE = ("dataset", "network", "nodes", "devices_per_node", "batch_size")
+_CASE = (*_SIZE, *_SETTINGS)
 COLUMNS = (
-    *_NAMED, "place", "recommended", "strategy", "predictor", "predicted_step_s", "samples_per_s",
+    *_CASE, "place", "recommended", "strategy", "predictor", "predicted_step_s", "samples_per_s",
     "memory_bytes", "fits", "why",
 )  # fmt: skip
 
@@ -292,14 +273,14 @@ COLUMNS = (
 def recommendations(
     rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS
 ) -> pd.DataFrame:
-    """Rank all strategies for every network, dataset, geometry and batch of a matrix.
+    """Rank all strategies for every network, dataset, geometry and batch size of a matrix.
 
-    Strategies have their default options, whatever the matrix gives them. ``place`` counts from 1
-    and is empty for what cannot run, has no prediction, or does not fit.
+    Strategies have their default options, whatever the matrix gives them. ``place`` counts from 1.
+    It is empty for a strategy that cannot run, has no prediction, or does not fit.
 
     Args:
-        rows: the expanded matrix; its cells of one device are no case.
-        site: where.
+        rows: the expanded matrix; its cells of one device are left out.
+        site: the machine.
         results_root: the folder that holds the site's profiles and links.
 
     Raises:
@@ -309,31 +290,24 @@ def recommendations(
 
     inputs = Inputs(site.name, results_root)
     cells = (row.cell for row in rows if row.unsupported is None and row.cell.devices > 1)
-    cases = dict.fromkeys(tuple(getattr(cell, name) for name in _NAMED) for cell in cells)
+    cases = dict.fromkeys(tuple(getattr(cell, name) for name in _CASE) for cell in cells)
     records: list[dict[str, Any]] = []
-    for case in cases:
-        named = dict(zip(_NAMED, case, strict=True))
-        found = recommend(_question(named), site, inputs)
-        for place, candidate in enumerate(found.ranking, start=1):
-            told = candidate.to_dict()
-            able = candidate.prediction is not None and candidate.fits is not False
-            records.append(
-                {
-                    **named,
-                    **{name: told[name] for name in COLUMNS if name in told},
-                    "place": place if able else None,
-                    "recommended": candidate is found.best,
-                }
-            )
+    for values in cases:
+        case = dict(zip(_CASE, values, strict=True))
+        request = PredictionRequest(
+            **{name: case[name] for name in _SIZE},
+            settings={name: case[name] for name in _SETTINGS},
+            options={},
+        )
+        recommendation = recommend(request, site, inputs)
+        for place, candidate in enumerate(recommendation.ranking, start=1):
+            runs = candidate.prediction is not None and candidate.fits is not False
+            record = candidate.to_dict() | case
+            record |= {
+                "place": place if runs else None,
+                "recommended": candidate is recommendation.best,
+            }
+            records.append(record)
     return pd.DataFrame(records, columns=list(COLUMNS)).astype(
         {"place": "Int64", "memory_bytes": "Int64"}
-    )
-
-
-def _question(named: dict[str, Any]) -> PredictionRequest:
-    settings = ("fabric", "precision", "threads_per_device")
-    return PredictionRequest(
-        **{name: value for name, value in named.items() if name not in settings},
-        settings={name: named[name] for name in settings},
-        options={},
     )

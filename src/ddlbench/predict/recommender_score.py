@@ -1,13 +1,13 @@
-"""Whether the recommended strategy is the fastest: Tables 8.1 and 8.2 of the thesis.
+"""Score recommenders: is the recommended strategy the fastest? Tables 8.1 and 8.2 of the thesis.
 
-A case is everything of a cell but its strategy: same network, data, devices, fabric and global
-batch. Sequential training is no candidate, and stale strategies are none. A recommender picks the
-candidate with the least predicted time among those predicted to fit; a wrong pick costs
+A case has the same network, data, devices, fabric and global batch for several strategies.
+Sequential training and stale strategies are no candidates. A recommender picks the candidate with
+the least predicted time among those predicted to fit. A wrong pick costs
 ``extra_time`` = measured(pick) / measured(fastest) - 1.
 
-Two rules keep the score fair. A recommender whose predictors learn from repeat 0 is judged by the
-other repeats alone; where there are none, the case is no case of its own (not scored). A tie counts
-as its expectation: each of k tied picks 1/k of a choice, whatever order they are written in.
+Two rules keep the score fair. A recommender whose predictors learn from repeat 0 is scored by the
+other repeats alone; a case without other repeats is not scored. A tie counts as its expectation:
+each of k tied picks counts 1/k, so their order does not matter.
 """
 
 from __future__ import annotations
@@ -29,24 +29,19 @@ from ddlbench.predict.recommenders import UNLESS_OOM, predictor_for, recommender
 _TIE = 1e-9
 
 Outcomes = dict[str, dict[str, Any]]
-"""Cell id -> a row of the predictions, of which what was measured counts."""
+"""Cell id -> a row of the predictions; only its measured columns are used."""
 
 
 @dataclass(frozen=True)
 class Pick:
-    """What a recommender names.
-
-    Args:
-        cell_ids: configurations that it predicts to be fastest; several are a tie.
-        note: a remark.
-    """
+    """The configurations that a recommender predicts to be fastest (several are a tie)."""
 
     cell_ids: tuple[str, ...]
     note: str = ""
 
 
-def asked_rows(recommender: str, case: pd.DataFrame, device: str) -> pd.DataFrame:
-    """Rows of a case by the predictors that a recommender asks; the rule of thumb asks none."""
+def predicted_rows(recommender: str, case: pd.DataFrame, device: str) -> pd.DataFrame:
+    """Rows of a case by the predictors that a recommender uses; the rule of thumb uses none."""
     if recommender == UNLESS_OOM:
         return case.iloc[:0]
     named = case["strategy"].map(
@@ -56,63 +51,67 @@ def asked_rows(recommender: str, case: pd.DataFrame, device: str) -> pd.DataFram
 
 
 def outcomes(rows: pd.DataFrame) -> Outcomes:
-    """What each configuration took, whoever predicted it: all repeats, where some row has them."""
+    """The measurements of each configuration: of its rows, that with the most repeats."""
     fullest = rows.sort_values("repeats", ascending=False, kind="stable")
-    told = fullest.drop_duplicates("cell_id").sort_index()  # back in the order of the matrix
+    one_each = fullest.drop_duplicates("cell_id").sort_index()  # back in the order of the matrix
     return {
         str(record["cell_id"]): {str(key): value for key, value in record.items()}
-        for record in told.to_dict("records")
+        for record in one_each.to_dict("records")
     }
 
 
-def without_learnt(every: Outcomes, asked: pd.DataFrame) -> Outcomes:
-    """Outcomes that may judge a recommender: none of a repeat that its predictors learnt from.
+def without_learnt(every: Outcomes, rows: pd.DataFrame) -> Outcomes:
+    """Outcomes that may score a recommender: without repeats that its predictors learnt from.
 
-    Rows of a predictor that learns from repeat 0 hold what the other repeats took.
+    Args:
+        every: the case's outcomes.
+        rows: what :func:`predicted_rows` returns. Those of a predictor that learns from repeat 0
+            hold the measurements of the other repeats.
     """
-    learns = {name: predictor_of(name).uses_first_repeat for name in asked["predictor"].unique()}
-    return every | outcomes(asked[asked["predictor"].map(learns).eq(True)])
+    learns = {name: predictor_of(name).uses_first_repeat for name in rows["predictor"].unique()}
+    return every | outcomes(rows[rows["predictor"].map(learns).eq(True)])
 
 
-def pick(recommender: str, asked: pd.DataFrame, every: Outcomes) -> Pick:
+def pick(recommender: str, rows: pd.DataFrame, every: Outcomes) -> Pick:
     """The configurations with the least predicted time among those not predicted to be too large.
 
     Args:
         recommender: its name.
-        asked: what :func:`asked_rows` returns.
-        every: the case's outcomes; the rule of thumb looks at how runs ended.
+        rows: what :func:`predicted_rows` returns.
+        every: the case's outcomes; the rule of thumb needs to know how runs ended.
     """
     if recommender == UNLESS_OOM:
         return _unless_oom(every)
-    told = [
+    candidates = [
         record
-        for record in asked.to_dict("records")
+        for record in rows.to_dict("records")
         if pd.notna(record["predicted_step_s"])
-        and record["fits"] not in (False,)  # unknown is no refusal
+        and record["fits"] not in (False,)  # unknown (None, NaN) may fit
     ]
-    if not told:
+    if not candidates:
         return Pick((), "no prediction")
-    least = min(record["predicted_step_s"] for record in told)
-    best = [record for record in told if record["predicted_step_s"] <= least * (1 + _TIE)]
+    least = min(record["predicted_step_s"] for record in candidates)
+    best = [record for record in candidates if record["predicted_step_s"] <= least * (1 + _TIE)]
     note = f"a tie of {len(best)}: each counts 1/{len(best)}" if len(best) > 1 else ""
     return Pick(tuple(str(record["cell_id"]) for record in best), note)
 
 
 def _unless_oom(every: Outcomes) -> Pick:
-    """Horovod; GPipe where Horovod's run ended out of memory, as who tries it would see."""
-    horovod = _of(every, "horovod")
+    """Horovod, or GPipe if Horovod's run ended out of memory."""
+    horovod = _first_of(every, "horovod")
     if horovod is not None and every[horovod]["status"] != Status.OUT_OF_MEMORY:
         return Pick((horovod,))
-    gpipe = _of(every, "gpipe")
+    gpipe = _first_of(every, "gpipe")
     if horovod is None or gpipe is None:
         return Pick((), "Horovod or GPipe is not in the experiment")
     return Pick((gpipe,), "Horovod ran out of memory")
 
 
-def _of(every: Outcomes, strategy: str) -> str | None:
-    """The first configuration of a strategy that ran; else the first at all."""
-    names = [key for key, value in every.items() if value["strategy"] == strategy]
-    return next((n for n in names if every[n]["status"] == Status.OK), names[0] if names else None)
+def _first_of(every: Outcomes, strategy: str) -> str | None:
+    """The first configuration of a strategy that ran; if none ran, its first."""
+    cell_ids = [cell_id for cell_id, value in every.items() if value["strategy"] == strategy]
+    ran = (cell_id for cell_id in cell_ids if every[cell_id]["status"] == Status.OK)
+    return next(ran, cell_ids[0] if cell_ids else None)
 
 
 NOT_DISCRIMINATING = "not discriminating"
@@ -143,13 +142,13 @@ def judged(device: str) -> list[tuple[str, bool]]:
 
 
 def table_8_1(predictions: pd.DataFrame, device: str) -> pd.DataFrame:
-    """Recommended, fastest and the cost of the wrong choice, a row a recommender and case.
+    """Recommended strategy, fastest strategy and extra time, one row per recommender and case.
 
-    A case counts when at least two of its strategies were measured. ``correct``: the share of the
-    pick that is the fastest, 1 or 0 but for ties. ``within_noise``: the share that is, or whose
-    interval overlaps the fastest's, so that no difference is shown. ``not_run``: the share without
-    a measurement. ``tied``: how many configurations are a tie, 0 without one; ``extra_time`` is
-    their mean, over those that ran. What cannot be scored has no ``fastest``, and ``correct``,
+    A case counts if at least two of its strategies were measured. ``tied`` is the number of
+    configurations of a tie, 0 without one. Of the pick, ``correct`` is the share that is fastest
+    (1 or 0 without a tie), ``within_noise`` the share that is fastest or whose interval overlaps
+    the fastest's, ``not_run`` the share without a measurement, and ``extra_time`` the mean over
+    those that ran. A row that cannot be scored has no ``fastest``; its ``correct``,
     ``within_noise`` and ``extra_time`` are NaN.
 
     Args:
@@ -164,14 +163,14 @@ def table_8_1(predictions: pd.DataFrame, device: str) -> pd.DataFrame:
         if len(_strategies(_measured(every))) < 2:
             continue
         for recommender, baseline in judged(device):
-            asked = asked_rows(recommender, group, device)
-            chosen = pick(recommender, asked, every)
+            used = predicted_rows(recommender, group, device)
+            picked = pick(recommender, used, every)
             rows.append(
                 {
                     "recommender": recommender,
                     "baseline": baseline,
                     "case": case,
-                    **_verdict(chosen, without_learnt(every, asked)),
+                    **_pick_columns(picked, without_learnt(every, used)),
                 }
             )
     return pd.DataFrame(rows, columns=list(COLUMNS_8_1))
@@ -180,22 +179,22 @@ def table_8_1(predictions: pd.DataFrame, device: str) -> pd.DataFrame:
 def table_8_2(table: pd.DataFrame) -> pd.DataFrame:
     """How often each recommender is right, by dataset and over all.
 
-    ``n`` is the number of cases that can be scored, ``not_scored`` of those that cannot. ``top1``
-    is over all n: a case without a recommendation is not right. ``mean_regret`` is over the cases
-    whose pick was measured; ``no_measurement`` counts picks that did not run (out of memory,
-    timeout). A tie of k counts 1/k each in all of them. Where one strategy is fastest in more than
-    80 % of the cases, a rule that always names it scores as well as a model: ``verdict`` says so.
+    ``n`` counts cases that can be scored, ``not_scored`` the others. ``top1`` is over all n: a case
+    without a recommendation is not right. ``mean_regret`` is over the cases whose pick was
+    measured. ``no_measurement`` counts picks that did not run (out of memory, timeout). In all of
+    them a tie of k counts 1/k each. If one strategy is fastest in more than 80 % of the cases, a
+    rule that always names it scores as well as a model: then ``verdict`` is "not discriminating".
 
     Args:
         table: what :func:`table_8_1` returns.
     """
     rows = []
-    for (recommender, baseline), told in table.groupby(["recommender", "baseline"], sort=False):
+    for (recommender, baseline), cases in table.groupby(["recommender", "baseline"], sort=False):
         groups: list[tuple[str, pd.DataFrame]] = [
-            (str(name), group) for name, group in told.groupby("dataset", sort=False)
+            (str(name), group) for name, group in cases.groupby("dataset", sort=False)
         ]
         if len(groups) != 1:
-            groups.append((ALL, told))
+            groups.append((ALL, cases))
         rows += [
             {
                 "recommender": recommender,
@@ -211,8 +210,7 @@ def table_8_2(table: pd.DataFrame) -> pd.DataFrame:
 def with_choices(errors: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     """Add ``top1`` and ``mean_regret`` to the errors of predictors that rank strategies alone.
 
-    A predictor that speaks of one strategy ranks nothing: as part of a recommender it is judged in
-    Table 8.2.
+    A predictor of one strategy ranks nothing; Table 8.2 scores it as part of a recommender.
 
     Args:
         errors: what :func:`ddlbench.predict.accuracy.errors` returns.
@@ -235,61 +233,61 @@ def _case(cell_id: str) -> str:
     return cell.with_(strategy="any", options=()).id.removesuffix("/rep0")
 
 
-def _verdict(chosen: Pick, judges: Outcomes) -> dict[str, Any]:
-    """Columns of Table 8.1 that tell of one pick."""
-    ran = _measured(judges)
-    some = next(iter(judges.values()))
-    strategies = dict.fromkeys(str(judges[key]["strategy"]) for key in chosen.cell_ids)
-    named = ("dataset", "network", "nodes", "devices_per_node", "batch_size", "fabric")
-    verdict = {
-        **{name: some[name] for name in named},
+def _pick_columns(picked: Pick, outcomes: Outcomes) -> dict[str, Any]:
+    """Columns of Table 8.1 for one pick."""
+    ran = _measured(outcomes)
+    first = next(iter(outcomes.values()))
+    strategies = dict.fromkeys(str(outcomes[cell_id]["strategy"]) for cell_id in picked.cell_ids)
+    case = ("dataset", "network", "nodes", "devices_per_node", "batch_size", "fabric")
+    columns = {
+        **{name: first[name] for name in case},
         "candidates": len(_strategies(ran)),
         "recommended": " or ".join(strategies),
-        "tied": len(chosen.cell_ids) if len(chosen.cell_ids) > 1 else 0,
+        "tied": len(picked.cell_ids) if len(picked.cell_ids) > 1 else 0,
         "fastest": "",
         "extra_time": _NAN,
         "correct": _NAN,
         "within_noise": _NAN,
         "not_run": 0.0,
-        "note": chosen.note,
+        "note": picked.note,
     }
-    # What ran, but in no repeat that may judge, is neither right nor wrong.
-    learnt = {key for key, value in judges.items() if value["status"] == Status.OK} - ran.keys()
-    if verdict["candidates"] < 2 or learnt & set(chosen.cell_ids):
-        return {**verdict, "note": _joined(chosen.note, NOT_SCORED)}
+    # Configurations that ran only in the repeat that was learnt from are neither right nor wrong.
+    learnt = {key for key, value in outcomes.items() if value["status"] == Status.OK} - ran.keys()
+    if columns["candidates"] < 2 or learnt & set(picked.cell_ids):
+        return {**columns, "note": _joined(picked.note, NOT_SCORED)}
     fastest = min(ran.values(), key=lambda value: float(value["measured_step_s"]))
-    verdict |= {"fastest": fastest["strategy"], "correct": 0.0, "within_noise": 0.0}
-    return verdict | _score(chosen, judges, ran, fastest) if chosen.cell_ids else verdict
+    columns |= {"fastest": fastest["strategy"], "correct": 0.0, "within_noise": 0.0}
+    return columns | _score(picked, outcomes, ran, fastest) if picked.cell_ids else columns
 
 
 def _score(
-    chosen: Pick, judges: Outcomes, ran: Outcomes, fastest: dict[str, Any]
+    picked: Pick, outcomes: Outcomes, ran: Outcomes, fastest: dict[str, Any]
 ) -> dict[str, Any]:
-    """What a pick is worth; of a tie, what it is worth on average."""
-    count = len(chosen.cell_ids)
-    picked = [ran[key] for key in chosen.cell_ids if key in ran]
-    failed = [str(judges[key]["status"]) for key in chosen.cell_ids if key not in ran]
-    extra = [value["measured_step_s"] / fastest["measured_step_s"] - 1 for value in picked]
-    near = [  # False where an interval is unknown
+    """Score of a pick; of a tie, the mean."""
+    count = len(picked.cell_ids)
+    measured = [ran[cell_id] for cell_id in picked.cell_ids if cell_id in ran]
+    failed = [str(outcomes[cell_id]["status"]) for cell_id in picked.cell_ids if cell_id not in ran]
+    extra = [value["measured_step_s"] / fastest["measured_step_s"] - 1 for value in measured]
+    near = [  # False if an interval is unknown
         more == 0 or value["measured_low_s"] <= fastest["measured_high_s"]
-        for more, value in zip(extra, picked, strict=True)
+        for more, value in zip(extra, measured, strict=True)
     ]
     remark = ""
     if failed:
-        what = "the pick" if count == 1 else f"{len(failed)} of {count}"
-        remark = f"{what} did not run: {', '.join(dict.fromkeys(failed))}"
+        subject = "the pick" if count == 1 else f"{len(failed)} of {count}"
+        remark = f"{subject} did not run: {', '.join(dict.fromkeys(failed))}"
     return {
         "extra_time": fmean(extra) if extra else _NAN,
         "correct": sum(more == 0 for more in extra) / count,
         "within_noise": sum(map(bool, near)) / count,
         "not_run": len(failed) / count,
-        "note": _joined(chosen.note, remark),
+        "note": _joined(picked.note, remark),
     }
 
 
-def _rates(told: pd.DataFrame) -> dict[str, Any]:
+def _rates(cases: pd.DataFrame) -> dict[str, Any]:
     """Columns of Table 8.2 over some cases of one recommender."""
-    scored = told[told["correct"].notna()]
+    scored = cases[cases["correct"].notna()]
     winner, share, verdict = "", _NAN, NOT_SCORED
     if len(scored):
         winner, wins = Counter(scored["fastest"]).most_common(1)[0]
@@ -305,24 +303,24 @@ def _rates(told: pd.DataFrame) -> dict[str, Any]:
         "ties": int((scored["tied"] > 0).sum()),
         "no_measurement": round(float(scored["not_run"].sum()), 9),
         "no_recommendation": int((scored["recommended"] == "").sum()),
-        "not_scored": len(told) - len(scored),
+        "not_scored": len(cases) - len(scored),
         "usual_winner": winner,
         "winner_share": share,
         "verdict": verdict,
     }
 
 
-def _measured(judges: Outcomes) -> Outcomes:
+def _measured(outcomes: Outcomes) -> Outcomes:
     """Configurations with a step that was measured."""
     return {
         key: value
-        for key, value in judges.items()
+        for key, value in outcomes.items()
         if value["status"] == Status.OK and pd.notna(value["measured_step_s"])
     }
 
 
-def _strategies(judges: Outcomes) -> set[str]:
-    return {str(value["strategy"]) for value in judges.values()}
+def _strategies(outcomes: Outcomes) -> set[str]:
+    return {str(value["strategy"]) for value in outcomes.values()}
 
 
 def _joined(*remarks: str) -> str:

@@ -1,20 +1,23 @@
-"""Which predictor is asked about which strategy when strategies are compared.
+"""The recommenders: sets of predictors, one per strategy, by which strategies are compared.
 
-A recommender is a set of predictors, one a strategy; what it does not name it does not rank. The
-baselines are judged beside it: a single rule for all strategies, or no model at all.
+A recommender does not rank a strategy for which it has no predictor. Baselines are scored beside
+the recommenders: a single rule for all strategies, or no model at all.
 
 ::
 
-    measured-links   each strategy's preferred predictor on such devices: it compares on equal terms
+    measured-links   each strategy's preferred predictor on such devices; all make the same
+                     assumptions
                      GPUs   communication hides behind computation, devices of one process compute
-                            at once: published equations, and what follows, with measured links
+                            at the same time: published equations, and extensions of them, with
+                            measured links
                      CPUs   a device is a core that either computes or communicates: nothing is
                             hidden, replicas of a node slow each other down
-    overlap          what is preferred on GPUs, on any device
+    overlap          the predictors that are preferred on GPUs, on any device
     thesis           Jansen's recommender, which chooses between Horovod and GPipe
     ddlbench         the equations of DDLBench
 
-A descriptor says which predictor it prefers, and which one a published recommender asks about it.
+A strategy's descriptor names the predictor that it prefers, and the one that a published
+recommender uses for it.
 """
 
 from __future__ import annotations
@@ -28,18 +31,17 @@ from ddlbench.predict.prediction import predictor_of
 DEFAULT_RECOMMENDER = "measured-links"
 _OVERLAP = "overlap"
 RECOMMENDERS = (DEFAULT_RECOMMENDER, _OVERLAP, "thesis", "ddlbench")
-"""The sets of predictors."""
 
-# "Horovod unless out of memory, else GPipe": the rule of thumb that got 24 of the thesis' 24 cases
-# right, where its recommender got 16.
+# "Horovod unless out of memory, else GPipe": a rule of thumb. It got all 24 cases of the thesis
+# right; the thesis' recommender got 16.
 UNLESS_OOM = "horovod-unless-oom"
 
 
 def predictor_for(recommender: str, strategy: str, device: str) -> str | None:
-    """Name of the predictor that a recommender asks about a strategy; None where it has none.
+    """Name of the predictor that a recommender uses for a strategy; None if it has none.
 
-    A predictor that speaks of every strategy is a recommender by itself. A strategy that comes
-    from another package is asked about at that package's predictor.
+    A predictor of every strategy is a recommender by itself. For a strategy of another package it
+    is the first predictor of another package that lists this strategy.
 
     Args:
         recommender: its name.
@@ -52,39 +54,33 @@ def predictor_for(recommender: str, strategy: str, device: str) -> str | None:
     if recommender not in RECOMMENDERS:
         if recommender in known("ddlbench.predictors"):
             return recommender
-        choices = [*RECOMMENDERS, *known("ddlbench.predictors")]
-        remark = nearest(recommender, choices)
+        remark = nearest(recommender, [*RECOMMENDERS, *known("ddlbench.predictors")])
         raise ConfigError(f"unknown recommender {recommender!r}; {remark}")
-    named = _named(recommender, strategy, device)
-    if named is not None or strategy in STRATEGIES:
-        return named
-    return _of_another_package(strategy)
-
-
-def recommenders_on(device: str) -> list[str]:
-    """Names of the sets that differ on such devices."""
-    distinct: dict[tuple[str | None, ...], str] = {}
-    for name in RECOMMENDERS:
-        members = tuple(_named(name, strategy, device) for strategy in STRATEGIES)
-        distinct.setdefault(members, name)
-    return list(distinct.values())
-
-
-def _named(recommender: str, name: str, device: str) -> str | None:
-    """The predictor that a strategy's descriptor names for a set."""
-    strategy = known_strategy(name)
-    if strategy is None:
-        return None
-    if recommender == DEFAULT_RECOMMENDER:
-        return strategy.preferred_predictor.get(device)
-    if recommender == _OVERLAP:
-        return strategy.preferred_predictor.get("cuda")
-    return strategy.recommended_by.get(recommender)
-
-
-def _of_another_package(strategy: str) -> str | None:
-    """The first predictor of another package that names this strategy."""
+    predictor = _named_predictor(recommender, strategy, device)
+    if predictor is not None or strategy in STRATEGIES:
+        return predictor
     for name in known("ddlbench.predictors"):
         if name not in PREDICTORS and strategy in (predictor_of(name).strategies or ()):
             return name
     return None
+
+
+def recommenders_on(device: str) -> list[str]:
+    """Names of the recommenders that differ on such devices."""
+    distinct: dict[tuple[str | None, ...], str] = {}
+    for name in RECOMMENDERS:
+        members = tuple(_named_predictor(name, strategy, device) for strategy in STRATEGIES)
+        distinct.setdefault(members, name)
+    return list(distinct.values())
+
+
+def _named_predictor(recommender: str, strategy: str, device: str) -> str | None:
+    """The predictor that a strategy's descriptor names for a recommender."""
+    descriptor = known_strategy(strategy)
+    if descriptor is None:
+        return None
+    if recommender == DEFAULT_RECOMMENDER:
+        return descriptor.preferred_predictor.get(device)
+    if recommender == _OVERLAP:
+        return descriptor.preferred_predictor.get("cuda")
+    return descriptor.recommended_by.get(recommender)

@@ -41,15 +41,6 @@ def test_bbr_keeps_its_rate() -> None:
     assert found.bandwidth_bytes_per_s == pytest.approx(0.99e7 * 1448 / 1500)
 
 
-def test_slow_start_waits_for_windows() -> None:
-    """100 kB from ten segments: 14.5, 29, 58 kB are more than 100 kB, so two waits."""
-    path = _path(rate_bytes_per_s=1e9)
-    waited = path.message_s(1e5, idle_before=True)
-    rest = 1e5 - 14480 - 28960
-    assert waited == pytest.approx(0.01 + 2 * 0.02 + rest / path.bandwidth_bytes_per_s)
-    assert path.message_s(1e5) == pytest.approx(0.01 + 1e5 / path.bandwidth_bytes_per_s)
-
-
 @pytest.mark.parametrize(
     ("ranks", "message_bytes", "round_trips"),
     [

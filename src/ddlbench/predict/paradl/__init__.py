@@ -1,1 +1,1 @@
-"""ParaDL's oracle: computation, communication, memory and limits of ways to cut a network."""
+"""ParaDL's oracle: computation, communication, memory and limits of parallel strategies."""

@@ -1,4 +1,4 @@
-"""Uses of the oracle: the best strategy, the limits of each, devices for a target."""
+"""Advice from the oracle: the best strategy, the limits of each, devices for a target time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ddlbench.predict.paradl.platform import Platform
 from ddlbench.predict.paradl.workload import Workload
 
 SEGMENTS = 4
-"""Micro-batches of a pipeline for each stage: a bubble of at most a fifth (Huang et al. 2019)."""
+"""Micro-batches of a pipeline per stage: a bubble of at most a fifth (Huang et al. 2019)."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One strategy on some devices; ``why`` it cannot run is empty when it can."""
+    """One strategy on some devices; ``why`` is the reason if it cannot run, else empty."""
 
     projection: Projection
     epoch_s: float
@@ -27,13 +27,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Reach:
-    """One strategy as it scales.
+    """How one strategy scales.
 
     Attributes:
-        sizes: projections at rising numbers of devices that the platform has.
-        regimes: (devices, term): from where on which term of an iteration is the longest.
-        communication_from: devices from where on communication outweighs computation.
-        stops: what ends the scaling, and where.
+        sizes: projections at rising numbers of devices of the platform.
+        regimes: (devices, term): from this number on, this term of an iteration is the longest.
+        communication_from: fewest devices with which communication takes longer than computation.
+        stops: what ends the scaling, and at how many devices.
     """
 
     strategy: str
@@ -46,19 +46,19 @@ class Reach:
 def best(
     workload: Workload, platform: Platform, devices: int, batch: float, variant: str = "corrected"
 ) -> list[Candidate]:
-    """Every strategy on ``devices`` at one global batch: what can run by epoch time, then the rest.
+    """Every strategy on ``devices`` at one global batch, by epoch time; those that can run first.
 
     Raises:
-        ConfigError: numbers that no strategy can have.
+        ConfigError: ``devices`` or ``batch`` is not above 0.
     """
     if devices < 1 or batch <= 0:
         raise ConfigError(f"{devices} device(s) and a batch of {batch:g}: write numbers above 0")
-    found = []
-    for strategy in STRATEGIES:
-        if (strategy == "serial") != (devices == 1) or not _whole(strategy, devices, platform):
-            continue
-        found.append(_candidate(workload, platform, variant, (strategy, devices, batch)))
-    return sorted(found, key=lambda one: (bool(one.why), one.epoch_s))
+    candidates = [
+        _candidate(workload, platform, variant, strategy, devices=devices, batch=batch)
+        for strategy in STRATEGIES
+        if (strategy == "serial") == (devices == 1) and _fills_nodes(strategy, devices, platform)
+    ]
+    return sorted(candidates, key=lambda one: (bool(one.why), one.epoch_s))
 
 
 def reach(
@@ -70,9 +70,9 @@ def reach(
     variant: str = "corrected",
     most: int | None = None,
 ) -> Reach:
-    """One strategy at 1, 2, 4, ... devices, until it, the platform or ``most`` ends it.
+    """One strategy at 1, 2, 4, ... devices, up to its limit, the platform's or ``most``.
 
-    ``batch`` is samples of a device (data), of a node (hybrids), of all devices (others).
+    ``batch`` is the samples of a device (data), of a node (hybrids) or of all devices (others).
     """
     sizes = tuple(_grow(workload, platform, batch, strategy, variant=variant, most=most))
     runnable = [one for one in sizes if not one.why]
@@ -105,20 +105,21 @@ def target(
     variant: str = "corrected",
     most: int | None = None,
 ) -> list[tuple[str, Candidate | None]]:
-    """Fewest devices with which each strategy ends an epoch in ``epoch_s``; None where none does.
+    """Fewest devices with which each strategy ends an epoch in ``epoch_s``; None if it cannot.
 
     Raises:
         ConfigError: the time is not above 0.
     """
     if epoch_s <= 0:
         raise ConfigError(f"an epoch of {epoch_s:g} s: write a time above 0")
-    found: list[tuple[str, Candidate | None]] = []
+    smallest: list[tuple[str, Candidate | None]] = []
     for strategy in STRATEGIES:
         sizes = _grow(workload, platform, batch, strategy, variant=variant, most=most)
-        found.append(
-            (strategy, next((one for one in sizes if not one.why and one.epoch_s <= epoch_s), None))
-        )
-    return sorted(found, key=lambda one: one[1].projection.question.devices if one[1] else math.inf)
+        in_time = (one for one in sizes if not one.why and one.epoch_s <= epoch_s)
+        smallest.append((strategy, next(in_time, None)))
+    return sorted(
+        smallest, key=lambda one: one[1].projection.question.devices if one[1] else math.inf
+    )
 
 
 def _grow(
@@ -132,30 +133,37 @@ def _grow(
 ) -> Iterator[Candidate]:
     devices, largest = 1, min(platform.largest_ring, most or platform.largest_ring)
     while devices <= largest:
-        if _whole(strategy, devices, platform) and (strategy == "serial" or devices > 1):
-            groups = {
-                "data": devices,
-                **dict.fromkeys(HYBRIDS, devices // platform.devices_per_node),
-            }
-            total = batch * max(1, groups.get(strategy, 1))
-            one = _candidate(workload, platform, variant, (strategy, devices, total))
+        if _fills_nodes(strategy, devices, platform) and (strategy == "serial" or devices > 1):
+            groups = 1
+            if strategy == "data":
+                groups = devices
+            elif strategy in HYBRIDS:
+                groups = devices // platform.devices_per_node
+            one = _candidate(
+                workload, platform, variant, strategy, devices=devices, batch=batch * groups
+            )
             yield one
             if strategy == "serial" or devices > one.projection.max_devices:
                 return
         devices *= 2
 
 
-def _whole(strategy: str, devices: int, platform: Platform) -> bool:
-    """Hybrids fill nodes."""
+def _fills_nodes(strategy: str, devices: int, platform: Platform) -> bool:
+    """Whether a hybrid has whole nodes; true for all other strategies."""
     return strategy not in HYBRIDS or devices % platform.devices_per_node == 0
 
 
 def _candidate(
-    workload: Workload, platform: Platform, variant: str, wanted: tuple[str, int, float]
+    workload: Workload,
+    platform: Platform,
+    variant: str,
+    strategy: str,
+    *,
+    devices: int,
+    batch: float,
 ) -> Candidate:
-    strategy, devices, batch = wanted
     segments = max(1, min(int(batch), SEGMENTS * devices))
-    asked = question(strategy, devices, platform.devices_per_node, batch, segments)
-    found = project(variant, workload, platform, asked)
+    config = question(strategy, devices, platform.devices_per_node, batch, segments)
+    projection = project(variant, workload, platform, config)
     iterations = math.ceil(workload.samples_per_epoch / batch)
-    return Candidate(found, iterations * found.iteration_s, refused(found, platform))
+    return Candidate(projection, iterations * projection.iteration_s, refused(projection, platform))

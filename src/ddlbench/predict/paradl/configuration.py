@@ -1,9 +1,9 @@
-"""What the oracle is asked, and what it answers, of one strategy on some devices."""
+"""The input of the oracle, one strategy on some devices, and its output."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.schema import nearest
@@ -19,9 +19,9 @@ class OwnSplit:
     """How one of this project's strategies splits a network (docs/strategies/splits.md).
 
     Attributes:
-        shares: what the fullest device has of each layer: of its filters or channels, of its rows.
-        grid: (dimension counted from the last, devices along it), of rows; first dimension first.
-        by_mean: rows end in a mean over all positions, which is added up instead of gathered.
+        shares: the fullest device's share of each layer's filters, channels or rows.
+        grid: (dimension counted from the last, devices along it) of rows; first dimension first.
+        by_mean: rows end in a mean over all positions, which is all-reduced instead of gathered.
     """
 
     shares: tuple[float, ...]
@@ -31,15 +31,14 @@ class OwnSplit:
 
 @dataclass(frozen=True)
 class Configuration:
-    """One strategy.
+    """One strategy on some devices.
 
     Attributes:
         devices: p.
         groups: p1, replicas that share no layer: devices for ``data``, nodes for the hybrids.
-        inside: p2, devices that split layers between them.
         group_batch: samples of one group's iteration, B / p1.
         segments: S, micro-batches of a pipeline.
-        own: how this project's strategy splits; None asks about what ParaDL ran.
+        own: how this project's strategy splits; None for the strategies that ParaDL ran.
     """
 
     strategy: str
@@ -51,7 +50,7 @@ class Configuration:
 
     @property
     def inside(self) -> int:
-        """p2: devices that split layers between them."""
+        """p2: devices of a group, which split layers between them."""
         return self.devices // self.groups
 
     @property
@@ -61,7 +60,7 @@ class Configuration:
 
     @property
     def split_dims(self) -> tuple[int, ...]:
-        """Dimensions of a layer's shape that lie on several devices, of a spatial split."""
+        """Dimensions of a layer's shape that a spatial split divides."""
         if self.own is None or not self.own.grid:
             return (1,)
         return tuple(dim for dim, _ in self.own.grid)
@@ -75,7 +74,7 @@ class Projection:
         computation: seconds by term ("layers", "weight update").
         communication: seconds by term ("gradients", "activations", "halo", ...).
         memory_bytes: of the fullest device.
-        max_devices, limiting_layer: how far the strategy can be cut, and what forbids more.
+        max_devices, limiting_layer: most devices of the strategy, and the layer that limits them.
     """
 
     question: Configuration
@@ -84,16 +83,13 @@ class Projection:
     memory_bytes: float
     max_devices: int
     limiting_layer: str
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def compute_s(self) -> float:
-        """All computation."""
         return sum(self.computation.values())
 
     @property
     def communication_s(self) -> float:
-        """All communication, none of it hidden."""
         return sum(self.communication.values())
 
     @property
@@ -103,7 +99,7 @@ class Projection:
 
     @property
     def bottleneck(self) -> str:
-        """The longest term."""
+        """Name of the longest term."""
         terms = {**self.computation, **self.communication}
         return max(terms, key=lambda name: terms[name])
 
@@ -111,10 +107,10 @@ class Projection:
 def question(
     strategy: str, devices: int, devices_per_node: int, batch: float, segments: int | None = None
 ) -> Configuration:
-    """A question about ``batch`` samples an iteration over all devices.
+    """The configuration of a strategy with ``batch`` samples an iteration over all devices.
 
     Raises:
-        ConfigError: unknown strategy, or numbers that it cannot have.
+        ConfigError: the strategy is unknown, or cannot run on so many devices or samples.
     """
     if strategy not in STRATEGIES:
         raise ConfigError(f"unknown strategy {strategy!r}; {nearest(strategy, STRATEGIES)}")

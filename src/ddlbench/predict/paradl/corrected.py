@@ -1,4 +1,4 @@
-"""The oracle with its faults mended: contention explicit, weight update counted, halo right.
+"""The oracle with its faults mended: explicit contention, the weight update, the right halo.
 
 Terms of one iteration; b samples of a group, p1 groups, p2 devices inside, p = p1 p2, 4-byte items.
 
@@ -12,8 +12,8 @@ Terms of one iteration; b samples of a group, p1 groups, p2 devices inside, p = 
     gather       all-gather before the first unsplit layer, scatter of its gradient
     gradients    ring over those that hold the same weights
 
-Filter and channel split convolutions. Which gradients meet (ChainerMN's optimizer reduces every
-parameter of a communicator):
+Filter and channel split convolutions. Gradients that are all-reduced (ChainerMN's optimizer reduces
+every parameter of a communicator):
 
     data          |w|                        over p     flows of a node: 1
     data+filter   |w| split / p2 + replicated  over p1  flows of a node: p2, one a ring
@@ -21,17 +21,16 @@ parameter of a communicator):
     spatial       |w|                        over p
     data+spatial  |w|  in the node, then     over p1 leaders
 
-So it is for what ParaDL ran. A question with ``own`` is of this project's strategies: they split
-linear layers too, by the fullest device's share (gathers are padded to it), and send no gradient
-of what all devices of a group compute alike.
+These are the strategies that ParaDL ran. A configuration with ``own`` is of this project's
+strategies: they also split linear layers, by the fullest device's share (gathers are padded to it),
+and send no gradient that all devices of a group compute alike.
 
-A ring that goes *direct* gets ``ring_efficiency`` of a link; f flows on a node's L links slow
-each other by 1 + ``contention`` (f / L - 1). A *staged* one goes through host memory at
-``staged_bytes_per_s``. Time of a layer, where none is measured, is spread by a roofline.
+A *direct* ring gets ``ring_efficiency`` of a link. f flows on a node's L links slow each other down
+by 1 + ``contention`` (f / L - 1). A *staged* ring goes through host memory at
+``staged_bytes_per_s``. Without measured times of layers a roofline spreads the network's time.
 
-Terms of the rows that our strategies split (``strategies/tensor_parallel``), one iteration.
-
-Unlike ParaDL's implementation, which is above:
+Terms of rows that this project's strategies split (``strategies/tensor_parallel``), one iteration;
+where they differ from those above:
 
     layers      by the fullest device's rows
     halo        along every split dimension; of two devices each has one neighbour, of more two;
@@ -65,7 +64,7 @@ from ddlbench.predict.paradl.published import (
 from ddlbench.predict.paradl.workload import Layer, Workload
 
 PASSES = {"batchnorm": 8, "relu": 5, "add": 5, "dropout": 5, "pool": 4}
-"""How often a layer without weights walks over its activations, forward and backward."""
+"""How often a layer without weights reads or writes its activations, forward and backward."""
 
 
 def layer_times(workload: Workload, platform: Platform) -> Sequence[float]:
@@ -74,7 +73,7 @@ def layer_times(workload: Workload, platform: Platform) -> Sequence[float]:
 
 
 def _roofline(platform: Platform) -> Callable[[Layer], float]:
-    """Seconds of a layer at the device's own rates: the weight that spreads a network's time."""
+    """Seconds of a layer at the device's own rates, by which a network's time is spread."""
     flops, memory = platform.device["flops_per_s"], platform.device["memory_bytes_per_s"]
 
     def seconds(layer: Layer) -> float:
@@ -87,7 +86,14 @@ def _roofline(platform: Platform) -> Callable[[Layer], float]:
 def computation(
     platform: Platform, batch: float, shares: Sequence[float], weights: float
 ) -> dict[str, float]:
-    """Layers of one device, each with its seconds a sample, and the update of its weights."""
+    """Seconds of the layers of one device and of the update of its weights.
+
+    Args:
+        platform: the rates of a device.
+        batch: samples.
+        shares: seconds per sample of each of its layers.
+        weights: of the device.
+    """
     least = platform.constant("layer_overhead_s") * len(shares)
     states = platform.device["optimizer_states"]
     update = (3 + 2 * states) * ITEM_BYTES * weights / platform.device["memory_bytes_per_s"]
@@ -95,19 +101,19 @@ def computation(
 
 
 def gradients_s(
-    platform: Platform, asked: Configuration, ranks: int, weights: float, flows: int = 1
+    platform: Platform, config: Configuration, ranks: int, weights: float, flows: int = 1
 ) -> float:
-    """All-reduce of gradients over ``ranks``, that lie side by side or one a node."""
+    """All-reduce of gradients over ``ranks`` that lie side by side, or one on each node."""
     if ranks == 1 or not weights:
         return 0.0
-    return all_reduce_s(ranks, ITEM_BYTES * weights, _gradient_link(platform, asked, flows))
+    return all_reduce_s(ranks, ITEM_BYTES * weights, _gradient_link(platform, config, flows))
 
 
-def _gradient_link(platform: Platform, asked: Configuration, flows: int) -> Link:
-    level = platform.level(asked.devices)
-    if platform.staged(asked.strategy):
+def _gradient_link(platform: Platform, config: Configuration, flows: int) -> Link:
+    level = platform.level(config.devices)
+    if platform.staged(config.strategy):
         return Link(level.latency_s, 1 / platform.constant("staged_bytes_per_s"))
-    if asked.devices <= platform.devices_per_node:
+    if config.devices <= platform.devices_per_node:
         return level
     shared = max(1.0, flows / platform.links_per_node)
     slower = 1 + platform.constant("contention") * (shared - 1)
@@ -128,9 +134,9 @@ def row_link(platform: Platform, ranks: int) -> Link:
     return platform.host if ranks <= platform.devices_per_node else platform.level(ranks)
 
 
-def own_rows(workload: Workload, platform: Platform, asked: Configuration, own: OwnSplit) -> Terms:
+def own_rows(workload: Workload, platform: Platform, config: Configuration, own: OwnSplit) -> Terms:
     """Seconds of computation and of communication, by term."""
-    p, batch = asked.inside, asked.group_batch
+    p, batch = config.inside, config.group_batch
     times = layer_times(workload, platform)
     shared = [time * share for time, share in zip(times, own.shares, strict=True)]
     compute = computation(platform, batch, shared, workload.weights)
@@ -142,13 +148,13 @@ def own_rows(workload: Workload, platform: Platform, asked: Configuration, own: 
         "halo": halo,
         "statistics": sum(_statistics_s(layer, p, link) for layer in split),
         "gather": _gather_s(split[-1], own, batch, link),
-        "gradients": _gradients_s(workload, platform, asked),
+        "gradients": _gradients_s(workload, platform, config),
     }
     return compute, communication
 
 
 def _halo_s(layer: Layer, own: OwnSplit, batch: float, link: Link) -> float:
-    """Rows of the neighbours, one way, line by line."""
+    """Seconds of the rows of the neighbours, one way."""
     seconds = 0.0
     for dim, devices in own.grid:
         if devices == 1 or not layer.halo_rows:
@@ -163,7 +169,7 @@ def _halo_s(layer: Layer, own: OwnSplit, batch: float, link: Link) -> float:
 
 
 def _statistics_s(layer: Layer, p: int, link: Link) -> float:
-    """Mean and variance of each channel, of all devices; then the sums of their gradients."""
+    """Mean and variance of each channel of all devices, then the sums of their gradients."""
     if layer.kind != "batchnorm":
         return 0.0
     size = ITEM_BYTES * 2 * layer.channels
@@ -171,7 +177,7 @@ def _statistics_s(layer: Layer, p: int, link: Link) -> float:
 
 
 def _gather_s(last: Layer, own: OwnSplit, batch: float, link: Link) -> float:
-    """How rows become whole: by their mean, or line by line, the last line first."""
+    """All-reduce of the mean of all rows, or all-gather along each dimension, the last first."""
     parts = _parts(own)
     if own.by_mean:
         return all_reduce_s(parts, ITEM_BYTES * batch * last.filters, link)
@@ -184,70 +190,71 @@ def _gather_s(last: Layer, own: OwnSplit, batch: float, link: Link) -> float:
     return seconds
 
 
-def _gradients_s(workload: Workload, platform: Platform, asked: Configuration) -> float:
-    if asked.inside == 1:
-        return gradients_s(platform, asked, asked.groups, workload.weights)
+def _gradients_s(workload: Workload, platform: Platform, config: Configuration) -> float:
+    if config.inside == 1:
+        return gradients_s(platform, config, config.groups, workload.weights)
     split = sum(layer.weights for layer in workload.layers[: workload.spatial_layers])
-    rings = min(asked.inside, platform.devices_per_node)
-    seconds = gradients_s(platform, asked, asked.devices, split)
-    return seconds + gradients_s(platform, asked, asked.groups, workload.weights - split, rings)
+    rings = min(config.inside, platform.devices_per_node)
+    seconds = gradients_s(platform, config, config.devices, split)
+    return seconds + gradients_s(platform, config, config.groups, workload.weights - split, rings)
 
 
 def _parts(own: OwnSplit) -> int:
-    """Devices of the grid."""
     return prod(devices for _, devices in own.grid)
 
 
-def weight_shares(workload: Workload, asked: Configuration) -> list[float]:
-    """What a device has of each layer's filters or channels; 1 where the layer is whole."""
-    if asked.own is not None:
-        return list(asked.own.shares)
-    return [1 / asked.inside if _is_split(layer, asked) else 1.0 for layer in workload.layers]
+def weight_shares(workload: Workload, config: Configuration) -> list[float]:
+    """A device's share of each layer's filters or channels; 1 if the layer is whole."""
+    if config.own is not None:
+        return list(config.own.shares)
+    return [1 / config.inside if _is_split(layer, config) else 1.0 for layer in workload.layers]
 
 
-def _is_split(layer: Layer, asked: Configuration) -> bool:
-    """Whether filter or channel parallelism cuts this layer: a convolution that is wide enough."""
-    width = layer.channels if asked.strategy == "channel" else layer.filters
-    return layer.kind == "conv" and asked.inside > 1 and width >= asked.inside
+def _is_split(layer: Layer, config: Configuration) -> bool:
+    """Whether filter or channel parallelism splits this layer: a wide enough convolution."""
+    width = layer.channels if config.strategy == "channel" else layer.filters
+    return layer.kind == "conv" and config.inside > 1 and width >= config.inside
 
 
-def _serial(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
+def _serial(workload: Workload, platform: Platform, config: Configuration) -> Terms:
     times = layer_times(workload, platform)
-    return computation(platform, asked.batch, times, workload.weights), {}
+    return computation(platform, config.batch, times, workload.weights), {}
 
 
-def _data(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
+def _data(workload: Workload, platform: Platform, config: Configuration) -> Terms:
     times = layer_times(workload, platform)
-    compute = computation(platform, asked.group_batch, times, workload.weights)
-    gradients = gradients_s(platform, asked, asked.devices, workload.weights)
+    compute = computation(platform, config.group_batch, times, workload.weights)
+    gradients = gradients_s(platform, config, config.devices, workload.weights)
     return compute, {"gradients": gradients}
 
 
-def _layer_split(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
-    """Filter, channel, and what data+filter does inside a node."""
-    p, batch = asked.inside, asked.group_batch
+def _layer_split(workload: Workload, platform: Platform, config: Configuration) -> Terms:
+    """Filter, channel, and data+filter, which splits filters inside a group."""
+    p, batch = config.inside, config.group_batch
     link = activation_link(platform, p)
-    times, shares = layer_times(workload, platform), weight_shares(workload, asked)
+    times, shares = layer_times(workload, platform), weight_shares(workload, config)
     activations, split, kept = 0.0, 0.0, 0.0
     for index, (layer, share) in enumerate(zip(workload.layers, shares, strict=True)):
         if share == 1:
             kept += layer.weights
             continue
         split += layer.weights * share
-        activations += _exchange_s(layer, asked, link, share, first=index == 0)
+        activations += _exchange_s(layer, config, link, share, first=index == 0)
     shared = [time * share for time, share in zip(times, shares, strict=True)]
     compute = computation(platform, batch, shared, split + kept)
-    if asked.groups > 1:
+    if config.groups > 1:
         rings = min(p, platform.devices_per_node)
-        gradients = gradients_s(platform, asked, asked.groups, split + kept, flows=rings)
+        gradients = gradients_s(platform, config, config.groups, split + kept, flows=rings)
     else:
-        gradients = gradients_s(platform, asked, p, kept) if asked.own is None else 0.0
+        gradients = gradients_s(platform, config, p, kept) if config.own is None else 0.0
     return compute, {"activations": activations, "gradients": gradients}
 
 
-def _exchange_s(layer: Layer, asked: Configuration, link: Link, share: float, first: bool) -> float:
-    """Collectives of one split layer, forward and backward; every part is sent as the largest."""
-    p, batch = asked.inside, asked.group_batch
+def _exchange_s(
+    layer: Layer, config: Configuration, link: Link, share: float, first: bool
+) -> float:
+    """Collectives of one split layer, forward and backward; parts are padded to the largest."""
+    p, batch = config.inside, config.group_batch
 
     def gather_s(items: int) -> float:
         return all_gather_s(p, ITEM_BYTES * batch * items * p * share, link)
@@ -256,16 +263,16 @@ def _exchange_s(layer: Layer, asked: Configuration, link: Link, share: float, fi
         return all_reduce_s(p, ITEM_BYTES * batch * items, link)
 
     forward_s, backward_s = gather_s, total_s
-    if asked.strategy == "channel":
+    if config.strategy == "channel":
         forward_s, backward_s = total_s, gather_s
     return forward_s(layer.y) + (0.0 if first else backward_s(layer.x))
 
 
-def _spatial(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
+def _spatial(workload: Workload, platform: Platform, config: Configuration) -> Terms:
     """Spatial, and data+spatial with its two all-reduces one after the other."""
-    if asked.own is not None:
-        return own_rows(workload, platform, asked, asked.own)
-    p, batch = asked.inside, asked.group_batch
+    if config.own is not None:
+        return own_rows(workload, platform, config, config.own)
+    p, batch = config.inside, config.group_batch
     link = row_link(platform, p)
     shared = [
         time / p if index < workload.spatial_layers else time
@@ -282,16 +289,16 @@ def _spatial(workload: Workload, platform: Platform, asked: Configuration) -> Te
     return compute, {
         "halo": halo if p > 1 else 0.0,
         "gather": 2 * all_gather_s(p, ITEM_BYTES * batch * split[-1].y, link),
-        "gradients": _spatial_gradients_s(workload, platform, asked),
+        "gradients": _spatial_gradients_s(workload, platform, config),
     }
 
 
-def _spatial_gradients_s(workload: Workload, platform: Platform, asked: Configuration) -> float:
-    if asked.groups == 1:
-        return gradients_s(platform, asked, asked.devices, workload.weights)
-    node = platform.level(asked.inside)
-    within = all_reduce_s(asked.inside, ITEM_BYTES * workload.weights, node)
-    return within + gradients_s(platform, asked, asked.groups, workload.weights)
+def _spatial_gradients_s(workload: Workload, platform: Platform, config: Configuration) -> float:
+    if config.groups == 1:
+        return gradients_s(platform, config, config.devices, workload.weights)
+    node = platform.level(config.inside)
+    within = all_reduce_s(config.inside, ITEM_BYTES * workload.weights, node)
+    return within + gradients_s(platform, config, config.groups, workload.weights)
 
 
 def stage_bounds(workload: Workload, platform: Platform, stages: int) -> list[tuple[int, int]]:
@@ -300,12 +307,12 @@ def stage_bounds(workload: Workload, platform: Platform, stages: int) -> list[tu
     return list(pairwise([0, *ends]))
 
 
-def _pipeline(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
-    """Eq. 12 and 13; the hop between two stages is that between their devices."""
-    segments, layers = asked.segments, workload.layers
+def _pipeline(workload: Workload, platform: Platform, config: Configuration) -> Terms:
+    """Eq. 12 and 13, with the hop between the devices of two stages."""
+    segments, layers = config.segments, workload.layers
     times = layer_times(workload, platform)
-    micro = asked.batch / segments
-    bounds = stage_bounds(workload, platform, asked.devices)
+    micro = config.batch / segments
+    bounds = stage_bounds(workload, platform, config.devices)
     stages, slowest = len(bounds), {"layers": 0.0, "weight update": 0.0}
     for start, end in bounds:
         weights = sum(layer.weights for layer in layers[start:end])

@@ -1,18 +1,17 @@
-"""Tables of measured iterations: read, checked, turned into questions, and scored against.
+"""Tables of measured iterations: read them, and score the oracle's projections against them.
 
 Columns ``model``, ``strategy``, ``gpus``, ``seconds_per_iteration`` and, by strategy,
 ``batch_per_gpu`` (data), ``batch_per_group`` (hybrids, a group is a node) or ``batch_global``.
 Optional: ``cell``, ``campaign``, ``dataset``, ``compute_seconds``, ``comm_seconds``,
 ``reliability`` (rows whose text does not begin with "ok" are left out of every score).
 
-Accuracy of a cell is 1 - |projected - measured| / measured (ParaDL's own measure; below zero where
-a projection is more than twice the measurement). A mean is over strategies of the mean over their
+Accuracy of a cell is 1 - |projected - measured| / measured (ParaDL's own measure). It is negative
+if a projection is more than twice the measurement. A mean is over strategies of the mean over their
 cells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -34,10 +33,10 @@ PUBLISHED_MEASURED = _PUBLISHED / "measured.csv"
 
 
 def read_measured(path: Path) -> pd.DataFrame:
-    """Read a table; every column of the module's text is there afterwards, empty where unknown.
+    """Read a table and add the optional columns that it lacks.
 
     Raises:
-        ConfigError: unreadable, a column is missing, or a row says something impossible.
+        ConfigError: the table is unreadable, a column is missing, or a value is invalid.
     """
     try:
         rows = pd.read_csv(path)
@@ -69,18 +68,21 @@ def read_measured(path: Path) -> pd.DataFrame:
 
 
 def reliable_rows(path: Path, campaign: str) -> pd.DataFrame:
-    """Rows of one campaign that count.
+    """Reliable rows of one campaign.
 
     Raises:
-        ConfigError: as :func:`read_measured`, or there is none.
+        ConfigError: as :func:`read_measured`, or there is no such row.
     """
     rows = read_measured(path)
-    counts = rows["reliability"].str.lower().str.startswith("ok")
-    chosen = rows[(rows["campaign"] == campaign) & counts]
-    if chosen.empty:
+    reliable = rows[(rows["campaign"] == campaign) & _is_reliable(rows)]
+    if reliable.empty:
         known = ", ".join(rows["campaign"].unique())
         raise ConfigError(f"{path}: no reliable row of campaign {campaign!r}; it has: {known}")
-    return chosen
+    return reliable
+
+
+def _is_reliable(rows: pd.DataFrame) -> pd.Series[bool]:
+    return rows["reliability"].str.lower().str.startswith("ok")
 
 
 def _check(row: dict[Any, Any], where: str) -> None:
@@ -97,30 +99,31 @@ def _check(row: dict[Any, Any], where: str) -> None:
 
 
 def question_of(row: dict[Any, Any], platform: Platform) -> Configuration:
-    """What a row of :func:`read_measured` measured.
+    """The configuration that a row of :func:`read_measured` measured.
 
     Raises:
         ConfigError: the batch column of its strategy is empty.
     """
     strategy, devices = row["strategy"], int(row["gpus"])
     nodes = max(1, devices // platform.devices_per_node)
-    known = {
-        "batch_per_gpu": row["batch_per_gpu"] * devices if strategy == "data" else float("nan"),
-        "batch_per_group": row["batch_per_group"] * (nodes if strategy in HYBRIDS else 1),
-        "batch_global": row["batch_global"],
-    }
+    column, groups = "batch_global", 1
     if strategy == "data":
-        known["batch_per_group"] *= devices
-    first = {"data": "batch_per_gpu", **dict.fromkeys(HYBRIDS, "batch_per_group")}
-    order = [first.get(strategy, "batch_global"), "batch_global", "batch_per_group"]
-    batch = next((known[name] for name in order if known[name] > 0), None)
+        column, groups = "batch_per_gpu", devices
+    elif strategy in HYBRIDS:
+        column, groups = "batch_per_group", nodes
+    batches = [
+        row[column] * groups,
+        row["batch_global"],
+        row["batch_per_group"] * groups,
+    ]
+    batch = next((batch for batch in batches if batch > 0), None)
     if batch is None:
-        raise ConfigError(f"{row['cell']}: no batch; fill column {order[0]}")
+        raise ConfigError(f"{row['cell']}: no batch; fill column {column}")
     return question(strategy, devices, platform.devices_per_node, batch)
 
 
 def read_published_projections() -> pd.DataFrame:
-    """ParaDL's own projections, digitised from its report's figure, by ``cell``."""
+    """ParaDL's own projections by ``cell``, digitised from the figure of its report."""
     return pd.read_csv(_PUBLISHED / "projected.csv").set_index("cell")
 
 
@@ -132,50 +135,49 @@ PARTS = {"iteration": "seconds_per_iteration", "compute": "compute_seconds",
 
 
 def projected(rows: pd.DataFrame, platform: Platform, predictor: str) -> pd.DataFrame:
-    """Seconds ``iteration``, ``compute`` and ``communication`` of each row; empty where unknown.
+    """Projected seconds ``iteration``, ``compute`` and ``communication`` of each row, or NaN.
 
     Raises:
         ConfigError: unknown predictor, or a row without a batch.
     """
     if predictor in VARIANTS:
         return _of_variant(rows, platform, predictor)
-    if predictor not in BASELINES:
-        raise ConfigError(f"unknown predictor {predictor!r}; {nearest(predictor, PREDICTORS)}")
-    made: Mapping[str, Callable[[], pd.DataFrame]] = {
-        "computation-only": lambda: _computation_only(rows, platform),
-        "carry-forward": lambda: _carry_forward(rows, platform),
-        "paradl-projected": lambda: _paradl(rows),
-    }
-    return made[predictor]()
+    if predictor == "computation-only":
+        return _computation_only(rows, platform)
+    if predictor == "carry-forward":
+        return _carry_forward(rows, platform)
+    if predictor == "paradl-projected":
+        return _published_projections(rows)
+    raise ConfigError(f"unknown predictor {predictor!r}; {nearest(predictor, PREDICTORS)}")
 
 
 def _of_variant(rows: pd.DataFrame, platform: Platform, variant: str) -> pd.DataFrame:
-    told = []
+    seconds = []
     for row in rows.to_dict("records"):
         workload = load_workload(str(row["model"]), str(row["dataset"]))
-        found = project(variant, workload, platform, question_of(row, platform))
-        told.append((found.iteration_s, found.compute_s, found.communication_s))
-    return pd.DataFrame(told, columns=list(PARTS), index=rows.index, dtype=float)
+        projection = project(variant, workload, platform, question_of(row, platform))
+        seconds.append((projection.iteration_s, projection.compute_s, projection.communication_s))
+    return pd.DataFrame(seconds, columns=list(PARTS), index=rows.index, dtype=float)
 
 
 def _computation_only(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
-    """The samples' own time shared by all devices; nothing is sent."""
+    """The time of the samples divided by the number of devices; no communication."""
     times = []
     for row in rows.to_dict("records"):
-        asked = question_of(row, platform)
+        config = question_of(row, platform)
         time_s = load_workload(str(row["model"]), str(row["dataset"])).time_s
-        times.append(asked.batch * time_s / asked.devices)
+        times.append(config.batch * time_s / config.devices)
     return pd.DataFrame({"iteration": times, "compute": times}, index=rows.index).reindex(
         columns=list(PARTS)
     )
 
 
 def _carry_forward(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
-    """What the smallest measured size took, at the same batch of a group; not for itself."""
-    asked = [question_of(row, platform) for row in rows.to_dict("records")]
-    kept = rows.assign(group_batch=[one.group_batch for one in asked])
+    """The time of the smallest measured size with the same batch of a group; NaN for itself."""
+    configs = [question_of(row, platform) for row in rows.to_dict("records")]
+    with_batch = rows.assign(group_batch=[config.group_batch for config in configs])
     parts = []
-    for _, group in kept.groupby(["campaign", "model", "dataset", "strategy", "group_batch"]):
+    for _, group in with_batch.groupby(["campaign", "model", "dataset", "strategy", "group_batch"]):
         smallest = group.sort_values("gpus").iloc[0]
         larger = group.index[group["gpus"] > smallest["gpus"]]
         carried = {part: smallest[column] for part, column in PARTS.items()}
@@ -183,23 +185,22 @@ def _carry_forward(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
     return pd.concat(parts).reindex(rows.index)
 
 
-def _paradl(rows: pd.DataFrame) -> pd.DataFrame:
-    given = read_published_projections()
-    told = given.reindex(rows["cell"])[list(PARTS.values())].set_axis(list(PARTS), axis=1)
-    told.index = rows.index
-    told[rows["campaign"] != MAIN_CAMPAIGN] = float("nan")
-    return told
+def _published_projections(rows: pd.DataFrame) -> pd.DataFrame:
+    published = read_published_projections().reindex(rows["cell"])[list(PARTS.values())]
+    published = published.set_axis(list(PARTS), axis=1).set_axis(rows.index, axis=0)
+    published[rows["campaign"] != MAIN_CAMPAIGN] = float("nan")
+    return published
 
 
-def mean_accuracy(rows: pd.DataFrame, told: pd.DataFrame) -> float | None:
-    """Mean over strategies of the mean over their cells; None where nothing can be compared."""
-    return _mean(rows, _accuracy(rows, told))
+def mean_accuracy(rows: pd.DataFrame, projections: pd.DataFrame) -> float | None:
+    """Mean over strategies of the mean over their cells; None if no cell can be compared."""
+    return _mean(rows, _accuracy(rows, projections))
 
 
-def _accuracy(rows: pd.DataFrame, told: pd.DataFrame) -> pd.DataFrame:
+def _accuracy(rows: pd.DataFrame, projections: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(
         {
-            part: 1 - (told[part] - rows[column]).abs() / rows[column]
+            part: 1 - (projections[part] - rows[column]).abs() / rows[column]
             for part, column in PARTS.items()
         }
     )
@@ -211,27 +212,28 @@ def _mean(rows: pd.DataFrame, accuracy: pd.DataFrame, part: str = "iteration") -
 
 
 def score(rows: pd.DataFrame, platform: Platform, predictor: str) -> dict[str, Any]:
-    """Everything ``ddlbench oracle score`` prints, as JSON values.
+    """The output of ``ddlbench oracle score``, as JSON values.
 
     Raises:
-        ConfigError: unknown predictor, or no row that counts.
+        ConfigError: the predictor is unknown, or no row is reliable.
     """
-    reliable = rows["reliability"].str.lower().str.startswith("ok")
+    reliable = _is_reliable(rows)
     counted = rows[reliable]
     if counted.empty:
         raise ConfigError("no row to score: none has a reliability that begins with 'ok'")
-    told = projected(counted, platform, predictor)
+    projections = projected(counted, platform, predictor)
     names = list(dict.fromkeys(counted["campaign"]))
     main = MAIN_CAMPAIGN if MAIN_CAMPAIGN in names else names[0]
     campaigns = {
-        name: _campaign(counted[counted["campaign"] == name], told, platform) for name in names
+        name: _campaign(counted[counted["campaign"] == name], projections, platform)
+        for name in names
     }
     return {
         "predictor": predictor,
         "campaign": main,
         **campaigns[main],
         "campaigns": {name: value for name, value in campaigns.items() if name != main},
-        "cells": _cells(counted, told),
+        "cells": _cells(counted, projections),
         "left_out": [
             {"cell": row["cell"], "why": row["reliability"]}
             for row in rows[~reliable].to_dict("records")
@@ -239,9 +241,9 @@ def score(rows: pd.DataFrame, platform: Platform, predictor: str) -> dict[str, A
     }
 
 
-def _campaign(rows: pd.DataFrame, told: pd.DataFrame, platform: Platform) -> dict[str, Any]:
-    told = told.loc[rows.index]
-    accuracy = _accuracy(rows, told)
+def _campaign(rows: pd.DataFrame, projections: pd.DataFrame, platform: Platform) -> dict[str, Any]:
+    projections = projections.loc[rows.index]
+    accuracy = _accuracy(rows, projections)
     return {
         "mean_accuracy": _mean(rows, accuracy),
         "cells_scored": int(accuracy["iteration"].notna().sum()),
@@ -269,16 +271,16 @@ def _groups(rows: pd.DataFrame, accuracy: pd.DataFrame, column: str) -> dict[str
     return groups
 
 
-def _cells(rows: pd.DataFrame, told: pd.DataFrame) -> list[dict[str, Any]]:
-    accuracy = _accuracy(rows, told)["iteration"]
+def _cells(rows: pd.DataFrame, projections: pd.DataFrame) -> list[dict[str, Any]]:
+    accuracy = _accuracy(rows, projections)["iteration"]
     return [
         {
             "cell": row["cell"],
             "campaign": row["campaign"],
             "measured_s": _number(row["seconds_per_iteration"]),
-            "projected_s": _number(told.at[index, "iteration"]),
-            "projected_compute_s": _number(told.at[index, "compute"]),
-            "projected_communication_s": _number(told.at[index, "communication"]),
+            "projected_s": _number(projections.at[index, "iteration"]),
+            "projected_compute_s": _number(projections.at[index, "compute"]),
+            "projected_communication_s": _number(projections.at[index, "communication"]),
             "accuracy": _number(accuracy.at[index]),
         }
         for index, row in zip(rows.index, rows.to_dict("records"), strict=True)

@@ -1,8 +1,8 @@
 """Workload files of the networks that ParaDL measured, made from their definitions.
 
-``make tables`` writes them. Shapes are those that were run:
-images of 226 x 226, and pooling that rounds up as Chainer's does (so VGG16's first linear layer
-reads 512 x 8 x 8). Times are the per-sample times of the published profiles (one V100).
+``make tables`` writes them. Shapes are those that ParaDL ran: images of 226 x 226, and pooling that
+rounds up as Chainer's does (so VGG16's first linear layer reads 512 x 8 x 8). Times are the
+per-sample times of the published profiles (one V100).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def vgg16() -> list[Layer]:
 
 
 def alexnet() -> list[Layer]:
-    """AlexNet in one column (Krizhevsky et al. 2012), as ParaDL trained it."""
+    """AlexNet in one column (Krizhevsky et al. 2012), as trained by ParaDL."""
     net = Stack(IMAGE)
     for number, (filters, kernel, stride, pad, pooled) in enumerate(
         ((96, 11, 4, 0, 1), (256, 5, 1, 2, 1), (384, 3, 1, 1, 0), (384, 3, 1, 1, 0),
@@ -93,7 +93,7 @@ def _classifier(net: Stack) -> None:
 
 
 def cosmoflow_512() -> list[Layer]:
-    """CosmoFlow on volumes of 512^3, as ParaDL's profile of it has the shapes."""
+    """CosmoFlow on volumes of 512^3, with the shapes of ParaDL's profile."""
     return _cosmoflow(
         (4, 512, 512, 512),
         ((16, 3, 1, 0), (32, 3, 1, 0), (64, 3, 2, 0), (128, 3, 1, 0), (256, 2, 1, 0),
@@ -102,7 +102,7 @@ def cosmoflow_512() -> list[Layer]:
 
 
 def cosmoflow_256() -> list[Layer]:
-    """CosmoFlow on volumes of 256^3: convolutions padded, the fourth in steps of two."""
+    """CosmoFlow on volumes of 256^3: padded convolutions, the fourth with stride 2."""
     return _cosmoflow(
         (4, 256, 256, 256),
         ((16, 3, 1, "same"), (32, 3, 1, "same"), (64, 3, 1, "same"), (128, 3, 2, "same"),
@@ -126,7 +126,7 @@ def _cosmoflow(sample: Shape, convolutions: tuple[tuple[int, int, int, int | str
 
 PROFILE = "ParaDL's published profile, one V100, forward and backward"
 PUBLISHED: dict[str, dict[str, Any]] = {
-    # name: layers, samples of an epoch, seconds a sample, where the seconds come from
+    # name: layers, seconds per sample, source of the seconds, dataset, spatial layers
     "resnet50": {"layers": lambda: resnet((3, 4, 6, 3)), "time_s": 0.003119502},
     "resnet152": {"layers": lambda: resnet((3, 8, 36, 3)), "time_s": 0.474 / 64,
                   "source": "published: 0.474 s for 64 samples, one V100"},
@@ -141,22 +141,22 @@ SAMPLES = {"ImageNet": 1_280_000, "CosmoFlow": 1_584}
 
 
 def workload_text(name: str) -> str:
-    """Make the workload file of a published network.
+    """The text of a published network's workload file.
 
     Raises:
-        InvalidWorkload: its definition does not fit the schema, or layers and times do not match.
+        InvalidWorkload: its definition does not fit the schema.
     """
-    said = PUBLISHED[name]
-    dataset = said.get("dataset", "ImageNet")
-    layers = said["layers"]()
+    network = PUBLISHED[name]
+    dataset = network.get("dataset", "ImageNet")
+    layers = network["layers"]()
     value = {
         "schema_version": WORKLOAD_VERSION,
         "network": name,
         "dataset": dataset,
         "samples_per_epoch": SAMPLES[dataset.split()[0]],
-        "forward_backward_s_per_sample": said["time_s"],
-        "time_source": said.get("source", PROFILE),
-        "spatial_layers": said.get("split", _before_the_classifier(layers)),
+        "forward_backward_s_per_sample": network["time_s"],
+        "time_source": network.get("source", PROFILE),
+        "spatial_layers": network.get("split", _before_the_classifier(layers)),
         "layers": [layer_dict(layer) for layer in layers],
     }
     check_workload(value, name)
@@ -164,7 +164,7 @@ def workload_text(name: str) -> str:
 
 
 def _before_the_classifier(layers: list[Layer]) -> int:
-    """How many layers a spatial split takes: up to the pool or linear layer over whole images."""
+    """Number of layers before the pool or linear layer over whole images."""
     last = next(index for index, layer in enumerate(layers) if layer.kind == "linear")
     whole = layers[last - 1]
     return last - 1 if whole.kind == "pool" and whole.output[1] == 1 else last

@@ -1,4 +1,4 @@
-"""Platform files: levels of a network with latency and bandwidth, and the few fitted constants."""
+"""Platform files: levels of a network with latency and bandwidth, and a few fitted constants."""
 
 from __future__ import annotations
 
@@ -25,25 +25,24 @@ FITTED = (
 
 @dataclass(frozen=True)
 class Link:
-    """One way between two devices (Hockney): ``latency_s + bytes * s_per_byte``."""
+    """A link between two devices (Hockney): ``latency_s + bytes * s_per_byte``."""
 
     latency_s: float
     s_per_byte: float
 
     def slower(self, factor: float) -> Link:
-        """The same link, each byte ``factor`` times as long."""
+        """The same link with ``factor`` times the seconds per byte."""
         return Link(self.latency_s, self.s_per_byte * factor)
 
 
 @dataclass(frozen=True)
 class Platform:
-    """What a platform file says; see ``config/schemas/platform.schema.yaml`` for every key."""
+    """The values of a platform file; ``config/schemas/platform.schema.yaml`` explains each key."""
 
     values: Mapping[str, Any]
 
     @property
     def devices_per_node(self) -> int:
-        """Devices of one node."""
         return int(self.values["devices_per_node"])
 
     @property
@@ -68,9 +67,9 @@ class Platform:
         Raises:
             ConfigError: the platform has no ring of that size.
         """
-        for said in self.values["levels"]:
-            if ring <= said["largest_ring"]:
-                return Link(said["latency_s"], 1 / said["bandwidth_bytes_per_s"])
+        for level in self.values["levels"]:
+            if ring <= level["largest_ring"]:
+                return _link(level)
         raise ConfigError(
             f"{ring} devices are more than the platform's largest ring, {self.largest_ring}; "
             "ask for fewer, or add a level to the platform file"
@@ -79,35 +78,37 @@ class Platform:
     @property
     def host(self) -> Link:
         """From device to device through the host's memory."""
-        said = self.values["paths"]["host"]
-        return Link(said["latency_s"], 1 / said["bandwidth_bytes_per_s"])
+        return _link(self.values["paths"]["host"])
 
     def staged(self, strategy: str) -> bool:
         """Whether a strategy's gradients go through host memory."""
         return bool(self.values["gradients"].get(strategy, "direct") == "staged")
 
     def constant(self, name: str) -> float:
-        """A fitted constant."""
         return float(self.values["fitted"][name]["value"])
 
     def with_constants(self, constants: Mapping[str, float]) -> Platform:
         """The same platform with other fitted constants."""
-        fitted = {name: dict(said) for name, said in self.values["fitted"].items()}
+        fitted = {name: dict(entry) for name, entry in self.values["fitted"].items()}
         for name, value in constants.items():
             fitted[name]["value"] = value
         return replace(self, values={**self.values, "fitted": fitted})
 
 
+def _link(entry: Mapping[str, float]) -> Link:
+    return Link(entry["latency_s"], 1 / entry["bandwidth_bytes_per_s"])
+
+
 def load_platform(name: str) -> Platform:
-    """Read ``config/platforms/<name>.yaml``, or the file itself when ``name`` is a path.
+    """Read ``config/platforms/<name>.yaml``, or the file ``name`` if it is a path.
 
     Raises:
-        ConfigError: there is no such platform, or a key of it is wrong.
+        ConfigError: there is no such platform, or one of its keys is wrong.
     """
     folder = project_root() / "config" / "platforms"
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     if not path.is_file():
-        remark = nearest(name, [found.stem for found in folder.glob("*.yaml")])
+        remark = nearest(name, [file.stem for file in folder.glob("*.yaml")])
         raise ConfigError(f"platform {name!r} has no file {path}; {remark}")
     values = read_yaml(path)
     check_against("platform", values, where=str(path))
@@ -125,11 +126,7 @@ def load_platform(name: str) -> Platform:
 
 
 def write_platform(path: Path, platform: Platform) -> None:
-    """Write a platform file.
-
-    Raises:
-        ConfigError: the path cannot be written.
-    """
+    """Write a platform file; ConfigError if the path cannot be written."""
     text = yaml.safe_dump(dict(platform.values), sort_keys=False, allow_unicode=True, width=100)
     try:
         path.write_text(HEADER + text, encoding="utf-8")

@@ -1,23 +1,24 @@
 """The oracle as published: Table III of Kahira et al. (report of 2020), as its code evaluates it.
 
-Kept with its faults, which ``corrected.py`` mends and ``docs/oracle.md`` lists:
+It keeps the faults that ``docs/oracle.md`` lists and ``corrected.py`` mends:
 
-* one number for a network's time, spread over layers by a count of operations that charges pooling
-  with channels x filters; the weight update is nowhere;
+* a network has one time, which is spread over layers by a count of operations that charges pooling
+  with channels x filters; there is no weight update;
 * projections of shortcuts are left out; biases and batch normalisations have no weights;
-* filter and channel: each convolution is charged three rounds of its output, the first too;
+* filter and channel: each convolution, also the first, is charged three rounds of its output;
 * data+filter exchanges all weights in each group (Table III has a share of them), and its
   contention is a literal divisor of the bandwidth, as is that of data+spatial;
 * layers after the split of data+spatial cost nothing;
 * halo: (K-1)/2 rows both ways for every kernel above 1, whatever its stride.
 
-Collectives go round a ring (Kahira et al., section IV-B; Thakur et al. 2005). Every step costs what
-the slowest hop of the ring costs, Hockney's latency and bytes.
+Collectives go round a ring (Kahira et al., section IV-B; Thakur et al. 2005). Every step takes as
+long as the slowest hop of the ring: Hockney's latency and bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from ddlbench.predict.paradl.configuration import Configuration
 from ddlbench.predict.paradl.platform import Link, Platform
@@ -28,9 +29,9 @@ HALVINGS = 60
 
 
 def cut_evenly(times_s: Sequence[float], stages: int) -> list[int]:
-    """Where each stage ends (one past its last layer), the slowest stage as short as possible.
+    """The end of each stage (one past its last layer) such that the slowest stage is shortest.
 
-    A stage has at least one layer; with more stages than layers the last stages are left out.
+    A stage has at least one layer. With more stages than layers the last stages are left out.
     """
     stages = min(stages, len(times_s))
     low, high = max(times_s), sum(times_s)
@@ -47,7 +48,7 @@ def cut_evenly(times_s: Sequence[float], stages: int) -> list[int]:
 
 
 def _filled(times_s: Sequence[float], most_s: float) -> list[int]:
-    """Ends of stages that take layers as long as they stay within ``most_s``."""
+    """Ends of stages, each with as many layers as fit into ``most_s``."""
     ends, held = [], 0.0
     for index, time in enumerate(times_s):
         if held and held + time > most_s:
@@ -58,24 +59,24 @@ def _filled(times_s: Sequence[float], most_s: float) -> list[int]:
 
 
 def _with_more(ends: list[int], stages: int) -> list[int]:
-    """Further ends until there are ``stages``: the slowest stage gets no slower by them."""
+    """Add ends until there are ``stages``; this makes no stage slower."""
     missing = stages - len(ends)
     free = [end for end in range(1, ends[-1]) if end not in ends]
     return sorted([*ends, *free[:missing]]) if missing > 0 else ends
 
 
 def send_s(size_bytes: float, link: Link) -> float:
-    """One message."""
+    """Seconds of one message."""
     return link.latency_s + size_bytes * link.s_per_byte
 
 
 def all_gather_s(ranks: int, total_bytes: float, link: Link) -> float:
-    """Everyone gets ``total_bytes``, a part of it from each: (p-1)(alpha + m/p beta)."""
+    """All ranks get ``total_bytes``, a p-th part from each: (p-1)(alpha + m/p beta)."""
     return (ranks - 1) * send_s(total_bytes / ranks, link)
 
 
 def all_reduce_s(ranks: int, size_bytes: float, link: Link) -> float:
-    """A buffer of ``size_bytes`` is summed over all: 2(p-1)(alpha + m/p beta)."""
+    """A buffer of ``size_bytes`` is summed over all ranks: 2(p-1)(alpha + m/p beta)."""
     return 2 * all_gather_s(ranks, size_bytes, link)
 
 
@@ -83,14 +84,14 @@ ITEM_BYTES = 4
 """delta: fp32."""
 
 HOST_LATENCY_S = 3.00011e-3
-"""Of a message without GPUDirect, as measured by the code's authors (``PLX_CABLE_LAT2``)."""
+"""Latency of a message without GPUDirect, measured by the authors (``PLX_CABLE_LAT2``)."""
 
 Terms = tuple[dict[str, float], dict[str, float]]
 """Seconds of computation and of communication, by term."""
 
 
 def spread(layer: Layer) -> float:
-    """Operations by which the code spreads a network's time (``estimate_layer_flop``)."""
+    """Operations, the weight of a layer in a network's time (``estimate_layer_flop``)."""
     window = layer.kernel ** len(layer.input[1:])
     forward = {
         "conv": 2 * layer.multiply_adds,
@@ -112,7 +113,7 @@ def kernel_weights(layer: Layer) -> int:
 
 
 def layers_of(workload: Workload) -> list[tuple[Layer, float]]:
-    """The layers its files have, with FW + BW of one sample."""
+    """Layers without projections of shortcuts, with FW + BW seconds of one sample."""
     kept = [layer for layer in workload.layers if not layer.shortcut]
     weights = [spread(layer) for layer in kept]
     return [
@@ -122,7 +123,8 @@ def layers_of(workload: Workload) -> list[tuple[Layer, float]]:
 
 
 def _before_the_head(workload: Workload) -> list[tuple[Layer, float]]:
-    """Those of ``layers_of`` that a spatial split takes: shortcuts count in ``spatial_layers``."""
+    """Those of :func:`layers_of` that a spatial split divides."""
+    # `spatial_layers` counts the projections of shortcuts, too.
     split = workload.layers[: workload.spatial_layers]
     return layers_of(workload)[: sum(not layer.shortcut for layer in split)]
 
@@ -131,19 +133,19 @@ def _weight_bytes(workload: Workload) -> float:
     return ITEM_BYTES * sum(kernel_weights(layer) for layer, _ in layers_of(workload))
 
 
-def _serial(workload: Workload, _: Platform, asked: Configuration) -> Terms:
-    return {"layers": asked.batch * workload.time_s}, {}
+def _serial(workload: Workload, _: Platform, config: Configuration) -> Terms:
+    return {"layers": config.batch * workload.time_s}, {}
 
 
-def _data(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
-    ring = platform.level(asked.devices)
-    gradients = all_reduce_s(asked.devices, _weight_bytes(workload), ring)
-    return {"layers": asked.group_batch * workload.time_s}, {"gradients": gradients}
+def _data(workload: Workload, platform: Platform, config: Configuration) -> Terms:
+    ring = platform.level(config.devices)
+    gradients = all_reduce_s(config.devices, _weight_bytes(workload), ring)
+    return {"layers": config.group_batch * workload.time_s}, {"gradients": gradients}
 
 
-def _layer_split(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
-    """Filter and channel: the same formula for both."""
-    p, batch, ring = asked.inside, asked.group_batch, platform.level(asked.inside)
+def _layer_split(workload: Workload, platform: Platform, config: Configuration) -> Terms:
+    """Filter and channel have the same formula."""
+    p, batch, ring = config.inside, config.group_batch, platform.level(config.inside)
     layers = layers_of(workload)
     compute = batch * sum(time / (p if layer.kind == "conv" else 1) for layer, time in layers)
     rounds = sum(
@@ -154,20 +156,20 @@ def _layer_split(workload: Workload, platform: Platform, asked: Configuration) -
     return {"layers": compute}, {"activations": rounds}
 
 
-def _data_filter(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
-    compute, communication = _layer_split(workload, platform, asked)
-    contended = platform.level(asked.devices).slower(asked.inside)
-    gradients = all_reduce_s(asked.groups, _weight_bytes(workload), contended)
+def _data_filter(workload: Workload, platform: Platform, config: Configuration) -> Terms:
+    compute, communication = _layer_split(workload, platform, config)
+    contended = platform.level(config.devices).slower(config.inside)
+    gradients = all_reduce_s(config.groups, _weight_bytes(workload), contended)
     return compute, {**communication, "gradients": gradients}
 
 
 def _spatial_parts(
-    workload: Workload, asked: Configuration, halo: Link, gather: Link
+    workload: Workload, config: Configuration, halo: Link, gather: Link
 ) -> tuple[float, float, float]:
     """Seconds of the split layers, of their halos, and of gathering and scattering behind them."""
-    p, batch = asked.inside, asked.group_batch
+    p, batch = config.inside, config.group_batch
     split = _before_the_head(workload)
-    dim = asked.split_dims[0]
+    dim = config.split_dims[0]
     halos = sum(
         4 * send_s(ITEM_BYTES * batch * ((layer.kernel - 1) // 2) * layer.slice_items(dim), halo)
         for layer, _ in split
@@ -177,12 +179,12 @@ def _spatial_parts(
     return batch * sum(time for _, time in split) / p, halos, behind
 
 
-def _spatial(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
-    ring = platform.level(asked.devices)
-    compute, halos, behind = _spatial_parts(workload, asked, ring, ring)
+def _spatial(workload: Workload, platform: Platform, config: Configuration) -> Terms:
+    ring = platform.level(config.devices)
+    compute, halos, behind = _spatial_parts(workload, config, ring, ring)
     split = sum(time for _, time in _before_the_head(workload))
-    rest = asked.batch * max(0.0, workload.time_s - split)
-    gradients = all_reduce_s(asked.devices, _weight_bytes(workload), ring)
+    rest = config.batch * max(0.0, workload.time_s - split)
+    gradients = all_reduce_s(config.devices, _weight_bytes(workload), ring)
     return {"layers": compute + rest}, {
         "halo": halos,
         "gather": behind,
@@ -190,32 +192,29 @@ def _spatial(workload: Workload, platform: Platform, asked: Configuration) -> Te
     }
 
 
-def _data_spatial(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
+def _data_spatial(workload: Workload, platform: Platform, config: Configuration) -> Terms:
     host = Link(HOST_LATENCY_S, platform.host.s_per_byte)
     compute, halos, behind = _spatial_parts(
-        workload, asked, host.slower(2 * asked.inside), host.slower(2)
+        workload, config, host.slower(2 * config.inside), host.slower(2)
     )
     weights = _weight_bytes(workload)
-    leaders = platform.level(asked.devices).slower(2 * asked.inside)
-    gradients = all_reduce_s(asked.inside, weights, platform.level(asked.inside))
-    gradients += all_reduce_s(asked.groups, weights, leaders)
+    leaders = platform.level(config.devices).slower(2 * config.inside)
+    gradients = all_reduce_s(config.inside, weights, platform.level(config.inside))
+    gradients += all_reduce_s(config.groups, weights, leaders)
     return {"layers": compute}, {"halo": halos, "gather": behind, "gradients": gradients}
 
 
-def _pipeline(workload: Workload, platform: Platform, asked: Configuration) -> Terms:
+def _pipeline(workload: Workload, platform: Platform, config: Configuration) -> Terms:
     """Table III; the code has only a stub."""
-    p, segments = asked.devices, asked.segments
+    p, segments = config.devices, config.segments
     layers = layers_of(workload)
     ends = cut_evenly([time for _, time in layers], p)
-    starts = [0, *ends[:-1]]
-    slowest = max(
-        sum(time for _, time in layers[start:end]) for start, end in zip(starts, ends, strict=True)
-    )
+    slowest = max(sum(time for _, time in layers[start:end]) for start, end in pairwise([0, *ends]))
     largest = max((layers[end - 1][0].y for end in ends[:-1]), default=0)
-    hop = send_s(ITEM_BYTES * asked.batch / segments * largest, platform.level(p))
+    hop = send_s(ITEM_BYTES * config.batch / segments * largest, platform.level(p))
     steps = p + segments - 2
     return (
-        {"layers": asked.batch * (p + segments - 1) / segments * slowest},
+        {"layers": config.batch * (p + segments - 1) / segments * slowest},
         {"stages": 2 * steps * hop if p > 1 else 0.0},
     )
 
@@ -232,27 +231,19 @@ TERMS: dict[str, Callable[[Workload, Platform, Configuration], Terms]] = {
 }
 
 
-def memory_bytes(workload: Workload, _: Platform, asked: Configuration) -> float:
-    """Table III: 2 delta (samples (|x| + |y|) + |w|), what is split divided."""
-    p, batch = asked.inside, asked.group_batch
+def memory_bytes(workload: Workload, _: Platform, config: Configuration) -> float:
+    """Table III: 2 delta (samples (|x| + |y|) + |w|); split terms are divided by p."""
+    p, batch = config.inside, config.group_batch
     layers = [layer for layer, _ in layers_of(workload)]
     both = [batch * (layer.x + layer.y) for layer in layers]
     weights = [kernel_weights(layer) for layer in layers]
-    if asked.strategy in ("filter", "channel", "data+filter"):
+    if config.strategy in ("filter", "channel", "data+filter"):
         return 2 * ITEM_BYTES * (sum(both) + sum(weights) / p)
-    if asked.strategy in ("spatial", "data+spatial"):
+    if config.strategy in ("spatial", "data+spatial"):
         return 2 * ITEM_BYTES * (sum(both) / p + sum(weights))
-    if asked.strategy == "pipeline":
-        return 2 * ITEM_BYTES * _fullest_stage(layers_of(workload), both, weights, p)
+    if config.strategy == "pipeline":
+        ends = cut_evenly([time for _, time in layers_of(workload)], p)
+        stages = pairwise([0, *ends])
+        fullest = max(sum(both[start:end]) + sum(weights[start:end]) for start, end in stages)
+        return 2 * ITEM_BYTES * fullest
     return 2 * ITEM_BYTES * (sum(both) + sum(weights))
-
-
-def _fullest_stage(
-    layers: Sequence[tuple[Layer, float]], both: Sequence[float], weights: Sequence[int], p: int
-) -> float:
-    ends = cut_evenly([time for _, time in layers], p)
-    starts = [0, *ends[:-1]]
-    return max(
-        sum(both[start:end]) + sum(weights[start:end])
-        for start, end in zip(starts, ends, strict=True)
-    )

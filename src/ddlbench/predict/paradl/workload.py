@@ -1,9 +1,9 @@
-"""Workload files: the layers of a network and what one sample costs on one device.
+"""Workload files: the layers of a network and the time of one sample on one device.
 
-Either one time for the whole network (all that ParaDL published) or a time for each layer. A
-single time is spread over the layers by a weight that the variant of the oracle chooses.
+A file has a time of the whole network (ParaDL published only this) or a time of each layer. The
+variant of the oracle chooses the weights by which a single time is spread over the layers.
 
-A network is a sequence of layers; a shortcut's projection stands where its block ends.
+A network is a sequence of layers; a shortcut's projection stands at the end of its block.
 |x|, |y| are items of one sample, |w| items of the layer (Kahira et al., Table II).
 """
 
@@ -31,8 +31,8 @@ class Layer:
 
     Attributes:
         input, output: channels and spatial extents of one sample.
-        weights: trained items, biases and both vectors of a batch normalisation included.
-        kernel, stride: extent and step along every spatial dimension; 1 where there is none.
+        weights: trained items, with biases and both vectors of a batch normalisation.
+        kernel, stride: extent and step along every spatial dimension; 1 if there is none.
         shortcut: a projection beside a residual block.
     """
 
@@ -75,21 +75,21 @@ class Layer:
 
     @property
     def row(self) -> int:
-        """Items of one row of the input: a slice of extent 1 along the first spatial dimension."""
+        """Items of one row of the input: a slice along the first spatial dimension."""
         return self.slice_items(1)
 
     def slice_items(self, dim: int) -> int:
-        """Items of a slice of the input of extent 1 along a dimension of its shape."""
+        """Items of a slice of the input with extent 1 along a dimension of its shape."""
         return self.x // self.input[dim]
 
     @property
     def halo_rows(self) -> int:
-        """Rows of both neighbours together that an inner part needs: kernel less stride."""
+        """Rows that an inner part needs of both neighbours together: kernel less stride."""
         return max(0, self.kernel - self.stride) if self.kind in ("conv", "pool") else 0
 
 
 class Stack:
-    """Layers one after the other, each as large as the one before leaves it."""
+    """A sequence of layers; each reads the output of the one before."""
 
     def __init__(self, sample: Shape) -> None:
         self.shape = sample
@@ -105,7 +105,7 @@ class Stack:
         *,
         bias: bool = True,
     ) -> None:
-        """Add a convolution; ``pad="same"`` leaves extent / stride, rounded up."""
+        """Add a convolution; ``pad="same"`` gives extent / stride, rounded up."""
         extents = tuple(_extent(size, kernel, stride, pad) for size in self.shape[1:])
         window = kernel ** len(extents)
         weights = self.shape[0] * filters * window + (filters if bias else 0)
@@ -130,7 +130,7 @@ class Stack:
         self._add(Layer(name, "linear", self.shape, shape, weights))
 
     def shortcut(self, other: Stack) -> None:
-        """Add the layers of a projection that another stack holds; the shape stays."""
+        """Add the layers of a shortcut's projection; the shape stays."""
         self.layers += [replace(layer, shortcut=True) for layer in other.layers]
 
     def _add(self, layer: Layer) -> None:
@@ -145,7 +145,7 @@ def _extent(size: int, kernel: int, stride: int, pad: int | str) -> int:
 
 
 def layer_dict(layer: Layer) -> dict[str, Any]:
-    """A layer as a workload file writes it; what is usual is left out."""
+    """A layer's entry in a workload file; default values are left out."""
     value: dict[str, Any] = {
         "name": layer.name,
         "kind": layer.kind,
@@ -161,10 +161,11 @@ def layer_dict(layer: Layer) -> dict[str, Any]:
 
 
 WORKLOAD_VERSION = 1
+_TIME = "forward_backward_s_per_sample"
 
 
 class InvalidWorkload(ConfigError):  # noqa: N818 - a state of a file, shown as such
-    """A workload file that is missing, truncated, of another version, or wrong in itself."""
+    """A workload file that is missing, truncated, of another version, or inconsistent."""
 
 
 _DOCUMENT = Document("workload", "workload file", InvalidWorkload)
@@ -178,8 +179,8 @@ class Workload:
     Attributes:
         samples_per_epoch: D.
         time_s: forward and backward of one sample, whole network.
-        layer_times_s: the same of each layer, where it was profiled; else empty.
-        spatial_layers: how many of the first layers a spatial split takes; the rest runs on
+        layer_times_s: the same of each layer if it was profiled, else empty.
+        spatial_layers: a spatial split divides so many of the first layers; the others compute on
             gathered activations.
     """
 
@@ -214,14 +215,14 @@ def known_workloads() -> list[str]:
 
 
 def load_workload(name: str, dataset: str = "") -> Workload:
-    """Read the workload that comes with the package, or the file itself when ``name`` is a path.
+    """Read a workload of the package, or the file ``name`` if it is a path.
 
     Args:
-        name: as it may be spelt in a table of measurements: "ResNet-50", "resnet50".
-        dataset: tells the two sizes of CosmoFlow apart ("... 256").
+        name: in any spelling of a table of measurements: "ResNet-50", "resnet50".
+        dataset: distinguishes the two sizes of CosmoFlow ("... 256").
 
     Raises:
-        InvalidWorkload: there is none, or it is not what the schema says.
+        InvalidWorkload: there is none, or it does not fit the schema.
     """
     if name.endswith(".json"):
         return _workload(Path(name))
@@ -242,42 +243,39 @@ def _workload(path: Path) -> Workload:
     value = _DOCUMENT.read(path)
     check_workload(value, str(path))
     layers = tuple(
-        Layer(**{**said, "input": tuple(said["input"]), "output": tuple(said["output"])})
-        for said in (_without_time(layer) for layer in value["layers"])
+        Layer(
+            **{key: layer[key] for key in layer if key != _TIME}
+            | {"input": tuple(layer["input"]), "output": tuple(layer["output"])}
+        )
+        for layer in value["layers"]
     )
-    times = tuple(layer.get("forward_backward_s_per_sample", 0.0) for layer in value["layers"])
+    times = tuple(layer.get(_TIME, 0.0) for layer in value["layers"])
     return Workload(
         network=value["network"],
         dataset=value["dataset"],
         samples_per_epoch=value["samples_per_epoch"],
-        time_s=sum(times) or value["forward_backward_s_per_sample"],
+        time_s=sum(times) or value[_TIME],
         layers=layers,
         spatial_layers=value["spatial_layers"],
         layer_times_s=times if any(times) else (),
     )
 
 
-def _without_time(layer: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in layer.items() if key != "forward_backward_s_per_sample"}
-
-
 def check_workload(value: dict[str, Any], where: str) -> None:
-    """Check the content of a workload file, also what its schema cannot say.
+    """Check the content of a workload file by its schema and for consistency.
 
     Raises:
         InvalidWorkload: it does not fit the schema, or layers and times do not match.
     """
     _DOCUMENT.check(value, where)
-    timed = ["forward_backward_s_per_sample" in layer for layer in value["layers"]]
+    timed = [_TIME in layer for layer in value["layers"]]
     if any(timed) and not all(timed):
         without = value["layers"][timed.index(False)]["name"]
         raise InvalidWorkload(
             f"{where}: layer {without!r} has no time and others have; time all layers or none"
         )
-    if not any(timed) and "forward_backward_s_per_sample" not in value:
-        raise InvalidWorkload(
-            f"{where}: no time; write forward_backward_s_per_sample of the network or of each layer"
-        )
+    if not any(timed) and _TIME not in value:
+        raise InvalidWorkload(f"{where}: no time; write {_TIME} of the network or of each layer")
     if value["spatial_layers"] > len(value["layers"]):
         raise InvalidWorkload(
             f"{where}: spatial_layers is {value['spatial_layers']}, the network has "

@@ -1,1 +1,1 @@
-"""One module a predictor; their names stand in ``ddlbench.experiment.registry.PREDICTORS``."""
+"""The predictors; their names are in ``ddlbench.experiment.registry.PREDICTORS``."""

@@ -12,15 +12,16 @@
     t_c = t(B/N) - t_opt + t_u,  t_u = t_opt / K        servers share the optimiser's step
 
 L and BW are latency and bandwidth of the slowest hop between a worker and a server, through the
-training transport. T is the time of one mini-batch: in async mode of one update by each worker.
-Li et al. (OSDI 2014) give the system and no equation; these are the bounds of its links. Links are
-taken to carry both directions at once, so in async mode pushes of some overlap pulls of others.
+training transport. T is the time of one mini-batch; in async mode it is the time of one update by
+each worker. Li et al. (OSDI 2014) describe the system and give no equation: these are the bounds of
+its links. Links are assumed to carry both directions at once, so in async mode pushes of some
+workers overlap pulls of others.
 
 Two predictors:
 
-* ``parameter-server`` is the above: nothing of push and pull is hidden behind the backward pass.
+* ``parameter-server`` is the above: the backward pass hides nothing of push and pull.
 * ``parameter-server-messages`` follows our executor message by message. The K messages g of a round
-  (one a server) leave when the last of their gradients is ready::
+  (one per server) leave when the last of their gradients is ready::
 
       pushed_g  = max(ready_g, pushed_{g-1}) + p        p = max(N, K) s / BW
       updated_g = max(pushed_g + L, updated_{g-1}) + t_u / rounds
@@ -33,126 +34,103 @@ Two predictors:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import Plan
-from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Step, Workload
-from ddlbench.predict.links import Hop, LinkTable
-from ddlbench.predict.prediction import (
-    NO_HISTORY,
-    History,
-    Prediction,
-    Predictor,
-    joined,
-    links_or_error,
-)
+from ddlbench.predict.links import Hop
+from ddlbench.predict.prediction import BuiltInPredictor, CellInputs, Prediction, joined
 from ddlbench.strategies.parameter_server.descriptor import ParameterServerDetails, message_count
-
-LIMITS = (
-    "the sum of the workers' gradients costs a server nothing",
-    "each device has a link of its own; those of one node do not share one",
-    "replicas do not slow each other down, no straggling worker",
-)
 
 
 @dataclass(frozen=True)
-class _Case:
-    """What both predictors compute with."""
+class _Exchange:
+    """The workers, the servers and what they send each other in a step."""
 
     workers: int
     servers: int
     gradient_bytes: int
     message_bytes: int
-    hop: Hop
-    alone: Step
+    slowest_hop: Hop
+    step: Step
 
     @property
     def update_s(self) -> float:
-        """Of one server's part of the weights."""
-        return self.alone.optimizer_s / self.servers
+        """Seconds in which a server updates its part of the weights."""
+        return self.step.optimizer_s / self.servers
 
     @property
     def compute_s(self) -> float:
-        """A worker's step without its optimiser."""
-        return self.alone.step_s - self.alone.optimizer_s
+        """Seconds of a worker's step without its optimiser."""
+        return self.step.step_s - self.step.optimizer_s
 
     def transfer_s(self, workers: int) -> float:
-        """Of all gradients or weights one way, without latency, for so many workers at once."""
+        """Seconds of all gradients or weights one way, without latency, of ``workers`` at once."""
         share = max(workers / self.servers, 1.0)
-        return share * self.gradient_bytes / self.hop.bandwidth_bytes_per_s
+        return share * self.gradient_bytes / self.slowest_hop.bandwidth_bytes_per_s
 
 
-class _ParameterServer(Predictor):
+class _ParameterServer(BuiltInPredictor):
     """A worker's step, and what it waits for."""
 
-    def wait_s(self, case: _Case, workload: Workload, workers: int) -> float:
-        """From the end of a backward pass to new weights, updates included."""
+    def wait_s(self, exchange: _Exchange, workload: Workload, workers: int) -> float:
+        """Seconds from the end of a backward pass to new weights, updates included."""
         raise NotImplementedError
 
-    def predict(
-        self,
-        workload: Workload,
-        links: LinkTable | None,
-        plan: Plan,
-        cell: Cell,
-        history: History = NO_HISTORY,
-    ) -> Prediction:
-        """Predict one step; see the module."""
-        case, remarks = _case(workload, links_or_error(links, self.name), plan, cell)
-        synchronous = strategy_of(cell.strategy).is_synchronous(cell)
-        at_once = case.workers if synchronous else 1
-        waited_s = self.wait_s(case, workload, at_once)
+    def model(self, inputs: CellInputs) -> Prediction:
+        exchange, remarks = _exchange(inputs)
+        synchronous = inputs.strategy.is_synchronous(inputs.cell)
+        at_once = exchange.workers if synchronous else 1
+        waited_s = self.wait_s(exchange, inputs.workload, at_once)
         if not synchronous:
-            links_s = case.workers * case.gradient_bytes / case.servers
-            links_s /= case.hop.bandwidth_bytes_per_s
-            bound_s = max(links_s, case.workers * case.update_s)
-            waited_s = max(waited_s, bound_s - case.compute_s)
-        # Updates count as work; waiting for links is communication, and so is what a bound adds.
-        updates_s = min(waited_s, case.update_s)
+            links_s = exchange.workers * exchange.gradient_bytes / exchange.servers
+            links_s /= exchange.slowest_hop.bandwidth_bytes_per_s
+            bound_s = max(links_s, exchange.workers * exchange.update_s)
+            waited_s = max(waited_s, bound_s - exchange.compute_s)
+        # Updates count as compute. Waiting for links or for a bound counts as communication.
+        updates_s = min(waited_s, exchange.update_s)
         exposed_s = waited_s - updates_s
-        sent_s = 2 * (case.hop.latency_s + case.transfer_s(at_once))
+        sent_s = 2 * (exchange.slowest_hop.latency_s + exchange.transfer_s(at_once))
+        step = exchange.step
         return Prediction(
             self.name,
-            compute_s=case.compute_s + updates_s,
+            compute_s=exchange.compute_s + updates_s,
             communication_s=max(sent_s, exposed_s),
             exposed_communication_s=exposed_s,
-            limits=LIMITS,
-            notes=joined(case.alone.remark, remarks),
-            interval_s=case.alone.interval(1.0, updates_s - case.alone.optimizer_s + exposed_s),
+            limits=(
+                "the sum of the workers' gradients costs a server nothing",
+                "each device has a link of its own; those of one node do not share one",
+                "replicas do not slow each other down, no straggling worker",
+            ),
+            notes=joined(step.remark, remarks),
+            interval_s=step.interval(1.0, updates_s - step.optimizer_s + exposed_s),
         )
 
 
 class ParameterServer(_ParameterServer):
     """Push and pull one after the other, after the backward pass."""
 
-    name: ClassVar[str] = "parameter-server"
-    source: ClassVar[str] = "bounds of the links (Li et al. 2014 give none)"
+    name = "parameter-server"
+    source = "bounds of the links (Li et al. 2014 give none)"
 
-    def wait_s(self, case: _Case, workload: Workload, workers: int) -> float:
-        """The sum."""
-        return 2 * (case.hop.latency_s + case.transfer_s(workers)) + case.update_s
+    def wait_s(self, exchange: _Exchange, workload: Workload, workers: int) -> float:
+        one_way_s = exchange.slowest_hop.latency_s + exchange.transfer_s(workers)
+        return 2 * one_way_s + exchange.update_s
 
 
 class ParameterServerMessages(_ParameterServer):
     """Message by message, while backward runs."""
 
-    name: ClassVar[str] = "parameter-server-messages"
-    source: ClassVar[str] = "our executor, a message at a time"
+    name = "parameter-server-messages"
+    source = "our executor, a message at a time"
 
-    def wait_s(self, case: _Case, workload: Workload, workers: int) -> float:
-        """What the last message exposes."""
-        rounds = (
-            message_count(case.gradient_bytes, case.servers, case.message_bytes) // case.servers
-        )
-        backward_s = case.alone.backward_s
-        ready_s = [fraction * backward_s for fraction in _ready_fractions(workload, rounds)]
+    def wait_s(self, exchange: _Exchange, workload: Workload, workers: int) -> float:
+        messages = message_count(exchange.gradient_bytes, exchange.servers, exchange.message_bytes)
+        rounds = messages // exchange.servers
+        backward_s = exchange.step.backward_s
         done_s = round_trips_s(
-            ready_s,
-            case.transfer_s(workers) / rounds,
-            case.update_s / rounds,
-            case.hop.latency_s,
+            [fraction * backward_s for fraction in _ready_fractions(workload, rounds)],
+            exchange.transfer_s(workers) / rounds,
+            exchange.update_s / rounds,
+            exchange.slowest_hop.latency_s,
         )
         return max(0.0, done_s - backward_s)
 
@@ -160,10 +138,10 @@ class ParameterServerMessages(_ParameterServer):
 def round_trips_s(
     ready_s: list[float], transfer_s: float, update_s: float, latency_s: float
 ) -> float:
-    """When the weights of the last round are back.
+    """Seconds from the start of backward until a worker has the weights of the last round.
 
     Args:
-        ready_s: when the gradients of each round are there, from the start of backward.
+        ready_s: when the gradients of each round are ready, from the start of backward.
         transfer_s: of one round, one way, without latency.
         update_s: of one round on a server.
         latency_s: one way.
@@ -177,7 +155,7 @@ def round_trips_s(
 
 
 def _ready_fractions(workload: Workload, rounds: int) -> list[float]:
-    """For each of so many equal parts of the gradients: when the last one in it is ready."""
+    """Share of backward after which each of ``rounds`` equal parts of the gradients is ready."""
     ends = [workload.parameter_bytes * (index + 1) / rounds for index in range(rounds)]
     fractions: list[float] = []
     filled = 0
@@ -188,28 +166,26 @@ def _ready_fractions(workload: Workload, rounds: int) -> list[float]:
     return fractions + [1.0] * (rounds - len(fractions))
 
 
-def _case(
-    workload: Workload, links: LinkTable, plan: Plan, cell: Cell
-) -> tuple[_Case, tuple[str, ...]]:
+def _exchange(inputs: CellInputs) -> tuple[_Exchange, tuple[str, ...]]:
+    """The exchange of a cell, and remarks on its links."""
+    links, workload, plan = inputs.links, inputs.workload, inputs.plan
     places: dict[str, list[tuple[int, int]]] = {"server": [], "worker": []}
     for process in plan.processes:
         places[process.role].append((process.node, process.devices[0]))
-    found = [
+    hops = [
         links.hop("transport", *ends)
         for worker in places["worker"]
         for server in places["server"]
         for ends in ((worker, server), (server, worker))
     ]
-    gradient_bytes = workload.parameter_bytes
-    share = gradient_bytes / len(places["server"])
-    slowest = max((hop for hop, _ in found), key=lambda hop: hop.time_s(share))
-    workers = len(places["worker"])
-    case = _Case(
+    workers, servers = len(places["worker"]), len(places["server"])
+    share = workload.parameter_bytes / servers
+    exchange = _Exchange(
         workers=workers,
-        servers=len(places["server"]),
-        gradient_bytes=gradient_bytes,
+        servers=servers,
+        gradient_bytes=workload.parameter_bytes,
         message_bytes=ParameterServerDetails.of(plan).message_bytes,
-        hop=slowest,
-        alone=workload.step(cell.batch_size / workers),
+        slowest_hop=max((hop for hop, _ in hops), key=lambda hop: hop.time_s(share)),
+        step=workload.step(inputs.cell.batch_size / workers),
     )
-    return case, joined(remark for _, remark in found if remark)
+    return exchange, joined(remark for _, remark in hops if remark)

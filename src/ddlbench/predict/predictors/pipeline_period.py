@@ -1,4 +1,4 @@
-"""PipeDream's own prediction: the period that its partitioner's cost model gives a plan's stages.
+"""PipeDream's own prediction: its partitioner's cost model, applied to the stages of a plan.
 
 ::
 
@@ -6,10 +6,10 @@
                      and, behind a cut, 2 a_in / (B r_s),  2 a_out / (B r_s)
     paper      T = max over stages s of max(t_s, 2 (r_s - 1) w_s / B) / r_s,  and cuts of 2 a / B
 
-t_s is the profile's forward and backward time of the stage's blocks for a whole mini-batch, B the
-bandwidth of the links that were measured, between nodes where a stage or cut spans several. Two
-predictors: ``pipeline-period`` has the released optimizer's terms, which plan the cells with
-``balance: profile``; ``pipeline-period-paper`` those of the paper.
+t_s is the profile's forward and backward time of the stage's blocks for a whole mini-batch. B is
+the bandwidth of the measured links, between nodes if a stage or cut spans several nodes. Two
+predictors: ``pipeline-period`` has the terms of the released optimizer, which also plans the cells
+with ``balance: profile``; ``pipeline-period-paper`` has those of the paper.
 
 Source: PipeDream (Narayanan et al., SOSP 2019), section 3.1, and its release; the terms are in
 :mod:`ddlbench.planning.partition.cost`.
@@ -17,80 +17,68 @@ Source: PipeDream (Narayanan et al., SOSP 2019), section 3.1, and its release; t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
-from ddlbench.experiment.cell import Cell
 from ddlbench.planning.partition import Chain, Node, Stage
 from ddlbench.planning.partition.stages import PlacedStage, StageLinks, period_of
 from ddlbench.planning.pipeline import Pipeline
 from ddlbench.planning.pipeline_stages import Reach, bandwidth_of
 from ddlbench.planning.plan import Plan
-from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Workload
-from ddlbench.predict.links import LinkTable, Place
+from ddlbench.predict.links import LinkTable, Place, places_of
 from ddlbench.predict.prediction import (
-    NO_HISTORY,
-    History,
+    BuiltInPredictor,
+    CellInputs,
     NotPredictable,
     Prediction,
-    Predictor,
     joined,
-    links_or_error,
 )
 
 _NO_LINKS = StageLinks(float("inf"), float("inf"))
-_LIMITS = (
-    "no latency, no waiting for replicas or receives",
-    "no data loading, no optimiser",
-    "devices do not slow each other down",
-)
 
 
-class PipelinePeriod(Predictor):
+class PipelinePeriod(BuiltInPredictor):
     """The released optimizer's period of the plan's stages."""
 
-    name: ClassVar[str] = "pipeline-period"
-    source: ClassVar[str] = "PipeDream's partitioner as released, measured links"
-    model: ClassVar[str] = "released"
+    name = "pipeline-period"
+    source = "PipeDream's partitioner as released, measured links"
+    terms: ClassVar[str] = "released"
 
-    def predict(
-        self,
-        workload: Workload,
-        links: LinkTable | None,
-        plan: Plan,
-        cell: Cell,
-        history: History = NO_HISTORY,
-    ) -> Prediction:
-        """Predict one step; see the module."""
-        pipeline = strategy_of(cell.strategy).pipeline_of(plan)
+    def model(self, inputs: CellInputs) -> Prediction:
+        workload, plan, batch_size = inputs.workload, inputs.plan, inputs.cell.batch_size
+        pipeline = inputs.strategy.pipeline_of(plan)
         if pipeline is None:
-            raise NotPredictable(f"the plan of {cell.strategy} holds no stages")
+            raise NotPredictable(f"the plan of {inputs.cell.strategy} holds no stages")
         pipeline.check_blocks(len(workload.blocks))
-        chain, stages = _chain(workload, cell.batch_size), _placed(plan, pipeline)
-        speeds = _NO_LINKS
-        if plan.world_size > 1:
-            speeds = _speeds(links_or_error(links, self.name), plan)
-        period_s, sent_s = period_of(chain, stages, speeds, self.model)
-        free_s, _ = period_of(chain, stages, _NO_LINKS, self.model)
+        chain, stages = _chain(workload, batch_size), _placed_stages(plan, pipeline)
+        links = _stage_links(inputs.links, plan) if plan.world_size > 1 else _NO_LINKS
+        period_s, sent_s = period_of(chain, stages, links, self.terms)
+        free_s, _ = period_of(chain, stages, _NO_LINKS, self.terms)
         compute_s = float(chain.time_s[0, -1]) / plan.world_size
+        note = None
+        if any(block.forward.extrapolates(batch_size) for block in workload.blocks):
+            note = f"times of blocks at {batch_size} samples are extrapolated"
         return Prediction(
             self.name,
             compute_s=compute_s,
             communication_s=sent_s,
             exposed_communication_s=period_s - free_s,
             bubble_s=free_s - compute_s,
-            limits=_LIMITS,
-            notes=joined(_outside(workload, cell.batch_size)),
+            limits=(
+                "no latency, no waiting for replicas or receives",
+                "no data loading, no optimiser",
+                "devices do not slow each other down",
+            ),
+            notes=joined(note),
         )
 
 
 class PipelinePeriodPaper(PipelinePeriod):
     """The paper's period of the plan's stages."""
 
-    name: ClassVar[str] = "pipeline-period-paper"
-    source: ClassVar[str] = "PipeDream, section 3.1, measured links"
-    model: ClassVar[str] = "paper"
+    name = "pipeline-period-paper"
+    source = "PipeDream, section 3.1, measured links"
+    terms = "paper"
 
 
 def _chain(workload: Workload, samples: int) -> Chain:
@@ -108,7 +96,7 @@ def _chain(workload: Workload, samples: int) -> Chain:
     )
 
 
-def _placed(plan: Plan, pipeline: Pipeline) -> list[PlacedStage]:
+def _placed_stages(plan: Plan, pipeline: Pipeline) -> list[PlacedStage]:
     nodes = [process.node for process in plan.processes]
     return [
         PlacedStage(
@@ -119,27 +107,22 @@ def _placed(plan: Plan, pipeline: Pipeline) -> list[PlacedStage]:
     ]
 
 
-def _speeds(table: LinkTable, plan: Plan) -> StageLinks:
+def _stage_links(table: LinkTable, plan: Plan) -> StageLinks:
     """Bandwidths of the levels that the plan's ranks span, as the partitioner reads them."""
-    places: list[Place] = [(p.node, p.devices[0]) for p in plan.processes]
-    nodes = {node for node, _ in places}
-    own = [p for p in places if p[0] == places[0][0]]
-    within = _bandwidth(table, plan, own[:2]) if len(own) > 1 else float("inf")
-    if len(nodes) == 1:
-        return StageLinks(within, float("inf"))
-    apart = [places[0], next(place for place in places if place[0] != places[0][0])]
-    return StageLinks(within, _bandwidth(table, plan, apart))
+    places = places_of(plan)
+    same_node = [place for place in places if place[0] == places[0][0]]
+    other_nodes = [place for place in places if place[0] != places[0][0]]
+    within = between = float("inf")
+    if len(same_node) > 1:
+        within = _bandwidth(table, plan, same_node[0], same_node[1])
+    if other_nodes:
+        between = _bandwidth(table, plan, places[0], other_nodes[0])
+    return StageLinks(within, between)
 
 
-def _bandwidth(table: LinkTable, plan: Plan, ends: Sequence[Place]) -> float:
+def _bandwidth(table: LinkTable, plan: Plan, source: Place, target: Place) -> float:
     if table.links.fabric == plan.cell.fabric:
-        level: Reach = "node" if ends[0][0] == ends[1][0] else "network"
+        level: Reach = "node" if source[0] == target[0] else "network"
         return bandwidth_of(table.links, level, table.where)
-    # Links that are computed from a fabric's condition hold the matrices of another one.
-    return table.hop("transport", ends[0], ends[1])[0].bandwidth_bytes_per_s
-
-
-def _outside(workload: Workload, samples: int) -> str | None:
-    if any(block.forward.extrapolates(samples) for block in workload.blocks):
-        return f"times of blocks at {samples} samples are extrapolated"
-    return None
+    # The table computes this fabric's links from its condition: its matrices are of another one.
+    return table.hop("transport", source, target)[0].bandwidth_bytes_per_s

@@ -8,18 +8,18 @@
     pass       k * sum over the stage's blocks of t_f(b), t_b(b), or the halves of t_b(b), b samples
     update     k * t_opt * (weights of the stage / weights)
     load       k * t_load, before the first pass of a step or in each pass of PipeDream's stage 0
-    message    L + b A / BW of the hop that it takes, one behind the other on a channel; it leaves
-               when it is sent, and when word (L) is there that its receive is posted
-    all-reduce of a stage's replicas: measured, in buckets of 25 MiB, when the last replica is there
+    message    L + b A / BW of the hop that it takes, one after the other on a channel; it leaves
+               when it is sent and a notice (L) has arrived that its receive is posted
+    all-reduce of a stage's replicas: measured, in buckets of 25 MiB, when the last replica is ready
 
-Schedules are those that the runtime executes (:mod:`ddlbench.planning.schedules`), and so is when
-receives are posted and sends are waited for (:mod:`ddlbench.planning.schedules.events`): torch's
-GPipe posts a receive where it needs it, so no message hides behind a pass of its receiver; its 1F1B
-also waits for sends.
+The schedules are those that the runtime executes (:mod:`ddlbench.planning.schedules`). So are the
+moments at which receives are posted and sends are waited for
+(:mod:`ddlbench.planning.schedules.events`): torch's GPipe posts a receive where it needs it, so no
+message hides behind a pass of its receiver; its 1F1B also waits for sends.
 
-k is the slow-down that the profile measured for so many replicas on a node as compute at a time on
-average: P devices of a node times their share of work in the same replay without messages. Of one
-mini-batch then, over all ranks:
+k is the slow-down that the profile measured for as many replicas on a node as compute at the same
+time on average: P devices of a node times their share of work in the same replay without messages.
+For one mini-batch and the mean rank:
 
     compute    k * work / ranks
     bubble     k * T without messages - compute         (unequal stages count as bubble)
@@ -36,24 +36,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from ddlbench.experiment.cell import Cell
 from ddlbench.planning.gradient_traffic import DEFAULT_BUCKET_BYTES, fused
 from ddlbench.planning.pipeline import Pipeline, PipelineRun, Repeated
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Event, EventGraph
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Block, Workload
-from ddlbench.predict.links import AllReduce, Hop, LinkTable, Place
+from ddlbench.predict.links import AllReduce, Hop, LinkTable, places_of
 from ddlbench.predict.prediction import (
-    NO_HISTORY,
-    History,
+    BuiltInPredictor,
+    CellInputs,
     NotPredictable,
     Prediction,
-    Predictor,
     joined,
-    links_or_error,
 )
 
 
@@ -65,9 +61,6 @@ class PipelineLinks:
         plan: who runs where.
         pipeline: its stages.
         blocks: of each stage.
-
-    Attributes:
-        remarks: what stood in for links that were not measured.
     """
 
     def __init__(
@@ -76,16 +69,16 @@ class PipelineLinks:
         self._table, self._pipeline = table, pipeline
         self._sent_bytes = [pipeline.samples * stage[-1].output_bytes for stage in blocks]
         self._weight_bytes = [sum(block.parameter_bytes for block in stage) for stage in blocks]
-        self._places: list[Place] = [(p.node, p.devices[0]) for p in plan.processes]
+        self._places = places_of(plan)
         self._remarks: dict[str, None] = {}
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Each once, in the order in which they came up."""
+        """Which links stand in for unmeasured ones; each remark once, in order of occurrence."""
         return tuple(self._remarks)
 
     def time_s(self, event: Event, device_kind: str) -> float:
-        """Seconds of a message, of word of a posted receive, or of an all-reduce; else 0."""
+        """Seconds of a message, of the notice of a posted receive, or of an all-reduce; else 0."""
         action, peer = event.action, event.peer
         if event.role == "notice" and peer is not None:
             return self._hop(event.rank, peer).latency_s
@@ -105,27 +98,27 @@ class PipelineLinks:
         return hop
 
     def _sum_s(self, stage: int, transport: str) -> float:
-        """All buckets of a stage, one after the other."""
+        """Seconds of the all-reduces of all buckets of a stage, one after the other."""
         reduce = self._all_reduce(self._pipeline.stages[stage].ranks, transport)
         self._remarks.update(dict.fromkeys(reduce.notes))
         sizes = fused(self._weight_bytes[stage], DEFAULT_BUCKET_BYTES)
         return sum(reduce.time_s(size) for size in sizes if size)
 
     def _all_reduce(self, ranks: Sequence[int], transport: str) -> AllReduce:
-        """Over the nodes of the ranks; where these do not share them evenly, one rank a node."""
         nodes = len({self._places[rank][0] for rank in ranks})
-        even = len(ranks) % nodes == 0
-        shape = (nodes, len(ranks) // nodes) if even or nodes == 1 else (len(ranks), 1)
+        shape = (nodes, len(ranks) // nodes)
+        if len(ranks) % nodes:  # no such geometry was swept: as if each rank had a node of its own
+            shape = (len(ranks), 1)
         return self._table.all_reduce(*shape, transport)
 
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Seconds of one pass, of the update and of loading; one number a stage.
+    """Seconds of one pass, of the update and of loading; one number per stage.
 
     Args:
         forward_s, backward_s: of one micro- or mini-batch.
-        input_s, weight_s: the backward pass where a schedule has its halves apart.
+        input_s, weight_s: the two halves of the backward pass, for schedules that split it.
         update_s: optimiser.
         load_s: a replica's share of a mini-batch, from the dataset to the first stage.
         notes: what was extrapolated.
@@ -140,7 +133,7 @@ class StageTimes:
     notes: tuple[str, ...]
 
     def of(self, kind: str, stage: int) -> float:
-        """Seconds of a pass or update of a stage; of a message or all-reduce, 0."""
+        """Seconds of a pass or update of a stage; 0 of a message or all-reduce."""
         tables = {
             "forward": self.forward_s,
             "backward": self.backward_s,
@@ -153,9 +146,6 @@ class StageTimes:
 
 def stage_times(workload: Workload, plan: Plan, samples: float, loaded: float) -> StageTimes:
     """Times of a plan's stages.
-
-    The optimiser's time is shared out by parameter bytes. The first stage has no gradient of an
-    input to give on: where the halves are apart, it does all in the second.
 
     Args:
         workload: the profile.
@@ -171,17 +161,20 @@ def stage_times(workload: Workload, plan: Plan, samples: float, loaded: float) -
     weights = [sum(block.parameter_bytes for block in blocks) for blocks in stages]
     whole = sum(weights) or 1
     backward = [[block.backward.at(samples) for block in blocks] for blocks in stages]
-    paired = [
-        list(zip(blocks, seconds, strict=True))
+    input_halves = [
+        sum(block.input_share * s for block, s in zip(blocks, seconds, strict=True))
         for blocks, seconds in zip(stages, backward, strict=True)
     ]
-    inputs = [sum(block.input_share * s for block, s in one) for one in paired]
-    apart = [sum(block.weight_share * s for block, s in one) for one in paired]
+    weight_halves = [
+        sum(block.weight_share * s for block, s in zip(blocks, seconds, strict=True))
+        for blocks, seconds in zip(stages, backward, strict=True)
+    ]
     return StageTimes(
         forward_s=tuple(sum(block.forward.at(samples) for block in blocks) for blocks in stages),
         backward_s=tuple(map(sum, backward)),
-        input_s=(0.0, *inputs[1:]),
-        weight_s=(sum(backward[0]), *apart[1:]),
+        # The first stage sends no gradient of its input: it computes all in the second half.
+        input_s=(0.0, *input_halves[1:]),
+        weight_s=(sum(backward[0]), *weight_halves[1:]),
         update_s=tuple(step.optimizer_s * size / whole for size in weights),
         load_s=step.load_s,
         notes=joined(_extrapolated(workload, samples), step.remark),
@@ -204,25 +197,17 @@ _LIMITS = (
 _SPLIT_LIMIT = "the halves of a backward pass are shares of the whole, not measured"
 
 
-class PipelineReplay(Predictor):
+class PipelineReplay(BuiltInPredictor):
     """The schedule replayed with the times of the profile and the links."""
 
-    name: ClassVar[str] = "pipeline-replay"
-    source: ClassVar[str] = "replay of the schedule, measured blocks and links"
+    name = "pipeline-replay"
+    source = "replay of the schedule, measured blocks and links"
 
-    def predict(
-        self,
-        workload: Workload,
-        links: LinkTable | None,
-        plan: Plan,
-        cell: Cell,
-        history: History = NO_HISTORY,
-    ) -> Prediction:
-        """Predict one step; see the module."""
-        strategy = strategy_of(cell.strategy)
+    def model(self, inputs: CellInputs) -> Prediction:
+        workload, plan, strategy = inputs.workload, inputs.plan, inputs.strategy
         run, pipeline = strategy.pipeline_run(plan), strategy.pipeline_of(plan)
         if run is None or pipeline is None:
-            raise NotPredictable(f"the plan of {cell.strategy} holds no stages to replay")
+            raise NotPredictable(f"the plan of {inputs.cell.strategy} holds no stages to replay")
         times = stage_times(workload, plan, run.samples, run.loaded)
         compute = _Compute(run, times)
         work_s = compute.work_s() / plan.world_size
@@ -232,10 +217,10 @@ class PipelineReplay(Predictor):
         step_s, sent_s = slowdown * free_s, 0.0
         remarks: tuple[str, ...] = ()
         if plan.world_size > 1:
-            table = links_or_error(links, self.name)
-            sending = PipelineLinks(table, plan, pipeline, strategy.stage_blocks(workload, plan))
-            step_s, sent_s = _with_links(run, compute, slowdown, sending, workload.device_kind)
-            remarks = sending.remarks
+            stage_blocks = strategy.stage_blocks(workload, plan)
+            links = PipelineLinks(inputs.links, plan, pipeline, stage_blocks)
+            step_s, sent_s = _with_links(run, compute, slowdown, links, workload.device_kind)
+            remarks = links.remarks
         exposed_s = max(0.0, step_s - slowdown * free_s)
         compute_s = slowdown * work_s
         return Prediction(
@@ -251,13 +236,13 @@ class PipelineReplay(Predictor):
 
 @dataclass(frozen=True)
 class _Compute:
-    """What passes, updates and loading take on an undisturbed device."""
+    """Seconds of passes, updates and loading on an undisturbed device."""
 
     run: PipelineRun
     times: StageTimes
 
     def of(self, event: Event) -> float:
-        """Seconds of an event; 0 for what is communication."""
+        """Seconds of an event; 0 of communication."""
         if event.role == "start":
             at_first = not self.run.loads_each_pass and self._holds_first_stage(event.rank)
             return self.times.load_s if at_first else 0.0
@@ -268,11 +253,10 @@ class _Compute:
         return self.times.of(kind, stage) + (self.times.load_s if loading else 0.0)
 
     def costs_s(self, graph: EventGraph) -> list[float]:
-        """Seconds of each of a graph's keys."""
         return [self.of(key) for key in graph.keys]
 
     def work_s(self) -> float:
-        """Seconds of all ranks, per mini-batch."""
+        """Seconds of work of all ranks, per mini-batch."""
         graph = self.run.free.graph
         whole = sum(
             count * self.of(key) for key, count in zip(graph.keys, graph.key_counts, strict=True)
@@ -290,7 +274,7 @@ def _with_links(
     links: PipelineLinks,
     device_kind: str,
 ) -> tuple[float, float]:
-    """Seconds per mini-batch in the long run, and those of all its messages and all-reduces."""
+    """Seconds per mini-batch in the long run, and seconds of its messages and all-reduces."""
     graph = run.real.graph
     sent = [links.time_s(key, device_kind) for key in graph.keys]
     costs = [slowdown * compute.of(key) + s for key, s in zip(graph.keys, sent, strict=True)]
@@ -298,7 +282,7 @@ def _with_links(
 
 
 def _sent_s(repeated: Repeated, sent_s: Sequence[float], pipelines: int) -> float:
-    """All communication of a mini-batch; of messages, the mean over pipelines side by side."""
+    """Seconds of all communication of a mini-batch; of messages, the mean over pipelines."""
     graph = repeated.graph
     whole = sum(
         count * seconds / (pipelines if key.role == "message" else 1)
