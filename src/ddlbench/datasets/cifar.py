@@ -71,7 +71,6 @@ def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
 
     Raises:
         DataError: a file is missing, damaged, not a CIFAR batch, or holds forbidden objects.
-
     """
     shards, labels = [], []
     for name in BATCHES[split]:
@@ -105,7 +104,6 @@ def load_pickle(path: Path) -> dict[str, Any]:
 
     Raises:
         DataError: the file is missing or damaged, or asks for anything else.
-
     """
     try:
         content = path.read_bytes()

@@ -49,7 +49,6 @@ class CheckedFile:
 
     Raises:
         OSError: as the system reports it; a write is never partial.
-
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,7 +100,6 @@ def record_of(path: Path, *, contents: bool) -> Record:
 
     Raises:
         OSError: nothing is there, or it cannot be read.
-
     """
     if path.is_dir():
         return _folder_record(path, contents)
@@ -172,7 +170,6 @@ class ArraySplit:
     Args:
         shards: uint8 arrays of shape (n_k, C, H, W); a sample's id counts through them.
         labels: int64 of shape (N,).
-
     """
 
     shards: list[np.ndarray]
@@ -191,7 +188,6 @@ class FileSplit:
         names: file name of every sample, bytes of shape (N,); a sample's id is its place in the
             order of class folder, then name - torchvision's order.
         labels: int64 of shape (N,).
-
     """
 
     folder: Path

@@ -80,7 +80,6 @@ def write_dataset(
 
     Raises:
         OSError: a file could not be written.
-
     """
     begin = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,6 @@ def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
 
     Raises:
         DataError: a file is missing, truncated, or not of ``spec``'s shape.
-
     """
     image_path, label_path = file_paths(split)
     images = _map(root / image_path, 3)

@@ -98,7 +98,6 @@ def read(root: Path, spec: DatasetSpec, split: str) -> FileSplit:
 
     Raises:
         DataError: the folder is missing, empty, or has more classes than ``spec``.
-
     """
     folder = root / split
     try:
@@ -137,7 +136,6 @@ def decode(path: Path, spec: DatasetSpec) -> np.ndarray:
 
     Raises:
         DataError: the file cannot be read or decoded.
-
     """
     try:
         with Image.open(path) as opened:
@@ -185,7 +183,6 @@ def write_class_folders(
     Raises:
         OSError: a folder could not be written.
         DataError: a process ended on its own.
-
     """
     setup = {
         "spec": asdict(content.spec),

@@ -60,7 +60,6 @@ class Batch(NamedTuple):
             of a feed that reads labels alone.
         labels: int64, (n,), on the feed's device.
         sample_ids: global sample ids, int64, (n,), on the CPU.
-
     """
 
     inputs: torch.Tensor
@@ -101,7 +100,6 @@ class BatchLoader:
     Raises:
         ValueError: the arguments do not fit together.
         DataError: the dataset is smaller than a global batch.
-
     """
 
     def __init__(
@@ -188,7 +186,6 @@ class BatchLoader:
 
         Raises:
             ValueError: the epoch has no such steps.
-
         """
         steps = self.steps_per_epoch
         count = steps - first_step if count is None else count

@@ -41,7 +41,6 @@ def open_split(path: Path, request: DataRequest, split: str) -> ImageDataset:
 
     Raises:
         DataError: the data is missing, damaged, or not that of ``request``.
-
     """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
@@ -101,7 +100,6 @@ class ArrayImages(Dataset[tuple[torch.Tensor, int]]):
         origin: arguments of :func:`open_split` that gave them; a loader's worker opens the files
             itself instead of being sent their contents.
         keep: ids in ``data`` of the samples this has; None for all.
-
     """
 
     def __init__(

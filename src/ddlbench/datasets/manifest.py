@@ -55,7 +55,6 @@ class Manifest:
             summed up one class folder at a time.
         created: when, ISO 8601 with time zone.
         generation_s: how long it took, in seconds.
-
     """
 
     schema_version: int
@@ -115,7 +114,6 @@ class Manifest:
 
         Raises:
             DataError: there is none, or it is not one of this version.
-
         """
         path = folder / MANIFEST_NAME
         try:
@@ -146,7 +144,6 @@ class Manifest:
             folder: where the data is.
             contents: compare checksums, not only sizes.
             workers: threads that read.
-
         """
         try:
             jobs = [

@@ -85,7 +85,6 @@ def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
 
     Raises:
         DataError: a file is missing, truncated, or not of ``spec``'s shape.
-
     """
     path = root / INDEX_NAME
     try:

@@ -50,7 +50,6 @@ class Staged:
         reused: it was there already.
         stage_s: how long this call took, waiting for another job included, in seconds.
         size_bytes: sum of its files; None for the user's own data read in place.
-
     """
 
     path: Path
@@ -92,7 +91,6 @@ def stage(
         StagingError: no room, no right to write, or another failure of the disk; nothing
             half-made is left behind.
         DataError: the user's own data is missing or cannot be read.
-
     """
     if verify not in ("size", "full"):
         raise ValueError(f"verify must be 'size' or 'full', not {verify!r}")
@@ -119,7 +117,6 @@ def hold(request: DataRequest, scratch: Path) -> Path:
 
     Raises:
         StagingError, DataError: as :func:`stage`, where the data is made again.
-
     """
     folder = data_folder(request, scratch)
     if folder.parent != scratch / _TOP or not folder.parent.is_dir():
@@ -145,7 +142,6 @@ def remove(request: DataRequest, scratch: Path) -> bool:
 
     Raises:
         StagingError: it cannot be deleted.
-
     """
     folder = data_folder(request, scratch)
     if folder.parent != scratch / _TOP or not folder.parent.is_dir():

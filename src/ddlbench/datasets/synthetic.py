@@ -42,7 +42,6 @@ class Recipe:
         labels: the class.
         shifts: how far the planes are moved, in places of a flattened plane.
         slices: where in the bank the noise begins.
-
     """
 
     labels: np.ndarray
@@ -62,7 +61,6 @@ class Content:
     Args:
         spec: which dataset.
         seed: another seed gives other patterns, labels and noise.
-
     """
 
     def __init__(self, spec: DatasetSpec, seed: int) -> None:
@@ -111,7 +109,6 @@ class Content:
 
         Returns:
             ``out``.
-
         """
         shape = (len(recipe), *self.spec.shape)
         out = np.empty(shape, np.uint8) if out is None else out
@@ -199,7 +196,6 @@ class CounterRng:
     Args:
         parts: what the sequence is for, e.g. ``("mnist", 7, "labels")``; sequences of
             different names are independent.
-
     """
 
     def __init__(self, *parts: str | int) -> None:

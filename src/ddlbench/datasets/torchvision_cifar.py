@@ -22,7 +22,6 @@ class StagedCIFAR10(datasets.CIFAR10):
     Raises:
         RuntimeError: files are missing or changed (torchvision's own error).
         DataError: there is no manifest, or a batch holds something else than data.
-
     """
 
     train_list: ClassVar[list[list[Any]]] = [[name, None] for name in BATCHES["train"]]

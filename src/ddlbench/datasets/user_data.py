@@ -27,7 +27,6 @@ class UserData:
         parts: its files, or its class folders, as paths from ``folder``.
         digest: a name (64 hex digits) of what is there: contents of idx and cifar files, names
             of image files (reading 150 GB only to name them would take longer than many a run).
-
     """
 
     def __init__(self, folder: Path, parts: list[str], digest: str) -> None:
@@ -49,7 +48,6 @@ def inspect_user_data(request: DataRequest) -> UserData:
 
     Raises:
         DataError: something is missing or cannot be read.
-
     """
     folder = source_folder(request)
     if not folder.is_dir():
@@ -94,7 +92,6 @@ def copy_user_data(request: DataRequest, found: UserData, folder: Path, workers:
 
     Raises:
         OSError: a file could not be read or written.
-
     """
     begin = time.perf_counter()
     folder.mkdir(parents=True)

@@ -27,7 +27,6 @@ def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
 
     Raises:
         ConfigError: no such network, or what it returns cannot be cut into blocks.
-
     """
     factory = load("ddlbench.networks", network)
     if not callable(factory):

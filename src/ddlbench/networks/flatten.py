@@ -29,7 +29,6 @@ def flatten(model: nn.Module, head: str) -> nn.Sequential:
         model: its ``forward`` calls its children in the order of their definition, averages
             over height and width, flattens, and calls ``head``. Its modules are reused.
         head: the child that takes the flattened features, of shape (N, features).
-
     """
     blocks: OrderedDict[str, nn.Module] = OrderedDict()
     for name, child in model.named_children():
@@ -91,7 +90,6 @@ def is_small(spec: DatasetSpec) -> bool:
 
     Raises:
         ConfigError: large images whose channels torchvision's networks do not read.
-
     """
     if max(spec.height, spec.width) <= _LARGEST_SMALL_SIDE:
         return True

@@ -49,7 +49,6 @@ class MatrixRow:
             experiment has none.
         unsupported: why it is not run; None when it is.
         condition: of its links, where the site emulates its fabric.
-
     """
 
     cell: Cell
@@ -63,7 +62,6 @@ def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
 
     Raises:
         ConfigError: a name is unknown, a value is wrong, or a cell written by hand cannot run.
-
     """
     _check_names(experiment)
     chosen: dict[str, tuple[Cell, str | None, str | None]] = {}
@@ -97,7 +95,6 @@ def cell_of(cell_id: str, site: Site) -> Cell:
 
     Raises:
         ConfigError: there is no such cell, or it cannot run.
-
     """
     cell = Cell.from_id(cell_id)
     DATASETS.check(cell.dataset, cell_id)
