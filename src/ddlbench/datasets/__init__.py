@@ -1,6 +1,6 @@
-"""Datasets: made or found, put on a node's own disk, and read for training.
+"""Datasets: generated or the user's own, staged on a node's disk, and read for training.
 
-What stands here needs no torch; reading for training is :mod:`ddlbench.datasets.loading`.
+This package imports no torch; :mod:`ddlbench.datasets.loading` reads for training.
 """
 
 from ddlbench.datasets.files import DataError, StagingError

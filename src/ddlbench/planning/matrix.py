@@ -16,7 +16,7 @@ import importlib.util
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
         ConfigError: a name is unknown, a value is wrong, or a cell written by hand cannot run.
     """
     _check_names(experiment)
-    chosen: dict[str, tuple[Cell, str | None, str | None]] = {}
+    chosen: dict[str, MatrixRow] = {}
     too_large = _memory_check(site)
     for point, base_point in _product(experiment):
         cell = _cell(point, experiment.where)
@@ -83,10 +83,12 @@ def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
     if not chosen:
         raise ConfigError(f"{experiment.where}: no cell is left; loosen 'matrix' or 'exclude'")
     return [
-        MatrixRow(
-            cell, base_id if base_id in chosen else None, reason, site.fabrics.get(cell.fabric)
+        replace(
+            row,
+            base_id=row.base_id if row.base_id in chosen else None,
+            condition=site.fabrics.get(row.cell.fabric),
         )
-        for cell, base_id, reason in chosen.values()
+        for row in chosen.values()
     ]
 
 
@@ -98,8 +100,8 @@ def cell_of(cell_id: str, site: Site) -> Cell:
     """
     cell = Cell.from_id(cell_id)
     DATASETS.check(cell.dataset, cell_id)
-    _check_name("ddlbench.networks", cell.network, cell_id)
-    _check_name("ddlbench.strategies", cell.strategy, cell_id)
+    check_name("ddlbench.networks", cell.network, cell_id)
+    check_name("ddlbench.strategies", cell.strategy, cell_id)
     options = _strategy(cell.strategy).check_options(dict(cell.options), cell_id)
     written = normalise(cell.with_(options=tuple(options.items())))
     if written != cell:
@@ -111,7 +113,7 @@ def cell_of(cell_id: str, site: Site) -> Cell:
 
 
 def _choose(
-    chosen: dict[str, tuple[Cell, str | None, str | None]],
+    chosen: dict[str, MatrixRow],
     cell: Cell,
     base: Cell | None,
     reason: str | None,
@@ -121,7 +123,7 @@ def _choose(
     for repeat in range(repeats):
         again = cell.with_(repeat=repeat)
         base_id = base.with_(repeat=repeat).id if base else None
-        chosen.setdefault(again.id, (again, base_id, reason))
+        chosen.setdefault(again.id, MatrixRow(again, base_id, reason))
 
 
 def _product(experiment: Experiment) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -178,7 +180,7 @@ def _matches(rule: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
 def _check_names(experiment: Experiment) -> None:
     """Refuse names that are none; a rule with a misspelt one would silently change nothing."""
     for name in experiment.strategies:
-        _check_name("ddlbench.strategies", name, f"{experiment.where}: strategies")
+        check_name("ddlbench.strategies", name, f"{experiment.where}: strategies")
     rules = [("matrix", experiment.matrix)]
     rules += [(f"overrides.{n}.when", rule["when"]) for n, rule in enumerate(experiment.overrides)]
     rules += [(f"exclude.{n}", rule) for n, rule in enumerate(experiment.exclude)]
@@ -189,9 +191,9 @@ def _check_names(experiment: Experiment) -> None:
                 if key == "dataset":
                     DATASETS.check(value, where)
                 elif key == "network":
-                    _check_name("ddlbench.networks", value, where)
+                    check_name("ddlbench.networks", value, where)
                 elif key == "strategy":
-                    _check_name("ddlbench.strategies", value, where)
+                    check_name("ddlbench.strategies", value, where)
                 elif key == "geometry":
                     parse_geometry(value, where)
 
@@ -202,8 +204,8 @@ def _cell(point: Mapping[str, Any], where: str) -> Cell:
             raise ConfigError(f"{where}: {key!r} is missing; give it as an axis of 'matrix'")
     dataset, network, name = point["dataset"], point["network"], point["strategy"]
     DATASETS.check(dataset, where)
-    _check_name("ddlbench.networks", network, where)
-    _check_name("ddlbench.strategies", name, where)
+    check_name("ddlbench.networks", network, where)
+    check_name("ddlbench.strategies", name, where)
     try:
         strategy = _strategy(name)
     except ConfigError as error:
@@ -272,7 +274,8 @@ def _strategy(name: str) -> Strategy:
 
 
 @cache
-def _check_name(group: str, name: str, where: str) -> None:
+def check_name(group: str, name: str, where: str) -> None:
+    """Raises ConfigError unless ``name`` is registered, or names an attribute of a module."""
     if name not in known(group) and ":" not in name:
         remark = nearest(name, known(group))
         raise ConfigError(f"{where}: unknown {kind_of(group)} {name!r}; {remark}")
@@ -286,8 +289,8 @@ def _missing_package(names: tuple[str, ...]) -> str | None:
     for name in names:
         if importlib.util.find_spec(name) is None:
             # Set-up leaves a sentence beside the environment when it could not build a package.
-            why = Path(sys.prefix) / f"{name}-missing.txt"
-            reason = f" ({why.read_text('utf-8').strip()})" if why.is_file() else ""
+            path = Path(sys.prefix) / f"{name}-missing.txt"
+            reason = f" ({path.read_text('utf-8').strip()})" if path.is_file() else ""
             return Reason(
                 "package_missing",
                 f"the package {name} is not installed here{reason}; see envs/README.md",

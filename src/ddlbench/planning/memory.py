@@ -35,12 +35,13 @@ a rank holds are those of its schedule.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import profile_file, result_file
-from ddlbench.experiment.profile import BlockProfile, InvalidProfile, Profile, ProfileKey
+from ddlbench.experiment.profile import InvalidProfile, Profile, ProfileKey
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
 from ddlbench.experiment.units import GB
@@ -65,8 +66,12 @@ def memory_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
 
 def capacity_bytes(workload: Workload, site: Site) -> float | None:
     """Memory of one device: the profile's, on CPU what the site gives it; None where unknown."""
-    if workload.device_memory_bytes:
-        return float(workload.device_memory_bytes)
+    return _capacity(workload.device_memory_bytes, site)
+
+
+def _capacity(profiled_bytes: int | None, site: Site) -> float | None:
+    if profiled_bytes:
+        return float(profiled_bytes)
     if site.device == "cpu" and site.memory_per_device_mb is not None:
         return site.memory_per_device_mb * 1e6
     return None
@@ -77,13 +82,7 @@ def fullest_bytes(workload: Workload, plan: Plan, devices: Sequence[int]) -> int
 
     On CUDA that is the fullest device; on CPU a process, with all partitions that it drives.
     """
-    if workload.device_kind == "cuda":
-        return max(devices)
-    sums, first = [], 0
-    for process in plan.processes:
-        sums.append(sum(devices[first : first + len(process.devices)]))
-        first += len(process.devices)
-    return max(sums)
+    return max(needed for needed, _ in _memories(workload, plan, devices))
 
 
 def fits(workload: Workload, plan: Plan, devices: Sequence[int], capacity_bytes: float) -> bool:
@@ -91,15 +90,17 @@ def fits(workload: Workload, plan: Plan, devices: Sequence[int], capacity_bytes:
 
     On CPU the devices of one process share their memory, as torchgpipe's partitions do.
     """
+    memories = _memories(workload, plan, devices)
+    return all(needed <= count * capacity_bytes for needed, count in memories)
+
+
+def _memories(workload: Workload, plan: Plan, devices: Sequence[int]) -> list[tuple[int, int]]:
+    """Bytes needed in each separate memory, and the devices that share it."""
     if workload.device_kind == "cuda":
-        return max(devices) <= capacity_bytes
-    first = 0
-    for process in plan.processes:
-        count = len(process.devices)
-        if sum(devices[first : first + count]) > count * capacity_bytes:
-            return False
-        first += count
-    return True
+        return [(needed, 1) for needed in devices]
+    remaining = iter(devices)
+    counts = [len(process.devices) for process in plan.processes]
+    return [(sum(islice(remaining, count)), count) for count in counts]
 
 
 def persistent_bytes(blocks: Sequence[Block], momentum: float) -> float:
@@ -263,10 +264,7 @@ def held_bytes(plan: Plan, profile: Profile) -> tuple[float, ...]:
     """Bytes that each rank of a pipeline holds at one moment, at least."""
     pipeline = strategy_of(plan.cell.strategy).pipeline_of(plan)
     assert pipeline is not None
-    return tuple(
-        _held(plan.cell, pipeline, rank, profile.blocks, float(profile.fixed_memory_bytes))
-        for rank in range(plan.world_size)
-    )
+    return tuple(_held(plan.cell, pipeline, rank, profile) for rank in range(plan.world_size))
 
 
 def _was_run(cell: Cell, site: Site) -> bool:
@@ -274,23 +272,15 @@ def _was_run(cell: Cell, site: Site) -> bool:
     return any(folder.glob("rep*/result.json"))
 
 
-def _held(
-    cell: Cell,
-    pipeline: Pipeline,
-    rank: int,
-    profiled: Sequence[BlockProfile],
-    fixed_bytes: float,
-) -> float:
-    spans = pipeline.spans(rank)
-    blocks = [block for first, last in spans for block in profiled[first:last]]
+def _held(cell: Cell, pipeline: Pipeline, rank: int, profile: Profile) -> float:
+    spans = [profile.blocks[first:last] for first, last in pipeline.spans(rank)]
+    blocks = [block for span in spans for block in span]
     weights = float(sum(block.parameter_bytes for block in blocks))
     versions = pipeline.stages[pipeline.of_rank(rank)[0]].weight_versions
     # We do not know which of the rank's stages a pass belongs to, so we take the smallest.
-    saved = min(
-        sum(block.saved_bytes_per_sample for block in profiled[first:last]) for first, last in spans
-    )
+    saved = min(sum(block.saved_bytes_per_sample for block in span) for span in spans)
     return (
-        fixed_bytes
+        float(profile.fixed_memory_bytes)
         + weights * (versions + (1 if cell.momentum > 0 else 0))
         + sum(block.buffer_bytes for block in blocks)
         + pipeline.held[rank] * pipeline.samples * saved
@@ -306,8 +296,5 @@ def _profile_and_capacity(cell: Cell, site: Site) -> tuple[Profile, float] | Non
         profile = profile_at(path)
     except InvalidProfile:  # whoever needs it says so
         return None
-    if profile.device_memory_bytes:
-        return profile, float(profile.device_memory_bytes)
-    if site.device == "cpu" and site.memory_per_device_mb is not None:
-        return profile, site.memory_per_device_mb * 1e6
-    return None
+    capacity = _capacity(profile.device_memory_bytes, site)
+    return None if capacity is None else (profile, capacity)

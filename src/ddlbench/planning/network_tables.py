@@ -14,6 +14,7 @@ far a network can be split.
 from __future__ import annotations
 
 import csv
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -46,12 +47,16 @@ def block_costs(cell: Cell) -> tuple[BlockCost, ...] | None:
 
 @cache
 def _block_table() -> dict[tuple[str, str], tuple[BlockCost, ...]]:
-    found: dict[tuple[str, str], list[BlockCost]] = {}
-    with Path(__file__).with_name("block_table.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            costs = (int(row[name]) for name in BLOCK_COLUMNS[3:])
-            found.setdefault((row["network"], row["dataset"]), []).append(BlockCost(*costs))
-    return {key: tuple(costs) for key, costs in found.items()}
+    blocks: defaultdict[tuple[str, str], tuple[BlockCost, ...]] = defaultdict(tuple)
+    for row in _rows("block_table.csv"):
+        costs = (int(row[name]) for name in BLOCK_COLUMNS[3:])
+        blocks[row["network"], row["dataset"]] += (BlockCost(*costs),)
+    return dict(blocks)
+
+
+def _rows(table: str) -> list[dict[str, str]]:
+    with Path(__file__).with_name(table).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 LIMIT_COLUMNS = ("network", "dataset", "split", "count", "layer")
@@ -90,8 +95,7 @@ def why_too_many(cell: Cell, split: str, devices: int) -> str | None:
 
 @cache
 def _limit_table() -> dict[tuple[str, str, str], tuple[int, str]]:
-    with Path(__file__).with_name("split_limits.csv").open(encoding="utf-8", newline="") as file:
-        return {
-            (row["network"], row["dataset"], row["split"]): (int(row["count"]), row["layer"])
-            for row in csv.DictReader(file)
-        }
+    return {
+        (row["network"], row["dataset"], row["split"]): (int(row["count"]), row["layer"])
+        for row in _rows("split_limits.csv")
+    }

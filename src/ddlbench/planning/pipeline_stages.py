@@ -82,19 +82,19 @@ def bandwidth_of(links: Links, level: Reach, where: str) -> float:
         if sweep.operation == "p2p" and sweep.level == level and sweep.points:
             largest = max(sweep.points, key=lambda point: point.message_bytes)
             return largest.message_bytes / largest.time_s
-    found = [
+    bandwidths = [
         bandwidth
         for pair in links.pairs
         if pair.method in _TRANSPORTS
         for bandwidth in _of_level(pair, same_node=level == "node")
     ]
-    if not found:
+    if not bandwidths:
         place = "within a node" if level == "node" else "between nodes"
         raise ConfigError(
             f"{where}: nothing was measured {place} with the transport of training; measure the "
             "links again, or give them in the site file"
         )
-    return min(found)
+    return min(bandwidths)
 
 
 def _of_level(pair: PairMatrix, same_node: bool) -> list[float]:
@@ -261,8 +261,8 @@ def stages_of(
     if balance == "profile":
         chain = measured_chain(cell, site, samples or cell.batch_size)
         if replicas is None:
-            found = _partition(cell, chain, str(site))
-            return found.stages, found.period_s
+            best = _partition(cell, chain, str(site))
+            return best.stages, best.period_s
         check_enough(cell, len(chain), len(replicas))
         times = [node.time_s for node in chain.nodes]
         counts = even_costs(times, [node.output_bytes for node in chain.nodes], replicas)

@@ -11,23 +11,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.document import JsonForm
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.profile import ProfileKey
-from ddlbench.experiment.registry import BASE, known
-from ddlbench.experiment.schema import nearest
+from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.site import Site
-from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.matrix import MatrixRow, check_name
 from ddlbench.planning.pipeline_stages import NeedsProfile
 from ddlbench.planning.strategy import strategy_of
 
 
 @dataclass(frozen=True)
-class ProfileNeeds:
+class ProfileNeeds(JsonForm):
     """What is measured for one profile.
 
     Args:
@@ -50,14 +50,7 @@ class ProfileNeeds:
         return ProfileKey.of(self.cell)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        return {**asdict(self), "cell": self.cell.to_dict()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ProfileNeeds:
-        """Read the form that :meth:`to_dict` writes."""
-        batches = {key: tuple(values[key]) for key in ("step_batches", "layer_batches")}
-        return cls(**{**values, **batches, "cell": Cell.from_dict(values["cell"])})
+        return {**super().to_dict(), "cell": self.cell.to_dict()}
 
 
 def profiles_of(rows: Iterable[MatrixRow]) -> list[ProfileKey]:
@@ -144,9 +137,6 @@ def _nearest_cells(key: ProfileKey, cells: list[Cell]) -> list[Cell]:
 def _check(key: ProfileKey) -> None:
     where = f"profile {key.id}"
     DATASETS.check(key.dataset, where)
-    networks = known("ddlbench.networks")
-    if key.network not in networks and ":" not in key.network:
-        remark = nearest(key.network, networks)
-        raise ConfigError(f"{where}: unknown network {key.network!r}; {remark}")
+    check_name("ddlbench.networks", key.network, where)
     if key.precision not in ("fp32", "tf32", "bf16"):
         raise ConfigError(f"{where}: precision {key.precision!r} is none; write fp32, tf32 or bf16")

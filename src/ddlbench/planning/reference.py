@@ -34,7 +34,7 @@ def _decoded(spec: DatasetSpec) -> str:
 
 def axis_table() -> str:
     """Say which values the axes of a matrix take, as Markdown."""
-    datasets = _listed(
+    datasets = ", ".join(
         f"`{spec.name}`{' (volumes)' if spec.depth else ''}" for spec in DATASETS.built_in.values()
     )
     return "\n".join(
@@ -72,8 +72,4 @@ def _meaning(schema: dict[str, Any]) -> str:
 
 
 def _names(names: Iterable[str]) -> str:
-    return _listed(f"`{name}`" for name in names)
-
-
-def _listed(words: Iterable[str]) -> str:
-    return ", ".join(words)
+    return ", ".join(f"`{name}`" for name in names)

@@ -63,10 +63,10 @@ def timeouts_within(
     """
     if limit_s is None:
         return int(stage_timeout_s), int(cell_timeout_s)
-    room = int(limit_s // 60) - SPARE_MINUTES
+    minutes = int(limit_s // 60) - SPARE_MINUTES
     cell = math.ceil(cell_timeout_s / 60)
-    stage = min(math.ceil(stage_timeout_s / 60), max(room - cell, room // 3, 1))
-    cell = min(cell, max(room - stage, 1))
+    stage = min(math.ceil(stage_timeout_s / 60), max(minutes - cell, minutes // 3, 1))
+    cell = min(cell, max(minutes - stage, 1))
     return min(int(stage_timeout_s), stage * 60), min(int(cell_timeout_s), cell * 60)
 
 

@@ -7,11 +7,12 @@ the nodes is the executor that it names.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ddlbench.experiment.cell import Cell, OptionValue
+from ddlbench.experiment.document import JsonForm
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import BASE, load
 from ddlbench.experiment.schema import check
@@ -54,7 +55,7 @@ Needs = Literal["inputs", "labels"]
 
 
 @dataclass(frozen=True)
-class Process:
+class Process(JsonForm):
     """One process of a running cell.
 
     Args:
@@ -83,18 +84,10 @@ class Process:
     needs: tuple[Needs, ...] = ("inputs", "labels")
 
     def to_dict(self) -> dict[str, Any]:
-        """The form that plan.json holds."""
-        values = {**asdict(self), "devices": list(self.devices), "needs": list(self.needs)}
-        if self.turns == 1:  # the rule; plans that keep to it look as they always did
+        values = super().to_dict()
+        if self.turns == 1:  # the default is left out, so that older plans keep their digests
             del values["turns"]
         return values
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Process:
-        """Read the form that :meth:`to_dict` writes."""
-        return cls(
-            **{**values, "devices": tuple(values["devices"]), "needs": tuple(values["needs"])}
-        )
 
 
 class Strategy:
@@ -265,10 +258,10 @@ def strategy_of(name: str) -> Strategy:
     Raises:
         ConfigError: there is none, or it is no descriptor.
     """
-    found = load("ddlbench.strategies", name)
-    if not (isinstance(found, type) and issubclass(found, Strategy)):
+    loaded = load("ddlbench.strategies", name)
+    if not (isinstance(loaded, type) and issubclass(loaded, Strategy)):
         raise ConfigError(f"{name!r} is not a strategy: it must name a subclass of Strategy")
-    return found()
+    return loaded()
 
 
 def known_strategy(name: str) -> Strategy | None:

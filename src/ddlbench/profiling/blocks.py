@@ -117,6 +117,7 @@ def next_input(outputs: Tensor) -> Tensor:
 
 
 def clear_gradients(module: nn.Module) -> None:
+    """Drops all gradients, as the optimiser does before every step."""
     for parameter in module.parameters():
         parameter.grad = None
 

@@ -39,8 +39,7 @@ class Marks(Protocol):
         """Seconds for which the work between two marks kept the device busy."""
         ...
 
-    def wall_s(self, first: int, last: int) -> float:
-        ...
+    def wall_s(self, first: int, last: int) -> float: ...
 
 
 class CpuMarks:

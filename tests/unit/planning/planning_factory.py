@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ddlbench.experiment.links import Links, write_links
@@ -9,6 +10,16 @@ from ddlbench.experiment.paths import links_file, profile_file
 from ddlbench.experiment.profile import Profile, write_profile
 
 SITE_NAME = "here"
+
+
+def released_warmups(replicas: Sequence[int]) -> tuple[int, ...]:
+    """Warm-up counts of PipeDream's released runtime: ``R_{>s} // r_s`` for each stage.
+
+    The paper's NOAM rounds up, the release's code rounds ``(R - 1 - ranks before s) / r_s`` down;
+    both are the same number.
+    """
+    ranks = sum(replicas)
+    return tuple((ranks - 1 - sum(replicas[:s])) // count for s, count in enumerate(replicas))
 
 
 def timings(seconds_per_sample: float) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from itertools import pairwise, product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planning_factory import released_warmups
 
 from ddlbench.planning.schedules import (
     Action,
@@ -25,7 +26,6 @@ from ddlbench.planning.schedules import (
     replicate,
     zero_bubble_v,
 )
-from ddlbench.planning.schedules.pipedream import released_warmups
 
 CONFIGURATIONS = [
     replicas

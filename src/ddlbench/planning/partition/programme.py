@@ -162,7 +162,7 @@ class _Table:
         self._demand = {
             r: r * component.demand[:, :, : w[-1] + 1] for r, w in self._waiting.items()
         }
-        self._asked = {r: self._place(demand) for r, demand in self._demand.items()}
+        self._rounded = {r: self._place(demand) for r, demand in self._demand.items()}
         weights = np.where(np.isfinite(chain.time_s), chain.parameter_bytes, 0.0)[:, :, None]
         outputs = cut_outputs(chain)[None, :, None]
         inputs = np.roll(chain.output_bytes, 1)[:, None, None]  # row i: what enters node i
@@ -203,17 +203,17 @@ class _Table:
         ahead = self._best[before]
         stage = self._other[r][start + 1 :, start + 1 :]
         cuts = np.arange(start, self._size - 1)
-        asked = self._asked[r][start + 1 :, start + 1 :]  # by the stage behind each cut
-        if self._uniform:  # the same numbers, found faster
-            period = ahead.period_s[start, cuts][:, None, asked[0, 0]]
+        demand = self._rounded[r][start + 1 :, start + 1 :]  # of the stage behind each cut
+        if self._uniform:  # the same numbers, faster
+            period = ahead.period_s[start, cuts][:, None, demand[0, 0]]
         else:
-            period = ahead.period_s[start, cuts[:, None, None], asked]
+            period = ahead.period_s[start, cuts[:, None, None], demand]
         slower = np.maximum(period, stage)
         choice = slower.argmin(axis=0)[None]
         least = np.take_along_axis(slower, choice, axis=0)[0]
-        asked = np.take_along_axis(asked, choice, axis=0)[0]
+        demand = np.take_along_axis(demand, choice, axis=0)[0]
         cut = choice[0] + start
-        entry = ahead.demand[start, cut, asked]
+        entry = ahead.demand[start, cut, demand]
 
         waiting, behind = self._waiting[r], np.s_[start, start + 1 :]
         least, cut, entry = least[:, waiting], cut[:, waiting], entry[:, waiting]
@@ -250,5 +250,5 @@ class _Table:
             stages.append(Piece(first, last, r * piece.replicas, waiting))
             if cut == WHOLE:
                 return stages[::-1]
-            demand = int(self._asked[r][first, last - 1, waiting])
+            demand = int(self._rounded[r][first, last - 1, waiting])
             last, machines = first, machines - r

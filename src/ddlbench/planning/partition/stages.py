@@ -17,6 +17,7 @@ Source: :mod:`ddlbench.planning.partition.cost`.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -91,12 +92,12 @@ def partition(
     return Partition(tuple(Stage(p.first, p.last, p.replicas) for p in pieces), period)
 
 
-def stage_memory_bytes(found: Partition, chain: Chain, memory: MemoryLimit) -> tuple[float, ...]:
+def stage_memory_bytes(cut: Partition, chain: Chain, memory: MemoryLimit) -> tuple[float, ...]:
     """Bytes that one device of each stage needs, by the terms of a memory limit."""
-    waiting = warmups(found.replicas, memory.extra_warmup)
+    waiting = warmups(cut.replicas, memory.extra_warmup)
     return tuple(
         memory.stage_bytes(chain, stage.first, stage.last, count + 1)
-        for stage, count in zip(found.stages, waiting, strict=True)
+        for stage, count in zip(cut.stages, waiting, strict=True)
     )
 
 
@@ -108,8 +109,8 @@ def balance(chain: Chain, partitions: int) -> tuple[int, ...]:
     Raises:
         ConfigError: there are fewer nodes than partitions.
     """
-    found = partition(chain, [Level(partitions, NO_LINKS)], "paper", straight=True)
-    return tuple(stage.last - stage.first for stage in found.stages)
+    best = partition(chain, [Level(partitions, NO_LINKS)], "paper", straight=True)
+    return tuple(stage.last - stage.first for stage in best.stages)
 
 
 def _fits(pieces: Sequence[Piece], chain: Chain, memory: MemoryLimit) -> bool:
@@ -120,9 +121,7 @@ def _fits(pieces: Sequence[Piece], chain: Chain, memory: MemoryLimit) -> bool:
 def _why_none(
     chain: Chain, levels: Sequence[Level], straight: bool, memory: MemoryLimit | None
 ) -> str:
-    devices = 1
-    for level in levels:
-        devices *= level.machines
+    devices = math.prod(level.machines for level in levels)
     if straight and devices > len(chain):
         return (
             f"{len(chain)} nodes cannot make {devices} stages without replication; "
@@ -198,13 +197,13 @@ def period_of(
 def _stage_s(
     costs: CostModel, time: Array, weights: Array, placed: PlacedStage, links: StageLinks
 ) -> float:
-    replicas, held = placed.stage.replicas, Counter(placed.nodes)
-    each, *others = set(held.values())
-    if len(held) == 1 or others or each == 1:
-        return float(costs.first(time, weights, replicas, links.level(set(held)), 1))
+    replicas, of_nodes = placed.stage.replicas, Counter(placed.nodes)
+    each, *others = set(of_nodes.values())
+    if len(of_nodes) == 1 or others or each == 1:
+        return float(costs.first(time, weights, replicas, links.level(set(of_nodes)), 1))
     inside = costs.first(time, weights, each, Level(each, links.node_bytes_per_s), 1)
-    between = Level(len(held), links.network_bytes_per_s)
-    return float(costs.first(inside, weights, len(held), between, each))
+    between = Level(len(of_nodes), links.network_bytes_per_s)
+    return float(costs.first(inside, weights, len(of_nodes), between, each))
 
 
 def _cut_s(costs: CostModel, placed: PlacedStage, level: Level, cuts: tuple[float, float]) -> float:

@@ -25,6 +25,7 @@ Kind = Literal[
 ]
 
 LETTERS = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
+Channel = tuple[str, int, int]  # "activation" or "gradient", from rank, to rank
 
 
 class InvalidSchedule(ConfigError):  # noqa: N818 - a property of the schedule, shown as such
@@ -58,6 +59,12 @@ class Action:
     def communicates(self) -> bool:
         """One side of a message between two stages."""
         return self.kind.startswith(("send", "receive"))
+
+    def channel(self, rank: int) -> Channel:
+        """The channel of a message that ``rank`` sends or receives."""
+        assert self.peer is not None
+        direction, content = self.kind.split("_")
+        return (content, rank, self.peer) if direction == "send" else (content, self.peer, rank)
 
     def __str__(self) -> str:
         letter = LETTERS.get(self.kind)

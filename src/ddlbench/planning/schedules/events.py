@@ -47,7 +47,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from ddlbench.planning.schedules.action import Action, InvalidSchedule, Schedule
+from ddlbench.planning.schedules.action import Action, Channel, InvalidSchedule, Schedule
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,6 @@ def messaging_of(schedule: Schedule) -> Messaging:
 
 
 Role = Literal["start", "action", "wait", "message", "notice", "meeting"]
-Channel = tuple[str, int, int]  # "activation" or "gradient", from rank, to rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +152,8 @@ class EventGraph:
     @cached_property
     def key_counts(self) -> tuple[int, ...]:
         """How many events have each key."""
-        found = Counter(self.key_numbers)
-        return tuple(found[number] for number in range(len(self.keys)))
+        counts = Counter(self.key_numbers)
+        return tuple(counts[number] for number in range(len(self.keys)))
 
     def ends_s(
         self, durations_s: Sequence[float], starts_s: Sequence[float] | None = None
@@ -221,7 +220,7 @@ class _Builder:
         self._here: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
         self._sums: dict[tuple[int, int], tuple[int, int]] = {}  # -> meeting, sum
         self._to_receive = Counter(
-            _channel(action, rank)
+            action.channel(rank)
             for rank, actions in enumerate(schedule.actions)
             for action in actions
             if action.kind.startswith("receive")
@@ -274,7 +273,7 @@ class _Builder:
         return True
 
     def _send(self, rank: int, action: Action) -> bool:
-        name = _channel(action, rank)
+        name = action.channel(rank)
         channel, paired = self._channels[name], self._paired_receive(rank)
         if not self._begun[rank]:
             if self._messaging.paired and not self._await_sends(rank):
@@ -284,12 +283,12 @@ class _Builder:
             channel.issued.append((self._line[rank], action))
             self._deliver(name)
             if paired is not None:
-                answer = _channel(paired, rank)
+                answer = paired.channel(rank)
                 self._post(answer, self._channels[answer].taken + 1)
         return paired is None or self._await_sends(rank)
 
     def _receive(self, rank: int, action: Action) -> bool:
-        name = _channel(action, rank)
+        name = action.channel(rank)
         channel = self._channels[name]
         if not self._begun[rank] and self._messaging.receives_ahead is not None:
             self._begun[rank] = True
@@ -382,9 +381,3 @@ class _Builder:
         for channel in open_:
             channel.awaited = len(channel.issued)
         return True
-
-
-def _channel(action: Action, rank: int) -> Channel:
-    assert action.peer is not None
-    direction, what = action.kind.split("_")
-    return (what, rank, action.peer) if direction == "send" else (what, action.peer, rank)

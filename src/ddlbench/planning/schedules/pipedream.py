@@ -87,31 +87,14 @@ def warmups(replicas: Sequence[int], extra: int = 0) -> tuple[int, ...]:
     check_replicas(replicas)
     if extra < 0:
         raise ConfigError(f"extra_warmup is {extra}; write 0 or more")
-    found = [0]
+    counts = [0]
     least_demand = demand = replicas[-1]  # by the rule alone, and with the extra ones
     for count in reversed(replicas[:-1]):
         least = -(-least_demand // count)
         waiting = max(least + extra, -(-demand // count))
         least_demand, demand = count * (least + 1), count * (waiting + 1)
-        found.append(waiting)
-    return tuple(reversed(found))
-
-
-def released_warmups(replicas: Sequence[int]) -> tuple[int, ...]:
-    """Warm-up counts of the released runtime: ``R_{>s} // r_s`` for each stage.
-
-    The paper's NOAM rounds up, the release's code rounds ``(R - 1 - ranks before s) / r_s`` down;
-    both are the same number.
-
-    Raises:
-        ConfigError: there is no stage, or a count is not what it must be.
-    """
-    check_replicas(replicas)
-    ranks = sum(replicas)
-    found = []
-    for stage, count in enumerate(replicas):
-        found.append((ranks - 1 - sum(replicas[:stage])) // count)
-    return tuple(found)
+        counts.append(waiting)
+    return tuple(reversed(counts))
 
 
 def check_replicas(replicas: Sequence[int]) -> None:
@@ -196,8 +179,8 @@ def _replica(stage: int, own: range, warmup: int, updates: int, replicas: int) -
 
 
 def _update(stage: int, number: int, replicas: int) -> list[Action]:
-    meet = [Action("all_reduce", stage, number)] if replicas > 1 else []
-    return [*meet, Action("update", stage, number)]
+    sums = [Action("all_reduce", stage, number)] if replicas > 1 else []
+    return [*sums, Action("update", stage, number)]
 
 
 def model_parallel(stages: int, mini_batches: int, only_rank: int | None = None) -> Schedule:

@@ -15,7 +15,6 @@ time.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,8 +23,6 @@ from ddlbench.planning.schedules.events import EAGER, Event, Messaging, events_o
 
 Durations = Callable[[Action], float]  # seconds of a pass, an all-reduce or an update
 Links = Callable[[int, int, Action], float]  # from rank, to rank, the send: seconds of a message
-
-_BACKWARD = ("backward", "backward_input", "backward_weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +54,6 @@ class Timeline:
         whole = self.end_s * len(self.ranks)
         return 1.0 - sum(map(self.busy_s, range(len(self.ranks)))) / whole if whole else 0.0
 
-    def completions_s(self) -> tuple[float, ...]:
-        """When each micro-batch had its last backward pass, by its number."""
-        last: dict[int, float] = defaultdict(float)
-        for rank in self.ranks:
-            for timed in rank:
-                if timed.action.kind.startswith("backward"):
-                    number = timed.action.micro_batch
-                    last[number] = max(last[number], timed.end_s)
-        return tuple(last[number] for number in sorted(last))
-
 
 @dataclass(frozen=True)
 class StageDurations:
@@ -86,13 +73,15 @@ class StageDurations:
 
     def __call__(self, action: Action) -> float:
         """Seconds of an action."""
-        passes = {"forward": self.forward_s, **dict.fromkeys(_BACKWARD, self.backward_s)}
-        others = {"all_reduce": self.all_reduce_s, "update": self.update_s}
-        seconds = {**passes, **others}.get(action.kind)
-        if not seconds:
-            return 0.0
-        shares = {"backward_input": self.input_share, "backward_weight": 1 - self.input_share}
-        return seconds[action.stage] * shares.get(action.kind, 1.0)
+        seconds, share = {
+            "forward": (self.forward_s, 1.0),
+            "backward": (self.backward_s, 1.0),
+            "backward_input": (self.backward_s, self.input_share),
+            "backward_weight": (self.backward_s, 1 - self.input_share),
+            "all_reduce": (self.all_reduce_s, 1.0),
+            "update": (self.update_s, 1.0),
+        }.get(action.kind, ((), 0.0))
+        return seconds[action.stage] * share if seconds else 0.0
 
 
 def no_links(source: int, target: int, send: Action) -> float:
