@@ -5,12 +5,12 @@
     backward   | layer n ........ layer 1 |
     messages          |-- m0 --| |-- m1 --| |-m2-|     m0 leaves when its last gradient is ready
 
-Gradients are grouped into buckets, each of which one all-reduce sums.
+Gradients are grouped into buckets; one all-reduce sums a bucket.
 
 ::
 
     gradients      | a | b |   c   | d | e | f |      in the order in which they are sent
-    buckets        | a   b |   c   | d   e   f |      closed before one more is too much
+    buckets        | a   b |   c   | d   e   f |      closed before a gradient would exceed the cap
     DDP's          | a |  b    c   | d   e   f |      closed once full; the first is smaller
 
 Sources: Li et al., "PyTorch Distributed" (VLDB 2020), section 3.2, for DDP's buckets and 25 MiB;
@@ -33,12 +33,13 @@ DDP_FIRST_BUCKET_BYTES = 2**20  # torch's first bucket, unless a size is given f
 def buckets(
     sizes_bytes: Sequence[int], cap_bytes: int, kinds: Sequence[object] | None = None
 ) -> list[range]:
-    """Neighbours of one kind that hold ``cap_bytes`` at most; a larger gradient is alone.
+    """Buckets of ``cap_bytes`` at most; a larger gradient has one of its own.
 
     Args:
         sizes_bytes: of the gradients, in order.
         cap_bytes: of a bucket.
-        kinds: what one bucket does not mix, such as data types; None where all are alike.
+        kinds: of the gradients, such as data types; a bucket holds one kind. None if all are
+            alike.
 
     Returns:
         the indices of each bucket.
@@ -80,7 +81,7 @@ def buckets_once_full(
 
 
 def fused(total_bytes: int, cap_bytes: int) -> list[int]:
-    """Bytes of each message of a fusion buffer: full ones, and the rest; a cap of 0 fuses none."""
+    """Bytes of each message of a fusion buffer: full ones, then the rest; a cap of 0 fuses all."""
     if cap_bytes <= 0 or total_bytes <= cap_bytes:
         return [total_bytes]
     full, rest = divmod(total_bytes, cap_bytes)
@@ -96,7 +97,7 @@ class GradientMessage:
     """One all-reduce of a step.
 
     Args:
-        bytes: that each rank contributes.
+        bytes: contributed by each rank.
         ready_fraction: share of the backward pass after which its last gradient is ready.
     """
 
@@ -106,11 +107,11 @@ class GradientMessage:
 
 @dataclass(frozen=True)
 class GradientTraffic:
-    """All of a step.
+    """All all-reduces of a step.
 
     Args:
         messages: in the order in which they are sent.
-        transport: whose all-reduce it is, as links.json names it.
+        transport: library of the all-reduce, as links.json names it.
         last_bytes: of the message that ends behind the backward pass, at worst.
     """
 
@@ -120,7 +121,6 @@ class GradientTraffic:
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of each message."""
         return [message.bytes for message in self.messages]
 
 
@@ -131,8 +131,8 @@ def filled_buckets(
 
     Args:
         tensors: gradients in the order in which they are ready.
-        first_bytes: at which the first bucket is sent.
-        cap_bytes: at which all others are.
+        first_bytes: size at which the first bucket is sent.
+        cap_bytes: size at which the others are.
     """
     buckets = buckets_once_full([tensor.bytes for tensor in tensors], cap_bytes, first_bytes)
     return [

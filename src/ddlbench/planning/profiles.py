@@ -28,7 +28,7 @@ from ddlbench.planning.strategy import strategy_of
 
 @dataclass(frozen=True)
 class ProfileNeeds(JsonForm):
-    """What is measured for one profile.
+    """The measurements of one profile.
 
     Args:
         cell: the sequential cell whose settings whole steps run with; its batch does not matter.
@@ -46,7 +46,6 @@ class ProfileNeeds(JsonForm):
 
     @property
     def key(self) -> ProfileKey:
-        """The profile that these needs make."""
         return ProfileKey.of(self.cell)
 
     def to_dict(self) -> dict[str, Any]:
@@ -54,12 +53,12 @@ class ProfileNeeds(JsonForm):
 
 
 def profiles_of(rows: Iterable[MatrixRow]) -> list[ProfileKey]:
-    """Every profile that the cells of a matrix need, each once, in their order."""
+    """All profiles that the cells of a matrix need, without repetition."""
     return list(dict.fromkeys(ProfileKey.of(r.cell) for r in rows if r.unsupported is None))
 
 
 def device_batches(cell: Cell) -> set[int]:
-    """Samples that one device of the cell computes on at once: its share, and its micro-batch."""
+    """Batch sizes that one device of the cell computes on: its share, and its micro-batch."""
     strategy = strategy_of(cell.strategy)
     try:
         processes = strategy.placement(cell)
@@ -74,10 +73,10 @@ def device_batches(cell: Cell) -> set[int]:
 def needs_of(
     profile_id: str, rows: Sequence[MatrixRow], settings: Mapping[str, Any], site: Site
 ) -> ProfileNeeds:
-    """What to measure for a profile.
+    """The measurements of a profile.
 
-    A network that the matrix does not have takes the batch sizes and settings of the other
-    networks of its dataset; failing those, of all.
+    A network that is not in the matrix takes the batch sizes and settings of the other networks
+    of its dataset; failing those, of all.
 
     Args:
         profile_id: the profile's path.
@@ -121,7 +120,7 @@ def needs_of(
 
 
 def _between(smallest: int, largest: int) -> tuple[int, ...]:
-    """Three batch sizes, evenly spread in ratio; from a quarter of the largest at least."""
+    """Three batch sizes in about equal ratios, from a quarter of the largest or below."""
     low = max(1, min(smallest, largest // 4))
     middle = round(math.sqrt(low * largest))
     if middle in (low, largest):

@@ -1,4 +1,4 @@
-"""Pipeline schedules as data: who does what, in which order. No torch here."""
+"""Pipeline schedules as data: who does what, in which order, without torch."""
 
 from ddlbench.planning.schedules.action import Action, InvalidSchedule, Schedule
 from ddlbench.planning.schedules.assemble import replicate

@@ -1,6 +1,6 @@
-"""Schedules as data: what each process does, in its order.
+"""Schedules as data: the actions of each process, in order.
 
-One list serves three readers: the runtime executes it, the replay times it, a figure draws it.
+The runtime executes the same list that the replay times and a figure draws.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ Channel = tuple[str, int, int]  # "activation" or "gradient", from rank, to rank
 
 
 class InvalidSchedule(ConfigError):  # noqa: N818 - a property of the schedule, shown as such
-    """A schedule that cannot run, or that does not train what it should."""
+    """The schedule cannot run, or does not train what it should."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing that one process does.
+    """One action of one process.
 
     Args:
-        kind: what. ``backward`` gives the gradients of inputs and weights; zero-bubble schedules
+        kind: ``backward`` gives the gradients of inputs and weights; zero-bubble schedules
             split it into ``backward_input`` and ``backward_weight``.
-        stage: the stage it is done for; of the sender for a send, of the receiver for a receive.
+        stage: its stage; the sender's for a send, the receiver's for a receive.
         micro_batch: global number of the micro- or mini-batch; number of the update for
             ``all_reduce`` and ``update``.
         peer: rank of the other side of a message, else None.
@@ -77,7 +77,7 @@ class Schedule:
 
     Args:
         name: of the schedule.
-        micro_batches: how many pass, numbered from 0.
+        micro_batches: their number; they are numbered from 0.
         stage_ranks: ranks of each stage's replicas; micro-batch g runs on replica
             ``g mod replicas`` of every stage. A rank may hold several stages.
         actions: of each rank, in order.
@@ -98,12 +98,10 @@ class Schedule:
 
     @property
     def world_size(self) -> int:
-        """Number of processes."""
         return len(self.actions)
 
     @property
     def num_stages(self) -> int:
-        """Number of stages."""
         return len(self.stage_ranks)
 
     def rank_of(self, stage: int, micro_batch: int) -> int:
@@ -116,7 +114,7 @@ class Schedule:
         return tuple(action for action in self.actions[rank] if action.computes)
 
     def picture(self) -> str:
-        """A line a rank, ``F0 F1 B0 B1``; ``F0.2`` of stage 2 where ranks hold several."""
+        """A line for each rank, ``F0 F1 B0 B1``; ``F0.2`` for stage 2 if ranks hold several."""
         several = self.num_stages > self.world_size
         lines = []
         for rank in range(self.world_size):
@@ -125,7 +123,7 @@ class Schedule:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """The form that plan files hold; an action is ``[kind, stage, micro_batch, peer]``."""
+        """The form of plan files; an action is ``[kind, stage, micro_batch, peer]``."""
         return {
             "name": self.name,
             "micro_batches": self.micro_batches,
@@ -140,10 +138,10 @@ class Schedule:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Schedule:
-        """Read the form that :meth:`to_dict` writes.
+        """Reads the form that :meth:`to_dict` writes.
 
         Raises:
-            InvalidSchedule: an action is of no known kind.
+            InvalidSchedule: the kind of an action is unknown.
         """
         unknown = {a[0] for actions in values["actions"] for a in actions} - set(get_args(Kind))
         if unknown:

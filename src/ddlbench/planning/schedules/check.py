@@ -1,17 +1,17 @@
-"""Proof that a schedule runs to its end and trains what it should.
+"""Proves that a schedule runs to its end and trains what it should.
 
-Who waits for whom: run a schedule's messages without computing anything.
+To find a deadlock, the schedule's messages are run without any computation, with two kinds of send:
 
 ::
 
-    buffered      a send returns at once; a receive waits for its message; one after the other
+    buffered      a send returns at once; a receive waits for its message
     synchronous   a send returns once its receive is posted. Adjacent messages of a rank are posted
                   together (as ``batch_isend_irecv`` does), and each channel has ``receives_ahead``
                   receives posted beforehand
 
-A channel is one kind of message from one rank to another. The replicas of a stage meet in an
-all-reduce. A schedule either ends whatever the order in which its ranks are run, or for none: a
-rank never takes back what another one waits for.
+A channel is one kind of message from one rank to another. An all-reduce waits for all replicas of
+its stage. The order in which ranks are run does not matter: no action ever undoes what another
+rank waits for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ddlbench.planning.schedules.action import Action, Channel, InvalidSchedule,
 
 
 def blocked(schedule: Schedule, synchronous: bool) -> dict[int, Action]:
-    """The ranks that never end, and the action each stands at; empty when all end."""
+    """The ranks that never end, with the action each stops at; empty when all end."""
     run = _Run(schedule, synchronous)
     moved = True
     while moved:
@@ -53,7 +53,7 @@ class _Run:
         }
 
     def step(self, rank: int) -> bool:
-        """Do the next action, or the next messages together; False if it must wait."""
+        """Does the next action, or the next messages together; False if it must wait."""
         start, actions = self._position[rank], self._schedule.actions[rank]
         if start == len(actions):
             return False
@@ -71,7 +71,7 @@ class _Run:
         return True
 
     def _post(self, rank: int, end: int) -> None:
-        """Let the other side know of the messages before ``end``."""
+        """Announces the messages before ``end`` to the other side."""
         actions = self._schedule.actions[rank]
         for place in range(self._posted_until[rank], end):
             action = actions[place]
@@ -97,7 +97,7 @@ class _Run:
         return self._has_input(rank, action)
 
     def _has_input(self, rank: int, action: Action) -> bool:
-        """A pass whose input comes from a stage of the same rank needs that pass done."""
+        """Whether a pass has its input; one from a stage of the same rank must be done."""
         if action.kind == "forward":
             neighbour = action.stage - 1
         elif action.kind in ("backward", "backward_input"):
@@ -111,16 +111,16 @@ class _Run:
 
 
 def check(schedule: Schedule) -> None:
-    """Prove a schedule right by going through it.
+    """Proves a schedule right by going through it.
 
     Every micro-batch passes every stage once, forwards before backwards, on the rank that
     ``rank_of`` names; every backward pass is followed by an update; each replica of a stage takes
     part in the same updates; each channel's messages are received once, in the order in which they
-    are sent; no rank holds more than its ``in_flight``; and nothing ends in a deadlock, with sends
-    that return at once and with sends that wait for their receiver.
+    are sent; no rank holds more than its ``in_flight``; and nothing deadlocks, with buffered or
+    synchronous sends.
 
     Raises:
-        InvalidSchedule: one of these is not so; says which, and where.
+        InvalidSchedule: one of these does not hold; the message says which, and where.
     """
     _check_passes(schedule)
     _check_updates(schedule)
@@ -134,9 +134,9 @@ def check(schedule: Schedule) -> None:
 
 
 def most_held(schedule: Schedule, rank: int) -> int:
-    """Most forward passes of a rank whose backward pass has not begun, at one moment.
+    """Most forward passes that a rank holds at one moment without the start of their backward pass.
 
-    ``Schedule.in_flight`` counts a pass until its weight gradients are there, too.
+    ``Schedule.in_flight`` counts a pass until its weight gradients exist, too.
     """
     return _most_held(schedule, rank, ("backward", "backward_input"))
 

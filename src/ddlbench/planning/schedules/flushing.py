@@ -150,7 +150,7 @@ def round_size(ranks: int, chunks: int, micro_batches: int) -> int:
 
 
 def round_order(kind: Kind, stages: list[int], micro_batches: int, size: int) -> list[Action]:
-    """Round by round, each through all stages of a rank."""
+    """Passes round by round; each round goes through all stages of a rank."""
     return [
         Action(kind, stage, first + number)
         for first in range(0, micro_batches, size)
@@ -165,5 +165,5 @@ def looped_warmup(rank: int, ranks: int, chunks: int, size: int, hop: int) -> in
 
 
 def looped_ranks(ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
-    """Stage s on rank ``s mod ranks``."""
+    """Ranks of the stages: stage s is on rank ``s mod ranks``."""
     return tuple((stage % ranks,) for stage in range(ranks * chunks))

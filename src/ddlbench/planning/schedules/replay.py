@@ -1,4 +1,4 @@
-"""When each action starts and ends, if passes and messages take what they are said to take.
+"""Times a schedule: when each action starts and ends, for given durations.
 
 ::
 
@@ -6,11 +6,10 @@
     channel    a0 a1 . . g0             a message leaves when it is sent and its channel is free,
     rank 1   . . F0 B0 F1 B1            and travels while both ranks go on; a receive waits for it
 
-Unless a :class:`~ddlbench.planning.schedules.events.Messaging` says otherwise, sends do not hold
-up the sender and receives are posted long before. The replicas of a stage start an all-reduce
-together, when the last of them arrives. A channel is one kind of message from one rank to another:
-messages of different channels do not slow each other down, so give links that are shared a longer
-time.
+Unless :class:`~ddlbench.planning.schedules.events.Messaging` differs, a send does not delay its
+sender, and receives are posted long before. An all-reduce starts when the last replica of its stage
+arrives. A channel is one kind of message from one rank to another. Messages of different channels
+do not slow each other down, so a shared link needs longer durations.
 """
 
 from __future__ import annotations
@@ -36,21 +35,21 @@ class TimedAction:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What every rank did when."""
+    """The timed actions of every rank."""
 
     ranks: tuple[tuple[TimedAction, ...], ...]
 
     @property
     def end_s(self) -> float:
-        """When the last rank was done."""
+        """When the last rank ends."""
         return max((timed.end_s for rank in self.ranks for timed in rank), default=0.0)
 
     def busy_s(self, rank: int) -> float:
-        """Seconds that a rank spent in forward and backward passes."""
+        """Seconds of a rank's forward and backward passes."""
         return sum(t.end_s - t.start_s for t in self.ranks[rank] if t.action.computes)
 
     def bubble_share(self) -> float:
-        """Share of all ranks' time in which they did not compute; 0 for an empty timeline."""
+        """Share of all ranks' time without computation; 0 for an empty timeline."""
         whole = self.end_s * len(self.ranks)
         return 1.0 - sum(map(self.busy_s, range(len(self.ranks)))) / whole if whole else 0.0
 
@@ -61,7 +60,7 @@ class StageDurations:
 
     Args:
         forward_s, backward_s: of a pass; the backward pass of inputs and weights together.
-        input_share: of the backward pass that gives the gradient of the inputs.
+        input_share: share of the backward pass that computes the gradient of the inputs.
         all_reduce_s, update_s: 0 where left out.
     """
 
@@ -95,13 +94,13 @@ def replay(
     links: Links = no_links,
     messaging: Messaging = EAGER,
 ) -> Timeline:
-    """Go through a schedule as an event after another.
+    """Times all actions of a schedule.
 
     Args:
         schedule: the actions of all ranks.
         durations: of passes, all-reduces and updates.
-        links: durations of messages; word that a receive is posted takes no time here.
-        messaging: what is waited for beside the messages themselves; nothing, unless said.
+        links: durations of messages; a notice of a posted receive takes no time.
+        messaging: how the runtime waits for messages.
 
     Raises:
         InvalidSchedule: it deadlocks.
