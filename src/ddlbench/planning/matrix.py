@@ -1,13 +1,13 @@
-"""From an experiment to its cells.
+"""Expands an experiment into its cells.
 
 ::
 
     settings < axes of the matrix < strategy options < overrides (in order)      -> a point
     point -> cell, its base (the sequential cell of the same axes), or why it cannot run
 
-A combination that the product makes and a strategy cannot run is *unsupported*: a row with a
-reason and no job. The same combination written by hand under ``include`` is an error. A
-cell whose stages are known, from a profile, to be too large for their devices is unsupported, too.
+If a strategy cannot run a combination of the product, the cell is *unsupported*: a row with a
+reason and no job. The same combination under ``include``, written by hand, is an error. A cell is
+unsupported, too, if its profile shows that a stage is too large for its device.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class MatrixRow:
 
     Args:
         cell: the cell.
-        base_id: id of the sequential cell its speed-up is measured against; None where the
+        base_id: id of the sequential cell that is the base of its speed-up; None if the
             experiment has none.
-        unsupported: why it is not run; None when it is.
-        condition: of its links, where the site emulates its fabric.
+        unsupported: why it is not run; None if it is.
+        condition: of its links, if the site emulates its fabric.
     """
 
     cell: Cell
@@ -93,7 +93,7 @@ def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
 
 
 def cell_of(cell_id: str, site: Site) -> Cell:
-    """Read the cell that somebody asks for by its path.
+    """Reads a cell from its path.
 
     Raises:
         ConfigError: there is no such cell, or it cannot run.
@@ -119,7 +119,7 @@ def _choose(
     reason: str | None,
     repeats: int,
 ) -> None:
-    """Add a cell's repeats; one that is chosen already keeps its place and its base."""
+    """Adds the repeats of a cell; a cell that is there already keeps its place and its base."""
     for repeat in range(repeats):
         again = cell.with_(repeat=repeat)
         base_id = base.with_(repeat=repeat).id if base else None
@@ -127,7 +127,7 @@ def _choose(
 
 
 def _product(experiment: Experiment) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield every point of the matrix, with what the matrix makes of it for the baseline."""
+    """Every point of the matrix, each with its point for the baseline."""
     axes = {axis: _values(axis, values) for axis, values in experiment.matrix.items()}
     for combination in itertools.product(*axes.values()):
         axis_point = dict(zip(axes, combination, strict=True))
@@ -169,7 +169,7 @@ def _layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
 
 
 def _matches(rule: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
-    """Say whether a point has a rule's values; a key that it leaves out has its default."""
+    """Whether a point has the values of a rule; a key that the point lacks has its default."""
     effective = {**_DEFAULTS, **point}
     return all(
         effective.get(key) in wanted if isinstance(wanted, list) else effective.get(key) == wanted
@@ -178,7 +178,7 @@ def _matches(rule: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
 
 
 def _check_names(experiment: Experiment) -> None:
-    """Refuse names that are none; a rule with a misspelt one would silently change nothing."""
+    """Refuses unknown names; a rule with a misspelt name would silently change nothing."""
     for name in experiment.strategies:
         check_name("ddlbench.strategies", name, f"{experiment.where}: strategies")
     rules = [("matrix", experiment.matrix)]
@@ -231,7 +231,7 @@ def _cell(point: Mapping[str, Any], where: str) -> Cell:
 
 
 def _base(point: Mapping[str, Any], where: str) -> Cell | None:
-    """Make the sequential cell of a point; None where the baseline has no batch of its own."""
+    """The sequential cell of a point; None where the baseline has no batch of its own."""
     if point.get("batch_size") is None and point.get("batch_per_device") is None:
         return None
     return _cell({**point, "strategy": BASE, "options": {}}, where)
@@ -252,7 +252,7 @@ def _unsupported(cell: Cell, site: Site) -> str | None:
 
 
 def _memory_check(site: Site) -> Callable[[Cell], str | None]:
-    """Says why a stage of a cell cannot fit its device, where a profile tells."""
+    """A function that tells why a stage of a cell cannot fit its device, given a profile."""
 
     @cache
     def profiled(key: ProfileKey) -> bool:
@@ -283,7 +283,7 @@ def check_name(group: str, name: str, where: str) -> None:
 
 @cache
 def _missing_package(names: tuple[str, ...]) -> str | None:
-    """Why a strategy's package is not there; a login node without torch cannot tell."""
+    """Why a strategy's package is missing; None if there is no torch (a login node)."""
     if importlib.util.find_spec("torch") is None:
         return None
     for name in names:

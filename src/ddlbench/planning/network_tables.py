@@ -1,14 +1,12 @@
-"""What planning knows of the built-in networks, so that a login node needs no torch.
+"""Tables about the built-in networks, by which a login node plans without torch.
 
 ``block_table.csv`` holds one row a block: floating-point operations of its forward pass
 (convolutions and matrix products) and output bytes, both of one sample, and the bytes of its
-weights. So a login node can cut a network into stages.
+weights. With it a login node cuts a network into stages.
 
 ``split_limits.csv`` holds, for each network and dataset, the layer with the fewest rows (along
-height, width and depth, up to the head), filters and input channels. So a login node can say how
-far a network can be split.
-
-``make tables`` writes both anew.
+height, width and depth, up to the head), filters and input channels. With it a login node knows
+how far a network can be split. ``make tables`` writes both.
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ BLOCK_COLUMNS = ("network", "dataset", "block", "operations", "parameter_bytes",
 
 @dataclass(frozen=True)
 class BlockCost:
-    """One block.
+    """Costs of one block.
 
     Args:
         operations: of the forward pass of one sample.
         parameter_bytes: its weights, in float32.
-        output_bytes: what it gives on for one sample, in float32.
+        output_bytes: its output for one sample, in float32.
     """
 
     operations: int
@@ -41,7 +39,7 @@ class BlockCost:
 
 
 def block_costs(cell: Cell) -> tuple[BlockCost, ...] | None:
-    """The blocks of the cell's network, in order; None where it is not a built-in one."""
+    """The blocks of the cell's network, in order; None if it is not a built-in one."""
     return _block_table().get((cell.network, cell.dataset))
 
 
@@ -71,12 +69,12 @@ _NOUNS = {
 
 
 def too_few(layer: str, split: str, count: int, devices: int) -> Reason:
-    """Why a layer cannot be split so far, and what to write.
+    """Why a layer cannot be split over so many devices, and what to write instead.
 
     Args:
         layer: its name.
         split: "height", "width", "depth", "filter" or "channel".
-        count: of its rows, filters or channels.
+        count: its rows, filters or channels.
         devices: that share them.
     """
     earlier = ", or end the split before it (until: auto)" if split in DIMENSIONS else ""
@@ -88,7 +86,7 @@ def too_few(layer: str, split: str, count: int, devices: int) -> Reason:
 
 
 def why_too_many(cell: Cell, split: str, devices: int) -> str | None:
-    """Why the cell's network cannot be split over so many devices; None where it may."""
+    """Why the cell's network cannot be split over so many devices; None if it can."""
     count, layer = _limit_table().get((cell.network, cell.dataset, split), (devices, ""))
     return too_few(layer, split, count, devices) if count < devices else None
 

@@ -1,4 +1,4 @@
-"""Tables of the documents that say which datasets, axes and options there are."""
+"""Tables of the documents: datasets, axes of a matrix, options of strategies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _decoded(spec: DatasetSpec) -> str:
 
 
 def axis_table() -> str:
-    """Say which values the axes of a matrix take, as Markdown."""
+    """The values of the axes of a matrix, as Markdown."""
     datasets = ", ".join(
         f"`{spec.name}`{' (volumes)' if spec.depth else ''}" for spec in DATASETS.built_in.values()
     )

@@ -1,16 +1,16 @@
-"""A partition: what the programme found, in the words of whoever runs or prints it.
+"""Partitions: the stages that the programme finds, and the period of stages as they are placed.
 
-A cost model also speaks of stages that are given, where they are placed::
+A cost model also gives the period of given stages on given nodes::
 
     stage      on one node     the model's stage over the links of a node
                on n nodes      d replicas on each: the stage on d over the links of a node, that n
                                times over those between nodes; uneven: all over those between nodes
-    cut        links of a node where both its stages are on that one node, else between nodes
+    cut        links of a node if both its stages are on that one node, else between nodes
     period     the longest of them
 
-For stages that PipeDream's programme made for one level it is the programme's own period. With two
-levels the programme thinks of every node as alike, while ranks are numbered stage by stage, so the
-two may differ: this one is of the stages as they run.
+For stages that PipeDream's programme made for one level this is the programme's own period. With
+two levels they may differ: the programme treats all nodes alike, while ranks are numbered stage by
+stage. This period is of the stages as they run.
 
 Source: :mod:`ddlbench.planning.partition.cost`.
 """
@@ -45,18 +45,17 @@ class Stage:
 
 @dataclass(frozen=True)
 class Partition:
-    """Stages from the input to the loss, and the seconds per mini-batch they promise."""
+    """Stages from the input to the loss, and their predicted seconds per mini-batch."""
 
     stages: tuple[Stage, ...]
     period_s: float
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """Replicas of each stage."""
         return tuple(stage.replicas for stage in self.stages)
 
     def to_dict(self) -> dict[str, Any]:
-        """The form that plans and ``ddlbench partition --json`` hold."""
+        """The form of plans and of ``ddlbench partition --json``."""
         return {
             "stages": [[stage.first, stage.last, stage.replicas] for stage in self.stages],
             "period_s": self.period_s,
@@ -70,14 +69,14 @@ def partition(
     straight: bool = False,
     memory: MemoryLimit | None = None,
 ) -> Partition:
-    """Cut a network into the stages of least period.
+    """Cuts a network into the stages of least period.
 
     Args:
         chain: the network at the batch size of one replica.
         levels: the machine, innermost level first (devices of a node, then nodes).
         model: ``released`` or ``paper``, see :mod:`ddlbench.planning.partition.cost`.
         straight: as many stages as devices, no replication.
-        memory: what a device has; None for no limit.
+        memory: of a device; None for no limit.
 
     Raises:
         ConfigError: there is no such model or level, or no partition exists or fits.
@@ -102,9 +101,9 @@ def stage_memory_bytes(cut: Partition, chain: Chain, memory: MemoryLimit) -> tup
 
 
 def balance(chain: Chain, partitions: int) -> tuple[int, ...]:
-    """Nodes of each partition so that the slowest takes least time; torchgpipe's ``balance``.
+    """Nodes of each partition that make the slowest one fastest; torchgpipe's ``balance``.
 
-    Unlike ``torchgpipe.balance.balance_by_time`` the result is optimal. Links are not counted.
+    Unlike ``torchgpipe.balance.balance_by_time`` the result is optimal. Links do not count.
 
     Raises:
         ConfigError: there are fewer nodes than partitions.

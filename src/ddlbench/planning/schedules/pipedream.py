@@ -77,12 +77,12 @@ def warmups(replicas: Sequence[int], extra: int = 0) -> tuple[int, ...]:
 
     Args:
         replicas: replicas of each stage, first stage first.
-        extra: more mini-batches in flight on every stage but the last (still more on a stage
-            whose successor would otherwise ask for what it may not yet send); costs as many
-            weight versions and hides the wait for other replicas.
+        extra: more mini-batches in flight on every stage but the last (and as many more as a
+            stage's successor then needs). They hide waits for other replicas and cost as many
+            weight versions.
 
     Raises:
-        ConfigError: there is no stage, or a count is not what it must be.
+        ConfigError: there is no stage, or a count is out of range.
     """
     check_replicas(replicas)
     if extra < 0:
@@ -98,7 +98,7 @@ def warmups(replicas: Sequence[int], extra: int = 0) -> tuple[int, ...]:
 
 
 def check_replicas(replicas: Sequence[int]) -> None:
-    """Raise ConfigError unless every stage has at least one replica."""
+    """Raises ConfigError unless every stage has at least one replica."""
     if not replicas or min(replicas) < 1:
         raise ConfigError(
             f"replicas {list(replicas)}: write one positive number for each stage, first to last"
@@ -112,7 +112,7 @@ def pipedream(
     warmup_counts: Sequence[int] | None = None,
     only_rank: int | None = None,
 ) -> Schedule:
-    """The schedule of so many mini-batches; ranks are numbered stage by stage.
+    """The schedule of ``mini_batches`` mini-batches; ranks are numbered stage by stage.
 
     Args:
         replicas: of each stage, first to last.
@@ -120,8 +120,8 @@ def pipedream(
         extra_warmup: more mini-batches in flight on every stage but the last.
         warmup_counts: warm-up of each stage instead of the rule's, for studying other rules;
             check such a schedule before it is run.
-        only_rank: the rank whose actions are listed, as one process of a long run needs no others;
-            all ranks, if left out. Such a schedule can be carried out, not checked or replayed.
+        only_rank: list the actions of this rank only, for one process of a long run; such a
+            schedule can be run, but not checked or replayed.
 
     Raises:
         ConfigError: a count does not fit.
@@ -151,7 +151,7 @@ def pipedream(
 
 
 def weight_version(schedule: Schedule, stage: int, mini_batch: int) -> int:
-    """Updates that the weights have seen that serve a mini-batch on a stage, both ways."""
+    """Number of updates in the weights that a mini-batch uses on a stage, both ways."""
     local = mini_batch // len(schedule.stage_ranks[stage])
     return max(0, local - schedule.warmups[stage])
 
@@ -184,7 +184,7 @@ def _update(stage: int, number: int, replicas: int) -> list[Action]:
 
 
 def model_parallel(stages: int, mini_batches: int, only_rank: int | None = None) -> Schedule:
-    """The schedule of so many mini-batches, an update after each.
+    """The schedule of ``mini_batches`` mini-batches, with an update after each.
 
     ``only_rank`` as in :func:`~ddlbench.planning.schedules.pipedream.pipedream`.
 
