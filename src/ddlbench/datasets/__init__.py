@@ -4,18 +4,7 @@ This package imports no torch; :mod:`ddlbench.datasets.loading` reads for traini
 """
 
 from ddlbench.datasets.files import DataError, StagingError
-from ddlbench.datasets.staging import Staged, remove, stage
-from ddlbench.datasets.synthetic import CONTENT_VERSION, Content
+from ddlbench.datasets.staging import remove, stage
 from ddlbench.experiment.dataset_spec import DataRequest, estimate_bytes
 
-__all__ = [
-    "CONTENT_VERSION",
-    "Content",
-    "DataError",
-    "DataRequest",
-    "Staged",
-    "StagingError",
-    "estimate_bytes",
-    "remove",
-    "stage",
-]
+__all__ = ["DataError", "DataRequest", "StagingError", "estimate_bytes", "remove", "stage"]

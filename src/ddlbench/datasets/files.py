@@ -79,7 +79,7 @@ class CheckedFile:
     ) -> None:
         try:
             if kind is None:
-                # Now, so that the kernel does not write it back during somebody's measurement.
+                # Now, so that the kernel does not write it back during a measurement.
                 os.fdatasync(self._fd)
         finally:
             os.close(self._fd)
@@ -91,11 +91,7 @@ def folder_crc(crc: int, name: str, content: BytesLike) -> int:
 
 
 def record_of(path: Path, *, contents: bool) -> Record:
-    """Describes the file, or the folder of files, at ``path``.
-
-    Args:
-        path: file or folder.
-        contents: read everything for the checksum; otherwise ``crc32`` is 0.
+    """Describes the file, or the folder of files, at ``path``; ``crc32`` is 0 without ``contents``.
 
     Raises:
         OSError: nothing is there, or it cannot be read.

@@ -65,17 +65,10 @@ def write_dataset(
     workers: int | None = None,
     keep_fds: tuple[int, ...] = (),
 ) -> Manifest:
-    """Writes the data of ``request`` into ``folder``.
+    """Writes synthetic data into a new or empty folder, and returns its manifest.
 
-    Args:
-        request: a synthetic one.
-        folder: new or empty.
-        workers: threads or processes; None for as many as there are CPUs. The files are the
-            same, byte for byte, for any number.
-        keep_fds: descriptors that helper processes hold open too.
-
-    Returns:
-        The manifest, also written as ``manifest.json``.
+    The files are the same, byte for byte, for any number of ``workers`` (threads or processes;
+    None for as many as there are CPUs). Helper processes hold ``keep_fds`` open, too.
 
     Raises:
         OSError: a file could not be written.

@@ -164,19 +164,10 @@ def write_class_folders(
     workers: int,
     keep_fds: tuple[int, ...],
 ) -> list[Record]:
-    """Writes class folders under ``root`` by ``workers`` processes.
+    """Writes one class folder for each job by ``workers`` processes, and returns their records.
 
-    Args:
-        content: draws the images.
-        root: of the dataset.
-        images: number of images of each split.
-        jobs: split and label of each folder.
-        workers: processes, at least one.
-        keep_fds: descriptors that the processes hold open too; with that of the staging lock, it
-            stays locked until the last of them has ended.
-
-    Returns:
-        A record for each job, in order.
+    The processes hold ``keep_fds`` open too; with that of the staging lock, it stays locked until
+    the last of them has ended.
 
     Raises:
         OSError: a folder could not be written.

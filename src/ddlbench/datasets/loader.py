@@ -170,12 +170,7 @@ class BatchLoader:
         self._loader = None
 
     def batches(self, epoch: int, first_step: int = 0, count: int | None = None) -> Iterator[Batch]:
-        """Iterates over steps ``first_step`` to ``first_step + count`` of ``epoch``.
-
-        Args:
-            epoch: from 0.
-            first_step: within the epoch.
-            count: number of steps; None for the rest of the epoch.
+        """Iterates over ``count`` steps of ``epoch`` from ``first_step``; by default all the rest.
 
         Raises:
             ValueError: the epoch has no such steps.
@@ -225,7 +220,7 @@ class BatchLoader:
 
     def _check_latest(self, iteration: int) -> None:
         if iteration != self._iteration:
-            raise RuntimeError("this iterator ended when its feed was asked for other steps")
+            raise RuntimeError("this iterator ended when its loader began another one")
 
     def _batch(self, ids: np.ndarray, images: torch.Tensor, labels: torch.Tensor) -> Batch:
         images = images.to(self._device, non_blocking=True)

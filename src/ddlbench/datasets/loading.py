@@ -12,32 +12,17 @@ from torch.utils.data import Dataset
 from ddlbench.datasets.files import ArraySplit, DataError, FileSplit
 from ddlbench.datasets.formats import SPLITS, format_of
 from ddlbench.datasets.imagefolder import decode
-from ddlbench.datasets.loader import Batch, BatchLoader, ImageDataset
+from ddlbench.datasets.loader import BatchLoader, ImageDataset
 from ddlbench.datasets.manifest import MANIFEST_NAME, Manifest
 from ddlbench.experiment.dataset_spec import DataRequest, DatasetSpec
-
-__all__ = [
-    "ArrayImages",
-    "Batch",
-    "BatchLoader",
-    "FolderImages",
-    "ImageDataset",
-    "make_feed",
-    "open_split",
-]
 
 _LARGE_IMAGE_BYTES = 16 << 10
 
 
 def open_split(path: Path, request: DataRequest, split: str) -> ImageDataset:
-    """Opens one split of staged data, or of the user's own.
+    """Opens split "train" or "val" of staged data (at ``Staged.path``), or of the user's own.
 
     Of the user's own data at a scale under 1, evenly spaced samples are kept.
-
-    Args:
-        path: ``Staged.path``.
-        request: of the staged data.
-        split: "train" or "val".
 
     Raises:
         DataError: the data is missing, damaged, or not that of ``request``.
@@ -47,7 +32,7 @@ def open_split(path: Path, request: DataRequest, split: str) -> ImageDataset:
     if request.is_synthetic or (path / MANIFEST_NAME).exists():
         problem = Manifest.read(path).mismatch(request)
         if problem:
-            raise DataError(f"{path} is other data than asked for: {problem}; stage it first")
+            raise DataError(f"{path} holds other data: {problem}; stage it first")
     data = format_of(request).read(path, request.spec, split)
     keep = None
     if not request.is_synthetic and request.scale < 1:

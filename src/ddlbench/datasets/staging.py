@@ -124,7 +124,7 @@ def hold(request: DataRequest, scratch: Path) -> Path:
         # Never closed: the lock goes with the process.
         fd = os.open(_readers(folder), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         fcntl.flock(fd, fcntl.LOCK_SH)
-    except OSError as error:  # what this user cannot write to, none of its jobs removes
+    except OSError as error:  # a user's jobs cannot remove a folder that they cannot write to
         _log.info("%s cannot be held: %s", folder, error)
     if not folder.exists() and _lock(folder).exists():
         stage(request, scratch)

@@ -56,12 +56,7 @@ class Recipe:
 
 
 class Content:
-    """The images of a synthetic dataset.
-
-    Args:
-        spec: which dataset.
-        seed: decides patterns, labels and noise.
-    """
+    """The images of a synthetic dataset; the seed decides patterns, labels and noise."""
 
     def __init__(self, spec: DatasetSpec, seed: int) -> None:
         self.spec = spec
@@ -101,15 +96,7 @@ class Content:
         return Recipe(labels, shifts, (begin[labels] + number * stride[labels]) % _SLICES)
 
     def draw(self, recipe: Recipe, out: np.ndarray | None = None) -> np.ndarray:
-        """Draws images.
-
-        Args:
-            recipe: of ``n`` images.
-            out: uint8 of shape (n, C, H, W), C-contiguous; None makes a new array.
-
-        Returns:
-            ``out``.
-        """
+        """Draws images into ``out``, or a new array: uint8 (n, C, H, W), C-contiguous."""
         shape = (len(recipe), *self.spec.shape)
         out = np.empty(shape, np.uint8) if out is None else out
         size, planes, noise = self._plane_size, self._planes, self._noise

@@ -33,16 +33,9 @@ DDP_FIRST_BUCKET_BYTES = 2**20  # torch's first bucket, unless a size is given f
 def buckets(
     sizes_bytes: Sequence[int], cap_bytes: int, kinds: Sequence[object] | None = None
 ) -> list[range]:
-    """Buckets of ``cap_bytes`` at most; a larger gradient has one of its own.
+    """Indices of the gradients of each bucket; a bucket never mixes ``kinds``, such as data types.
 
-    Args:
-        sizes_bytes: of the gradients, in order.
-        cap_bytes: of a bucket.
-        kinds: of the gradients, such as data types; a bucket holds one kind. None if all are
-            alike.
-
-    Returns:
-        the indices of each bucket.
+    A bucket has ``cap_bytes`` at most; a gradient that is larger has one of its own.
     """
     begins: list[int] = []
     filled = 0
@@ -58,15 +51,10 @@ def buckets(
 def buckets_once_full(
     sizes_bytes: Sequence[int], cap_bytes: int, first_cap_bytes: int
 ) -> list[range]:
-    """DDP's buckets: each is closed once it holds its bytes or more.
+    """Indices of the gradients of each of DDP's buckets, closed once it holds its bytes or more.
 
-    Args:
-        sizes_bytes: of the gradients, in the order in which they are ready.
-        cap_bytes: of all buckets but the first.
-        first_cap_bytes: of the first.
-
-    Returns:
-        the indices of each bucket.
+    ``sizes_bytes`` are in the order in which gradients are ready; the first bucket has a cap of
+    its own.
     """
     begins: list[int] = []
     full = True
@@ -127,12 +115,9 @@ class GradientTraffic:
 def filled_buckets(
     tensors: Sequence[Tensor], first_bytes: int, cap_bytes: int
 ) -> list[GradientMessage]:
-    """Buckets that leave when they are full, as DistributedDataParallel fills them.
+    """Buckets that leave when they hold ``first_bytes`` or, after the first, ``cap_bytes``.
 
-    Args:
-        tensors: gradients in the order in which they are ready.
-        first_bytes: size at which the first bucket is sent.
-        cap_bytes: size at which the others are.
+    ``tensors`` are in the order in which their gradients are ready.
     """
     buckets = buckets_once_full([tensor.bytes for tensor in tensors], cap_bytes, first_bytes)
     return [

@@ -134,10 +134,7 @@ def data_parallel_bytes(
 ) -> tuple[int, ...]:
     """Peak bytes of every rank, if each holds the whole network and an equal share of a batch.
 
-    Args:
-        workload: the profile.
-        plan: of one process a device.
-        communication_bytes: what the strategy holds to send gradients.
+    ``communication_bytes`` are what the strategy holds to send gradients.
 
     Raises:
         ConfigError: the mini-batch does not divide over the ranks.

@@ -25,13 +25,7 @@ BLOCK_COLUMNS = ("network", "dataset", "block", "operations", "parameter_bytes",
 
 @dataclass(frozen=True)
 class BlockCost:
-    """Costs of one block.
-
-    Args:
-        operations: of the forward pass of one sample.
-        parameter_bytes: its weights, in float32.
-        output_bytes: its output for one sample, in float32.
-    """
+    """Operations of a block's forward pass, and its output, for one sample; bytes of float32."""
 
     operations: int
     parameter_bytes: int
@@ -69,13 +63,9 @@ _NOUNS = {
 
 
 def too_few(layer: str, split: str, count: int, devices: int) -> Reason:
-    """Why a layer cannot be split over so many devices, and what to write instead.
+    """Why a layer with ``count`` rows, filters or channels cannot be split over so many devices.
 
-    Args:
-        layer: its name.
-        split: "height", "width", "depth", "filter" or "channel".
-        count: its rows, filters or channels.
-        devices: that share them.
+    ``split`` is "height", "width", "depth", "filter" or "channel".
     """
     earlier = ", or end the split before it (until: auto)" if split in DIMENSIONS else ""
     return Reason(

@@ -241,11 +241,7 @@ class PipelineRun:
 
 
 def flushing(schedule: Schedule) -> tuple[Repeated, Repeated]:
-    """One step of a schedule that ends with an update, for a real and a free run.
-
-    Args:
-        schedule: of all replicas.
-    """
+    """One step of a schedule that ends with an update, for a real and a free run."""
 
     def repeated(messaging: Messaging) -> Repeated:
         graph = events_of(schedule, messaging)

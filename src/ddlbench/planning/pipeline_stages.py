@@ -57,13 +57,9 @@ _TRANSPORTS = ("nccl", "gloo", "given")
 
 
 def bandwidth_bytes_per_s(path: Path, level: Reach) -> float:
-    """Bytes per second of large messages within a node, or between nodes.
+    """Bytes per second of large messages within a node, or between nodes, from a links file.
 
     From the largest message of a point-to-point sweep, else from the slowest pair of a matrix.
-
-    Args:
-        path: a links file.
-        level: within a node, or between nodes.
 
     Raises:
         ConfigError: there is no such file, or it holds no measurement of the level.
@@ -111,10 +107,8 @@ def even_costs(
 ) -> tuple[int, ...]:
     """Number of blocks of each stage that makes the dearest stage cheapest.
 
-    Args:
-        costs: of each block, in any unit; at least as many as stages.
-        sent: what crosses a cut behind each block, in any unit.
-        replicas: of each stage, first to last.
+    ``costs`` are of each block, at least as many as stages; ``sent`` is what crosses a cut behind
+    each block. Both have any unit.
     """
     return _even_costs(tuple(costs), tuple(sent), tuple(replicas))
 

@@ -70,9 +70,7 @@ class Plan:
 def make_plan(cell: Cell, site: str | None = None) -> Plan:
     """The plan of a cell that its strategy supports.
 
-    Args:
-        cell: the cell.
-        site: where it runs; needed if the plan is made from the site's measurements.
+    ``site`` is needed if the plan is made from the site's measurements.
 
     Raises:
         ConfigError: the plan is made from measurements that are missing.
@@ -83,10 +81,7 @@ def make_plan(cell: Cell, site: str | None = None) -> Plan:
 def plan_at(cell: Cell, site: str, results_root: Path = RESULTS) -> Plan:
     """The plan that a cell ran with at a site, else the plan that it would run with.
 
-    Args:
-        cell: the cell.
-        site: where.
-        results_root: the folder that holds ``<site>/cells``.
+    ``results_root`` is the folder that holds ``<site>/cells``.
 
     Raises:
         ConfigError: it did not run, and its plan is made from measurements that are missing.
@@ -151,13 +146,7 @@ def request_of(cell: Cell, site: Site) -> DataRequest:
 def measured_digests(cell: Cell, site: str, results_root: Path = RESULTS) -> dict[str, str | None]:
     """``links_digest`` and ``profile_digest`` of a plan that would be made now.
 
-    Args:
-        cell: the cell.
-        site: where it runs.
-        results_root: the folder that holds the site's measurements.
-
-    Returns:
-        None for a file that the plan does not use, or that is missing.
+    None for a file that the plan does not use, or that is missing below ``results_root``.
     """
     digests: dict[str, str | None] = {"links_digest": None, "profile_digest": None}
     for path in strategy_of(cell.strategy).measured_inputs(cell, site):

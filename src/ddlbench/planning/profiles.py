@@ -73,16 +73,10 @@ def device_batches(cell: Cell) -> set[int]:
 def needs_of(
     profile_id: str, rows: Sequence[MatrixRow], settings: Mapping[str, Any], site: Site
 ) -> ProfileNeeds:
-    """The measurements of a profile.
+    """The measurements of a profile, for the experiment's rows and its settings ``profile``.
 
     A network that is not in the matrix takes the batch sizes and settings of the other networks
     of its dataset; failing those, of all.
-
-    Args:
-        profile_id: the profile's path.
-        rows: of the experiment.
-        settings: the experiment's ``profile``.
-        site: where.
 
     Raises:
         ConfigError: no such dataset or network, or the site cannot run it.

@@ -50,15 +50,10 @@ def job_minutes(site: Site) -> int:
 def timeouts_within(
     limit_s: float | None, stage_timeout_s: float, cell_timeout_s: float
 ) -> tuple[int, int]:
-    """Both timeouts in seconds, cut so that the job fits; whole minutes if they are cut.
+    """Both timeouts in seconds, cut to whole minutes if the job exceeds a partition's ``limit_s``.
 
     Staging gives up time first, down to a third of the job. No timeout is under a minute, so a job
     of less than two minutes and the spare ones never fits.
-
-    Args:
-        limit_s: of the partition; None if there is none.
-        stage_timeout_s: as wished.
-        cell_timeout_s: as wished.
     """
     if limit_s is None:
         return int(stage_timeout_s), int(cell_timeout_s)

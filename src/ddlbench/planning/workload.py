@@ -109,9 +109,7 @@ class Step:
 class Workload:
     """Costs of one network with one dataset on one device of a site.
 
-    Args:
-        profile: a profile that was checked against its schema.
-        where: the file, for messages.
+    ``profile`` must have been checked against its schema; ``where`` names its file in messages.
     """
 
     def __init__(self, profile: Mapping[str, Any], where: str = "the profile") -> None:
@@ -173,8 +171,8 @@ class Workload:
 
     def layer_timings(self, entry: Mapping[str, Any]) -> tuple[Timing, Timing]:
         """Forward and backward seconds of one of :attr:`layer_entries` over batch size."""
-        what = f"layer {entry['name']}"
-        return self._timing(entry["forward"], what), self._timing(entry["backward"], what)
+        name = f"layer {entry['name']}"
+        return self._timing(entry["forward"], name), self._timing(entry["backward"], name)
 
     def step(self, batch_size: float) -> Step:
         """A sequential step with ``batch_size`` samples, data loading included.
@@ -194,11 +192,9 @@ class Workload:
         points: dict[float, float] = {1: 1.0} | {
             entry["replicas"]: entry["slowdown"] for entry in self._profile["node_slowdown"]
         }
-        if replicas in points:
-            return points[replicas]
-        below = max(count for count in points if count < replicas)
+        below = max(count for count in points if count <= replicas)
         above = min((count for count in points if count > replicas), default=below)
-        if above == below:
+        if below in (replicas, above):
             return points[below]
         share = (replicas - below) / (above - below)
         return points[below] + share * (points[above] - points[below])
@@ -232,9 +228,9 @@ class Workload:
             for name in names
         }
 
-    def _timing(self, entries: list[dict[str, Any]], what: str) -> Timing:
+    def _timing(self, entries: list[dict[str, Any]], name: str) -> Timing:
         points = [(entry["batch_size"], entry["time_s"]) for entry in entries]
-        return Timing.through(points, f"{self._where}: {what}")
+        return Timing.through(points, f"{self._where}: {name}")
 
     def _blocks_of_layers(self) -> tuple[Block, ...]:
         if self.dataset not in DATASETS:

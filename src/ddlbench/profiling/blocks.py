@@ -173,14 +173,9 @@ def time_blocks(
     count: Callable[[float], int],
     samples: Samples,
 ) -> None:
-    """Warms up, then times ``count`` cut steps.
+    """Warms up, then times cut steps; ``samples`` gets the seconds by the block's index.
 
-    Args:
-        blocks: on the device.
-        inputs: (N, C, H, W) on the device.
-        new_marks: makes marks.
-        count: number of passes, from the seconds of one pass.
-        samples: gets the seconds, by the block's index.
+    ``count`` gives the number of passes, from the seconds of one pass.
     """
     marks = new_marks()
     begin = marks.mark()

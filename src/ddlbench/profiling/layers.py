@@ -142,12 +142,14 @@ def _time_leaves(
 
 
 def _while_it_fits(
-    what: str, batch_sizes: tuple[int, ...], action: Callable[[int], None], notes: list[str]
+    pieces: str, batch_sizes: tuple[int, ...], action: Callable[[int], None], notes: list[str]
 ) -> None:
     """Runs an action at ascending batch sizes, up to the first that runs out of memory."""
     for batch_size in batch_sizes:
         if not _fitting(partial(action, batch_size)):
-            notes.append(f"{what} were not timed at batch size {batch_size} or more: out of memory")
+            notes.append(
+                f"{pieces} were not timed at batch size {batch_size} or more: out of memory"
+            )
             return
 
 

@@ -48,14 +48,9 @@ def time_leaves(
     count: Callable[[float], int],
     samples: Samples,
 ) -> None:
-    """Warms up and times the leaves of every block.
+    """Warms up and times the leaves of every block; ``samples`` gets seconds by the leaf's name.
 
-    Args:
-        blocks: of the network.
-        inputs: (N, C, H, W).
-        new_marks: makes marks.
-        count: number of passes, from the seconds of one pass over a block's leaves.
-        samples: gets the seconds, by the leaf's name.
+    ``count`` gives the number of passes, from the seconds of one pass over a block's leaves.
     """
     for block in blocks:
         with block.on_device() as device:
@@ -187,12 +182,7 @@ class NetworkBytes:
 
 
 def network_bytes(blocks: Sequence[Block], shape: Sequence[int]) -> NetworkBytes:
-    """Traces the network at two batch sizes and takes the slope.
-
-    Args:
-        blocks: of the network.
-        shape: of one image, (C, H, W).
-    """
+    """Traces the network at two batch sizes of images (C, H, W), and takes the slope."""
     small, large = (_trace(blocks, (batch, *shape)) for batch in _BATCH_SIZES)
     more = _BATCH_SIZES[1] - _BATCH_SIZES[0]
 

@@ -24,12 +24,7 @@ _METHOD = (
 
 
 def make_profile(needs: ProfileNeeds, site: Site, path: Path) -> Profile:
-    """Stages data, measures, checks and writes.
-
-    Args:
-        needs: what to measure.
-        site: this process runs in a job with all devices of one of its nodes.
-        path: of profile.json; its folder gets log.txt.
+    """Stages data, measures, checks and writes profile.json; its folder gets log.txt.
 
     Raises:
         RankJobFailed: a process crashed, hung, or ran out of memory outside a measurement.

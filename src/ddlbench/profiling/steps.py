@@ -98,13 +98,7 @@ _MOST_STEPS = 3000
 
 
 class StepRunner:
-    """A prepared sequential executor that trains mini-batch after mini-batch.
-
-    Args:
-        cell: sequential; its batch size is the one that is run.
-        dataset: staged training images.
-        device: where.
-    """
+    """A prepared sequential executor, which trains mini-batches of the cell's batch size."""
 
     def __init__(self, cell: Cell, dataset: ImageDataset, device: torch.device) -> None:
         self.network = build(cell.network, DATASETS[cell.dataset], cell.seed)
@@ -147,22 +141,15 @@ class Steps:
 def measure_steps(
     cell: Cell, dataset: ImageDataset, device: torch.device, budget_s: float
 ) -> Steps:
-    """Measures steps of one batch size.
-
-    Args:
-        cell: sequential.
-        dataset: staged training images.
-        device: where.
-        budget_s: seconds to spend, roughly.
-    """
+    """Measures steps of a sequential cell in roughly ``budget_s`` seconds."""
     fixed = 0
     runner = StepRunner(cell, dataset, device)
     try:
         warm_s = runner.run(1)[0]
         peak = _cpu_peak(runner, device)
         if device.type == "cuda":
-            # The first step loads kernels and searches for the fastest, for seconds; what fits into
-            # the budget is planned from one that does not.
+            # The first step loads kernels and searches for the fastest, for seconds, so the number
+            # of steps is planned from the second.
             warm_s = runner.run(1)[0]
         more = passes(0.15 * budget_s, warm_s[0], 0, max(cell.warmup_steps - 2, 3))
         warm_s += runner.run(more)[0]

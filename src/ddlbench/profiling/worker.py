@@ -51,14 +51,10 @@ def fits_in_memory(
     parameter_bytes: int,
     steps: Sequence[dict[str, Any]],
 ) -> bool:
-    """Whether steps of a batch size should fit.
+    """Whether steps of a batch size should fit, given the entries of smaller ones, ascending.
 
-    Args:
-        batch_size: of the next steps.
-        limit_bytes: memory of one device; None if unknown.
-        resident_bytes: the largest resident set of this process so far.
-        parameter_bytes: of the network.
-        steps: entries of smaller batch sizes, ascending.
+    ``resident_bytes`` is the largest resident set of this process so far. An unknown limit never
+    refuses.
     """
     if limit_bytes is None:
         return True

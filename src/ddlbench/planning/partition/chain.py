@@ -131,10 +131,8 @@ COLUMNS = ("node", "layer", "forward_ms", "backward_ms", "activation_bytes", "pa
 def read_chain(path: Path, batch_size: int | None = None) -> Chain:
     """Reads a profile, ours (``.json``) or a table (``.csv``).
 
-    Args:
-        path: the file.
-        batch_size: samples of a mini-batch; by default the largest measured one. A table holds
-            one batch size and takes none.
+    ``batch_size`` is the largest measured one if left out. A table holds one batch size and takes
+    none.
 
     Raises:
         ConfigError: the file is missing or is no profile, or the batch size does not suit it.

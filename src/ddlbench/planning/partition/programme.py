@@ -95,7 +95,7 @@ def solve(
 ) -> tuple[float, list[Piece]]:
     """Least period and its stages; an infinite period and no stages if nothing fits."""
     ranks = int(np.prod([level.machines for level in levels]))
-    grid = np.zeros(1, dtype=np.int64)  # without a limit, demands are not told apart
+    grid = np.zeros(1, dtype=np.int64)  # without a limit, all demands are alike
     if memory is not None:
         grid = memory.demands(ranks, exact=len(levels) == 1)
     component = _device(chain, grid, memory)

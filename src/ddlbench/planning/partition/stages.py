@@ -161,11 +161,7 @@ def period_of(
 ) -> tuple[float, float]:
     """The model's seconds per mini-batch, and those of all communication, hidden or not.
 
-    Args:
-        chain: the network at the batch size of one replica.
-        stages: first to last, all nodes of the chain.
-        links: of the machine.
-        model: ``released`` or ``paper``.
+    The chain is at the batch size of one replica, and ``stages`` hold all of its nodes.
 
     Raises:
         ConfigError: there is no such model.

@@ -156,12 +156,7 @@ class EventGraph:
     def ends_s(
         self, durations_s: Sequence[float], starts_s: Sequence[float] | None = None
     ) -> list[float]:
-        """When each event ends.
-
-        Args:
-            durations_s: of each event.
-            starts_s: when each rank starts; its ``start`` takes its own duration after that.
-        """
+        """When each event ends; the ``start`` of a rank takes its duration after ``starts_s``."""
         ends: list[float] = []
         add = ends.append
         for before, duration in zip(self.before, durations_s, strict=True):

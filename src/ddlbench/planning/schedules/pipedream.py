@@ -9,28 +9,28 @@
     rank 3            F0 B0 F1 B1 F2 B2 F3 ...
 
     r = (2, 1, 1), W = 1, 1, 0               g runs on replica g mod r_s of stage s
-    stage 0, replica 0   F0 F2          B0 . F4   B2 . F6 ...         . all-reduce: replicas meet
+    stage 0, replica 0   F0 F2          B0 . F4   B2 . F6 ...         . all-reduce of replicas
     stage 0, replica 1   F1 F3          B1 . F5   B3 . F7 ...
     stage 1                 F0 F1    B0 F2 B1 F3 ...
     stage 2                    F0 B0 F1 B1 F2 B2 ...
 
 A replica's b-th mini-batch uses the weights after ``max(0, b - W_s)`` updates, forwards and
 backwards, so ``W_s + 1`` versions are kept. Update t of a stage averages mini-batches
-``t r_s .. (t + 1) r_s - 1``; in the last one, a replica that has none joins with zeros, so no
-mini-batch is dropped and nobody waits for ever.
+``t r_s .. (t + 1) r_s - 1``. In the last update, a replica without a mini-batch adds zeros, so no
+mini-batch is dropped and no rank waits for ever.
 
-The gradient goes to the stage before ahead of the all-reduce, so that replicas which wait for each
-other hold up nobody else.
+A replica sends its gradient to the previous stage before it joins the all-reduce, so replicas that
+wait for each other delay no other stage.
 
-Sources: PipeDream (Narayanan et al., SOSP 2019), sections 3.2 and 3.3, figures 4 and 8. Other than
-there: the warm-up, which is told below, and routing by global number instead of the
-release's per-replica counters, which need r_s r_{s+1} to divide the number of mini-batches.
+Sources: PipeDream (Narayanan et al., SOSP 2019), sections 3.2 and 3.3, figures 4 and 8. This
+project differs in its warm-up (below), and routes by global number: the release's per-replica
+counters need r_s r_{s+1} to divide the number of mini-batches.
 
-Warm-up: how many mini-batches a stage takes in before its first backward pass.
+Warm-up: how many mini-batches a stage accepts before its first backward pass.
 
-``r_s`` replicas of stage ``s``; global mini-batch ``g`` belongs to replica ``g mod r_s`` of every
-stage. The replicas of a stage meet in an all-reduce once in ``r_s`` mini-batches, so stage ``s``
-gives its first gradient back only after ``demand_s`` mini-batches have entered it::
+Stage ``s`` has ``r_s`` replicas; global mini-batch ``g`` belongs to replica ``g mod r_s`` of every
+stage. An all-reduce joins the replicas of a stage once in ``r_s`` mini-batches, so stage ``s``
+returns its first gradient only after ``demand_s`` mini-batches have entered it::
 
     demand_{S-1} = r_{S-1}
     demand_s     = r_s + r_s * ceil(demand_{s+1} / r_s)
@@ -43,9 +43,9 @@ For pipelines that never widen this is the released rule, ``W_s + 1 = ceil(R_{>=
 ``R_{>=s}`` the ranks from stage ``s`` on, which for stage 0 is the paper's NOAM.
 
 Sources: PipeDream (Narayanan et al., SOSP 2019), section 3.2, and ``runtime/runtime.py`` of its
-release. The demand rule is this project's: with the released one, replicas that meet within the
-backward pass, as torch's DDP does, wait for ever in 25 of the 154 pipelines of 2 to 4 stages on up
-to 8 ranks.
+release. The demand rule is this project's: with the released one and an all-reduce within the
+backward pass, as torch's DDP has it, 25 of the 154 pipelines of 2 to 4 stages on up to 8 ranks
+deadlock.
 
 Model parallelism: PipeDream without input pipelining, one mini-batch at a time.
 
@@ -55,8 +55,8 @@ Model parallelism: PipeDream without input pipelining, one mini-batch at a time.
     rank 1      F0       B0 .       F1       B1 .
     rank 2         F0 B0 .             F1 B1 .               one rank works at a time
 
-The weights are never stale, one version is kept. Stages are not replicated: the replicas of a
-stage would wait for each other, each for a mini-batch that the first stage does not yet admit.
+The weights are never stale, one version is kept. Stages cannot be replicated: the replicas of a
+stage would wait for each other, each for a mini-batch that the first stage does not admit yet.
 
 Source: DDLBench (Jansen et al., 2020), figure 5, which runs PipeDream's runtime so.
 """

@@ -94,13 +94,7 @@ def replay(
     links: Links = no_links,
     messaging: Messaging = EAGER,
 ) -> Timeline:
-    """Times all actions of a schedule.
-
-    Args:
-        schedule: the actions of all ranks.
-        durations: of passes, all-reduces and updates.
-        links: durations of messages; a notice of a posted receive takes no time.
-        messaging: how the runtime waits for messages.
+    """Times all actions of a schedule; a notice of a posted receive takes no time.
 
     Raises:
         InvalidSchedule: it deadlocks.
