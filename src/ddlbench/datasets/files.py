@@ -60,7 +60,6 @@ class CheckedFile:
         return self
 
     def write(self, data: BytesLike) -> None:
-        """Appends ``data`` (any C-contiguous buffer)."""
         view = memoryview(data).cast("B")
         self._crc = zlib.crc32(view, self._crc)
         self._size += len(view)

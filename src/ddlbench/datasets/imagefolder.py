@@ -71,7 +71,6 @@ class ClassFolders:
 
 
 def _encode(image: np.ndarray) -> bytes:
-    """JPEG of a uint8 image (C, H, W)."""
     pixels = image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0))
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "JPEG", quality=JPEG_QUALITY)
@@ -241,7 +240,6 @@ def _start(keep_fds: tuple[int, ...]) -> subprocess.Popen[str]:
 
 
 def _send(child: subprocess.Popen[str], request: Any) -> Any:
-    """Sends a line, and returns the line that answers it."""
     assert child.stdin is not None
     assert child.stdout is not None
     try:

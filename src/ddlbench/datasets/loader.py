@@ -142,7 +142,6 @@ class BatchLoader:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole global batches in an epoch."""
         return len(self.dataset) // self.global_batch
 
     def start(self) -> None:
@@ -228,7 +227,6 @@ class BatchLoader:
         return Batch(normalise(images, self._dtype), labels, torch.from_numpy(ids))
 
     def _ids(self, steps: range) -> Iterator[np.ndarray]:
-        """The consumer's sample ids of each step."""
         for step in steps:
             epoch, within = divmod(step, self.steps_per_epoch)
             begin = within * self.global_batch + self._offset
@@ -253,8 +251,6 @@ class _Plan:
 
 
 class _WholeBatches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """A dataset whose items are batches: an index is an array of sample ids."""
-
     def __init__(self, dataset: ImageDataset) -> None:
         self._dataset = dataset
 

@@ -136,13 +136,7 @@ class Manifest:
         return None
 
     def damage(self, folder: Path, *, contents: bool, workers: int) -> str | None:
-        """What is missing or changed in ``folder``; None if nothing is.
-
-        Args:
-            folder: of the data.
-            contents: compare checksums, not only sizes.
-            workers: threads that read.
-        """
+        """What is missing or changed in ``folder``, else None; ``contents``: read all bytes."""
         try:
             jobs = [
                 partial(check_record, folder / path, record, contents=contents)

@@ -253,7 +253,6 @@ def _no_room(request: DataRequest, where: Path, needed: int, free: int) -> Stagi
 
 @contextmanager
 def _disk_errors(request: DataRequest, scratch: Path) -> Iterator[None]:
-    """Turns errors of the system into a StagingError."""
     try:
         yield
     except OSError as error:

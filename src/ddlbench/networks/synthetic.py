@@ -55,8 +55,6 @@ _NARROWER = 4
 
 
 class _Residual(nn.Module):
-    """``x + relu(conv(x))``: (N, C, H, W) -> (N, C, H, W)."""
-
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(channels, channels, kernel_size=3, padding=1)

@@ -27,7 +27,6 @@ def _missing_operators() -> list[str]:
 
 
 def _import_torchvision() -> None:
-    """Imports torchvision; if its operators are missing, declares them and tries again."""
     global _declared  # noqa: PLW0603
     try:
         importlib.import_module("torchvision")

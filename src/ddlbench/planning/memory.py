@@ -284,7 +284,6 @@ def _held(cell: Cell, pipeline: Pipeline, rank: int, profile: Profile) -> float:
 
 
 def _profile_and_capacity(cell: Cell, site: Site) -> tuple[Profile, float] | None:
-    """The profile of a cell, and the bytes of one device; None if one is unknown."""
     path = profile_file(site.name, ProfileKey.of(cell).id)
     if not path.is_file():
         return None

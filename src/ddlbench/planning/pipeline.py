@@ -87,11 +87,9 @@ class Pipeline:
             )
 
     def of_rank(self, rank: int) -> tuple[int, ...]:
-        """Indices of the stages of a rank."""
         return tuple(index for index, stage in enumerate(self.stages) if rank in stage.ranks)
 
     def spans(self, rank: int) -> Sequence[tuple[int, int]]:
-        """Block ranges of a rank's stages."""
         return [(self.stages[index].first, self.stages[index].last) for index in self.of_rank(rank)]
 
 

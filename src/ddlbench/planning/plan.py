@@ -42,7 +42,6 @@ class Plan:
         return len(self.processes)
 
     def on_node(self, node: int) -> tuple[Process, ...]:
-        """The processes of one node."""
         return tuple(process for process in self.processes if process.node == node)
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,7 +62,6 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """Digest by which results name their plan."""
         return digest_of(self.to_dict())
 
 
@@ -91,7 +89,6 @@ def plan_at(cell: Cell, site: str, results_root: Path = RESULTS) -> Plan:
 
 
 def _read_plan(path: Path, cell: Cell) -> Plan | None:
-    """A readable plan of this very cell, else None."""
     try:
         values = json.loads(path.read_bytes())
         plan = Plan.from_dict(values)

@@ -145,7 +145,6 @@ class Workload:
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Parameter tensors in the order in which their gradients are ready."""
         return tuple(
             Tensor(entry["name"], entry["bytes"], entry["ready_fraction"])
             for entry in self._profile["tensors"]
@@ -159,7 +158,6 @@ class Workload:
 
     @cached_property
     def parameter_bytes(self) -> int:
-        """Bytes of all parameters; their gradients have as many."""
         if self.tensors:
             return sum(tensor.bytes for tensor in self.tensors)
         return sum(block.parameter_bytes for block in self.blocks)
@@ -170,7 +168,6 @@ class Workload:
         return list(self._profile["layers"])
 
     def layer_timings(self, entry: Mapping[str, Any]) -> tuple[Timing, Timing]:
-        """Forward and backward seconds of one of :attr:`layer_entries` over batch size."""
         name = f"layer {entry['name']}"
         return self._timing(entry["forward"], name), self._timing(entry["backward"], name)
 

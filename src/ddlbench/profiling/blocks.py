@@ -253,7 +253,6 @@ class ReadyOrder:
         self.marks.clear()
 
     def listening(self, network: nn.Module, marks: Marks) -> AbstractContextManager[None]:
-        """Records the next backward pass."""
 
         def ready(name: str, _parameter: Tensor) -> None:
             self.names.append(name)

@@ -154,7 +154,6 @@ def _while_it_fits(
 
 
 def _fitting(action: Callable[[], None]) -> bool:
-    """Runs the action; False if it ran out of memory."""
     try:
         action()
     except (RuntimeError, MemoryError) as error:

@@ -130,7 +130,7 @@ def _run(call: Call, block: Block, marks: Marks) -> Part:
 
 
 def _fresh(value: Any) -> Any:
-    """A copy that autograd takes for the output of an earlier operation."""
+    # For autograd, a clone is the output of an earlier operation.
     return value.clone() if isinstance(value, Tensor) else value
 
 
@@ -221,8 +221,6 @@ def _trace(blocks: Sequence[Block], shape: Sequence[int]) -> NetworkBytes:
 
 @dataclass
 class _Recorder:
-    """Records what one forward pass of one block saves."""
-
     block: Block
     seen_parameters: set[int]
     saved: set[int]

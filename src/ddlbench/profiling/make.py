@@ -92,7 +92,6 @@ def _profile(needs: ProfileNeeds, site: Site, reports: list[dict[str, Any]]) -> 
 
 
 def _memory_of_device(site: Site) -> int | None:
-    """Memory of a CPU device, where the site states it."""
     if site.device == "cuda" or site.memory_per_device_mb is None:
         return None
     return site.memory_per_device_mb * 1_000_000

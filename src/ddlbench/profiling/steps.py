@@ -219,7 +219,6 @@ def _listening(executor: StepwiseExecutor, marks: Marks) -> Iterator[dict[str, l
 
 @contextmanager
 def _orders(runner: StepRunner, marks: Marks) -> Iterator[ReadyOrder]:
-    """The order of gradients in the last of the steps."""
     order = ReadyOrder()
     handle = runner.executor.module.register_forward_pre_hook(lambda *_: order.clear())
     with order.listening(runner.network, marks), hooked([handle]):
@@ -267,7 +266,6 @@ def run_rounds(
 
 
 def _plan(step_s: float, replicas: int, budget_s: float) -> tuple[int, int]:
-    """Number of rounds, and of steps for each number of replicas in a round."""
     steps = max(1, round(WINDOW_S / step_s))
     return passes(budget_s, replicas * steps * step_s, _FEWEST_ROUNDS, _MOST_ROUNDS), steps
 

@@ -104,12 +104,10 @@ class Chain:
 
     @cached_property
     def saved_bytes(self) -> Array:
-        """Bytes that one mini-batch keeps in nodes i..j inclusive; shape (N, N)."""
         return _spans([node.saved_bytes for node in self.nodes])
 
     @cached_property
     def buffer_bytes(self) -> Array:
-        """Buffers of nodes i..j inclusive; shape (N, N)."""
         return _spans([node.buffer_bytes for node in self.nodes])
 
 
@@ -280,7 +278,7 @@ class MemoryLimit:
         return grid[: np.searchsorted(grid, most) + 1]
 
     def once_bytes(self, chain: Chain) -> Array:
-        """Bytes kept once, whatever is in flight, for nodes i..j; shape (N, N)."""
+        """Bytes kept once for nodes i..j; shape (N, N)."""
         held = (1 + self.optimizer_states) * chain.parameter_bytes
         return held + chain.buffer_bytes + chain.fixed_bytes
 
@@ -300,6 +298,5 @@ class MemoryLimit:
         return fitting
 
     def stage_bytes(self, chain: Chain, first: int, last: int, in_flight: int) -> float:
-        """Bytes of stage ``[first, last)`` with so many mini-batches in flight."""
         once = self.once_bytes(chain)[first, last - 1]
         return float(once + in_flight * self.per_flight_bytes(chain)[first, last - 1])

@@ -186,7 +186,6 @@ class _Table:
         return best
 
     def _uncut(self, machines: int) -> _Best:
-        """All nodes in one stage on every machine."""
         shape = (self._starts, self._size, len(self._grid))
         period = np.full(shape, np.inf)
         demand = np.zeros(shape, dtype=np.int64)

@@ -55,7 +55,6 @@ class Partition:
         return tuple(stage.replicas for stage in self.stages)
 
     def to_dict(self) -> dict[str, Any]:
-        """The form of plans and of ``ddlbench partition --json``."""
         return {
             "stages": [[stage.first, stage.last, stage.replicas] for stage in self.stages],
             "period_s": self.period_s,

@@ -52,16 +52,13 @@ class Action:
 
     @property
     def computes(self) -> bool:
-        """A forward or (part of a) backward pass."""
         return self.kind in LETTERS
 
     @property
     def communicates(self) -> bool:
-        """One side of a message between two stages."""
         return self.kind.startswith(("send", "receive"))
 
     def channel(self, rank: int) -> Channel:
-        """The channel of a message that ``rank`` sends or receives."""
         assert self.peer is not None
         direction, content = self.kind.split("_")
         return (content, rank, self.peer) if direction == "send" else (content, self.peer, rank)
@@ -110,7 +107,6 @@ class Schedule:
         return ranks[micro_batch % len(ranks)]
 
     def computations(self, rank: int) -> tuple[Action, ...]:
-        """Forward and backward passes of a rank, in order."""
         return tuple(action for action in self.actions[rank] if action.computes)
 
     def picture(self) -> str:

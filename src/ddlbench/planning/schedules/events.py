@@ -138,7 +138,6 @@ class EventGraph:
 
     @cached_property
     def keys(self) -> tuple[Event, ...]:
-        """The key of each event, without repetition."""
         return tuple(dict.fromkeys(event.key for event in self.events))
 
     @cached_property
@@ -149,7 +148,6 @@ class EventGraph:
 
     @cached_property
     def key_counts(self) -> tuple[int, ...]:
-        """The number of events of each key."""
         counts = Counter(self.key_numbers)
         return tuple(counts[number] for number in range(len(self.keys)))
 
@@ -344,7 +342,6 @@ class _Builder:
             self._deliver(name)
 
     def _deliver(self, name: Channel) -> None:
-        """Adds the messages that are issued and posted."""
         channel, (_, source, target) = self._channels[name], name
         rendezvous = self._messaging.receives_ahead is not None
         ready = len(channel.issued)

@@ -164,7 +164,6 @@ def _ranks(replicas: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 
 def _replica(stage: int, own: range, warmup: int, updates: int, replicas: int) -> list[Action]:
-    """Passes and updates of one replica that runs mini-batches ``own``."""
     order = alternate(passes("forward", stage, own), passes("backward", stage, own), warmup)
     actions: list[Action] = []
     done = 0

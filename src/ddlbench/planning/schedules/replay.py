@@ -41,11 +41,9 @@ class Timeline:
 
     @property
     def end_s(self) -> float:
-        """When the last rank ends."""
         return max((timed.end_s for rank in self.ranks for timed in rank), default=0.0)
 
     def busy_s(self, rank: int) -> float:
-        """Seconds of a rank's forward and backward passes."""
         return sum(t.end_s - t.start_s for t in self.ranks[rank] if t.action.computes)
 
     def bubble_share(self) -> float:

@@ -121,7 +121,6 @@ class _Arms:
             self._order.append(Action(kind, self._stages[arm], next(counter)))
 
     def order(self, rank: int, ranks: int, micro_batches: int) -> list[Action]:
-        """Warm-up in three parts, steady state, drain."""
         for _ in range(2 * (ranks - rank) - 1):
             self._do("down", "forward")
         for _ in range(rank):
