@@ -18,12 +18,12 @@ import json
 import os
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -178,17 +178,17 @@ def write_class_folders(
         "root": str(root),
         "images": images,
     }
-    todo = _Jobs(jobs)
+    todo = deque(enumerate(jobs))
     records: list[Record | None] = [None] * len(jobs)
 
     def feed() -> None:
         with _start(keep_fds) as child:
             try:
                 _send(child, setup)
-                for number, job in todo:
+                for number, job in _taken_from(todo):
                     records[number] = _send(child, job)
             except BaseException:
-                todo.stop()
+                todo.clear()
                 raise
             finally:
                 assert child.stdin is not None
@@ -201,29 +201,15 @@ def write_class_folders(
             for feeder in feeders:
                 feeder.result()
         except BaseException:
-            todo.stop()
+            todo.clear()
             raise
     return [record for record in records if record is not None]
 
 
-class _Jobs:
-    """Jobs that are not taken yet; several threads iterate over it."""
-
-    def __init__(self, jobs: list[Job]) -> None:
-        self._jobs = enumerate(jobs)
-        self._lock = Lock()
-        self._stopped = False
-
-    def stop(self) -> None:
-        self._stopped = True
-
-    def __iter__(self) -> Iterator[tuple[int, Job]]:
+def _taken_from(todo: deque[tuple[int, Job]]) -> Iterator[tuple[int, Job]]:
+    with suppress(IndexError):  # another thread may have taken the last one
         while True:
-            with self._lock:
-                job = None if self._stopped else next(self._jobs, None)
-            if job is None:
-                return
-            yield job
+            yield todo.popleft()
 
 
 def _start(keep_fds: tuple[int, ...]) -> subprocess.Popen[str]:

@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic
 from ddlbench.planning.memory import data_parallel_bytes
-from ddlbench.planning.strategy import (
-    Process,
-    Strategy,
-    data_parallel_placement,
-    uneven_shares,
-)
+from ddlbench.planning.strategy import Process, Strategy, data_parallel_placement, uneven_shares
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan

@@ -69,7 +69,7 @@ def buckets_once_full(
 
 
 def fused(total_bytes: int, cap_bytes: int) -> list[int]:
-    """Bytes of each message of a fusion buffer: full ones, then the rest; a cap of 0 fuses all."""
+    """Bytes of each message of a fusion buffer, full ones first; a cap of 0 gives one message."""
     if cap_bytes <= 0 or total_bytes <= cap_bytes:
         return [total_bytes]
     full, rest = divmod(total_bytes, cap_bytes)

@@ -113,11 +113,7 @@ def cell_of(cell_id: str, site: Site) -> Cell:
 
 
 def _choose(
-    chosen: dict[str, MatrixRow],
-    cell: Cell,
-    base: Cell | None,
-    reason: str | None,
-    repeats: int,
+    chosen: dict[str, MatrixRow], cell: Cell, base: Cell | None, reason: str | None, repeats: int
 ) -> None:
     """Adds the repeats of a cell; a cell that is there already keeps its place and its base."""
     for repeat in range(repeats):

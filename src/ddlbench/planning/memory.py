@@ -15,8 +15,9 @@ is added: the amount by which profiled steps exceed this peak. The work space of
 fragmentation, are not modelled.
 
 A rank that holds f forward passes without their backward pass keeps what autograd saved for each.
-PipeDream's stage s keeps W_s + 1 mini-batches and as many weight versions (Narayanan et al. 2019,
-section 3.3); torch.distributed.pipelining keeps a receive buffer for every micro-batch and cut.
+PipeDream's stage s keeps W_s + 1 mini-batches and as many weight versions (Narayanan et al., SOSP
+2019, section 3.3); torch.distributed.pipelining keeps a receive buffer for every micro-batch and
+cut.
 
 Before a job is submitted, a lower bound shows whether a stage can fit its device at all::
 
@@ -26,9 +27,6 @@ Before a job is submitted, a lower bound shows whether a stage can fit its devic
 All of this is held at one moment, before the first of the passes in flight goes backward.
 Gradients, received messages and the work space of operations are not counted. So a plan that is
 refused cannot run, and a plan that is not refused may still run out of memory.
-
-Sources: PipeDream (Narayanan et al., SOSP 2019), section 3.3, for weight versions; the passes that
-a rank holds are those of its schedule.
 """
 
 from __future__ import annotations

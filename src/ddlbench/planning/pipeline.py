@@ -241,11 +241,15 @@ class PipelineRun:
 def flushing(schedule: Schedule) -> tuple[Repeated, Repeated]:
     """One step of a schedule that ends with an update, for a real and a free run."""
 
-    def repeated(messaging: Messaging) -> Repeated:
+    def one_step(messaging: Messaging) -> Repeated:
         graph = events_of(schedule, messaging)
-        return Repeated(graph, 1, tuple(line[-1].ends for line in graph.lines))
+        return Repeated(graph, 1, _last_events(graph))
 
-    return repeated(messaging_of(schedule)), repeated(EAGER)
+    return one_step(messaging_of(schedule)), one_step(EAGER)
+
+
+def _last_events(graph: EventGraph) -> tuple[int, ...]:
+    return tuple(line[-1].ends for line in graph.lines)
 
 
 def flowing(
@@ -267,22 +271,12 @@ def flowing(
     skipped, window = (first * -(-times * filling // first) for times in (2, 4))
     schedule = schedule_of(skipped + window + filling)
     real = replace(messaging_of(schedule), late_sums=late)
-    seen = range(skipped // first - 1, (skipped + window) // first)
 
-    def repeated(messaging: Messaging) -> Repeated:
+    def window_of(messaging: Messaging) -> Repeated:
         graph = events_of(schedule, messaging)
-        updates = _updates_of_first_stage(graph, schedule)
-        return Repeated(
-            graph,
-            schedule.micro_batches,
-            tuple(line[-1].ends for line in graph.lines),
-            tuple(updates[number] for number in seen),
-            first,
-        )
+        line = graph.lines[schedule.stage_ranks[0][0]]
+        updates = [placed.ends for placed in line if placed.action.kind == "update"]
+        seen = tuple(updates[skipped // first - 1 : (skipped + window) // first])
+        return Repeated(graph, schedule.micro_batches, _last_events(graph), seen, first)
 
-    return repeated(real), repeated(replace(EAGER, late_sums=late))
-
-
-def _updates_of_first_stage(graph: EventGraph, schedule: Schedule) -> list[int]:
-    line = graph.lines[schedule.stage_ranks[0][0]]
-    return [placed.ends for placed in line if placed.action.kind == "update"]
+    return window_of(real), window_of(replace(EAGER, late_sums=late))

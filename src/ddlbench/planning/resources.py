@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 
 from ddlbench.experiment.site import Site
 
@@ -90,25 +89,7 @@ def request(nodes: int, devices_per_node: int, site: Site) -> SchedulerRequest:
 
     For a cell these are ``site.held_geometry(cell)``.
     """
-    return _request(nodes, devices_per_node, _Key(site), site.name)
-
-
-class _Key:
-    """A site as a cache key: sites are few and never change while a workflow is planned."""
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
-
-    def __hash__(self) -> int:
-        return hash(self.site.name)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.site == other.site
-
-
-@cache
-def _request(nodes: int, devices: int, key: _Key, _name: str) -> SchedulerRequest:
-    site = key.site
+    devices = devices_per_node
     slurm = {"gres": "gpu", "exclusive": True, "extra": "", **site.slurm}
     alone = nodes * devices == 1
     gres = None

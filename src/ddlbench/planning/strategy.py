@@ -237,11 +237,7 @@ class Strategy:
         Raises:
             ConfigError: an option is unknown or has a value that its schema forbids.
         """
-        schema = {
-            "type": "object",
-            "additionalProperties": False,
-            "properties": self.options,
-        }
+        schema = {"type": "object", "additionalProperties": False, "properties": self.options}
         check(dict(options), schema, where)
         return {
             name: value

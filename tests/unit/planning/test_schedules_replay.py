@@ -7,6 +7,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planning_factory import bubble_share
 
 from ddlbench.planning.schedules import (
     InvalidSchedule,
@@ -33,7 +34,7 @@ def _equal(stages: int, forward_s: float = 1.0, backward_s: float = 2.0) -> Stag
 def test_flush_schedules_reach_their_bound(make, stages, micro_batches) -> None:
     timeline = replay(make(stages, micro_batches), _equal(stages))
     bound = micro_batches / (micro_batches + stages - 1)
-    assert 1 - timeline.bubble_share() == pytest.approx(bound)
+    assert 1 - bubble_share(timeline) == pytest.approx(bound)
     assert timeline.end_s == pytest.approx(3 * (micro_batches + stages - 1))
 
 
@@ -59,7 +60,7 @@ def test_zero_bubble(micro_batches) -> None:
 def test_model_parallel_uses_one_rank_at_a_time() -> None:
     timeline = replay(model_parallel(4, 3), _equal(4))
     assert timeline.end_s == 3 * 4 * 3
-    assert timeline.bubble_share() == pytest.approx(3 / 4)
+    assert bubble_share(timeline) == pytest.approx(3 / 4)
 
 
 def _completions_s(timeline: Timeline) -> list[float]:
@@ -147,7 +148,3 @@ def test_a_deadlock_is_said() -> None:
     schedule = pipedream((1, 2), 4, warmup_counts=(0, 1))
     with pytest.raises(InvalidSchedule, match="deadlocks"):
         replay(schedule, _equal(2))
-
-
-def test_an_empty_timeline_has_no_bubble() -> None:
-    assert Timeline(()).bubble_share() == 0.0

@@ -92,14 +92,14 @@ class Chain:
         """Bytes that cross a cut after each node; shape (N,)."""
         return np.array([node.output_bytes for node in self.nodes], dtype=np.float64)
 
+    # Sums over nodes i..j inclusive, each of shape (N, N), infinite for j < i.
+
     @cached_property
     def time_s(self) -> Array:
-        """Forward and backward of nodes i..j inclusive; shape (N, N), infinite for j < i."""
         return _spans([node.time_s for node in self.nodes])
 
     @cached_property
     def parameter_bytes(self) -> Array:
-        """Weights of nodes i..j inclusive; shape (N, N)."""
         return _spans([node.parameter_bytes for node in self.nodes])
 
     @cached_property

@@ -5,9 +5,8 @@ The runtime executes the same list that the replay times and a figure draws.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal
 
 from ddlbench.experiment.errors import ConfigError
 
@@ -108,46 +107,3 @@ class Schedule:
 
     def computations(self, rank: int) -> tuple[Action, ...]:
         return tuple(action for action in self.actions[rank] if action.computes)
-
-    def picture(self) -> str:
-        """A line for each rank, ``F0 F1 B0 B1``; ``F0.2`` for stage 2 if ranks hold several."""
-        several = self.num_stages > self.world_size
-        lines = []
-        for rank in range(self.world_size):
-            passes = self.computations(rank)
-            lines.append(" ".join(f"{a}.{a.stage}" if several else str(a) for a in passes))
-        return "\n".join(lines)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The form of plan files; an action is ``[kind, stage, micro_batch, peer]``."""
-        return {
-            "name": self.name,
-            "micro_batches": self.micro_batches,
-            "stage_ranks": [list(ranks) for ranks in self.stage_ranks],
-            "actions": [
-                [[a.kind, a.stage, a.micro_batch, a.peer] for a in x] for x in self.actions
-            ],
-            "in_flight": list(self.in_flight),
-            "warmups": list(self.warmups),
-            "receives_ahead": self.receives_ahead,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Schedule:
-        """Reads the form that :meth:`to_dict` writes.
-
-        Raises:
-            InvalidSchedule: the kind of an action is unknown.
-        """
-        unknown = {a[0] for actions in values["actions"] for a in actions} - set(get_args(Kind))
-        if unknown:
-            raise InvalidSchedule(f"schedule {values['name']}: no action {', '.join(unknown)}")
-        return cls(
-            name=values["name"],
-            micro_batches=values["micro_batches"],
-            stage_ranks=tuple(tuple(ranks) for ranks in values["stage_ranks"]),
-            actions=tuple(tuple(Action(*a) for a in actions) for actions in values["actions"]),
-            in_flight=tuple(values["in_flight"]),
-            warmups=tuple(values["warmups"]),
-            receives_ahead=values["receives_ahead"],
-        )

@@ -46,11 +46,6 @@ class Timeline:
     def busy_s(self, rank: int) -> float:
         return sum(t.end_s - t.start_s for t in self.ranks[rank] if t.action.computes)
 
-    def bubble_share(self) -> float:
-        """Share of all ranks' time without computation; 0 for an empty timeline."""
-        whole = self.end_s * len(self.ranks)
-        return 1.0 - sum(map(self.busy_s, range(len(self.ranks)))) / whole if whole else 0.0
-
 
 @dataclass(frozen=True)
 class StageDurations:
@@ -87,10 +82,7 @@ def no_links(source: int, target: int, send: Action) -> float:
 
 
 def replay(
-    schedule: Schedule,
-    durations: Durations,
-    links: Links = no_links,
-    messaging: Messaging = EAGER,
+    schedule: Schedule, durations: Durations, links: Links = no_links, messaging: Messaging = EAGER
 ) -> Timeline:
     """Times all actions of a schedule; a notice of a posted receive takes no time.
 
