@@ -35,6 +35,7 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.strategy import Strategy, normalise, strategy_of
 
+_NAMED_AXES = ("dataset", "network", "strategy", "geometry")
 _FIELDS = {field.name for field in fields(Cell)}
 _DEFAULTS = {field.name: field.default for field in fields(Cell) if field.default is not MISSING}
 
@@ -124,7 +125,10 @@ def _choose(
 
 def _product(experiment: Experiment) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Every point of the matrix, each with its point for the baseline."""
-    axes = {axis: _values(axis, values) for axis, values in experiment.matrix.items()}
+    axes = {
+        axis: [str(value) if axis in _NAMED_AXES else value for value in values]
+        for axis, values in experiment.matrix.items()
+    }
     for combination in itertools.product(*axes.values()):
         axis_point = dict(zip(axes, combination, strict=True))
         base_point = _overridden(experiment, {**axis_point, "strategy": BASE})
@@ -132,10 +136,6 @@ def _product(experiment: Experiment) -> Iterator[tuple[dict[str, Any], dict[str,
             point = _overridden(experiment, {**axis_point, "options": options})
             if not any(_matches(rule, point) for rule in experiment.exclude):
                 yield point, base_point
-
-
-def _values(axis: str, values: list[Any]) -> list[Any]:
-    return [str(v) if axis in ("dataset", "network", "strategy", "geometry") else v for v in values]
 
 
 def _option_grid(experiment: Experiment, strategy: str) -> list[dict[str, Any]]:
@@ -195,7 +195,7 @@ def _check_names(experiment: Experiment) -> None:
 
 
 def _cell(point: Mapping[str, Any], where: str) -> Cell:
-    for key in ("dataset", "network", "strategy", "geometry"):
+    for key in _NAMED_AXES:
         if point.get(key) is None:
             raise ConfigError(f"{where}: {key!r} is missing; give it as an axis of 'matrix'")
     dataset, network, name = point["dataset"], point["network"], point["strategy"]

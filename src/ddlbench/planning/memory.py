@@ -251,7 +251,8 @@ def why_cell_too_large(cell: Cell, site: Site) -> str | None:
         reason = why_too_large(make_plan(cell, site.name), site)
     except ConfigError:  # its own job says what is wrong with its plan
         return None
-    return None if reason is None or _was_run(cell, site) else reason
+    folder = result_file(site.name, cell.with_(repeat=0).id).parents[1]
+    return None if reason is None or any(folder.glob("rep*/result.json")) else reason
 
 
 def held_bytes(plan: Plan, profile: Profile) -> tuple[float, ...]:
@@ -259,11 +260,6 @@ def held_bytes(plan: Plan, profile: Profile) -> tuple[float, ...]:
     pipeline = strategy_of(plan.cell.strategy).pipeline_of(plan)
     assert pipeline is not None
     return tuple(_held(plan.cell, pipeline, rank, profile) for rank in range(plan.world_size))
-
-
-def _was_run(cell: Cell, site: Site) -> bool:
-    folder = result_file(site.name, cell.with_(repeat=0).id).parents[1]
-    return any(folder.glob("rep*/result.json"))
 
 
 def _held(cell: Cell, pipeline: Pipeline, rank: int, profile: Profile) -> float:

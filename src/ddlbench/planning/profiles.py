@@ -83,9 +83,14 @@ def needs_of(
     """
     key = ProfileKey.from_id(profile_id)
     _check(key)
-    cells = _nearest_cells(key, [row.cell for row in rows if row.unsupported is None])
+    cells = [row.cell for row in rows if row.unsupported is None]
     if not cells:
         raise ConfigError(f"profile {profile_id}: the experiment has no cell that can run")
+    cells = (
+        [cell for cell in cells if ProfileKey.of(cell) == key]
+        or [cell for cell in cells if cell.dataset == key.dataset]
+        or cells
+    )
     template = next((cell for cell in cells if cell.strategy == BASE), cells[0])
     cell = template.with_(
         dataset=key.dataset,
@@ -120,11 +125,6 @@ def _between(smallest: int, largest: int) -> tuple[int, ...]:
     if middle in (low, largest):
         middle = low + 1
     return tuple(sorted({low, middle, max(largest, middle + 1)}))
-
-
-def _nearest_cells(key: ProfileKey, cells: list[Cell]) -> list[Cell]:
-    own = [cell for cell in cells if ProfileKey.of(cell) == key]
-    return own or [cell for cell in cells if cell.dataset == key.dataset] or cells
 
 
 def _check(key: ProfileKey) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
+from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import NETWORKS, STRATEGIES
 from ddlbench.experiment.units import GB, MB, unit_for
 from ddlbench.planning.strategy import strategy_of
@@ -20,16 +20,13 @@ def dataset_table() -> str:
     ]
     for spec in DATASETS.built_in.values():
         image = "x".join(map(str, spec.shape))
+        size_bytes = (spec.num_train + spec.num_val) * spec.image_bytes
+        size = unit_for(size_bytes, (GB, MB)).text(size_bytes, ".0f")
         lines.append(
             f"| `{spec.name}` | {spec.num_train:,} / {spec.num_val:,} | {spec.num_classes} "
-            f"| {image} | `{spec.native_format}` | {_decoded(spec)} |"
+            f"| {image} | `{spec.native_format}` | {size} |"
         )
     return "\n".join(lines)
-
-
-def _decoded(spec: DatasetSpec) -> str:
-    size_bytes = (spec.num_train + spec.num_val) * spec.image_bytes
-    return unit_for(size_bytes, (GB, MB)).text(size_bytes, ".0f")
 
 
 def axis_table() -> str:
