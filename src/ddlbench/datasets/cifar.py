@@ -1,7 +1,7 @@
 """CIFAR-10's own format: pickled dictionaries in ``cifar-10-batches-py``.
 
-A pickle can make its reader run anything, and real CIFAR files come from the network: batches are
-read by an unpickler that knows numpy arrays and plain containers, and nothing else.
+A pickle can make its reader run any code, and real CIFAR files come from the network. So the
+unpickler here builds numpy arrays and plain containers, and refuses everything else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PROTOCOL = 4  # the first that stores bytes as they are
 def write(
     content: Content, root: Path, images: dict[str, int], workers: int, keep_fds: tuple[int, ...]
 ) -> Records:
-    """Write all splits under ``root``; see :mod:`ddlbench.datasets.formats`."""
+    """Writes all splits under ``root``; see :mod:`ddlbench.datasets.formats`."""
     (root / FOLDER).mkdir()
     jobs: list[Callable[[], tuple[str, Record]]] = []
     for split, count in images.items():
@@ -67,11 +67,10 @@ def _dump(root: Path, name: str, value: dict[str, Any]) -> tuple[str, Record]:
 
 
 def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
-    """One split of CIFAR-like batches under ``root``, in memory.
+    """Reads one split of CIFAR-like batches under ``root`` into memory.
 
     Raises:
         DataError: a file is missing, damaged, not a CIFAR batch, or holds forbidden objects.
-
     """
     shards, labels = [], []
     for name in BATCHES[split]:
@@ -101,11 +100,10 @@ def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
 
 
 def load_pickle(path: Path) -> dict[str, Any]:
-    """Read the dictionary pickled in ``path``, able to build data and nothing else.
+    """Reads the dictionary pickled in ``path``.
 
     Raises:
-        DataError: the file is missing or damaged, or asks for anything else.
-
+        DataError: the file is missing or damaged, or needs more than arrays and containers.
     """
     try:
         content = path.read_bytes()
@@ -125,14 +123,14 @@ def load_pickle(path: Path) -> dict[str, Any]:
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """How Python 3 writes bytes for Python 2: the one encoding that is needed."""
+    """Replaces ``codecs.encode``, by which Python 3 pickles bytes for Python 2."""
     if encoding != "latin1":
         raise DataError(f"asks for the encoding {encoding!r}; it is not CIFAR data, do not use it")
     return text.encode("latin1")
 
 
 def _byte_type(name: str, *_: object) -> np.dtype:
-    """Give the one element type that images have."""
+    """Replaces ``numpy.dtype``; images have bytes only."""
     if name not in ("u1", "|u1", "uint8"):
         raise DataError(f"holds an array of {name!r}; it is not CIFAR data, do not use it")
     return np.dtype(np.uint8)
@@ -152,12 +150,11 @@ def _array_parts() -> dict[tuple[str, str], Any]:
 
 
 class _DataUnpickler(pickle.Unpickler):
-    """Knows how to rebuild numpy arrays; any other name is refused before it is imported."""
+    """Rebuilds numpy arrays; refuses any other name before it is imported."""
 
     _known = _array_parts()
 
     def find_class(self, module: str, name: str) -> Any:
-        """Give what ``module.name`` stands for, if it is data."""
         if (module, name) not in self._known:
             raise DataError(
                 f"asks for {module}.{name}, which is not image data; do not use this file"

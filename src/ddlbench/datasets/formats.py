@@ -1,10 +1,10 @@
-"""The on-disk formats: one line each; a dataset of another package may name its own as ``codec``.
+"""The on-disk formats; a dataset of another package may name its own as ``codec``.
 
 A writer is ``write(content, root, images, workers, keep_fds) -> Records``: it writes
 ``images[split]`` images of each split into the empty folder ``root``, using ``workers`` threads
 or processes (which hold ``keep_fds`` open), and its bytes do not depend on ``workers``. A reader
 is ``read(root, spec, split) -> ArraySplit | FileSplit`` and raises
-:class:`~ddlbench.datasets.files.DataError`. :func:`write_dataset` writes a whole one.
+:class:`~ddlbench.datasets.files.DataError`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SPLITS = ("train", "val")
 
 @dataclass(frozen=True)
 class Format:
-    """How a format is written and read."""
+    """Writer and reader of a format."""
 
     write: Callable[[Content, Path, dict[str, int], int, tuple[int, ...]], Records]
     read: Callable[[Path, DatasetSpec, str], ArraySplit | FileSplit]
@@ -42,20 +42,20 @@ FORMATS: dict[str, Format] = {
 
 
 def format_of(request: DataRequest) -> Format:
-    """How the data of ``request`` is written and read.
+    """The format of the data of ``request``.
 
     Raises:
-        ConfigError: the dataset names a codec that cannot be imported or is none.
+        ConfigError: the dataset's codec cannot be imported, or is no :class:`Format`.
     """
     if request.format in FORMATS:
         return FORMATS[request.format]
-    found = load_target(request.dataset, request.spec.codec)
-    if not isinstance(found, Format):
+    codec = load_target(request.dataset, request.spec.codec)
+    if not isinstance(codec, Format):
         raise ConfigError(
             f"dataset {request.dataset!r}: codec {request.spec.codec} is no "
             "ddlbench.datasets.formats.Format"
         )
-    return found
+    return codec
 
 
 def write_dataset(
@@ -65,22 +65,13 @@ def write_dataset(
     workers: int | None = None,
     keep_fds: tuple[int, ...] = (),
 ) -> Manifest:
-    """Write the data of ``request`` into ``folder``.
+    """Writes synthetic data into a new or empty folder, and returns its manifest.
 
-    Args:
-        request: a synthetic one.
-        folder: new or empty; :func:`~ddlbench.datasets.staging.stage` gives it its final name
-            when this has returned.
-        workers: threads or processes; None for as many as there are CPUs. The files are the
-            same, byte for byte, whatever it is.
-        keep_fds: descriptors that helper processes hold open too.
-
-    Returns:
-        The manifest, also written as ``manifest.json``.
+    The files are the same, byte for byte, for any number of ``workers`` (threads or processes;
+    None for as many as there are CPUs). Helper processes hold ``keep_fds`` open, too.
 
     Raises:
         OSError: a file could not be written.
-
     """
     begin = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ _IMAGES_A_BLOCK = 2048
 
 
 def file_paths(split: str) -> tuple[str, str]:
-    """Image and label file of ``split``, as paths from the root."""
+    """Image and label file of ``split``, relative to the root."""
     prefix = f"{_FOLDER}/{_PREFIX[split]}"
     return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
 
@@ -35,7 +35,7 @@ def _header(*dims: int) -> bytes:
 def write(
     content: Content, root: Path, images: dict[str, int], workers: int, keep_fds: tuple[int, ...]
 ) -> Records:
-    """Write all splits under ``root``; see :mod:`ddlbench.datasets.formats`."""
+    """Writes all splits under ``root``; see :mod:`ddlbench.datasets.formats`."""
     (root / _FOLDER).mkdir(parents=True)
     jobs = [partial(_write_split, content, root, split, count) for split, count in images.items()]
     return {path: record for records in in_parallel(jobs, workers) for path, record in records}
@@ -55,11 +55,10 @@ def _write_split(content: Content, root: Path, split: str, count: int) -> list[t
 
 
 def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
-    """One split of MNIST-like files under ``root``, mapped into memory.
+    """Maps one split of MNIST-like files under ``root`` into memory.
 
     Raises:
         DataError: a file is missing, truncated, or not of ``spec``'s shape.
-
     """
     image_path, label_path = file_paths(split)
     images = _map(root / image_path, 3)
@@ -73,7 +72,7 @@ def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
 
 
 def _map(path: Path, num_dims: int) -> np.ndarray:
-    """Map the array in ``path``, copy-on-write (a loader's accident cannot change the file)."""
+    """Maps the array in ``path``, copy-on-write, so that nothing can change the file."""
     header_bytes = 4 * (1 + num_dims)
     try:
         with path.open("rb") as file:

@@ -1,14 +1,14 @@
 """ImageNet's usual layout: ``train/<class>/<image>.jpg`` and ``val/...``.
 
-Class folders are the jobs: a class has one folder, one checksum and one writer. JPEG encoding
-keeps Python's lock, so the writers are processes::
+A class folder is one job, with one writer and one checksum. JPEG encoding holds Python's lock, so
+the writers are processes::
 
     write -> a thread a process -- job a line ---> serve: draws, encodes, writes a class folder
                                 <-- record a line --
 
-The processes are started as programs of their own, not forked (a parent with threads or a GPU
-must not fork) nor spawned by :mod:`multiprocessing` (which runs the caller's script again). When
-this process dies, their input ends and so do they.
+The processes are started as programs of their own: a parent with threads or a GPU must not fork,
+and :mod:`multiprocessing`'s spawn would run the caller's script again. When this process dies,
+their input ends and they stop.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import json
 import os
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ _EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff",
 
 
 def class_folder(split: str, label: int) -> str:
-    """Path of a class's folder under the root; sorted as text it is sorted by number."""
+    """Path of a class's folder under the root; the order as text is the order by number."""
     return f"{split}/{label:04d}"
 
 
@@ -52,7 +52,7 @@ class ClassFolders:
         self._recipes: dict[str, Recipe] = {}
 
     def write(self, split: str, label: int) -> Record:
-        """Write all images of ``label`` in ``split``; the folder is there even if it has none."""
+        """Writes all images of ``label`` in ``split``; makes the folder even if there are none."""
         if split not in self._recipes:
             self._recipes[split] = self._content.recipe(split, 0, self._images[split])
         recipe = self._recipes[split]
@@ -71,7 +71,6 @@ class ClassFolders:
 
 
 def _encode(image: np.ndarray) -> bytes:
-    """JPEG of a uint8 image (C, H, W)."""
     pixels = image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0))
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "JPEG", quality=JPEG_QUALITY)
@@ -81,7 +80,7 @@ def _encode(image: np.ndarray) -> bytes:
 def write(
     content: Content, root: Path, images: dict[str, int], workers: int, keep_fds: tuple[int, ...]
 ) -> Records:
-    """Write all splits under ``root``; see :mod:`ddlbench.datasets.formats`."""
+    """Writes all splits under ``root``; see :mod:`ddlbench.datasets.formats`."""
     jobs = [(split, label) for split in images for label in range(content.spec.num_classes)]
     if workers <= 1:
         folders = ClassFolders(content, root, images)
@@ -94,11 +93,10 @@ def write(
 
 
 def read(root: Path, spec: DatasetSpec, split: str) -> FileSplit:
-    """List one split under ``root``.
+    """Lists one split under ``root``.
 
     Raises:
-        DataError: the folder is missing, empty, or has more classes than ``spec``.
-
+        DataError: the folder is missing or empty, or has more classes than ``spec``.
     """
     folder = root / split
     try:
@@ -108,9 +106,11 @@ def read(root: Path, spec: DatasetSpec, split: str) -> FileSplit:
         counts = []
         for name in classes:
             with os.scandir(folder / name) as entries:
-                found = sorted(entry.name for entry in entries if _is_image(entry.name))
-            names.extend(os.fsencode(file) for file in found)
-            counts.append(len(found))
+                files = sorted(
+                    entry.name for entry in entries if entry.name.lower().endswith(_EXTENSIONS)
+                )
+            names.extend(map(os.fsencode, files))
+            counts.append(len(files))
     except FileNotFoundError as error:
         raise DataError(f"{folder} is missing; check the data source") from error
     except OSError as error:
@@ -126,18 +126,13 @@ def read(root: Path, spec: DatasetSpec, split: str) -> FileSplit:
     return FileSplit(folder, classes, np.array(names, dtype=np.bytes_), labels)
 
 
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(_EXTENSIONS)
-
-
 def decode(path: Path, spec: DatasetSpec) -> np.ndarray:
-    """Decode the image in ``path`` as uint8 (C, H, W) of ``spec``'s shape.
+    """Decodes the image in ``path`` as uint8 (C, H, W) of ``spec``'s shape.
 
     An image of another size is scaled until its shorter side fits, then cropped at the centre.
 
     Raises:
         DataError: the file cannot be read or decoded.
-
     """
     try:
         with Image.open(path) as opened:
@@ -168,24 +163,14 @@ def write_class_folders(
     workers: int,
     keep_fds: tuple[int, ...],
 ) -> list[Record]:
-    """Write the class folders ``jobs`` under ``root`` by ``workers`` processes.
+    """Writes one class folder for each job by ``workers`` processes, and returns their records.
 
-    Args:
-        content: what to draw.
-        root: of the dataset.
-        images: images of each split.
-        jobs: split and label of each folder.
-        workers: processes, at least one.
-        keep_fds: descriptors the processes hold open too (the staging lock: it is then not free
-            before the last of them has ended).
-
-    Returns:
-        A record for each job, in order.
+    The processes hold ``keep_fds`` open too; with that of the staging lock, it stays locked until
+    the last of them has ended.
 
     Raises:
         OSError: a folder could not be written.
         DataError: a process ended on its own.
-
     """
     setup = {
         "spec": asdict(content.spec),
@@ -193,17 +178,17 @@ def write_class_folders(
         "root": str(root),
         "images": images,
     }
-    todo = _Jobs(jobs)
+    todo = deque(enumerate(jobs))
     records: list[Record | None] = [None] * len(jobs)
 
     def feed() -> None:
         with _start(keep_fds) as child:
             try:
-                _ask(child, setup)
-                for number, job in todo:
-                    records[number] = _ask(child, list(job))
+                _send(child, setup)
+                for number, job in _taken_from(todo):
+                    records[number] = _send(child, job)
             except BaseException:
-                todo.stop()
+                todo.clear()
                 raise
             finally:
                 assert child.stdin is not None
@@ -216,29 +201,15 @@ def write_class_folders(
             for feeder in feeders:
                 feeder.result()
         except BaseException:
-            todo.stop()
+            todo.clear()
             raise
     return [record for record in records if record is not None]
 
 
-class _Jobs:
-    """The jobs nobody has taken yet; several threads iterate over it."""
-
-    def __init__(self, jobs: list[Job]) -> None:
-        self._jobs = enumerate(jobs)
-        self._lock = Lock()
-        self._stopped = False
-
-    def stop(self) -> None:
-        self._stopped = True
-
-    def __iter__(self) -> Iterator[tuple[int, Job]]:
+def _taken_from(todo: deque[tuple[int, Job]]) -> Iterator[tuple[int, Job]]:
+    with suppress(IndexError):  # another thread may have taken the last one
         while True:
-            with self._lock:
-                job = None if self._stopped else next(self._jobs, None)
-            if job is None:
-                return
-            yield job
+            yield todo.popleft()
 
 
 def _start(keep_fds: tuple[int, ...]) -> subprocess.Popen[str]:
@@ -254,12 +225,11 @@ def _start(keep_fds: tuple[int, ...]) -> subprocess.Popen[str]:
     )
 
 
-def _ask(child: subprocess.Popen[str], question: Any) -> Any:
-    """Send a line, receive a line."""
+def _send(child: subprocess.Popen[str], request: Any) -> Any:
     assert child.stdin is not None
     assert child.stdout is not None
     try:
-        child.stdin.write(json.dumps(question) + "\n")
+        child.stdin.write(json.dumps(request) + "\n")
         child.stdin.flush()
         line = child.stdout.readline()
     except BrokenPipeError:
@@ -276,7 +246,7 @@ def _ask(child: subprocess.Popen[str], question: Any) -> Any:
 
 
 def serve() -> None:
-    """A helper process: a job a line from standard input, a record a line to standard output."""
+    """Runs a helper process: reads a job a line from standard input, and prints a record a line."""
     setup = json.loads(sys.stdin.readline())
     content = Content(DatasetSpec(**setup["spec"]), setup["seed"])
     folders = ClassFolders(content, Path(setup["root"]), setup["images"])

@@ -1,7 +1,7 @@
 """Training batches in an order that every strategy shares.
 
 Epoch ``e`` visits all samples in one order, decided by (seed, e). Step ``k`` of it takes the
-next ``global_batch`` of them, and a consumer - one data-parallel rank, say - a contiguous part::
+next ``global_batch`` of them, and a consumer, such as a data-parallel rank, a contiguous part::
 
     order(e):   |<--------- step 0 --------->|<--------- step 1 --------->| ... | left over |
     4 shards:   |  0   |  1   |  2   |  3   |  0   |  1   |  2   |  3   |
@@ -13,9 +13,9 @@ A run counts its mini-batches through warm-up and epochs::
     id      0 .. warm-up-1 | warm-up .. +S-1 | .. +2S-1 | ...
     epoch   0 (its start)  | 1               | 2        |      S = steps of an epoch
 
-Warm-up reads epoch 0's order; measured epochs begin with 1. Where S is all steps of the dataset,
-the feed runs through the ends of epochs without a pause. The replicas of a pipeline's stage take
-turns: of the ids that a run asks for, replica 1 of 3 reads the second, the fifth, and so on.
+Warm-up reads epoch 0's order; measured epochs begin with 1. If S is all steps of the dataset, the
+loader continues from one epoch to the next without a pause. The replicas of a pipeline's stage
+alternate: of the ids of a run, replica 1 of 3 reads the second, the fifth, and so on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ddlbench.datasets.synthetic import CounterRng
 
 
 class ImageDataset(Protocol):
-    """What a feed needs of a dataset."""
+    """What :class:`BatchLoader` needs of a dataset."""
 
     shape: tuple[int, ...]
     num_classes: int
@@ -49,18 +49,17 @@ class ImageDataset(Protocol):
         """Images, uint8 (n, C, H, W), and labels, int64 (n,), of ``sample_ids``, int64 (n,)."""
 
     def labels(self, sample_ids: np.ndarray, /) -> torch.Tensor:
-        """Labels alone, int64 (n,), without reading an image."""
+        """Labels alone, int64 (n,); reads no image."""
 
 
 class Batch(NamedTuple):
     """One consumer's part of a global batch.
 
     Args:
-        inputs: normalised images, floating point, (n, C, H, W), on the feed's device; (0, C, H, W)
-            of a feed that reads labels alone.
-        labels: int64, (n,), on the feed's device.
+        inputs: normalised images, floating point, (n, C, H, W), on the loader's device;
+            (0, C, H, W) if it reads labels only.
+        labels: int64, (n,), on the loader's device.
         sample_ids: global sample ids, int64, (n,), on the CPU.
-
     """
 
     inputs: torch.Tensor
@@ -69,7 +68,7 @@ class Batch(NamedTuple):
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
-    """Permute all samples as ``epoch`` visits them; int64 (num_samples,)."""
+    """The order in which ``epoch`` visits all samples; int64 (num_samples,)."""
     return CounterRng("order", seed, epoch).permutations(0, 1, num_samples)[0]
 
 
@@ -79,11 +78,10 @@ def normalise(images: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch
 
 
 class BatchLoader:
-    """Feeds one consumer.
+    """Reads the batches of one consumer.
 
-    Without loader workers the samples are gathered by the caller's thread when asked for;
-    with them, processes read ahead. The batches are the same either way, and drawing them
-    leaves torch's random numbers alone.
+    Without loader workers the caller's thread gathers the samples of each batch; with them,
+    processes read ahead. The batches are the same, and torch's random numbers are not used.
 
     Args:
         dataset: where samples come from.
@@ -95,13 +93,12 @@ class BatchLoader:
             program's main module must be importable without side effects.
         device: where batches end up; for CUDA they pass through pinned memory.
         dtype: floating-point type of the inputs.
-        labels_only: read no images, as a pipeline's last stage needs none; then the caller's
-            thread reads, whatever ``loader_workers`` says.
+        labels_only: read no images, for a pipeline's last stage; the caller's thread then reads,
+            whatever ``loader_workers`` is.
 
     Raises:
         ValueError: the arguments do not fit together.
         DataError: the dataset is smaller than a global batch.
-
     """
 
     def __init__(
@@ -137,7 +134,7 @@ class BatchLoader:
         self._device = torch.device(device)
         self._dtype = dtype
         self._orders: dict[int, np.ndarray] = {}
-        self._turn = 0
+        self._iteration = 0  # only the latest iterator is valid
         self._labels_only = labels_only
         self._loader_workers = 0 if labels_only else loader_workers
         self._plan = _Plan()
@@ -145,16 +142,10 @@ class BatchLoader:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole global batches in an epoch."""
         return len(self.dataset) // self.global_batch
 
-    @property
-    def dropped_per_epoch(self) -> int:
-        """Samples that an epoch leaves over."""
-        return len(self.dataset) % self.global_batch
-
     def start(self) -> None:
-        """Start the loader's workers, and wait until each has read a sample; once."""
+        """Starts the workers once, and waits until each has read a sample."""
         if self._loader_workers == 0 or self._loader is not None:
             return
         context = multiprocessing.get_context("forkserver")
@@ -174,21 +165,14 @@ class BatchLoader:
             pass
 
     def close(self) -> None:
-        """Stop the loader's workers."""
-        self._turn += 1
+        self._iteration += 1
         self._loader = None
 
     def batches(self, epoch: int, first_step: int = 0, count: int | None = None) -> Iterator[Batch]:
-        """Iterate over steps ``first_step`` to ``first_step + count`` of ``epoch``.
-
-        Args:
-            epoch: from 0.
-            first_step: within the epoch.
-            count: how many; None for the rest of the epoch.
+        """Iterates over ``count`` steps of ``epoch`` from ``first_step``; by default all the rest.
 
         Raises:
             ValueError: the epoch has no such steps.
-
         """
         steps = self.steps_per_epoch
         count = steps - first_step if count is None else count
@@ -200,41 +184,42 @@ class BatchLoader:
         return self.steps(epoch * steps + first_step, count)
 
     def steps(self, first: int, count: int, every: int = 1) -> Iterator[Batch]:
-        """Iterate over ``count`` global steps ``first``, ``first + every``, ..., across epochs.
+        """Iterates over ``count`` global steps ``first``, ``first + every``, ..., across epochs.
 
         Step ``s`` is step ``s % steps_per_epoch`` of epoch ``s // steps_per_epoch``. A new call
-        ends the iterator of the one before.
+        ends the previous iterator.
         """
-        self._turn += 1
+        self._iteration += 1
         self._order_of(first // self.steps_per_epoch)  # now, not when the first batch is timed
+        steps = range(first, first + count * every, every)
         if self._loader_workers:
             self.start()
-            return self._loaded(self._turn, range(first, first + count * every, every))
-        return self._gathered(self._turn, range(first, first + count * every, every))
+            return self._loaded(self._iteration, steps)
+        return self._gathered(self._iteration, steps)
 
-    def _gathered(self, turn: int, steps: range) -> Iterator[Batch]:
+    def _gathered(self, iteration: int, steps: range) -> Iterator[Batch]:
         pin = self._device.type == "cuda"
         for ids in self._ids(steps):
-            self._check_turn(turn)
+            self._check_latest(iteration)
             if self._labels_only:
                 none = torch.empty((0, *self.dataset.shape), dtype=torch.uint8)
                 yield self._batch(ids, none, self.dataset.labels(ids))
             else:
                 yield self._batch(ids, *self.dataset.gather(ids, pin_memory=pin))
 
-    def _loaded(self, turn: int, steps: range) -> Iterator[Batch]:
-        self._check_turn(turn)
+    def _loaded(self, iteration: int, steps: range) -> Iterator[Batch]:
+        self._check_latest(iteration)
         assert self._loader is not None
         self._plan.ids = self._ids(steps)
         read = iter(self._loader)
         for ids in self._ids(steps):
-            self._check_turn(turn)
+            self._check_latest(iteration)
             images, labels = next(read)
             yield self._batch(ids, images, labels)
 
-    def _check_turn(self, turn: int) -> None:
-        if turn != self._turn:
-            raise RuntimeError("this iterator ended when its feed was asked for other steps")
+    def _check_latest(self, iteration: int) -> None:
+        if iteration != self._iteration:
+            raise RuntimeError("this iterator ended when its loader began another one")
 
     def _batch(self, ids: np.ndarray, images: torch.Tensor, labels: torch.Tensor) -> Batch:
         images = images.to(self._device, non_blocking=True)
@@ -242,7 +227,6 @@ class BatchLoader:
         return Batch(normalise(images, self._dtype), labels, torch.from_numpy(ids))
 
     def _ids(self, steps: range) -> Iterator[np.ndarray]:
-        """Yield the consumer's sample ids of each step."""
         for step in steps:
             epoch, within = divmod(step, self.steps_per_epoch)
             begin = within * self.global_batch + self._offset
@@ -257,7 +241,7 @@ class BatchLoader:
 
 
 class _Plan:
-    """The sampler of a loader that outlives many orders: whatever ids it is given."""
+    """The sampler of a loader that outlives many orders; ``ids`` is set for each iteration."""
 
     def __init__(self) -> None:
         self.ids: Iterator[np.ndarray] = iter(())
@@ -267,8 +251,6 @@ class _Plan:
 
 
 class _WholeBatches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """A dataset whose items are batches: an index is an array of sample ids."""
-
     def __init__(self, dataset: ImageDataset) -> None:
         self._dataset = dataset
 
@@ -285,15 +267,15 @@ def feed_ranges(
     *,
     every: int = 1,
 ) -> Iterator[tuple[int, int]]:
-    """The feed's steps for ids ``first`` on, as (first step, number of steps), merged.
+    """The loader's steps for mini-batch ids from ``first`` on, as (first step, number), merged.
 
     Args:
         first: first global mini-batch id.
         count: number of ids.
         warmup_steps: ids below this are warm-up.
         steps_per_epoch: steps of a measured epoch.
-        feed_steps_per_epoch: steps of a whole epoch of the feed.
-        every: distance from one id to the next, and within a range from step to step.
+        feed_steps_per_epoch: steps of a whole epoch of the dataset.
+        every: distance between ids, and between the steps of a range.
     """
     begin = length = 0
     for mini_batch in range(first, first + count * every, every):
@@ -313,13 +295,13 @@ def feed_ranges(
 
 
 class EpochStream:
-    """A feed read by global mini-batch id.
+    """Reads a loader by global mini-batch id.
 
     Args:
         feed: this process's shard of the dataset.
         warmup_steps: ids below this are warm-up.
-        steps_per_epoch: at most the feed's own.
-        turn, turns: it is read by one of so many that take turns, from 0.
+        steps_per_epoch: at most the loader's own.
+        turn, turns: this reader's number, from 0, among ``turns`` that alternate.
     """
 
     def __init__(
@@ -336,7 +318,7 @@ class EpochStream:
         self._turn, self._turns = turn, turns
 
     def batches(self, first: int, count: int) -> Iterator[Batch]:
-        """Those of the mini-batches ``first`` to ``first + count - 1`` whose turn it is."""
+        """This reader's mini-batches among ``first`` to ``first + count - 1``."""
         own = range(first + self._turn, first + count, self._turns)
         ranges = feed_ranges(
             own.start,

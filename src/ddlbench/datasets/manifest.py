@@ -1,4 +1,4 @@
-"""``manifest.json`` beside a dataset: what was made, and what must be found there."""
+"""``manifest.json`` of a dataset: what was made, and which files must be there."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SCHEMA_VERSION = 1
 
 
 def request_facts(request: DataRequest) -> dict[str, Any]:
-    """List the fields of a manifest that ``request`` decides.
+    """Fields of a manifest that ``request`` decides.
 
-    The user's own data is always copied whole, so that its scale and seed do not matter.
+    The user's own data is always copied whole, so its scale and seed do not matter.
     """
     made = request.is_synthetic
     return {
@@ -35,27 +35,25 @@ def request_facts(request: DataRequest) -> dict[str, Any]:
 
 
 def source_folder(request: DataRequest) -> Path:
-    """Where the user's own data is, as an absolute path."""
+    """Absolute path of the user's own data."""
     return Path(request.source).expanduser().resolve()
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a folder of data is.
+    """Description of a folder of data.
 
     Args:
         schema_version: of this file.
-        dataset, format, scale, seed, source: of the request it was made for; the scale and
-            seed of copied data are 1 and 0, since all of it is copied.
+        dataset, format, scale, seed, source: of the request; scale and seed of copied data are
+            1 and 0, since all of it is copied.
         content_version: of the generator; 0 for the user's own data.
         source_digest: of the user's own data when it was copied; empty for synthetic data.
         images: images of each split; empty for the user's own data.
         total_bytes: sum over all files, the manifest itself excluded.
-        files: path from the folder -> what must be found there. JPEG files are
-            summed up one class folder at a time.
+        files: path relative to the folder -> record; JPEG files have one record a class folder.
         created: when, ISO 8601 with time zone.
         generation_s: how long it took, in seconds.
-
     """
 
     schema_version: int
@@ -74,7 +72,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """A name (64 hex digits) of the contents: the same wherever and whenever it was made."""
+        """64 hex digits that identify the contents, whenever and wherever they were made."""
         facts = asdict(self)
         for circumstance in ("created", "generation_s"):
             del facts[circumstance]
@@ -92,7 +90,7 @@ class Manifest:
         generation_s: float,
         source_digest: str = "",
     ) -> Manifest:
-        """Make the manifest of ``files``, written just now for ``request``."""
+        """Manifest of ``files``, written just now for ``request``."""
         return cls(
             schema_version=SCHEMA_VERSION,
             **request_facts(request),
@@ -105,17 +103,15 @@ class Manifest:
         )
 
     def write(self, folder: Path) -> None:
-        """Write ``manifest.json`` into ``folder``."""
         text = json.dumps(asdict(self), indent=1) + "\n"
         (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Read the manifest of ``folder``.
+        """Reads the manifest of ``folder``.
 
         Raises:
             DataError: there is none, or it is not one of this version.
-
         """
         path = folder / MANIFEST_NAME
         try:
@@ -133,21 +129,14 @@ class Manifest:
         return manifest
 
     def mismatch(self, request: DataRequest) -> str | None:
-        """How this is not the data of ``request``; None when it is."""
+        """How this differs from the data of ``request``; None if it does not."""
         for name, wanted in request_facts(request).items():
             if getattr(self, name) != wanted:
                 return f"it was made for {name} {getattr(self, name)!r}, not {wanted!r}"
         return None
 
     def damage(self, folder: Path, *, contents: bool, workers: int) -> str | None:
-        """Tell what is missing or changed in ``folder``; None when all is as it was written.
-
-        Args:
-            folder: where the data is.
-            contents: compare checksums, not only sizes.
-            workers: threads that read.
-
-        """
+        """What is missing or changed in ``folder``, else None; ``contents``: read all bytes."""
         try:
             jobs = [
                 partial(check_record, folder / path, record, contents=contents)

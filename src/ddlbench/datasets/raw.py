@@ -28,14 +28,14 @@ _BLOCK_BYTES = 1 << 20  # drawn at once: stays in a core's cache until it is wri
 
 
 def images_per_shard(spec: DatasetSpec, count: int) -> int:
-    """Images of all shards of a split but the last; depends on its size only."""
+    """Images of every shard but the last; depends on the split's size only."""
     return max(1, _SHARD_BYTES // spec.image_bytes, -(-count // _MAX_SHARDS))
 
 
 def write(
     content: Content, root: Path, images: dict[str, int], workers: int, keep_fds: tuple[int, ...]
 ) -> Records:
-    """Write all splits under ``root``; see :mod:`ddlbench.datasets.formats`."""
+    """Writes all splits under ``root``; see :mod:`ddlbench.datasets.formats`."""
     spec = content.spec
     index: dict[str, Any] = {"shape": list(spec.shape), "num_classes": spec.num_classes}
     jobs: list[Callable[[], tuple[str, Record]]] = []
@@ -81,11 +81,10 @@ def _write_bytes(root: Path, name: str, data: bytes) -> tuple[str, Record]:
 
 
 def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
-    """One split of raw shards under ``root``, mapped into memory.
+    """Maps one split of raw shards under ``root`` into memory.
 
     Raises:
         DataError: a file is missing, truncated, or not of ``spec``'s shape.
-
     """
     path = root / INDEX_NAME
     try:

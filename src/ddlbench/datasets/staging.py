@@ -4,13 +4,12 @@
 
     <scratch>/ddlbench-data/
         mnist-idx-x1-s0-v1/         the data, complete, with manifest.json
-        mnist-idx-x1-s0-v1.lock     held while the folder beside it is looked at or made
-        mnist-idx-x1-s0-v1.readers  held by who reads the folder, together, or removes it, alone
-        .mnist-idx-x1-s0-v1.tmp-*   being made; becomes the first by one rename
+        mnist-idx-x1-s0-v1.lock     held while a job checks, makes or removes the folder
+        mnist-idx-x1-s0-v1.readers  held shared by readers of the folder, exclusively to remove it
+        .mnist-idx-x1-s0-v1.tmp-*   being made; becomes the folder by one rename
 
-Whoever holds the lock is alone in making or removing the folder. Locks are the kernel's (flock):
-they go with the last process that holds them, so whatever half-made folder is found under the lock
-is nobody's.
+Locks are the kernel's (flock): they end with the last process that holds them. So a half-made
+folder that is seen under the lock was left by a job that died, and can be deleted.
 """
 
 from __future__ import annotations
@@ -46,11 +45,10 @@ class Staged:
 
     Args:
         path: its folder.
-        manifest_digest: a name (64 hex digits) of its contents.
+        manifest_digest: 64 hex digits that identify its contents.
         reused: it was there already.
-        stage_s: how long this call took, waiting for another job included, in seconds.
+        stage_s: duration of this call in seconds, with the wait for another job.
         size_bytes: sum of its files; None for the user's own data read in place.
-
     """
 
     path: Path
@@ -61,7 +59,7 @@ class Staged:
 
 
 def data_folder(request: DataRequest, scratch: Path) -> Path:
-    """Folder that the data of ``request`` has, or will have; the user's own if read in place."""
+    """Folder of the data of ``request``, which need not exist; the user's own if read in place."""
     top = scratch / _TOP
     name = f"{request.dataset}-{request.format}"
     if request.is_synthetic:
@@ -79,20 +77,19 @@ def stage(
     workers: int | None = None,
     verify: Literal["size", "full"] = "size",
 ) -> Staged:
-    """Make sure that the data of ``request`` is on this node, complete.
+    """Makes sure that the data of ``request`` is on this node, complete.
 
     Args:
         request: which data.
         scratch: a folder on the node's own disk; made if it is missing.
         workers: threads or processes that write; None for as many as there are CPUs.
-        verify: how data that is there already is checked: that no file is missing or
-            truncated ("size"), or all its bytes ("full").
+        verify: check data that is there for missing or truncated files ("size"), or read all
+            its bytes ("full").
 
     Raises:
-        StagingError: no room, no right to write, or another failure of the disk; nothing
-            half-made is left behind.
+        StagingError: no space, no permission, or another failure of the disk; nothing half-made
+            is left behind.
         DataError: the user's own data is missing or cannot be read.
-
     """
     if verify not in ("size", "full"):
         raise ValueError(f"verify must be 'size' or 'full', not {verify!r}")
@@ -112,14 +109,13 @@ def stage(
 
 
 def hold(request: DataRequest, scratch: Path) -> Path:
-    """Folder of the staged data, which nobody removes while this process lives.
+    """Folder of the staged data, which no other process removes while this one lives.
 
-    A removal that is under way is waited for. If it took what had been staged for this process, the
-    data is made again; data that was never staged here is not.
+    If a removal is under way, it is waited for, and the data is made again. Data that was never
+    staged here is not made.
 
     Raises:
         StagingError, DataError: as :func:`stage`, where the data is made again.
-
     """
     folder = data_folder(request, scratch)
     if folder.parent != scratch / _TOP or not folder.parent.is_dir():
@@ -128,7 +124,7 @@ def hold(request: DataRequest, scratch: Path) -> Path:
         # Never closed: the lock goes with the process.
         fd = os.open(_readers(folder), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         fcntl.flock(fd, fcntl.LOCK_SH)
-    except OSError as error:  # what this user cannot write to, none of its jobs removes
+    except OSError as error:  # a user's jobs cannot remove a folder that they cannot write to
         _log.info("%s cannot be held: %s", folder, error)
     if not folder.exists() and _lock(folder).exists():
         stage(request, scratch)
@@ -136,16 +132,13 @@ def hold(request: DataRequest, scratch: Path) -> Path:
 
 
 def remove(request: DataRequest, scratch: Path) -> bool:
-    """Delete what :func:`stage` made for ``request``; never the user's own data.
-
-    Data that another process holds is left to the last one that removes it.
+    """Deletes what :func:`stage` made for ``request``; never the user's own data.
 
     Returns:
-        Whether it was deleted.
+        Whether it was deleted; not if another process holds it, which will remove it.
 
     Raises:
         StagingError: it cannot be deleted.
-
     """
     folder = data_folder(request, scratch)
     if folder.parent != scratch / _TOP or not folder.parent.is_dir():
@@ -157,9 +150,9 @@ def remove(request: DataRequest, scratch: Path) -> bool:
         fd = os.open(_readers(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            going = _temporary(folder)
-            folder.rename(going)
-            shutil.rmtree(going)
+            removed = _temporary(folder)
+            folder.rename(removed)
+            shutil.rmtree(removed)
         except BlockingIOError:
             return False
         finally:
@@ -181,7 +174,7 @@ def _temporary(folder: Path) -> Path:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[int]:
-    """Hold the lock of ``folder``, waiting for it; gives its descriptor."""
+    """Waits for the lock of ``folder`` and holds it; yields its descriptor."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Never deleted: a second job could lock the deleted file while a third makes a new one.
     fd = os.open(_lock(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -199,7 +192,7 @@ def _locked(folder: Path) -> Iterator[int]:
 def _usable(
     request: DataRequest, own: UserData | None, folder: Path, contents: bool, workers: int
 ) -> Manifest | None:
-    """Read the manifest of ``folder`` if it holds the data of ``request``, undamaged."""
+    """The manifest of ``folder`` if it holds the data of ``request``, undamaged."""
     if not folder.exists():
         return None
     try:
@@ -244,24 +237,22 @@ def _make(
 
 
 def _clear_leftovers(folder: Path) -> None:
-    """Delete what a crashed job left; only under the lock."""
+    """Deletes what a crashed job left; only under the lock."""
     for leftover in folder.parent.glob(f".{folder.name}.tmp-*"):
         shutil.rmtree(leftover)
 
 
 def _no_room(request: DataRequest, where: Path, needed: int, free: int) -> StagingError:
-    room = unit_for(needed, BYTES).text(needed, ".2f")
-    left = unit_for(free, BYTES).text(free, ".2f")
+    needed_text, free_text = (unit_for(n, BYTES).text(n, ".2f") for n in (needed, free))
     return StagingError(
-        f"{request.dataset} data at scale {request.scale:g} needs about {room}, but "
-        f"{where} has {left} (or too few file entries) left; "
+        f"{request.dataset} data at scale {request.scale:g} needs about {needed_text}, but "
+        f"{where} has {free_text} (or too few file entries) left; "
         "use a smaller data scale or another scratch folder"
     )
 
 
 @contextmanager
 def _disk_errors(request: DataRequest, scratch: Path) -> Iterator[None]:
-    """Turn what the system reports into a sentence."""
     try:
         yield
     except OSError as error:

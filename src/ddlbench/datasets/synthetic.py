@@ -1,7 +1,7 @@
-"""What a synthetic image shows: smooth colour patterns that name its class, moved, plus noise.
+"""Synthetic images: smooth colour patterns that identify their class, moved, plus noise.
 
-Image ``i`` of a split is a function of (dataset, seed, split, i) and of nothing else - not of
-the scale, the format, or who writes it::
+Image ``i`` of a split depends on (dataset, seed, split, i) only, not on the scale, the format, or
+the writer::
 
     planes   a few smooth, periodic grey patterns, shared by all classes
     class    one plane a channel, chosen so that two classes agree in at most one channel
@@ -36,13 +36,12 @@ _COS_ONE = 1 << 12  # waves are summed in integers, alike on every processor
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to draw some images; every array is int64 of shape (n,).
+    """Parameters of some images; every array is int64 of shape (n,).
 
     Args:
         labels: the class.
         shifts: how far the planes are moved, in places of a flattened plane.
         slices: where in the bank the noise begins.
-
     """
 
     labels: np.ndarray
@@ -57,13 +56,7 @@ class Recipe:
 
 
 class Content:
-    """The images of a synthetic dataset.
-
-    Args:
-        spec: which dataset.
-        seed: another seed gives other patterns, labels and noise.
-
-    """
+    """The images of a synthetic dataset; the seed decides patterns, labels and noise."""
 
     def __init__(self, spec: DatasetSpec, seed: int) -> None:
         self.spec = spec
@@ -85,7 +78,7 @@ class Content:
         return words.permutations(group, groups, classes).ravel()[skip : skip + count]
 
     def recipe(self, split: str, first: int, count: int) -> Recipe:
-        """How to draw images ``first`` to ``first + count`` of ``split`` ("train" or "val")."""
+        """Recipe of images ``first`` to ``first + count`` of ``split`` ("train" or "val")."""
         spec = self.spec
         labels = self.labels(split, first, count)
         words = CounterRng(*self._name, split, "shifts").take(first, count)
@@ -95,24 +88,15 @@ class Content:
         shifts = (moved_y * spec.width + moved_x) % self._plane_size
         # An image is the only one of its class in its run of num_classes images, so the run's
         # number, counted down for "val", is its own within the class.
-        turn = np.arange(first, first + count) // spec.num_classes
-        turn = turn if split == "train" else _SLICES - 1 - turn
+        number = np.arange(first, first + count) // spec.num_classes
+        number = number if split == "train" else _SLICES - 1 - number
         per_class = CounterRng(*self._name, "slices").take(0, 2 * spec.num_classes)
         begin = (per_class[0::2] % np.uint64(_SLICES)).astype(np.int64)
         stride = (per_class[1::2] % np.uint64(_SLICES - 1)).astype(np.int64) + 1
-        return Recipe(labels, shifts, (begin[labels] + turn * stride[labels]) % _SLICES)
+        return Recipe(labels, shifts, (begin[labels] + number * stride[labels]) % _SLICES)
 
     def draw(self, recipe: Recipe, out: np.ndarray | None = None) -> np.ndarray:
-        """Draw images.
-
-        Args:
-            recipe: of ``n`` images.
-            out: where to, uint8 of shape (n, C, H, W), C-contiguous; None makes a new array.
-
-        Returns:
-            ``out``.
-
-        """
+        """Draws images into ``out``, or a new array: uint8 (n, C, H, W), C-contiguous."""
         shape = (len(recipe), *self.spec.shape)
         out = np.empty(shape, np.uint8) if out is None else out
         size, planes, noise = self._plane_size, self._planes, self._noise
@@ -150,7 +134,7 @@ class Content:
         return planes
 
     def _draw_noise(self) -> np.ndarray:
-        """Draw the bank of noise, uint8; its slow rise and fall makes images light or dark."""
+        """The bank of noise, uint8; its slow rise and fall makes images light or dark."""
         length = _SLICES + self.spec.image_bytes
         words = CounterRng(*self._name, "noise").take(0, -(-length // 8))
         noise = words.astype("<u8", copy=False).view(np.uint8)[:length].astype(np.uint16)
@@ -160,12 +144,12 @@ class Content:
 
 
 def _table(function: np.ufunc, turns: np.ndarray) -> np.ndarray:
-    """Tabulate ``function`` of an angle given in turns, as int64 in units of 1 / 4096."""
+    """``function`` of an angle in turns, as int64 in units of 1 / 4096."""
     return np.rint(function(2 * np.pi * turns) * _COS_ONE).astype(np.int64)
 
 
 def _num_planes(spec: DatasetSpec) -> int:
-    """Find the smallest prime number of planes that gives every class its own code."""
+    """The smallest prime number of planes that gives every class its own code."""
     needed = spec.num_classes if spec.channels == 1 else int(np.ceil(np.sqrt(spec.num_classes)))
     number = max(3, needed, min(spec.num_classes, _MAX_PLANES))
     while any(number % factor == 0 for factor in range(2, int(number**0.5) + 1)):
@@ -174,7 +158,7 @@ def _num_planes(spec: DatasetSpec) -> int:
 
 
 def _class_codes(num_classes: int, channels: int, num_planes: int) -> np.ndarray:
-    """Choose the plane of every class and channel; int64 (num_classes, channels).
+    """The plane of every class and channel; int64 (num_classes, channels).
 
     Class ``q * p + r`` has plane ``(r + channel * q) mod p``: with ``p`` prime and at least as
     many planes as channels, two classes agree in at most one channel.
@@ -197,9 +181,8 @@ class CounterRng:
     while the methods of ``numpy.random.Generator`` may change between numpy versions).
 
     Args:
-        parts: what the sequence is for, e.g. ``("mnist", 7, "labels")``; sequences of
-            different names are independent.
-
+        parts: name of the sequence, e.g. ``("mnist", 7, "labels")``; sequences of different
+            names are independent.
     """
 
     def __init__(self, *parts: str | int) -> None:

@@ -1,8 +1,8 @@
-"""Synthetic CIFAR batches through torchvision's own ``CIFAR10`` class.
+"""Reads synthetic CIFAR batches through torchvision's own ``CIFAR10`` class.
 
-torchvision accepts only files with the MD5 sums of the original download. The class here is
-torchvision's, with that one check replaced: by our manifest's checksums, and by reading every batch
-with the unpickler that refuses anything but data (torchvision itself uses plain ``pickle``).
+torchvision accepts only files with the MD5 sums of the original download. This class replaces that
+check by our manifest's checksums, and reads every batch with the unpickler that refuses everything
+but data (torchvision uses plain ``pickle``).
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ class StagedCIFAR10(datasets.CIFAR10):
 
     Raises:
         RuntimeError: files are missing or changed (torchvision's own error).
-        DataError: there is no manifest, or a batch holds something else than data.
-
+        DataError: there is no manifest, or a batch holds forbidden objects.
     """
 
     train_list: ClassVar[list[list[Any]]] = [[name, None] for name in BATCHES["train"]]

@@ -1,4 +1,4 @@
-"""The user's own data, in torchvision's layout: looked at where it is, or copied to scratch."""
+"""The user's own data, in torchvision's layout: inspected in place, or copied to scratch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import shutil
 import time
 import zlib
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,37 +20,35 @@ from ddlbench.datasets.manifest import Manifest, source_folder
 from ddlbench.experiment.dataset_spec import DataRequest
 
 
+@dataclass(frozen=True)
 class UserData:
-    """What was found.
+    """The user's own data.
 
     Args:
-        folder: where, as an absolute path.
+        folder: its absolute path.
         parts: its files, or its class folders, as paths from ``folder``.
-        digest: a name (64 hex digits) of what is there: contents of idx and cifar files, names
-            of image files (reading 150 GB only to name them would take longer than many a run).
-
+        digest: 64 hex digits of the contents of idx and cifar files, or of the names of image
+            files (reading 150 GB for a digest would take longer than many a run).
     """
 
-    def __init__(self, folder: Path, parts: list[str], digest: str) -> None:
-        self.folder = folder
-        self.parts = parts
-        self.digest = digest
+    folder: Path
+    parts: list[str]
+    digest: str
 
     def size_bytes(self, workers: int) -> int:
-        """Sum of the sizes of all files; looks at each."""
+        """Sum of the sizes of all files, from the file system."""
         jobs = [partial(record_of, self.folder / part, contents=False) for part in self.parts]
         return sum(record["size_bytes"] for record in in_parallel(jobs, workers))
 
 
 def inspect_user_data(request: DataRequest) -> UserData:
-    """Check that the data ``request`` points to can be read.
+    """Checks that the data ``request`` points to can be read.
 
     Every idx and cifar file is read; of image folders the names are listed and one image a split
     is decoded.
 
     Raises:
         DataError: something is missing or cannot be read.
-
     """
     folder = source_folder(request)
     if not folder.is_dir():
@@ -89,23 +88,22 @@ def _files(request: DataRequest, split: str) -> list[str]:
     return [f"{cifar.FOLDER}/{name}" for name in cifar.BATCHES[split]]
 
 
-def copy_user_data(request: DataRequest, found: UserData, folder: Path, workers: int) -> Manifest:
-    """Copy ``found`` into the new folder ``folder``, manifest last.
+def copy_user_data(request: DataRequest, own: UserData, folder: Path, workers: int) -> Manifest:
+    """Copies ``own`` into the new folder ``folder``, manifest last.
 
     Raises:
         OSError: a file could not be read or written.
-
     """
     begin = time.perf_counter()
     folder.mkdir(parents=True)
-    jobs = [partial(_copy, found.folder / part, folder / part) for part in found.parts]
-    records = dict(zip(found.parts, in_parallel(jobs, workers), strict=True))
+    jobs = [partial(_copy, own.folder / part, folder / part) for part in own.parts]
+    records = dict(zip(own.parts, in_parallel(jobs, workers), strict=True))
     manifest = Manifest.of(
         request,
         records,
         images={},
         generation_s=time.perf_counter() - begin,
-        source_digest=found.digest,
+        source_digest=own.digest,
     )
     manifest.write(folder)
     return manifest
@@ -121,7 +119,7 @@ def _copy(source: Path, target: Path) -> Record:
     else:
         shutil.copyfile(source, target)
     expected = record_of(source, contents=False)
-    found = record_of(target, contents=True)
-    if (found["files"], found["size_bytes"]) != (expected["files"], expected["size_bytes"]):
+    copied = record_of(target, contents=True)
+    if (copied["files"], copied["size_bytes"]) != (expected["files"], expected["size_bytes"]):
         raise DataError(f"{source} changed while it was copied; stage the data again")
-    return found
+    return copied

@@ -4,20 +4,7 @@
 element takes one tensor and returns one tensor, so that it can be cut between any two.
 """
 
-from ddlbench.networks.factory import (
-    block_names,
-    build,
-    num_layers,
-    num_parameters,
-    without_dropout,
-)
+from ddlbench.networks.factory import block_names, build, num_parameters, without_dropout
 from ddlbench.networks.flatten import flat_state_dict
 
-__all__ = [
-    "block_names",
-    "build",
-    "flat_state_dict",
-    "num_layers",
-    "num_parameters",
-    "without_dropout",
-]
+__all__ = ["block_names", "build", "flat_state_dict", "num_parameters", "without_dropout"]

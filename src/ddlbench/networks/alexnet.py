@@ -9,12 +9,10 @@ images: the same filters, the first convolution padded by 5 instead of 2 and poo
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from torch import nn
 
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.networks.flatten import flatten, initialize, is_small
+from ddlbench.networks.flatten import flatten, is_small, small_network
 from ddlbench.networks.torchvision_compat import models
 
 # Filters, kernel, stride, padding, and whether pooling follows.
@@ -44,10 +42,4 @@ def _small_alexnet(spec: DatasetSpec) -> nn.Sequential:
         if pooled and side >= 2:
             layers.append(nn.MaxPool2d(kernel_size=2, stride=2))
             side //= 2
-    blocks = OrderedDict((f"features_{index}", layer) for index, layer in enumerate(layers))
-    blocks["avgpool"] = nn.AdaptiveAvgPool2d((1, 1))
-    blocks["flatten"] = nn.Flatten()
-    blocks["classifier"] = nn.Linear(channels, spec.num_classes)
-    network = nn.Sequential(blocks)
-    initialize(network)
-    return network
+    return small_network(layers, channels, spec.num_classes)

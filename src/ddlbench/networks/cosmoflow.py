@@ -8,8 +8,8 @@ As ParaDL trains it on volumes of 256^3 (Kahira et al., HPDC 2021, and its publi
     fc1 .. fc3       2048, 256, num_classes
 
 The original predicts four cosmological parameters with a squared error. Here the four outputs are
-four classes and the loss is the cross-entropy of every other network: the same layers, shapes and
-messages, another last formula. Smaller volumes, down to 4^3, go without the last poolings.
+four classes with the cross-entropy of every other network: layers, shapes and messages are the
+same. Smaller volumes, down to 4^3, have fewer poolings.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def cosmoflow(spec: DatasetSpec) -> nn.Sequential:
     """CosmoFlow: (N, C, D, H, W) -> (N, num_classes).
 
     Raises:
-        ConfigError: the dataset has no volumes, or too small ones.
+        ConfigError: the dataset has no volumes, or volumes that are too small.
     """
     if spec.depth is None:
         raise ConfigError(
@@ -79,7 +79,7 @@ def cosmoflow(spec: DatasetSpec) -> nn.Sequential:
 
 
 def _padding(kernel: int, last: bool) -> int | str:
-    """As much as leaves side / stride, rounded up; a kernel of two pads behind only."""
+    """Padding that leaves ``side / stride``, rounded up; a kernel of two pads at the end only."""
     if last:
         return 0
     return "same" if kernel % 2 == 0 else kernel // 2

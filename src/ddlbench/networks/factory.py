@@ -1,4 +1,4 @@
-"""A network by its name, with the same initial weights in every process; and what it is made of."""
+"""Builds a network by name, with the same initial weights in every process, and describes it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from ddlbench.networks.flatten import out_of_place
 
 
 def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
-    """Build ``network`` for the images of ``spec``, on the CPU, as float32.
+    """Builds ``network`` for the images of ``spec``, on the CPU, as float32.
 
     Args:
         network: a name of the registry, or ``package.module:callable``; the callable takes the
             DatasetSpec and returns an ``nn.Sequential`` of single-input single-output blocks.
         spec: shape of an image and number of classes.
-        seed: initial weights depend on it alone; PyTorch's global generators are not touched.
+        seed: decides the initial weights; PyTorch's global generators do not change.
 
     Returns:
         (N, C, H, W) -> (N, num_classes), in training mode, safe to cut at every boundary.
 
     Raises:
-        ConfigError: no such network, or what it returns cannot be cut into blocks.
-
+        ConfigError: there is no such network, or it cannot be cut into blocks.
     """
     factory = load("ddlbench.networks", network)
     if not callable(factory):
@@ -67,7 +66,7 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 
 def without_dropout(module: _Module) -> _Module:
-    """Set the probability of every dropout in ``module`` to zero, in place; return ``module``."""
+    """Sets the probability of every dropout in ``module`` to zero, in place; returns ``module``."""
     for child in module.modules():
         if isinstance(child, nn.modules.dropout._DropoutNd):
             child.p = 0.0
@@ -75,17 +74,17 @@ def without_dropout(module: _Module) -> _Module:
 
 
 def block_names(network: nn.Sequential) -> list[str]:
-    """Names of the blocks, in order; a cut lies between two of them."""
+    """Names of the blocks, in order."""
     return list(network._modules)
 
 
 def num_parameters(module: nn.Module) -> int:
-    """Count the trained values (not their bytes); running statistics are not counted."""
+    """Number of trained values; running statistics do not count."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def num_layers(module: nn.Module) -> int:
-    """Count convolutions and linear layers, as papers do in a network's name."""
+    """Number of convolutions and linear layers, as in a network's published name."""
     return sum(isinstance(child, nn.Conv2d | nn.Conv3d | nn.Linear) for child in module.modules())
 
 

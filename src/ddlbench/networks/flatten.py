@@ -1,20 +1,20 @@
-"""What the papers' networks share: from a torchvision model to a flat sequence, cut anywhere.
+"""Turns a torchvision model into a flat sequence that can be cut between any two blocks.
 
 torchvision's models hold their blocks in nested sequences and call them in ``forward``. Here the
 first level of nesting goes: ``layer1.0`` becomes the element ``layer1_0``, ``features.3`` becomes
 ``features_3``; what ``forward`` did between modules (pooling, flattening) becomes an element.
 The modules are torchvision's own, so parameters and results are those of the model.
 
-DDLBench has two variants of each: torchvision's, for ImageNet and Highres, and one for the small
-images of MNIST and CIFAR-10, which would be a single pixel long before the end of torchvision's.
-The layers that are ours get their initial weights by torchvision's rule, so that both agree.
+Each network has two variants, as in DDLBench: torchvision's for ImageNet and Highres, and one for
+the small images of MNIST and CIFAR-10, which torchvision's would shrink to a pixel too early.
+Both draw initial weights by torchvision's rule.
 """
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 
@@ -23,13 +23,12 @@ from ddlbench.experiment.errors import ConfigError
 
 
 def flatten(model: nn.Module, head: str) -> nn.Sequential:
-    """Flat sequence with the same result as ``model``.
+    """Makes a flat sequence with the same result as ``model``.
 
     Args:
         model: its ``forward`` calls its children in the order of their definition, averages
             over height and width, flattens, and calls ``head``. Its modules are reused.
         head: the child that takes the flattened features, of shape (N, features).
-
     """
     blocks: OrderedDict[str, nn.Module] = OrderedDict()
     for name, child in model.named_children():
@@ -45,11 +44,10 @@ def flatten(model: nn.Module, head: str) -> nn.Sequential:
 
 
 def out_of_place(network: nn.Sequential) -> nn.Sequential:
-    """Make ``network`` safe to cut at every boundary; results do not change.
+    """Makes ``network`` safe to cut at every boundary; results do not change.
 
-    An element that overwrites its input must not come first in a partition: the input is then a
-    tensor that another partition, or the recomputation of this one, still needs. Operations
-    inside a block stay in place.
+    An element that overwrites its input must not come first in a partition, because another
+    partition, or a recomputation, still needs that input. Operations inside a block stay in place.
     """
     for block in network:
         if getattr(block, "inplace", False):
@@ -58,7 +56,7 @@ def out_of_place(network: nn.Sequential) -> nn.Sequential:
 
 
 def flat_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the entries of a torchvision state (pretrained weights, say) for the flat network.
+    """Renames the entries of a torchvision state (pretrained weights, say) for the flat network.
 
     >>> flat_state_dict({"layer1.0.conv1.weight": 1, "fc.bias": 2})
     {'layer1_0.conv1.weight': 1, 'fc.bias': 2}
@@ -67,7 +65,7 @@ def flat_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def initialize(network: nn.Module) -> None:
-    """Draw weights as torchvision's VGG and MobileNetV2 do.
+    """Draws weights as torchvision's VGG and MobileNetV2 do.
 
     Convolutions: He et al. 2015 (normal, fan out); linear layers: normal, 0.01; biases: zero.
     Normalisations start as PyTorch leaves them, scale 1 and shift 0.
@@ -83,6 +81,23 @@ def initialize(network: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
+def small_network(layers: Iterable[nn.Module], channels: int, num_classes: int) -> nn.Sequential:
+    """A convolutional network for small images, with initial weights.
+
+    Args:
+        layers: the blocks ``features_0``, ``features_1``, ...
+        channels: of the last layer's output.
+        num_classes: outputs of the linear layer behind the average over height and width.
+    """
+    blocks = OrderedDict((f"features_{index}", layer) for index, layer in enumerate(layers))
+    blocks["avgpool"] = nn.AdaptiveAvgPool2d((1, 1))
+    blocks["flatten"] = nn.Flatten()
+    blocks["classifier"] = nn.Linear(channels, num_classes)
+    network = nn.Sequential(blocks)
+    initialize(network)
+    return network
+
+
 _LARGEST_SMALL_SIDE = 64
 
 
@@ -90,8 +105,7 @@ def is_small(spec: DatasetSpec) -> bool:
     """Whether images of ``spec`` take the variant for small images.
 
     Raises:
-        ConfigError: large images whose channels torchvision's networks do not read.
-
+        ConfigError: the images are large and do not have the 3 channels that torchvision's read.
     """
     if max(spec.height, spec.width) <= _LARGEST_SMALL_SIDE:
         return True

@@ -8,13 +8,12 @@ halves the image three times instead of five and whose blocks differ, see :class
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from functools import partial
 
 from torch import Tensor, nn
 
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.networks.flatten import flatten, initialize, is_small
+from ddlbench.networks.flatten import flatten, is_small, small_network
 from ddlbench.networks.torchvision_compat import models, ops
 
 # Expansion, output channels, blocks, stride of the first: the paper's Table 2, except that the
@@ -33,7 +32,7 @@ _conv_bn_relu = partial(ops.Conv2dNormActivation, activation_layer=nn.ReLU)
 
 
 class SmallBlock(nn.Module):
-    """Inverted residual as DDLBench has it for small images.
+    """DDLBench's inverted residual for small images.
 
     Unlike torchvision's it expands even by a factor of 1, uses ReLU rather than ReLU6, and has
     a shortcut wherever the stride is 1, projected by a 1x1 convolution where channels change.
@@ -56,7 +55,6 @@ class SmallBlock(nn.Module):
             self.shortcut = nn.Sequential(*([] if same else _project(in_channels, out_channels)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """One block, see the class."""
         out = self.conv(x)
         return out if self.shortcut is None else out + self.shortcut(x)
 
@@ -84,10 +82,4 @@ def _small_mobilenetv2(spec: DatasetSpec) -> nn.Sequential:
             layers.append(SmallBlock(channels, out_channels, expansion, stride))
             channels = out_channels
     layers.append(_conv_bn_relu(channels, 1280, kernel_size=1))
-    blocks = OrderedDict((f"features_{index}", layer) for index, layer in enumerate(layers))
-    blocks["avgpool"] = nn.AdaptiveAvgPool2d((1, 1))
-    blocks["flatten"] = nn.Flatten()
-    blocks["classifier"] = nn.Linear(1280, spec.num_classes)
-    network = nn.Sequential(blocks)
-    initialize(network)
-    return network
+    return small_network(layers, 1280, spec.num_classes)

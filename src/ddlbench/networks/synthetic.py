@@ -1,22 +1,20 @@
-"""Networks made for a purpose: a small one with short messages, and one that is cut evenly.
+"""Two networks of our own: a small one with short messages, and one that cuts into equal stages.
 
 ``mlp``: flatten, 128 and 64 hidden units with ReLU, one output a class; the ``mlp`` of MXNet's
-image classification examples. Cheng et al. train an MLP with a parameter server and do not say its
-sizes. Their 247 images a second over 1000 Mbit/s and 231 over 500 (MNIST, batch 32), if they are
-the MLP's, stand for about half a megabyte each way a step; this one has 0.44 MB there. The first
-layer grows with the image: 109,386 weights for MNIST, 19.3 million for ImageNet, 100.7 million for
-Highres.
+image classification examples. Cheng et al. train an MLP with a parameter server and do not state
+its sizes. Their 247 images a second over 1000 Mbit/s and 231 over 500 (MNIST, batch 32) would mean
+about half a megabyte each way a step; this network sends 0.44 MB there. Its first layer grows with
+the image: 109,386 weights for MNIST, 19.3 million for ImageNet, 100.7 million for Highres.
 
-``stack``: sixteen equal residual blocks, none of the papers' networks. Two, four, eight or sixteen
-stages of it take equal time, so what a pipeline loses on it is the pipeline's own: its bubble, its
-messages, its waits.
+``stack``: sixteen equal residual blocks. Two, four, eight or sixteen stages of it take equal time,
+so all that a pipeline loses on it is its own bubble, messages and waits.
 
 ::
 
     stem (3x3 to 128 channels, 4 times narrower) | 16 x [ x + relu(conv3x3(x)) ] | pool | linear
 
-The stem and the head are less than 2 % of a block's operations. There is no batch normalisation, so
-micro-batches change nothing: synchronous pipelines train exactly what sequential training trains.
+The stem and the head have less than 2 % of a block's operations. There is no batch normalisation,
+so a synchronous pipeline with micro-batches computes the same as sequential training.
 """
 
 from __future__ import annotations
@@ -57,8 +55,6 @@ _NARROWER = 4
 
 
 class _Residual(nn.Module):
-    """``x + relu(conv(x))``: (N, C, H, W) -> (N, C, H, W)."""
-
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(channels, channels, kernel_size=3, padding=1)

@@ -1,9 +1,9 @@
-"""torchvision, importable also where its C++ operators cannot be loaded.
+"""Imports torchvision, also where its C++ operators cannot be loaded.
 
 The torchvision wheel of the package index is built for CUDA; beside a CPU-only torch its library
-``_C`` does not load. torchvision goes on without it until it describes the operators ``nms`` and
-``qnms``, which then do not exist, and the import fails although no network or dataset of this
-project calls them. Declaring their schemas is enough: calling one still fails, as it should.
+``_C`` does not load. The import then fails when torchvision describes the missing operators
+``nms`` and ``qnms``, which no network or dataset of this project calls. Declaring their schemas is
+enough; calling one still fails.
 
 Import torchvision's parts from here, at least once before any ``import torchvision``.
 """
@@ -27,7 +27,6 @@ def _missing_operators() -> list[str]:
 
 
 def _import_torchvision() -> None:
-    """Import torchvision as it is; only if its operators are missing, declare them and retry."""
     global _declared  # noqa: PLW0603
     try:
         importlib.import_module("torchvision")

@@ -8,12 +8,12 @@ DDLBench (benchmark/{mnist,cifar10}), so that VGG-11 has 9 layers with weights i
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections.abc import Callable
 
 from torch import nn
 
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.networks.flatten import flatten, initialize, is_small
+from ddlbench.networks.flatten import flatten, is_small, small_network
 from ddlbench.networks.torchvision_compat import models
 
 # Output channels of the convolutions between one pooling and the next.
@@ -24,19 +24,19 @@ _VGG16: _Stages = ((64,) * 2, (128,) * 2, (256,) * 3, (512,) * 3, (512,) * 3)
 
 def vgg11(spec: DatasetSpec) -> nn.Sequential:
     """VGG-11 (configuration A): (N, C, H, W) -> (N, num_classes)."""
-    if is_small(spec):
-        return _small_vgg(_VGG11, spec)
-    return flatten(models.vgg11(num_classes=spec.num_classes), head="classifier")
+    return _vgg(models.vgg11, _VGG11, spec)
 
 
 def vgg16(spec: DatasetSpec) -> nn.Sequential:
     """VGG-16 (configuration D): (N, C, H, W) -> (N, num_classes)."""
-    if is_small(spec):
-        return _small_vgg(_VGG16, spec)
-    return flatten(models.vgg16(num_classes=spec.num_classes), head="classifier")
+    return _vgg(models.vgg16, _VGG16, spec)
 
 
-def _small_vgg(stages: _Stages, spec: DatasetSpec) -> nn.Sequential:
+def _vgg(
+    torchvision_model: Callable[..., nn.Module], stages: _Stages, spec: DatasetSpec
+) -> nn.Sequential:
+    if not is_small(spec):
+        return flatten(torchvision_model(num_classes=spec.num_classes), head="classifier")
     layers: list[nn.Module] = []
     channels, side = spec.channels, min(spec.height, spec.width)
     for stage in stages:
@@ -47,10 +47,4 @@ def _small_vgg(stages: _Stages, spec: DatasetSpec) -> nn.Sequential:
         if side >= 2:
             layers.append(nn.MaxPool2d(kernel_size=2, stride=2))
             side //= 2
-    blocks = OrderedDict((f"features_{index}", layer) for index, layer in enumerate(layers))
-    blocks["avgpool"] = nn.AdaptiveAvgPool2d((1, 1))
-    blocks["flatten"] = nn.Flatten()
-    blocks["classifier"] = nn.Linear(channels, spec.num_classes)
-    network = nn.Sequential(blocks)
-    initialize(network)
-    return network
+    return small_network(layers, channels, spec.num_classes)

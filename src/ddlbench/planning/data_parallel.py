@@ -1,4 +1,4 @@
-"""What data-parallel strategies share: a whole network a device, gradients reduced in messages.
+"""Base of data-parallel strategies: each device has the whole network, all-reduces sum gradients.
 
 ::
 
@@ -6,8 +6,8 @@
     rank 1    forward | backward ...............|  update       its share
     messages             |-- m0 --| |-- m1 --| |-m2-|           all-reduces of gradients
 
-A strategy that derives from :class:`DataParallel` and says which messages it sends gets a memory
-model and the predictors of data parallelism.
+A strategy that derives from :class:`DataParallel` and states its messages gets a memory model and
+the predictors of data parallelism.
 """
 
 from __future__ import annotations
@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic
 from ddlbench.planning.memory import data_parallel_bytes
-from ddlbench.planning.strategy import (
-    Process,
-    Strategy,
-    data_parallel_placement,
-    uneven_shares,
-)
+from ddlbench.planning.strategy import Process, Strategy, data_parallel_placement, uneven_shares
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
@@ -37,30 +32,27 @@ class DataParallel(Strategy):
     parallelism: ClassVar[str | None] = "data"
 
     def supports(self, cell: Cell) -> str | None:
-        """Any number of nodes and devices; equal shares."""
         return uneven_shares(cell)
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
-        """One process a device."""
         return data_parallel_placement(cell)
 
     def gradient_messages(self, workload: Workload, plan: Plan) -> Sequence[GradientMessage]:
-        """The all-reduces of a step, in their order; by default one, after the backward pass."""
+        """The all-reduces of a step, in order; by default one, after the backward pass."""
         return [GradientMessage(workload.parameter_bytes)]
 
     def transport(self, device_kind: str) -> str:
-        """Whose all-reduce it is, as links.json names it: torch.distributed's by default."""
+        """Library of the all-reduce, as links.json names it; torch.distributed's by default."""
         return "nccl" if device_kind == "cuda" else "gloo"
 
     def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic:
-        """As :meth:`gradient_messages` says; the last of them ends behind the backward pass."""
+        """All messages of a step; the last of them ends behind the backward pass."""
         messages = tuple(self.gradient_messages(workload, plan))
         return GradientTraffic(messages, self.transport(workload.device_kind), messages[-1].bytes)
 
     def communication_bytes(self, workload: Workload, plan: Plan) -> int:
-        """Memory that it holds to send gradients; by default none of its own."""
+        """Memory for sending gradients; by default none."""
         return 0
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
-        """Weights, momentum, activations, gradients, and what is held to send them."""
         return data_parallel_bytes(workload, plan, self.communication_bytes(workload, plan))

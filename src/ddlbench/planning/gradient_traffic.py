@@ -5,12 +5,12 @@
     backward   | layer n ........ layer 1 |
     messages          |-- m0 --| |-- m1 --| |-m2-|     m0 leaves when its last gradient is ready
 
-Gradients are grouped into buckets, each of which one all-reduce sums.
+Gradients are grouped into buckets; one all-reduce sums a bucket.
 
 ::
 
     gradients      | a | b |   c   | d | e | f |      in the order in which they are sent
-    buckets        | a   b |   c   | d   e   f |      closed before one more is too much
+    buckets        | a   b |   c   | d   e   f |      closed before a gradient would exceed the cap
     DDP's          | a |  b    c   | d   e   f |      closed once full; the first is smaller
 
 Sources: Li et al., "PyTorch Distributed" (VLDB 2020), section 3.2, for DDP's buckets and 25 MiB;
@@ -33,15 +33,9 @@ DDP_FIRST_BUCKET_BYTES = 2**20  # torch's first bucket, unless a size is given f
 def buckets(
     sizes_bytes: Sequence[int], cap_bytes: int, kinds: Sequence[object] | None = None
 ) -> list[range]:
-    """Neighbours of one kind that hold ``cap_bytes`` at most; a larger gradient is alone.
+    """Indices of the gradients of each bucket; a bucket never mixes ``kinds``, such as data types.
 
-    Args:
-        sizes_bytes: of the gradients, in order.
-        cap_bytes: of a bucket.
-        kinds: what one bucket does not mix, such as data types; None where all are alike.
-
-    Returns:
-        the indices of each bucket.
+    A bucket has ``cap_bytes`` at most; a gradient that is larger has one of its own.
     """
     begins: list[int] = []
     filled = 0
@@ -57,15 +51,10 @@ def buckets(
 def buckets_once_full(
     sizes_bytes: Sequence[int], cap_bytes: int, first_cap_bytes: int
 ) -> list[range]:
-    """DDP's buckets: each is closed once it holds its bytes or more.
+    """Indices of the gradients of each of DDP's buckets, closed once it holds its bytes or more.
 
-    Args:
-        sizes_bytes: of the gradients, in the order in which they are ready.
-        cap_bytes: of all buckets but the first.
-        first_cap_bytes: of the first.
-
-    Returns:
-        the indices of each bucket.
+    ``sizes_bytes`` are in the order in which gradients are ready; the first bucket has a cap of
+    its own.
     """
     begins: list[int] = []
     full = True
@@ -80,7 +69,7 @@ def buckets_once_full(
 
 
 def fused(total_bytes: int, cap_bytes: int) -> list[int]:
-    """Bytes of each message of a fusion buffer: full ones, and the rest; a cap of 0 fuses none."""
+    """Bytes of each message of a fusion buffer, full ones first; a cap of 0 gives one message."""
     if cap_bytes <= 0 or total_bytes <= cap_bytes:
         return [total_bytes]
     full, rest = divmod(total_bytes, cap_bytes)
@@ -96,7 +85,7 @@ class GradientMessage:
     """One all-reduce of a step.
 
     Args:
-        bytes: that each rank contributes.
+        bytes: contributed by each rank.
         ready_fraction: share of the backward pass after which its last gradient is ready.
     """
 
@@ -106,11 +95,11 @@ class GradientMessage:
 
 @dataclass(frozen=True)
 class GradientTraffic:
-    """All of a step.
+    """All all-reduces of a step.
 
     Args:
         messages: in the order in which they are sent.
-        transport: whose all-reduce it is, as links.json names it.
+        transport: library of the all-reduce, as links.json names it.
         last_bytes: of the message that ends behind the backward pass, at worst.
     """
 
@@ -120,19 +109,15 @@ class GradientTraffic:
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of each message."""
         return [message.bytes for message in self.messages]
 
 
 def filled_buckets(
     tensors: Sequence[Tensor], first_bytes: int, cap_bytes: int
 ) -> list[GradientMessage]:
-    """Buckets that leave when they are full, as DistributedDataParallel fills them.
+    """Buckets that leave when they hold ``first_bytes`` or, after the first, ``cap_bytes``.
 
-    Args:
-        tensors: gradients in the order in which they are ready.
-        first_bytes: at which the first bucket is sent.
-        cap_bytes: at which all others are.
+    ``tensors`` are in the order in which their gradients are ready.
     """
     buckets = buckets_once_full([tensor.bytes for tensor in tensors], cap_bytes, first_bytes)
     return [

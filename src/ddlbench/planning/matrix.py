@@ -1,13 +1,13 @@
-"""From an experiment to its cells.
+"""Expands an experiment into its cells.
 
 ::
 
     settings < axes of the matrix < strategy options < overrides (in order)      -> a point
     point -> cell, its base (the sequential cell of the same axes), or why it cannot run
 
-A combination that the product makes and a strategy cannot run is *unsupported*: a row with a
-reason and no job. The same combination written by hand under ``include`` is an error. A
-cell whose stages are known, from a profile, to be too large for their devices is unsupported, too.
+If a strategy cannot run a combination of the product, the cell is *unsupported*: a row with a
+reason and no job. The same combination under ``include``, written by hand, is an error. A cell is
+unsupported, too, if its profile shows that a stage is too large for its device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import importlib.util
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.strategy import Strategy, normalise, strategy_of
 
+_NAMED_AXES = ("dataset", "network", "strategy", "geometry")
 _FIELDS = {field.name for field in fields(Cell)}
 _DEFAULTS = {field.name: field.default for field in fields(Cell) if field.default is not MISSING}
 
@@ -45,11 +46,10 @@ class MatrixRow:
 
     Args:
         cell: the cell.
-        base_id: id of the sequential cell its speed-up is measured against; None where the
+        base_id: id of the sequential cell that is the base of its speed-up; None if the
             experiment has none.
-        unsupported: why it is not run; None when it is.
-        condition: of its links, where the site emulates its fabric.
-
+        unsupported: why it is not run; None if it is.
+        condition: of its links, if the site emulates its fabric.
     """
 
     cell: Cell
@@ -63,10 +63,9 @@ def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
 
     Raises:
         ConfigError: a name is unknown, a value is wrong, or a cell written by hand cannot run.
-
     """
     _check_names(experiment)
-    chosen: dict[str, tuple[Cell, str | None, str | None]] = {}
+    chosen: dict[str, MatrixRow] = {}
     too_large = _memory_check(site)
     for point, base_point in _product(experiment):
         cell = _cell(point, experiment.where)
@@ -85,24 +84,25 @@ def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
     if not chosen:
         raise ConfigError(f"{experiment.where}: no cell is left; loosen 'matrix' or 'exclude'")
     return [
-        MatrixRow(
-            cell, base_id if base_id in chosen else None, reason, site.fabrics.get(cell.fabric)
+        replace(
+            row,
+            base_id=row.base_id if row.base_id in chosen else None,
+            condition=site.fabrics.get(row.cell.fabric),
         )
-        for cell, base_id, reason in chosen.values()
+        for row in chosen.values()
     ]
 
 
 def cell_of(cell_id: str, site: Site) -> Cell:
-    """Read the cell that somebody asks for by its path.
+    """Reads a cell from its path.
 
     Raises:
         ConfigError: there is no such cell, or it cannot run.
-
     """
     cell = Cell.from_id(cell_id)
     DATASETS.check(cell.dataset, cell_id)
-    _check_name("ddlbench.networks", cell.network, cell_id)
-    _check_name("ddlbench.strategies", cell.strategy, cell_id)
+    check_name("ddlbench.networks", cell.network, cell_id)
+    check_name("ddlbench.strategies", cell.strategy, cell_id)
     options = _strategy(cell.strategy).check_options(dict(cell.options), cell_id)
     written = normalise(cell.with_(options=tuple(options.items())))
     if written != cell:
@@ -114,22 +114,21 @@ def cell_of(cell_id: str, site: Site) -> Cell:
 
 
 def _choose(
-    chosen: dict[str, tuple[Cell, str | None, str | None]],
-    cell: Cell,
-    base: Cell | None,
-    reason: str | None,
-    repeats: int,
+    chosen: dict[str, MatrixRow], cell: Cell, base: Cell | None, reason: str | None, repeats: int
 ) -> None:
-    """Add a cell's repeats; one that is chosen already keeps its place and its base."""
+    """Adds the repeats of a cell; a cell that is there already keeps its place and its base."""
     for repeat in range(repeats):
         again = cell.with_(repeat=repeat)
         base_id = base.with_(repeat=repeat).id if base else None
-        chosen.setdefault(again.id, (again, base_id, reason))
+        chosen.setdefault(again.id, MatrixRow(again, base_id, reason))
 
 
 def _product(experiment: Experiment) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield every point of the matrix, with what the matrix makes of it for the baseline."""
-    axes = {axis: _values(axis, values) for axis, values in experiment.matrix.items()}
+    """Every point of the matrix, each with its point for the baseline."""
+    axes = {
+        axis: [str(value) if axis in _NAMED_AXES else value for value in values]
+        for axis, values in experiment.matrix.items()
+    }
     for combination in itertools.product(*axes.values()):
         axis_point = dict(zip(axes, combination, strict=True))
         base_point = _overridden(experiment, {**axis_point, "strategy": BASE})
@@ -137,10 +136,6 @@ def _product(experiment: Experiment) -> Iterator[tuple[dict[str, Any], dict[str,
             point = _overridden(experiment, {**axis_point, "options": options})
             if not any(_matches(rule, point) for rule in experiment.exclude):
                 yield point, base_point
-
-
-def _values(axis: str, values: list[Any]) -> list[Any]:
-    return [str(v) if axis in ("dataset", "network", "strategy", "geometry") else v for v in values]
 
 
 def _option_grid(experiment: Experiment, strategy: str) -> list[dict[str, Any]]:
@@ -170,7 +165,7 @@ def _layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
 
 
 def _matches(rule: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
-    """Say whether a point has a rule's values; a key that it leaves out has its default."""
+    """Whether a point has the values of a rule; a key that the point lacks has its default."""
     effective = {**_DEFAULTS, **point}
     return all(
         effective.get(key) in wanted if isinstance(wanted, list) else effective.get(key) == wanted
@@ -179,9 +174,9 @@ def _matches(rule: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
 
 
 def _check_names(experiment: Experiment) -> None:
-    """Refuse names that are none; a rule with a misspelt one would silently change nothing."""
+    """Refuses unknown names; a rule with a misspelt name would silently change nothing."""
     for name in experiment.strategies:
-        _check_name("ddlbench.strategies", name, f"{experiment.where}: strategies")
+        check_name("ddlbench.strategies", name, f"{experiment.where}: strategies")
     rules = [("matrix", experiment.matrix)]
     rules += [(f"overrides.{n}.when", rule["when"]) for n, rule in enumerate(experiment.overrides)]
     rules += [(f"exclude.{n}", rule) for n, rule in enumerate(experiment.exclude)]
@@ -192,21 +187,21 @@ def _check_names(experiment: Experiment) -> None:
                 if key == "dataset":
                     DATASETS.check(value, where)
                 elif key == "network":
-                    _check_name("ddlbench.networks", value, where)
+                    check_name("ddlbench.networks", value, where)
                 elif key == "strategy":
-                    _check_name("ddlbench.strategies", value, where)
+                    check_name("ddlbench.strategies", value, where)
                 elif key == "geometry":
                     parse_geometry(value, where)
 
 
 def _cell(point: Mapping[str, Any], where: str) -> Cell:
-    for key in ("dataset", "network", "strategy", "geometry"):
+    for key in _NAMED_AXES:
         if point.get(key) is None:
             raise ConfigError(f"{where}: {key!r} is missing; give it as an axis of 'matrix'")
     dataset, network, name = point["dataset"], point["network"], point["strategy"]
     DATASETS.check(dataset, where)
-    _check_name("ddlbench.networks", network, where)
-    _check_name("ddlbench.strategies", name, where)
+    check_name("ddlbench.networks", network, where)
+    check_name("ddlbench.strategies", name, where)
     try:
         strategy = _strategy(name)
     except ConfigError as error:
@@ -232,7 +227,7 @@ def _cell(point: Mapping[str, Any], where: str) -> Cell:
 
 
 def _base(point: Mapping[str, Any], where: str) -> Cell | None:
-    """Make the sequential cell of a point; None where the baseline has no batch of its own."""
+    """The sequential cell of a point; None where the baseline has no batch of its own."""
     if point.get("batch_size") is None and point.get("batch_per_device") is None:
         return None
     return _cell({**point, "strategy": BASE, "options": {}}, where)
@@ -253,7 +248,7 @@ def _unsupported(cell: Cell, site: Site) -> str | None:
 
 
 def _memory_check(site: Site) -> Callable[[Cell], str | None]:
-    """Says why a stage of a cell cannot fit its device, where a profile tells."""
+    """A function that tells why a stage of a cell cannot fit its device, given a profile."""
 
     @cache
     def profiled(key: ProfileKey) -> bool:
@@ -275,7 +270,8 @@ def _strategy(name: str) -> Strategy:
 
 
 @cache
-def _check_name(group: str, name: str, where: str) -> None:
+def check_name(group: str, name: str, where: str) -> None:
+    """Raises ConfigError unless ``name`` is registered, or names an attribute of a module."""
     if name not in known(group) and ":" not in name:
         remark = nearest(name, known(group))
         raise ConfigError(f"{where}: unknown {kind_of(group)} {name!r}; {remark}")
@@ -283,14 +279,14 @@ def _check_name(group: str, name: str, where: str) -> None:
 
 @cache
 def _missing_package(names: tuple[str, ...]) -> str | None:
-    """Why a strategy's package is not there; a login node without torch cannot tell."""
+    """Why a strategy's package is missing; None if there is no torch (a login node)."""
     if importlib.util.find_spec("torch") is None:
         return None
     for name in names:
         if importlib.util.find_spec(name) is None:
             # Set-up leaves a sentence beside the environment when it could not build a package.
-            why = Path(sys.prefix) / f"{name}-missing.txt"
-            reason = f" ({why.read_text('utf-8').strip()})" if why.is_file() else ""
+            path = Path(sys.prefix) / f"{name}-missing.txt"
+            reason = f" ({path.read_text('utf-8').strip()})" if path.is_file() else ""
             return Reason(
                 "package_missing",
                 f"the package {name} is not installed here{reason}; see envs/README.md",

@@ -1,4 +1,4 @@
-"""Peak memory of each device, from a profile and a plan: what the strategies' own models share.
+"""Peak memory of each device, from a profile and a plan: the models that strategies share.
 
 ::
 
@@ -8,39 +8,37 @@
                                               |  + the worst moment of one backward pass
                                               |  + receive buffers
 
-Peak of a backward pass over blocks 1..n with b samples, at the worst block k:
+The peak of a backward pass over blocks 1..n with b samples, at the worst block k, is
 ``b (saved_1 + .. + saved_k + input_k + output_k) + gradients_k + .. + gradients_n``, as zero_grad
-drops gradients before the forward pass. On a GPU the work space of kernels comes on top where a
-device has the whole network: what the peaks of profiled steps exceed this by. Elsewhere, and
-fragmentation anywhere, it is not in it.
+drops gradients before the forward pass. If a GPU has the whole network, the work space of kernels
+is added: the amount by which profiled steps exceed this peak. The work space of stages, and
+fragmentation, are not modelled.
 
-A rank that holds f forward passes without their backward pass keeps what autograd saved for each;
-the last of them goes backward beside the others. PipeDream's stage s keeps W_s + 1 mini-batches and
-as many weight versions (Narayanan et al. 2019, section 3.3); torch.distributed.pipelining keeps a
-receive buffer for every micro-batch and cut.
+A rank that holds f forward passes without their backward pass keeps what autograd saved for each.
+PipeDream's stage s keeps W_s + 1 mini-batches and as many weight versions (Narayanan et al., SOSP
+2019, section 3.3); torch.distributed.pipelining keeps a receive buffer for every micro-batch and
+cut.
 
-Before a job is submitted, the profile tells whether a stage can fit its device at all::
+Before a job is submitted, a lower bound shows whether a stage can fit its device at all::
 
     weights | momentum | buffers | further weight versions |  activations of the passes in flight
-    what the device loses before any of it                 |
+    memory that the device loses before any of it          |
 
 All of this is held at one moment, before the first of the passes in flight goes backward.
-Gradients, received messages and the workspace of operations come on top (the models above have more
-of them), so what is refused here cannot run, and what is not may still run out of memory.
-
-Sources: PipeDream (Narayanan et al., SOSP 2019), section 3.3, for weight versions; the passes that
-a rank holds are those of its schedule.
+Gradients, received messages and the work space of operations are not counted. So a plan that is
+refused cannot run, and a plan that is not refused may still run out of memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import profile_file, result_file
-from ddlbench.experiment.profile import BlockProfile, InvalidProfile, Profile, ProfileKey
+from ddlbench.experiment.profile import InvalidProfile, Profile, ProfileKey
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
 from ddlbench.experiment.units import GB
@@ -58,48 +56,48 @@ def memory_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
     """Peak bytes of every device, in the order of ranks and their devices.
 
     Raises:
-        ConfigError: the strategy has no memory model, or the network cannot be cut as asked.
+        ConfigError: the strategy has no memory model, or cannot cut the network.
     """
     return strategy_of(plan.cell.strategy).memory_bytes(workload, plan)
 
 
 def capacity_bytes(workload: Workload, site: Site) -> float | None:
-    """Memory of one device: the profile's, on CPU what the site gives it; None where unknown."""
-    if workload.device_memory_bytes:
-        return float(workload.device_memory_bytes)
+    """Memory of one device: from the profile, or on CPU from the site; None if unknown."""
+    return _capacity(workload.device_memory_bytes, site)
+
+
+def _capacity(profiled_bytes: int | None, site: Site) -> float | None:
+    if profiled_bytes:
+        return float(profiled_bytes)
     if site.device == "cpu" and site.memory_per_device_mb is not None:
         return site.memory_per_device_mb * 1e6
     return None
 
 
 def fullest_bytes(workload: Workload, plan: Plan, devices: Sequence[int]) -> int:
-    """The number that a measured peak compares with: the fullest place that is counted apart.
+    """Bytes of the fullest memory, to compare with a measured peak.
 
-    On CUDA that is the fullest device; on CPU a process, with all partitions that it drives.
+    On CUDA that is a device; on CPU a process, with all partitions that it drives.
     """
-    if workload.device_kind == "cuda":
-        return max(devices)
-    sums, first = [], 0
-    for process in plan.processes:
-        sums.append(sum(devices[first : first + len(process.devices)]))
-        first += len(process.devices)
-    return max(sums)
+    return max(needed for needed, _ in _memories(workload, plan, devices))
 
 
 def fits(workload: Workload, plan: Plan, devices: Sequence[int], capacity_bytes: float) -> bool:
-    """Whether no device needs more than it has.
+    """Whether no memory needs more than it has.
 
     On CPU the devices of one process share their memory, as torchgpipe's partitions do.
     """
+    memories = _memories(workload, plan, devices)
+    return all(needed <= count * capacity_bytes for needed, count in memories)
+
+
+def _memories(workload: Workload, plan: Plan, devices: Sequence[int]) -> list[tuple[int, int]]:
+    """Bytes needed in each separate memory, and the devices that share it."""
     if workload.device_kind == "cuda":
-        return max(devices) <= capacity_bytes
-    first = 0
-    for process in plan.processes:
-        count = len(process.devices)
-        if sum(devices[first : first + count]) > count * capacity_bytes:
-            return False
-        first += count
-    return True
+        return [(needed, 1) for needed in devices]
+    remaining = iter(devices)
+    counts = [len(process.devices) for process in plan.processes]
+    return [(sum(islice(remaining, count)), count) for count in counts]
 
 
 def persistent_bytes(blocks: Sequence[Block], momentum: float) -> float:
@@ -114,7 +112,7 @@ def backward_peak_bytes(
     """Activations and gradients at the worst moment of a backward pass.
 
     With ``gradients_exist`` an earlier micro-batch left gradients everywhere, and a block's new
-    one is beside it until it is added.
+    gradient exists beside the old one until it is added.
     """
     saved = sum(block.saved_bytes for block in blocks)
     gradients = sum(block.parameter_bytes for block in blocks) if gradients_exist else 0.0
@@ -132,12 +130,9 @@ def backward_peak_bytes(
 def data_parallel_bytes(
     workload: Workload, plan: Plan, communication_bytes: float = 0.0
 ) -> tuple[int, ...]:
-    """Peak bytes of every rank, where each holds the whole network and an equal share of a batch.
+    """Peak bytes of every rank, if each holds the whole network and an equal share of a batch.
 
-    Args:
-        workload: the profile.
-        plan: of one process a device.
-        communication_bytes: what the strategy holds to send gradients.
+    ``communication_bytes`` are what the strategy holds to send gradients.
 
     Raises:
         ConfigError: the mini-batch does not divide over the ranks.
@@ -162,9 +157,9 @@ def data_parallel_bytes(
 def work_space_bytes(workload: Workload, samples: float, momentum: float) -> float:
     """Bytes of a GPU that kernels of the whole network take beside its tensors.
 
-    With cuDNN's search these may be gigabytes, and differ from one batch size to the next. Linear
-    between the batch sizes of profiled steps, and beyond them as between the last two. 0 on CPUs,
-    whose peaks are counted from tensors.
+    cuDNN's search may take gigabytes, which differ from one batch size to the next. The bytes are
+    linear between the batch sizes of profiled steps, and beyond them as between the last two; 0
+    on CPUs, whose peaks count tensors only.
     """
     if workload.device_kind != "cuda":
         return 0.0
@@ -184,7 +179,7 @@ def pipeline_bytes(workload: Workload, plan: Plan, pipeline: Pipeline) -> tuple[
     """Peak bytes of every rank of a pipeline with one process a device.
 
     Raises:
-        ConfigError: the plan cuts a network of other blocks than the profile's.
+        ConfigError: the profile has a different number of blocks than the plan.
     """
     pipeline.check_blocks(len(workload.blocks))
     return tuple(round(_rank(rank, workload, plan, pipeline)) for rank in range(plan.world_size))
@@ -220,10 +215,10 @@ def _received_bytes(spans: Sequence[tuple[int, int]], workload: Workload) -> flo
 
 
 def why_too_large(plan: Plan, site: Site) -> str | None:
-    """Which stage of a plan needs more memory than a device of the site has; None if none does.
+    """The stage of a plan that needs more memory than its device has; None if none does.
 
-    Nothing is said without a profile, without the memory of a device (the profile's; on CPU also
-    the site's ``memory_per_device_mb``), and of plans that have no stages.
+    None, too, if there is no profile, if the memory of a device is unknown (it is the profile's,
+    or on CPU the site's ``memory_per_device_mb``), and for plans without stages.
     """
     known = _profile_and_capacity(plan.cell, site)
     pipeline = strategy_of(plan.cell.strategy).pipeline_of(plan)
@@ -249,48 +244,33 @@ def why_too_large(plan: Plan, site: Site) -> str | None:
 
 
 def why_cell_too_large(cell: Cell, site: Site) -> str | None:
-    """The same of a cell that is only planned; None where some repeat of it has a result."""
+    """As :func:`why_too_large`, for a cell without a plan; None if some repeat has a result."""
     if _profile_and_capacity(cell, site) is None:
         return None
     try:
         reason = why_too_large(make_plan(cell, site.name), site)
     except ConfigError:  # its own job says what is wrong with its plan
         return None
-    return None if reason is None or _was_run(cell, site) else reason
+    folder = result_file(site.name, cell.with_(repeat=0).id).parents[1]
+    return None if reason is None or any(folder.glob("rep*/result.json")) else reason
 
 
 def held_bytes(plan: Plan, profile: Profile) -> tuple[float, ...]:
-    """Bytes that each rank of a pipeline holds at one moment, at least."""
+    """A lower bound of the bytes that each rank of a pipeline holds at one moment."""
     pipeline = strategy_of(plan.cell.strategy).pipeline_of(plan)
     assert pipeline is not None
-    return tuple(
-        _held(plan.cell, pipeline, rank, profile.blocks, float(profile.fixed_memory_bytes))
-        for rank in range(plan.world_size)
-    )
+    return tuple(_held(plan.cell, pipeline, rank, profile) for rank in range(plan.world_size))
 
 
-def _was_run(cell: Cell, site: Site) -> bool:
-    folder = result_file(site.name, cell.with_(repeat=0).id).parents[1]
-    return any(folder.glob("rep*/result.json"))
-
-
-def _held(
-    cell: Cell,
-    pipeline: Pipeline,
-    rank: int,
-    profiled: Sequence[BlockProfile],
-    fixed_bytes: float,
-) -> float:
-    spans = pipeline.spans(rank)
-    blocks = [block for first, last in spans for block in profiled[first:last]]
+def _held(cell: Cell, pipeline: Pipeline, rank: int, profile: Profile) -> float:
+    spans = [profile.blocks[first:last] for first, last in pipeline.spans(rank)]
+    blocks = [block for span in spans for block in span]
     weights = float(sum(block.parameter_bytes for block in blocks))
     versions = pipeline.stages[pipeline.of_rank(rank)[0]].weight_versions
     # We do not know which of the rank's stages a pass belongs to, so we take the smallest.
-    saved = min(
-        sum(block.saved_bytes_per_sample for block in profiled[first:last]) for first, last in spans
-    )
+    saved = min(sum(block.saved_bytes_per_sample for block in span) for span in spans)
     return (
-        fixed_bytes
+        float(profile.fixed_memory_bytes)
         + weights * (versions + (1 if cell.momentum > 0 else 0))
         + sum(block.buffer_bytes for block in blocks)
         + pipeline.held[rank] * pipeline.samples * saved
@@ -298,7 +278,6 @@ def _held(
 
 
 def _profile_and_capacity(cell: Cell, site: Site) -> tuple[Profile, float] | None:
-    """The profile that serves a cell, and the bytes of one device; None where one is unknown."""
     path = profile_file(site.name, ProfileKey.of(cell).id)
     if not path.is_file():
         return None
@@ -306,8 +285,5 @@ def _profile_and_capacity(cell: Cell, site: Site) -> tuple[Profile, float] | Non
         profile = profile_at(path)
     except InvalidProfile:  # whoever needs it says so
         return None
-    if profile.device_memory_bytes:
-        return profile, float(profile.device_memory_bytes)
-    if site.device == "cpu" and site.memory_per_device_mb is not None:
-        return profile, site.memory_per_device_mb * 1e6
-    return None
+    capacity = _capacity(profile.device_memory_bytes, site)
+    return None if capacity is None else (profile, capacity)

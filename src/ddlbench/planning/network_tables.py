@@ -1,19 +1,18 @@
-"""What planning knows of the built-in networks, so that a login node needs no torch.
+"""Tables about the built-in networks, by which a login node plans without torch.
 
 ``block_table.csv`` holds one row a block: floating-point operations of its forward pass
 (convolutions and matrix products) and output bytes, both of one sample, and the bytes of its
-weights. So a login node can cut a network into stages.
+weights. With it a login node cuts a network into stages.
 
 ``split_limits.csv`` holds, for each network and dataset, the layer with the fewest rows (along
-height, width and depth, up to the head), filters and input channels. So a login node can say how
-far a network can be split.
-
-``make tables`` writes both anew.
+height, width and depth, up to the head), filters and input channels. With it a login node knows
+how far a network can be split. ``make tables`` writes both.
 """
 
 from __future__ import annotations
 
 import csv
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,13 +25,7 @@ BLOCK_COLUMNS = ("network", "dataset", "block", "operations", "parameter_bytes",
 
 @dataclass(frozen=True)
 class BlockCost:
-    """One block.
-
-    Args:
-        operations: of the forward pass of one sample.
-        parameter_bytes: its weights, in float32.
-        output_bytes: what it gives on for one sample, in float32.
-    """
+    """Operations of a block's forward pass, and its output, for one sample; bytes of float32."""
 
     operations: int
     parameter_bytes: int
@@ -40,18 +33,22 @@ class BlockCost:
 
 
 def block_costs(cell: Cell) -> tuple[BlockCost, ...] | None:
-    """The blocks of the cell's network, in order; None where it is not a built-in one."""
+    """The blocks of the cell's network, in order; None if it is not a built-in one."""
     return _block_table().get((cell.network, cell.dataset))
 
 
 @cache
 def _block_table() -> dict[tuple[str, str], tuple[BlockCost, ...]]:
-    found: dict[tuple[str, str], list[BlockCost]] = {}
-    with Path(__file__).with_name("block_table.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            costs = (int(row[name]) for name in BLOCK_COLUMNS[3:])
-            found.setdefault((row["network"], row["dataset"]), []).append(BlockCost(*costs))
-    return {key: tuple(costs) for key, costs in found.items()}
+    blocks: defaultdict[tuple[str, str], tuple[BlockCost, ...]] = defaultdict(tuple)
+    for row in _rows("block_table.csv"):
+        costs = (int(row[name]) for name in BLOCK_COLUMNS[3:])
+        blocks[row["network"], row["dataset"]] += (BlockCost(*costs),)
+    return dict(blocks)
+
+
+def _rows(table: str) -> list[dict[str, str]]:
+    with Path(__file__).with_name(table).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 LIMIT_COLUMNS = ("network", "dataset", "split", "count", "layer")
@@ -66,13 +63,9 @@ _NOUNS = {
 
 
 def too_few(layer: str, split: str, count: int, devices: int) -> Reason:
-    """Why a layer cannot be split so far, and what to write.
+    """Why a layer with ``count`` rows, filters or channels cannot be split over so many devices.
 
-    Args:
-        layer: its name.
-        split: "height", "width", "depth", "filter" or "channel".
-        count: of its rows, filters or channels.
-        devices: that share them.
+    ``split`` is "height", "width", "depth", "filter" or "channel".
     """
     earlier = ", or end the split before it (until: auto)" if split in DIMENSIONS else ""
     return Reason(
@@ -83,15 +76,14 @@ def too_few(layer: str, split: str, count: int, devices: int) -> Reason:
 
 
 def why_too_many(cell: Cell, split: str, devices: int) -> str | None:
-    """Why the cell's network cannot be split over so many devices; None where it may."""
+    """Why the cell's network cannot be split over so many devices; None if it can."""
     count, layer = _limit_table().get((cell.network, cell.dataset, split), (devices, ""))
     return too_few(layer, split, count, devices) if count < devices else None
 
 
 @cache
 def _limit_table() -> dict[tuple[str, str, str], tuple[int, str]]:
-    with Path(__file__).with_name("split_limits.csv").open(encoding="utf-8", newline="") as file:
-        return {
-            (row["network"], row["dataset"], row["split"]): (int(row["count"]), row["layer"])
-            for row in csv.DictReader(file)
-        }
+    return {
+        (row["network"], row["dataset"], row["split"]): (int(row["count"]), row["layer"])
+        for row in _rows("split_limits.csv")
+    }

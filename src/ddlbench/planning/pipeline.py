@@ -1,4 +1,4 @@
-"""The pipeline that a plan stands for: its stages, its schedule, its events.
+"""The pipeline of a plan: its stages, its schedule, its events.
 
 Stages, and what decides the memory that they need::
 
@@ -6,20 +6,19 @@ Stages, and what decides the memory that they need::
     ranks      |  0   1  |  2  |   3   |         stage 0 has two replicas
     in flight  |  3   3  |  2  |   1   |         forward passes without their backward pass
 
-The schedule, over several mini-batches, and what its numbers mean::
+The schedule, over several mini-batches::
 
     plan.json -> PlannedSchedule -> replay -> boxes of a timeline
-                 who does what,     when, if each pass takes what it is said to take
-                 in which order     and messages take no time
+                 order of actions   times, for given durations and messages that take no time
 
 The events, and how long one mini-batch takes in the long run::
 
     flushing   | step 0 of rank 0 | step 1 ...       a rank starts its next step when it has ended
                  | step 0 of rank 1 | step 1 ...     the last; the period is what each step adds
-    flowing    fill | the same again and again | drain    updates of stage 0, once they come in a
+    flowing    fill | the same again and again | drain    updates of stage 0, once they follow a
                       `---- window ----'                  pattern that repeats
 
-Ordering the events takes long, timing them does not: a strategy keeps the run of each shape of
+Ordering the events is slow, timing them is fast. So a strategy keeps the run of each shape of
 pipeline (ranks, stages, micro-batches, replicas), and predictors time it for every cell.
 """
 
@@ -47,7 +46,7 @@ class PlannedStage:
     Args:
         first, last: its first block, and the block behind its last one.
         ranks: of its replicas.
-        weight_versions: versions of its weights that a rank holds at most.
+        weight_versions: most versions of its weights that a rank holds.
     """
 
     first: int
@@ -63,10 +62,10 @@ class Pipeline:
     Args:
         stages: in the order of the network; a rank may hold several.
         samples: of one forward pass.
-        in_flight: of each rank, the forward passes without their backward pass, at most.
-        held: of each rank, the forward passes that it certainly holds at one moment.
+        in_flight: for each rank, the most forward passes without their backward pass.
+        held: for each rank, the forward passes that it certainly holds at one moment.
         micro_batches: of a replica's part of a mini-batch, each with a receive buffer at every
-            cut; None where mini-batches stay whole.
+            cut; None if mini-batches stay whole.
     """
 
     stages: tuple[PlannedStage, ...]
@@ -77,11 +76,10 @@ class Pipeline:
 
     @property
     def blocks(self) -> int:
-        """Blocks of the network that the stages were cut from."""
         return self.stages[-1].last
 
     def check_blocks(self, profiled: int) -> None:
-        """Raise ConfigError unless a profile has as many blocks as the plan cuts."""
+        """Raises ConfigError unless a profile has as many blocks as the plan."""
         if profiled != self.blocks:
             raise ConfigError(
                 f"the profile has {profiled} blocks, the plan cuts {self.blocks}: "
@@ -89,22 +87,20 @@ class Pipeline:
             )
 
     def of_rank(self, rank: int) -> tuple[int, ...]:
-        """Indices of the stages that a rank holds."""
         return tuple(index for index, stage in enumerate(self.stages) if rank in stage.ranks)
 
     def spans(self, rank: int) -> Sequence[tuple[int, int]]:
-        """Block ranges of a rank's stages."""
         return [(self.stages[index].first, self.stages[index].last) for index in self.of_rank(rank)]
 
 
 @dataclass(frozen=True)
 class PlannedSchedule:
-    """A schedule, and what its running numbers mean.
+    """A schedule, and the meaning of its running numbers.
 
     Args:
         schedule: of all devices; number n is the run's n-th mini- or micro-batch.
-        chunks: micro-batches of a replica's mini-batch; None where mini-batches are never split.
-        replicas: pipelines side by side that number their micro-batches in turn.
+        chunks: micro-batches of a replica's mini-batch; None if mini-batches are never split.
+        replicas: pipelines side by side; their micro-batches are numbered in turn.
         shared_by: devices that each take a part of one mini-batch, numbered in turn.
         recomputes: forward passes from ``chunks`` on are recomputations: torchgpipe, one step.
     """
@@ -117,17 +113,17 @@ class PlannedSchedule:
 
     @property
     def flushes(self) -> bool:
-        """A step is a mini-batch of its own; else mini-batches overlap, or follow each other."""
+        """Whether each mini-batch is a step of its own; else they overlap, or follow each other."""
         return self.chunks is not None
 
     @property
     def filling(self) -> int:
-        """Mini-batches under way on the first stage before the one whose backward pass is next."""
+        """Mini-batches in the first stage before the one whose backward pass is next."""
         waiting = self.schedule.warmups[0] if self.schedule.warmups else 0
         return waiting * len(self.schedule.stage_ranks[0])
 
     def kind_of(self, action: Action) -> str:
-        """What a pass or update is drawn as."""
+        """How a pass or update is drawn."""
         recomputed = self.recomputes and action.kind == "forward"
         if recomputed and action.micro_batch >= int(self.chunks or 0):
             return "recompute"
@@ -149,7 +145,7 @@ class PlannedSchedule:
 
 
 def repeated(schedule: Schedule, steps: int) -> Schedule:
-    """A schedule that ends with an update, so many times over."""
+    """Repeats a schedule that ends with an update."""
 
     def later(action: Action, step: int) -> Action:
         moves = action.computes or action.communicates
@@ -172,13 +168,13 @@ _MOST_STEPS = 12
 
 @dataclass(frozen=True)
 class Repeated:
-    """Ordered events, and which of them tell the period.
+    """Ordered events of repeated steps or mini-batches, from which the period follows.
 
     Args:
         graph: the events.
-        mini_batches: that they work off.
-        last: of each rank, its last event; what a flushing pipeline ends with.
-        updates: of stage 0, in the window; empty where each step flushes.
+        mini_batches: their number.
+        last: the last event of each rank, which ends a step of a flushing pipeline.
+        updates: of stage 0, in the window; empty if each step flushes.
         replicas: of stage 0: mini-batches of one update.
     """
 
@@ -189,7 +185,7 @@ class Repeated:
     replicas: int = 1
 
     def period_s(self, costs_s: Sequence[float]) -> float:
-        """Seconds per mini-batch in the long run, for seconds of each of the graph's keys."""
+        """Seconds per mini-batch in the long run, for the seconds of each of the graph's keys."""
         durations = [costs_s[number] for number in self.graph.key_numbers]
         if self.updates:
             ends = self.graph.ends_s(durations)
@@ -207,7 +203,7 @@ class Repeated:
 
 
 def _slope(ends_s: Sequence[float]) -> float:
-    """Mean distance of times that repeat in some pattern; over all of them if none is found."""
+    """Mean distance of times that repeat in some pattern; over all of them if there is none."""
     last = len(ends_s) - 1
     for lag in range(1, len(ends_s) // 2 + 1):
         distance = ends_s[last] - ends_s[last - lag]
@@ -221,10 +217,10 @@ def _slope(ends_s: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class PipelineRun:
-    """A plan's pipeline.
+    """A plan's events, and how they load data.
 
     Args:
-        real: messages are waited for as its runtime does.
+        real: messages are waited for as the runtime does.
         free: a message is there when it is needed; only inputs are waited for.
         samples: of one forward pass.
         loaded: samples that the first stage loads at a time.
@@ -243,29 +239,29 @@ class PipelineRun:
 
 
 def flushing(schedule: Schedule) -> tuple[Repeated, Repeated]:
-    """One step of a schedule that ends with an update: as its runtime messages, and eagerly.
+    """One step of a schedule that ends with an update, for a real and a free run."""
 
-    Args:
-        schedule: of all replicas.
-    """
-
-    def repeated(messaging: Messaging) -> Repeated:
+    def one_step(messaging: Messaging) -> Repeated:
         graph = events_of(schedule, messaging)
-        return Repeated(graph, 1, tuple(line[-1].ends for line in graph.lines))
+        return Repeated(graph, 1, _last_events(graph))
 
-    return repeated(messaging_of(schedule)), repeated(EAGER)
+    return one_step(messaging_of(schedule)), one_step(EAGER)
+
+
+def _last_events(graph: EventGraph) -> tuple[int, ...]:
+    return tuple(line[-1].ends for line in graph.lines)
 
 
 def flowing(
     schedule_of: Callable[[int], Schedule], counts: Sequence[int], late: bool
 ) -> tuple[Repeated, Repeated]:
-    """As many mini-batches as it takes to fill, to see the pattern, and to drain.
+    """Mini-batches of a pipeline that never flushes: to fill, to show the pattern, and to drain.
 
-    Stage 0 has ``r_0 (W_0 + 1)`` mini-batches under way at most, so what they leave behind is gone
+    At most ``r_0 (W_0 + 1)`` mini-batches are in stage 0 at once. The effect of filling is over
     after twice as many; the window has four times as many.
 
     Args:
-        schedule_of: the schedule of so many mini-batches.
+        schedule_of: the schedule, from the number of mini-batches.
         counts: replicas of each stage.
         late: replicas wait for the sum of their gradients after their next backward pass.
     """
@@ -275,22 +271,12 @@ def flowing(
     skipped, window = (first * -(-times * filling // first) for times in (2, 4))
     schedule = schedule_of(skipped + window + filling)
     real = replace(messaging_of(schedule), late_sums=late)
-    seen = range(skipped // first - 1, (skipped + window) // first)
 
-    def repeated(messaging: Messaging) -> Repeated:
+    def window_of(messaging: Messaging) -> Repeated:
         graph = events_of(schedule, messaging)
-        updates = _updates_of_first_stage(graph, schedule)
-        return Repeated(
-            graph,
-            schedule.micro_batches,
-            tuple(line[-1].ends for line in graph.lines),
-            tuple(updates[number] for number in seen),
-            first,
-        )
+        line = graph.lines[schedule.stage_ranks[0][0]]
+        updates = [placed.ends for placed in line if placed.action.kind == "update"]
+        seen = tuple(updates[skipped // first - 1 : (skipped + window) // first])
+        return Repeated(graph, schedule.micro_batches, _last_events(graph), seen, first)
 
-    return repeated(real), repeated(replace(EAGER, late_sums=late))
-
-
-def _updates_of_first_stage(graph: EventGraph, schedule: Schedule) -> list[int]:
-    line = graph.lines[schedule.stage_ranks[0][0]]
-    return [placed.ends for placed in line if placed.action.kind == "update"]
+    return window_of(real), window_of(replace(EAGER, late_sums=late))

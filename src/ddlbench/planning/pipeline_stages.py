@@ -1,4 +1,4 @@
-"""The stages of a pipeline of single-stage processes: block ranges, and replicas of each.
+"""Cuts a network into the stages of a pipeline, for given replicas of each stage.
 
 ::
 
@@ -6,21 +6,20 @@
                5+9                  by hand              |-> stages [[first, last, replicas], ...]
                profile              the site's profile   |
 
-``work`` evens out floating-point operations, most of a convolutional network's time, and is there
-without a measurement. What it does not see - batch norm and ReLU, slow for their few operations,
-and how fast a device is at which kernel - only a profile tells.
+``work`` balances floating-point operations, which take most of a convolutional network's time and
+need no measurement. Only a profile knows how long batch norm and ReLU take, and how fast a device
+runs each kernel.
 
-Where the replicas of each stage are given, it is cut so::
+::
 
     blocks    | a | b | c | d | e | f |
     replicas  |   2   |   1   |   1   |       dearest stage: max over s of cost_s / r_s
 
 ``r_s`` replicas take every ``r_s``-th mini-batch each, so the stage costs ``cost_s / r_s`` of a
 mini-batch. The dearest stage is the period of a pipeline without a bubble. Among the cuts with the
-least period, the one that sends least is taken: slack of the other stages costs nothing.
+least period, the one that sends least is taken.
 
-Unlike :func:`ddlbench.planning.partition.partition` this cut needs no profile and no links, and
-takes the replicas as they are.
+Unlike :func:`ddlbench.planning.partition.partition` this needs no profile and no links.
 """
 
 from __future__ import annotations
@@ -58,43 +57,39 @@ _TRANSPORTS = ("nccl", "gloo", "given")
 
 
 def bandwidth_bytes_per_s(path: Path, level: Reach) -> float:
-    """Bytes per second of large messages within a node, or between nodes.
+    """Bytes per second of large messages within a node, or between nodes, from a links file.
 
-    The largest message of a point-to-point sweep, else the slowest pair of a matrix.
-
-    Args:
-        path: a links file.
-        level: which of the two.
+    From the largest message of a point-to-point sweep, else from the slowest pair of a matrix.
 
     Raises:
-        ConfigError: there is no such file, or it holds nothing of the level.
+        ConfigError: there is no such file, or it holds no measurement of the level.
     """
     return bandwidth_of(read_links(path), level, str(path))
 
 
 def bandwidth_of(links: Links, level: Reach, where: str) -> float:
-    """The same of a links file that was read; ``where`` names it.
+    """As :func:`bandwidth_bytes_per_s`, from links that were read from ``where``.
 
     Raises:
-        ConfigError: it holds nothing of the level.
+        ConfigError: there is no measurement of the level.
     """
     for sweep in links.sweeps:
         if sweep.operation == "p2p" and sweep.level == level and sweep.points:
             largest = max(sweep.points, key=lambda point: point.message_bytes)
             return largest.message_bytes / largest.time_s
-    found = [
+    bandwidths = [
         bandwidth
         for pair in links.pairs
         if pair.method in _TRANSPORTS
         for bandwidth in _of_level(pair, same_node=level == "node")
     ]
-    if not found:
+    if not bandwidths:
         place = "within a node" if level == "node" else "between nodes"
         raise ConfigError(
             f"{where}: nothing was measured {place} with the transport of training; measure the "
             "links again, or give them in the site file"
         )
-    return min(found)
+    return min(bandwidths)
 
 
 def _of_level(pair: PairMatrix, same_node: bool) -> list[float]:
@@ -110,12 +105,10 @@ def _of_level(pair: PairMatrix, same_node: bool) -> list[float]:
 def even_costs(
     costs: Sequence[float], sent: Sequence[float], replicas: Sequence[int]
 ) -> tuple[int, ...]:
-    """Blocks of each stage so that the dearest is as cheap as can be.
+    """Number of blocks of each stage that makes the dearest stage cheapest.
 
-    Args:
-        costs: of each block, in any unit; at least as many as stages.
-        sent: what crosses a cut behind each block, in any unit.
-        replicas: of each stage, first to last.
+    ``costs`` are of each block, at least as many as stages; ``sent`` is what crosses a cut behind
+    each block. Both have any unit.
     """
     return _even_costs(tuple(costs), tuple(sent), tuple(replicas))
 
@@ -124,7 +117,7 @@ def even_costs(
 def _even_costs(
     costs: tuple[float, ...], sent: tuple[float, ...], replicas: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """One network is cut alike in many cells."""
+    """Cached, because many cells cut the same network."""
     until = [0.0, *accumulate(costs)]
 
     def share(first: int, last: int, count: int) -> float:
@@ -147,7 +140,7 @@ def _best(
     cost: Callable[[int, int, int], float],
     join: Callable[[float, float], float],
 ) -> tuple[float, tuple[int, ...]]:
-    """The least cost of all stages joined, and their lengths; the earliest cut among equal ones.
+    """The least joined cost of all stages, and their lengths; the earliest cut among equal ones.
 
     ``cost`` takes a stage's first block, the one behind its last, and its replicas.
     """
@@ -169,7 +162,7 @@ def _best(
 
 
 def even_blocks(blocks: int, replicas: Sequence[int]) -> tuple[int, ...]:
-    """As many blocks for each replica, one more for the first ones; at least one for each."""
+    """About as many blocks for each replica, at least one; the first stages have one more."""
     devices = sum(replicas)
     each, more = divmod(blocks, devices)
     ends = [each * until + min(until, more) for until in accumulate(replicas)]
@@ -191,11 +184,11 @@ Stages = tuple[Stage, ...]
 
 
 class NeedsProfile(ConfigError):  # noqa: N818 - what the plan asks for
-    """The stages come from a profile, and it is not said of which site or not there."""
+    """The stages come from a profile, and the site is unknown or has no such profile."""
 
 
 def why_no_stages(cell: Cell, balance: str, replicas: Sequence[int]) -> str | None:
-    """Why the network cannot be cut so, as far as can be told without a profile; None if it can."""
+    """Why the network cannot be cut, as far as is known without a profile; None if it can."""
     costs = block_costs(cell)
     parts = balance.split("+")
     if parts[0].isdigit():
@@ -241,18 +234,18 @@ def stages_of(
     site: str | None,
     samples: int | None = None,
 ) -> tuple[Stages, float | None]:
-    """The stages of a cell that :func:`why_no_stages` finds nothing against.
+    """The stages of a cell to which :func:`why_no_stages` has no objection.
 
     Args:
         cell: the cell.
         balance: the rule.
-        replicas: of each stage; None lets PipeDream's partitioner find them, too, for which
-            ``balance`` must be ``profile``.
-        site: whose profile and links are read.
-        samples: of one forward pass, at which times are read; a whole mini-batch if left out.
+        replicas: of each stage; None if PipeDream's partitioner chooses them, which requires
+            balance ``profile``.
+        site: its profile and links are read.
+        samples: of one forward pass, at which times are read; by default a whole mini-batch.
 
     Returns:
-        The stages, and the partitioner's seconds per mini-batch where it made them.
+        The stages, and the partitioner's seconds per mini-batch if it made them.
 
     Raises:
         NeedsProfile: no site is given, or it has no profile of the network.
@@ -261,8 +254,8 @@ def stages_of(
     if balance == "profile":
         chain = measured_chain(cell, site, samples or cell.batch_size)
         if replicas is None:
-            found = _partition(cell, chain, str(site))
-            return found.stages, found.period_s
+            best = _partition(cell, chain, str(site))
+            return best.stages, best.period_s
         check_enough(cell, len(chain), len(replicas))
         times = [node.time_s for node in chain.nodes]
         counts = even_costs(times, [node.output_bytes for node in chain.nodes], replicas)
@@ -289,19 +282,19 @@ def _stages(counts: Sequence[int], replicas: Sequence[int]) -> Stages:
 
 
 def check_enough(cell: Cell, blocks: int, stages: int) -> None:
-    """Raise ConfigError unless there is a block for every stage."""
+    """Raises ConfigError unless there is a block for every stage."""
     if blocks < stages:
         raise ConfigError(f"{cell.network} has {blocks} blocks, too few for {stages} stages")
 
 
 def measured_files(cell: Cell, site: str, with_links: bool = False) -> tuple[Path, ...]:
-    """Files of a site that stages with balance ``profile`` are planned from."""
+    """Files of a site from which stages with balance ``profile`` are planned."""
     profile = profile_file(site, ProfileKey.of(cell).id)
     return (profile, links_file(site, cell.fabric)) if with_links else (profile,)
 
 
 def measured_chain(cell: Cell, site: str | None, samples: int) -> Chain:
-    """The cell's blocks as a site measured them, at so many samples a pass.
+    """The cell's blocks as a site measured them, at ``samples`` samples a pass.
 
     Raises:
         NeedsProfile: no site is given, or it has no profile of the network.
@@ -326,7 +319,7 @@ def _profile(cell: Cell, site: str | None) -> Profile:
 
 
 def _partition(cell: Cell, chain: Chain, site: str) -> Partition:
-    """PipeDream's programme over the devices of a node, then over nodes."""
+    """Runs PipeDream's programme over the devices of a node, then over nodes."""
     _, path = measured_files(cell, site, with_links=True)
     levels = []
     if cell.devices > 1 and not path.is_file():

@@ -1,4 +1,4 @@
-"""plan.json: who runs where, and how; what run and predict both read.
+"""plan.json: which process runs where, and what the strategy fixes; read by run and predict.
 
 ``details`` are plain JSON: a strategy's options, and what follows from them. Only the strategy
 itself reads them, through a view that names each value and its type::
@@ -8,8 +8,7 @@ itself reads them, through a view that names each value and its type::
 
     DdpDetails.of(plan).bucket_cap_bytes
 
-What a plan was made from stands beside it: the data that its cell reads, and digests of the
-measurements, which a result repeats.
+This module also gives the data that a cell reads, and digests of the measurements behind a plan.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Plan:
-    """A cell's processes and what its strategy fixes beside them."""
+    """A cell's processes, and the other values that its strategy fixes."""
 
     cell: Cell
     processes: tuple[Process, ...]
@@ -40,15 +39,12 @@ class Plan:
 
     @property
     def world_size(self) -> int:
-        """Number of processes."""
         return len(self.processes)
 
     def on_node(self, node: int) -> tuple[Process, ...]:
-        """The processes of one node."""
         return tuple(process for process in self.processes if process.node == node)
 
     def to_dict(self) -> dict[str, Any]:
-        """The form that plan.json holds."""
         return {
             "schema_version": SCHEMA_VERSION,
             "cell": self.cell.to_dict(),
@@ -58,7 +54,6 @@ class Plan:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:
-        """Read the form that :meth:`to_dict` writes."""
         return cls(
             cell=Cell.from_dict(values["cell"]),
             processes=tuple(Process.from_dict(entry) for entry in values["processes"]),
@@ -67,40 +62,33 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """Digest that results name their plan by."""
         return digest_of(self.to_dict())
 
 
 def make_plan(cell: Cell, site: str | None = None) -> Plan:
     """The plan of a cell that its strategy supports.
 
-    Args:
-        cell: the cell.
-        site: where it runs; a plan that is made from the site's measurements needs it.
+    ``site`` is needed if the plan is made from the site's measurements.
 
     Raises:
-        ConfigError: the plan is made from measurements that are not there.
+        ConfigError: the plan is made from measurements that are missing.
     """
     return Plan(cell, *strategy_of(cell.strategy).plan(cell, site))
 
 
 def plan_at(cell: Cell, site: str, results_root: Path = RESULTS) -> Plan:
-    """The plan that a cell ran with at a site, else the one that it would run with.
+    """The plan that a cell ran with at a site, else the plan that it would run with.
 
-    Args:
-        cell: the cell.
-        site: where.
-        results_root: the folder that holds ``<site>/cells``.
+    ``results_root`` is the folder that holds ``<site>/cells``.
 
     Raises:
-        ConfigError: it did not run, and its plan is made from measurements that are not there.
+        ConfigError: it did not run, and its plan is made from measurements that are missing.
     """
     path = results_root / plan_file(site, cell.id).relative_to(RESULTS)
     return _read_plan(path, cell) or make_plan(cell, site)
 
 
 def _read_plan(path: Path, cell: Cell) -> Plan | None:
-    """A readable plan of this very cell, else None."""
     try:
         values = json.loads(path.read_bytes())
         plan = Plan.from_dict(values)
@@ -119,7 +107,7 @@ class PlanDetails:
         """The view of a plan's details. JSON lists become tuples, also those within lists.
 
         Raises:
-            KeyError: the plan lacks a value: it is not of this strategy.
+            KeyError: the plan lacks a value, so it is of another strategy.
         """
         values = {field.name: field for field in fields(cls)}
         missing = [
@@ -153,15 +141,9 @@ def request_of(cell: Cell, site: Site) -> DataRequest:
 
 
 def measured_digests(cell: Cell, site: str, results_root: Path = RESULTS) -> dict[str, str | None]:
-    """``links_digest`` and ``profile_digest`` of a cell's plan, were it made now.
+    """``links_digest`` and ``profile_digest`` of a plan that would be made now.
 
-    Args:
-        cell: the cell.
-        site: where it runs.
-        results_root: the folder that holds the site's measurements.
-
-    Returns:
-        None for a file that the plan is not made from, or that is not there.
+    None for a file that the plan does not use, or that is missing below ``results_root``.
     """
     digests: dict[str, str | None] = {"links_digest": None, "profile_digest": None}
     for path in strategy_of(cell.strategy).measured_inputs(cell, site):

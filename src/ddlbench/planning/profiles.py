@@ -11,24 +11,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.document import JsonForm
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.profile import ProfileKey
-from ddlbench.experiment.registry import BASE, known
-from ddlbench.experiment.schema import nearest
+from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.site import Site
-from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.matrix import MatrixRow, check_name
 from ddlbench.planning.pipeline_stages import NeedsProfile
 from ddlbench.planning.strategy import strategy_of
 
 
 @dataclass(frozen=True)
-class ProfileNeeds:
-    """What is measured for one profile.
+class ProfileNeeds(JsonForm):
+    """The measurements of one profile.
 
     Args:
         cell: the sequential cell whose settings whole steps run with; its batch does not matter.
@@ -46,27 +46,19 @@ class ProfileNeeds:
 
     @property
     def key(self) -> ProfileKey:
-        """The profile that these needs make."""
         return ProfileKey.of(self.cell)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        return {**asdict(self), "cell": self.cell.to_dict()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ProfileNeeds:
-        """Read the form that :meth:`to_dict` writes."""
-        batches = {key: tuple(values[key]) for key in ("step_batches", "layer_batches")}
-        return cls(**{**values, **batches, "cell": Cell.from_dict(values["cell"])})
+        return {**super().to_dict(), "cell": self.cell.to_dict()}
 
 
 def profiles_of(rows: Iterable[MatrixRow]) -> list[ProfileKey]:
-    """Every profile that the cells of a matrix need, each once, in their order."""
+    """All profiles that the cells of a matrix need, without repetition."""
     return list(dict.fromkeys(ProfileKey.of(r.cell) for r in rows if r.unsupported is None))
 
 
 def device_batches(cell: Cell) -> set[int]:
-    """Samples that one device of the cell computes on at once: its share, and its micro-batch."""
+    """Batch sizes that one device of the cell computes on: its share, and its micro-batch."""
     strategy = strategy_of(cell.strategy)
     try:
         processes = strategy.placement(cell)
@@ -81,25 +73,24 @@ def device_batches(cell: Cell) -> set[int]:
 def needs_of(
     profile_id: str, rows: Sequence[MatrixRow], settings: Mapping[str, Any], site: Site
 ) -> ProfileNeeds:
-    """What to measure for a profile.
+    """The measurements of a profile, for the experiment's rows and its settings ``profile``.
 
-    A network that the matrix does not have takes the batch sizes and settings of the other
-    networks of its dataset; failing those, of all.
-
-    Args:
-        profile_id: the profile's path.
-        rows: of the experiment.
-        settings: the experiment's ``profile``.
-        site: where.
+    A network that is not in the matrix takes the batch sizes and settings of the other networks
+    of its dataset; failing those, of all.
 
     Raises:
         ConfigError: no such dataset or network, or the site cannot run it.
     """
     key = ProfileKey.from_id(profile_id)
     _check(key)
-    cells = _nearest_cells(key, [row.cell for row in rows if row.unsupported is None])
+    cells = [row.cell for row in rows if row.unsupported is None]
     if not cells:
         raise ConfigError(f"profile {profile_id}: the experiment has no cell that can run")
+    cells = (
+        [cell for cell in cells if ProfileKey.of(cell) == key]
+        or [cell for cell in cells if cell.dataset == key.dataset]
+        or cells
+    )
     template = next((cell for cell in cells if cell.strategy == BASE), cells[0])
     cell = template.with_(
         dataset=key.dataset,
@@ -128,7 +119,7 @@ def needs_of(
 
 
 def _between(smallest: int, largest: int) -> tuple[int, ...]:
-    """Three batch sizes, evenly spread in ratio; from a quarter of the largest at least."""
+    """Three batch sizes in about equal ratios, from a quarter of the largest or below."""
     low = max(1, min(smallest, largest // 4))
     middle = round(math.sqrt(low * largest))
     if middle in (low, largest):
@@ -136,17 +127,9 @@ def _between(smallest: int, largest: int) -> tuple[int, ...]:
     return tuple(sorted({low, middle, max(largest, middle + 1)}))
 
 
-def _nearest_cells(key: ProfileKey, cells: list[Cell]) -> list[Cell]:
-    own = [cell for cell in cells if ProfileKey.of(cell) == key]
-    return own or [cell for cell in cells if cell.dataset == key.dataset] or cells
-
-
 def _check(key: ProfileKey) -> None:
     where = f"profile {key.id}"
     DATASETS.check(key.dataset, where)
-    networks = known("ddlbench.networks")
-    if key.network not in networks and ":" not in key.network:
-        remark = nearest(key.network, networks)
-        raise ConfigError(f"{where}: unknown network {key.network!r}; {remark}")
+    check_name("ddlbench.networks", key.network, where)
     if key.precision not in ("fp32", "tf32", "bf16"):
         raise ConfigError(f"{where}: precision {key.precision!r} is none; write fp32, tf32 or bf16")

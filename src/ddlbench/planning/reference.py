@@ -1,4 +1,4 @@
-"""Tables of the documents that say which datasets, axes and options there are."""
+"""Tables of the documents: datasets, axes of a matrix, options of strategies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
+from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import NETWORKS, STRATEGIES
 from ddlbench.experiment.units import GB, MB, unit_for
 from ddlbench.planning.strategy import strategy_of
@@ -20,21 +20,18 @@ def dataset_table() -> str:
     ]
     for spec in DATASETS.built_in.values():
         image = "x".join(map(str, spec.shape))
+        size_bytes = (spec.num_train + spec.num_val) * spec.image_bytes
+        size = unit_for(size_bytes, (GB, MB)).text(size_bytes, ".0f")
         lines.append(
             f"| `{spec.name}` | {spec.num_train:,} / {spec.num_val:,} | {spec.num_classes} "
-            f"| {image} | `{spec.native_format}` | {_decoded(spec)} |"
+            f"| {image} | `{spec.native_format}` | {size} |"
         )
     return "\n".join(lines)
 
 
-def _decoded(spec: DatasetSpec) -> str:
-    size_bytes = (spec.num_train + spec.num_val) * spec.image_bytes
-    return unit_for(size_bytes, (GB, MB)).text(size_bytes, ".0f")
-
-
 def axis_table() -> str:
-    """Say which values the axes of a matrix take, as Markdown."""
-    datasets = _listed(
+    """The values of the axes of a matrix, as Markdown."""
+    datasets = ", ".join(
         f"`{spec.name}`{' (volumes)' if spec.depth else ''}" for spec in DATASETS.built_in.values()
     )
     return "\n".join(
@@ -72,8 +69,4 @@ def _meaning(schema: dict[str, Any]) -> str:
 
 
 def _names(names: Iterable[str]) -> str:
-    return _listed(f"`{name}`" for name in names)
-
-
-def _listed(words: Iterable[str]) -> str:
-    return ", ".join(words)
+    return ", ".join(f"`{name}`" for name in names)

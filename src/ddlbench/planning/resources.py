@@ -1,4 +1,4 @@
-"""What a job of a geometry asks of the scheduler: one rule serves 1x1 to NxM cells.
+"""Resources that a job requests from the scheduler, by one rule for all geometries.
 
 The table was checked on a real SLURM with the Snakemake executor plugin 2.8:
 
@@ -12,12 +12,11 @@ N x D       srun       -               D              ``gres=gpu:D``
 ==========  =========  ==============  =============  ===========================
 
 ``mpi`` only tells the plugin not to wrap the job in an srun of its own: the supervisor starts
-the ranks itself. A cell of N x D over an emulated fabric asks for what one of 1 x ND asks for,
-and its ranks start without srun.
+the ranks itself. A cell of N x D over an emulated fabric requests what one of 1 x ND does, and its
+ranks start without srun.
 
-Rules ``stage`` and ``cell`` are one group. They run one after the other, so Snakemake adds up what
-they ask for. The spare minutes start and end the processes and write the result. The request,
-``init`` and ``doctor`` all count so::
+Rules ``stage`` and ``cell`` are one group. They run one after the other, so Snakemake adds up
+their minutes. The spare minutes start and end the processes and write the result::
 
     one SLURM job   | stage: stage_timeout_s | cell: cell_timeout_s | spare |
 """
@@ -26,7 +25,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 
 from ddlbench.experiment.site import Site
 
@@ -34,39 +32,34 @@ SPARE_MINUTES = 5
 
 
 def stage_minutes(site: Site) -> int:
-    """What rule ``stage`` asks for."""
+    """Minutes that rule ``stage`` requests."""
     return math.ceil(site.stage_timeout_s / 60)
 
 
 def cell_minutes(site: Site) -> int:
-    """What rule ``cell`` asks for."""
+    """Minutes that rule ``cell`` requests."""
     return math.ceil(site.cell_timeout_s / 60) + SPARE_MINUTES
 
 
 def job_minutes(site: Site) -> int:
-    """What the job of a cell asks for: both."""
+    """Minutes of the job of a cell: both rules."""
     return stage_minutes(site) + cell_minutes(site)
 
 
 def timeouts_within(
     limit_s: float | None, stage_timeout_s: float, cell_timeout_s: float
 ) -> tuple[int, int]:
-    """Both timeouts in seconds, cut so that the job fits; whole minutes where they are cut.
+    """Both timeouts in seconds, cut to whole minutes if the job exceeds a partition's ``limit_s``.
 
     Staging gives up time first, down to a third of the job. No timeout is under a minute, so a job
     of less than two minutes and the spare ones never fits.
-
-    Args:
-        limit_s: of the partition; None where there is none.
-        stage_timeout_s: as wished.
-        cell_timeout_s: as wished.
     """
     if limit_s is None:
         return int(stage_timeout_s), int(cell_timeout_s)
-    room = int(limit_s // 60) - SPARE_MINUTES
+    minutes = int(limit_s // 60) - SPARE_MINUTES
     cell = math.ceil(cell_timeout_s / 60)
-    stage = min(math.ceil(stage_timeout_s / 60), max(room - cell, room // 3, 1))
-    cell = min(cell, max(room - stage, 1))
+    stage = min(math.ceil(stage_timeout_s / 60), max(minutes - cell, minutes // 3, 1))
+    cell = min(cell, max(minutes - stage, 1))
     return min(int(stage_timeout_s), stage * 60), min(int(cell_timeout_s), cell * 60)
 
 
@@ -92,29 +85,11 @@ class SchedulerRequest:
 
 
 def request(nodes: int, devices_per_node: int, site: Site) -> SchedulerRequest:
-    """The request of a job at ``site`` that holds so many nodes, and devices of each.
+    """The request of a job at ``site``, for a number of nodes and of devices on each.
 
-    Of a cell these are ``site.held_geometry(cell)``.
+    For a cell these are ``site.held_geometry(cell)``.
     """
-    return _request(nodes, devices_per_node, _Key(site), site.name)
-
-
-class _Key:
-    """A site as a cache key: sites are few and never change while a workflow is planned."""
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
-
-    def __hash__(self) -> int:
-        return hash(self.site.name)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.site == other.site
-
-
-@cache
-def _request(nodes: int, devices: int, key: _Key, _name: str) -> SchedulerRequest:
-    site = key.site
+    devices = devices_per_node
     slurm = {"gres": "gpu", "exclusive": True, "extra": "", **site.slurm}
     alone = nodes * devices == 1
     gres = None

@@ -1,17 +1,18 @@
-"""What a strategy says of itself without being run: options, placement, memory, schedule, look.
+"""Descriptors: all that is known of a strategy without running it.
 
-A descriptor needs no torch, so a login node can check, plan and predict with it. What runs on
-the nodes is the executor that it names.
+A descriptor knows options, placement, memory, schedule and look. It needs no torch, so a login node
+can check, plan and predict with it. It names the executor that runs on the nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ddlbench.experiment.cell import Cell, OptionValue
+from ddlbench.experiment.document import JsonForm
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import BASE, load
 from ddlbench.experiment.schema import check
@@ -29,10 +30,10 @@ class LayerSplit:
     """How a plan splits the layers of a profiled network.
 
     Args:
-        weight_shares: what the fullest device has of each layer's weights, by the layer's name.
+        weight_shares: share of each layer's weights on the fullest device, by the layer's name.
         grid: devices along each split dimension of activations, counted from the last (-1 is
-            width); empty where activations stay whole.
-        end: first block that every device computes whole; None where no rows are split.
+            width); empty if activations stay whole.
+        end: first block that every device computes whole; None if no rows are split.
     """
 
     weight_shares: Mapping[str, float]
@@ -41,7 +42,7 @@ class LayerSplit:
 
 
 def rows_share(extents: Sequence[int], grid: Mapping[int, int]) -> float:
-    """Share of an activation that the fullest device has; 1 where it has no rows."""
+    """Share of an activation on the fullest device; 1 if it has no split dimension."""
     share = 1.0
     for dim, size in grid.items():
         if len(extents) > -dim:
@@ -54,19 +55,19 @@ Needs = Literal["inputs", "labels"]
 
 
 @dataclass(frozen=True)
-class Process:
+class Process(JsonForm):
     """One process of a running cell.
 
     Args:
         rank: index over the whole cell.
-        role: what it does ("worker", "stage", "server", ...).
-        node: index of the node it runs on.
+        role: "worker", "stage", "server", ...
+        node: index of its node.
         local_rank: index among the processes of its node.
         devices: indices of the node's devices that it drives.
-        stage: index of its pipeline stage; 0 where there are none.
+        stage: index of its pipeline stage; 0 without stages.
         replica: which copy of that stage it is.
-        shard, num_shards: which part of each mini-batch it consumes; shard -1 owns none.
-        turns: it consumes one in so many mini-batches of a run, the ``replica``-th first.
+        shard, num_shards: which part of each mini-batch it reads; shard -1 reads none.
+        turns: it reads every ``turns``-th mini-batch of a run, the ``replica``-th first.
         needs: what of a batch it reads; a server reads nothing.
     """
 
@@ -83,37 +84,29 @@ class Process:
     needs: tuple[Needs, ...] = ("inputs", "labels")
 
     def to_dict(self) -> dict[str, Any]:
-        """The form that plan.json holds."""
-        values = {**asdict(self), "devices": list(self.devices), "needs": list(self.needs)}
-        if self.turns == 1:  # the rule; plans that keep to it look as they always did
+        values = super().to_dict()
+        if self.turns == 1:  # the default is left out, so that older plans keep their digests
             del values["turns"]
         return values
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Process:
-        """Read the form that :meth:`to_dict` writes."""
-        return cls(
-            **{**values, "devices": tuple(values["devices"]), "needs": tuple(values["needs"])}
-        )
 
 
 class Strategy:
     """Base of all descriptors; each strategy has a folder with its own.
 
     Class attributes:
-        name, label: key in configurations and paths, and how figures write it.
+        name, label: key in configurations and paths, and its name in figures.
         family: hue in figures ("baseline", "data parallel", "pipeline", "model", "split").
-        colour, marker: of its points and bars; without them it has a shade of its family's.
+        colour, marker: of its points and bars; by default a shade of its family's hue.
         parallelism: kind of parallelism after Kahira et al. 2021, section 3 ("data", "spatial",
-            "filter", "channel", "data+filter", "data+spatial", "pipeline"); None of others.
+            "filter", "channel", "data+filter", "data+spatial", "pipeline"); else None.
         executor: ``module:attribute`` of the class that runs it.
-        synchronous: every step's update uses gradients of the current weights; where an option
-            decides, :meth:`is_synchronous` says so.
+        synchronous: every step's update uses gradients of the current weights; if an option
+            decides, :meth:`is_synchronous` tells.
         requires: packages it imports besides torch.
         predictors: names of the predictors that model it, besides those of every strategy.
-        preferred_predictor: whom ``recommend`` asks on such devices ("cpu", "cuda"); without one
-            the strategy is not ranked there.
-        recommended_by: which predictor a published recommender asks, by the recommender's name.
+        preferred_predictor: the predictor that ``recommend`` uses, by kind of device ("cpu",
+            "cuda"); without one the strategy is not ranked there.
+        recommended_by: the predictor that a published recommender uses, by the recommender's name.
         options: JSON-schema properties of its options, each with a default and a description.
     """
 
@@ -132,11 +125,10 @@ class Strategy:
     options: ClassVar[dict[str, dict[str, Any]]] = {}
 
     def supports(self, cell: Cell) -> str | None:
-        """Why the cell cannot run with this strategy on any site; None when it can."""
+        """Why the cell cannot run with this strategy on any site; None if it can."""
         raise NotImplementedError
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
-        """The cell's processes, in the order of their ranks."""
         raise NotImplementedError
 
     def details(self, cell: Cell) -> dict[str, Any]:
@@ -146,32 +138,32 @@ class Strategy:
     def plan(
         self, cell: Cell, site: str | None = None
     ) -> tuple[tuple[Process, ...], dict[str, Any]]:
-        """Processes and details; ``site`` names whose measurements a plan may be made from."""
+        """Processes and details; a plan may be made from the measurements of ``site``."""
         return self.placement(cell), self.details(cell)
 
     def measured_inputs(self, cell: Cell, site: str) -> tuple[Path, ...]:
-        """Files with a site's measurements that the cell's plan is made from."""
+        """Files of a site's measurements that the cell's plan is made from."""
         return ()
 
     def note(self, device_kind: DeviceKind) -> str | None:
-        """What a reader of this strategy's numbers must know on such devices."""
+        """A remark for readers of this strategy's numbers on such devices."""
         return None
 
     def workers(self, devices: int, options: Mapping[str, Any]) -> int:
-        """How many of a cell's devices train; all, unless some do nothing but serve.
+        """How many of a cell's devices train: all but those that only serve.
 
         Args:
             devices: of the whole cell.
-            options: the cell's own; what it leaves out has its default.
+            options: the cell's own; the others have their defaults.
         """
         return devices
 
     def ideal_speedup(self, cell: Cell) -> float | None:
         """Highest speed-up over one device that its schedule allows; None if it is no pipeline.
 
-        With equal stages and free messages; a backward pass takes as long as two forward passes.
-        What a measured pipeline stays below this is messages, uneven stages and overhead; what
-        this stays below the number of devices is the bubble.
+        Assumes equal stages, messages that take no time, and backward passes as long as two forward
+        passes. The difference to the number of devices is the bubble. A measured pipeline also
+        loses time to messages, uneven stages and overhead.
         """
         return None
 
@@ -188,26 +180,26 @@ class Strategy:
         raise ConfigError(f"there is no model of the memory of strategy {plan.cell.strategy}")
 
     def pipeline_of(self, plan: Plan) -> Pipeline | None:
-        """The stages that a plan fixes; None where it has none."""
+        """The stages of a plan; None if it has none."""
         return None
 
     def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic | None:
-        """The all-reduces of gradients of a step; None where not all ranks reduce all gradients."""
+        """The all-reduces of gradients of a step; None unless all ranks reduce all gradients."""
         return None
 
     def schedule_of(self, plan: Plan, mini_batches: int) -> PlannedSchedule | None:
-        """What the plan's devices do for so many mini-batches; None where no schedule is known."""
+        """Actions of the plan's devices for ``mini_batches``; None if no schedule is known."""
         return None
 
     def pipeline_run(self, plan: Plan) -> PipelineRun | None:
-        """The plan's events, to be timed by a replay; None where there are none."""
+        """The plan's events, to be timed by a replay; None if there are none."""
         return None
 
     def layer_split(self, workload: Workload, plan: Plan) -> LayerSplit | None:
-        """How the devices of a plan compute each layer together; None where they do not.
+        """How the devices of a plan compute each layer together; None if they do not.
 
         Raises:
-            ConfigError: the profile does not tell.
+            ConfigError: the profile lacks what the split needs.
         """
         return None
 
@@ -224,33 +216,28 @@ class Strategy:
         return [workload.blocks[stage.first : stage.last] for stage in pipeline.stages]
 
     def micro_batches(self, plan: Plan) -> int:
-        """Parts that a replica's share of a mini-batch is cut into; 1 where it stays whole."""
+        """Parts of a replica's share of a mini-batch; 1 if it stays whole."""
         return 1
 
     def recomputed_micro_batches(self, plan: Plan) -> int:
-        """Micro-batches of a step whose forward pass runs a second time, before their backward."""
+        """Micro-batches of a step whose forward pass runs again before their backward pass."""
         return 0
 
     def is_synchronous(self, cell: Cell) -> bool:
-        """Whether every update of the cell uses gradients of the current weights."""
         return self.synchronous
 
     def option_values(self, cell: Cell) -> dict[str, OptionValue]:
-        """All options, the cell's own over the defaults."""
+        """All options: the cell's own, and defaults for the others."""
         defaults = {name: schema["default"] for name, schema in self.options.items()}
         return {**defaults, **dict(cell.options)}
 
     def check_options(self, options: Mapping[str, Any], where: str) -> dict[str, OptionValue]:
-        """Validate options and keep those that differ from their defaults.
+        """Validates options and keeps those that differ from their defaults.
 
         Raises:
-            ConfigError: an option is unknown or has a value its schema forbids.
+            ConfigError: an option is unknown or has a value that its schema forbids.
         """
-        schema = {
-            "type": "object",
-            "additionalProperties": False,
-            "properties": self.options,
-        }
+        schema = {"type": "object", "additionalProperties": False, "properties": self.options}
         check(dict(options), schema, where)
         return {
             name: value
@@ -260,19 +247,19 @@ class Strategy:
 
 
 def strategy_of(name: str) -> Strategy:
-    """The descriptor that ``name`` stands for.
+    """The descriptor called ``name``.
 
     Raises:
         ConfigError: there is none, or it is no descriptor.
     """
-    found = load("ddlbench.strategies", name)
-    if not (isinstance(found, type) and issubclass(found, Strategy)):
+    loaded = load("ddlbench.strategies", name)
+    if not (isinstance(loaded, type) and issubclass(loaded, Strategy)):
         raise ConfigError(f"{name!r} is not a strategy: it must name a subclass of Strategy")
-    return found()
+    return loaded()
 
 
 def known_strategy(name: str) -> Strategy | None:
-    """The descriptor that ``name`` stands for; None where its package is not on this machine."""
+    """The descriptor called ``name``; None if its package is not on this machine."""
     try:
         return strategy_of(name)
     except ConfigError:
@@ -280,13 +267,13 @@ def known_strategy(name: str) -> Strategy | None:
 
 
 def workers_of(cell: Cell) -> int:
-    """Devices of a cell that train; all where its strategy's package is not here."""
+    """Devices of a cell that train; all if its strategy's package is not on this machine."""
     strategy = known_strategy(cell.strategy)
     return cell.devices if strategy is None else strategy.workers(cell.devices, dict(cell.options))
 
 
 def normalise(cell: Cell) -> Cell:
-    """The same cell in its one canonical form: the baseline is one device, and has no network."""
+    """The canonical form of a cell: the baseline has one device, and no network."""
     if cell.strategy != BASE:
         return cell
     return cell.with_(nodes=1, devices_per_node=1, fabric="default")
@@ -310,7 +297,7 @@ def data_parallel_placement(cell: Cell) -> tuple[Process, ...]:
 
 
 def uneven_shares(cell: Cell) -> str | None:
-    """Why the mini-batch cannot be shared equally; None when it can."""
+    """Why the mini-batch cannot be shared equally; None if it can."""
     workers = workers_of(cell)
     if cell.batch_size % workers:
         return Reason(

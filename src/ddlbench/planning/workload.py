@@ -1,15 +1,14 @@
 """A read-only view of profile.json: times and bytes of a network at any batch size.
 
-A zero-bubble schedule has the two halves of a backward pass apart, while a profile times whole
-ones::
+A zero-bubble schedule runs the two halves of a backward pass apart, while a profile times them
+together::
 
     backward       | gradients of input and weights |       1
     apart          | of the input | | of the weights |      input_share + weight_share >= 1
 
-So its layers tell the halves: a convolution or matrix product needs as many
-operations for either gradient, so half each; a layer without weights has the gradient of its input
-only; a normalisation gives both at once, so it runs in both halves. That the halves of a
-convolution take equally long is a rule, not a measurement.
+The halves follow from a block's layers. For a convolution or matrix product either gradient takes
+as many operations, so half the time each (a rule, not a measurement). A layer without weights has
+the gradient of its input only. A normalisation computes both at once, so it runs in both halves.
 
 Source: Zero Bubble Pipeline Parallelism (Qi et al., ICLR 2024), section 2, on the operations of a
 matrix product's two gradients.
@@ -33,7 +32,7 @@ from ddlbench.experiment.profile import Profile, read_profile
 def backward_shares(layers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """``input_share`` and ``weight_share`` of a block's backward pass, from its layers' entries.
 
-    Half each where no layer was timed.
+    Half each if no layer was timed.
     """
     whole_s = input_s = weight_s = 0.0
     for layer in layers:
@@ -60,10 +59,10 @@ _FLOAT32_BYTES = 4
 
 @dataclass(frozen=True)
 class Block:
-    """One child of the flat network; a pipeline cuts between blocks. Bytes a sample where named.
+    """One child of the flat network; activations in bytes a sample.
 
-    ``input_share`` and ``weight_share`` of the backward pass are what it takes where a schedule has
-    the gradient of the input and that of the weights apart.
+    ``input_share`` and ``weight_share`` are the shares of the backward pass for the gradient of the
+    input and of the weights, in a schedule that runs them apart.
     """
 
     name: str
@@ -101,18 +100,16 @@ class Step:
     remark: str | None
 
     def interval(self, factor: float, further_s: float) -> tuple[float, float] | None:
-        """Interval of ``factor`` steps and ``further_s`` that is taken as certain."""
+        """Interval of ``factor`` steps plus ``further_s``, which counts as certain."""
         if self.low_s is None or self.high_s is None:
             return None
         return self.low_s * factor + further_s, self.high_s * factor + further_s
 
 
 class Workload:
-    """What one network on one dataset costs one device of a site.
+    """Costs of one network with one dataset on one device of a site.
 
-    Args:
-        profile: a profile that was checked against its schema.
-        where: the file, for messages.
+    ``profile`` must have been checked against its schema; ``where`` names its file in messages.
     """
 
     def __init__(self, profile: Mapping[str, Any], where: str = "the profile") -> None:
@@ -126,7 +123,7 @@ class Workload:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """Blocks in forward order; summed from their layers where blocks were not timed."""
+        """Blocks in forward order; summed from their layers if blocks were not timed."""
         entries = self._profile.get("blocks") or []
         if not entries:
             return self._blocks_of_layers()
@@ -148,7 +145,6 @@ class Workload:
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Parameter tensors in the order in which their gradients are ready."""
         return tuple(
             Tensor(entry["name"], entry["bytes"], entry["ready_fraction"])
             for entry in self._profile["tensors"]
@@ -162,25 +158,23 @@ class Workload:
 
     @cached_property
     def parameter_bytes(self) -> int:
-        """Bytes of all parameters, which is what their gradients have too."""
         if self.tensors:
             return sum(tensor.bytes for tensor in self.tensors)
         return sum(block.parameter_bytes for block in self.blocks)
 
     @property
     def layer_entries(self) -> list[Mapping[str, Any]]:
-        """Leaf operations in the order of their forward, as profile.json has them."""
+        """Leaf operations in forward order, as in profile.json."""
         return list(self._profile["layers"])
 
     def layer_timings(self, entry: Mapping[str, Any]) -> tuple[Timing, Timing]:
-        """Forward and backward seconds of one of :attr:`layer_entries` over batch size."""
-        what = f"layer {entry['name']}"
-        return self._timing(entry["forward"], what), self._timing(entry["backward"], what)
+        name = f"layer {entry['name']}"
+        return self._timing(entry["forward"], name), self._timing(entry["backward"], name)
 
     def step(self, batch_size: float) -> Step:
         """A sequential step with ``batch_size`` samples, data loading included.
 
-        Where no whole step was measured (the network was profiled piece by piece) it is the sum of
+        If no whole step was measured (the network was profiled piece by piece), it is the sum of
         the blocks' forward and backward times, and ``remark`` says so.
         """
         if batch_size not in self._steps:
@@ -188,18 +182,16 @@ class Workload:
         return self._steps[batch_size]
 
     def slowdown(self, replicas: float) -> float:
-        """Step time of a replica among so many silent ones on a node, over one alone.
+        """Step time of a replica among ``replicas`` on a node, over one alone, without messages.
 
-        Between measured numbers of replicas it is linear; beyond them the last one holds.
+        Linear between measured numbers of replicas; beyond them the last one holds.
         """
         points: dict[float, float] = {1: 1.0} | {
             entry["replicas"]: entry["slowdown"] for entry in self._profile["node_slowdown"]
         }
-        if replicas in points:
-            return points[replicas]
-        below = max(count for count in points if count < replicas)
+        below = max(count for count in points if count <= replicas)
         above = min((count for count in points if count > replicas), default=below)
-        if above == below:
+        if below in (replicas, above):
             return points[below]
         share = (replicas - below) / (above - below)
         return points[below] + share * (points[above] - points[below])
@@ -233,9 +225,9 @@ class Workload:
             for name in names
         }
 
-    def _timing(self, entries: list[dict[str, Any]], what: str) -> Timing:
+    def _timing(self, entries: list[dict[str, Any]], name: str) -> Timing:
         points = [(entry["batch_size"], entry["time_s"]) for entry in entries]
-        return Timing.through(points, f"{self._where}: {what}")
+        return Timing.through(points, f"{self._where}: {name}")
 
     def _blocks_of_layers(self) -> tuple[Block, ...]:
         if self.dataset not in DATASETS:
@@ -267,7 +259,7 @@ class Workload:
         return grouped
 
     def _sum(self, timings: list[list[dict[str, Any]]], name: str) -> Timing:
-        """Sum over layers, at the batch sizes that every one of them was timed at."""
+        """Sum over layers, at the batch sizes at which all of them were timed."""
         tables = [{entry["batch_size"]: entry["time_s"] for entry in one} for one in timings]
         shared = set(tables[0]).intersection(*tables[1:])
         points = [(size, sum(table[size] for table in tables)) for size in sorted(shared)]
@@ -275,10 +267,10 @@ class Workload:
 
 
 def profile_at(path: Path) -> Profile:
-    """Read and check a profile, once while the file stays as it is.
+    """Reads and checks a profile; a file that has not changed is read once.
 
     Raises:
-        InvalidProfile: there is none, or it is not what the schema says.
+        InvalidProfile: there is none, or it does not match the schema.
     """
     if not path.is_file():
         return read_profile(path)  # says what makes it

@@ -1,31 +1,31 @@
-"""A network as blocks that run one after the other: a step cut between them, each part timed.
+"""Runs a network as a sequence of blocks, to time each block and to see when gradients are ready.
 
 ::
 
-    forward    x0 -F0-> x1 -F1-> x2 -F2-> y            marks between, nothing else:
+    forward    x0 -F0-> x1 -F1-> x2 -F2-> y            only marks stand between blocks, so
     backward       <-B0-   <-B1-   <-B2-  gradient     caches and allocator are as in training
-
-The first block computes no gradient of its input, as in training. Where the activations of the
-whole network do not fit, each block goes forward and backward alone, on a random gradient. When
-each parameter's gradient is ready is heard in the same way::
 
     backward   |-- loss --|-- last block --| ...             |-- first block --|
     ready                         w9  b9      w8 b8  ...                   w0
+
+The first block computes no gradient of its input, as in training. If the activations of the whole
+network do not fit, each block runs forward and backward alone, on a random gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.profiling.timers import Marks, Samples, Span
+from ddlbench.profiling.timers import Marks, Part, Samples, Span
 from ddlbench.strategies.training import Autocast, with_precision
 
 
@@ -35,10 +35,10 @@ class Block:
 
     Args:
         index, name: in the network.
-        plain: the child itself; its parameters and leaves have their names from here.
-        module: what runs: the child, with the arithmetic of the cell.
+        plain: the child itself; parameters and leaves are named after it.
+        module: the child with the arithmetic of the cell; this is what runs.
         device: where it computes.
-        resident: whether it stays there; else it comes and goes.
+        resident: whether it stays on the device between passes.
     """
 
     index: int
@@ -50,7 +50,7 @@ class Block:
 
     @contextmanager
     def on_device(self) -> Iterator[torch.device]:
-        """Have the parameters on the device, and take them away where there is no room."""
+        """Moves the block to its device; moves it back at the end unless it is resident."""
         self.module.to(self.device)
         try:
             yield self.device
@@ -63,7 +63,7 @@ class Block:
         """The block's output.
 
         Raises:
-            ConfigError: it changes its input, so that the network cannot be cut before it.
+            ConfigError: the block changes its input, so the network cannot be cut before it.
         """
         try:
             outputs: Tensor = self.module(inputs)
@@ -78,16 +78,13 @@ class Block:
 
     @property
     def autocast(self) -> bool:
-        """Whether it computes in bfloat16."""
         return isinstance(self.module, Autocast)
 
     @property
     def is_leaf(self) -> bool:
-        """Whether it is one operation."""
         return next(self.plain.children(), None) is None
 
     def fixed_tensors(self) -> Iterator[Tensor]:
-        """Parameters and buffers."""
         yield from self.plain.parameters()
         yield from self.plain.buffers()
 
@@ -106,7 +103,7 @@ def blocks_of(
 
 
 def leaf_modules(block: Block) -> list[tuple[str, nn.Module]]:
-    """Modules without children, by their names in the network."""
+    """Modules without children, with their names in the network."""
     return [
         (f"{block.name}.{name}" if name else block.name, module)
         for name, module in block.plain.named_modules()
@@ -115,28 +112,20 @@ def leaf_modules(block: Block) -> list[tuple[str, nn.Module]]:
 
 
 def next_input(outputs: Tensor) -> Tensor:
-    """A block's output as the next one's input: cut off, but wanting a gradient as before."""
+    """A block's output as the next block's input: detached, with the same need for a gradient."""
     return outputs.detach().requires_grad_(outputs.requires_grad)
 
 
 def clear_gradients(module: nn.Module) -> None:
-    """As the optimiser does before every step."""
+    """Drops all gradients, as the optimiser does before every step."""
     for parameter in module.parameters():
         parameter.grad = None
 
 
-@dataclass(frozen=True)
-class Part:
-    """Where in the marks a block went forward and backward; None: no gradient passes it."""
-
-    forward: Span
-    backward: Span | None
-
-
 def cut_step(blocks: Sequence[Block], inputs: Tensor, marks: Marks) -> tuple[list[Part], Tensor]:
-    """One pass over the whole network, which is on the device; also returns its output.
+    """One forward and backward pass over a network on the device; also returns the output.
 
-    Parameters are left with their gradients, those of a random gradient of the output.
+    The output's gradient is random. Parameters keep the gradients of this pass.
     """
     tape: list[tuple[Tensor, Tensor]] = []
     forward: list[Span] = []
@@ -153,11 +142,11 @@ def cut_step(blocks: Sequence[Block], inputs: Tensor, marks: Marks) -> tuple[lis
         inputs, outputs = tape.pop()
         backward.append(_backward(inputs, outputs, gradient, marks))
         gradient = inputs.grad
-    return [Part(*spans) for spans in zip(forward, reversed(backward), strict=True)], result
+    return list(map(Part, forward, reversed(backward))), result
 
 
 def alone(block: Block, inputs: Tensor, marks: Marks) -> tuple[Part, Tensor]:
-    """One block forward and backward, on a random gradient; also the next block's input."""
+    """One block forward and backward on a random gradient; also returns the next block's input."""
     clear_gradients(block.module)
     inputs.grad = None
     begin = marks.mark()
@@ -184,14 +173,9 @@ def time_blocks(
     count: Callable[[float], int],
     samples: Samples,
 ) -> None:
-    """Warm up, then time as many cut steps as ``count`` says of the seconds of one.
+    """Warms up, then times cut steps; ``samples`` gets the seconds by the block's index.
 
-    Args:
-        blocks: on the device.
-        inputs: (N, C, H, W) on the device; N is the batch size that is entered.
-        new_marks: makes marks.
-        count: seconds of a pass to number of passes.
-        samples: gets the seconds, by the block's index.
+    ``count`` gives the number of passes, from the seconds of one pass.
     """
     marks = new_marks()
     begin = marks.mark()
@@ -207,8 +191,7 @@ def time_blocks(
     marks.finish()
     for parts in passes:
         for block, part in zip(blocks, parts, strict=True):
-            samples.add(block.index, "forward", len(inputs), marks, part.forward)
-            samples.add(block.index, "backward", len(inputs), marks, part.backward)
+            samples.add(block.index, len(inputs), marks, part)
     _clear(blocks)
 
 
@@ -219,23 +202,20 @@ def time_one_by_one(
     count: Callable[[float], int],
     samples: Samples,
 ) -> None:
-    """The same for a network too large for the device, a block at a time.
+    """As :func:`time_blocks`, one block at a time, for a network that is too large for the device.
 
-    ``count`` is asked of each block as if all blocks took as long.
+    ``count`` gets the seconds of one block times the number of blocks.
     """
-    batch_size = len(inputs)
     for block in blocks:
         with block.on_device() as device:
             inputs = inputs.detach().to(device).requires_grad_(inputs.requires_grad)
             warm_s = _alone_s(block, inputs, new_marks())
             marks = new_marks()
-            number = count(warm_s * len(blocks))
-            done = [alone(block, inputs, marks) for _ in range(number)]
+            passes = [alone(block, inputs, marks) for _ in range(count(warm_s * len(blocks)))]
             marks.finish()
-            for part, _ in done:
-                samples.add(block.index, "forward", batch_size, marks, part.forward)
-                samples.add(block.index, "backward", batch_size, marks, part.backward)
-            inputs = done[-1][1]
+            for part, _ in passes:
+                samples.add(block.index, len(inputs), marks, part)
+            inputs = passes[-1][1]
 
 
 def _alone_s(block: Block, inputs: Tensor, marks: Marks) -> float:
@@ -251,6 +231,16 @@ def _clear(blocks: Sequence[Block]) -> None:
         clear_gradients(block.module)
 
 
+@contextmanager
+def hooked(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Removes hooks at the end."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 @dataclass
 class ReadyOrder:
     """Names and marks of parameters as their gradients became ready in one backward pass."""
@@ -259,31 +249,25 @@ class ReadyOrder:
     marks: list[int] = field(default_factory=list)
 
     def clear(self) -> None:
-        """Forget what was heard: another backward pass begins."""
         self.names.clear()
         self.marks.clear()
 
-    @contextmanager
-    def listening(self, network: nn.Module, marks: Marks) -> Iterator[None]:
-        """Listen to the next backward pass."""
+    def listening(self, network: nn.Module, marks: Marks) -> AbstractContextManager[None]:
 
         def ready(name: str, _parameter: Tensor) -> None:
             self.names.append(name)
             self.marks.append(marks.mark())
 
-        handles = [
-            parameter.register_post_accumulate_grad_hook(partial(ready, name))
-            for name, parameter in network.named_parameters()
-            if parameter.requires_grad
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        return hooked(
+            [
+                parameter.register_post_accumulate_grad_hook(partial(ready, name))
+                for name, parameter in network.named_parameters()
+                if parameter.requires_grad
+            ]
+        )
 
     def fractions(self, marks: Marks, begin: int, end: int) -> list[tuple[str, float]]:
-        """(name, part of the backward pass that was over), in order."""
+        """Parameters in order, and the share of the backward pass after which each was ready."""
         whole_s = marks.busy_s(begin, end)
         parts = [marks.busy_s(begin, mark) / whole_s if whole_s > 0 else 1.0 for mark in self.marks]
         return [(n, min(max(f, 0.0), 1.0)) for n, f in zip(self.names, parts, strict=True)]
@@ -292,7 +276,7 @@ class ReadyOrder:
 def ready_block_by_block(
     blocks: Sequence[Block], inputs: Tensor, marks: Marks
 ) -> list[tuple[str, float]]:
-    """The same where only one block fits on the device: the last block's gradients come first."""
+    """As :meth:`ReadyOrder.fractions`, where only one block at a time fits on the device."""
     orders, spans = [], []
     for block in blocks:
         order = ReadyOrder()
@@ -303,28 +287,28 @@ def ready_block_by_block(
         orders.append(order)
         spans.append(part.backward)
     total_s = sum(marks.busy_s(*span) for span in spans if span is not None)
-    over_s, found = 0.0, []
+    over_s, fractions = 0.0, []
     for block, order, span in reversed(list(zip(blocks, orders, spans, strict=True))):
         if span is None:
             continue
         for name, mark in zip(order.names, order.marks, strict=True):
             ready_s = over_s + marks.busy_s(span[0], mark)
-            found.append((f"{block.name}.{name}", min(ready_s / total_s, 1.0)))
+            fractions.append((f"{block.name}.{name}", min(ready_s / total_s, 1.0)))
         over_s += marks.busy_s(*span)
-    return found
+    return fractions
 
 
 def tensor_entries(
     network: nn.Sequential, ready: Sequence[tuple[str, float]]
 ) -> list[dict[str, Any]]:
-    """Entries of profile.json; a tensor whose gradient never came is left out."""
+    """Entries of profile.json; a tensor without a gradient is left out."""
     parameters = dict(network.named_parameters())
     index = {name: number for number, name in enumerate(network._modules)}
     return [
         {
             "name": name,
             "block": index[name.split(".")[0]],
-            "bytes": parameters[name].numel() * parameters[name].element_size(),
+            "bytes": parameters[name].nbytes,
             "ready_fraction": fraction,
         }
         for name, fraction in ready

@@ -33,17 +33,17 @@ def measure_layers(
     needs: ProfileNeeds,
     device: torch.device,
     ready: list[tuple[str, float]],
-    room: float,
+    largest_batch: float,
     notes: list[str],
 ) -> dict[str, Any]:
-    """Everything of a profile that is a row a block, a leaf or a tensor.
+    """Measures all blocks, leaves and tensors of a profile.
 
     Args:
         needs: what to measure.
         device: where.
-        ready: when gradients were ready in whole steps; empty where there were none.
-        room: largest batch size at which the whole network fits on the device; 0: it does not.
-        notes: gets what could not be measured.
+        ready: when gradients were ready in whole steps; empty if no whole step ran.
+        largest_batch: largest batch size at which the whole network fits; 0 if none does.
+        notes: gets a sentence about everything that could not be measured.
 
     Returns:
         ``layers``, ``blocks``, ``tensors``, ``block_totals_s`` (batch size -> forward and
@@ -52,9 +52,9 @@ def measure_layers(
     """
     cell, spec = needs.cell, DATASETS[needs.cell.dataset]
     network = build(cell.network, spec, cell.seed)
-    if room:
+    if largest_batch:
         network = network.to(device)
-    blocks = blocks_of(network, cell.precision, device, resident=room > 0)
+    blocks = blocks_of(network, cell.precision, device, resident=largest_batch > 0)
     begin = time.perf_counter()
     sizes = network_bytes(blocks, spec.shape)
     marks = partial(marks_on, device, cell.threads_per_device)
@@ -63,10 +63,10 @@ def measure_layers(
         notes.append(
             "when gradients are ready was found block by block, from the last to the first"
         )
-    if not room:
+    if not largest_batch:
         notes.append("the network does not fit on the device: its blocks were moved in and out")
     traced = time.perf_counter()
-    of_blocks = _time_blocks(needs, blocks, device, room, notes)
+    of_blocks = _time_blocks(needs, blocks, device, largest_batch, notes)
     blocked = time.perf_counter()
     of_leaves = _time_leaves(needs, blocks, device, notes)
     return {
@@ -87,7 +87,7 @@ def _time_blocks(
     needs: ProfileNeeds,
     blocks: list[Block],
     device: torch.device,
-    room: float,
+    largest_batch: float,
     notes: list[str],
 ) -> Samples:
     samples = Samples()
@@ -100,10 +100,10 @@ def _time_blocks(
     def time_them(batch_size: int) -> None:
         inputs = _images(needs, batch_size, device)
         new_marks = partial(marks_on, device, needs.cell.threads_per_device)
-        fits = batch_size <= room
+        fits = batch_size <= largest_batch
         if fits and _fitting(lambda: time_blocks(blocks, inputs, new_marks, count, samples)):
             return
-        if room:
+        if largest_batch:
             notes.append(f"at batch size {batch_size} each block was timed alone: out of memory")
         time_one_by_one(blocks, inputs, new_marks, count, samples)
 
@@ -121,7 +121,7 @@ def _time_leaves(
         return samples
     begin = time.perf_counter()
 
-    def count(pass_s: float, _block: int) -> int:
+    def count(pass_s: float) -> int:
         of_block_s = share_s / len(needs.layer_batches) / inner
         return passes(of_block_s - pass_s, pass_s, 1, _MOST_PASSES)
 
@@ -142,17 +142,18 @@ def _time_leaves(
 
 
 def _while_it_fits(
-    what: str, batch_sizes: tuple[int, ...], action: Callable[[int], None], notes: list[str]
+    pieces: str, batch_sizes: tuple[int, ...], action: Callable[[int], None], notes: list[str]
 ) -> None:
-    """Ascending; what does not fit at one size does not at a larger one."""
+    """Runs an action at ascending batch sizes, up to the first that runs out of memory."""
     for batch_size in batch_sizes:
         if not _fitting(partial(action, batch_size)):
-            notes.append(f"{what} were not timed at batch size {batch_size} or more: out of memory")
+            notes.append(
+                f"{pieces} were not timed at batch size {batch_size} or more: out of memory"
+            )
             return
 
 
 def _fitting(action: Callable[[], None]) -> bool:
-    """Do it; whether there was memory for it."""
     try:
         action()
     except (RuntimeError, MemoryError) as error:
@@ -171,8 +172,8 @@ def _block_rows(blocks: list[Block], sizes: NetworkBytes, samples: Samples) -> l
         {
             "block": block.index,
             "name": block.name,
-            "parameter_bytes": sum(p.numel() * p.element_size() for p in block.plain.parameters()),
-            "buffer_bytes": sum(b.numel() * b.element_size() for b in block.plain.buffers()),
+            "parameter_bytes": sum(p.nbytes for p in block.plain.parameters()),
+            "buffer_bytes": sum(b.nbytes for b in block.plain.buffers()),
             "input_bytes_per_sample": inputs,
             "output_bytes_per_sample": outputs,
             "saved_bytes_per_sample": saved,
@@ -208,7 +209,7 @@ def _leaf_rows(
 
 
 def _shape(leaf: LeafBytes) -> dict[str, Any]:
-    """Extents of one sample and of the window, which is what models of splits go by."""
+    """Extents of one sample and of the window, for models of split layers."""
     kernel, stride = (getattr(leaf.module, name, 1) for name in ("kernel_size", "stride"))
     return {
         "input": list(leaf.input_shape),

@@ -1,17 +1,17 @@
-"""Each leaf operation of a block: its time alone, what it puts out, what autograd keeps of it.
+"""Measures each leaf operation of a block: its time alone, its output, what autograd saves of it.
 
-Times are taken forward and backward, on the input that the operation had in the block. Only blocks
-of several operations are taken apart; a block that is one operation was timed as a block. A module
-that is called twice is two operations. What a block does without a module (the sum of a residual
-block, a function of torch.nn.functional) is in the block's time and in no leaf's.
+An operation is timed forward and backward on the input that it had in the block. A block that is
+one operation was timed as a block already. A module that is called twice is two operations. Work
+without a module (the sum of a residual block, a function of torch.nn.functional) counts in the
+block's time and in no leaf's.
 
-For the bytes, the network runs block after block, so that no more than one block is on the device
-and no more than one block's graph is alive::
+To count bytes, the network runs one block at a time, so that only one block and one graph are on
+the device::
 
     x0 -> [block 0] -> x1 | detach | -> [block 1] -> x2 | detach | -> ...
              '- saved: conv input x0, ...   '- x1 again: one storage, counted once
 
-Twice, at two batch sizes: the difference is what grows with the batch.
+This is done at two batch sizes: the difference is what grows with the batch.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import count as count_from
 from typing import Any
 
 import torch
@@ -26,13 +27,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ddlbench.profiling.blocks import Block, leaf_modules, next_input
-from ddlbench.profiling.timers import Marks, Samples, Span
+from ddlbench.profiling.blocks import Block, hooked, leaf_modules, next_input
+from ddlbench.profiling.timers import Marks, Part, Samples
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a leaf module, with copies of what it was given."""
+    """One call of a leaf module, with copies of its arguments."""
 
     name: str
     module: nn.Module
@@ -44,19 +45,13 @@ def time_leaves(
     blocks: Sequence[Block],
     inputs: Tensor,
     new_marks: Callable[[], Marks],
-    count: Callable[[float, int], int],
+    count: Callable[[float], int],
     samples: Samples,
 ) -> None:
-    """Go through the blocks; warm their leaves up, then time them.
+    """Warms up and times the leaves of every block; ``samples`` gets seconds by the leaf's name.
 
-    Args:
-        blocks: of the network.
-        inputs: (N, C, H, W); N is the batch size that is entered.
-        new_marks: makes marks.
-        count: seconds of one pass over a block's leaves, and the block's index, to passes.
-        samples: gets the seconds, by the leaf's name.
+    ``count`` gives the number of passes, from the seconds of one pass over a block's leaves.
     """
-    batch_size = len(inputs)
     for block in blocks:
         with block.on_device() as device:
             inputs = inputs.detach().to(device).requires_grad_(inputs.requires_grad)
@@ -65,34 +60,44 @@ def time_leaves(
             following = next_input(outputs)
             del outputs
             if not block.is_leaf:
-                number = 1
-                for warm in (True, False):
-                    marks = new_marks()
-                    spans = [[_run(c, block, marks) for c in calls] for _ in range(number)]
-                    marks.finish()
-                    if warm:
-                        number = count(_wall_s(spans, marks), block.index)
-                        continue
-                    for one_pass in spans:
-                        for call, (forward, backward) in zip(calls, one_pass, strict=True):
-                            samples.add(call.name, "forward", batch_size, marks, forward)
-                            samples.add(call.name, "backward", batch_size, marks, backward)
+                (warm,), marks = _passes(calls, block, new_marks(), 1)
+                pass_s = sum(marks.wall_s(*span) for part in warm for span in part if span)
+                passes, marks = _passes(calls, block, new_marks(), count(pass_s))
+                for parts in passes:
+                    for call, part in zip(calls, parts, strict=True):
+                        samples.add(call.name, len(inputs), marks, part)
             inputs = following
+
+
+def _passes(
+    calls: Sequence[Call], block: Block, marks: Marks, number: int
+) -> tuple[list[list[Part]], Marks]:
+    passes = [[_run(call, block, marks) for call in calls] for _ in range(number)]
+    marks.finish()
+    return passes, marks
+
+
+def _call_names(name: str) -> Iterator[str]:
+    """Names of the calls of one module: ``name``, ``name#2``, ``name#3``, ..."""
+    yield name
+    for number in count_from(2):
+        yield f"{name}#{number}"
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 @contextmanager
 def recorded(block: Block) -> Iterator[list[Call]]:
-    """The calls of a block's leaves while it runs, in order."""
+    """Records the calls of a block's leaves while it runs, in order."""
     calls: list[Call] = []
 
     def hook_of(name: str) -> Callable[..., None]:
-        times = 0
+        names = _call_names(name)
 
         def hook(module: nn.Module, arguments: Any, keywords: Any) -> None:
-            nonlocal times
-            times += 1
-            own = name if times == 1 else f"{name}#{times}"
-            calls.append(Call(own, module, _copied(arguments), _copied(keywords)))
+            calls.append(Call(next(names), module, _copied(arguments), _copied(keywords)))
 
         return hook
 
@@ -100,35 +105,32 @@ def recorded(block: Block) -> Iterator[list[Call]]:
         module.register_forward_pre_hook(hook_of(name), with_kwargs=True)
         for name, module in leaf_modules(block)
     ]
-    try:
+    with hooked(handles):
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-def _run(call: Call, block: Block, marks: Marks) -> tuple[Span, Span | None]:
-    """One pass; copies are made outside the spans, as an operation may overwrite its input."""
-    given = [t for t in tree_leaves((call.arguments, call.keywords)) if isinstance(t, Tensor)]
-    arguments, keywords = tree_map(_fresh, (call.arguments, call.keywords))
-    fresh = [t for t in tree_leaves((arguments, keywords)) if isinstance(t, Tensor)]
-    wanted = [new for old, new in zip(given, fresh, strict=True) if old.requires_grad]
+def _run(call: Call, block: Block, marks: Marks) -> Part:
+    # Copies are made outside the spans, as an operation may overwrite its input.
+    recorded = (call.arguments, call.keywords)
+    arguments, keywords = tree_map(_fresh, recorded)
+    pairs = zip(_tensors(recorded), _tensors((arguments, keywords)), strict=True)
+    wanted = [new for old, new in pairs if old.requires_grad]
     wanted += [p for p in call.module.parameters() if p.requires_grad]
     begin = marks.mark()
     with _arithmetic(block):
         outputs = call.module(*arguments, **keywords)
     forward = (begin, marks.mark())
-    results = [t for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.requires_grad]
+    results = [tensor for tensor in _tensors(outputs) if tensor.requires_grad]
     if not results or not wanted:
-        return forward, None
+        return Part(forward, None)
     gradients = [torch.randn_like(result) for result in results]
     begin = marks.mark()
     torch.autograd.grad(results, wanted, gradients, allow_unused=True)
-    return forward, (begin, marks.mark())
+    return Part(forward, (begin, marks.mark()))
 
 
 def _fresh(value: Any) -> Any:
-    """A copy that autograd sees as made by an earlier operation."""
+    # For autograd, a clone is the output of an earlier operation.
     return value.clone() if isinstance(value, Tensor) else value
 
 
@@ -147,24 +149,19 @@ def _arithmetic(block: Block) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def _wall_s(spans: list[list[tuple[Span, Span | None]]], marks: Marks) -> float:
-    pairs = [span for one in spans for pair in one for span in pair if span is not None]
-    return sum(marks.wall_s(*span) for span in pairs)
-
-
 _BATCH_SIZES = (2, 4)  # one image alone is too few for batch normalisation of a single pixel
 
 
 @dataclass
 class LeafBytes:
-    """One call of a leaf module; a module that is called twice is two operations.
+    """Bytes of one call of a leaf module.
 
     Args:
         name: of the module in the flat network; further calls get ``#2``, ``#3``.
         module: the leaf.
         parameter_bytes: of its parameters, with the first call only.
         output_bytes, saved_bytes: per sample.
-        input_shape, output_shape: of one sample; empty where it takes or gives no single tensor.
+        input_shape, output_shape: of one sample; empty unless it is a single tensor.
     """
 
     name: str
@@ -178,19 +175,14 @@ class LeafBytes:
 
 @dataclass
 class NetworkBytes:
-    """Bytes per sample; blocks are ``(input, output, saved)``."""
+    """Bytes per sample; an entry of ``blocks`` is ``(input, output, saved)``."""
 
     leaves: list[list[LeafBytes]]
     blocks: list[tuple[float, float, float]]
 
 
 def network_bytes(blocks: Sequence[Block], shape: Sequence[int]) -> NetworkBytes:
-    """Trace the network at two batch sizes.
-
-    Args:
-        blocks: the network's.
-        shape: of one image, (C, H, W).
-    """
+    """Traces the network at two batch sizes of images (C, H, W), and takes the slope."""
     small, large = (_trace(blocks, (batch, *shape)) for batch in _BATCH_SIZES)
     more = _BATCH_SIZES[1] - _BATCH_SIZES[0]
 
@@ -201,16 +193,15 @@ def network_bytes(blocks: Sequence[Block], shape: Sequence[int]) -> NetworkBytes
         for few, many in zip(few_leaves, many_leaves, strict=True):
             many.output_bytes = slope(few.output_bytes, many.output_bytes)
             many.saved_bytes = slope(few.saved_bytes, many.saved_bytes)
-    pairs = zip(small.blocks, large.blocks, strict=True)
     large.blocks = [
         (slope(few[0], many[0]), slope(few[1], many[1]), slope(few[2], many[2]))
-        for few, many in pairs
+        for few, many in zip(small.blocks, large.blocks, strict=True)
     ]
     return large
 
 
 def _trace(blocks: Sequence[Block], shape: Sequence[int]) -> NetworkBytes:
-    found = NetworkBytes([], [])
+    traced = NetworkBytes([], [])
     seen_parameters: set[int] = set()
     inputs: Any = torch.randn(shape)
     boundary: set[int] = set()  # the input's storage, if an earlier block has saved it
@@ -220,18 +211,16 @@ def _trace(blocks: Sequence[Block], shape: Sequence[int]) -> NetworkBytes:
             recorder = _Recorder(block, seen_parameters, boundary)
             with recorder.listening():
                 outputs = block.forward(inputs)
-            found.leaves.append(recorder.leaves)
-            found.blocks.append((_nbytes(inputs), _nbytes(outputs), recorder.saved_bytes))
+            traced.leaves.append(recorder.leaves)
+            traced.blocks.append((inputs.nbytes, outputs.nbytes, recorder.saved_bytes))
             boundary = {_key(outputs)} & recorder.saved
             inputs = next_input(outputs)
             del outputs, recorder
-    return found
+    return traced
 
 
 @dataclass
 class _Recorder:
-    """Listens to one forward pass of one block."""
-
     block: Block
     seen_parameters: set[int]
     saved: set[int]
@@ -249,32 +238,25 @@ class _Recorder:
         for name, leaf in leaf_modules(self.block):
             handles.append(leaf.register_forward_pre_hook(self._enter(name)))
             handles.append(leaf.register_forward_hook(self._leave))
-        try:
-            with saved_tensors_hooks(self._pack, lambda packed: packed):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        with hooked(handles), saved_tensors_hooks(self._pack, lambda packed: packed):
+            yield
 
     def _enter(self, name: str) -> Any:
-        calls = 0
+        names = _call_names(name)
 
         def hook(module: nn.Module, _arguments: Any) -> None:
-            nonlocal calls
-            calls += 1
             own = [p for p in module.parameters() if id(p) not in self.seen_parameters]
             self.seen_parameters.update(id(p) for p in own)
-            self._running.append(
-                LeafBytes(name if calls == 1 else f"{name}#{calls}", module, _total(own))
-            )
-            self.leaves.append(self._running[-1])
+            leaf = LeafBytes(next(names), module, sum(p.nbytes for p in own))
+            self._running.append(leaf)
+            self.leaves.append(leaf)
 
         return hook
 
     def _leave(self, _module: nn.Module, arguments: Any, output: Any) -> None:
         leaf = self._running.pop()
         leaf.input_shape, leaf.output_shape = _sample_shape(arguments), _sample_shape(output)
-        leaf.output_bytes = sum(_nbytes(t) for t in tree_leaves(output) if isinstance(t, Tensor))
+        leaf.output_bytes = sum(tensor.nbytes for tensor in _tensors(output))
 
     def _pack(self, tensor: Tensor) -> Tensor:
         key = _key(tensor)
@@ -289,18 +271,10 @@ class _Recorder:
 
 
 def _sample_shape(value: Any) -> tuple[int, ...]:
-    """Shape of the only tensor without its first dimension, the batch."""
-    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    """Shape of a single tensor without the batch dimension; empty for none or several."""
+    tensors = _tensors(value)
     return tuple(tensors[0].shape[1:]) if len(tensors) == 1 else ()
 
 
 def _key(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _nbytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _total(tensors: Sequence[Tensor]) -> int:
-    return sum(_nbytes(tensor) for tensor in tensors)

@@ -1,4 +1,4 @@
-"""From what an experiment needs to profile.json, in a job with all devices of one node."""
+"""Makes profile.json, in a job with all devices of one node."""
 
 from __future__ import annotations
 
@@ -24,15 +24,10 @@ _METHOD = (
 
 
 def make_profile(needs: ProfileNeeds, site: Site, path: Path) -> Profile:
-    """Stage data, measure, check and write.
-
-    Args:
-        needs: what to measure.
-        site: this process runs in a job with all devices of one of its nodes.
-        path: of profile.json; its folder gets log.txt.
+    """Stages data, measures, checks and writes profile.json; its folder gets log.txt.
 
     Raises:
-        RankJobFailed: a process crashed, hung, or ran out of memory beside the measurement.
+        RankJobFailed: a process crashed, hung, or ran out of memory outside a measurement.
         StagingError: the data could not be made.
     """
     stage_cell(needs.cell, site, path.parent)
@@ -97,14 +92,13 @@ def _profile(needs: ProfileNeeds, site: Site, reports: list[dict[str, Any]]) -> 
 
 
 def _memory_of_device(site: Site) -> int | None:
-    """Of a CPU device, as far as the site says."""
     if site.device == "cuda" or site.memory_per_device_mb is None:
         return None
     return site.memory_per_device_mb * 1_000_000
 
 
 def _comparison(report: dict[str, Any]) -> list[str]:
-    """How the sum of blocks compares with whole steps, where both were measured."""
+    """Compares the sum of the blocks with whole steps, where both were measured."""
     notes = []
     for step in report["steps"]:
         blocks_s = report["block_totals_s"].get(str(step["batch_size"]))

@@ -1,4 +1,4 @@
-"""Whole steps, as a sequential cell runs them: their parts, their memory, their neighbours.
+"""Measures whole steps: their parts, their memory, and how they slow each other down on one node.
 
 ::
 
@@ -8,23 +8,21 @@
               cold      of a CPU    load_s         optimiser
                                     |<- peak_bytes on CUDA ->|
 
-The same executor reads the same staged data through the same feed, in a fresh process, and the
-measured steps are one run, as in a cell. ``step_s`` is the median over windows of consecutive steps
-of a window's mean: a cell's epoch is a sum of steps, and the median of single steps would leave out
-what a control group takes away between them. Marks stand in steps of their own. What a step is made
-of::
+A fresh process runs the sequential executor of a cell on the same staged data. ``step_s`` is the
+median of the mean step over windows of consecutive steps. (A median of single steps would hide the
+time for which a control group stops a process.) Marks stand in steps of their own. The parts of a
+step::
 
-    CPU     |  load  | forward | backward | optimiser |      one after the other: loading is the
-                                                             host's, the rest is shared as marked
+    CPU     |  load  | forward | backward | optimiser |      one after the other: ``load`` is
+                                                             measured, the rest shared by marks
 
-    CUDA    host    | load | issue | load | issue | ...      loading overlaps work of the device:
-            device    ..| forward | backward | optimiser |.. the parts are the device's own, and
-                                                             only what is left waited for data
+    CUDA    host    | load | issue | load | issue | ...      loading overlaps the device's work:
+            device    ..| forward | backward | optimiser |.. ``load`` is the rest of the step
 
-How much slower a replica is while others compute on the same node, without talking::
+The slowdown of replicas that compute on one node without communicating::
 
     round 0:  P=1 [0]          P=2 [0 1]        P=3 [0 1 2]     ...   the others wait
-    round 1:  P=1 [0]          P=2 [0 1]        ...                   so drift hits every P alike
+    round 1:  P=1 [0]          P=2 [0 1]        ...                   so drift affects every P
 
     slowdown(P) = median over rounds of  mean step of the P replicas / that of P=1 in the same round
 """
@@ -36,6 +34,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -46,7 +45,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import build
 from ddlbench.planning.plan import make_plan
-from ddlbench.profiling.blocks import ReadyOrder
+from ddlbench.profiling.blocks import ReadyOrder, hooked
 from ddlbench.profiling.timers import (
     WINDOW_S,
     Marks,
@@ -64,16 +63,16 @@ from ddlbench.strategies.training import with_precision
 def on_host(
     step_s: float, load_s: float, marked_s: Mapping[str, float], marked: int
 ) -> dict[str, float]:
-    """Entries of ``steps`` where the step follows its loading.
+    """Parts of a step that starts when its data is loaded.
 
     Args:
         step_s: of a step without marks.
         load_s: of that, the host's wait for data.
         marked_s: seconds of each part over all marked steps.
-        marked: how many these were.
+        marked: number of marked steps.
 
     Returns:
-        ``load_s``, and ``<part>_s`` of each part; together ``step_s``.
+        ``load_s``, and ``<part>_s`` of each part; their sum is ``step_s``.
     """
     total_s = sum(marked_s.values()) or 1.0
     computing_s = max(step_s - load_s, 0.0)
@@ -84,10 +83,10 @@ def on_host(
 def on_device(
     step_s: float, load_s: float, marked_s: Mapping[str, float], marked: int
 ) -> dict[str, float]:
-    """The same where a device works while its host loads.
+    """Parts of a step of a device that works while its host loads; arguments as of :func:`on_host`.
 
-    ``load_s`` is what the step exceeds its parts by, not the host's wait: that lies beside the
-    device's work, not before it. Where marked steps were slower than the others it is 0.
+    ``load_s`` is the step less its parts, not the host's wait, which overlaps the device's work. It
+    is 0 if the marked steps were slower than the others.
     """
     parts = {f"{name}_s": value / marked for name, value in marked_s.items()}
     return {"load_s": max(step_s - sum(parts.values()), 0.0), **parts}
@@ -99,16 +98,7 @@ _MOST_STEPS = 3000
 
 
 class StepRunner:
-    """A prepared sequential executor, and the ids of its next mini-batches.
-
-    Args:
-        cell: sequential; its batch size is the one that is run.
-        dataset: staged training images.
-        device: where.
-
-    Attributes:
-        network: the plain network that it trains.
-    """
+    """A prepared sequential executor, which trains mini-batches of the cell's batch size."""
 
     def __init__(self, cell: Cell, dataset: ImageDataset, device: torch.device) -> None:
         self.network = build(cell.network, DATASETS[cell.dataset], cell.seed)
@@ -129,13 +119,12 @@ class StepRunner:
         self.next_id = 0
 
     def run(self, count: int) -> tuple[list[float], list[float]]:
-        """Train so many mini-batches in one run; seconds of each step, and of its loading."""
+        """Trains ``count`` mini-batches; returns the seconds of each step and of its loading."""
         record = self.executor.run(self.next_id, count)
         self.next_id += count
         return record.step_s, record.load_s
 
     def close(self) -> None:
-        """Stop the data-loading processes."""
         self._feed.close()
         self.executor.close()
 
@@ -152,26 +141,18 @@ class Steps:
 def measure_steps(
     cell: Cell, dataset: ImageDataset, device: torch.device, budget_s: float
 ) -> Steps:
-    """Measure steps of one batch size.
-
-    Args:
-        cell: sequential.
-        dataset: staged training images.
-        device: where.
-        budget_s: seconds to spend, loosely.
-    """
+    """Measures steps of a sequential cell in roughly ``budget_s`` seconds."""
     fixed = 0
     runner = StepRunner(cell, dataset, device)
     try:
         warm_s = runner.run(1)[0]
         peak = _cpu_peak(runner, device)
         if device.type == "cuda":
-            # The first step loads kernels and searches for the fastest, for seconds; what fits into
-            # the budget is planned from one that does not.
+            # The first step loads kernels and searches for the fastest, for seconds, so the number
+            # of steps is planned from the second.
             warm_s = runner.run(1)[0]
-        warm_s += runner.run(passes(0.15 * budget_s, warm_s[0], 0, max(cell.warmup_steps - 2, 3)))[
-            0
-        ]
+        more = passes(0.15 * budget_s, warm_s[0], 0, max(cell.warmup_steps - 2, 3))
+        warm_s += runner.run(more)[0]
         restart_peaks((device,))
         count = passes(0.6 * budget_s, statistics.median(warm_s), _FEWEST_STEPS, _MOST_STEPS)
         step_s, load_s = runner.run(count)
@@ -197,7 +178,6 @@ def measure_steps(
 
 
 def _means(values: list[float], window: int) -> list[float]:
-    """Means of whole windows."""
     whole = len(values) // window * window
     return [sum(values[i : i + window]) / window for i in range(0, whole, window)]
 
@@ -206,17 +186,14 @@ def _marked(
     runner: StepRunner, count: int, marks: Marks
 ) -> tuple[dict[str, float], list[tuple[str, float]]]:
     """Seconds of forward (with loss), backward and optimiser, and the order of gradients."""
-    with _listening(runner.executor, marks) as found, _orders(runner, marks) as order:
+    with _listening(runner.executor, marks) as points, _orders(runner, marks) as order:
         runner.run(count)
     marks.finish()
-    spans = list(zip(*(found[name] for name in _POINTS), strict=True))
-    seconds = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
-    for points in spans:
-        for name, begin, end in zip(seconds, points, points[1:], strict=False):
-            seconds[name] += marks.busy_s(begin, end)
-    last_backward = found["backward"][-1], found["optimizer"][-1]
-    ready = order.fractions(marks, *last_backward)
-    return seconds, ready
+    seconds = {
+        name: sum(map(marks.busy_s, points[name], points[following]))
+        for name, following in pairwise(_POINTS)
+    }
+    return seconds, order.fractions(marks, points["backward"][-1], points["optimizer"][-1])
 
 
 _POINTS = ("forward", "backward", "optimizer", "end")
@@ -224,11 +201,11 @@ _POINTS = ("forward", "backward", "optimizer", "end")
 
 @contextmanager
 def _listening(executor: StepwiseExecutor, marks: Marks) -> Iterator[dict[str, list[int]]]:
-    """Marks where the parts of each step begin, by hooks: the step itself stays the cell's."""
-    found: dict[str, list[int]] = {name: [] for name in _POINTS}
+    """Marks where the parts of each step begin, by hooks: the step itself does not change."""
+    points: dict[str, list[int]] = {name: [] for name in _POINTS}
 
     def mark(name: str) -> Any:
-        return lambda *_: found[name].append(marks.mark())
+        return lambda *_: points[name].append(marks.mark())
 
     handles = [
         executor.module.register_forward_pre_hook(mark("forward")),
@@ -236,27 +213,20 @@ def _listening(executor: StepwiseExecutor, marks: Marks) -> Iterator[dict[str, l
         executor.optimizer.register_step_pre_hook(mark("optimizer")),
         executor.optimizer.register_step_post_hook(mark("end")),
     ]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(handles):
+        yield points
 
 
 @contextmanager
 def _orders(runner: StepRunner, marks: Marks) -> Iterator[ReadyOrder]:
-    """The order of gradients in the last of the steps."""
     order = ReadyOrder()
     handle = runner.executor.module.register_forward_pre_hook(lambda *_: order.clear())
-    with order.listening(runner.network, marks):
-        try:
-            yield order
-        finally:
-            handle.remove()
+    with order.listening(runner.network, marks), hooked([handle]):
+        yield order
 
 
 def _cpu_peak(runner: StepRunner, device: torch.device) -> int | None:
-    """Live tensors in one step, which is the second: gradients and momentum are there by then."""
+    """Bytes of live tensors in the second step, when gradients and momentum exist."""
     if device.type != "cpu":
         return None
     runner.next_id += 1
@@ -264,7 +234,7 @@ def _cpu_peak(runner: StepRunner, device: torch.device) -> int | None:
 
 
 def _cuda_memory(device: torch.device) -> tuple[int | None, int]:
-    """The allocator's peak so far; what the device holds beside the allocator."""
+    """The allocator's peak so far, and what the device holds outside the allocator."""
     memory = device_memory([device], None)[0]
     used = memory["device_used_bytes"]
     fixed = 0 if used is None else max(used - memory["reserved_bytes"], 0)
@@ -278,25 +248,24 @@ _MOST_ROUNDS = 9
 def run_rounds(
     runner: StepRunner, store: dist.Store, rank: int, replicas: int, budget_s: float
 ) -> dict[str, list[float]]:
-    """This replica's mean seconds of a step, by the number of replicas, one entry a round."""
+    """Mean seconds of a step of this replica: by the number of replicas, one entry a round."""
     runner.run(1)
     (warm_s,), _ = runner.run(1)
     if rank == 0:
         store.set("rounds", json.dumps(_plan(warm_s, replicas, budget_s)))
     rounds, steps = json.loads(store.get("rounds"))
-    found: dict[str, list[float]] = {}
+    means_s: dict[str, list[float]] = {}
     for number in range(rounds):
         for count in range(1, replicas + 1):
             barrier(store, f"round {number} of {count}", replicas)
             if rank < count:
                 step_s, _ = runner.run(steps)
-                found.setdefault(str(count), []).append(sum(step_s) / steps)
+                means_s.setdefault(str(count), []).append(sum(step_s) / steps)
     barrier(store, "rounds over", replicas)
-    return found
+    return means_s
 
 
 def _plan(step_s: float, replicas: int, budget_s: float) -> tuple[int, int]:
-    """Rounds, and steps of each number of replicas in a round."""
     steps = max(1, round(WINDOW_S / step_s))
     return passes(budget_s, replicas * steps * step_s, _FEWEST_ROUNDS, _MOST_ROUNDS), steps
 
@@ -304,7 +273,7 @@ def _plan(step_s: float, replicas: int, budget_s: float) -> tuple[int, int]:
 def slowdowns(reports: Sequence[dict[str, list[float]]]) -> list[dict[str, Any]]:
     """Entries of profile.json from the seconds of every replica, in the order of ranks.
 
-    The first entry is 1 by definition; it is all there is where nothing was run.
+    The first entry is 1 by definition; it is the only one if no replicas ran.
     """
     entries: list[dict[str, Any]] = [{"replicas": 1, "slowdown": 1.0, "interval": None}]
     alone = reports[0]["1"] if reports else []

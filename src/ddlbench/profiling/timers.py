@@ -1,17 +1,15 @@
-"""Marks of time on one device, what a profile says of what lies between, and how many it takes.
+"""Clocks of one device, samples of passes, and how many passes fit into the time budget.
 
-On CUDA a mark is an event, so timing never stops the device. On a CPU device of one thread it is
-the processor time of the process beside the wall clock. Where a control group or a neighbour takes
-the core away for milliseconds at a time, the wall clock of a short layer either has such a gap or
-not, and no number of passes that one can wait for averages it away::
+On CUDA a mark is an event, so timing never stops the device. On a CPU device of one thread a mark
+holds the processor time of the process beside the wall clock. A control group or a neighbour may
+take the core away for milliseconds at a time. The wall clock of a short layer either has such a gap
+or not, and no affordable number of passes averages it away::
 
     wall      F1 F2 |---- away ----| F3 F4 F5 |---- away ----| F6
     processor F1 F2 F3 F4 F5 F6                    x stretch = wall / processor of all passes
 
-Layers are timed by the processor and stretched by what all passes together lost. A module that
+So layers are timed by processor time, and stretched by what all passes together lost. A module that
 waits (sleeps, reads a file) uses no processor time: only whole steps show its wait.
-
-A profile should take about as long as it may: passes are as many as its budget has room for.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -30,27 +28,25 @@ class Marks(Protocol):
     """Points in the work of one device."""
 
     def mark(self) -> int:
-        """The work issued so far ends here; returns the mark's number."""
+        """End of the work issued so far; returns the mark's number."""
         ...
 
     def finish(self) -> None:
-        """Wait for the device; marks can be read now."""
+        """Waits for the device; marks can be read after this."""
         ...
 
     def busy_s(self, first: int, last: int) -> float:
-        """Seconds that the work between two marks kept the device busy."""
+        """Seconds for which the work between two marks kept the device busy."""
         ...
 
-    def wall_s(self, first: int, last: int) -> float:
-        """Seconds between two marks."""
-        ...
+    def wall_s(self, first: int, last: int) -> float: ...
 
 
 class CpuMarks:
     """Marks of the host.
 
     Args:
-        processor: busy seconds are processor time; else they are wall time.
+        processor: busy seconds are processor time instead of wall time.
     """
 
     def __init__(self, processor: bool) -> None:
@@ -59,36 +55,29 @@ class CpuMarks:
         self._busy: list[float] = []
 
     def mark(self) -> int:
-        """Read both clocks."""
         self._busy.append(time.process_time() if self._processor else time.perf_counter())
         self._wall.append(time.perf_counter())
         return len(self._wall) - 1
 
     def finish(self) -> None:
-        """Nothing runs apart from the host."""
+        """The host has nothing to wait for."""
 
     def busy_s(self, first: int, last: int) -> float:
-        """Seconds of the clock that was chosen."""
         return self._busy[last] - self._busy[first]
 
     def wall_s(self, first: int, last: int) -> float:
-        """Wall seconds."""
         return self._wall[last] - self._wall[first]
 
 
 class CudaMarks:
-    """Marks of a GPU: events on the current stream.
-
-    Args:
-        device: the GPU.
-    """
+    """Marks of a GPU: events on the current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._events: list[torch.cuda.Event] = []
 
     def mark(self) -> int:
-        """Record an event; also in autograd's own threads, whose stream is that of the forward."""
+        """Also runs in autograd's threads, whose stream is that of the forward pass."""
         with torch.cuda.device(self._device):
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -96,25 +85,30 @@ class CudaMarks:
         return len(self._events) - 1
 
     def finish(self) -> None:
-        """Wait for the GPU."""
         torch.cuda.synchronize(self._device)
 
     def busy_s(self, first: int, last: int) -> float:
-        """Seconds between two events."""
         return float(self._events[first].elapsed_time(self._events[last])) / 1e3
 
     def wall_s(self, first: int, last: int) -> float:
-        """The same: a GPU is not shared."""
         return self.busy_s(first, last)
 
 
 def marks_on(device: torch.device, threads: int) -> Marks:
-    """Marks for a device; several CPU threads have no processor time that one could compare."""
+    """Marks for a device; processor time is used with one CPU thread only."""
     return CudaMarks(device) if device.type == "cuda" else CpuMarks(processor=threads == 1)
 
 
 Phase = Literal["forward", "backward"]
+_PHASES: tuple[Phase, Phase] = ("forward", "backward")
 Span = tuple[int, int]
+
+
+class Part(NamedTuple):
+    """Marks around one forward and backward pass; None where no gradient passes."""
+
+    forward: Span
+    backward: Span | None
 
 
 class Samples:
@@ -125,24 +119,23 @@ class Samples:
         self._busy_s = 0.0
         self._wall_s = 0.0
 
-    def add(
-        self, piece: Hashable, phase: Phase, batch_size: int, marks: Marks, span: Span | None
-    ) -> None:
-        """One pass of a piece; no span means that there was nothing to do."""
-        busy_s = 0.0
-        if span is not None:
-            busy_s = max(marks.busy_s(*span), 0.0)
-            self._busy_s += busy_s
-            self._wall_s += marks.wall_s(*span)
-        self._values[piece, phase].setdefault(batch_size, []).append(busy_s)
+    def add(self, piece: Hashable, batch_size: int, marks: Marks, part: Part) -> None:
+        """Enter one forward and backward pass of a piece; an absent span takes 0 seconds."""
+        for phase, span in zip(_PHASES, part, strict=True):
+            busy_s = 0.0
+            if span is not None:
+                busy_s = max(marks.busy_s(*span), 0.0)
+                self._busy_s += busy_s
+                self._wall_s += marks.wall_s(*span)
+            self._values[piece, phase].setdefault(batch_size, []).append(busy_s)
 
     @property
     def stretch(self) -> float:
-        """Wall seconds over busy seconds of everything."""
+        """Wall seconds over busy seconds of all passes."""
         return self._wall_s / self._busy_s if self._busy_s > 0 else 1.0
 
     def timings(self, piece: Hashable, phase: Phase) -> list[dict[str, Any]]:
-        """Entries of profile.json, one a batch size, ascending."""
+        """Entries of profile.json, one for each batch size, ascending."""
         entries = []
         for batch_size, values in sorted(self._values.get((piece, phase), {}).items()):
             time_s, interval_s = median_with_interval(values)
@@ -165,9 +158,9 @@ class Samples:
 
 
 def median_with_interval(values: Sequence[float]) -> tuple[float, list[float] | None]:
-    """Median and 95 % rank-based interval; None where one value is all there is."""
-    found = median_interval(values)
-    return found.median, [found.low, found.high] if is_known(found) else None
+    """Median and its 95 % rank-based interval; None for a single value."""
+    interval = median_interval(values)
+    return interval.median, [interval.low, interval.high] if is_known(interval) else None
 
 
 # Parts of the budget. Whole steps get most: the sequential predictor rests on them alone.
@@ -180,11 +173,11 @@ _WINDOWS = 6  # the fewest that have a 95 % interval
 
 
 def passes(share_s: float, pass_s: float, fewest: int, most: int) -> int:
-    """Passes of ``pass_s`` seconds that fit into a share of the budget, within limits."""
+    """Number of passes of ``pass_s`` seconds that fit into a share of the budget, within limits."""
     return max(fewest, min(most, int(share_s / max(pass_s, 1e-9))))
 
 
 def steps_per_window(step_s: float, count: int) -> int:
-    """Consecutive steps that make one sample of ``count`` steps of about ``step_s`` seconds."""
+    """Length of a window of consecutive steps, for ``count`` steps of about ``step_s`` seconds."""
     long_enough = int(-(-WINDOW_S // max(step_s, 1e-9)))
     return max(1, min(long_enough, count // _WINDOWS))

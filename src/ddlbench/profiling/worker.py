@@ -1,12 +1,12 @@
-"""One process of a profile, run by ``ddlbench.runtime.rank_job``; rank 0 measures, the others help.
+"""One process of a profile, started by ``ddlbench.runtime.rank_job``.
 
 ::
 
     rank 0      | steps | replicas | bytes | blocks | leaves |
     the others  | wait  | replicas |
 
-A process that exceeds its memory limit on CPU is killed, and the profile with it: no error could be
-caught. So whether steps of a batch size fit is estimated before, from what smaller batches needed.
+On CPU a process that exceeds its memory limit is killed, and no error can be caught. So whether
+steps of a batch size fit is estimated first, from the memory that smaller batches needed.
 """
 
 from __future__ import annotations
@@ -52,14 +52,10 @@ def fits_in_memory(
     parameter_bytes: int,
     steps: Sequence[dict[str, Any]],
 ) -> bool:
-    """Whether it should fit.
+    """Whether steps of a batch size should fit, given the entries of smaller ones, ascending.
 
-    Args:
-        batch_size: of the steps that are asked about.
-        limit_bytes: memory of one device; None where it is not known.
-        resident_bytes: the largest resident set of this process so far.
-        parameter_bytes: of the network.
-        steps: entries of smaller batch sizes, ascending.
+    ``resident_bytes`` is the largest resident set of this process so far. An unknown limit never
+    refuses.
     """
     if limit_bytes is None:
         return True
@@ -72,7 +68,7 @@ def fits_in_memory(
 
 
 def work(here: RankContext) -> dict[str, Any]:
-    """This process's part of a profile."""
+    """Runs this process's part of a profile."""
     needs = ProfileNeeds.from_dict(here.settings["needs"])
     rank, replicas = here.process.rank, here.world_size
     apply_torch_settings(needs.cell)
@@ -88,21 +84,21 @@ def work(here: RankContext) -> dict[str, Any]:
     spent_s: dict[str, float] = {}
     report: dict[str, Any] = {"notes": [], "spent_s": spent_s}
     ready: list[tuple[str, float]] = []
-    room = math.inf
+    largest_batch = math.inf
     if rank == 0:
         with _timed("steps", spent_s):
             limit = here.settings["memory_bytes"] if device.type == "cpu" else None
-            steps, room = _steps(needs, dataset, device, limit, report["notes"])
+            steps, largest_batch = _steps(needs, dataset, device, limit, report["notes"])
         report["steps"] = [step.entry for step in steps]
         report["fixed_memory_bytes"] = max((step.fixed_bytes for step in steps), default=0)
         ready = steps[-1].ready if steps else []
     if store is not None:
         with _timed("replicas", spent_s):
             report["replicas"] = _replicas(
-                needs, dataset, device, store=store, here=here, room=room
+                needs, dataset, device, store=store, here=here, largest_batch=largest_batch
             )
     if rank == 0:
-        report |= measure_layers(needs, device, ready, room, report["notes"])
+        report |= measure_layers(needs, device, ready, largest_batch, report["notes"])
         spent_s |= report.pop("layers_spent_s")
         report["device_memory_bytes"] = (
             torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
@@ -119,11 +115,12 @@ def _steps(
     limit_bytes: int | None,
     notes: list[str],
 ) -> tuple[list[Steps], float]:
-    """Whole steps, smallest batch first: what one leaves in the allocator, a larger one would too.
+    """Measures whole steps, smallest batch first, and returns the largest batch size that fits.
 
-    Also returns the largest batch size that has room: 0 if none has, infinity if all have.
+    That size is 0 if none fits, infinity if all do. Batch sizes ascend because memory that the
+    allocator keeps from a smaller batch would be taken by a larger one, too.
     """
-    found: list[Steps] = []
+    measured: list[Steps] = []
     # In proportion, so that every batch size gets about as many steps.
     share_s = SHARES["steps"] * needs.budget_s / sum(needs.step_batches)
     weights = 0 if limit_bytes is None else _parameter_bytes(needs)
@@ -131,23 +128,23 @@ def _steps(
         if batch_size > len(dataset):
             notes.append(f"no steps at batch size {batch_size}: {len(dataset)} training images")
             continue
-        entries = [step.entry for step in found]
+        entries = [step.entry for step in measured]
         try:
             if not fits_in_memory(batch_size, limit_bytes, peak_rss_bytes(), weights, entries):
                 raise MemoryError
             cell = needs.cell.with_(batch_size=batch_size)
-            found.append(measure_steps(cell, dataset, device, share_s * batch_size))
+            measured.append(measure_steps(cell, dataset, device, share_s * batch_size))
         except (RuntimeError, MemoryError) as error:
             if classify(error)[0] != Status.OUT_OF_MEMORY:
                 raise
             notes.append(f"no whole steps at batch size {batch_size} or more: out of memory")
-            return found, found[-1].entry["batch_size"] if found else 0
-    return found, math.inf
+            return measured, measured[-1].entry["batch_size"] if measured else 0
+    return measured, math.inf
 
 
 def _parameter_bytes(needs: ProfileNeeds) -> int:
     network = build(needs.cell.network, DATASETS[needs.cell.dataset], needs.cell.seed)
-    return sum(p.numel() * p.element_size() for p in network.parameters())
+    return sum(parameter.nbytes for parameter in network.parameters())
 
 
 def _replicas(
@@ -157,12 +154,13 @@ def _replicas(
     *,
     store: Store,
     here: RankContext,
-    room: float,
+    largest_batch: float,
 ) -> dict[str, list[float]] | None:
-    """This replica's seconds; None where rank 0 found no room for a replica."""
+    """This replica's seconds; None if rank 0 cannot fit a replica in memory."""
     rank, replicas = here.process.rank, here.world_size
     if rank == 0:
-        store.set("replica batch", str(int(min(needs.replica_batch, room, len(dataset)))))
+        batch_size = int(min(needs.replica_batch, largest_batch, len(dataset)))
+        store.set("replica batch", str(batch_size))
     batch_size = int(store.get("replica batch"))  # waits for rank 0
     if batch_size == 0:
         return None

@@ -12,7 +12,8 @@ from torch import nn
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import NETWORKS, load, mismatch
-from ddlbench.networks import block_names, build, num_layers, num_parameters, without_dropout
+from ddlbench.networks import block_names, build, num_parameters, without_dropout
+from ddlbench.networks.factory import num_layers
 
 CIFAR10 = DATASETS["cifar10"]
 LARGE = {"resnet50", "resnet152", "vgg16"}  # of families that have a smaller one

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ddlbench.experiment.links import Links, write_links
 from ddlbench.experiment.paths import links_file, profile_file
 from ddlbench.experiment.profile import Profile, write_profile
+from ddlbench.planning.schedules import Schedule, Timeline
 
 SITE_NAME = "here"
+
+
+def picture(schedule: Schedule) -> list[str]:
+    """The passes of each rank, ``F0 F1 B0 B1``; ``F0.2`` for stage 2 if ranks hold several."""
+    several = schedule.num_stages > schedule.world_size
+    return [
+        " ".join(f"{a}.{a.stage}" if several else str(a) for a in schedule.computations(rank))
+        for rank in range(schedule.world_size)
+    ]
+
+
+def bubble_share(timeline: Timeline) -> float:
+    """Share of all ranks' time without computation."""
+    whole_s = timeline.end_s * len(timeline.ranks)
+    return 1 - sum(map(timeline.busy_s, range(len(timeline.ranks)))) / whole_s
+
+
+def released_warmups(replicas: Sequence[int]) -> tuple[int, ...]:
+    """Warm-up counts of PipeDream's released runtime: ``R_{>s} // r_s`` for each stage.
+
+    The paper's NOAM rounds up, the release's code rounds ``(R - 1 - ranks before s) / r_s`` down;
+    both are the same number.
+    """
+    ranks = sum(replicas)
+    return tuple((ranks - 1 - sum(replicas[:s])) // count for s, count in enumerate(replicas))
 
 
 def timings(seconds_per_sample: float) -> list[dict[str, Any]]:

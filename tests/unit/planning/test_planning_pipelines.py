@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planning_factory import bubble_share, picture
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Plan, make_plan
@@ -134,9 +135,9 @@ def test_the_page_draws_and_bounds_what_is_planned(strategy: str) -> None:
     page = PAGE.read_text("utf-8")
     descriptor = strategy_of(strategy)
     small = descriptor.one_pipeline(*((4, 1, 8) if strategy == "pipe-1f1b" else (2, 2, 4)))
-    for line in small.picture().splitlines():
+    for line in picture(small):
         assert f"   {line}\n" in page
     even = StageDurations([1.0] * 8, [2.0] * 8, input_share=0.5)
-    share = 1 - replay(descriptor.one_pipeline(4, 2, 8), even).bubble_share()
+    share = 1 - bubble_share(replay(descriptor.one_pipeline(4, 2, 8), even))
     (row,) = (line for line in page.splitlines() if line.startswith(f"| {ROWS[strategy]} | "))
     assert row.split(" | ")[2].strip() == f"{share:.3f}"

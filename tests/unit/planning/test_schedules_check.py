@@ -9,6 +9,7 @@ from itertools import pairwise, product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planning_factory import picture, released_warmups
 
 from ddlbench.planning.schedules import (
     Action,
@@ -25,7 +26,6 @@ from ddlbench.planning.schedules import (
     replicate,
     zero_bubble_v,
 )
-from ddlbench.planning.schedules.pipedream import released_warmups
 
 CONFIGURATIONS = [
     replicas
@@ -95,7 +95,7 @@ def test_flush_schedules(ranks) -> None:
 def test_copies_share_the_micro_batches() -> None:
     schedule = replicate(one_f_one_b(2, 3), 2)
     assert schedule.stage_ranks == ((0, 2), (1, 3))
-    assert schedule.picture().split("\n")[2] == "F1 F3 B1 F5 B3 B5"
+    assert picture(schedule)[2] == "F1 F3 B1 F5 B3 B5"
     with pytest.raises(InvalidSchedule, match="replicates stages already"):
         replicate(pipedream((2, 1), 4), 2)
 

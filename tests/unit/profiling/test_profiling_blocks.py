@@ -81,9 +81,7 @@ def test_planted_times_of_blocks(whole):
 
 def test_planted_times_of_leaves():
     samples = Samples()
-    time_leaves(
-        blocks(planted()), torch.randn(2, 1, 4, 4), MARKS, lambda _pass_s, _block: 3, samples
-    )
+    time_leaves(blocks(planted()), torch.randn(2, 1, 4, 4), MARKS, lambda _pass_s: 3, samples)
     unit = seconds(samples, "2.0")[0] / 0.01
     assert seconds(samples, "2.0")[1] / unit == pytest.approx(0.03, rel=0.2)
     assert seconds(samples, "2.1")[0] / unit == pytest.approx(0.04, rel=0.2)

@@ -1,4 +1,4 @@
-"""A network as the partitioner sees it: a chain of nodes that a cut may fall between.
+"""The partitioner's input: a network as a chain of nodes, and the memory of a stage.
 
 ::
 
@@ -13,7 +13,7 @@ A stage keeps in memory, with ``W`` mini-batches in flight beside its own::
 
     (W + 1) * (saved activations + weights)     one weight version for each mini-batch in flight
     + gradients + optimizer state + buffers     once
-    + what the device loses before any of it
+    + memory that the device loses at the start
 
 ``W`` is the warm-up of :mod:`ddlbench.planning.schedules.pipedream`, so the limit holds for the
 schedule that is run. (The release counts ``W`` instead of ``W + 1`` and neither gradients nor
@@ -45,9 +45,9 @@ class Node:
     """One node at one batch size.
 
     Args:
-        name: how the profile calls it.
+        name: in the profile.
         time_s: forward and backward pass.
-        output_bytes: what crosses a cut after it.
+        output_bytes: sent over a cut after it.
         saved_bytes: kept from forward to backward.
         parameter_bytes: its weights.
         buffer_bytes: tensors that are no weights (batch-norm statistics), kept once.
@@ -89,27 +89,25 @@ class Chain:
 
     @cached_property
     def output_bytes(self) -> Array:
-        """What crosses a cut after each node; shape (N,)."""
+        """Bytes that cross a cut after each node; shape (N,)."""
         return np.array([node.output_bytes for node in self.nodes], dtype=np.float64)
+
+    # Sums over nodes i..j inclusive, each of shape (N, N), infinite for j < i.
 
     @cached_property
     def time_s(self) -> Array:
-        """Forward and backward of nodes i..j inclusive; shape (N, N), infinite for j < i."""
         return _spans([node.time_s for node in self.nodes])
 
     @cached_property
     def parameter_bytes(self) -> Array:
-        """Weights of nodes i..j inclusive; shape (N, N)."""
         return _spans([node.parameter_bytes for node in self.nodes])
 
     @cached_property
     def saved_bytes(self) -> Array:
-        """What one mini-batch keeps in nodes i..j inclusive; shape (N, N)."""
         return _spans([node.saved_bytes for node in self.nodes])
 
     @cached_property
     def buffer_bytes(self) -> Array:
-        """Buffers of nodes i..j inclusive; shape (N, N)."""
         return _spans([node.buffer_bytes for node in self.nodes])
 
 
@@ -129,12 +127,10 @@ COLUMNS = ("node", "layer", "forward_ms", "backward_ms", "activation_bytes", "pa
 
 
 def read_chain(path: Path, batch_size: int | None = None) -> Chain:
-    """Read a profile, ours (``.json``) or a table (``.csv``).
+    """Reads a profile, ours (``.json``) or a table (``.csv``).
 
-    Args:
-        path: the file.
-        batch_size: samples of a mini-batch; the largest measured one if left out. A table holds
-            one batch size and takes none.
+    ``batch_size`` is the largest measured one if left out. A table holds one batch size and takes
+    none.
 
     Raises:
         ConfigError: the file is missing or is no profile, or the batch size does not suit it.
@@ -153,7 +149,7 @@ def read_chain(path: Path, batch_size: int | None = None) -> Chain:
 
 
 def read_table(path: Path) -> Chain:
-    """Read PipeDream's profile as a table.
+    """Reads PipeDream's profile as a table.
 
     Raises:
         ConfigError: it is not such a table.
@@ -248,15 +244,14 @@ def _time_s(timings: Sequence[BatchTime], batch_size: int, where: str) -> float:
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """What each device has, and what training keeps there.
+    """Memory of each device, and what training keeps there.
 
     Args:
         limit_bytes: memory of one device.
         optimizer_states: tensors as large as the weights that the optimizer keeps: 1 for SGD with
             momentum, 0 without, 2 for Adam.
         extra_warmup: more mini-batches in flight on every stage but the last. The partitioner
-            counts them once more for each stage behind, which may be a few too many, never too
-            few.
+            counts them once more for each stage behind: perhaps a few too many, never too few.
     """
 
     limit_bytes: float
@@ -270,7 +265,7 @@ class MemoryLimit:
             raise ConfigError("optimizer states and extra warm-up must be 0 or more")
 
     def demands(self, ranks: int, exact: bool) -> NDArray[np.int64]:
-        """Demands of later stages that are told apart: all, or above 8 ever coarser ones.
+        """Grid of demands of later stages: all of them, or ever coarser ones above 8.
 
         A demand never reaches twice the ranks (and the extra warm-up of each): a stage adds less
         than twice its replicas.
@@ -283,16 +278,16 @@ class MemoryLimit:
         return grid[: np.searchsorted(grid, most) + 1]
 
     def once_bytes(self, chain: Chain) -> Array:
-        """Kept however many mini-batches are in flight, for nodes i..j; shape (N, N)."""
+        """Bytes kept once for nodes i..j; shape (N, N)."""
         held = (1 + self.optimizer_states) * chain.parameter_bytes
         return held + chain.buffer_bytes + chain.fixed_bytes
 
     def per_flight_bytes(self, chain: Chain) -> Array:
-        """Kept for each mini-batch in flight, for nodes i..j; shape (N, N)."""
+        """Bytes kept for each mini-batch in flight, for nodes i..j; shape (N, N)."""
         return chain.saved_bytes + chain.parameter_bytes
 
     def in_flight(self, waiting: int) -> int:
-        """Mini-batches in a replica that holds back its first backward pass for ``waiting``."""
+        """Mini-batches in a replica that delays its first backward pass by ``waiting`` of them."""
         return waiting + 1 + (self.extra_warmup if waiting else 0)
 
     def fits(self, chain: Chain, waiting: int) -> NDArray[np.bool_]:
@@ -303,6 +298,5 @@ class MemoryLimit:
         return fitting
 
     def stage_bytes(self, chain: Chain, first: int, last: int, in_flight: int) -> float:
-        """Bytes of stage ``[first, last)`` with so many mini-batches in flight."""
         once = self.once_bytes(chain)[first, last - 1]
         return float(once + in_flight * self.per_flight_bytes(chain)[first, last - 1])

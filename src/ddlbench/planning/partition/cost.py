@@ -34,7 +34,7 @@ class Level:
     """One level of the machine: components joined by links, innermost level first.
 
     Args:
-        machines: components of the level below that one component of this level holds.
+        machines: components of the level below in one component of this level.
         bandwidth_bytes_per_s: of the links between them.
     """
 
@@ -52,12 +52,12 @@ class Level:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Seconds per mini-batch of a stage; arrays in, arrays out.
+    """Seconds per mini-batch of a stage, for arrays.
 
     Attributes:
-        first: ``(T, w, r, level, G)`` of a stage that no cut precedes; T and w broadcast.
-        other: ``(T, w, r, level, (a_in, a_out))`` of a stage behind a cut; a_out is 0 where the
-            network ends.
+        first: ``(T, w, r, level, G)`` of a stage without a cut before it; T and w broadcast.
+        other: ``(T, w, r, level, (a_in, a_out))`` of a stage behind a cut; a_out is 0 at the end
+            of the network.
     """
 
     first: Callable[[Array, Array, int, Level, int], Array]
@@ -65,7 +65,7 @@ class CostModel:
 
 
 def cost_model(name: str) -> CostModel:
-    """The cost model of that name.
+    """The cost model called ``name``.
 
     Raises:
         ConfigError: there is none.
@@ -76,7 +76,7 @@ def cost_model(name: str) -> CostModel:
 
 
 def cut_outputs(chain: Chain) -> Array:
-    """Bytes that leave the network's nodes towards a next one; shape (N,), 0 for the last."""
+    """Bytes that each node sends to the next one; shape (N,), 0 for the last."""
     outputs = chain.output_bytes.copy()
     outputs[-1] = 0.0
     return outputs

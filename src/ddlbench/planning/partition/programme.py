@@ -1,7 +1,7 @@
 """PipeDream's hierarchical dynamic programme: where to cut, and how often to replicate.
 
 Level by level from the innermost, ``best[i, j, m, d]`` is the least period of nodes i..j on ``m``
-components of this level, while whatever follows demands ``d`` mini-batches::
+components of this level, if the stages that follow demand ``d`` mini-batches::
 
     nodes      i ............ k | k+1 ...... j | what follows
     devices    best on m - r    |  one stage,  |
@@ -12,17 +12,17 @@ components of this level, while whatever follows demands ``d`` mini-batches::
                          min_{k, r} max( best[i, k, m-r, d'], stage(k+1..j, r, d) ) )
 
 The least period of nodes i..j on all components of a level is the time of one component of the
-level above. The demands serve the memory limit only (:mod:`ddlbench.planning.schedules.pipedream`):
+level above. Only the memory limit needs the demands (:mod:`ddlbench.planning.schedules.pipedream`):
 stage ``k+1..j`` has ``ceil(d / r)`` mini-batches waiting and demands ``d' = r (1 + ceil(d / r))``.
 Without a limit there is one demand, and the tables lose that axis.
 
 With one level the result is the optimum under the limit. With several, a component passes only its
 fastest arrangement upwards, not every trade of time for demand, and demands above 8 are rounded up
-to a coarse grid; so under a limit that binds a better plan may exist, but every plan returned fits.
+to a coarse grid. So if a limit binds, a better plan may exist, but every plan returned fits.
 
 Among equal periods, no cut comes first, then the earliest cut, then the fewest replicas. (The
-release takes the first that it finds in a Python set of objects, so its choice among equal ones can
-differ from run to run; its period cannot.)
+release takes the first in a Python set of objects, so its choice among equal ones can differ from
+run to run; its period cannot.)
 
 Source: PipeDream (Narayanan et al., SOSP 2019), section 3.1. O(N^3 M^2) for each level.
 """
@@ -46,7 +46,7 @@ WHOLE = -1  # "no cut" among the choices
 class Piece:
     """Nodes ``[first, last)`` on so many replicas.
 
-    ``waiting`` is the place on the grid of demands of the mini-batches that wait in each replica.
+    ``waiting`` is the index in the grid of demands of the mini-batches that wait in each replica.
     """
 
     first: int
@@ -57,10 +57,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class _Component:
-    """One component: its time for nodes i..j before a demand, and its own demand then.
+    """One component: its time for nodes i..j under a demand, and its own demand then.
 
-    Shapes (N, N, D); the last axis goes over ``grid``, the demands that are told apart.
-    ``uniform`` says that the own demand is the same for all nodes.
+    Shapes (N, N, D); the last axis goes over ``grid``, the demands. ``uniform``: its own demand is
+    the same for all nodes.
     """
 
     time_s: Array
@@ -77,7 +77,7 @@ class _Best:
         period_s: least period.
         cut: last node before the last stage, or WHOLE.
         replicas: of the last stage.
-        demand: of the first stage, as every stage of the arrangement passes it on.
+        demand: of the first stage, as the stages pass it on.
     """
 
     period_s: Array
@@ -93,9 +93,9 @@ def solve(
     straight: bool = False,
     memory: MemoryLimit | None = None,
 ) -> tuple[float, list[Piece]]:
-    """Least period and its stages; an infinite period and no stages when nothing fits."""
+    """Least period and its stages; an infinite period and no stages if nothing fits."""
     ranks = int(np.prod([level.machines for level in levels]))
-    grid = np.zeros(1, dtype=np.int64)  # without a limit, demands are not told apart
+    grid = np.zeros(1, dtype=np.int64)  # without a limit, all demands are alike
     if memory is not None:
         grid = memory.demands(ranks, exact=len(levels) == 1)
     component = _device(chain, grid, memory)
@@ -135,7 +135,7 @@ class _Table:
     Args:
         chain: the network.
         level: machines of this level and their links.
-        model: what a stage costs.
+        model: cost of a stage.
         component: what one machine does with nodes i..j.
         inner: machines of the level below, or 1.
         straight: one replica a stage.
@@ -162,7 +162,7 @@ class _Table:
         self._demand = {
             r: r * component.demand[:, :, : w[-1] + 1] for r, w in self._waiting.items()
         }
-        self._asked = {r: self._place(demand) for r, demand in self._demand.items()}
+        self._rounded = {r: self._place(demand) for r, demand in self._demand.items()}
         weights = np.where(np.isfinite(chain.time_s), chain.parameter_bytes, 0.0)[:, :, None]
         outputs = cut_outputs(chain)[None, :, None]
         inputs = np.roll(chain.output_bytes, 1)[:, None, None]  # row i: what enters node i
@@ -186,7 +186,6 @@ class _Table:
         return best
 
     def _uncut(self, machines: int) -> _Best:
-        """All nodes in one stage that is on every machine."""
         shape = (self._starts, self._size, len(self._grid))
         period = np.full(shape, np.inf)
         demand = np.zeros(shape, dtype=np.int64)
@@ -197,23 +196,23 @@ class _Table:
         return _Best(period, np.full(shape, WHOLE), np.full(shape, machines), demand)
 
     def _try_cuts(self, best: _Best, start: int, before: int, r: int) -> None:
-        """Improve the table of ``before + r`` machines by a last stage of r replicas."""
+        """Improves the table of ``before + r`` machines by a last stage of r replicas."""
         if start + 1 == self._size:
             return
         ahead = self._best[before]
         stage = self._other[r][start + 1 :, start + 1 :]
         cuts = np.arange(start, self._size - 1)
-        asked = self._asked[r][start + 1 :, start + 1 :]  # by the stage behind each cut
-        if self._uniform:  # the same numbers, found faster
-            period = ahead.period_s[start, cuts][:, None, asked[0, 0]]
+        demand = self._rounded[r][start + 1 :, start + 1 :]  # of the stage behind each cut
+        if self._uniform:  # the same numbers, faster
+            period = ahead.period_s[start, cuts][:, None, demand[0, 0]]
         else:
-            period = ahead.period_s[start, cuts[:, None, None], asked]
+            period = ahead.period_s[start, cuts[:, None, None], demand]
         slower = np.maximum(period, stage)
         choice = slower.argmin(axis=0)[None]
         least = np.take_along_axis(slower, choice, axis=0)[0]
-        asked = np.take_along_axis(asked, choice, axis=0)[0]
+        demand = np.take_along_axis(demand, choice, axis=0)[0]
         cut = choice[0] + start
-        entry = ahead.demand[start, cut, asked]
+        entry = ahead.demand[start, cut, demand]
 
         waiting, behind = self._waiting[r], np.s_[start, start + 1 :]
         least, cut, entry = least[:, waiting], cut[:, waiting], entry[:, waiting]
@@ -229,7 +228,7 @@ class _Table:
             np.copyto(table[behind], value, where=better)
 
     def _place(self, demand: Integers) -> Integers:
-        """Where on the grid demands are rounded up to."""
+        """Index in the grid of each demand, rounded up."""
         place: Integers = np.minimum(np.searchsorted(self._grid, demand), len(self._grid) - 1)
         return place
 
@@ -250,5 +249,5 @@ class _Table:
             stages.append(Piece(first, last, r * piece.replicas, waiting))
             if cut == WHOLE:
                 return stages[::-1]
-            demand = int(self._asked[r][first, last - 1, waiting])
+            demand = int(self._rounded[r][first, last - 1, waiting])
             last, machines = first, machines - r

@@ -1,22 +1,23 @@
-"""A partition: what the programme found, in the words of whoever runs or prints it.
+"""Partitions: the stages that the programme finds, and the period of stages as they are placed.
 
-A cost model also speaks of stages that are given, where they are placed::
+A cost model also gives the period of given stages on given nodes::
 
     stage      on one node     the model's stage over the links of a node
                on n nodes      d replicas on each: the stage on d over the links of a node, that n
                                times over those between nodes; uneven: all over those between nodes
-    cut        links of a node where both its stages are on that one node, else between nodes
+    cut        links of a node if both its stages are on that one node, else between nodes
     period     the longest of them
 
-For stages that PipeDream's programme made for one level it is the programme's own period. With two
-levels the programme thinks of every node as alike, while ranks are numbered stage by stage, so the
-two may differ: this one is of the stages as they run.
+For stages that PipeDream's programme made for one level this is the programme's own period. With
+two levels they may differ: the programme treats all nodes alike, while ranks are numbered stage by
+stage. This period is of the stages as they run.
 
 Source: :mod:`ddlbench.planning.partition.cost`.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,18 +45,16 @@ class Stage:
 
 @dataclass(frozen=True)
 class Partition:
-    """Stages from the input to the loss, and the seconds per mini-batch they promise."""
+    """Stages from the input to the loss, and their predicted seconds per mini-batch."""
 
     stages: tuple[Stage, ...]
     period_s: float
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """Replicas of each stage."""
         return tuple(stage.replicas for stage in self.stages)
 
     def to_dict(self) -> dict[str, Any]:
-        """The form that plans and ``ddlbench partition --json`` hold."""
         return {
             "stages": [[stage.first, stage.last, stage.replicas] for stage in self.stages],
             "period_s": self.period_s,
@@ -69,14 +68,14 @@ def partition(
     straight: bool = False,
     memory: MemoryLimit | None = None,
 ) -> Partition:
-    """Cut a network into the stages of least period.
+    """Cuts a network into the stages of least period.
 
     Args:
         chain: the network at the batch size of one replica.
         levels: the machine, innermost level first (devices of a node, then nodes).
         model: ``released`` or ``paper``, see :mod:`ddlbench.planning.partition.cost`.
         straight: as many stages as devices, no replication.
-        memory: what a device has; None for no limit.
+        memory: of a device; None for no limit.
 
     Raises:
         ConfigError: there is no such model or level, or no partition exists or fits.
@@ -91,25 +90,25 @@ def partition(
     return Partition(tuple(Stage(p.first, p.last, p.replicas) for p in pieces), period)
 
 
-def stage_memory_bytes(found: Partition, chain: Chain, memory: MemoryLimit) -> tuple[float, ...]:
+def stage_memory_bytes(cut: Partition, chain: Chain, memory: MemoryLimit) -> tuple[float, ...]:
     """Bytes that one device of each stage needs, by the terms of a memory limit."""
-    waiting = warmups(found.replicas, memory.extra_warmup)
+    waiting = warmups(cut.replicas, memory.extra_warmup)
     return tuple(
         memory.stage_bytes(chain, stage.first, stage.last, count + 1)
-        for stage, count in zip(found.stages, waiting, strict=True)
+        for stage, count in zip(cut.stages, waiting, strict=True)
     )
 
 
 def balance(chain: Chain, partitions: int) -> tuple[int, ...]:
-    """Nodes of each partition so that the slowest takes least time; torchgpipe's ``balance``.
+    """Nodes of each partition that make the slowest one fastest; torchgpipe's ``balance``.
 
-    Unlike ``torchgpipe.balance.balance_by_time`` the result is optimal. Links are not counted.
+    Unlike ``torchgpipe.balance.balance_by_time`` the result is optimal. Links do not count.
 
     Raises:
         ConfigError: there are fewer nodes than partitions.
     """
-    found = partition(chain, [Level(partitions, NO_LINKS)], "paper", straight=True)
-    return tuple(stage.last - stage.first for stage in found.stages)
+    best = partition(chain, [Level(partitions, NO_LINKS)], "paper", straight=True)
+    return tuple(stage.last - stage.first for stage in best.stages)
 
 
 def _fits(pieces: Sequence[Piece], chain: Chain, memory: MemoryLimit) -> bool:
@@ -120,9 +119,7 @@ def _fits(pieces: Sequence[Piece], chain: Chain, memory: MemoryLimit) -> bool:
 def _why_none(
     chain: Chain, levels: Sequence[Level], straight: bool, memory: MemoryLimit | None
 ) -> str:
-    devices = 1
-    for level in levels:
-        devices *= level.machines
+    devices = math.prod(level.machines for level in levels)
     if straight and devices > len(chain):
         return (
             f"{len(chain)} nodes cannot make {devices} stages without replication; "
@@ -163,11 +160,7 @@ def period_of(
 ) -> tuple[float, float]:
     """The model's seconds per mini-batch, and those of all communication, hidden or not.
 
-    Args:
-        chain: the network at the batch size of one replica.
-        stages: first to last, all nodes of the chain.
-        links: of the machine.
-        model: ``released`` or ``paper``.
+    The chain is at the batch size of one replica, and ``stages`` hold all of its nodes.
 
     Raises:
         ConfigError: there is no such model.
@@ -198,13 +191,13 @@ def period_of(
 def _stage_s(
     costs: CostModel, time: Array, weights: Array, placed: PlacedStage, links: StageLinks
 ) -> float:
-    replicas, held = placed.stage.replicas, Counter(placed.nodes)
-    each, *others = set(held.values())
-    if len(held) == 1 or others or each == 1:
-        return float(costs.first(time, weights, replicas, links.level(set(held)), 1))
+    replicas, of_nodes = placed.stage.replicas, Counter(placed.nodes)
+    each, *others = set(of_nodes.values())
+    if len(of_nodes) == 1 or others or each == 1:
+        return float(costs.first(time, weights, replicas, links.level(set(of_nodes)), 1))
     inside = costs.first(time, weights, each, Level(each, links.node_bytes_per_s), 1)
-    between = Level(len(held), links.network_bytes_per_s)
-    return float(costs.first(inside, weights, len(held), between, each))
+    between = Level(len(of_nodes), links.network_bytes_per_s)
+    return float(costs.first(inside, weights, len(of_nodes), between, each))
 
 
 def _cut_s(costs: CostModel, placed: PlacedStage, level: Level, cuts: tuple[float, float]) -> float:

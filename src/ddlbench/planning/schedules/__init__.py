@@ -1,4 +1,4 @@
-"""Pipeline schedules as data: who does what, in which order. No torch here."""
+"""Pipeline schedules as data: who does what, in which order, without torch."""
 
 from ddlbench.planning.schedules.action import Action, InvalidSchedule, Schedule
 from ddlbench.planning.schedules.assemble import replicate
@@ -8,7 +8,6 @@ from ddlbench.planning.schedules.events import (
     Event,
     EventGraph,
     Messaging,
-    Placed,
     events_of,
     messaging_of,
 )
@@ -18,7 +17,6 @@ from ddlbench.planning.schedules.replay import (
     Durations,
     Links,
     StageDurations,
-    TimedAction,
     Timeline,
     no_links,
     replay,
@@ -34,10 +32,8 @@ __all__ = [
     "InvalidSchedule",
     "Links",
     "Messaging",
-    "Placed",
     "Schedule",
     "StageDurations",
-    "TimedAction",
     "Timeline",
     "blocked",
     "check",

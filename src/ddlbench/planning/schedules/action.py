@@ -1,13 +1,12 @@
-"""Schedules as data: what each process does, in its order.
+"""Schedules as data: the actions of each process, in order.
 
-One list serves three readers: the runtime executes it, the replay times it, a figure draws it.
+The runtime executes the same list that the replay times and a figure draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal
 
 from ddlbench.experiment.errors import ConfigError
 
@@ -25,20 +24,21 @@ Kind = Literal[
 ]
 
 LETTERS = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
+Channel = tuple[str, int, int]  # "activation" or "gradient", from rank, to rank
 
 
 class InvalidSchedule(ConfigError):  # noqa: N818 - a property of the schedule, shown as such
-    """A schedule that cannot run, or that does not train what it should."""
+    """The schedule cannot run, or does not train what it should."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing that one process does.
+    """One action of one process.
 
     Args:
-        kind: what. ``backward`` gives the gradients of inputs and weights; zero-bubble schedules
+        kind: ``backward`` gives the gradients of inputs and weights; zero-bubble schedules
             split it into ``backward_input`` and ``backward_weight``.
-        stage: the stage it is done for; of the sender for a send, of the receiver for a receive.
+        stage: its stage; the sender's for a send, the receiver's for a receive.
         micro_batch: global number of the micro- or mini-batch; number of the update for
             ``all_reduce`` and ``update``.
         peer: rank of the other side of a message, else None.
@@ -51,13 +51,16 @@ class Action:
 
     @property
     def computes(self) -> bool:
-        """A forward or (part of a) backward pass."""
         return self.kind in LETTERS
 
     @property
     def communicates(self) -> bool:
-        """One side of a message between two stages."""
         return self.kind.startswith(("send", "receive"))
+
+    def channel(self, rank: int) -> Channel:
+        assert self.peer is not None
+        direction, content = self.kind.split("_")
+        return (content, rank, self.peer) if direction == "send" else (content, self.peer, rank)
 
     def __str__(self) -> str:
         letter = LETTERS.get(self.kind)
@@ -70,7 +73,7 @@ class Schedule:
 
     Args:
         name: of the schedule.
-        micro_batches: how many pass, numbered from 0.
+        micro_batches: their number; they are numbered from 0.
         stage_ranks: ranks of each stage's replicas; micro-batch g runs on replica
             ``g mod replicas`` of every stage. A rank may hold several stages.
         actions: of each rank, in order.
@@ -91,12 +94,10 @@ class Schedule:
 
     @property
     def world_size(self) -> int:
-        """Number of processes."""
         return len(self.actions)
 
     @property
     def num_stages(self) -> int:
-        """Number of stages."""
         return len(self.stage_ranks)
 
     def rank_of(self, stage: int, micro_batch: int) -> int:
@@ -105,48 +106,4 @@ class Schedule:
         return ranks[micro_batch % len(ranks)]
 
     def computations(self, rank: int) -> tuple[Action, ...]:
-        """Forward and backward passes of a rank, in order."""
         return tuple(action for action in self.actions[rank] if action.computes)
-
-    def picture(self) -> str:
-        """A line a rank, ``F0 F1 B0 B1``; ``F0.2`` of stage 2 where ranks hold several."""
-        several = self.num_stages > self.world_size
-        lines = []
-        for rank in range(self.world_size):
-            passes = self.computations(rank)
-            lines.append(" ".join(f"{a}.{a.stage}" if several else str(a) for a in passes))
-        return "\n".join(lines)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The form that plan files hold; an action is ``[kind, stage, micro_batch, peer]``."""
-        return {
-            "name": self.name,
-            "micro_batches": self.micro_batches,
-            "stage_ranks": [list(ranks) for ranks in self.stage_ranks],
-            "actions": [
-                [[a.kind, a.stage, a.micro_batch, a.peer] for a in x] for x in self.actions
-            ],
-            "in_flight": list(self.in_flight),
-            "warmups": list(self.warmups),
-            "receives_ahead": self.receives_ahead,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Schedule:
-        """Read the form that :meth:`to_dict` writes.
-
-        Raises:
-            InvalidSchedule: an action is of no known kind.
-        """
-        unknown = {a[0] for actions in values["actions"] for a in actions} - set(get_args(Kind))
-        if unknown:
-            raise InvalidSchedule(f"schedule {values['name']}: no action {', '.join(unknown)}")
-        return cls(
-            name=values["name"],
-            micro_batches=values["micro_batches"],
-            stage_ranks=tuple(tuple(ranks) for ranks in values["stage_ranks"]),
-            actions=tuple(tuple(Action(*a) for a in actions) for actions in values["actions"]),
-            in_flight=tuple(values["in_flight"]),
-            warmups=tuple(values["warmups"]),
-            receives_ahead=values["receives_ahead"],
-        )

@@ -1,4 +1,4 @@
-"""From the order of a rank's passes to a schedule: messages, updates and replicas added.
+"""Completes the order of a rank's passes: adds messages, updates and replicas.
 
 ::
 
@@ -6,13 +6,11 @@
     actions    < F0 >         < F1 >         << B0 >>       < receive, > send an activation
                                                             << receive, >> send a gradient
 
-Data parallelism outside: copies of a synchronous pipeline that average their gradients.
+Copies of a synchronous pipeline average their gradients (data parallelism outside)::
 
-::
-
-    pipeline 0, rank 0..p-1     micro-batches 0, d, 2d, ...        the ranks of one stage meet
-    pipeline 1, rank p..2p-1    micro-batches 1, d+1, 2d+1, ...    in an all-reduce before
-    ...                                                            the update
+    pipeline 0, rank 0..p-1     micro-batches 0, d, 2d, ...        the ranks of one stage
+    pipeline 1, rank p..2p-1    micro-batches 1, d+1, 2d+1, ...    all-reduce before the
+    ...                                                            update
 
 Source: torch.distributed.pipelining's way to combine pipeline and data parallelism, a mesh of
 pipelines; Megatron-LM (Narayanan et al., SC 2021), section 3.
@@ -27,7 +25,7 @@ from ddlbench.planning.schedules.action import Action, InvalidSchedule, Kind, Sc
 
 
 def positive(**counts: int) -> None:
-    """Raise InvalidSchedule unless every count is at least 1."""
+    """Raises InvalidSchedule unless every count is at least 1."""
     for name, count in counts.items():
         if count < 1:
             raise InvalidSchedule(f"{name} is {count}; write 1 or more")
@@ -39,16 +37,16 @@ def passes(kind: Kind, stage: int, micro_batches: Sequence[int]) -> list[Action]
 
 
 def with_update(actions: Sequence[Action], stages: Sequence[int]) -> list[Action]:
-    """One update of each of a rank's stages at the end: a schedule that flushes."""
+    """Adds one update of each of a rank's stages at the end, for schedules that flush."""
     return [*actions, *(Action("update", stage, 0) for stage in stages)]
 
 
 def with_messages(
     orders: Sequence[Sequence[Action]], stage_ranks: Sequence[Sequence[int]]
 ) -> tuple[tuple[Action, ...], ...]:
-    """Receive what a pass needs just before it, and send what it gives just after it.
+    """Adds a receive just before each pass that needs one, and a send just after.
 
-    Stages of one rank hand over without a message.
+    Stages of one rank pass tensors on without a message.
     """
     return tuple(
         tuple(message for action in order for message in _around(action, rank, stage_ranks))
@@ -78,10 +76,10 @@ def _around(action: Action, rank: int, stage_ranks: Sequence[Sequence[int]]) -> 
 
 
 def replicate(schedule: Schedule, copies: int) -> Schedule:
-    """So many copies of a schedule with one replica a stage; ranks copy by copy.
+    """Makes ``copies`` pipelines of a schedule with one replica a stage; ranks copy by copy.
 
     Raises:
-        InvalidSchedule: stages are replicated already, or the copies are none.
+        InvalidSchedule: stages are replicated already, or ``copies`` is below 1.
     """
     positive(copies=copies)
     if any(len(ranks) > 1 for ranks in schedule.stage_ranks):

@@ -1,30 +1,28 @@
-"""Proof that a schedule runs to its end and trains what it should.
+"""Proves that a schedule runs to its end and trains what it should.
 
-Who waits for whom: run a schedule's messages without computing anything.
+To find a deadlock, the schedule's messages are run without any computation, with two kinds of send:
 
 ::
 
-    buffered      a send returns at once; a receive waits for its message; one after the other
+    buffered      a send returns at once; a receive waits for its message
     synchronous   a send returns once its receive is posted. Adjacent messages of a rank are posted
                   together (as ``batch_isend_irecv`` does), and each channel has ``receives_ahead``
                   receives posted beforehand
 
-A channel is one kind of message from one rank to another. The replicas of a stage meet in an
-all-reduce. A schedule either ends whatever the order in which its ranks are run, or for none: a
-rank never takes back what another one waits for.
+A channel is one kind of message from one rank to another. An all-reduce waits for all replicas of
+its stage. The order in which ranks are run does not matter: no action ever undoes what another
+rank waits for.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from ddlbench.planning.schedules.action import Action, InvalidSchedule, Kind, Schedule
-
-Channel = tuple[str, int, int]  # "activation" or "gradient", from rank, to rank
+from ddlbench.planning.schedules.action import Action, Channel, InvalidSchedule, Kind, Schedule
 
 
 def blocked(schedule: Schedule, synchronous: bool) -> dict[int, Action]:
-    """The ranks that never end, and the action each stands at; empty when all end."""
+    """The ranks that never end, with the action each stops at; empty when all end."""
     run = _Run(schedule, synchronous)
     moved = True
     while moved:
@@ -55,7 +53,7 @@ class _Run:
         }
 
     def step(self, rank: int) -> bool:
-        """Do the next action, or the next messages together; False if it must wait."""
+        """Does the next action, or the next messages together; False if it must wait."""
         start, actions = self._position[rank], self._schedule.actions[rank]
         if start == len(actions):
             return False
@@ -73,13 +71,13 @@ class _Run:
         return True
 
     def _post(self, rank: int, end: int) -> None:
-        """Let the other side know of the messages before ``end``."""
+        """Announces the messages before ``end`` to the other side."""
         actions = self._schedule.actions[rank]
         for place in range(self._posted_until[rank], end):
             action = actions[place]
             if action.communicates:
                 counts = self._sends if action.kind.startswith("send") else self._receives
-                channel = _channel_of(action, rank)
+                channel = action.channel(rank)
                 self._place[rank, place] = counts[channel]
                 counts[channel] += 1
             elif action.kind == "all_reduce":
@@ -89,9 +87,9 @@ class _Run:
     def _can(self, rank: int, place: int) -> bool:
         action = self._schedule.actions[rank][place]
         if action.kind.startswith("receive"):
-            return self._place[rank, place] < self._sends[_channel_of(action, rank)]
+            return self._place[rank, place] < self._sends[action.channel(rank)]
         if action.kind.startswith("send"):
-            posted = self._receives[_channel_of(action, rank)] + self._ahead
+            posted = self._receives[action.channel(rank)] + self._ahead
             return not self._synchronous or self._place[rank, place] < posted
         if action.kind == "all_reduce":
             here = self._arrived[action.stage, action.micro_batch]
@@ -99,7 +97,7 @@ class _Run:
         return self._has_input(rank, action)
 
     def _has_input(self, rank: int, action: Action) -> bool:
-        """A pass whose input comes from a stage of the same rank needs that pass done."""
+        """Whether a pass has its input; one from a stage of the same rank must be done."""
         if action.kind == "forward":
             neighbour = action.stage - 1
         elif action.kind in ("backward", "backward_input"):
@@ -112,29 +110,17 @@ class _Run:
         return (action.kind, neighbour, action.micro_batch) in self._done
 
 
-def _channel_of(action: Action, rank: int) -> Channel:
-    assert action.peer is not None
-    direction, what = action.kind.split("_")
-    return (what, rank, action.peer) if direction == "send" else (what, action.peer, rank)
-
-
-ANSWERS: dict[Kind, Kind] = {
-    "send_activation": "receive_activation",
-    "send_gradient": "receive_gradient",
-}
-
-
 def check(schedule: Schedule) -> None:
-    """Prove a schedule right by going through it.
+    """Proves a schedule right by going through it.
 
     Every micro-batch passes every stage once, forwards before backwards, on the rank that
     ``rank_of`` names; every backward pass is followed by an update; each replica of a stage takes
     part in the same updates; each channel's messages are received once, in the order in which they
-    are sent; no rank holds more than its ``in_flight``; and nothing ends in a deadlock, with sends
-    that return at once and with sends that wait for their receiver.
+    are sent; no rank holds more than its ``in_flight``; and nothing deadlocks, with buffered or
+    synchronous sends.
 
     Raises:
-        InvalidSchedule: one of these is not so; says which, and where.
+        InvalidSchedule: one of these does not hold; the message says which, and where.
     """
     _check_passes(schedule)
     _check_updates(schedule)
@@ -148,20 +134,24 @@ def check(schedule: Schedule) -> None:
 
 
 def most_held(schedule: Schedule, rank: int) -> int:
-    """Most forward passes of a rank whose backward pass has not begun, at one moment.
+    """Most forward passes that a rank holds at one moment without the start of their backward pass.
 
-    ``Schedule.in_flight`` counts a pass until its weight gradients are there, too.
+    ``Schedule.in_flight`` counts a pass until its weight gradients exist, too.
     """
+    return _most_held(schedule, rank, ("backward", "backward_input"))
+
+
+def _most_held(schedule: Schedule, rank: int, released_by: tuple[Kind, Kind]) -> int:
     held = most = 0
     for action in schedule.computations(rank):
         held += action.kind == "forward"
-        held -= action.kind in ("backward", "backward_input")
+        held -= action.kind in released_by
         most = max(most, held)
     return most
 
 
-def _invalid(schedule: Schedule, what: str) -> InvalidSchedule:
-    return InvalidSchedule(f"schedule {schedule.name}: {what}")
+def _invalid(schedule: Schedule, error: str) -> InvalidSchedule:
+    return InvalidSchedule(f"schedule {schedule.name}: {error}")
 
 
 def _check_passes(schedule: Schedule) -> None:
@@ -185,7 +175,7 @@ def _check_updates(schedule: Schedule) -> None:
     for stage, ranks in enumerate(schedule.stage_ranks):
         each = [[a for a in schedule.actions[rank] if a.stage == stage] for rank in ranks]
         updates = [[(a.kind, a.micro_batch) for a in x if _is_update(a)] for x in each]
-        if any(found != updates[0] for found in updates):
+        if any(replica != updates[0] for replica in updates):
             raise _invalid(schedule, f"the replicas of stage {stage} update at different times")
         if len(ranks) > 1:
             reduced = [number for kind, number in updates[0] if kind == "all_reduce"]
@@ -201,38 +191,30 @@ def _is_update(action: Action) -> bool:
 
 def _check_messages(schedule: Schedule) -> None:
     Message = tuple[int, int]  # stage that receives, micro-batch  # noqa: N806
-    sent: dict[tuple[Kind, int, int], list[Message]] = defaultdict(list)
-    received: dict[tuple[Kind, int, int], list[Message]] = defaultdict(list)
+    sent: dict[Channel, list[Message]] = defaultdict(list)
+    received: dict[Channel, list[Message]] = defaultdict(list)
+    receivers = {"send_activation": 1, "send_gradient": -1}  # the next stage, the one before
     for rank, actions in enumerate(schedule.actions):
         for action in actions:
-            if action.peer is None:
-                continue
-            if action.kind in ANSWERS:
-                towards = 1 if action.kind == "send_activation" else -1
-                channel = (ANSWERS[action.kind], rank, action.peer)
-                sent[channel].append((action.stage + towards, action.micro_batch))
-            else:
-                channel = (action.kind, action.peer, rank)
-                received[channel].append((action.stage, action.micro_batch))
+            if action.communicates:
+                messages = sent if action.kind in receivers else received
+                stage = action.stage + receivers.get(action.kind, 0)
+                messages[action.channel(rank)].append((stage, action.micro_batch))
     for channel in sent.keys() | received.keys():
-        kind, source, target = channel
+        content, source, target = channel
         if sent[channel] != received[channel]:
             lost = Counter(sent[channel]) - Counter(received[channel])
             awaited = Counter(received[channel]) - Counter(sent[channel])
             raise _invalid(
                 schedule,
-                f"{kind} from rank {source} to {target}: sent but not received {sorted(lost)}, "
+                f"{content} from rank {source} to {target}: sent but not received {sorted(lost)}, "
                 f"awaited but not sent {sorted(awaited)}, else in another order",
             )
 
 
 def _check_in_flight(schedule: Schedule) -> None:
     for rank in range(schedule.world_size):
-        held = most = 0
-        for action in schedule.computations(rank):
-            held += action.kind == "forward"
-            held -= action.kind in ("backward", "backward_weight")
-            most = max(most, held)
+        most = _most_held(schedule, rank, ("backward", "backward_weight"))
         if most > schedule.in_flight[rank]:
             raise _invalid(
                 schedule, f"rank {rank} holds {most} passes, more than {schedule.in_flight[rank]}"

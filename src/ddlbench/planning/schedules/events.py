@@ -1,25 +1,23 @@
-r"""A schedule as events: what must have ended before what begins.
+r"""A schedule as a graph of events: each event waits for others before it.
 
 ::
 
-    rank 0    start - F0 - F1 ................ wait - B0       a line a rank, in its order
+    rank 0    start - F0 - F1 ................ wait - B0       each rank's actions in its order
                         \                     /
-    messages             m0 --.         .-- m1                 from line to line; one behind the
-                      /        \       /                       other on a channel
-    rank 1    start - n0 ....... wait - F0 - B0                n: word that a receive is posted
+    messages             m0 --.         .-- m1                 those of a channel follow each other
+                      /        \       /
+    rank 1    start - n0 ....... wait - F0 - B0                n: the sender knows of the receive
 
-The order does not depend on how long anything takes, so a schedule is ordered once, and then timed
-for as many durations as one likes: an event ends when the last of those before it has ended, plus
-its own duration.
+An event ends when the last of the events before it has ended, plus its own duration. The order
+does not depend on durations, so a schedule is ordered once and timed for many durations.
 
-When a runtime posts its receives, and which sends it waits for.
-
-A message travels once its receive is posted: gloo and NCCL send no large message before that. So a
-receive that is posted only where it is waited for hides nothing of it::
+:class:`Messaging` states when a runtime posts its receives, and which sends it waits for. gloo and
+NCCL send no large message before its receive is posted. So a receive that is posted only when it is
+waited for hides nothing of the message::
 
     posted ahead       receiver  | pass ----------- | pass            the message came meanwhile
                        message        |------|
-    posted on demand   receiver  | pass ---- |waits.......| pass      it leaves when it is asked for
+    posted on demand   receiver  | pass ---- |waits.......| pass      it leaves with the receive
                        message                |..|------|
 
 =============================  =======================  ===========================================
@@ -47,20 +45,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from ddlbench.planning.schedules.action import Action, InvalidSchedule, Schedule
+from ddlbench.planning.schedules.action import Action, Channel, InvalidSchedule, Schedule
 
 
 @dataclass(frozen=True)
 class Messaging:
-    """How messages are waited for.
+    """How a runtime waits for messages.
 
     Args:
-        receives_ahead: receives of a channel that are posted beyond the one that is waited for; 0
-            posts each on demand, None is all of them, long before.
+        receives_ahead: receives of a channel posted beyond the one that is waited for; 0 posts
+            each on demand, None posts all of them at the start.
         paired: a send and the receive of the other kind behind it are posted and waited for
             together, and a send is waited for before the next one.
         waits_for_sends: an update, or the all-reduce before it, waits for all sends of its rank.
-        late_sums: an update waits for the all-reduce of the update before, the last one for its
+        late_sums: an update waits for the all-reduce of the update before; the last one for its
             own, too.
     """
 
@@ -86,7 +84,6 @@ def messaging_of(schedule: Schedule) -> Messaging:
 
 
 Role = Literal["start", "action", "wait", "message", "notice", "meeting"]
-Channel = tuple[str, int, int]  # "activation" or "gradient", from rank, to rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +91,12 @@ class Event:
     """Something that ends at one moment.
 
     Args:
-        role: ``start`` of a rank; an ``action`` of one (the all-reduce of several is one event); a
-            ``wait``, which takes no time of its own; a ``message``; the ``notice`` to its sender
-            that the receive is posted; the ``meeting`` of replicas before an all-reduce.
-        rank: whose; the one that the message or notice comes from.
-        action: what is done; of a message, its send.
-        peer: rank that the message or notice goes to.
+        role: ``start`` of a rank; ``action`` of a rank (an all-reduce of several is one event);
+            ``wait``, which takes no time of its own; ``message``; ``notice`` to the sender that a
+            receive is posted; ``meeting`` of replicas before an all-reduce.
+        rank: its rank; the source of a message or notice.
+        action: what is done; for a message, its send.
+        peer: target of a message or notice.
     """
 
     role: Role
@@ -109,7 +106,7 @@ class Event:
 
     @property
     def key(self) -> Event:
-        """The same event of whichever micro-batch."""
+        """The same event for micro-batch 0; events with one key take equally long."""
         action = self.action
         if action is None or action.micro_batch == 0:
             return self
@@ -118,7 +115,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An action of a rank: it begins when one event ends, and ends with another."""
+    """An action of a rank, and the events with which it begins and ends."""
 
     action: Action
     begins: int
@@ -127,12 +124,12 @@ class Placed:
 
 @dataclass(frozen=True)
 class EventGraph:
-    """Events in an order in which all that is before an event stands before it.
+    """Events in topological order.
 
     Args:
         events: the ``start`` of each rank first.
-        before: of each event, the numbers of those that it waits for.
-        lines: of each rank, its actions in their order.
+        before: for each event, the numbers of those that it waits for.
+        lines: the actions of each rank, in order.
     """
 
     events: tuple[Event, ...]
@@ -141,30 +138,23 @@ class EventGraph:
 
     @cached_property
     def keys(self) -> tuple[Event, ...]:
-        """Each kind of event once, whatever its micro-batch."""
         return tuple(dict.fromkeys(event.key for event in self.events))
 
     @cached_property
     def key_numbers(self) -> tuple[int, ...]:
-        """Of each event, the place of its key in ``keys``."""
+        """For each event, the index of its key in ``keys``."""
         place = {key: number for number, key in enumerate(self.keys)}
         return tuple(place[event.key] for event in self.events)
 
     @cached_property
     def key_counts(self) -> tuple[int, ...]:
-        """How many events have each key."""
-        found = Counter(self.key_numbers)
-        return tuple(found[number] for number in range(len(self.keys)))
+        counts = Counter(self.key_numbers)
+        return tuple(counts[number] for number in range(len(self.keys)))
 
     def ends_s(
         self, durations_s: Sequence[float], starts_s: Sequence[float] | None = None
     ) -> list[float]:
-        """When each event ends.
-
-        Args:
-            durations_s: of each event.
-            starts_s: when each rank starts; its ``start`` takes its own duration after that.
-        """
+        """When each event ends; the ``start`` of a rank takes its duration after ``starts_s``."""
         ends: list[float] = []
         add = ends.append
         for before, duration in zip(self.before, durations_s, strict=True):
@@ -178,7 +168,7 @@ class EventGraph:
 
 
 def events_of(schedule: Schedule, messaging: Messaging = EAGER) -> EventGraph:
-    """Order a schedule.
+    """Orders a schedule.
 
     Raises:
         InvalidSchedule: it deadlocks.
@@ -188,14 +178,14 @@ def events_of(schedule: Schedule, messaging: Messaging = EAGER) -> EventGraph:
 
 @dataclass
 class _Channel:
-    """Messages of one kind from one rank to another, in their order.
+    """Messages of one kind from one rank to another, in order.
 
     Attributes:
         issued: event on the sender's line, and the send.
         posted: event on the receiver's line.
-        messages: those that are events already.
-        awaited: how many of them their sender has waited for.
-        taken: how many of them were received.
+        messages: events of the messages that are issued and posted.
+        awaited: number of messages that the sender has waited for.
+        taken: number of messages received.
     """
 
     issued: list[tuple[int, Action]] = field(default_factory=list)
@@ -206,7 +196,7 @@ class _Channel:
 
 
 class _Builder:
-    """Each rank goes as far as what it waits for is known."""
+    """Orders events: each rank advances until it waits for an event that does not exist yet."""
 
     def __init__(self, schedule: Schedule, messaging: Messaging) -> None:
         self._schedule, self._messaging = schedule, messaging
@@ -221,7 +211,7 @@ class _Builder:
         self._here: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
         self._sums: dict[tuple[int, int], tuple[int, int]] = {}  # -> meeting, sum
         self._to_receive = Counter(
-            _channel(action, rank)
+            action.channel(rank)
             for rank, actions in enumerate(schedule.actions)
             for action in actions
             if action.kind.startswith("receive")
@@ -256,7 +246,7 @@ class _Builder:
         return len(self._events) - 1
 
     def _step(self, rank: int) -> bool:
-        """Do the next action of a rank; False if that depends on what is not ordered yet."""
+        """Does the next action of a rank; False if it depends on a later event."""
         actions, place = self._schedule.actions[rank], len(self._placed[rank])
         if place == len(actions):
             return False
@@ -274,7 +264,7 @@ class _Builder:
         return True
 
     def _send(self, rank: int, action: Action) -> bool:
-        name = _channel(action, rank)
+        name = action.channel(rank)
         channel, paired = self._channels[name], self._paired_receive(rank)
         if not self._begun[rank]:
             if self._messaging.paired and not self._await_sends(rank):
@@ -284,12 +274,12 @@ class _Builder:
             channel.issued.append((self._line[rank], action))
             self._deliver(name)
             if paired is not None:
-                answer = _channel(paired, rank)
+                answer = paired.channel(rank)
                 self._post(answer, self._channels[answer].taken + 1)
         return paired is None or self._await_sends(rank)
 
     def _receive(self, rank: int, action: Action) -> bool:
-        name = _channel(action, rank)
+        name = action.channel(rank)
         channel = self._channels[name]
         if not self._begun[rank] and self._messaging.receives_ahead is not None:
             self._begun[rank] = True
@@ -330,7 +320,7 @@ class _Builder:
         return self._compute(rank, action)
 
     def _summed_before(self, rank: int, action: Action) -> list[int]:
-        """Numbers of the sums that a late update needs: the one before, at the end its own too."""
+        """Numbers of the sums that a late update needs: the one before; at the end its own, too."""
         last = self._schedule.actions[rank][-1]
         numbers = [action.micro_batch - 1] if action.micro_batch else []
         return [*numbers, action.micro_batch] if action is last else numbers
@@ -345,14 +335,13 @@ class _Builder:
         return following if following.kind == other[actions[place].kind] else None
 
     def _post(self, name: Channel, until: int) -> None:
-        """Post so many receives of a channel in all, the new ones now."""
+        """Posts receives of a channel up to ``until`` in all."""
         channel = self._channels[name]
         if len(channel.posted) < until:
             channel.posted += [self._line[name[2]]] * (until - len(channel.posted))
             self._deliver(name)
 
     def _deliver(self, name: Channel) -> None:
-        """Make events of the messages that are issued and posted."""
         channel, (_, source, target) = self._channels[name], name
         rendezvous = self._messaging.receives_ahead is not None
         ready = len(channel.issued)
@@ -372,7 +361,7 @@ class _Builder:
         return self._add(Event("notice", target, None, source), posted)
 
     def _await_sends(self, rank: int) -> bool:
-        """Put a wait for all messages that a rank has sent on its line; False if one is unknown."""
+        """Makes a rank wait for all its messages; False if one of them does not exist yet."""
         open_ = [c for c in self._sending[rank].values() if c.awaited < len(c.issued)]
         if any(len(channel.messages) < len(channel.issued) for channel in open_):
             return False
@@ -382,9 +371,3 @@ class _Builder:
         for channel in open_:
             channel.awaited = len(channel.issued)
         return True
-
-
-def _channel(action: Action, rank: int) -> Channel:
-    assert action.peer is not None
-    direction, what = action.kind.split("_")
-    return (what, rank, action.peer) if direction == "send" else (what, action.peer, rank)

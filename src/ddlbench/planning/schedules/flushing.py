@@ -65,14 +65,7 @@ def gpipe(stages: int, micro_batches: int, last_first: bool = True) -> Schedule:
         forwards = passes("forward", stage, numbers)
         backwards = passes("backward", stage, numbers[::-1] if last_first else numbers)
         orders.append(with_update([*forwards, *backwards], [stage]))
-    stage_ranks = tuple((stage,) for stage in range(stages))
-    return Schedule(
-        name="gpipe",
-        micro_batches=micro_batches,
-        stage_ranks=stage_ranks,
-        actions=with_messages(orders, stage_ranks),
-        in_flight=(micro_batches,) * stages,
-    )
+    return _one_stage_a_rank("gpipe", micro_batches, orders, (micro_batches,) * stages)
 
 
 def one_f_one_b(stages: int, micro_batches: int) -> Schedule:
@@ -89,14 +82,16 @@ def one_f_one_b(stages: int, micro_batches: int) -> Schedule:
         backwards = passes("backward", stage, numbers)
         order = alternate(forwards, backwards, stages - 1 - stage)
         orders.append(with_update(order, [stage]))
-    stage_ranks = tuple((stage,) for stage in range(stages))
-    return Schedule(
-        name="1f1b",
-        micro_batches=micro_batches,
-        stage_ranks=stage_ranks,
-        actions=with_messages(orders, stage_ranks),
-        in_flight=tuple(min(micro_batches, stages - stage) for stage in range(stages)),
-    )
+    in_flight = tuple(min(micro_batches, stages - stage) for stage in range(stages))
+    return _one_stage_a_rank("1f1b", micro_batches, orders, in_flight)
+
+
+def _one_stage_a_rank(
+    name: str, micro_batches: int, orders: list[list[Action]], in_flight: tuple[int, ...]
+) -> Schedule:
+    stage_ranks = looped_ranks(len(orders), chunks=1)
+    actions = with_messages(orders, stage_ranks)
+    return Schedule(name, micro_batches, stage_ranks, actions, in_flight)
 
 
 def alternate(forwards: list[Action], backwards: list[Action], warmup: int) -> list[Action]:
@@ -155,7 +150,7 @@ def round_size(ranks: int, chunks: int, micro_batches: int) -> int:
 
 
 def round_order(kind: Kind, stages: list[int], micro_batches: int, size: int) -> list[Action]:
-    """Round by round, each through all stages of a rank."""
+    """Passes round by round; each round goes through all stages of a rank."""
     return [
         Action(kind, stage, first + number)
         for first in range(0, micro_batches, size)
@@ -170,5 +165,5 @@ def looped_warmup(rank: int, ranks: int, chunks: int, size: int, hop: int) -> in
 
 
 def looped_ranks(ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
-    """Stage s on rank ``s mod ranks``."""
+    """Ranks of the stages: stage s is on rank ``s mod ranks``."""
     return tuple((stage % ranks,) for stage in range(ranks * chunks))

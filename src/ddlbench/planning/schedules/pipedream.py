@@ -9,28 +9,28 @@
     rank 3            F0 B0 F1 B1 F2 B2 F3 ...
 
     r = (2, 1, 1), W = 1, 1, 0               g runs on replica g mod r_s of stage s
-    stage 0, replica 0   F0 F2          B0 . F4   B2 . F6 ...         . all-reduce: replicas meet
+    stage 0, replica 0   F0 F2          B0 . F4   B2 . F6 ...         . all-reduce of replicas
     stage 0, replica 1   F1 F3          B1 . F5   B3 . F7 ...
     stage 1                 F0 F1    B0 F2 B1 F3 ...
     stage 2                    F0 B0 F1 B1 F2 B2 ...
 
 A replica's b-th mini-batch uses the weights after ``max(0, b - W_s)`` updates, forwards and
 backwards, so ``W_s + 1`` versions are kept. Update t of a stage averages mini-batches
-``t r_s .. (t + 1) r_s - 1``; in the last one, a replica that has none joins with zeros, so no
-mini-batch is dropped and nobody waits for ever.
+``t r_s .. (t + 1) r_s - 1``. In the last update, a replica without a mini-batch adds zeros, so no
+mini-batch is dropped and no rank waits for ever.
 
-The gradient goes to the stage before ahead of the all-reduce, so that replicas which wait for each
-other hold up nobody else.
+A replica sends its gradient to the previous stage before it joins the all-reduce, so replicas that
+wait for each other delay no other stage.
 
-Sources: PipeDream (Narayanan et al., SOSP 2019), sections 3.2 and 3.3, figures 4 and 8. Other than
-there: the warm-up, which is told below, and routing by global number instead of the
-release's per-replica counters, which need r_s r_{s+1} to divide the number of mini-batches.
+Sources: PipeDream (Narayanan et al., SOSP 2019), sections 3.2 and 3.3, figures 4 and 8. This
+project differs in its warm-up (below), and routes by global number: the release's per-replica
+counters need r_s r_{s+1} to divide the number of mini-batches.
 
-Warm-up: how many mini-batches a stage takes in before its first backward pass.
+Warm-up: how many mini-batches a stage accepts before its first backward pass.
 
-``r_s`` replicas of stage ``s``; global mini-batch ``g`` belongs to replica ``g mod r_s`` of every
-stage. The replicas of a stage meet in an all-reduce once in ``r_s`` mini-batches, so stage ``s``
-gives its first gradient back only after ``demand_s`` mini-batches have entered it::
+Stage ``s`` has ``r_s`` replicas; global mini-batch ``g`` belongs to replica ``g mod r_s`` of every
+stage. An all-reduce joins the replicas of a stage once in ``r_s`` mini-batches, so stage ``s``
+returns its first gradient only after ``demand_s`` mini-batches have entered it::
 
     demand_{S-1} = r_{S-1}
     demand_s     = r_s + r_s * ceil(demand_{s+1} / r_s)
@@ -43,9 +43,9 @@ For pipelines that never widen this is the released rule, ``W_s + 1 = ceil(R_{>=
 ``R_{>=s}`` the ranks from stage ``s`` on, which for stage 0 is the paper's NOAM.
 
 Sources: PipeDream (Narayanan et al., SOSP 2019), section 3.2, and ``runtime/runtime.py`` of its
-release. The demand rule is this project's: with the released one, replicas that meet within the
-backward pass, as torch's DDP does, wait for ever in 25 of the 154 pipelines of 2 to 4 stages on up
-to 8 ranks.
+release. The demand rule is this project's: with the released one and an all-reduce within the
+backward pass, as torch's DDP has it, 25 of the 154 pipelines of 2 to 4 stages on up to 8 ranks
+deadlock.
 
 Model parallelism: PipeDream without input pipelining, one mini-batch at a time.
 
@@ -55,8 +55,8 @@ Model parallelism: PipeDream without input pipelining, one mini-batch at a time.
     rank 1      F0       B0 .       F1       B1 .
     rank 2         F0 B0 .             F1 B1 .               one rank works at a time
 
-The weights are never stale, one version is kept. Stages are not replicated: the replicas of a
-stage would wait for each other, each for a mini-batch that the first stage does not yet admit.
+The weights are never stale, one version is kept. Stages cannot be replicated: the replicas of a
+stage would wait for each other, each for a mini-batch that the first stage does not admit yet.
 
 Source: DDLBench (Jansen et al., 2020), figure 5, which runs PipeDream's runtime so.
 """
@@ -77,45 +77,28 @@ def warmups(replicas: Sequence[int], extra: int = 0) -> tuple[int, ...]:
 
     Args:
         replicas: replicas of each stage, first stage first.
-        extra: more mini-batches in flight on every stage but the last (still more on a stage
-            whose successor would otherwise ask for what it may not yet send); costs as many
-            weight versions and hides the wait for other replicas.
+        extra: more mini-batches in flight on every stage but the last (and as many more as a
+            stage's successor then needs). They hide waits for other replicas and cost as many
+            weight versions.
 
     Raises:
-        ConfigError: there is no stage, or a count is not what it must be.
+        ConfigError: there is no stage, or a count is out of range.
     """
     check_replicas(replicas)
     if extra < 0:
         raise ConfigError(f"extra_warmup is {extra}; write 0 or more")
-    found = [0]
+    counts = [0]
     least_demand = demand = replicas[-1]  # by the rule alone, and with the extra ones
     for count in reversed(replicas[:-1]):
         least = -(-least_demand // count)
         waiting = max(least + extra, -(-demand // count))
         least_demand, demand = count * (least + 1), count * (waiting + 1)
-        found.append(waiting)
-    return tuple(reversed(found))
-
-
-def released_warmups(replicas: Sequence[int]) -> tuple[int, ...]:
-    """Warm-up counts of the released runtime: ``R_{>s} // r_s`` for each stage.
-
-    The paper's NOAM rounds up, the release's code rounds ``(R - 1 - ranks before s) / r_s`` down;
-    both are the same number.
-
-    Raises:
-        ConfigError: there is no stage, or a count is not what it must be.
-    """
-    check_replicas(replicas)
-    ranks = sum(replicas)
-    found = []
-    for stage, count in enumerate(replicas):
-        found.append((ranks - 1 - sum(replicas[:stage])) // count)
-    return tuple(found)
+        counts.append(waiting)
+    return tuple(reversed(counts))
 
 
 def check_replicas(replicas: Sequence[int]) -> None:
-    """Raise ConfigError unless every stage has at least one replica."""
+    """Raises ConfigError unless every stage has at least one replica."""
     if not replicas or min(replicas) < 1:
         raise ConfigError(
             f"replicas {list(replicas)}: write one positive number for each stage, first to last"
@@ -129,7 +112,7 @@ def pipedream(
     warmup_counts: Sequence[int] | None = None,
     only_rank: int | None = None,
 ) -> Schedule:
-    """The schedule of so many mini-batches; ranks are numbered stage by stage.
+    """The schedule of ``mini_batches`` mini-batches; ranks are numbered stage by stage.
 
     Args:
         replicas: of each stage, first to last.
@@ -137,8 +120,8 @@ def pipedream(
         extra_warmup: more mini-batches in flight on every stage but the last.
         warmup_counts: warm-up of each stage instead of the rule's, for studying other rules;
             check such a schedule before it is run.
-        only_rank: the rank whose actions are listed, as one process of a long run needs no others;
-            all ranks, if left out. Such a schedule can be carried out, not checked or replayed.
+        only_rank: list the actions of this rank only, for one process of a long run; such a
+            schedule can be run, but not checked or replayed.
 
     Raises:
         ConfigError: a count does not fit.
@@ -168,7 +151,7 @@ def pipedream(
 
 
 def weight_version(schedule: Schedule, stage: int, mini_batch: int) -> int:
-    """Updates that the weights have seen that serve a mini-batch on a stage, both ways."""
+    """Number of updates in the weights that a mini-batch uses on a stage, both ways."""
     local = mini_batch // len(schedule.stage_ranks[stage])
     return max(0, local - schedule.warmups[stage])
 
@@ -181,7 +164,6 @@ def _ranks(replicas: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 
 def _replica(stage: int, own: range, warmup: int, updates: int, replicas: int) -> list[Action]:
-    """Passes and updates of one replica that runs mini-batches ``own``."""
     order = alternate(passes("forward", stage, own), passes("backward", stage, own), warmup)
     actions: list[Action] = []
     done = 0
@@ -196,12 +178,12 @@ def _replica(stage: int, own: range, warmup: int, updates: int, replicas: int) -
 
 
 def _update(stage: int, number: int, replicas: int) -> list[Action]:
-    meet = [Action("all_reduce", stage, number)] if replicas > 1 else []
-    return [*meet, Action("update", stage, number)]
+    sums = [Action("all_reduce", stage, number)] if replicas > 1 else []
+    return [*sums, Action("update", stage, number)]
 
 
 def model_parallel(stages: int, mini_batches: int, only_rank: int | None = None) -> Schedule:
-    """The schedule of so many mini-batches, an update after each.
+    """The schedule of ``mini_batches`` mini-batches, with an update after each.
 
     ``only_rank`` as in :func:`~ddlbench.planning.schedules.pipedream.pipedream`.
 

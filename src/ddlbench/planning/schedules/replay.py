@@ -1,4 +1,4 @@
-"""When each action starts and ends, if passes and messages take what they are said to take.
+"""Times a schedule: when each action starts and ends, for given durations.
 
 ::
 
@@ -6,16 +6,14 @@
     channel    a0 a1 . . g0             a message leaves when it is sent and its channel is free,
     rank 1   . . F0 B0 F1 B1            and travels while both ranks go on; a receive waits for it
 
-Unless a :class:`~ddlbench.planning.schedules.events.Messaging` says otherwise, sends do not hold
-up the sender and receives are posted long before. The replicas of a stage start an all-reduce
-together, when the last of them arrives. A channel is one kind of message from one rank to another:
-messages of different channels do not slow each other down, so give links that are shared a longer
-time.
+Unless :class:`~ddlbench.planning.schedules.events.Messaging` differs, a send does not delay its
+sender, and receives are posted long before. An all-reduce starts when the last replica of its stage
+arrives. A channel is one kind of message from one rank to another. Messages of different channels
+do not slow each other down, so a shared link needs longer durations.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,8 +22,6 @@ from ddlbench.planning.schedules.events import EAGER, Event, Messaging, events_o
 
 Durations = Callable[[Action], float]  # seconds of a pass, an all-reduce or an update
 Links = Callable[[int, int, Action], float]  # from rank, to rank, the send: seconds of a message
-
-_BACKWARD = ("backward", "backward_input", "backward_weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +35,16 @@ class TimedAction:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What every rank did when."""
+    """The timed actions of every rank."""
 
     ranks: tuple[tuple[TimedAction, ...], ...]
 
     @property
     def end_s(self) -> float:
-        """When the last rank was done."""
         return max((timed.end_s for rank in self.ranks for timed in rank), default=0.0)
 
     def busy_s(self, rank: int) -> float:
-        """Seconds that a rank spent in forward and backward passes."""
         return sum(t.end_s - t.start_s for t in self.ranks[rank] if t.action.computes)
-
-    def bubble_share(self) -> float:
-        """Share of all ranks' time in which they did not compute; 0 for an empty timeline."""
-        whole = self.end_s * len(self.ranks)
-        return 1.0 - sum(map(self.busy_s, range(len(self.ranks)))) / whole if whole else 0.0
-
-    def completions_s(self) -> tuple[float, ...]:
-        """When each micro-batch had its last backward pass, by its number."""
-        last: dict[int, float] = defaultdict(float)
-        for rank in self.ranks:
-            for timed in rank:
-                if timed.action.kind.startswith("backward"):
-                    number = timed.action.micro_batch
-                    last[number] = max(last[number], timed.end_s)
-        return tuple(last[number] for number in sorted(last))
 
 
 @dataclass(frozen=True)
@@ -74,7 +53,7 @@ class StageDurations:
 
     Args:
         forward_s, backward_s: of a pass; the backward pass of inputs and weights together.
-        input_share: of the backward pass that gives the gradient of the inputs.
+        input_share: share of the backward pass that computes the gradient of the inputs.
         all_reduce_s, update_s: 0 where left out.
     """
 
@@ -86,13 +65,15 @@ class StageDurations:
 
     def __call__(self, action: Action) -> float:
         """Seconds of an action."""
-        passes = {"forward": self.forward_s, **dict.fromkeys(_BACKWARD, self.backward_s)}
-        others = {"all_reduce": self.all_reduce_s, "update": self.update_s}
-        seconds = {**passes, **others}.get(action.kind)
-        if not seconds:
-            return 0.0
-        shares = {"backward_input": self.input_share, "backward_weight": 1 - self.input_share}
-        return seconds[action.stage] * shares.get(action.kind, 1.0)
+        seconds, share = {
+            "forward": (self.forward_s, 1.0),
+            "backward": (self.backward_s, 1.0),
+            "backward_input": (self.backward_s, self.input_share),
+            "backward_weight": (self.backward_s, 1 - self.input_share),
+            "all_reduce": (self.all_reduce_s, 1.0),
+            "update": (self.update_s, 1.0),
+        }.get(action.kind, ((), 0.0))
+        return seconds[action.stage] * share if seconds else 0.0
 
 
 def no_links(source: int, target: int, send: Action) -> float:
@@ -101,18 +82,9 @@ def no_links(source: int, target: int, send: Action) -> float:
 
 
 def replay(
-    schedule: Schedule,
-    durations: Durations,
-    links: Links = no_links,
-    messaging: Messaging = EAGER,
+    schedule: Schedule, durations: Durations, links: Links = no_links, messaging: Messaging = EAGER
 ) -> Timeline:
-    """Go through a schedule as an event after another.
-
-    Args:
-        schedule: the actions of all ranks.
-        durations: of passes, all-reduces and updates.
-        links: durations of messages; word that a receive is posted takes no time here.
-        messaging: what is waited for beside the messages themselves; nothing, unless said.
+    """Times all actions of a schedule; a notice of a posted receive takes no time.
 
     Raises:
         InvalidSchedule: it deadlocks.

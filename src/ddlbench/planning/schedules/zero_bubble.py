@@ -70,7 +70,7 @@ def interleaved_zero_bubble(ranks: int, chunks: int, micro_batches: int) -> Sche
 
 
 def _with_weights(order: list[Action], waiting: int) -> list[Action]:
-    """Each weight pass ``waiting`` input passes behind its own; the rest at the end."""
+    """Adds each weight pass ``waiting`` input passes after its own; the rest at the end."""
     result: list[Action] = []
     due: list[Action] = []
     for action in order:
@@ -108,7 +108,7 @@ def zero_bubble_v(ranks: int, micro_batches: int) -> Schedule:
 
 
 class _Arms:
-    """The passes of the two stages of a rank, each kind counted from micro-batch 0."""
+    """The passes of a rank's two stages; each kind counts from micro-batch 0."""
 
     def __init__(self, down: int, up: int) -> None:
         self._stages = {"down": down, "up": up}
@@ -121,7 +121,6 @@ class _Arms:
             self._order.append(Action(kind, self._stages[arm], next(counter)))
 
     def order(self, rank: int, ranks: int, micro_batches: int) -> list[Action]:
-        """Warm-up in three parts, steady state, drain."""
         for _ in range(2 * (ranks - rank) - 1):
             self._do("down", "forward")
         for _ in range(rank):
