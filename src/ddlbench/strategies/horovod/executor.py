@@ -40,7 +40,7 @@ from ddlbench.strategies.timing import SpanRecorder
 class HorovodExecutor(StepwiseExecutor):
     """``hvd.DistributedOptimizer`` over a replica a process."""
 
-    meeting: Rendezvous | None = None  # rank 0's server lives in it
+    rendezvous: Rendezvous | None = None  # rank 0's server lives in it
 
     def place(self, network: nn.Sequential) -> nn.Module:
         """Join, and give every replica rank 0's weights."""
@@ -58,7 +58,7 @@ class HorovodExecutor(StepwiseExecutor):
         if _started_by_mpi() and self.hvd.mpi_built():
             _set_tuning(self.plan)
         else:
-            self.meeting = _set_environment(self.plan, self.process, self.context)
+            self.rendezvous = _set_environment(self.plan, self.process, self.context)
         self.hvd.init()
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -147,17 +147,17 @@ def _set_environment(plan: Plan, process: Process, context: Context) -> Rendezvo
         node=nodes.index(process.node),
         nodes=len(nodes),
     )
-    meeting = None
+    rendezvous = None
     if plan.world_size > 1:
         assert context.store is not None
-        meeting = join_rendezvous(
+        rendezvous = join_rendezvous(
             context.store, process.rank, plan.world_size, context.local_address
         )
-    set_place(place, meeting, context.interface)
+    set_place(place, rendezvous, context.interface)
     # Its own 30 s are less than an all-reduce over a bad link may take.
     os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(math.ceil(context.patience_s))
     _set_tuning(plan)
-    return meeting
+    return rendezvous
 
 
 def _set_tuning(plan: Plan) -> None:

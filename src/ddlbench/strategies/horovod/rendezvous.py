@@ -51,12 +51,12 @@ class Rendezvous:
     server: Any
 
 
-def set_place(place: HorovodPlace, meeting: Rendezvous | None, interface: str | None) -> None:
+def set_place(place: HorovodPlace, rendezvous: Rendezvous | None, interface: str | None) -> None:
     """Set the variables that Horovod's launcher would set.
 
     Args:
         place: of this process.
-        meeting: None where the process is alone.
+        rendezvous: None where the process is alone.
         interface: network interface; None lets gloo choose.
     """
     values = {
@@ -72,9 +72,9 @@ def set_place(place: HorovodPlace, meeting: Rendezvous | None, interface: str | 
     }
     if interface is not None:
         values["HOROVOD_GLOO_IFACE"] = interface
-    if meeting is not None:
-        values["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = meeting.address
-        values["HOROVOD_GLOO_RENDEZVOUS_PORT"] = meeting.port
+    if rendezvous is not None:
+        values["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = rendezvous.address
+        values["HOROVOD_GLOO_RENDEZVOUS_PORT"] = rendezvous.port
     os.environ.update({name: str(value) for name, value in values.items()})
 
 

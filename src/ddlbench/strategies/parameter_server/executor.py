@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import Process
-from ddlbench.strategies.dry_run import connect, dry_run
+from ddlbench.strategies.dry_run import dry_run
 from ddlbench.strategies.executor import Context, DataStream, RunRecord, StepwiseExecutor
 from ddlbench.strategies.parameter_server.descriptor import ParameterServerDetails
 from ddlbench.strategies.parameter_server.layout import Layout
@@ -45,7 +45,7 @@ from ddlbench.strategies.parameter_server.worker import (
     Worker,
     channels_between,
 )
-from ddlbench.strategies.process_group import every_rank, join_all
+from ddlbench.strategies.process_group import connect, every_rank, join_all
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
 from ddlbench.strategies.training import make_optimizer
 

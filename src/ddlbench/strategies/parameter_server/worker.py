@@ -19,8 +19,8 @@ from functools import partial
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddlbench.strategies.dry_run import Channel
 from ddlbench.strategies.parameter_server.layout import Layout, Row
+from ddlbench.strategies.process_group import Channel
 
 PUSH, PULL = "push", "pull"
 

@@ -30,8 +30,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.planning.schedules import Action
-from ddlbench.strategies.dry_run import Channel
 from ddlbench.strategies.pipelining.cutting import TensorForm
+from ddlbench.strategies.process_group import Channel
 
 ACTIVATION, GRADIENT = "activation", "gradient"
 

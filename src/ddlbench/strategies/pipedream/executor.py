@@ -28,7 +28,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Schedule
 from ddlbench.planning.strategy import Process, strategy_of
-from ddlbench.strategies.dry_run import connect, dry_run
+from ddlbench.strategies.dry_run import dry_run
 from ddlbench.strategies.executor import (
     Context,
     DataStream,
@@ -48,7 +48,7 @@ from ddlbench.strategies.pipedream.descriptor import PipeDreamDetails, StagedStr
 from ddlbench.strategies.pipedream.runner import ScheduleRunner, StageParts
 from ddlbench.strategies.pipedream.stage import Stage, WeightVersions
 from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts
-from ddlbench.strategies.process_group import every_rank, join_all, side_by_side
+from ddlbench.strategies.process_group import connect, every_rank, join_all, side_by_side
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
 from ddlbench.strategies.training import make_optimizer
 
@@ -88,10 +88,10 @@ class PipeDreamExecutor(StepwiseExecutor):
         """
         device, batches = self.context.devices[0], None
         if self.data is not None:
-            (batch,) = self.data.batches(0, self.process.turns)  # of these, this process's turn
+            (batch,) = self.data.batches(0, self.process.turns)  # of these, this process's runner
             batches = repeat(batch)
         quiet = replace(self.context, progress=lambda _done: None)
-        turn = self._runner(
+        runner = self._runner(
             self._parts(double, self._sgd(double), quiet),
             self._schedule(self.filling()),
             batches=batches,
@@ -99,7 +99,7 @@ class PipeDreamExecutor(StepwiseExecutor):
             spans=SpanRecorder(device, enabled=False),
             clock=StepClock(self.context.devices),
         )
-        turn.run(self.process.rank)
+        runner.run(self.process.rank)
 
     def place(self, network: nn.Sequential) -> nn.Module:
         """This stage's blocks, on its device."""
@@ -129,7 +129,7 @@ class PipeDreamExecutor(StepwiseExecutor):
         schedule = self._schedule(count)
         spans = SpanRecorder(self.context.devices[0], first, keep_first=KEPT_MINI_BATCHES)
         clock = StepClock(self.context.devices)
-        turn = self._runner(
+        runner = self._runner(
             self.parts,
             schedule,
             batches=None if self.data is None else iter(self.data.batches(first, count)),
@@ -137,12 +137,12 @@ class PipeDreamExecutor(StepwiseExecutor):
             spans=spans,
             clock=clock,
         )
-        turn.run(self.process.rank)
+        runner.run(self.process.rank)
         for update, seconds in enumerate(clock.finish()):
-            share = len(turn.mini_batches(update))
+            share = len(runner.mini_batches(update))
             record.step_s += [seconds / share] * share
-        record.load_s = [turn.load_s.get(number, 0.0) for number in range(count)]
-        record.loss = self._losses(turn.losses, count)
+        record.load_s = [runner.load_s.get(number, 0.0) for number in range(count)]
+        record.loss = self._losses(runner.losses, count)
         record.spans = spans.spans()
         record.communication_wait_s = spans.wait_s
         return record

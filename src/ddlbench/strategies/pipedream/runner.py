@@ -23,9 +23,9 @@ from torch import Tensor
 
 from ddlbench.planning.schedules import Action, Schedule
 from ddlbench.strategies.executor import Context, MiniBatch
+from ddlbench.strategies.gradient_sum import GradientSum
 from ddlbench.strategies.pipedream.channels import Messages
 from ddlbench.strategies.pipedream.stage import Stage, WeightVersions
-from ddlbench.strategies.process_group import GradientSum
 from ddlbench.strategies.timing import SpanRecorder, StepClock
 
 

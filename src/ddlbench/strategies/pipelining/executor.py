@@ -24,10 +24,11 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.schedules import Action, Schedule
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.executor import MiniBatch, RunRecord, StepwiseExecutor, Unsupported
+from ddlbench.strategies.gradient_sum import sum_gradients
 from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts
 from ddlbench.strategies.pipelining.descriptor import PipeliningDetails, SynchronousPipeline
 from ddlbench.strategies.pipelining.stage import WatchedStage, make_stage, torch_schedule
-from ddlbench.strategies.process_group import join_all, side_by_side, sum_gradients
+from ddlbench.strategies.process_group import join_all, side_by_side
 from ddlbench.strategies.timing import SpanRecorder, StepClock
 
 # Steps whose spans are kept: the last ones of a run.

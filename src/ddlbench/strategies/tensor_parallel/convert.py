@@ -67,17 +67,17 @@ class Grid:
     """The ranks that share a sample.
 
     Args:
-        team: all of them.
-        lines: one a split dimension, first dimension first; the last line's ranks are neighbours.
+        group: all of them.
+        axes: one a split dimension, first dimension first; the last axis's ranks are neighbours.
     """
 
-    team: ShardGroup
-    lines: tuple[GridAxis, ...]
+    group: ShardGroup
+    axes: tuple[GridAxis, ...]
 
     def own(self, whole: Tensor) -> Tensor:
         """This rank's rows of a tensor that it has whole."""
-        for line in self.lines:
-            whole = line.own(whole)
+        for axis in self.axes:
+            whole = axis.own(whole)
         return whole.contiguous()
 
 
@@ -88,7 +88,7 @@ class Rows:
     Args:
         split_blocks: names of the blocks that work on rows.
         ends_with: how the rows become whole again: "gather" or "mean".
-        parameters: weights whose gradients are to be added up over the team.
+        parameters: weights whose gradients are to be added up over the group.
     """
 
     split_blocks: list[str]
@@ -101,12 +101,12 @@ class Gather(nn.Module):
 
     def __init__(self, grid: Grid, whole: Sequence[int]) -> None:
         super().__init__()
-        self.steps = [(line, line.parts(whole)) for line in reversed(grid.lines)]
+        self.steps = [(axis, axis.parts(whole)) for axis in reversed(grid.axes)]
 
     def forward(self, rows: Tensor) -> Tensor:
-        """GridAxis by line, the innermost first."""
-        for line, parts in self.steps:
-            rows = gather(rows, line.dim, parts, line.team)
+        """GridAxis by axis, the innermost first."""
+        for axis, parts in self.steps:
+            rows = gather(rows, axis.dim, parts, axis.group)
         return rows
 
 
@@ -117,7 +117,7 @@ def split_rows(
 
     Args:
         network: what was traced.
-        traced: its blocks, with the batch that a team computes.
+        traced: its blocks, with the batch that a group computes.
         grid: the ranks.
         until: the first block that is whole again; "head" finds it, "auto" the one before which
             rows are too few if that comes earlier.
@@ -126,10 +126,10 @@ def split_rows(
         Unsupported: a layer cannot be split, or has too few rows; the text names it.
     """
     end = _end(network, traced, grid, until)
-    for line in grid.lines:
-        fewest = _too_few(network, traced[:end], line)
+    for axis in grid.axes:
+        fewest = _too_few(network, traced[:end], axis)
         if fewest is not None:
-            text = too_few(fewest.layer, _SPLITS[line.dim], fewest.count, line.team.size)
+            text = too_few(fewest.layer, _SPLITS[axis.dim], fewest.count, axis.group.size)
             raise Unsupported(text)
     layers = dict(network.named_modules())
     # A layer that stands in a whole block too is replaced there as well, so it counts.
@@ -156,10 +156,10 @@ def split_rows(
     return Rows([told.name for told in traced[:end]], ends_with, parameters)
 
 
-def _too_few(network: nn.Sequential, blocks: Sequence[BlockTrace], line: GridAxis) -> Limit | None:
+def _too_few(network: nn.Sequential, blocks: Sequence[BlockTrace], axis: GridAxis) -> Limit | None:
     """The layer with the fewest rows, where some rank would have none of them."""
-    fewest = fewest_rows(network, blocks, line.dim)
-    return fewest if fewest is not None and fewest.count < line.team.size else None
+    fewest = fewest_rows(network, blocks, axis.dim)
+    return fewest if fewest is not None and fewest.count < axis.group.size else None
 
 
 def _end(network: nn.Sequential, traced: Sequence[BlockTrace], grid: Grid, until: str) -> int:
@@ -171,7 +171,7 @@ def _end(network: nn.Sequential, traced: Sequence[BlockTrace], grid: Grid, until
         narrow = (
             i
             for i in range(head)
-            if any(_too_few(network, traced[i : i + 1], line) for line in grid.lines)
+            if any(_too_few(network, traced[i : i + 1], axis) for axis in grid.axes)
         )
         end = next(narrow, head)
     elif until != "head":
@@ -195,7 +195,7 @@ def _end_split(network: nn.Sequential, traced: Sequence[BlockTrace], end: int, g
         inputs, outputs = traced[end].shapes
         layer = innermost(network._modules[traced[end].name])
         if isinstance(layer, MEANS) and prod(outputs[2:]) == 1:
-            replace_layers(network, {layer: WholeAverage(grid.team, inputs)})
+            replace_layers(network, {layer: WholeAverage(grid.group, inputs)})
             return "mean"
     whole = traced[end - 1].shapes[1]
     entries = list(network._modules.items())
@@ -250,10 +250,10 @@ def _odd_setting(layer: nn.Module) -> str:
 
 _Maker = Callable[[Any, Grid, Sequence[int], Sequence[int]], nn.Module]
 _MAKERS: list[tuple[tuple[type[nn.Module], ...], _Maker]] = [
-    (CONVOLUTIONS, lambda layer, grid, i, o: SpatialConvolution(layer, grid.lines, i, o)),
-    (MAXIMA, lambda layer, grid, i, o: SpatialMaximum(layer, grid.lines, i, o)),
-    (AVERAGES, lambda layer, grid, i, o: SpatialAverage(layer, grid.lines, i, o)),
-    (NORMS, lambda layer, grid, i, _: SpatialBatchNorm(layer, grid.lines, grid.team, i)),
+    (CONVOLUTIONS, lambda layer, grid, i, o: SpatialConvolution(layer, grid.axes, i, o)),
+    (MAXIMA, lambda layer, grid, i, o: SpatialMaximum(layer, grid.axes, i, o)),
+    (AVERAGES, lambda layer, grid, i, o: SpatialAverage(layer, grid.axes, i, o)),
+    (NORMS, lambda layer, grid, i, _: SpatialBatchNorm(layer, grid.axes, grid.group, i)),
 ]
 
 
@@ -273,7 +273,7 @@ class Dealt:
 def split_weights(
     network: nn.Sequential,
     traced: Sequence[BlockTrace],
-    team: ShardGroup,
+    group: ShardGroup,
     by: Literal["filter", "channel"],
 ) -> Dealt:
     """Split a network, in place.
@@ -281,7 +281,7 @@ def split_weights(
     Args:
         network: what was traced.
         traced: its blocks.
-        team: the ranks.
+        group: the ranks.
         by: output features, or input features.
 
     Raises:
@@ -294,15 +294,15 @@ def split_weights(
             f"the network has no layer that can be split by {by}", code="cannot_be_split"
         )
     fewest = fewest_features(network, traced, by)
-    if fewest is not None and fewest.count < team.size:
-        raise Unsupported(too_few(fewest.layer, by, fewest.count, team.size))
+    if fewest is not None and fewest.count < group.size:
+        raise Unsupported(too_few(fewest.layer, by, fewest.count, group.size))
     _check_ties(network, [layers[name] for name in wanted])
     make = FilterSplit if by == "filter" else ChannelSplit
     replaced: dict[nn.Module, nn.Module] = {}
     for name in wanted:
         layer = layers[name]
         assert isinstance(layer, DEALT)
-        replaced[layer] = make(layer, team)
+        replaced[layer] = make(layer, group)
     replace_layers(network, replaced)
     called = dict.fromkeys(name for told in traced for name in told.layers)
     others = (name for name in called if name not in wanted)

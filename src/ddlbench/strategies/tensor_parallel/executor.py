@@ -20,17 +20,18 @@ from torch import Tensor, nn
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.strategies.executor import StepwiseExecutor
+from ddlbench.strategies.gradient_sum import sum_gradients
 from ddlbench.strategies.pipelining.cutting import TensorForm
-from ddlbench.strategies.process_group import join_all, sum_gradients
+from ddlbench.strategies.process_group import join_all
 from ddlbench.strategies.tensor_parallel.convert import Dealt, Grid, Rows, split_rows, split_weights
 from ddlbench.strategies.tensor_parallel.descriptor import SplitDetails, grid_of
 from ddlbench.strategies.tensor_parallel.shard_group import (
     GridAxis,
     ShardGroup,
     across,
+    axes_of,
     groups_of,
-    join_team,
-    lines_of,
+    join_shard_group,
 )
 from ddlbench.strategies.tensor_parallel.trace import BlockTrace, trace
 from ddlbench.strategies.tensor_parallel.weights import WeightSplit
@@ -87,13 +88,13 @@ class SplitExecutor(StepwiseExecutor):
     def _join(self) -> None:
         """The group of all, and of it this rank's group and the same rank of every group."""
         join_all(self.context, self.process, self.plan.world_size)
-        self.teams = groups_of(self.plan.world_size, self.group_size)
-        self.within = self.team(self.teams)
-        self.over_groups = self.team(across(self.teams)).group
+        self.rank_groups = groups_of(self.plan.world_size, self.group_size)
+        self.within = self._join_one(self.rank_groups)
+        self.over_groups = self._join_one(across(self.rank_groups)).process_group
 
-    def team(self, teams: list[list[int]]) -> ShardGroup:
+    def _join_one(self, rank_groups: list[list[int]]) -> ShardGroup:
         """This rank's team of several that lie side by side."""
-        return join_team(teams, self.process.rank, self.spans, self.context)
+        return join_shard_group(rank_groups, self.process.rank, self.spans, self.context)
 
     def _batch(self, network: nn.Sequential) -> TensorForm:
         """Form of a group's inputs: floating point as the weights are."""
@@ -112,9 +113,9 @@ class SpatialExecutor(SplitExecutor):
         """Rows along one dimension, or a grid over two."""
         details = SplitDetails.of(self.plan)
         sizes = grid_of(str(details.split), self.group_size)
-        lines = lines_of(self.teams, sizes)
+        axes = axes_of(self.rank_groups, sizes)
         self.grid = Grid(
-            self.within, tuple(GridAxis(d, self.team(ranks)) for d, ranks in lines.items())
+            self.within, tuple(GridAxis(d, self._join_one(ranks)) for d, ranks in axes.items())
         )
         self.rows = split_rows(network, traced, self.grid, str(details.until))
         split = set(self.rows.parameters)
@@ -140,7 +141,7 @@ class SpatialExecutor(SplitExecutor):
             return super().details()
         return {
             **super().details(),
-            "grid": [line.team.size for line in self.grid.lines],
+            "grid": [axis.group.size for axis in self.grid.axes],
             "split_blocks": self.rows.split_blocks,
             "ends_with": self.rows.ends_with,
         }

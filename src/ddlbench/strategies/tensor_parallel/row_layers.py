@@ -38,43 +38,43 @@ from ddlbench.strategies.tensor_parallel.layout import Halo, Interval, Window, h
 from ddlbench.strategies.tensor_parallel.shard_group import GridAxis, ShardGroup, total
 
 
-def exchange(rows: Tensor, halo: Halo, line: GridAxis, fill: float) -> Tensor:
+def exchange(rows: Tensor, halo: Halo, axis: GridAxis, fill: float) -> Tensor:
     """The rows that this rank's outputs read, padding included.
 
     Args:
-        rows: this rank's part along ``line.dim``.
+        rows: this rank's part along ``axis.dim``.
         halo: who needs what.
-        line: the ranks.
+        axis: the ranks.
         fill: what padding holds: 0, or minus infinity before a maximum.
     """
     if halo.is_needless:
         return rows
-    result: Tensor = _Exchange.apply(rows, halo, line, fill)
+    result: Tensor = _Exchange.apply(rows, halo, axis, fill)
     return result
 
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, halo: Halo, line: GridAxis, fill: float) -> Tensor:
-        ctx.place = halo, line
-        return _collect(rows, halo, line, fill)
+    def forward(ctx: Any, rows: Tensor, halo: Halo, axis: GridAxis, fill: float) -> Tensor:
+        ctx.place = halo, axis
+        return _collect(rows, halo, axis, fill)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         return _give_back(gradients[0], *ctx.place), None, None, None
 
 
-def _collect(rows: Tensor, halo: Halo, line: GridAxis, fill: float) -> Tensor:
-    team, dim = line.team, line.dim
-    own, wanted, kept = halo.owned[team.rank], halo.wanted[team.rank], halo.kept(team.rank)
-    before, after = halo.padding[team.rank]
+def _collect(rows: Tensor, halo: Halo, axis: GridAxis, fill: float) -> Tensor:
+    group, dim = axis.group, axis.dim
+    own, wanted, kept = halo.owned[group.rank], halo.wanted[group.rank], halo.kept(group.rank)
+    before, after = halo.padding[group.rank]
     held = wanted[1] - wanted[0]
     collected = rows.new_empty(_with_extent(rows, dim, before + held + after))
     collected.narrow(dim, 0, before).fill_(fill)
     collected.narrow(dim, before + held, after).fill_(fill)
-    sends = [(r, _part(rows, dim, rs, own[0]).contiguous()) for r, rs in halo.sent(team.rank)]
-    arriving = [(r, rs, _empty(rows, dim, rs)) for r, rs in halo.received(team.rank)]
-    team.swap(sends, [(rank, tensor) for rank, _, tensor in arriving])
+    sends = [(r, _part(rows, dim, rs, own[0]).contiguous()) for r, rs in halo.sent(group.rank)]
+    arriving = [(r, rs, _empty(rows, dim, rs)) for r, rs in halo.received(group.rank)]
+    group.swap(sends, [(rank, tensor) for rank, _, tensor in arriving])
     origin = wanted[0] - before
     _part(collected, dim, kept, origin).copy_(_part(rows, dim, kept, own[0]))
     for _, interval, tensor in arriving:
@@ -82,17 +82,17 @@ def _collect(rows: Tensor, halo: Halo, line: GridAxis, fill: float) -> Tensor:
     return collected
 
 
-def _give_back(gradient: Tensor, halo: Halo, line: GridAxis) -> Tensor:
+def _give_back(gradient: Tensor, halo: Halo, axis: GridAxis) -> Tensor:
     """Each row's gradients from all ranks that read it, added up in the order of ranks."""
-    team, dim = line.team, line.dim
-    own, kept = halo.owned[team.rank], halo.kept(team.rank)
-    origin = halo.wanted[team.rank][0] - halo.padding[team.rank][0]
+    group, dim = axis.group, axis.dim
+    own, kept = halo.owned[group.rank], halo.kept(group.rank)
+    origin = halo.wanted[group.rank][0] - halo.padding[group.rank][0]
     sends = [
         (rank, _part(gradient, dim, rows, origin).contiguous())
-        for rank, rows in halo.received(team.rank)
+        for rank, rows in halo.received(group.rank)
     ]
-    arriving = [(r, rs, _empty(gradient, dim, rs)) for r, rs in halo.sent(team.rank)]
-    team.swap(sends, [(rank, tensor) for rank, _, tensor in arriving])
+    arriving = [(r, rs, _empty(gradient, dim, rs)) for r, rs in halo.sent(group.rank)]
+    group.swap(sends, [(rank, tensor) for rank, _, tensor in arriving])
     result = gradient.new_zeros(_with_extent(gradient, dim, own[1] - own[0]))
     _part(result, dim, kept, own[0]).copy_(_part(gradient, dim, kept, origin))
     for _, interval, tensor in arriving:
@@ -132,14 +132,14 @@ class SpatialConvolution(nn.Module):
 
     Args:
         layer: the whole layer, padded with zeros; its parameters are taken over.
-        lines: the ranks along each split dimension.
+        axes: the ranks along each split dimension.
         inputs, outputs: whole shapes, (N, C, ...).
     """
 
     def __init__(
         self,
         layer: Convolution,
-        lines: Sequence[GridAxis],
+        axes: Sequence[GridAxis],
         inputs: Sequence[int],
         outputs: Sequence[int],
     ) -> None:
@@ -148,13 +148,13 @@ class SpatialConvolution(nn.Module):
         self.stride, self.dilation, self.groups = layer.stride, layer.dilation, layer.groups
         around = _padding(layer)
         self.halos: list[tuple[Halo, GridAxis]] = []
-        for line in lines:
-            place = line.dim
+        for axis in axes:
+            place = axis.dim
             before, after = around[place]
             window = Window(
                 layer.kernel_size[place], layer.stride[place], layer.dilation[place], before, after
             )
-            self.halos.append((halo_of(window, line.parts(inputs), line.parts(outputs)), line))
+            self.halos.append((halo_of(window, axis.parts(inputs), axis.parts(outputs)), axis))
             around[place] = (0, 0)  # comes with the halo
         self.padding = tuple(before for before, _ in around)
         # "same" with an even kernel pads more behind than before; F.pad wants the last one first.
@@ -163,8 +163,8 @@ class SpatialConvolution(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Own rows of the input -> own rows of the output."""
-        for halo, line in self.halos:
-            rows = exchange(rows, halo, line, fill=0.0)
+        for halo, axis in self.halos:
+            rows = exchange(rows, halo, axis, fill=0.0)
         if any(self.more):
             rows = F.pad(rows, self.more)
         return self.convolve(
@@ -190,7 +190,7 @@ class _SpatialPooling(nn.Module):
     fill = 0.0
 
     def __init__(
-        self, layer: Any, lines: Sequence[GridAxis], inputs: Sequence[int], outputs: Sequence[int]
+        self, layer: Any, axes: Sequence[GridAxis], inputs: Sequence[int], outputs: Sequence[int]
     ) -> None:
         super().__init__()
         dims = len(inputs) - 2
@@ -200,8 +200,8 @@ class _SpatialPooling(nn.Module):
         self.dilation = _tuple(getattr(layer, "dilation", 1), dims)
         padding = list(_tuple(layer.padding, dims))
         self.halos: list[tuple[Halo, GridAxis]] = []
-        for line in lines:
-            place = line.dim
+        for axis in axes:
+            place = axis.dim
             window = Window(
                 self.kernel[place],
                 self.stride[place],
@@ -209,14 +209,14 @@ class _SpatialPooling(nn.Module):
                 padding[place],
                 padding[place],
             )
-            self.halos.append((halo_of(window, line.parts(inputs), line.parts(outputs)), line))
+            self.halos.append((halo_of(window, axis.parts(inputs), axis.parts(outputs)), axis))
             padding[place] = 0  # comes with the halo
         self.padding = tuple(padding)
 
     def with_halo(self, rows: Tensor) -> Tensor:
         """The rows that this rank's outputs read."""
-        for halo, line in self.halos:
-            rows = exchange(rows, halo, line, self.fill)
+        for halo, axis in self.halos:
+            rows = exchange(rows, halo, axis, self.fill)
         return rows
 
 
@@ -249,12 +249,12 @@ class SpatialAverage(_SpatialPooling):
     def __init__(
         self,
         layer: nn.AvgPool2d | nn.AvgPool3d,
-        lines: Sequence[GridAxis],
+        axes: Sequence[GridAxis],
         inputs: Sequence[int],
         outputs: Sequence[int],
     ) -> None:
-        super().__init__(layer, lines, inputs, outputs)
-        own = {line.dim: line.parts(outputs)[line.team.rank] for line in lines}
+        super().__init__(layer, axes, inputs, outputs)
+        own = {axis.dim: axis.parts(outputs)[axis.group.rank] for axis in axes}
         padding = _tuple(layer.padding, self.dims)
         sizes = []
         for place in range(-self.dims, 0):
@@ -291,19 +291,19 @@ class WholeAverage(nn.Module):
     """The mean over all positions: each rank adds up its own, and they are added up.
 
     Args:
-        team: all ranks of the grid.
+        group: all ranks of the grid.
         inputs: whole shape, (N, C, ...).
     """
 
-    def __init__(self, team: ShardGroup, inputs: Sequence[int]) -> None:
+    def __init__(self, group: ShardGroup, inputs: Sequence[int]) -> None:
         super().__init__()
-        self.team = team
+        self.group = group
         self.positions = prod(inputs[2:])
 
     def forward(self, rows: Tensor) -> Tensor:
         """Own rows -> (N, C, 1, ...), the same on every rank."""
         dims = tuple(range(2, rows.dim()))
-        return total(rows.sum(dims, keepdim=True) / self.positions, self.team)
+        return total(rows.sum(dims, keepdim=True) / self.positions, self.group)
 
 
 def _outer(sizes: Sequence[Tensor]) -> Tensor:
@@ -326,8 +326,8 @@ class SpatialBatchNorm(nn.Module):
 
     Args:
         layer: the whole layer; its parameters and running statistics are taken over.
-        lines: the ranks along each split dimension, first dimension first.
-        team: all ranks of the grid, the last line's ranks next to each other.
+        axes: the ranks along each split dimension, first dimension first.
+        group: all ranks of the grid, the last axis's ranks next to each other.
         inputs: whole shape, (N, C, ...).
     """
 
@@ -337,7 +337,7 @@ class SpatialBatchNorm(nn.Module):
     shares: Tensor
 
     def __init__(
-        self, layer: nn.Module, lines: Sequence[GridAxis], team: ShardGroup, inputs: Sequence[int]
+        self, layer: nn.Module, axes: Sequence[GridAxis], group: ShardGroup, inputs: Sequence[int]
     ) -> None:
         super().__init__()
         assert isinstance(layer, NORMS)
@@ -345,11 +345,11 @@ class SpatialBatchNorm(nn.Module):
         self.eps, self.momentum = layer.eps, layer.momentum
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             self.register_buffer(name, getattr(layer, name))
-        self.team = team
+        self.group = group
         shares = torch.ones(1)
-        for line in lines:
-            sizes = torch.tensor(line.parts(inputs).sizes, dtype=torch.float64)
-            shares = (shares[:, None] * (sizes / inputs[line.dim])).flatten()
+        for axis in axes:
+            sizes = torch.tensor(axis.parts(inputs).sizes, dtype=torch.float64)
+            shares = (shares[:, None] * (sizes / inputs[axis.dim])).flatten()
         self.register_buffer("shares", shares, persistent=False)
         self.positions = prod(inputs[2:])
 
@@ -400,7 +400,7 @@ class _Normalise(torch.autograd.Function):
         normal = (rows - _wide(mean, rows)) * _wide(inverse, rows)
         by_shift, by_scale = gradient.sum(dims), (gradient * normal).sum(dims)
         count = rows.shape[0] * norm.positions
-        sums = norm.team.all_reduce(torch.cat([by_shift, by_scale])) / count
+        sums = norm.group.all_reduce(torch.cat([by_shift, by_scale])) / count
         mean_shift, mean_scale = sums.chunk(2)
         scale = inverse if weight is None else inverse * weight
         centred = gradient - _wide(mean_shift, rows) - normal * _wide(mean_scale, rows)
@@ -414,7 +414,7 @@ def _statistics(rows: Tensor, norm: SpatialBatchNorm) -> tuple[Tensor, Tensor]:
     """Mean and (biased) variance of each channel over all ranks."""
     wide = rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows
     own_var, own_mean = torch.var_mean(wide, _all_but_channels(rows), correction=0)
-    means, variances = norm.team.stack(torch.cat([own_mean, own_var])).chunk(2, dim=1)
+    means, variances = norm.group.stack(torch.cat([own_mean, own_var])).chunk(2, dim=1)
     shares = norm.shares.to(means.dtype)[:, None]
     mean = (shares * means).sum(0)
     return mean, (shares * (variances + (means - mean) ** 2)).sum(0)

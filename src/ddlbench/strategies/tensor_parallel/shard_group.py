@@ -49,13 +49,13 @@ class ShardGroup:
 
     Args:
         rank, size: within the group.
-        group: None where the rank is alone.
+        process_group: None where the rank is alone.
         spans: times every exchange.
     """
 
     rank: int
     size: int
-    group: dist.ProcessGroup | None
+    process_group: dist.ProcessGroup | None
     spans: SpanRecorder
 
     def all_reduce(self, values: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class ShardGroup:
         with self.spans.span("all_reduce"):
             dtype = torch.float32 if _is_half_on_cpu(values) else values.dtype
             total = torch.empty(values.shape, dtype=dtype, device=values.device).copy_(values)
-            dist.all_reduce(total, group=self.group)
+            dist.all_reduce(total, group=self.process_group)
             return total.to(values.dtype)
 
     def all_gather(self, part: Tensor, dim: int, parts: Parts) -> Tensor:
@@ -81,7 +81,7 @@ class ShardGroup:
                 mine = part.new_zeros(shape)
                 mine.narrow(dim, 0, part.shape[dim]).copy_(part)
             found = [part.new_empty(shape) for _ in range(self.size)]
-            dist.all_gather([_plain(one) for one in found], _plain(mine), group=self.group)
+            dist.all_gather([_plain(one) for one in found], _plain(mine), group=self.process_group)
             sized = zip(found, parts.sizes, strict=True)
             return torch.cat([tensor.narrow(dim, 0, size) for tensor, size in sized], dim)
 
@@ -91,7 +91,7 @@ class ShardGroup:
             return values[None]
         with self.spans.span("gather"):
             found = [torch.empty_like(values) for _ in range(self.size)]
-            dist.all_gather(found, values.contiguous(), group=self.group)
+            dist.all_gather(found, values.contiguous(), group=self.process_group)
             return torch.stack(found)
 
     def swap(
@@ -102,8 +102,14 @@ class ShardGroup:
         Nothing waits before everything is posted, so no order of ranks can deadlock.
         """
         operations = [
-            *(dist.P2POp(dist.isend, t, group=self.group, group_peer=peer) for peer, t in sends),
-            *(dist.P2POp(dist.irecv, t, group=self.group, group_peer=peer) for peer, t in receives),
+            *(
+                dist.P2POp(dist.isend, t, group=self.process_group, group_peer=peer)
+                for peer, t in sends
+            ),
+            *(
+                dist.P2POp(dist.irecv, t, group=self.process_group, group_peer=peer)
+                for peer, t in receives
+            ),
         ]
         if not operations:
             return
@@ -118,19 +124,19 @@ class GridAxis:
 
     Args:
         dim: counted from the last: -1 width, -2 height, -3 depth.
-        team: in the order of their parts.
+        group: in the order of their parts.
     """
 
     dim: int
-    team: ShardGroup
+    group: ShardGroup
 
     def parts(self, shape: Sequence[int]) -> Parts:
         """How a tensor of this whole shape lies on the line."""
-        return Parts.even(shape[self.dim], self.team.size)
+        return Parts.even(shape[self.dim], self.group.size)
 
     def own(self, whole: Tensor) -> Tensor:
         """This rank's part of a tensor that it has whole."""
-        first, behind = self.parts(whole.shape)[self.team.rank]
+        first, behind = self.parts(whole.shape)[self.group.rank]
         return whole.narrow(self.dim, first, behind - first)
 
 
@@ -144,51 +150,51 @@ def _plain(values: Tensor) -> Tensor:
     return values.view(-1).view(torch.uint8) if _is_half_on_cpu(values) else values
 
 
-def share(whole: Tensor, team: ShardGroup) -> Tensor:
+def share(whole: Tensor, group: ShardGroup) -> Tensor:
     """A whole tensor of which this rank computes with all, for a part of the outputs."""
-    result: Tensor = _Share.apply(whole, team)
+    result: Tensor = _Share.apply(whole, group)
     return result
 
 
-def gather(part: Tensor, dim: int, parts: Parts, team: ShardGroup) -> Tensor:
+def gather(part: Tensor, dim: int, parts: Parts, group: ShardGroup) -> Tensor:
     """The whole, of which each rank has one of ``parts`` along ``dim``."""
-    result: Tensor = _Gather.apply(part, dim, parts, team)
+    result: Tensor = _Gather.apply(part, dim, parts, group)
     return result
 
 
-def take(whole: Tensor, dim: int, parts: Parts, team: ShardGroup) -> Tensor:
+def take(whole: Tensor, dim: int, parts: Parts, group: ShardGroup) -> Tensor:
     """This rank's part of a whole tensor."""
-    result: Tensor = _Take.apply(whole, dim, parts, team)
+    result: Tensor = _Take.apply(whole, dim, parts, group)
     return result
 
 
-def total(addend: Tensor, team: ShardGroup) -> Tensor:
+def total(addend: Tensor, group: ShardGroup) -> Tensor:
     """The sum over the ranks."""
-    result: Tensor = _Total.apply(addend, team)
+    result: Tensor = _Total.apply(addend, group)
     return result
 
 
-def _own(whole: Tensor, dim: int, parts: Parts, team: ShardGroup) -> Tensor:
-    first, behind = parts[team.rank]
+def _own(whole: Tensor, dim: int, parts: Parts, group: ShardGroup) -> Tensor:
+    first, behind = parts[group.rank]
     return whole.narrow(dim, first, behind - first)
 
 
 class _Share(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, team: ShardGroup) -> Tensor:
-        ctx.team = team
+    def forward(ctx: Any, whole: Tensor, group: ShardGroup) -> Tensor:
+        ctx.group = group
         return whole.view_as(whole)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return ctx.team.all_reduce(gradients[0]), None
+        return ctx.group.all_reduce(gradients[0]), None
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: Tensor, dim: int, parts: Parts, team: ShardGroup) -> Tensor:
-        ctx.place = dim, parts, team
-        return team.all_gather(part, dim, parts)
+    def forward(ctx: Any, part: Tensor, dim: int, parts: Parts, group: ShardGroup) -> Tensor:
+        ctx.place = dim, parts, group
+        return group.all_gather(part, dim, parts)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -197,20 +203,20 @@ class _Gather(torch.autograd.Function):
 
 class _Take(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, dim: int, parts: Parts, team: ShardGroup) -> Tensor:
-        ctx.place = dim, parts, team
-        return _own(whole, dim, parts, team).contiguous()
+    def forward(ctx: Any, whole: Tensor, dim: int, parts: Parts, group: ShardGroup) -> Tensor:
+        ctx.place = dim, parts, group
+        return _own(whole, dim, parts, group).contiguous()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        dim, parts, team = ctx.place
-        return team.all_gather(gradients[0], dim, parts), None, None, None
+        dim, parts, group = ctx.place
+        return group.all_gather(gradients[0], dim, parts), None, None, None
 
 
 class _Total(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, addend: Tensor, team: ShardGroup) -> Tensor:
-        return team.all_reduce(addend)
+    def forward(ctx: Any, addend: Tensor, group: ShardGroup) -> Tensor:
+        return group.all_reduce(addend)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -231,7 +237,7 @@ def across(groups: Sequence[Sequence[int]]) -> Ranks:
     return [list(same) for same in zip(*groups, strict=True)]
 
 
-def lines_of(groups: Sequence[Sequence[int]], sizes: Mapping[int, int]) -> dict[int, Ranks]:
+def axes_of(groups: Sequence[Sequence[int]], sizes: Mapping[int, int]) -> dict[int, Ranks]:
     """The lines of every group's grid along each dimension; ranks of the last one are neighbours.
 
     Args:
@@ -251,12 +257,14 @@ def lines_of(groups: Sequence[Sequence[int]], sizes: Mapping[int, int]) -> dict[
     return found
 
 
-def join_team(teams: Ranks, rank: int, spans: SpanRecorder, context: Context) -> ShardGroup:
-    """This rank's team; every rank of the world calls it with the same teams."""
-    mine = next(ranks for ranks in teams if rank in ranks)
+def join_shard_group(
+    rank_groups: Ranks, rank: int, spans: SpanRecorder, context: Context
+) -> ShardGroup:
+    """This rank's group; every rank of the world calls it with the same rank_groups."""
+    mine = next(ranks for ranks in rank_groups if rank in ranks)
     if len(mine) == 1:
         return ShardGroup(0, 1, None, spans)
-    group = side_by_side(teams, context)
+    group = side_by_side(rank_groups, context)
     # NCCL builds a communicator at its first use, in which all must take part.
     dist.all_reduce(torch.zeros(1, device=context.devices[0]), group=group)
     return ShardGroup(mine.index(rank), len(mine), group, spans)

@@ -38,14 +38,14 @@ class WeightSplit(nn.Module):
         layer: the whole layer.
         pieces: of the weight, on this rank.
         bias: which part of the bias this rank has.
-        team: the ranks.
+        group: the ranks.
     """
 
     def __init__(
-        self, layer: Convolution | nn.Linear, pieces: list[Piece], bias: Interval, team: ShardGroup
+        self, layer: Convolution | nn.Linear, pieces: list[Piece], bias: Interval, group: ShardGroup
     ) -> None:
         super().__init__()
-        self.team, self.pieces = team, pieces
+        self.group, self.pieces = group, pieces
         self.apply_layer, self.dim = _application(layer)
         self._whole = {"weight": layer.weight.shape}
         self._places: dict[str, tuple[str, tuple[slice, ...]]] = {}
@@ -84,7 +84,7 @@ class WeightSplit(nn.Module):
             for own, (of, place) in self._places.items():
                 if of == name and self._mine_to_give(name):
                     whole[place] = getattr(self, own).detach()
-            found[name] = self.team.all_reduce(whole)
+            found[name] = self.group.all_reduce(whole)
         return found
 
     def _mine_to_give(self, name: str) -> bool:
@@ -97,19 +97,19 @@ class FilterSplit(WeightSplit):
 
     Args:
         layer: the whole layer.
-        team: the ranks.
+        group: the ranks.
     """
 
-    def __init__(self, layer: Convolution | nn.Linear, team: ShardGroup) -> None:
+    def __init__(self, layer: Convolution | nn.Linear, group: ShardGroup) -> None:
         filters, channels, groups = features_of(layer)
-        parts = Parts.even(filters, team.size)
-        own = parts[team.rank]
-        super().__init__(layer, filter_pieces(own, filters, channels, groups), own, team)
+        parts = Parts.even(filters, group.size)
+        own = parts[group.rank]
+        super().__init__(layer, filter_pieces(own, filters, channels, groups), own, group)
         self.parts, self.first = parts, own[0]
 
     def forward(self, whole: Tensor) -> Tensor:
         """Whole input -> whole output."""
-        shared = share(whole, self.team)
+        shared = share(whole, self.group)
         outputs = []
         for number, piece in enumerate(self.pieces):
             bias = None
@@ -119,7 +119,7 @@ class FilterSplit(WeightSplit):
             read = _channels(shared, self.dim, piece.channels)
             outputs.append(self.apply_layer(read, self.weight_of(number), bias, piece.groups))
         own = outputs[0] if len(outputs) == 1 else torch.cat(outputs, self.dim)
-        return gather(own, self.dim, self.parts, self.team)
+        return gather(own, self.dim, self.parts, self.group)
 
     def _mine_to_give(self, name: str) -> bool:
         return True
@@ -130,27 +130,27 @@ class ChannelSplit(WeightSplit):
 
     Args:
         layer: the whole layer.
-        team: the ranks.
+        group: the ranks.
     """
 
-    def __init__(self, layer: Convolution | nn.Linear, team: ShardGroup) -> None:
+    def __init__(self, layer: Convolution | nn.Linear, group: ShardGroup) -> None:
         filters, channels, groups = features_of(layer)
-        parts = Parts.even(channels, team.size)
-        own = parts[team.rank]
+        parts = Parts.even(channels, group.size)
+        own = parts[group.rank]
         pieces = channel_pieces(own, filters, channels, groups)
-        super().__init__(layer, pieces, (0, filters), team)
+        super().__init__(layer, pieces, (0, filters), group)
         self.parts, self.first, self.filters = parts, own[0], filters
 
     def forward(self, whole: Tensor) -> Tensor:
         """Whole input -> whole output."""
-        own = take(whole, self.dim, self.parts, self.team)
+        own = take(whole, self.dim, self.parts, self.group)
         outputs = []
         for number, piece in enumerate(self.pieces):
             first, behind = piece.channels
             read = _channels(own, self.dim, (first - self.first, behind - self.first))
             outputs.append(self.apply_layer(read, self.weight_of(number), None, piece.groups))
         addend = outputs[0] if len(outputs) == 1 else torch.cat(outputs, self.dim)
-        summed = total(self._among_all(addend), self.team)
+        summed = total(self._among_all(addend), self.group)
         if not self.has_bias:
             return summed
         behind_channels = summed.dim() - 1 - self.dim % summed.dim()
@@ -166,7 +166,7 @@ class ChannelSplit(WeightSplit):
         return F.pad(addend, [0, 0] * behind_channels + [before, behind])
 
     def _mine_to_give(self, name: str) -> bool:
-        return name == "weight" or self.team.rank == 0
+        return name == "weight" or self.group.rank == 0
 
 
 def features_of(layer: Convolution | nn.Linear) -> tuple[int, int, int]:
