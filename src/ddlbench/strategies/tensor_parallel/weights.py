@@ -1,12 +1,12 @@
-"""Convolutions and linear layers whose weights are dealt out: own filters, or own channels.
+"""Convolutions and linear layers of which each rank has its own filters or channels.
 
 ::
 
     filter     x whole --share--> own filters  --gather--> y whole     bias: of the own filters
     channel    x whole --take---> partial sums --total---> y whole     bias: whole, added once
 
-Activations between layers are whole on every rank; what lies between these layers is computed by
-all. Source: Kahira et al., section 3 (filter and channel parallelism).
+Activations between layers are whole on every rank, and every rank computes what is between these
+layers. Source: Kahira et al., section 3 (filter and channel parallelism).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _Apply = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
 
 
 class WeightSplit(nn.Module):
-    """What both splits share: pieces of the weight, and how they make the whole.
+    """Base of both splits: pieces of the weight; whole input -> whole output.
 
     Args:
         layer: the whole layer.
         pieces: of the weight, on this rank.
-        bias: which part of the bias this rank has.
+        bias: this rank's part of the bias.
         group: the ranks.
     """
 
@@ -63,42 +63,33 @@ class WeightSplit(nn.Module):
         self._places[own] = (name, place)
 
     def weight_of(self, number: int) -> Tensor:
-        """The weight of a piece."""
         weight: Tensor = getattr(self, f"weight_{number}")
         return weight
 
     def bias(self) -> Tensor:
-        """What this rank has of the bias."""
         bias: Tensor = getattr(self, "bias_0")  # noqa: B009 (nn.Module's attributes have no type)
         return bias
 
     def whole_state(self) -> dict[str, Tensor]:
-        """The whole layer's parameters, on every rank; all ranks call it.
-
-        Every rank puts its own into zeros, and they are added up: no value changes.
-        """
+        """The whole layer's parameters, on every rank; all ranks call this together."""
+        # Every rank adds its own part to zeros, which changes no value.
         like = self.weight_of(0)
-        found = {}
+        state = {}
         for name, shape in self._whole.items():
             whole = torch.zeros(shape, dtype=like.dtype, device=like.device)
             for own, (of, place) in self._places.items():
-                if of == name and self._mine_to_give(name):
+                if of == name and self._gives(name):
                     whole[place] = getattr(self, own).detach()
-            found[name] = self.group.all_reduce(whole)
-        return found
+            state[name] = self.group.all_reduce(whole)
+        return state
 
-    def _mine_to_give(self, name: str) -> bool:
-        """Whether this rank's part of a parameter is in no other rank's."""
+    def _gives(self, name: str) -> bool:
+        """Whether this rank adds its part of a parameter, which no other rank adds."""
         raise NotImplementedError
 
 
 class FilterSplit(WeightSplit):
-    """A layer of which this rank computes its own filters (output features).
-
-    Args:
-        layer: the whole layer.
-        group: the ranks.
-    """
+    """A layer of which this rank computes its own filters (output features)."""
 
     def __init__(self, layer: Convolution | nn.Linear, group: ShardGroup) -> None:
         filters, channels, groups = features_of(layer)
@@ -108,7 +99,6 @@ class FilterSplit(WeightSplit):
         self.parts, self.first = parts, own[0]
 
     def forward(self, whole: Tensor) -> Tensor:
-        """Whole input -> whole output."""
         shared = share(whole, self.group)
         outputs = []
         for number, piece in enumerate(self.pieces):
@@ -121,17 +111,12 @@ class FilterSplit(WeightSplit):
         own = outputs[0] if len(outputs) == 1 else torch.cat(outputs, self.dim)
         return gather(own, self.dim, self.parts, self.group)
 
-    def _mine_to_give(self, name: str) -> bool:
+    def _gives(self, name: str) -> bool:
         return True
 
 
 class ChannelSplit(WeightSplit):
-    """A layer of which this rank reads its own input channels (features).
-
-    Args:
-        layer: the whole layer.
-        group: the ranks.
-    """
+    """A layer of which this rank reads its own input channels (features)."""
 
     def __init__(self, layer: Convolution | nn.Linear, group: ShardGroup) -> None:
         filters, channels, groups = features_of(layer)
@@ -142,7 +127,6 @@ class ChannelSplit(WeightSplit):
         self.parts, self.first, self.filters = parts, own[0], filters
 
     def forward(self, whole: Tensor) -> Tensor:
-        """Whole input -> whole output."""
         own = take(whole, self.dim, self.parts, self.group)
         outputs = []
         for number, piece in enumerate(self.pieces):
@@ -158,19 +142,19 @@ class ChannelSplit(WeightSplit):
         return summed + bias.view(-1, *[1] * behind_channels)
 
     def _among_all(self, addend: Tensor) -> Tensor:
-        """Zeros for the filters of groups that this rank reads nothing of."""
+        """Pad with zeros for the filters of groups of which this rank reads no channel."""
         before, behind = self.pieces[0].filters[0], self.filters - self.pieces[-1].filters[1]
         if before == behind == 0:
             return addend
         behind_channels = addend.dim() - 1 - self.dim % addend.dim()
         return F.pad(addend, [0, 0] * behind_channels + [before, behind])
 
-    def _mine_to_give(self, name: str) -> bool:
+    def _gives(self, name: str) -> bool:
         return name == "weight" or self.group.rank == 0
 
 
 def features_of(layer: Convolution | nn.Linear) -> tuple[int, int, int]:
-    """Filters, input channels and groups."""
+    """Numbers of filters, input channels and groups."""
     if isinstance(layer, nn.Linear):
         return layer.out_features, layer.in_features, 1
     return layer.out_channels, layer.in_channels, layer.groups
@@ -182,7 +166,7 @@ def _channels(tensor: Tensor, dim: int, interval: Interval) -> Tensor:
 
 
 def _application(layer: Convolution | nn.Linear) -> tuple[_Apply, int]:
-    """How the layer computes with other weights, and which dimension its features are."""
+    """The layer's function for other weights, and the dimension of its features."""
     if isinstance(layer, nn.Linear):
         return _linear, -1
     convolve = FUNCTIONS[len(layer.kernel_size)]
