@@ -163,7 +163,7 @@ _reference = cache(sequential)
 
 
 def assert_same_weights(
-    found: dict[str, torch.Tensor],
+    actual: dict[str, torch.Tensor],
     expected: dict[str, torch.Tensor],
     place: str = "",
     *,
@@ -174,7 +174,7 @@ def assert_same_weights(
     for name, value in expected.items():
         if not name.endswith(STATISTICS):
             torch.testing.assert_close(
-                found[name], value, rtol=rtol, atol=atol, msg=partial(_at, f"{place} {name}")
+                actual[name], value, rtol=rtol, atol=atol, msg=partial(_at, f"{place} {name}")
             )
 
 
@@ -182,21 +182,21 @@ def _at(place: str, message: str) -> str:
     return f"{place}: {message}"
 
 
-def assert_same_bits(found: Any, expected: Any, place: str = "state") -> None:
+def assert_same_bits(actual: Any, expected: Any, place: str = "state") -> None:
     """Compare bit for bit, also within dictionaries and lists."""
     if isinstance(expected, torch.Tensor):
-        assert found.dtype == expected.dtype, place
-        assert torch.equal(found, expected), place
+        assert actual.dtype == expected.dtype, place
+        assert torch.equal(actual, expected), place
     elif isinstance(expected, dict):
-        assert list(found) == list(expected), place
+        assert list(actual) == list(expected), place
         for key, value in expected.items():
-            assert_same_bits(found[key], value, f"{place}/{key}")
+            assert_same_bits(actual[key], value, f"{place}/{key}")
     elif isinstance(expected, list | tuple):
-        assert len(found) == len(expected), place
+        assert len(actual) == len(expected), place
         for index, value in enumerate(expected):
-            assert_same_bits(found[index], value, f"{place}/{index}")
+            assert_same_bits(actual[index], value, f"{place}/{index}")
     else:
-        assert found == expected, place
+        assert actual == expected, place
 
 
 _STEPS = 4

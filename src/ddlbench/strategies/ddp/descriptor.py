@@ -75,7 +75,6 @@ class DistributedDataParallel(DataParallel):
     }
 
     def gradient_messages(self, workload: Workload, plan: Plan) -> list[GradientMessage]:
-        """One message for each bucket."""
         details = DdpDetails.of(plan)
         return filled_buckets(
             workload.tensors, details.first_bucket_bytes, details.bucket_cap_bytes

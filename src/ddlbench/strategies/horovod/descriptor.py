@@ -88,5 +88,4 @@ class Horovod(DataParallel):
         return "horovod"  # with its cycle and its copies
 
     def communication_bytes(self, workload: Workload, plan: Plan) -> int:
-        """The fusion buffer."""
         return min(int(HorovodDetails.of(plan).fusion_threshold_bytes), workload.parameter_bytes)

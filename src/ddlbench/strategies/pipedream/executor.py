@@ -119,7 +119,6 @@ class PipeDreamExecutor(StepwiseExecutor):
         return self._sgd(self.module)
 
     def run(self, first: int, count: int) -> RunRecord:
-        """Fill, run and drain the pipeline."""
         record = RunRecord(list(range(first, first + count)))
         if count == 0:
             return record

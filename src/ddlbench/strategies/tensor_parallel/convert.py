@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from ddlbench.planning.network_tables import DIMENSIONS, too_few
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.tensor_parallel.limits import (
-    DEALT,
+    WEIGHTED,
     Limit,
     called_with_weights,
     fewest_features,
@@ -252,7 +252,7 @@ _MAKERS: list[tuple[tuple[type[nn.Module], ...], _Maker]] = [
 
 
 @dataclass(frozen=True)
-class Dealt:
+class WeightShards:
     """A network whose weights were split.
 
     Args:
@@ -269,7 +269,7 @@ def split_weights(
     traced: Sequence[BlockTrace],
     group: ShardGroup,
     by: Literal["filter", "channel"],
-) -> Dealt:
+) -> WeightShards:
     """Split the weights of a network, in place.
 
     Args:
@@ -295,12 +295,12 @@ def split_weights(
     replaced: dict[nn.Module, nn.Module] = {}
     for name in names:
         layer = layers[name]
-        assert isinstance(layer, DEALT)
+        assert isinstance(layer, WEIGHTED)
         replaced[layer] = make(layer, group)
     replace_layers(network, replaced)
     called = dict.fromkeys(name for block in traced for name in block.layers)
     others = (name for name in called if name not in names)
-    return Dealt(names, [name for name in others if list(layers[name].parameters())])
+    return WeightShards(names, [name for name in others if list(layers[name].parameters())])
 
 
 def _check_ties(network: nn.Module, split: Sequence[nn.Module]) -> None:
@@ -313,5 +313,5 @@ def _check_ties(network: nn.Module, split: Sequence[nn.Module]) -> None:
             first = owners.setdefault(parameter, module)
             if first is not module and (first in split or module in split):
                 raise Unsupported(
-                    "two layers share a weight, which cannot be dealt out", code="cannot_be_split"
+                    "two layers share a weight, which cannot be split", code="cannot_be_split"
                 )

@@ -22,7 +22,13 @@ from ddlbench.strategies.executor import StepwiseExecutor
 from ddlbench.strategies.gradient_sum import sum_gradients
 from ddlbench.strategies.pipelining.cutting import input_form
 from ddlbench.strategies.process_group import join_all
-from ddlbench.strategies.tensor_parallel.convert import Dealt, Grid, Rows, split_rows, split_weights
+from ddlbench.strategies.tensor_parallel.convert import (
+    Grid,
+    Rows,
+    WeightShards,
+    split_rows,
+    split_weights,
+)
 from ddlbench.strategies.tensor_parallel.descriptor import SplitDetails, grid_of
 from ddlbench.strategies.tensor_parallel.shard_group import (
     GridAxis,
@@ -136,10 +142,10 @@ class _WeightSplitExecutor(SplitExecutor):
     """Weights of every layer, by filters or by channels."""
 
     by: ClassVar[Literal["filter", "channel"]]
-    dealt: Dealt | None = None
+    shards: WeightShards | None = None
 
     def split(self, network: nn.Sequential, traced: list[BlockTrace]) -> None:
-        self.dealt = split_weights(network, traced, self.within, self.by)
+        self.shards = split_weights(network, traced, self.within, self.by)
 
     def state_dict(self) -> dict[str, Any]:
         """Whole weights under the names of the plain network, and this rank's optimiser state.
@@ -159,12 +165,12 @@ class _WeightSplitExecutor(SplitExecutor):
         return {"network": network, "optimizer": self.optimizer.state_dict()}
 
     def details(self) -> dict[str, Any]:
-        if self.dealt is None:
+        if self.shards is None:
             return super().details()
         return {
             **super().details(),
-            "split_layers": len(self.dealt.split_layers),
-            "whole_layers": self.dealt.whole_layers,
+            "split_layers": len(self.shards.split_layers),
+            "whole_layers": self.shards.whole_layers,
         }
 
 

@@ -30,7 +30,7 @@ from ddlbench.strategies.tensor_parallel.trace import (
 from ddlbench.strategies.tensor_parallel.weights import features_of
 
 # Layers whose weights are split by filters or channels.
-DEALT = (*CONVOLUTIONS, nn.Linear)
+WEIGHTED = (*CONVOLUTIONS, nn.Linear)
 _SAMPLES = 2  # batch norm refuses a single value per channel
 
 
@@ -66,7 +66,7 @@ def called_with_weights(
     """Layers whose weights are split, in the order of their calls; by channel without the first."""
     layers = dict(network.named_modules())
     called = dict.fromkeys(name for block in blocks for name in block.layers)
-    names = [name for name in called if type(layers[name]) in DEALT]
+    names = [name for name in called if type(layers[name]) in WEIGHTED]
     return names[1:] if by == "channel" else names
 
 
@@ -77,7 +77,7 @@ def fewest_features(
     limits = []
     for name in called_with_weights(network, blocks, by):
         layer = network.get_submodule(name)
-        assert isinstance(layer, DEALT)
+        assert isinstance(layer, WEIGHTED)
         filters, channels, _ = features_of(layer)
         limits.append(Limit(filters if by == "filter" else channels, _called(name, layer)))
     return _smallest(limits)

@@ -197,7 +197,7 @@ class GPipe(TorchGPipe):
         return super().supports(cell)
 
     def ideal_speedup(self, cell: Cell) -> float:
-        """P m / (m + p - 1) (Huang et al. 2019, section 2), without the cost of recomputation."""
+        """The bound p m / (m + p - 1) (Huang et al. 2019, section 2), without recomputation."""
         chunks = int(self.option_values(cell)["chunks"])
         return cell.devices * chunks / (chunks + cell.devices - 1)
 
