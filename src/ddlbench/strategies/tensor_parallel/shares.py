@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 By = Literal["rows", "filter", "channel"]
 _HEADS = ("Linear", "Flatten", "Adaptive")
-_DEALT = ("Conv1d", "Conv2d", "Conv3d", "Linear")
+_WEIGHTED = ("Conv1d", "Conv2d", "Conv3d", "Linear")
 
 
 def layer_split(
@@ -57,10 +57,10 @@ def layer_split(
     if group == 1:
         return LayerSplit(whole)
     entries = workload.layer_entries
-    first = next((str(entry["name"]) for entry in entries if entry["kind"] in _DEALT), "")
+    first = next((str(entry["name"]) for entry in entries if entry["kind"] in _WEIGHTED), "")
     return LayerSplit(
         {
-            entry["name"]: _dealt_share(entry, by, group, entry["name"] == first, workload.network)
+            entry["name"]: _weight_share(entry, by, group, entry["name"] == first, workload.network)
             for entry in entries
         }
     )
@@ -89,13 +89,13 @@ def _rows_end(workload: Workload, grid: Mapping[int, int], until: str) -> int:
     return len(blocks)
 
 
-def _dealt_share(entry: Mapping[str, Any], by: By, group: int, first: bool, network: str) -> float:
+def _weight_share(entry: Mapping[str, Any], by: By, group: int, first: bool, network: str) -> float:
     """Share of a layer's weights on the fullest device, for filters or channels.
 
     ``first`` marks the first layer with such weights, which a split by channels leaves whole.
     """
     by_channel = by == "channel"
-    if entry["kind"] not in _DEALT or (by_channel and first):
+    if entry["kind"] not in _WEIGHTED or (by_channel and first):
         return 1.0
     extents = shape_of(entry, network)["input" if by_channel else "output"]
     if not extents:
