@@ -17,9 +17,9 @@ from ddlbench.strategies.tensor_parallel.descriptor import grid_of
 from ddlbench.strategies.tensor_parallel.shard_group import (
     GridAxis,
     ShardGroup,
+    axes_of,
     groups_of,
-    join_team,
-    lines_of,
+    join_shard_group,
 )
 from ddlbench.strategies.tensor_parallel.trace import trace
 from ddlbench.strategies.tensor_parallel.weights import WeightSplit
@@ -70,14 +70,14 @@ class Cases:
     cases: tuple[Case, ...]
 
 
-def fake_team(size: int, rank: int = 0) -> ShardGroup:
-    """A team that plans and never speaks."""
+def fake_group(size: int, rank: int = 0) -> ShardGroup:
+    """A group that plans and never speaks."""
     return ShardGroup(rank, size, None, SpanRecorder(CPU))
 
 
 def fake_grid(split: str, devices: int) -> Grid:
     sizes = grid_of(split, devices).items()
-    return Grid(fake_team(devices), tuple(GridAxis(dim, fake_team(size)) for dim, size in sizes))
+    return Grid(fake_group(devices), tuple(GridAxis(dim, fake_group(size)) for dim, size in sizes))
 
 
 def traced(network: nn.Sequential, shape: tuple[int, ...]) -> Any:
@@ -92,18 +92,20 @@ def compare_all(work: Cases, rank: int, store: dist.Store | None) -> dict:
     groups = groups_of(work.world_size, work.world_size)
     spans = SpanRecorder(torch.device("cpu"))
     context = Context((CPU,))
-    team = join_team(groups, rank, spans, context)
+    group = join_shard_group(groups, rank, spans, context)
     grids: dict[str, Grid] = {}
     for case in work.cases:
         try:
             if case.split in ("filter", "channel"):
-                _compare_weights(case, team)
+                _compare_weights(case, group)
                 continue
             if case.split not in grids:
                 sizes = grid_of(case.split, work.world_size)
-                lines = lines_of(groups, sizes).items()
-                made = tuple(GridAxis(dim, join_team(r, rank, spans, context)) for dim, r in lines)
-                grids[case.split] = Grid(team, made)
+                axes = axes_of(groups, sizes).items()
+                made = tuple(
+                    GridAxis(dim, join_shard_group(r, rank, spans, context)) for dim, r in axes
+                )
+                grids[case.split] = Grid(group, made)
             _compare_rows(case, grids[case.split])
         except BaseException as error:
             raise AssertionError(f"{case}: {error}") from error
@@ -157,9 +159,9 @@ def _compare_rows(case: Case, grid: Grid) -> None:
     _close(network(grid.own(whole)), plain(whole), "evaluation")
 
 
-def _compare_weights(case: Case, team: ShardGroup) -> None:
+def _compare_weights(case: Case, group: ShardGroup) -> None:
     plain, network = case.network(), case.network()
-    split_weights(network, traced(network, case.shape), team, case.split)
+    split_weights(network, traced(network, case.shape), group, case.split)
     whole = _inputs(case, 0)
     expected, input_gradient = _pass(plain, whole)
     found, own_gradient = _pass(network, whole)

@@ -200,8 +200,8 @@ def test_a_parameter_server_greets_both_ways_before_anything_is_expected():
 
 def test_greetings_have_one_order_so_that_no_ranks_wait_in_turn(monkeypatch):
     """Every rank's calls, played with messages that both sides wait for."""
-    from ddlbench.strategies.dry_run import connect
     from ddlbench.strategies.parameter_server.worker import channels_between
+    from ddlbench.strategies.process_group import connect
 
     servers, workers = [0, 1], [2, 3, 4]
     lines: dict[int, list[tuple[str, int, int]]] = {}
@@ -235,5 +235,5 @@ def test_first_connections_are_made_in_one_module():
     texts = {path: path.read_text("utf-8") for path in source.rglob("*.py")}
     greeters = {path.name for path, text in texts.items() if greet.search(text)}
     of_links = {"rank_pairs.py", "collectives.py"}  # these measure what a message takes
-    assert greeters - of_links == {"dry_run.py"}
+    assert greeters - of_links == {"process_group.py"}
     assert {path.name for path, text in texts.items() if serve.search(text)} == {"rendezvous.py"}

@@ -1,4 +1,4 @@
-"""What runs a plan on the nodes: the protocol of every strategy, and the one step loop.
+"""The executor protocol of every strategy, and the step loop that most of them share.
 
 ::
 
@@ -6,12 +6,12 @@
       | prepare(plan, process,     |   build, place, wrap
       |         network, data)     |
       | run(0, warm-up)            |   dropped
-      | run(warm-up, measured)     |   completions: when each mini-batch was done
-      | checkpoint_state()         |   where checkpoints are asked for: nothing is under way
+      | run(warm-up, measured)     |   the time at which each mini-batch was complete
+      | checkpoint_state()         |   for checkpoints: no mini-batch is in flight
 
-``run`` takes global mini-batch ids, so it fits a data-parallel rank, a pipeline stage with
-several mini-batches in flight, one process that drives several devices, and a parameter server
-that owns no batch: such a role gets ``data=None`` and completes what it served.
+``run`` takes global mini-batch ids. So it suits a data-parallel rank, a pipeline stage with several
+mini-batches in flight, one process that drives several devices, and a server of weights. A server
+reads no data: it gets ``data=None``, and a mini-batch is complete when it has served it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddlbench.experiment.status import Reason
@@ -33,11 +35,11 @@ from ddlbench.strategies.training import make_loss, make_optimizer
 
 
 class Unsupported(Exception):  # noqa: N818 - an outcome, not a fault
-    """The strategy cannot run this cell, found only once the network was at hand.
+    """The strategy cannot run this cell, which only the network itself shows.
 
     Args:
         reason: one sentence.
-        code: what to count it by, where the sentence carries no code of its own.
+        code: of the reason, unless the sentence is a ``Reason`` with a code of its own.
     """
 
     def __init__(self, reason: str, code: str = "unsupported") -> None:
@@ -48,38 +50,33 @@ class MiniBatch(Protocol):
     """What a data stream yields: inputs (N, C, H, W) and labels (N,), on the device."""
 
     @property
-    def inputs(self) -> Tensor:
-        """Images."""
-        ...
+    def inputs(self) -> Tensor: ...
 
     @property
-    def labels(self) -> Tensor:
-        """Classes."""
-        ...
+    def labels(self) -> Tensor: ...
 
 
 class DataStream(Protocol):
     """This process's part of every mini-batch, by global mini-batch id."""
 
     def batches(self, first: int, count: int) -> Iterator[MiniBatch]:
-        """Mini-batches ``first`` to ``first + count - 1``, as far as this process's turns go."""
+        """Those of mini-batches ``first`` to ``first + count - 1`` that this process consumes."""
         ...
 
 
 @dataclass
 class Context:
-    """What an executor may use of its surroundings.
+    """Devices, addresses and callbacks of the process that an executor runs in.
 
     Args:
-        devices: what this process drives, in the order of the plan.
+        devices: of this process, in the order of the plan.
         store: key-value store of all processes (rendezvous); None for a single process.
-        interface: network interface to talk over; None lets the library choose.
+        interface: network interface for messages; None lets the library choose.
         local_address: address of this node that other processes reach.
-        patience_s: how long libraries wait for another process. The supervisor's limits are lower:
-            it knows a hang from a slow step.
+        patience_s: timeout of libraries. The supervisor's limits are lower, because it can tell a
+            hang from a slow step.
         progress: called after each completed mini-batch with the number completed in this run.
-        fixed: what an earlier run of the cell fixed when it ran (its ``details``), where this one
-            goes on from its checkpoint; else empty.
+        fixed: ``details`` of the earlier run whose checkpoint this run continues; else empty.
     """
 
     devices: tuple[torch.device, ...]
@@ -93,16 +90,16 @@ class Context:
 
 @dataclass
 class RunRecord:
-    """What one call of ``run`` measured; lists run in the order of completion.
+    """Measurements of one call of ``run``; lists are in the order of completion.
 
     Args:
         ids: global mini-batch ids.
         step_s: seconds from one completion to the next (the first from the start).
-        load_s: seconds of that during which the process waited for data.
+        load_s: the part of ``step_s`` in which the process waited for data.
         loss: mean loss over this process's samples; empty for a role without labels.
         spans: (kind, mini-batch id, start_s, end_s) by this host's ``time.perf_counter``, for
             timelines; optional.
-        communication_wait_s: waiting for other ranks; None where the strategy cannot tell.
+        communication_wait_s: time spent waiting for other ranks; None if unknown.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -113,7 +110,7 @@ class RunRecord:
     communication_wait_s: float | None = None
 
     def followed_by(self, later: RunRecord) -> RunRecord:
-        """Both as one. Spans are of the first that has any: those of two runs would leave a gap."""
+        """Join two records; spans are of one run only, as those of two would leave a gap."""
         if not self.step_s:
             return later
         waits = (self.communication_wait_s, later.communication_wait_s)
@@ -139,7 +136,7 @@ class Executor(Protocol):
         data: DataStream | None,
         context: Context,
     ) -> None:
-        """Place the network, join the others."""
+        """Place the network and join the other processes."""
         ...
 
     def run(self, first: int, count: int) -> RunRecord:
@@ -151,22 +148,22 @@ class Executor(Protocol):
         ...
 
     def checkpoint_state(self) -> dict[str, Any]:
-        """All that the next step of this process depends on, between two calls of ``run``.
+        """The state that this process's next step depends on, between two calls of ``run``.
 
-        Tensors, numbers and texts in mappings and lists. Random generators and the position in the
-        data are not its business.
+        It holds tensors, numbers and texts in mappings and lists. The caller saves random
+        generators and the position in the data.
         """
         ...
 
     def load_checkpoint_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`checkpoint_state` gave, in this process or in another one.
+        """Restore a :meth:`checkpoint_state` of this or another process.
 
-        It may have trained other steps before; nothing of them is left.
+        Steps that this executor trained before leave no effect.
         """
         ...
 
     def details(self) -> dict[str, Any]:
-        """What was fixed only at run time (balance, buckets), as JSON values."""
+        """Settings that only the run fixes (balance, buckets), as JSON values."""
         ...
 
     def persistent_tensors(self) -> Iterator[Tensor]:
@@ -174,40 +171,37 @@ class Executor(Protocol):
         ...
 
     def filling(self) -> int:
-        """Mini-batches after which it holds as much memory as it ever will."""
+        """Number of mini-batches after which memory no longer grows."""
         ...
 
     def threaded_modules(self) -> list[nn.Module]:
-        """Modules whose forward runs in other threads than the loop's."""
+        """Modules whose forward pass runs in another thread than the loop."""
         ...
 
     def buffer_bytes(self) -> int:
-        """Bytes that its communication library holds out of torch's sight."""
+        """Bytes that a communication library holds and torch does not count."""
         ...
 
     def record_step(self, mini_batch: int) -> list[Span]:
-        """Spans of one more step that nobody counts; none where ``run`` records them itself.
+        """Train one more step, which is not measured, and return its spans.
 
-        All processes of a cell call it together, after everything else.
+        They are empty where ``run`` records spans itself. All processes of a cell call this
+        together, after everything else.
         """
         ...
 
     def close(self) -> None:
-        """Leave the process group."""
+        """Leave the process groups and end threads."""
         ...
 
 
 class StepwiseExecutor:
-    """An executor whose mini-batches follow one another: plain training on one device.
+    """An executor that trains one mini-batch after the other: plain training on one device.
 
-    Subclasses say what else one step is.
-
-    Attributes:
-        spans: what a step tells of its parts; it records in :meth:`record_step` only, unless a
-            strategy records measured steps, too.
+    Subclasses override the parts of a step that differ.
     """
 
-    spans: SpanRecorder
+    spans: SpanRecorder  # off outside record_step, unless a strategy records measured steps, too
     module: nn.Module
     optimizer: torch.optim.Optimizer
 
@@ -219,7 +213,6 @@ class StepwiseExecutor:
         data: DataStream | None,
         context: Context,
     ) -> None:
-        """Place the network and make the optimiser; see :meth:`place`."""
         self.plan, self.process, self.context = plan, process, context
         self.data = data
         self.loss_function = make_loss(plan.cell)
@@ -229,15 +222,14 @@ class StepwiseExecutor:
         self.module.train()
 
     def place(self, network: nn.Sequential) -> nn.Module:
-        """The network on its device(s), wrapped as the strategy needs."""
+        """Put the network on its device(s), wrapped as the strategy needs."""
         return network.to(self.context.devices[0])
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """The cell's optimiser over the weights of this process."""
         return make_optimizer(self.plan.cell, self.module.parameters())
 
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """One optimiser step; returns the detached loss."""
+        """Make one optimiser step; return the detached loss."""
         self.spans.begin_step()
         self.optimizer.zero_grad()
         self.spans.phase("forward")
@@ -249,29 +241,33 @@ class StepwiseExecutor:
         return loss.detach()
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of the loss."""
         loss.backward()
 
     def update(self) -> None:
-        """The optimiser's step."""
         self.spans.phase("update")
         self.optimizer.step()
 
+    def train(self, batch: MiniBatch | None) -> list[Tensor]:
+        """Train one mini-batch; the detached loss, if this process has it."""
+        assert batch is not None
+        return [self.step(batch.inputs, batch.labels)]
+
     def run(self, first: int, count: int) -> RunRecord:
-        """The one timed loop: wait for data, step, read the clock."""
-        assert self.data is not None
+        """Time the loop: wait for data, step, read the clock."""
         clock = StepClock(self.context.devices)
         losses: list[Tensor] = []
         load_s: list[float] = []
         progress = self.context.progress
-        batches = self.data.batches(first, count)
+        batches: Iterator[MiniBatch | None] = repeat(None)
+        if self.data is not None:
+            batches = self.data.batches(first, count)
         self.spans.begin_run(first)
         clock.start()
         for done in range(1, count + 1):
-            asked = time.perf_counter()
+            begin_s = time.perf_counter()
             batch = next(batches)
-            load_s.append(time.perf_counter() - asked)
-            losses.append(self.step(batch.inputs, batch.labels))
+            load_s.append(time.perf_counter() - begin_s)
+            losses += self.train(batch)
             clock.mark()
             progress(done)
         step_s = clock.finish()
@@ -286,7 +282,7 @@ class StepwiseExecutor:
         )
 
     def record_step(self, mini_batch: int) -> list[Span]:
-        """One step with the recorder on, and with :meth:`watched` around it."""
+        """Train one step with the recorder on, within :meth:`watched`."""
         if self.spans.enabled:
             return []
         self.spans.enabled = True
@@ -296,32 +292,26 @@ class StepwiseExecutor:
         return spans
 
     def watched(self) -> AbstractContextManager[None]:
-        """What a strategy adds to a step so that it can be recorded; nothing by default."""
+        """Context of a recorded step, for hooks that recording needs."""
         return nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights under the names of the plain network, and the optimiser's state."""
         return {"network": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def checkpoint_state(self) -> dict[str, Any]:
-        """Weights and buffers under the names that the placed module gives, and the optimiser."""
         return {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load_checkpoint_state(self, state: Mapping[str, Any]) -> None:
-        """In place: what others hold of the weights stays theirs."""
-        self.module.load_state_dict(state["module"])
+        self.module.load_state_dict(state["module"])  # in place: views of the weights stay valid
         self.optimizer.load_state_dict(state["optimizer"])
 
     def details(self) -> dict[str, Any]:
-        """Nothing but the plan, unless a strategy says more."""
         return dict(self.plan.details)
 
     def buffer_bytes(self) -> int:
-        """None, unless a strategy says more."""
         return 0
 
     def persistent_tensors(self) -> Iterator[Tensor]:
-        """Weights, buffers, gradients and the optimiser's state."""
         for parameter in self.module.parameters():
             yield parameter
             if parameter.grad is not None:
@@ -332,16 +322,15 @@ class StepwiseExecutor:
 
     @property
     def transport(self) -> str | None:
-        """What messages to other ranks go over: "tcp" (gloo), "nccl"; None where unknown."""
+        """Transport of messages to other ranks: "tcp" (gloo) or "nccl"; None if unknown."""
         return "tcp" if self.context.devices[0].type == "cpu" else "nccl"
 
     def filling(self) -> int:
-        """One, unless a strategy has several in flight."""
         return 1
 
     def threaded_modules(self) -> list[nn.Module]:
-        """None, unless a strategy says more."""
         return []
 
     def close(self) -> None:
-        """Nothing to leave."""
+        if dist.is_initialized():
+            dist.destroy_process_group()

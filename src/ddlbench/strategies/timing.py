@@ -1,24 +1,24 @@
-"""Times of a process: how long its steps take, and what it does when within them.
+"""Clocks of a process: how long its steps take, and what it does within them.
 
-:class:`StepClock` times steps without stopping the device at every step. On CPU a mark is the
-host's monotonic clock. On CUDA a mark is an event on every device that the process drives; events
-are read once at the end, after the devices have finished. A step is complete when the last device
-has come to its mark, and lasts from one completion to the next::
+:class:`StepClock` times steps without stopping the device at each. On CPU a mark is the host's
+monotonic clock. On CUDA a mark is an event on every device of the process, and events are read once
+at the end, when the devices have finished. A step is complete when the last device reaches its
+mark; it lasts from one completion to the next::
 
     host    start . mark . mark . mark ......... finish (synchronise, read)
     cuda:0    |------|--------|--|
     cuda:1    |--------|-----|-----|             devices may be at different steps
-    steps     |--------|------|----|             they add up to the time of the whole
+    steps     |--------|------|----|             they add up to the total time
 
-:class:`SpanRecorder` tells what the process did within a step, for timelines::
+:class:`SpanRecorder` records the parts of a step for timelines::
 
-    phases   | forward         | backward              | update |   what it does between spans
-    spans        |halo|   |halo|    |all_reduce|                    what interrupts them
-    beside                            |-- bucket 0 --|              what runs at the same time
+    phases   | forward         | backward              | update |   between spans
+    spans        |halo|   |halo|    |all_reduce|                    interrupt a phase
+    beside                            |-- bucket 0 --|              run at the same time
 
-On CUDA its marks are events on the process's current stream. They are brought to the host's clock
-by one anchor: an event that is recorded while the device is idle, whose time on the host is known.
-A wait is then what the stream waited.
+On CUDA its marks are events on the process's current stream; a wait is then a wait of the stream.
+One anchor converts them to the host's clock: an event that is recorded while the device is idle, at
+a known time of the host.
 """
 
 from __future__ import annotations
@@ -35,18 +35,14 @@ Span = tuple[str, int, float, float]
 
 Mark = float | torch.cuda.Event
 
-# Kinds in which a process does not compute but waits for others.
+# Kinds of spans in which a process waits for others.
 _WAITS = frozenset(
     ("wait", "receive_wait", "send_wait", "all_reduce_wait", "all_reduce", "gather", "halo")
 )
 
 
 class StepClock:
-    """Seconds between marks.
-
-    Args:
-        devices: the devices whose work a step is.
-    """
+    """Seconds between marks, which end steps on all of ``devices``."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._cuda = sorted({d.index or 0 for d in devices if d.type == "cuda"})
@@ -54,13 +50,13 @@ class StepClock:
         self._events: list[list[torch.cuda.Event]] = [[] for _ in self._cuda]
 
     def start(self) -> None:
-        """Wait until the devices are idle, then make the first mark."""
+        """Wait until the devices are idle and make the first mark."""
         for index in self._cuda:
             torch.cuda.synchronize(index)
         self.mark()
 
     def mark(self) -> None:
-        """The work issued so far ends a step."""
+        """End a step with the work issued so far."""
         if not self._cuda:
             self._host.append(time.perf_counter())
             return
@@ -78,8 +74,8 @@ class StepClock:
         per_device = [_intervals_s(events) for events in self._events]
         if len(per_device) == 1:
             return per_device[0]
-        # Intervals are added up here, as CUDA gives the time from the first event as a float32,
-        # which after an hour is known to a quarter of a millisecond only.
+        # Intervals are added up because CUDA gives times as float32: an hour after the first event
+        # they would be exact to a quarter of a millisecond only.
         done_s = [max(times) for times in zip(*map(accumulate, per_device), strict=True)]
         return [later - earlier for earlier, later in pairwise([0.0, *done_s])]
 
@@ -115,7 +111,7 @@ class SpanRecorder:
         self.begin_run(first)
 
     def begin_run(self, first: int) -> None:
-        """Forget earlier runs; the next step is that of mini-batch ``first``."""
+        """Forget earlier runs; the next step trains mini-batch ``first``."""
         self._first, self._number = first, -1
         self._kept: dict[int, list[tuple[str, Mark, Mark]]] = {}
         self._phase = ""
@@ -128,12 +124,12 @@ class SpanRecorder:
             self._anchor_s = time.perf_counter()
 
     def begin_step(self, between: str = "") -> None:
-        """The step of the next mini-batch begins; what lies between its spans is ``between``."""
+        """Begin the next mini-batch's step; the time between its spans is of kind ``between``."""
         self._number += 1
         self._phase, self._since = between, None
 
     def phase(self, kind: str) -> None:
-        """From now on the process does something else; an empty kind ends the step."""
+        """End the current phase and begin another; an empty kind ends the step."""
         if not self.enabled:
             return
         now = self.now()
@@ -142,11 +138,11 @@ class SpanRecorder:
 
     @contextmanager
     def span(self, kind: str, number: int | None = None) -> Iterator[None]:
-        """Time what is done inside; it interrupts the phase.
+        """Time the body, which interrupts the current phase.
 
         Args:
             kind: "forward", "receive_wait", ...
-            number: of the mini-batch in this run; that of the step under way where left out.
+            number: of the mini-batch in this run; by default that of the current step.
         """
         if not self.enabled or (self._cuda and not self._is_kept(number)):
             yield
@@ -158,24 +154,21 @@ class SpanRecorder:
         self._add(kind, number, begin, end)
 
     def beside(self, kind: str, begin: Mark, end: Mark) -> None:
-        """Something that ran from one mark to another while the process did something else."""
+        """Add work between two marks that ran while the process did something else."""
         self._add(kind, None, begin, end)
 
     def now(self) -> Mark:
-        """A mark behind the work issued so far."""
+        """A mark after the work issued so far."""
         return self._event() if self._cuda else time.perf_counter()
 
     def seconds(self, mark: Mark) -> float:
-        """When a mark was, by the host's ``time.perf_counter``; the device must be idle."""
+        """The mark's time by the host's ``time.perf_counter``; the device must be idle."""
         if isinstance(mark, float):
             return mark
         return self._anchor_s + self._anchor.elapsed_time(mark) / 1e3
 
     def spans(self) -> list[Span]:
-        """All spans and phases that are kept, in the order in which they began.
-
-        Waits for the device.
-        """
+        """Wait for the device; return the kept spans and phases in the order of their begin."""
         self.wait()
         kept = (
             (kind, self._first + number, self.seconds(begin), self.seconds(end))
@@ -191,14 +184,13 @@ class SpanRecorder:
 
     @property
     def wait_s(self) -> float | None:
-        """All waits of the run, also of mini-batches that are not kept.
+        """Seconds of all waits of the run, also of mini-batches whose spans are not kept.
 
-        None on CUDA, where the host does not see them, and where nothing is recorded.
+        None without recording, and on CUDA, where the host does not see waits.
         """
         return None if self._cuda or not self.enabled else self._wait_s
 
     def _close(self, now: Mark) -> None:
-        """The phase under way lasts until now."""
         if self._phase and self._since is not None:
             self._add(self._phase, None, self._since, now)
 

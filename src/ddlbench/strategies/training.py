@@ -1,7 +1,7 @@
-"""What every strategy trains with: arithmetic, loss and optimiser of a cell.
+"""Precision, loss and optimiser of a cell, for every strategy.
 
-Autocast is a property of a thread, and a library may compute in threads of its own: so each block
-carries its autocast with it instead of the loop that calls it.
+Autocast belongs to a thread, and a library may compute in threads of its own. So each block enters
+autocast itself, instead of the loop that calls it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ddlbench.experiment.cell import Cell
 
 
 class _SinglePrecision(nn.Module):
-    """A loss that is computed in float32 where outputs are bfloat16."""
+    """Computes a loss in float32 when outputs are bfloat16."""
 
     def __init__(self, function: nn.Module) -> None:
         super().__init__()
@@ -32,20 +32,14 @@ class _SinglePrecision(nn.Module):
 
 
 def make_loss(_cell: Cell) -> nn.Module:
-    """The loss of outputs (N, classes) and labels (N,): its mean over the N samples."""
+    """The mean loss over N samples, of outputs (N, classes) and labels (N,)."""
     return _SinglePrecision(nn.CrossEntropyLoss())
 
 
 def make_optimizer(
     cell: Cell, parameters: Iterable[nn.Parameter], learning_rate: float | None = None
 ) -> torch.optim.Optimizer:
-    """Plain SGD over ``parameters``, of which there may be none.
-
-    Args:
-        cell: gives learning rate and momentum.
-        parameters: what this process updates.
-        learning_rate: the cell's where left out.
-    """
+    """SGD with the cell's momentum, and its learning rate unless another is given."""
     rate = cell.learning_rate if learning_rate is None else learning_rate
     # A stage or a server may hold no weights, and torch's optimisers take no empty list.
     trained = list(parameters) or [nn.Parameter(torch.empty(0))]
@@ -53,7 +47,7 @@ def make_optimizer(
 
 
 class Autocast(nn.Module):
-    """A block that computes in bfloat16 where autocast deems it safe; weights stay float32."""
+    """Computes a block in bfloat16 where autocast deems it safe; weights stay float32."""
 
     def __init__(self, block: nn.Module, device_type: str) -> None:
         super().__init__()
@@ -61,19 +55,18 @@ class Autocast(nn.Module):
         self.device_type = device_type
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The block's output."""
         with torch.autocast(self.device_type, dtype=torch.bfloat16):
             outputs: Tensor = self.block(inputs)
         return outputs
 
 
 def with_precision(network: nn.Sequential, precision: str, device_type: str) -> nn.Sequential:
-    """The network in "fp32", "tf32" or "bf16"; sets torch's matrix-product precision too."""
+    """The network in "fp32", "tf32" or "bf16"; sets torch's global matrix-product precision."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     if precision != "bf16":
         return network
-    # Not named_children: it leaves out a block that stands at a second place too.
+    # named_children would omit the second place of a block that occurs twice.
     blocks = ((str(place), block) for place, block in network._modules.items())
     return nn.Sequential(
         OrderedDict((name, Autocast(b, device_type)) for name, b in blocks if b is not None)

@@ -1,4 +1,4 @@
-"""What a strategy is tested with, also one of another package: real ranks on this machine.
+"""Tests of a strategy, also of another package, with real ranks on this machine.
 
 ::
 
@@ -33,12 +33,12 @@ __all__ = [
 def assert_equals_sequential(
     strategy: str, devices: int = 2, parts: int | None = None, **options: Any
 ) -> None:
-    """A strategy's weights after four steps are those of sequential training, to 1e-4.
+    """Check that weights after four steps equal those of sequential training, to 1e-4.
 
     Args:
         strategy: its name, or ``package.module:Class``.
-        devices: of one node.
-        parts: that a mini-batch is computed in; one a device if left out.
+        devices: on one node.
+        parts: the number of parts in which a mini-batch is computed; by default one per device.
         options: of the strategy.
     """
     cell = _cell("residual", strategy, devices, 16, options)
@@ -46,12 +46,12 @@ def assert_equals_sequential(
 
 
 def assert_resumes(strategy: str, folder: Path, devices: int = 2, **options: Any) -> None:
-    """A strategy goes on from its checkpoint in new processes, bit for bit.
+    """Check that a strategy resumes from its checkpoint in new processes, bit for bit.
 
     Args:
         strategy: its name, or ``package.module:Class``.
-        folder: an empty one.
-        devices: of one node.
+        folder: an empty folder.
+        devices: on one node.
         options: of the strategy.
     """
     assert_cells_resume([_cell("dropout", strategy, devices, 12, options)], folder)

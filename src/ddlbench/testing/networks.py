@@ -1,4 +1,4 @@
-"""Small networks whose blocks are delicate to cut, to average or to repeat."""
+"""Small networks with the blocks that are hard to cut, to average or to repeat."""
 
 from __future__ import annotations
 
@@ -21,28 +21,25 @@ class Residual(nn.Module):
         self.norm = nn.BatchNorm2d(channels)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Of any batch."""
         return inputs + torch.relu(self.norm(self.conv(inputs)))
 
 
 class Mean(nn.Module):
-    """Its gradient is one number seen many times: not contiguous."""
+    """Its gradient is one expanded number, which is not contiguous."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Of any batch."""
         return inputs.mean(dim=(2, 3), keepdim=True)
 
 
 class Turned(nn.Module):
-    """Gives a view that is not contiguous."""
+    """Its output is a view that is not contiguous."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Of any batch."""
         return inputs.transpose(2, 3)
 
 
 class Shared(nn.Module):
-    """A weight that is used twice, one that nothing uses, one that is not trained."""
+    """One weight is used twice, one is unused, and one is not trained."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -51,7 +48,6 @@ class Shared(nn.Module):
         self.frozen = nn.Parameter(torch.ones(features), requires_grad=False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Of any batch."""
         return torch.tanh(inputs @ self.twice) @ self.twice + self.frozen
 
 
@@ -131,9 +127,9 @@ SMALL = {function.__name__: function for function in (tiny, residual, odd, norme
 
 
 def network_of(cell: Cell) -> nn.Sequential:
-    """The cell's network from its seed, the project's own without dropout; mostly in float64.
+    """The cell's network from its seed, without dropout, in float64.
 
-    ``residual`` stays in float32: torchgpipe times layers with inputs of that type.
+    ``residual`` stays in float32, as torchgpipe times layers with inputs of that type.
     """
     if cell.network not in SMALL:
         return without_dropout(build(cell.network, DATASETS[cell.dataset], cell.seed)).double()

@@ -1,4 +1,4 @@
-r"""Worlds of ranks that start in milliseconds: each rank is a fork of one process that has torch.
+r"""Worlds of ranks that start in milliseconds, as forks of one process that has imported torch.
 
 ::
 
@@ -35,17 +35,16 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.planning.strategy import strategy_of
 
-# What a rank does with one item: (item, rank, store of this item or None) -> what it found.
+# A rank's work on one item: (item, rank, store of this item or None) -> result.
 Work = Callable[[Any, int, Store | None], Any]
 
-# A rank that starts on a machine that does much else may take its time.
-START_LIMIT_S = 300.0
-STACKS_S = 2.0  # how long a rank that hangs may take to write its stacks
+START_LIMIT_S = 300.0  # ranks start slowly on a busy machine
+STACKS_S = 2.0  # time for a hung rank to write its stacks
 
 
 @cache
 def _server() -> Any:
-    """The context whose fork server has imported all that ranks need."""
+    """The context whose fork server has imported the modules that ranks need."""
     modules = ["torch", "torch._dynamo", "ddlbench.networks", "ddlbench.runtime.worker", "pytest"]
     modules += [strategy_of(name).executor.partition(":")[0] for name in STRATEGIES]
     if importlib.util.find_spec("horovod"):
@@ -66,7 +65,7 @@ def _server() -> Any:
 
 @dataclass(frozen=True)
 class _World:
-    """What all ranks of a world are told."""
+    """The work of all ranks of a world."""
 
     work: Work
     items: Sequence[Any]
@@ -76,7 +75,7 @@ class _World:
     environment: Mapping[str, str]
 
     def serve(self, rank: int, messages: Connection) -> None:
-        """Do all items as one rank; say where it is and what it found."""
+        """Do all items as one rank; send the current item and each result."""
         os.environ.clear()
         os.environ.update(self.environment)
         torch.set_num_threads(1)
@@ -89,11 +88,11 @@ class _World:
                 own = PrefixStore(str(number), store) if store is not None else None
                 buffer = io.BytesIO()
                 torch.save(self.work(item, rank, own), buffer)
-                messages.send(("found", buffer.getvalue()))
+                messages.send(("result", buffer.getvalue()))
         except BaseException:
             messages.send(("raised", traceback.format_exc()))
             os._exit(1)
-        # Libraries whose threads still run need not agree on how they end.
+        # _exit skips the teardown of libraries whose threads still run.
         messages.send(("done", None))
         messages.close()
         os._exit(0)
@@ -106,16 +105,16 @@ def name_of(item: Any) -> str:
 
 @dataclass
 class _Rank:
-    """One rank as pytest sees it."""
+    """A rank's process and messages, in pytest's process."""
 
     process: Any
     messages: Connection
     at: str = "it has not begun"
-    found: list[Any] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
     failure: str | None = None
 
     def hear(self) -> bool:
-        """Take one message in; False once there are no more."""
+        """Read one message; False after the last one."""
         try:
             kind, value = self.messages.recv()
         except (EOFError, ConnectionResetError):
@@ -124,11 +123,11 @@ class _Rank:
             return False
         if kind == "at":
             self.at = value
-        elif kind == "found":
-            self.found.append(torch.load(io.BytesIO(value), weights_only=False))
+        elif kind == "result":
+            self.results.append(torch.load(io.BytesIO(value), weights_only=False))
         elif kind == "raised":
             self.failure = value
-        return kind in ("at", "found")
+        return kind in ("at", "result")
 
 
 def run_ranks(
@@ -138,14 +137,16 @@ def run_ranks(
 
     Args:
         work: a function of a module, or a ``partial`` of one.
-        items: cells, or what else ``work`` takes.
-        world_size: ranks.
-        limit_s: a world hangs if no rank begins or ends an item for so long; it counts from when
-            all ranks have begun their first.
+        items: cells, or other arguments of ``work``.
+        world_size: number of ranks.
+        limit_s: a world hangs if no rank begins or ends an item for so long, once all ranks have
+            begun their first.
 
     Returns:
-        For each item what every rank found. A world that fails or hangs is killed, and the
-        error says where each rank was.
+        For each item the results of all ranks.
+
+    Raises:
+        AssertionError: a rank failed or the world hung, and was killed; it lists each rank's item.
     """
     context = _server()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -167,11 +168,11 @@ def run_ranks(
                 one.process.kill()
                 one.process.join()
                 one.messages.close()
-    return [list(of_item) for of_item in zip(*(one.found for one in ranks), strict=True)]
+    return [list(of_item) for of_item in zip(*(one.results for one in ranks), strict=True)]
 
 
 def _listen(ranks: list[_Rank], limit_s: float) -> bool:
-    """Hear all ranks until they are done or one fails; True if they hang."""
+    """Read messages of all ranks until they are done or one fails; True if they hang."""
     heard: set[int] = set()
     speaking: dict[Any, int] = {rank.messages: number for number, rank in enumerate(ranks)}
     while speaking and not any(rank.failure for rank in ranks):
@@ -188,7 +189,7 @@ def _listen(ranks: list[_Rank], limit_s: float) -> bool:
 
 
 def _where(ranks: list[_Rank], hung: bool, folder: Path) -> str:
-    """Where each rank was when its world was ended."""
+    """The error message: each rank's item, and its error or stacks."""
     if hung:
         for rank in ranks:
             if rank.process.is_alive():
@@ -196,7 +197,7 @@ def _where(ranks: list[_Rank], hung: bool, folder: Path) -> str:
         time.sleep(STACKS_S)
     lines = ["the ranks hang" if hung else "a rank failed"]
     for number, rank in enumerate(ranks):
-        lines.append(f"rank {number}: {rank.at}, {len(rank.found)} done")
+        lines.append(f"rank {number}: {rank.at}, {len(rank.results)} done")
         if rank.failure:
             lines.append(rank.failure)
         elif hung:

@@ -1,14 +1,14 @@
-"""Cells go on from their checkpoints, in new processes, bit for bit.
+"""Checks that cells resume from their checkpoints in new processes, bit for bit.
 
 ::
 
     plain    warm-up | 1 2 3 4 5 6                                no checkpoint
     first    warm-up | 1 2 3 | save | 4 5 6 | save
-    second   other weights, rehearsal | load | 4 5 6 | save       new processes
+    second   other weights, dry run | load | 4 5 6 | save         new processes
 
-``second`` ends as ``first`` does: weights, statistics, momentum, random numbers, losses. Where
-updates are synchronous ``plain`` does too: a checkpoint changes nothing. PipeDream's checkpoints
-drain its pipeline, so it is compared with a run that drained at the same step.
+``second`` ends with the same weights, statistics, momentum, random numbers and losses as ``first``.
+With synchronous updates ``plain`` does, too: a checkpoint changes nothing. PipeDream's checkpoints
+drain its pipeline, so it is compared only with a run that drained at the same step.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _RUNS = ("plain", "first", "second")
 
 
 def assert_cells_resume(cells: Sequence[Cell], folder: Path) -> None:
-    """Train every cell straight, with checkpoints, and on from a checkpoint; compare the ends.
+    """Train every cell without checkpoints, with them, and resumed; compare the final states.
 
     Args:
-        cells: with as many ranks each; their network is :func:`.networks.network_with_dropout`.
-        folder: an empty one, for the checkpoints.
+        cells: with equally many ranks; their network is :func:`.networks.network_with_dropout`.
+        folder: an empty folder, for the checkpoints.
     """
     (world_size,) = {make_plan(cell).world_size for cell in cells}
     plain, first, second = (
@@ -56,13 +56,13 @@ def assert_cells_resume(cells: Sequence[Cell], folder: Path) -> None:
         assert losses and all(len(loss) == _WARMUP + _STEPS for loss in losses), cell.id
 
 
-def _compare(cell: Cell, rank: int, folder: Path, found: Sequence[dict[str, Any]]) -> None:
-    """What one rank had at the end of its three runs."""
-    plain, first, second = found
+def _compare(cell: Cell, rank: int, folder: Path, results: Sequence[dict[str, Any]]) -> None:
+    """Compare one rank's results and final states of its three runs."""
+    plain, first, second = results
     place = f"{cell.id}, rank {rank}"
     ends = {run: read_state(folder / cell.id / f"{run}-{rank}") for run in _RUNS}
     assert_same_bits(ends["second"], ends["first"], place)
-    # What the loop saved behind the last step is what the executor has.
+    # The checkpoint after the last step holds the executor's final state.
     at_end = read_state(rank_file(set_folder(folder / cell.id, _STEPS, "second"), rank))
     assert_same_bits(at_end["executor"], ends["second"]["executor"], place)
     assert second == first, place
@@ -74,7 +74,7 @@ def _compare(cell: Cell, rank: int, folder: Path, found: Sequence[dict[str, Any]
 
 
 def _train(cell: Cell, rank: int, store: Store | None, *, out: Path, run: str) -> dict[str, Any]:
-    """One rank; ``run`` is "plain" without checkpoints, "first" with them, "second" resumed."""
+    """Train one rank; ``run`` is "plain" (no checkpoints), "first" (with) or "second" (resumed)."""
     folder, resume = out / cell.id, run == "second"
     plan = make_plan(cell)
     process = plan.processes[rank]
@@ -88,7 +88,7 @@ def _train(cell: Cell, rank: int, store: Store | None, *, out: Path, run: str) -
         order, executor, rank, plan.world_size, store=store, devices=context.devices
     )
     context.fixed = {} if checkpoints is None else checkpoints.fixed()
-    # Weights and random numbers of another seed: only a checkpoint can bring the right ones.
+    # With another seed, only the checkpoint can restore the right weights and random numbers.
     torch.manual_seed(99 if resume else 1)
     network = network_with_dropout()
     torch.manual_seed(cell.seed + rank + (99 if resume else 0))

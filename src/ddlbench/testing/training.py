@@ -1,8 +1,8 @@
-"""Cells that ranks train with their real executors, and sequential training beside them.
+"""Trains cells with their real executors, and compares them with sequential training.
 
-After several steps a parallel strategy has the weights of sequential training. The reference
-consumes the same mini-batch part by part, so that batch norm sees what a rank or a micro-batch
-sees; gradients are averaged; dropout is off.
+After several steps a parallel strategy must have the weights of sequential training. The reference
+computes the same mini-batch part by part, so that batch norm sees the samples of a rank or
+micro-batch, and averages gradients. Dropout is off.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Runs = tuple[tuple[int, int], ...]
 
 
 def context_of(plan: Plan, process: Process, store: Store | None) -> Context:
-    """Devices that are this machine's processor."""
+    """A context whose devices are all this machine's processor."""
     devices = tuple(torch.device("cpu") for _ in process.devices)
     return Context(devices=devices, store=store, interface="lo")
 
@@ -53,13 +53,13 @@ def global_batch(cell: Cell, number: int) -> dict[str, torch.Tensor]:
 
 
 class Reader:
-    """What one process reads of the mini-batches: its shard, in its turn, and only its needs."""
+    """The data stream of one process: its shard of its mini-batches, and only what it needs."""
 
     def __init__(self, cell: Cell, process: Process, dtype: torch.dtype = torch.float64) -> None:
         self.cell, self.process, self.dtype = cell, process, dtype
 
     def batches(self, first: int, count: int) -> Iterator[Any]:
-        """Mini-batches ``first`` to ``first + count - 1``, as far as the process's turns go."""
+        """Those of mini-batches ``first`` to ``first + count - 1`` that the process consumes."""
         process = self.process
         for number in range(first + process.replica % process.turns, first + count, process.turns):
             whole = global_batch(self.cell, number)
@@ -75,19 +75,19 @@ class Reader:
 
 
 def loss_of(cell: Cell) -> Any:
-    """The mean of a linear network's outputs has one gradient, whatever the weights."""
+    """Cross entropy; for ``linear`` a loss whose gradient does not depend on the weights."""
     if cell.network == "linear":
         return lambda outputs, labels: (outputs * labels[:, None]).mean()
     return nn.CrossEntropyLoss()
 
 
 def dtype_of(network: nn.Module) -> torch.dtype:
-    """That of its weights."""
+    """The type of its weights."""
     return next(network.parameters()).dtype
 
 
 def train_here(cell: Cell, rank: int, store: Store | None, *, runs: Runs) -> dict[str, Any]:
-    """Train as one rank; what it has and tells at the end."""
+    """Train as one rank; return its final state and its records."""
     plan = make_plan(cell)
     process = plan.processes[rank]
     executor = executor_of(cell)
@@ -103,7 +103,7 @@ def train_here(cell: Cell, rank: int, store: Store | None, *, runs: Runs) -> dic
     empty = executor.run(sum(count for _, count in runs), 0)
     kept_bytes = sum(tensor.nbytes for tensor in executor.persistent_tensors())
     parts = getattr(executor, "parts", None)
-    found = {
+    result = {
         "role": process.role,
         "state": {k: v.clone() for k, v in executor.state_dict()["network"].items()},
         "loss": [loss for record in records for loss in record.loss],
@@ -119,32 +119,27 @@ def train_here(cell: Cell, rank: int, store: Store | None, *, runs: Runs) -> dic
     }
     barrier(store, "done", plan.world_size)
     executor.close()
-    return found
+    return result
 
 
 def train(cells: Sequence[Cell], runs: Runs, limit_s: float = 120) -> list[list[dict[str, Any]]]:
-    """For each cell what every rank found, all in one world; the cells have as many ranks."""
+    """For each cell the results of all ranks, in one world; cells have equally many ranks."""
     (world_size,) = {make_plan(cell).world_size for cell in cells}
     return run_ranks(partial(train_here, runs=runs), cells, world_size, limit_s)
 
 
 def reference(cell: Cell, parts: int, steps: int) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """Weights and losses of sequential training that sees each mini-batch in equal parts.
-
-    Computed once for all cells that differ only in how they are parallelised.
-    """
+    """Weights and losses of :func:`sequential`; computed once for cells with the same training."""
     plain = cell.with_(strategy="sequential", nodes=1, devices_per_node=1, options=())
     state, losses = _reference(plain, parts, steps)
     return dict(state), list(losses)
 
 
-@cache
-def _reference(cell: Cell, parts: int, steps: int) -> tuple[dict[str, torch.Tensor], list[float]]:
-    return sequential(cell, parts, steps)
-
-
 def sequential(cell: Cell, parts: int, steps: int) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """Train anew: random numbers are torch's as they stand."""
+    """Weights and losses of sequential training, with each mini-batch in equal parts.
+
+    It uses torch's current random state.
+    """
     network = network_of(cell).train()
     optimizer = torch.optim.SGD(network.parameters(), cell.learning_rate, cell.momentum)
     loss_function = loss_of(cell)
@@ -164,19 +159,22 @@ def sequential(cell: Cell, parts: int, steps: int) -> tuple[dict[str, torch.Tens
     return network.state_dict(), losses
 
 
+_reference = cache(sequential)
+
+
 def assert_same_weights(
-    found: dict[str, torch.Tensor],
+    actual: dict[str, torch.Tensor],
     expected: dict[str, torch.Tensor],
     place: str = "",
     *,
     rtol: float = 1e-10,
     atol: float = 1e-12,
 ) -> None:
-    """All but batch norm's statistics, which each rank has of its own samples."""
+    """Compare all but batch norm's statistics, which each rank has for its own samples."""
     for name, value in expected.items():
         if not name.endswith(STATISTICS):
             torch.testing.assert_close(
-                found[name], value, rtol=rtol, atol=atol, msg=partial(_at, f"{place} {name}")
+                actual[name], value, rtol=rtol, atol=atol, msg=partial(_at, f"{place} {name}")
             )
 
 
@@ -184,21 +182,21 @@ def _at(place: str, message: str) -> str:
     return f"{place}: {message}"
 
 
-def assert_same_bits(found: Any, expected: Any, place: str = "state") -> None:
-    """Bit for bit, through dictionaries and lists."""
+def assert_same_bits(actual: Any, expected: Any, place: str = "state") -> None:
+    """Compare bit for bit, also within dictionaries and lists."""
     if isinstance(expected, torch.Tensor):
-        assert found.dtype == expected.dtype, place
-        assert torch.equal(found, expected), place
+        assert actual.dtype == expected.dtype, place
+        assert torch.equal(actual, expected), place
     elif isinstance(expected, dict):
-        assert list(found) == list(expected), place
+        assert list(actual) == list(expected), place
         for key, value in expected.items():
-            assert_same_bits(found[key], value, f"{place}/{key}")
+            assert_same_bits(actual[key], value, f"{place}/{key}")
     elif isinstance(expected, list | tuple):
-        assert len(found) == len(expected), place
+        assert len(actual) == len(expected), place
         for index, value in enumerate(expected):
-            assert_same_bits(found[index], value, f"{place}/{index}")
+            assert_same_bits(actual[index], value, f"{place}/{index}")
     else:
-        assert found == expected, place
+        assert actual == expected, place
 
 
 _STEPS = 4
@@ -208,8 +206,8 @@ def assert_cell_equals_sequential(cell: Cell, parts: int) -> None:
     """Train a cell and its sequential reference in float32; compare weights and mean losses.
 
     Args:
-        cell: what a data-parallel rank or a synchronous pipeline trains.
-        parts: that a mini-batch is computed in: ranks, or micro-batches.
+        cell: of a data-parallel strategy or a synchronous pipeline.
+        parts: the number of ranks or micro-batches that compute a mini-batch.
     """
     assert strategy_of(cell.strategy).supports(cell) is None
     expected, losses = reference(cell, parts, _STEPS)

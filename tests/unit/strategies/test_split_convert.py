@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases.split_layer_cases import fake_grid, fake_team, traced
+from cases.split_layer_cases import fake_grid, fake_group, traced
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import load
@@ -37,7 +37,7 @@ def test_imagenet_splits_by_rows_filters_and_channels(network):
     assert [name for name, _ in blocks.named_parameters()] == before
     for by in ("filter", "channel"):
         blocks, told = _meta(network, "imagenet")
-        dealt = split_weights(blocks, told, fake_team(8), by)
+        dealt = split_weights(blocks, told, fake_group(8), by)
         convolutions = [n for n in before if n.endswith("weight") and "bn" not in n]
         assert len(dealt.split_layers) >= 7
         assert len(dealt.split_layers) <= len(convolutions)
@@ -137,13 +137,13 @@ def test_ends_that_are_none(until, said):
 def test_weights_name_the_limiting_layer(network, by, devices, said):
     blocks, told = _meta(network, "mnist")
     with pytest.raises(Unsupported) as error:
-        split_weights(blocks, told, fake_team(devices), by)
+        split_weights(blocks, told, fake_group(devices), by)
     assert said in str(error.value)
 
 
 def test_by_channel_the_first_layer_stays_whole():
     blocks, told = _meta("resnet18", "cifar10")
-    dealt = split_weights(blocks, told, fake_team(4), "channel")
+    dealt = split_weights(blocks, told, fake_group(4), "channel")
     assert "conv1" not in dealt.split_layers
     assert "conv1" in dealt.whole_layers
     assert dealt.split_layers[:2] == ["layer1_0.conv1", "layer1_0.conv2"]

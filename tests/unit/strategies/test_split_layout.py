@@ -16,7 +16,7 @@ from ddlbench.strategies.tensor_parallel.layout import (
     halo_of,
     overlap,
 )
-from ddlbench.strategies.tensor_parallel.shard_group import across, groups_of, lines_of
+from ddlbench.strategies.tensor_parallel.shard_group import across, axes_of, groups_of
 
 
 @given(extent=st.integers(0, 50), count=st.integers(1, 9))
@@ -120,11 +120,11 @@ def test_groups_and_lines_of_a_picture():
     groups = groups_of(8, 4)
     assert groups == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert across(groups) == [[0, 4], [1, 5], [2, 6], [3, 7]]
-    assert lines_of(groups, {-2: 2, -1: 2}) == {
+    assert axes_of(groups, {-2: 2, -1: 2}) == {
         -2: [[0, 2], [1, 3], [4, 6], [5, 7]],
         -1: [[0, 1], [2, 3], [4, 5], [6, 7]],
     }
-    assert lines_of(groups, {-2: 4}) == {-2: groups}
+    assert axes_of(groups, {-2: 4}) == {-2: groups}
 
 
 @pytest.mark.parametrize(

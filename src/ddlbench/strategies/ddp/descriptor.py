@@ -7,8 +7,8 @@
     bucket 1            |--- all-reduce ---|        last layers first, while
     update                                 |--|     backward still runs
 
-torch's default is two sizes: 25 MiB, but 1 MiB for the first bucket, so that messages begin early.
-A cap that is given holds for the first one, too (``torch/nn/parallel/distributed.py``, torch 2.13:
+By default torch's buckets have 25 MiB, but the first has 1 MiB, so that messages begin early. An
+explicit cap holds for the first bucket, too (``torch/nn/parallel/distributed.py``, torch 2.13:
 ``_BucketCapacityConfig.create``).
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DdpDetails(PlanDetails):
-    """What a plan of DDP fixes."""
+    """Plan details of DDP."""
 
     bucket_cap_bytes: int
 
@@ -57,7 +57,7 @@ class DistributedDataParallel(DataParallel):
         *("ddp-buckets", "ddp-all-reduce", "ddp-serial"),
         *("paradl-published", "paradl-corrected"),
     )
-    # A CPU's only core computes or sends: nothing is hidden there.
+    # A rank's only CPU core computes or sends, so no message is hidden there.
     preferred_predictor: ClassVar[Mapping[str, str]] = {
         "cpu": "ddp-serial",
         "cuda": "ddp-buckets",
@@ -75,12 +75,10 @@ class DistributedDataParallel(DataParallel):
     }
 
     def gradient_messages(self, workload: Workload, plan: Plan) -> list[GradientMessage]:
-        """One a bucket."""
         details = DdpDetails.of(plan)
         return filled_buckets(
             workload.tensors, details.first_bucket_bytes, details.bucket_cap_bytes
         )
 
     def communication_bytes(self, workload: Workload, plan: Plan) -> int:
-        """Buckets hold all gradients once more."""
-        return workload.parameter_bytes
+        return workload.parameter_bytes  # buckets copy all gradients

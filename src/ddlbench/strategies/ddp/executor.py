@@ -1,15 +1,15 @@
-"""DistributedDataParallel on gloo (CPU) or NCCL (CUDA).
+"""Executor of DistributedDataParallel, over gloo (CPU) or NCCL (CUDA).
 
-In the one step that is recorded, the all-reduces of DDP's buckets are asked for by a communication
-hook, as only there their begin and end can be seen::
+In the recorded step a communication hook starts the all-reduces of DDP's buckets, as only a hook
+sees when they begin and end::
 
     process    | forward | backward              | wait | update |
     buckets                  |-- 0 --|-- 1 --|-- 2 -----|
 
-A bucket begins when its last gradient is there.
+A bucket's span begins when its last gradient is ready.
 """
 
-# Annotations are types here, not texts: DDP compares those of a hook with its own.
+# Without deferred annotations: DDP compares the types in a hook's signature with its own.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,14 +27,13 @@ from ddlbench.strategies.timing import SpanRecorder
 
 
 class DdpExecutor(StepwiseExecutor):
-    """One replica a process.
+    """One replica for each process.
 
-    Batch-norm statistics stay with each replica (``broadcast_buffers=False``), as they do with
-    Horovod: otherwise DDP would send them at every step and the two would do unequal work.
+    Each replica keeps its own batch-norm statistics (``broadcast_buffers=False``), as with Horovod.
+    Otherwise DDP would send them at every step, which Horovod does not.
     """
 
     def place(self, network: nn.Sequential) -> nn.Module:
-        """Join the process group and wrap the replica."""
         device = self.context.devices[0]
         join_all(self.context, self.process, self.plan.world_size)
         details = DdpDetails.of(self.plan)
@@ -42,42 +41,34 @@ class DdpExecutor(StepwiseExecutor):
         return DistributedDataParallel(
             network.to(device),
             device_ids=[device] if device.type == "cuda" else None,
-            # With a number torch's first bucket is as large as the others; with None it is small.
+            # A number is also the size of the first bucket; None keeps torch's smaller one.
             bucket_cap_mb=cap_bytes / 2**20 if first_bytes == cap_bytes else None,
             broadcast_buffers=False,
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights under the names of the plain network."""
         replica = self.module.module
         assert isinstance(replica, nn.Module)
         return {"network": replica.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def details(self) -> dict[str, Any]:
-        """And when the first bucket of a step is sent."""
         first_bytes = DdpDetails.of(self.plan).first_bucket_bytes
         return {**super().details(), "first_bucket_bytes": first_bytes}
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """All-reduces by a hook; it stays, so nothing is measured afterwards."""
+        """Register the hook, which cannot be removed: no step may be measured afterwards."""
         assert isinstance(self.module, DistributedDataParallel)
         self.module.register_comm_hook(self.spans, recorded_average)
         yield
-
-    def close(self) -> None:
-        """Leave the process group."""
-        dist.destroy_process_group()
 
 
 def recorded_average(
     spans: SpanRecorder, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """What DDP does with a bucket by itself: the average over all ranks, in place.
+    """Average a bucket over all ranks in place, as DDP does itself, and record the span.
 
-    Args:
-        spans: gets the time from the bucket's last gradient to the end of its all-reduce.
-        bucket: gradients side by side.
+    It lasts from the bucket's last gradient to the end of its all-reduce.
     """
     begin = spans.now()
     if bucket.is_last():

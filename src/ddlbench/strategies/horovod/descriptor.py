@@ -2,8 +2,8 @@
 
 ::
 
-    cycle     |....|....|....|....|      every cycle the ranks agree on what is ready,
-    ready      a b   c      d            fuse it up to the threshold, all-reduce it
+    cycle     |....|....|....|....|      in every cycle the ranks agree on ready gradients,
+    ready      a b   c      d            fuse them up to the threshold, and all-reduce them
     all-reduce      |ab |c |   |d |
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HorovodDetails(PlanDetails):
-    """What a plan of Horovod fixes."""
+    """Plan details of Horovod."""
 
     fusion_threshold_bytes: int
     cycle_time_s: float
@@ -33,8 +33,7 @@ class HorovodDetails(PlanDetails):
 class Horovod(DataParallel):
     """Real Horovod, started without ssh, mpirun or horovodrun.
 
-    The defaults are Horovod 0.28's own; DDLBench ran 0.19/0.20, whose defaults were
-    64 MiB and 5 ms.
+    Defaults are those of Horovod 0.28. DDLBench ran 0.19/0.20, whose defaults were 64 MiB and 5 ms.
     """
 
     name: ClassVar[str] = "horovod"
@@ -71,7 +70,7 @@ class Horovod(DataParallel):
     }
 
     def gradient_messages(self, workload: Workload, plan: Plan) -> list[GradientMessage]:
-        """One a full fusion buffer; one a tensor where fusion is off. When is not modelled."""
+        """One message for each full fusion buffer, or each tensor without fusion; no times."""
         threshold = int(HorovodDetails.of(plan).fusion_threshold_bytes)
         if threshold <= 0:
             return [GradientMessage(tensor.bytes) for tensor in workload.tensors]
@@ -86,9 +85,7 @@ class Horovod(DataParallel):
         return replace(traffic, last_bytes=min(workload.parameter_bytes, threshold))
 
     def transport(self, device_kind: str) -> str:
-        """Horovod's own, with its cycle and its copies."""
-        return "horovod"
+        return "horovod"  # with its cycle and its copies
 
     def communication_bytes(self, workload: Workload, plan: Plan) -> int:
-        """The fusion buffer, at most as large as its threshold."""
         return min(int(HorovodDetails.of(plan).fusion_threshold_bytes), workload.parameter_bytes)

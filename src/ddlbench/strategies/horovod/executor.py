@@ -1,12 +1,12 @@
-"""Real Horovod, started by our own processes: no ssh, no mpirun, no horovodrun.
+"""Executor of real Horovod, without ssh, mpirun or horovodrun.
 
 ::
 
     rank 0   RendezvousServer(port) -- port --> store
     all      HOROVOD_* variables  ->  hvd.init()  ->  gloo connects through the server
 
-Where srun starts the processes with MPI (site key ``slurm.mpi``) and Horovod was built with MPI,
-they join by MPI instead.
+If srun starts the processes with MPI (site key ``slurm.mpi``) and Horovod was built with MPI, they
+join by MPI instead.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from ddlbench.strategies.timing import SpanRecorder
 
 
 class HorovodExecutor(StepwiseExecutor):
-    """``hvd.DistributedOptimizer`` over a replica a process."""
+    """One replica for each process, and ``hvd.DistributedOptimizer``."""
 
-    meeting: Rendezvous | None = None  # rank 0's server lives in it
+    rendezvous: Rendezvous | None = None  # keeps rank 0's server alive
 
     def place(self, network: nn.Sequential) -> nn.Module:
-        """Join, and give every replica rank 0's weights."""
+        """Initialise Horovod and broadcast rank 0's weights."""
         try:
             self.hvd = importlib.import_module("horovod.torch")
         except ImportError as error:
@@ -58,7 +58,7 @@ class HorovodExecutor(StepwiseExecutor):
         if _started_by_mpi() and self.hvd.mpi_built():
             _set_tuning(self.plan)
         else:
-            self.meeting = _set_environment(self.plan, self.process, self.context)
+            self.rendezvous = _set_environment(self.plan, self.process, self.context)
         self.hvd.init()
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -67,14 +67,13 @@ class HorovodExecutor(StepwiseExecutor):
         return replica
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """SGD that averages gradients before it steps."""
         optimizer: torch.optim.Optimizer = self.hvd.DistributedOptimizer(
             super().make_optimizer(), named_parameters=self.module.named_parameters()
         )
         return optimizer
 
     def update(self) -> None:
-        """Wait for the averages, then step; told apart where the step is recorded."""
+        """Wait for the averages and step; a recorded step has a span for each."""
         if not self.spans.enabled:
             self.optimizer.step()
             return
@@ -88,13 +87,12 @@ class HorovodExecutor(StepwiseExecutor):
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Somebody looks when each all-reduce is done."""
+        """Watch the all-reduces of the step."""
         self.messages = MessageWatcher(self.hvd, self.optimizer, self.spans)
         with self.messages:
             yield
 
     def details(self) -> dict[str, Any]:
-        """The operations that this build of Horovod has."""
         hvd = self.hvd
         built = {
             "gloo": bool(hvd.gloo_built()),
@@ -104,29 +102,28 @@ class HorovodExecutor(StepwiseExecutor):
         return {**super().details(), "horovod_built_with": built}
 
     def buffer_bytes(self) -> int:
-        """The fusion buffer, which is no larger than all gradients need."""
+        """The fusion buffer, which is no larger than all gradients."""
         gradients = sum(p.numel() * p.element_size() for p in self.module.parameters())
         return min(int(HorovodDetails.of(self.plan).fusion_threshold_bytes), gradients)
 
     @property
     def transport(self) -> str | None:
-        """With MPI it is MPI's choice."""
+        """None with MPI, which chooses the transport."""
         return None if _started_by_mpi() and self.hvd.mpi_built() else super().transport
 
     def close(self) -> None:
-        """Leave together; rank 0's server ends with its process."""
         self.hvd.shutdown()
 
 
 def why_not_on(device: torch.device, hvd: Any) -> str | None:
-    """Why this build of Horovod is not measured on ``device``; None where it is.
+    """Why this build of Horovod is not measured on ``device``; None if it is.
 
-    Without NCCL it copies gradients of GPUs to the host and all-reduces them there with gloo: it
-    runs, but it is not what anybody means by Horovod on GPUs.
+    On GPUs, Horovod without NCCL copies gradients to the host and all-reduces them there with gloo.
+    Its times would not be those of Horovod on GPUs as users know it.
 
     Args:
         device: of a rank.
-        hvd: the module ``horovod.torch``; ``hvd.init()`` need not have been called.
+        hvd: the module ``horovod.torch``, before or after ``hvd.init()``.
     """
     if device.type != "cuda" or hvd.nccl_built():
         return None
@@ -137,7 +134,7 @@ def why_not_on(device: torch.device, hvd: Any) -> str | None:
 
 
 def _set_environment(plan: Plan, process: Process, context: Context) -> Rendezvous | None:
-    """Tell Horovod who this process is; the rendezvous, where there are others."""
+    """Set Horovod's variables; return the rendezvous unless the process is alone."""
     nodes = sorted({p.node for p in plan.processes})
     place = HorovodPlace(
         rank=process.rank,
@@ -147,17 +144,17 @@ def _set_environment(plan: Plan, process: Process, context: Context) -> Rendezvo
         node=nodes.index(process.node),
         nodes=len(nodes),
     )
-    meeting = None
+    rendezvous = None
     if plan.world_size > 1:
         assert context.store is not None
-        meeting = join_rendezvous(
+        rendezvous = join_rendezvous(
             context.store, process.rank, plan.world_size, context.local_address
         )
-    set_place(place, meeting, context.interface)
-    # Its own 30 s are less than an all-reduce over a bad link may take.
+    set_place(place, rendezvous, context.interface)
+    # An all-reduce over a bad link may take longer than Horovod's default of 30 s.
     os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(math.ceil(context.patience_s))
     _set_tuning(plan)
-    return meeting
+    return rendezvous
 
 
 def _set_tuning(plan: Plan) -> None:
@@ -167,11 +164,11 @@ def _set_tuning(plan: Plan) -> None:
 
 
 def _started_by_mpi() -> bool:
-    """Whether srun gave this process its place by PMI (site key ``slurm.mpi``)."""
+    """Whether srun gave this process its rank by PMI (site key ``slurm.mpi``)."""
     return any(name in os.environ for name in ("PMIX_RANK", "PMI_RANK"))
 
 
-_LOOK_S = 1e-4
+_POLL_S = 1e-4
 
 
 class MessageWatcher:
@@ -179,18 +176,17 @@ class MessageWatcher:
 
     ::
 
-        gradients   | g3 asked for | g2 | g1 |      | g0 |         hooks of hvd.DistributedOptimizer
+        gradients   | g3 submitted | g2 | g1 |      | g0 |         hooks of hvd.DistributedOptimizer
         messages    |------- 0: g3 g2 g1 -----|     |-- 1: g0 --|  fused by Horovod's own thread
 
-    Horovod does not say which gradients it fuses, but those of one message are done at the same
-    time. So a thread asks again and again which all-reduces are done, and those that are found
-    done together count as one message. It begins when its first gradient was asked for. Two
-    messages that end within one look, a tenth of a millisecond, are taken for one.
+    Horovod does not report which gradients it fuses, but those of one message complete together. So
+    a thread polls every tenth of a millisecond, and all-reduces that complete between two polls
+    count as one message. It begins when its first gradient was submitted.
 
     Args:
         hvd: the module ``horovod.torch``.
-        optimizer: ``hvd.DistributedOptimizer``, whose hooks ask for all-reduces.
-        spans: gets one span a message.
+        optimizer: ``hvd.DistributedOptimizer``, whose hooks submit all-reduces.
+        spans: gets one span for each message.
     """
 
     def __init__(self, hvd: Any, optimizer: Any, spans: SpanRecorder) -> None:
@@ -201,21 +197,21 @@ class MessageWatcher:
         self._idle = threading.Event()
         self._idle.set()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._poll, daemon=True)
 
     def __enter__(self) -> MessageWatcher:
-        """Listen to what the hooks ask for."""
-        ask = self._optimizer._allreduce_grad_async
+        """Wrap the function by which hooks submit all-reduces."""
+        submit = self._optimizer._allreduce_grad_async
 
-        def ask_and_note(parameter: Any) -> tuple[int, Any]:
+        def submit_and_note(parameter: Any) -> tuple[int, Any]:
             begin_s = time.perf_counter()
-            handle, context = ask(parameter)
+            handle, context = submit(parameter)
             with self._lock:
                 self._under_way[handle] = begin_s
                 self._idle.clear()
             return handle, context
 
-        self._optimizer._allreduce_grad_async = ask_and_note
+        self._optimizer._allreduce_grad_async = submit_and_note
         self._thread.start()
         return self
 
@@ -225,17 +221,17 @@ class MessageWatcher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave the hooks as they were."""
+        """Stop the thread and unwrap the function."""
         self._stop.set()
         self._thread.join()
         del self._optimizer._allreduce_grad_async
 
     def wait(self) -> None:
-        """Return once all that was asked for is done; only then may Horovod forget it."""
+        """Wait until all submitted all-reduces are done, and so no longer polled."""
         self._idle.wait()
 
-    def _look(self) -> None:
-        while not self._stop.wait(_LOOK_S):
+    def _poll(self) -> None:
+        while not self._stop.wait(_POLL_S):
             with self._lock:
                 done = [handle for handle in self._under_way if self._hvd.poll(handle)]
                 if not done:

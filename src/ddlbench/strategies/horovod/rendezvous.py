@@ -1,8 +1,8 @@
-"""How ranks that Horovod's own launcher did not start find each other over its gloo.
+"""The rendezvous of Horovod's ranks over gloo, without Horovod's own launcher.
 
 ::
 
-    every rank   its host -> store                         where the server is <- store
+    every rank   its host -> store                       address of the server <- store
     rank 0                 '-> hosts of all -> server -> store
 """
 
@@ -21,13 +21,7 @@ from torch.distributed import Store
 
 @dataclass(frozen=True)
 class HorovodPlace:
-    """Who a process is to Horovod.
-
-    Args:
-        rank, size: over all.
-        local_rank, local_size: on its node.
-        node, nodes: which node it is on.
-    """
+    """The place of a process among all ranks, on its node, and of its node among all nodes."""
 
     rank: int
     size: int
@@ -39,24 +33,19 @@ class HorovodPlace:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where ranks join_rendezvous.
-
-    Args:
-        address, port: of the server.
-        server: itself, on rank 0; it lives as long as it is referenced.
-    """
+    """Horovod's rendezvous server; rank 0 keeps ``server`` itself alive by this reference."""
 
     address: str
     port: int
     server: Any
 
 
-def set_place(place: HorovodPlace, meeting: Rendezvous | None, interface: str | None) -> None:
+def set_place(place: HorovodPlace, rendezvous: Rendezvous | None, interface: str | None) -> None:
     """Set the variables that Horovod's launcher would set.
 
     Args:
         place: of this process.
-        meeting: None where the process is alone.
+        rendezvous: None where the process is alone.
         interface: network interface; None lets gloo choose.
     """
     values = {
@@ -72,20 +61,20 @@ def set_place(place: HorovodPlace, meeting: Rendezvous | None, interface: str | 
     }
     if interface is not None:
         values["HOROVOD_GLOO_IFACE"] = interface
-    if meeting is not None:
-        values["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = meeting.address
-        values["HOROVOD_GLOO_RENDEZVOUS_PORT"] = meeting.port
+    if rendezvous is not None:
+        values["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = rendezvous.address
+        values["HOROVOD_GLOO_RENDEZVOUS_PORT"] = rendezvous.port
     os.environ.update({name: str(value) for name, value in values.items()})
 
 
 def join_rendezvous(store: Store, rank: int, size: int, local_address: str) -> Rendezvous:
-    """Start the server on rank 0, and learn on every rank where it is.
+    """Start the server on rank 0, and give every rank its address.
 
     Args:
-        store: of these ranks alone.
+        store: of these ranks only.
         rank: of this process.
-        size: how many there are.
-        local_address: at which others reach this host.
+        size: number of ranks.
+        local_address: at which other ranks reach this host.
     """
     store.set(f"horovod/host/{rank}", socket.gethostname())
     server = None
@@ -97,12 +86,12 @@ def join_rendezvous(store: Store, rank: int, size: int, local_address: str) -> R
 
 
 def host_names(store: Store, size: int) -> list[str]:
-    """Host of every rank that is about to :func:`join_rendezvous`, in the order of ranks."""
+    """Hosts of all ranks, in their order; waits until each has called :func:`join_rendezvous`."""
     return [store.get(f"horovod/host/{rank}").decode() for rank in range(size)]
 
 
 def _serve(hosts: Sequence[str]) -> tuple[Any, int]:
-    """Horovod's rendezvous server, for ranks on these hosts, and its port."""
+    """Start Horovod's rendezvous server for ranks on these hosts; return it and its port."""
     assign = importlib.import_module("horovod.runner.common.util.hosts")
     http = importlib.import_module("horovod.runner.http.http_server")
     server = http.RendezvousServer(verbose=0)

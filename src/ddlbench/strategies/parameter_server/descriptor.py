@@ -8,9 +8,9 @@
     2x1   node 0: server                4x1   node 0: server
           node 1: worker                      nodes 1, 2, 3: workers      (Cheng et al.)
 
-All weights in a row are cut into messages of equal size, dealt to the servers in turn: a server
-holds a K-th of every network, however its tensors differ. Each server takes the place of a device,
-the first of the cell; ``batch_size`` is shared by the others.
+All weights form one vector, which is cut into messages of equal size. Servers get them round-robin,
+so each of K servers holds a K-th of the weights, whatever the sizes of tensors. The servers take
+the first devices of the cell; the others share ``batch_size``.
 
 Sources: Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014;
 docs/strategies/parameter_server.md.
@@ -35,13 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ParameterServerDetails(PlanDetails):
-    """What a plan of a parameter server fixes.
-
-    Args:
-        servers: devices that hold the weights and do not train.
-        mode: "sync" or "async".
-        message_bytes: largest piece of gradients or weights that travels at once.
-    """
+    """Plan details of a parameter server; the fields are its options."""
 
     servers: int
     mode: str
@@ -49,7 +43,7 @@ class ParameterServerDetails(PlanDetails):
 
 
 class ParameterServer(Strategy):
-    """K servers and N workers, in step or each at its own pace."""
+    """K servers and N workers, synchronous or asynchronous."""
 
     name: ClassVar[str] = "parameter-server"
     label: ClassVar[str] = "Parameter server"
@@ -88,20 +82,17 @@ class ParameterServer(Strategy):
     }
 
     def workers(self, devices: int, options: Mapping[str, Any]) -> int:
-        """What the servers leave; at least one, so that a batch can be shared at all."""
+        """Devices that are no servers; at least one, so that a batch can be divided."""
         servers = int(options.get("servers", self.options["servers"]["default"]))
         return max(1, devices - servers)
 
     def is_synchronous(self, cell: Cell) -> bool:
-        """Workers that do not wait for each other compute with weights that others have changed."""
         return self.option_values(cell)["mode"] == "sync"
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
-        """A server holds weights and a buffer a worker; a worker keeps its gradients."""
         return server_and_worker_bytes(workload, plan)
 
     def supports(self, cell: Cell) -> str | None:
-        """A worker at least; equal shares."""
         servers = int(self.option_values(cell)["servers"])
         if cell.devices <= servers:
             noun = "server leaves" if servers == 1 else "servers leave"
@@ -120,35 +111,25 @@ class ParameterServer(Strategy):
 
 
 def message_count(weight_bytes: int, servers: int, message_bytes: int) -> int:
-    """Messages that weights are cut into: as few as are not too large, as many on each server."""
+    """Number of messages: the fewest of at most ``message_bytes``, equally many on each server."""
     rounds = max(1, -(-weight_bytes // (servers * message_bytes)))
     return servers * rounds
 
 
 def _process(cell: Cell, rank: int, worker: int, workers: int) -> Process:
     """The process of a rank; ``worker`` is below zero for a server."""
-    node, local = divmod(rank, cell.devices_per_node)
-    if worker < 0:
-        return Process(
-            rank=rank,
-            role="server",
-            node=node,
-            local_rank=local,
-            devices=(local,),
-            replica=rank,
-            shard=-1,
-            num_shards=workers,
-            needs=(),
-        )
+    node, local_rank = divmod(rank, cell.devices_per_node)
+    is_server = worker < 0
     return Process(
         rank=rank,
-        role="worker",
+        role="server" if is_server else "worker",
         node=node,
-        local_rank=local,
-        devices=(local,),
-        replica=worker,
-        shard=worker,
+        local_rank=local_rank,
+        devices=(local_rank,),
+        replica=rank if is_server else worker,
+        shard=-1 if is_server else worker,
         num_shards=workers,
+        needs=() if is_server else ("inputs", "labels"),
     )
 
 
@@ -158,14 +139,10 @@ def server_and_worker_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
     ::
 
         server   its part of weights and momentum | a buffer of the same size for each worker
-        worker   weights | buffers | gradients, always | the worst moment of one backward pass
+        worker   weights | buffers | gradients, always | peak of one backward pass
 
-    A worker has no momentum, but its gradients stay from step to step, as they are sent from where
-    they lie: a new one is beside them until it is added.
-
-    Args:
-        workload: the profile.
-        plan: with processes of role ``server`` and ``worker``.
+    A worker has no momentum. Its gradients are sent in place and so stay from step to step; a new
+    gradient takes memory of its own until it is added.
     """
     cell, blocks = plan.cell, workload.blocks
     workers = sum(process.role == "worker" for process in plan.processes)

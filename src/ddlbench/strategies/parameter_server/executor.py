@@ -1,16 +1,17 @@
-"""Parameter server over gloo (CPU) or NCCL (CUDA): what each process holds, and a run of it.
+"""Executor of the parameter server, over gloo (CPU) or NCCL (CUDA).
 
 ::
 
     worker   | forward | backward: pushes leave, weights come | wait | forward ...
     server   | wait    | update message by message, answer           | wait    ...
 
-Everything travels point to point. All processes build the same network from the seed, so each knows
-where every tensor lies and no message has a header; the servers hand their weights out once before
-training, and in async mode at the end of each run, so that all workers end with the same.
+All messages are point to point. All processes build the same network from the seed, so each one
+knows the place of every tensor, and messages have no header. The servers send their weights to all
+workers once before training. In async mode they do so after each run, too, so that all workers end
+with the same weights.
 
-Before that all connections are made, and on GPUs every process makes a dry run
-(:mod:`ddlbench.strategies.dry_run`): later, a receive is posted at all times.
+First all connections are made, and on GPUs every process makes a dry run
+(:mod:`ddlbench.strategies.dry_run`), because later a receive is posted at all times.
 """
 
 from __future__ import annotations
@@ -21,12 +22,11 @@ from itertools import chain
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import Process
-from ddlbench.strategies.dry_run import connect, dry_run
+from ddlbench.strategies.dry_run import dry_run
 from ddlbench.strategies.executor import Context, DataStream, RunRecord, StepwiseExecutor
 from ddlbench.strategies.parameter_server.descriptor import ParameterServerDetails
 from ddlbench.strategies.parameter_server.layout import Layout
@@ -45,19 +45,19 @@ from ddlbench.strategies.parameter_server.worker import (
     Worker,
     channels_between,
 )
-from ddlbench.strategies.process_group import every_rank, join_all
+from ddlbench.strategies.process_group import connect, every_rank, join_all
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
 from ddlbench.strategies.training import make_optimizer
 
-# Their spans are kept.
+# Spans of the first mini-batches are kept.
 _KEPT_MINI_BATCHES = 200
 
 
 class ParameterServerExecutor(StepwiseExecutor):
     """One server or one worker.
 
-    A server's ``module`` holds its messages as parameters, a worker's the network. Batch-norm
-    statistics stay with each worker, as they do with DDP and Horovod here.
+    ``module`` is the network of a worker; a server's holds its messages as parameters. Each worker
+    keeps its own batch-norm statistics, as with DDP and Horovod.
     """
 
     groups: Groups
@@ -74,10 +74,9 @@ class ParameterServerExecutor(StepwiseExecutor):
         data: DataStream | None,
         context: Context,
     ) -> None:
-        """Join the others, keep what this process holds, and begin with the servers' weights."""
         super().prepare(plan, process, network, data, context)
         self.spans = SpanRecorder(context.devices[0], keep_first=_KEPT_MINI_BATCHES)
-        self._log, self._told = ServiceLog(plan.cell.warmup_steps), 0
+        self._log, self._reports = ServiceLog(plan.cell.warmup_steps), 0
         channels = channels_between(self._ranks("server"), self._ranks("worker"))
         connect(channels, process.rank, self.groups, context.devices[0])
         if self.needs_dry_run():
@@ -89,11 +88,11 @@ class ParameterServerExecutor(StepwiseExecutor):
         self._begin_alike()
 
     def needs_dry_run(self) -> bool:
-        """On GPUs; over gloo a posted receive holds up nobody."""
+        """Whether a posted receive blocks the device: on GPUs, but not over gloo."""
         return self.context.devices[0].type == "cuda"
 
     def practise(self, double: nn.Module) -> None:
-        """Two steps of a copy, without a message: the second adds to gradients and momentum."""
+        """Train a copy without messages: step two of two adds to gradients and momentum."""
         if self.process.role == "server":
             server = self._server_of(double, self._sgd(double))
             for _ in range(2):
@@ -105,7 +104,7 @@ class ParameterServerExecutor(StepwiseExecutor):
             self._loss(double, batch.inputs, batch.labels).backward()
 
     def place(self, network: nn.Sequential) -> nn.Module:
-        """A worker keeps the network; a server keeps its messages instead."""
+        """Join the process groups; a worker keeps the network, a server its messages only."""
         device = self.context.devices[0]
         servers = self._ranks("server")
         trained = [p for p in network.parameters() if p.requires_grad]
@@ -124,15 +123,11 @@ class ParameterServerExecutor(StepwiseExecutor):
         return network
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """The servers' SGD; a worker's never steps.
-
-        In async mode an update rests on a worker's part of the mini-batch, an N-th of it. Its rate
-        is an N-th, too: a mini-batch then moves the weights as far as in sync mode.
-        """
+        """The servers' SGD; a worker's never steps."""
         return self._sgd(self.module)
 
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """A worker's mini-batch: ends when all new weights are here."""
+        """Train a worker's mini-batch, until all new weights are here."""
         assert self.worker is not None
         number, self._number = self._number, self._number + 1
         self.worker.begin()
@@ -146,7 +141,6 @@ class ParameterServerExecutor(StepwiseExecutor):
         return loss.detach()
 
     def run(self, first: int, count: int) -> RunRecord:
-        """Train, or serve, so many mini-batches."""
         self._number = 0
         record = super().run(first, count) if self.worker else self._serve(first, count)
         if self._asynchronous:
@@ -154,12 +148,11 @@ class ParameterServerExecutor(StepwiseExecutor):
         return record
 
     def record_step(self, _mini_batch: int) -> list[Span]:
-        """None: measured runs have been recorded."""
-        return []
+        return []  # measured runs record spans
 
     def details(self) -> dict[str, Any]:
-        """Messages, and on servers what all of them did in measured runs."""
-        found: dict[str, Any] = {
+        """Add the messages, and on servers a report of all servers on measured runs."""
+        details: dict[str, Any] = {
             **super().details(),
             "learning_rate": self._learning_rate,
             "messages": len(self.layout.messages),
@@ -170,17 +163,12 @@ class ParameterServerExecutor(StepwiseExecutor):
             ],
         }
         if self.server is not None:
-            found["service"] = self._service_of_all()
-        return found
+            details["service"] = self._service_of_all()
+        return details
 
     def persistent_tensors(self) -> Iterator[Tensor]:
-        """And what a server receives gradients into."""
         buffers = () if self.server is None else self.server.buffers()
         return chain(super().persistent_tensors(), buffers)
-
-    def close(self) -> None:
-        """Leave the process groups."""
-        dist.destroy_process_group()
 
     @property
     def _asynchronous(self) -> bool:
@@ -188,6 +176,8 @@ class ParameterServerExecutor(StepwiseExecutor):
 
     @property
     def _learning_rate(self) -> float:
+        # An async update uses one worker's N-th of the mini-batch. With an N-th of the rate, the
+        # updates of a mini-batch move the weights as far as in sync mode.
         rate = self.plan.cell.learning_rate
         return rate / len(self._ranks("worker")) if self._asynchronous else rate
 
@@ -198,7 +188,7 @@ class ParameterServerExecutor(StepwiseExecutor):
         return make_optimizer(self.plan.cell, module.parameters(), self._learning_rate)
 
     def _server_of(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> Server:
-        """What serves the messages that a module holds."""
+        """A server of the messages in ``module``."""
         kind = AsyncServer if self._asynchronous else SyncServer
         return kind(
             list(module.parameters()),
@@ -213,7 +203,7 @@ class ParameterServerExecutor(StepwiseExecutor):
         return loss
 
     def _begin_alike(self) -> None:
-        """The servers hand their weights out."""
+        """Give all workers the servers' weights."""
         if self.server is not None:
             self.server.hand_out()
         if self.worker is not None:
@@ -231,30 +221,30 @@ class ParameterServerExecutor(StepwiseExecutor):
             clock.finish(),
             [0.0] * count,
             spans=self.spans.spans(),
-            # An asynchronous server waits for each worker in a thread of its own.
+            # An asynchronous server waits in several threads at once.
             communication_wait_s=None if self._asynchronous else self.spans.wait_s,
         )
 
     def _service_of_all(self) -> list[dict[str, Any]]:
-        """What each server tells, through the store: all processes ask for details together."""
-        store, self._told = self.context.store, self._told + 1
+        """Reports of all servers, exchanged by the store; all servers call this together."""
+        store, self._reports = self.context.store, self._reports + 1
         assert store is not None
-        keys = {rank: f"parameter-server/{self._told}/{rank}" for rank in self._ranks("server")}
+        keys = {rank: f"parameter-server/{self._reports}/{rank}" for rank in self._ranks("server")}
         store.set(keys[self.process.rank], json.dumps(self._service()))
         return [json.loads(store.get(key)) for key in keys.values()]
 
     def _service(self) -> dict[str, Any]:
-        """What this server did, as JSON values; how busy it was is not known on CUDA."""
+        """This server's report, as JSON values; on CUDA the host cannot tell how busy it was."""
         served, stale = self._log.served, self._log.served.staleness
-        found: dict[str, Any] = {"rank": self.process.rank}
+        report: dict[str, Any] = {"rank": self.process.rank}
         if self.context.devices[0].type == "cpu" and served.elapsed_s:
-            found["busy"] = served.busy_s / served.elapsed_s
+            report["busy"] = served.busy_s / served.elapsed_s
         if stale:
-            found["mean_staleness"] = sum(k * n for k, n in stale.items()) / stale.total()
-            found["max_staleness"] = max(stale)
-        return found
+            report["mean_staleness"] = sum(k * n for k, n in stale.items()) / stale.total()
+            report["max_staleness"] = max(stale)
+        return report
 
     def _join(self) -> None:
-        """The group of all, and one for each direction."""
+        """Join the group of all ranks, and one for each direction."""
         join_all(self.context, self.process, self.plan.world_size)
         self.groups = {direction: every_rank(self.context) for direction in (PUSH, PULL)}

@@ -1,4 +1,4 @@
-"""All weights in a row, cut into messages.
+"""The weights as one vector, the *row*, and its cut into messages.
 
 ::
 
@@ -6,13 +6,13 @@
     messages   |      0      |      1      |      2      |      3      |      4      |     5     |
     server            0             1             0             1             0            1
 
-The last layers come first, as their gradients do. Messages are as good as equal in size, so every
-server holds and serves as much as the others, whatever the sizes of the tensors: a large tensor is
-in several messages, small ones share one. Servers are dealt ranges of one long vector of keys in
-Li et al. 2014, too (sections 3.2 and 4.3).
+The last layers come first, as their gradients do. Messages have almost equal sizes, so all servers
+hold and serve equally much, whatever the sizes of tensors: a large tensor is in several messages,
+small ones share one. Servers own ranges of one vector of keys in Li et al. 2014, too (sections 3.2
+and 4.3).
 
-Tensors, and so messages, begin at multiples of 64 bytes (of float32), where vector instructions
-like them; what lies between is zero for ever.
+Tensors and messages begin at multiples of 64 bytes (of float32), for vector instructions. The gaps
+are always zero.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Message:
     """A piece of the row.
 
     Args:
-        number: its place among all messages, and its tag.
-        server: index of the server that holds it.
+        number: its index among all messages, and its tag.
+        server: index of its server.
         begin, end: elements of the row.
     """
 
@@ -47,17 +47,12 @@ class Message:
 
 
 class Layout:
-    """Where each tensor lies in the row, and how the row is cut: the same in every process.
+    """Places of tensors and messages in the row, the same in every process.
 
     Args:
-        parameters: that are trained, in the order of the network.
-        servers: how many.
-        message_bytes: largest message; more where 64 bytes are more.
-
-    Attributes:
-        elements: of the row.
-        messages: in order.
-        dtype: of all parameters.
+        parameters: the trained ones, in the order of the network.
+        servers: number of servers.
+        message_bytes: largest message; at least 64 bytes.
 
     Raises:
         Unsupported: there are no parameters, or of several types.
@@ -68,9 +63,9 @@ class Layout:
     ) -> None:
         types = {parameter.dtype for parameter in parameters}
         if len(types) != 1:
-            found = " and ".join(sorted(map(str, types))) or "no trained weights"
+            names = " and ".join(sorted(map(str, types))) or "no trained weights"
             raise Unsupported(
-                f"the servers hold one row of weights of one type, but the network has {found}",
+                f"the servers hold one row of weights of one type, but the network has {names}",
                 code="mixed_weight_types",
             )
         (self.dtype,) = types
@@ -89,33 +84,27 @@ class Layout:
         ]
 
     def views(self, row: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """The parts of a row that stand for each parameter, in its shape."""
+        """Each parameter's part of a row, in its shape."""
         return [
             row[begin : begin + size].view(parameter.shape)
             for begin, size, parameter in zip(self._begins, self._sizes, parameters, strict=True)
         ]
 
     def messages_of(self, parameter: int) -> list[int]:
-        """Numbers of the messages that a parameter's gradient travels in."""
+        """Numbers of the messages that contain a parameter's gradient."""
         begin = self._begins[parameter]
         end = begin + self._sizes[parameter]
         return [m.number for m in self.messages if m.begin < end and begin < m.end]
 
     def of_server(self, server: int) -> list[Message]:
-        """The messages of one server, in order."""
         return [message for message in self.messages if message.server == server]
 
 
 class Row:
-    """A network whose weights and gradients lie in two rows, so that no message is ever copied.
+    """Moves a network's weights and gradients into two rows, so that no message is copied.
 
-    Args:
-        network: on its device; its parameters move into the row.
-        layout: of its trained parameters.
-
-    Attributes:
-        parameters: trained ones, in the order of the network.
-        weights, gradients: the rows; a parameter's ``grad`` is a view, added to by autograd.
+    Parameters become views of ``weights``. Their ``grad`` are views of ``gradients``, to which
+    autograd adds.
     """
 
     def __init__(self, network: nn.Module, layout: Layout) -> None:

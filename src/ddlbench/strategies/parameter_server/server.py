@@ -1,14 +1,14 @@
-"""A server's side: some messages of the row, their momentum, and their updates.
+"""A server: some messages of the row, their momentum, and their updates.
 
-In step, a message is updated once all workers have pushed it, whatever becomes of the others::
+In sync mode a message is updated once all workers have pushed it, independently of other messages::
 
     w0 -> |--g--|
     w1 -> |-----g-----|
     server            | average | update |
     all <-                               |--w-->
 
-Or each worker is served at its own pace. Here update 2 rests on a gradient of weights that lack
-update 1: it is stale by one::
+In async mode each worker is served at its own pace. Here the gradient of update 2 comes from
+weights without update 1: it is stale by one::
 
     w0 -> |--g--|                 <-w-|         |--g--|
     w1 ->    |-----g-----|                <-w-|
@@ -36,13 +36,13 @@ from ddlbench.strategies.timing import SpanRecorder, StepClock
 
 @dataclass
 class Served:
-    """What one server did in one run.
+    """The work of one server in one run.
 
     Args:
-        mini_batches: that it served.
-        busy_s: of averaging and updating; the host's time, so of no use on CUDA.
+        mini_batches: number served.
+        busy_s: time of averaging and updating; the host's time, which means nothing on CUDA.
         elapsed_s: of the whole run.
-        staleness: how often a message was so many updates old; empty in sync mode.
+        staleness: number of gradients by staleness, in updates; empty in sync mode.
     """
 
     mini_batches: int
@@ -51,7 +51,6 @@ class Served:
     staleness: Counter[int] = field(default_factory=Counter)
 
     def followed_by(self, later: Served) -> Served:
-        """Both runs together."""
         return Served(
             self.mini_batches + later.mini_batches,
             self.busy_s + later.busy_s,
@@ -62,7 +61,7 @@ class Served:
 
 @dataclass
 class ServiceLog:
-    """What a server did in measured runs: those that follow the warm-up, and each other.
+    """The work of a server in measured runs: the successive ones after the warm-up.
 
     ::
 
@@ -70,7 +69,7 @@ class ServiceLog:
                        |<-- measured --->|     or, after a restart: 0 .. 4 again, then 8 .. 9
 
     Args:
-        next: mini-batch that the next measured run begins with; at first, that behind the warm-up.
+        next: first mini-batch of the next measured run; at first the one after the warm-up.
         served: in measured runs so far.
     """
 
@@ -78,7 +77,7 @@ class ServiceLog:
     served: Served = field(default_factory=lambda: Served(0))
 
     def add(self, first: int, served: Served) -> None:
-        """A run that began with mini-batch ``first`` is over."""
+        """Add a run that began with mini-batch ``first``, if it was measured."""
         if first < self.next or not served.mini_batches:
             return
         self.served = self.served.followed_by(served) if first == self.next else served
@@ -87,13 +86,7 @@ class ServiceLog:
 
 @dataclass
 class Round:
-    """A run under way.
-
-    Args:
-        count: mini-batches to serve.
-        spans, clock: its times.
-        progress: gets the number of mini-batches done.
-    """
+    """One run: the mini-batches to serve, its clocks, and the callback for its progress."""
 
     count: int
     spans: SpanRecorder
@@ -102,14 +95,14 @@ class Round:
 
 
 class Server:
-    """Messages and their updates; subclasses say when.
+    """Messages and their updates; subclasses decide when to update.
 
     Args:
         weights: of each message.
-        optimizer: of all of them.
-        messages: what they are.
-        workers: rank of each.
-        groups: for both directions.
+        optimizer: of all weights.
+        messages: of this server.
+        workers: ranks of the workers.
+        groups: process groups of both directions.
     """
 
     def __init__(
@@ -130,7 +123,7 @@ class Server:
         self._served = Served(0)
 
     def serve(self, run: Round) -> Served:
-        """Serve so many mini-batches of every worker, no more and no fewer."""
+        """Serve ``run.count`` mini-batches of every worker."""
         self._served = Served(run.count)
         began_s = time.perf_counter()
         run.clock.start()
@@ -139,7 +132,7 @@ class Server:
         return self._served
 
     def hand_out(self) -> None:
-        """Give all workers the weights."""
+        """Send all workers the weights."""
         works = [
             self._send(place, worker, self._weights[place].detach())
             for place in self._places
@@ -149,12 +142,12 @@ class Server:
             work.wait()
 
     def buffers(self) -> Iterator[Tensor]:
-        """What gradients are received into."""
+        """Receive buffers of gradients."""
         for received in self._received:
             yield from received
 
     def practise(self) -> None:
-        """Update every message once with what lies in its buffers, without any talk."""
+        """Update every message once with the contents of its buffers, without messages."""
         raise NotImplementedError
 
     def _serve(self, run: Round) -> None:
@@ -172,7 +165,7 @@ class Server:
         return work
 
     def _send(self, place: int, worker: int, weights: Tensor) -> dist.Work:
-        """Start to answer; the tensor must not change until that is done."""
+        """Start to send weights, which must not change until the send is complete."""
         work = dist.isend(
             weights,
             self._ranks[worker],
@@ -183,8 +176,8 @@ class Server:
         return work
 
     def _update(self, place: int, gradient: Tensor) -> None:
-        """One step of the optimiser on one message: it passes over what has no gradient."""
-        self._weights[place].grad = gradient
+        """Step the optimiser on one message."""
+        self._weights[place].grad = gradient  # the optimiser skips weights without a gradient
         self._optimizer.step()
         self._weights[place].grad = None
 
@@ -193,7 +186,6 @@ class SyncServer(Server):
     """Waits for all workers, averages, updates, answers all."""
 
     def practise(self) -> None:
-        """Average and update."""
         for place in self._places:
             self._update(place, self._average(place))
 
@@ -211,7 +203,7 @@ class SyncServer(Server):
                 self._served.busy_s += time.perf_counter() - began_s
                 if number + 1 < run.count:
                     arriving[place] = self._expect_all(place)
-                # No copy: the next update waits for all workers, and so for these messages.
+                # Without a copy: the next update waits for these messages.
                 weights = self._weights[place].detach()
                 leaving[place] = [self._send(place, worker, weights) for worker in self._workers]
             run.clock.mark()
@@ -224,7 +216,7 @@ class SyncServer(Server):
         return [self._expect(place, worker) for worker in self._workers]
 
     def _average(self, place: int) -> Tensor:
-        """Of the workers' gradients, always in the same order; the first one's memory is used."""
+        """The average of the workers' gradients, in a fixed order, in the first one's memory."""
         total, *others = (received[place] for received in self._received)
         for gradient in others:
             total.add_(gradient)
@@ -232,7 +224,7 @@ class SyncServer(Server):
 
 
 def pieces(network: nn.Module, layout: Layout, server: int, device: torch.device) -> list[Tensor]:
-    """The weights of one server's messages, on its device; the network is left as it was."""
+    """Copies of the weights of one server's messages, on its device."""
     parameters = [p for p in network.parameters() if p.requires_grad]
     row = torch.zeros(layout.elements, dtype=layout.dtype)
     for view, parameter in zip(layout.views(row, parameters), parameters, strict=True):
@@ -244,15 +236,14 @@ _POLL_S = 50e-6
 
 
 class AsyncServer(Server):
-    """Updates with each gradient as it comes.
+    """Updates with each gradient as it arrives.
 
-    A thread for each worker waits for its messages, updates, and answers. Updates exclude one
-    another; the answer is a copy, as the next update may begin before it has left. The staleness of
-    a gradient is the number of updates that its message saw since the worker had the weights.
+    A thread for each worker waits for its messages, updates, and answers; a lock serialises
+    updates. The answer is a copy, as the next update may begin before it is sent. The staleness of
+    a gradient is the number of updates of its message since the worker got the weights.
     """
 
     def practise(self) -> None:
-        """Update with one worker's gradient, and copy the answer."""
         for place in self._places:
             self._answer(place, self._received[0][place])
 
@@ -263,7 +254,7 @@ class AsyncServer(Server):
         in_threads([partial(self._serve_one, worker, run) for worker in self._workers])
 
     def _serve_one(self, worker: int, run: Round) -> None:
-        """All mini-batches of one worker."""
+        """Serve all mini-batches of one worker."""
         known = [0] * len(self._weights)  # versions that the worker has
         if self._weights and self._weights[0].is_cuda:
             torch.cuda.set_device(self._weights[0].device)
@@ -287,7 +278,7 @@ class AsyncServer(Server):
                     run.progress(number + 1)
 
     def _apply(self, place: int, worker: int, number: int, spans: SpanRecorder) -> Tensor:
-        """Update with one worker's gradient; a copy of the weights takes the gradient's memory."""
+        """Update with one worker's gradient, and copy the new weights into its memory."""
         began_s = time.perf_counter()
         received = self._received[worker][place]
         with spans.span("update", number):
@@ -302,10 +293,9 @@ class AsyncServer(Server):
 
 
 def in_threads(tasks: Sequence[Callable[[], None]]) -> None:
-    """Run all at once; raise what the first one raises, without waiting for the others.
+    """Run all tasks at once; raise the first error without waiting for the others.
 
-    They may wait for messages that never come. The process ends with the error, and does not wait
-    for threads like these.
+    They may wait for messages that never come; daemon threads do not keep the process alive.
     """
     outcomes: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
@@ -325,10 +315,10 @@ def in_threads(tasks: Sequence[Callable[[], None]]) -> None:
 
 
 def _await_on_host(work: dist.Work, received: Tensor) -> None:
-    """Return when a message is here.
+    """Block the host until a message is here.
 
-    A wait over NCCL has the stream wait, not the host, and all threads' updates share a stream:
-    they would wait for the slowest worker.
+    Over NCCL ``wait`` blocks the stream instead. All threads' updates share one stream, so they
+    would wait for the slowest worker.
     """
     while received.is_cuda and not work.is_completed():
         time.sleep(_POLL_S)

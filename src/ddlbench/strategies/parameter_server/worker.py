@@ -1,14 +1,14 @@
-"""A worker's side: gradients leave while backward runs, weights come back in their place.
+"""A worker: it pushes gradients while backward runs, and pulls new weights.
 
 ::
 
     backward   | layer n ... | ... layer 1 |
-    push          |-0-|-1-|  |-2-|  |-3-|         a message leaves when its last gradient is there,
-    pull               |-0-|-1-|  |-2-|  |-3-|    and its weights come back when the server is done
+    push          |-0-|-1-|  |-2-|  |-3-|         a message leaves when its last gradient is ready,
+    pull               |-0-|-1-|  |-2-|  |-3-|    and its weights return when the server has updated
                                            |--|   exposed
 
-Messages leave in the order of their numbers, as the servers expect them: one that is ready early
-waits for those before it.
+Messages leave in the order of their numbers, as the servers expect: one that is ready early waits
+for those before it.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from functools import partial
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddlbench.strategies.dry_run import Channel
 from ddlbench.strategies.parameter_server.layout import Layout, Row
+from ddlbench.strategies.process_group import Channel
 
 PUSH, PULL = "push", "pull"
 
-# Two directions that must not wait for each other: over NCCL a group's messages between two ranks
-# go one after the other.
+# A group for each direction, so that they do not block each other: over NCCL the messages of a
+# group between two ranks go one after the other.
 Groups = dict[str, dist.ProcessGroup]
 
 
 class Worker:
-    """The weights of one worker, and its talk with the servers.
+    """The weights of one worker, and its messages with the servers.
 
-    Weights are received into the parameters themselves. That is safe while backward still runs: a
-    message comes back after it was pushed, it is pushed when the gradients of its weights are
-    there, and autograd has then made the last use of these weights.
+    New weights are received into the parameters themselves, while backward may still run. This is
+    safe: a message is pushed when the gradients of its weights are ready, so autograd needs these
+    weights no more, and it returns only after that.
 
     Args:
         network: on its device; its parameters move into a row.
-        layout: of these.
-        servers: rank of each.
-        groups: for both directions.
+        layout: of the row.
+        servers: ranks of the servers.
+        groups: process groups of both directions.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Worker:
         self._pulls: list[dist.Work] = []
 
     def begin(self) -> None:
-        """A backward pass follows: its gradients are added to zeros."""
+        """Set gradients to zero before a backward pass."""
         self._row.gradients.zero_()
         self._missing = list(self._gradients_of)
 
     def push_rest(self) -> None:
-        """The backward pass is over: what no gradient was made for is pushed as zeros."""
+        """Push the other messages after the backward pass; missing gradients are zeros."""
         self._missing = [0] * len(self._messages)
         self._push_ready()
 
@@ -77,7 +77,7 @@ class Worker:
         self._pushes.clear()
 
     def take(self) -> None:
-        """Receive all weights without pushing anything, as the servers hand them out."""
+        """Receive the weights that the servers hand out."""
         for number in range(len(self._messages)):
             self._pull(number)
         self.finish()
@@ -91,7 +91,7 @@ class Worker:
         while len(self._pushes) < len(self._messages) and not self._missing[len(self._pushes)]:
             number = len(self._pushes)
             message = self._messages[number]
-            self._pull(number)  # first: an answer that is expected waits for nobody
+            self._pull(number)  # before the push, so that the answer finds its receive posted
             work = dist.isend(
                 self._row.gradients[message.begin : message.end],
                 self._servers[message.server],
@@ -114,7 +114,7 @@ class Worker:
 
 
 def channels_between(servers: Sequence[int], workers: Sequence[int]) -> list[Channel]:
-    """Both channels of every server and every worker, in one order for all."""
+    """Both channels of every server and worker, in the same order on all ranks."""
     return [
         (direction, worker, server) if direction == PUSH else (direction, server, worker)
         for direction in (PUSH, PULL)

@@ -1,82 +1,53 @@
-"""Messages between stages: point to point, in the order of the schedule, never in its way.
+"""Messages between stages: point to point, in the order of the schedule, without blocking it.
 
 ::
 
-    sender     isend b0   isend b1   isend b2 ...     returns at once; the oldest is waited for only
-                                                      when as many are under way as can be in flight
+    sender     isend b0   isend b1   isend b2 ...     returns at once; awaits the oldest only when
+                                                      as many are under way as can be in flight
     receiver   | irecv b1 posted | wait for b0 |      one receive ahead: b1 arrives during b0's pass
 
-A channel is one direction between two ranks. Activations and gradients have process groups of
-their own: over NCCL, a send that nobody receives yet holds up its communicator, and an activation
-must not hold up a gradient on its way back.
+A channel is one direction between two ranks. Activations and gradients have separate process
+groups: over NCCL, a send without a posted receive blocks its communicator, and an activation must
+not block a gradient on its way back.
 
-Over NCCL a posted receive is a kernel that spins until its message comes. Who waits for the whole
-device meanwhile waits for the other rank, too, and both may do so for ever. So nothing is posted
-before :meth:`Channels.open`, and between that and the last receive nothing may synchronise the
-device: see :mod:`ddlbench.strategies.dry_run`.
+Over NCCL a posted receive is a kernel that spins until its message arrives, so an operation that
+waits for the whole device may deadlock two ranks (:mod:`ddlbench.strategies.dry_run`). Therefore
+:meth:`Channels.open` posts the first receive, and nothing may synchronise the device between it and
+the last receive.
 
-Every tensor of a kind has one form, known beforehand, so messages carry no header.
+All tensors of a kind have one form, which both sides know, so messages carry no header.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.planning.schedules import Action
-from ddlbench.strategies.dry_run import Channel
 from ddlbench.strategies.pipelining.cutting import TensorForm
+from ddlbench.strategies.process_group import Channel
+from ddlbench.strategies.timing import SpanRecorder
 
 ACTIVATION, GRADIENT = "activation", "gradient"
 
 Groups = dict[str, dist.ProcessGroup]  # "activation", "gradient"
 
 
-class Spans(Protocol):
-    """Who is told of waits."""
-
-    def span(self, kind: str, number: int) -> AbstractContextManager[None]:
-        """Time what is done inside."""
-        ...
-
-
-class Messages(Protocol):
-    """What a process asks of its messages; see :class:`Channels`."""
-
-    def open(self) -> None:
-        """The clock runs: receives may be posted."""
-        ...
-
-    def receive(self, action: Action) -> Tensor:
-        """The message that an action waits for."""
-        ...
-
-    def send(self, action: Action, tensor: Tensor) -> None:
-        """Start to send."""
-        ...
-
-    def finish(self) -> None:
-        """Wait until all is sent."""
-        ...
-
-
 class Channels:
-    """All messages of one process in one run; :meth:`open` it when the clock runs.
+    """All messages of one process in one run.
 
     Args:
         actions: of the process, in order.
-        groups: the two process groups.
-        forms: of what arrives: activations from the stage before, gradients from the one behind.
-        device: where tensors lie.
-        most: sends under way on one channel.
-        ahead: receives posted on a channel beyond the one that is waited for.
-        spans: gets the waits.
+        groups: the process groups of activations and gradients.
+        forms: of received activations (from the stage before) and gradients (from the next).
+        device: of the tensors.
+        most: most sends under way on one channel.
+        ahead: receives posted on a channel beyond the awaited one.
+        spans: records the waits.
     """
 
     def __init__(
@@ -88,7 +59,7 @@ class Channels:
         device: torch.device,
         most: int,
         ahead: int,
-        spans: Spans,
+        spans: SpanRecorder,
     ) -> None:
         self._groups, self._forms, self._device = groups, forms, device
         self._most, self._ahead, self._spans = most, ahead, spans
@@ -99,12 +70,12 @@ class Channels:
         self._sent: dict[tuple[str, int], deque[tuple[Tensor, dist.Work]]] = {}
 
     def open(self) -> None:
-        """Post the first receives of every channel; nobody may synchronise the device now."""
+        """Post the first receives of every channel; from now on, do not synchronise the device."""
         for channel in self._posted:
             self._post(channel, self._ahead)
 
     def receive(self, action: Action) -> Tensor:
-        """The message that an action waits for."""
+        """Wait for the message of an action."""
         channel = _channel(action)
         self._post(channel, self._ahead + 1)
         tensor, work = self._posted[channel].popleft()
@@ -113,7 +84,7 @@ class Channels:
         return tensor
 
     def send(self, action: Action, tensor: Tensor) -> None:
-        """Start to send; the tensor must not be changed afterwards."""
+        """Start to send; the tensor must not change afterwards."""
         kind, peer = channel = _channel(action)
         sent = self._sent.setdefault(channel, deque())
         if len(sent) >= self._most:
@@ -124,14 +95,14 @@ class Channels:
         sent.append((tensor, work))
 
     def finish(self) -> None:
-        """Wait until all is sent."""
+        """Wait until all messages are sent."""
         for sent in self._sent.values():
             for _, work in sent:
                 work.wait()
             sent.clear()
 
     def _post(self, channel: tuple[str, int], wanted: int) -> None:
-        """Have so many receives of a channel posted, as far as messages are left."""
+        """Post receives of a channel until ``wanted`` are posted or no message is left."""
         kind, peer = channel
         posted = self._posted[channel]
         while self._left[channel] and len(posted) < wanted:
@@ -143,7 +114,7 @@ class Channels:
 
 
 def channels_between(stage_ranks: Sequence[Sequence[int]]) -> list[Channel]:
-    """The channels of all neighbouring stages, in one order for all."""
+    """The channels of all neighbouring stages, in the same order on all ranks."""
     return [
         (kind, source, target)
         for kind, towards in ((ACTIVATION, 1), (GRADIENT, -1))
@@ -160,25 +131,22 @@ def _channel(action: Action) -> tuple[str, int]:
 
 
 class MadeUpMessages:
-    """For a stage's dry run alone: what is received is zero, what is sent goes nowhere.
-
-    Args:
-        forms: of what arrives, "activation" and "gradient".
-        device: where tensors lie.
-    """
+    """Messages of a stage's dry run: it receives zeros and sends nothing."""
 
     def __init__(self, forms: dict[str, TensorForm], device: torch.device) -> None:
         self._forms, self._device = forms, device
 
     def open(self) -> None:
-        """Nothing is posted."""
+        pass
 
     def receive(self, action: Action) -> Tensor:
-        """A tensor of the form of the message that an action waits for."""
         return self._forms[action.kind.removeprefix("receive_")].tensor(self._device).zero_()
 
     def send(self, action: Action, tensor: Tensor) -> None:
-        """To nobody."""
+        pass
 
     def finish(self) -> None:
-        """Nothing is under way."""
+        pass
+
+
+Messages = Channels | MadeUpMessages

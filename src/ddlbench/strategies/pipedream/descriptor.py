@@ -6,9 +6,9 @@
                  rank 1  F1 F3    B1 . F5    B3 . F7 ...      stage 0, replica 1
                  rank 2     F0 B0 F1 B1 F2 B2 F3 B3 ...       stage 1
 
-One process a device, any number of nodes; ranks are numbered stage by stage. Mini-batches are never
-split: each passes every stage whole, on the replica that its number in the run names. What a rank
-does in which order is ``schedule``; the executor carries that list out.
+There is one process for each device, on any number of nodes; ranks are numbered stage by stage.
+Mini-batches are never split: each passes every stage whole, and its number in the run decides on
+which replica. The executor carries out the actions of ``schedule``.
 
 Sources: PipeDream (Narayanan et al., SOSP 2019); docs/strategies/pipedream.md.
 """
@@ -51,14 +51,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PipeDreamDetails(PlanDetails):
-    """What a plan of PipeDream, or of model parallelism, fixes.
+    """Plan details of PipeDream and of model parallelism.
 
     Args:
-        stages: (first block, block behind the last, replicas) of each.
-        stage_ranks: of each stage's replicas.
+        stages: (first block, block after the last, replicas) of each.
+        stage_ranks: ranks of each stage's replicas.
         balance: the rule that cut the network.
-        warmups: of each stage, mini-batches taken in before the first backward pass.
-        weight_versions: of each stage, versions held at once.
+        warmups: each stage's forward passes before its first backward pass.
+        weight_versions: versions that each stage holds at once.
         learning_rates: of each stage.
         extra_warmup, vertical_sync, stage_all_reduce: options of PipeDream.
     """
@@ -75,7 +75,7 @@ class PipeDreamDetails(PlanDetails):
 
 
 class StagedStrategy(Strategy):
-    """What both share: one stage a process, given by the plan."""
+    """Base of both strategies: each process computes one stage."""
 
     executor: ClassVar[str] = "ddlbench.strategies.pipedream.executor:PipeDreamExecutor"
     predictors: ClassVar[tuple[str, ...]] = ("pipeline-replay",)
@@ -88,22 +88,21 @@ class StagedStrategy(Strategy):
     def schedule(
         self, details: dict[str, Any], mini_batches: int, only_rank: int | None = None
     ) -> Schedule:
-        """Who does what for so many mini-batches of a cell with these plan details.
+        """The schedule of ``mini_batches`` of a cell with these plan details.
 
-        ``only_rank`` lists the actions of one rank alone.
+        With ``only_rank`` it has the actions of that rank only.
         """
         raise NotImplementedError
 
     def version(self, details: dict[str, Any], schedule: Schedule, stage: int, number: int) -> int:
-        """Updates that the weights have seen that serve a mini-batch of the run on a stage."""
+        """Version (number of updates) of a stage's weights for a mini-batch of the run."""
         return weight_version(schedule, stage, number)
 
     def replicas(self, cell: Cell) -> tuple[int, ...] | None:
-        """Replicas of each stage; None where the plan has to find them."""
+        """Replicas of each stage; None if the plan must choose them."""
         return (1,) * cell.devices
 
     def supports(self, cell: Cell) -> str | None:
-        """A block for every stage."""
         balance = str(self.option_values(cell)["balance"])
         replicas = self.replicas(cell)
         return None if replicas is None else why_no_stages(cell, balance, replicas)
@@ -111,10 +110,10 @@ class StagedStrategy(Strategy):
     def plan(
         self, cell: Cell, site: str | None = None
     ) -> tuple[tuple[Process, ...], dict[str, Any]]:
-        """Cut the network; with balance ``profile`` by what was measured at the site.
+        """Cut the network, with balance ``profile`` by the site's profile.
 
         Raises:
-            ConfigError: what was measured is missing or wrong.
+            ConfigError: the profile is missing or wrong.
         """
         balance = str(self.option_values(cell)["balance"])
         stages, period_s = stages_of(cell, balance, self.replicas(cell), site)
@@ -124,22 +123,19 @@ class StagedStrategy(Strategy):
         return _processes(cell, stages), details
 
     def measured_inputs(self, cell: Cell, site: str) -> tuple[Path, ...]:
-        """The profile, where it decides the stages; the links, where it decides replicas, too."""
         if self.option_values(cell)["balance"] != "profile":
             return ()
         partitioned = self.replicas(cell) is None and cell.devices > 1
         return measured_files(cell, site, with_links=partitioned)
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
-        """One process a device, stage by stage."""
         return self.plan(cell)[0]
 
     def details(self, cell: Cell) -> dict[str, Any]:
-        """The options, the stages, and what follows from them."""
         return self.plan(cell)[1]
 
     def pipeline_of(self, plan: Plan) -> Pipeline:
-        """Whole mini-batches pass the stages; a stage has one more under way than it warms up."""
+        """A stage has one mini-batch more in flight than its warm-up has."""
         details = PipeDreamDetails.of(plan)
         versions = details.weight_versions or (1,) * len(details.stages)
         waiting = details.warmups or (0,) * len(details.stages)
@@ -157,11 +153,9 @@ class StagedStrategy(Strategy):
         )
 
     def schedule_of(self, plan: Plan, mini_batches: int) -> PlannedSchedule:
-        """Mini-batches flow through the stages without a flush."""
         return PlannedSchedule(self.schedule(plan.details, mini_batches))
 
     def pipeline_run(self, plan: Plan) -> PipelineRun:
-        """Whole mini-batches; the first stage loads each in its forward pass."""
         details, samples = PipeDreamDetails.of(plan), plan.cell.batch_size
         counts = tuple(replicas for _, _, replicas in details.stages)
         late = details.stage_all_reduce == "async"
@@ -169,7 +163,6 @@ class StagedStrategy(Strategy):
         return PipelineRun(real, free, samples, samples, True, 1, False)
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
-        """Stashed weight versions, and activations of every mini-batch under way."""
         return pipeline_bytes(workload, plan, self.pipeline_of(plan))
 
     def details_of(self, cell: Cell, stages: Stages) -> dict[str, Any]:
@@ -197,11 +190,9 @@ class ModelParallelP2p(StagedStrategy):
     def schedule(
         self, details: dict[str, Any], mini_batches: int, only_rank: int | None = None
     ) -> Schedule:
-        """Forward through all stages, backward through all, update."""
         return model_parallel(len(details["stages"]), mini_batches, only_rank)
 
     def ideal_speedup(self, cell: Cell) -> float:
-        """One device computes at a time."""
         return 1.0
 
 
@@ -252,7 +243,6 @@ class PipeDream(StagedStrategy):
     }
 
     def replicas(self, cell: Cell) -> tuple[int, ...] | None:
-        """As the option says; with balance ``profile`` the partitioner finds them."""
         values = self.option_values(cell)
         if values["replicas"] != "auto":
             return tuple(int(count) for count in str(values["replicas"]).split("+"))
@@ -263,7 +253,6 @@ class PipeDream(StagedStrategy):
         return float(cell.devices)
 
     def supports(self, cell: Cell) -> str | None:
-        """All devices used, a block for every stage, options that go together."""
         values, replicas = self.option_values(cell), self.replicas(cell)
         if replicas is not None and sum(replicas) != cell.devices:
             return Reason(
@@ -282,16 +271,15 @@ class PipeDream(StagedStrategy):
     def schedule(
         self, details: dict[str, Any], mini_batches: int, only_rank: int | None = None
     ) -> Schedule:
-        """1F1B over the plan's stages."""
         extra = int(details["extra_warmup"])
         return pipedream(_counts(details), mini_batches, extra, only_rank=only_rank)
 
     def version(self, details: dict[str, Any], schedule: Schedule, stage: int, number: int) -> int:
-        """Updates that the weights have seen that serve a mini-batch of the run on a stage.
+        """Version (number of updates) of a stage's weights for a mini-batch of the run.
 
-        Plain: ``max(0, b - W_s)`` for a replica's b-th mini-batch. Asynchronous replicas are one
-        update behind. With vertical sync, the weights that have seen as many mini-batches as those
-        of the first stage, or as few fewer as the stage's updates come in.
+        By default it is ``max(0, b - W_s)`` for a replica's b-th mini-batch. Asynchronous replicas
+        are one update behind. With vertical sync, the weights have seen as many mini-batches as
+        those of the first stage, rounded down to whole updates of this stage.
         """
         counts = _counts(details)
         if details["vertical_sync"]:
@@ -301,7 +289,6 @@ class PipeDream(StagedStrategy):
         return weight_version(schedule, stage, number)
 
     def details_of(self, cell: Cell, stages: Stages) -> dict[str, Any]:
-        """And each stage's warm-up, weight versions and learning rate."""
         details = super().details_of(cell, stages)
         counts = _counts(details)
         waiting = warmups(counts, int(details["extra_warmup"]))
@@ -313,8 +300,8 @@ class PipeDream(StagedStrategy):
         }
 
     def _held(self, details: dict[str, Any], stage: int) -> int:
-        """Most versions at once: from the oldest mini-batch under way to the newest weights."""
-        schedule = self.schedule(details, 1)  # its warm-ups serve runs of any length
+        """Most versions held at once: from the oldest in-flight mini-batch's to the newest."""
+        schedule = self.schedule(details, 1)  # warm-ups do not depend on the length of a run
         latest = {**details, "vertical_sync": False}
         steady = 3 * max(
             count * (waiting + 1)
@@ -332,7 +319,6 @@ class PipeDream(StagedStrategy):
 def _run(
     kind: type[StagedStrategy], counts: tuple[int, ...], extra_warmup: int, late: bool
 ) -> tuple[Repeated, Repeated]:
-    """The run of one shape of pipeline."""
     shape = {"stages": [(0, 0, count) for count in counts], "extra_warmup": extra_warmup}
     return flowing(lambda mini_batches: kind().schedule(shape, mini_batches), counts, late)
 
@@ -342,8 +328,8 @@ def _counts(details: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _processes(cell: Cell, stages: Sequence[Any]) -> tuple[Process, ...]:
-    """Each replica takes whole mini-batches in its turn; inputs enter first, labels last."""
-    found: list[Process] = []
+    """One process for each replica; replicas of a stage take whole mini-batches round-robin."""
+    processes: list[Process] = []
     for number, stage in enumerate(stages):
         needs: list[Needs] = []
         if number == 0:
@@ -351,19 +337,19 @@ def _processes(cell: Cell, stages: Sequence[Any]) -> tuple[Process, ...]:
         if number == len(stages) - 1:
             needs.append("labels")
         for replica in range(stage.replicas):
-            rank = len(found)
-            local = rank % cell.devices_per_node
-            found.append(
+            rank = len(processes)
+            node, local_rank = divmod(rank, cell.devices_per_node)
+            processes.append(
                 Process(
                     rank=rank,
                     role="stage",
-                    node=rank // cell.devices_per_node,
-                    local_rank=local,
-                    devices=(local,),
+                    node=node,
+                    local_rank=local_rank,
+                    devices=(local_rank,),
                     stage=number,
                     replica=replica,
                     turns=stage.replicas,
                     needs=tuple(needs),
                 )
             )
-    return tuple(found)
+    return tuple(processes)

@@ -1,14 +1,14 @@
-"""PipeDream, and model parallelism, over gloo (CPU) or NCCL (CUDA): one stage a process.
+"""PipeDream and model parallelism over gloo (CPU) or NCCL (CUDA): one stage for each process.
 
 ::
 
     prepare   | join, keep the stage's blocks, learn the forms of messages, connect | dry_run
     run       | 1F1B: fill | steady state ............................... | drain |
 
-The pipeline fills and drains once in a run: between warm-up and the measured region, not between
-epochs. What is done in which order is the plan's schedule; :mod:`.runner` says what an action is.
-On GPUs every stage makes a dry run first (:mod:`ddlbench.strategies.dry_run`): nothing may wait for
-the whole device while a receive is posted.
+The pipeline fills and drains once in each run: between warm-up and the measured region, but not
+between epochs. :mod:`.runner` carries out the actions of the plan's schedule. On GPUs every stage
+makes a dry run first, as nothing may wait for the whole device while a receive is posted
+(:mod:`ddlbench.strategies.dry_run`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Schedule
 from ddlbench.planning.strategy import Process, strategy_of
-from ddlbench.strategies.dry_run import connect, dry_run
+from ddlbench.strategies.dry_run import dry_run
 from ddlbench.strategies.executor import (
     Context,
     DataStream,
@@ -47,12 +46,12 @@ from ddlbench.strategies.pipedream.channels import (
 from ddlbench.strategies.pipedream.descriptor import PipeDreamDetails, StagedStrategy
 from ddlbench.strategies.pipedream.runner import ScheduleRunner, StageParts
 from ddlbench.strategies.pipedream.stage import Stage, WeightVersions
-from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts
-from ddlbench.strategies.process_group import every_rank, join_all, side_by_side
+from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts, input_form
+from ddlbench.strategies.process_group import connect, every_rank, join_all, side_by_side
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
 from ddlbench.strategies.training import make_optimizer
 
-# Their spans are kept: how the pipeline fills, and many rounds of its steady state.
+# Spans of the first mini-batches are kept: the filling, and many rounds of the steady state.
 KEPT_MINI_BATCHES = 200
 
 
@@ -71,27 +70,26 @@ class PipeDreamExecutor(StepwiseExecutor):
         data: DataStream | None,
         context: Context,
     ) -> None:
-        """Join the others and keep the blocks of this process's stage."""
         super().prepare(plan, process, network, data, context)
         if self.needs_dry_run():
             dry_run(self.module, context.devices, self.practise)
         self.parts = self._parts(self.module, self.optimizer, context)
 
     def needs_dry_run(self) -> bool:
-        """On GPUs; over gloo a posted receive holds up nobody."""
+        """Whether a posted receive blocks the device: on GPUs, but not over gloo."""
         return self.context.devices[0].type == "cuda"
 
     def practise(self, double: nn.Module) -> None:
-        """Take a copy of the stage through as many mini-batches as fill the pipeline, alone.
+        """Train a copy of the stage, without messages, until the pipeline would be full.
 
-        Only the sums of replicas are real, so that their connections are made, too.
+        Sums over replicas are real, so that their connections are made, too.
         """
         device, batches = self.context.devices[0], None
         if self.data is not None:
-            (batch,) = self.data.batches(0, self.process.turns)  # of these, this process's turn
+            (batch,) = self.data.batches(0, self.process.turns)  # its own one of these
             batches = repeat(batch)
         quiet = replace(self.context, progress=lambda _done: None)
-        turn = self._runner(
+        runner = self._runner(
             self._parts(double, self._sgd(double), quiet),
             self._schedule(self.filling()),
             batches=batches,
@@ -99,10 +97,10 @@ class PipeDreamExecutor(StepwiseExecutor):
             spans=SpanRecorder(device, enabled=False),
             clock=StepClock(self.context.devices),
         )
-        turn.run(self.process.rank)
+        runner.run(self.process.rank)
 
     def place(self, network: nn.Sequential) -> nn.Module:
-        """This stage's blocks, on its device."""
+        """Join the process groups and keep this stage's blocks."""
         self.descriptor = cast(StagedStrategy, strategy_of(self.plan.cell.strategy))
         self.planned = PipeDreamDetails.of(self.plan)
         self.stages = self.planned.stages
@@ -118,18 +116,16 @@ class PipeDreamExecutor(StepwiseExecutor):
         return nn.Sequential(OrderedDict(blocks)).to(device)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """SGD at the stage's rate: a stage of r_s replicas steps once in r_s mini-batches."""
         return self._sgd(self.module)
 
     def run(self, first: int, count: int) -> RunRecord:
-        """Fill, run and drain the pipeline; number b of the run is mini-batch ``first + b``."""
         record = RunRecord(list(range(first, first + count)))
         if count == 0:
             return record
         schedule = self._schedule(count)
         spans = SpanRecorder(self.context.devices[0], first, keep_first=KEPT_MINI_BATCHES)
         clock = StepClock(self.context.devices)
-        turn = self._runner(
+        runner = self._runner(
             self.parts,
             schedule,
             batches=None if self.data is None else iter(self.data.batches(first, count)),
@@ -137,27 +133,26 @@ class PipeDreamExecutor(StepwiseExecutor):
             spans=spans,
             clock=clock,
         )
-        turn.run(self.process.rank)
+        runner.run(self.process.rank)
         for update, seconds in enumerate(clock.finish()):
-            share = len(turn.mini_batches(update))
+            share = len(runner.mini_batches(update))
             record.step_s += [seconds / share] * share
-        record.load_s = [turn.load_s.get(number, 0.0) for number in range(count)]
-        record.loss = self._losses(turn.losses, count)
+        record.load_s = [runner.load_s.get(number, 0.0) for number in range(count)]
+        record.loss = self._losses(runner.losses, count)
         record.spans = spans.spans()
         record.communication_wait_s = spans.wait_s
         return record
 
     def record_step(self, _mini_batch: int) -> list[Span]:
-        """None: measured runs have been recorded."""
-        return []
+        return []  # measured runs record spans
 
     def details(self) -> dict[str, Any]:
-        """Bytes of one mini-batch across each cut, each way."""
+        """Add the bytes of one mini-batch across each cut, in each direction."""
         cuts = [behind for _, behind, _ in self.stages[:-1]]
         return {**super().details(), "cut_bytes": [self.forms[cut].bytes for cut in cuts]}
 
     def filling(self) -> int:
-        """Until every replica of every stage has had an update with all its versions held."""
+        # Every replica of every stage has made an update while holding all its versions.
         versions = self.planned.weight_versions or (1,) * len(self.stages)
         return max(
             replicas * (count + 1)
@@ -165,12 +160,7 @@ class PipeDreamExecutor(StepwiseExecutor):
         )
 
     def persistent_tensors(self) -> Iterator[Tensor]:
-        """And the weight versions that are held."""
         return chain(super().persistent_tensors(), self.parts.versions.tensors())
-
-    def close(self) -> None:
-        """Leave the process groups."""
-        dist.destroy_process_group()
 
     def _check(self, network: nn.Sequential) -> None:
         blocks = self.stages[-1][1]
@@ -182,7 +172,7 @@ class PipeDreamExecutor(StepwiseExecutor):
             )
 
     def _join(self, device: torch.device) -> None:
-        """The group of all; one for each direction; one for the replicas of each stage."""
+        """Join the groups of all ranks, of each direction, and of this stage's replicas."""
         join_all(self.context, self.process, self.plan.world_size)
         stage_ranks = self.planned.stage_ranks
         self.groups = {kind: every_rank(self.context) for kind in ("activation", "gradient")}
@@ -191,14 +181,12 @@ class PipeDreamExecutor(StepwiseExecutor):
         connect(channels_between(stage_ranks), self.process.rank, self.groups, device)
 
     def _forms(self, network: nn.Sequential, device: torch.device) -> list[TensorForm]:
-        """Forms of a mini-batch's inputs and of every block's outputs; nothing is computed."""
-        cell = self.plan.cell
-        dtype = next((p.dtype for p in network.parameters()), torch.float32)
-        inputs = TensorForm((cell.batch_size, *DATASETS[cell.dataset].shape), dtype)
+        """Forms of a mini-batch's inputs and of every block's outputs."""
+        inputs = input_form(network, self.plan.cell, self.plan.cell.batch_size)
         return [inputs, *(fact.output for fact in block_facts(network, inputs, device))]
 
     def _sgd(self, module: nn.Module) -> torch.optim.Optimizer:
-        """At this stage's rate."""
+        """SGD at the stage's rate, as a stage of r replicas steps once in r mini-batches."""
         rates = self.planned.learning_rates
         rate = rates[self.process.stage] if rates else None
         return make_optimizer(self.plan.cell, module.parameters(), rate)
@@ -243,7 +231,7 @@ class PipeDreamExecutor(StepwiseExecutor):
         )
 
     def _arriving(self) -> dict[str, TensorForm]:
-        """Forms of the messages that this stage gets."""
+        """Forms of the messages that this stage receives."""
         first, behind, _ = self.stages[self.process.stage]
         return {"activation": self.forms[first], "gradient": self.forms[behind]}
 
@@ -254,13 +242,13 @@ class PipeDreamExecutor(StepwiseExecutor):
             self._arriving(),
             device=self.context.devices[0],
             most=schedule.receives_ahead,
-            # Where no stage begins a mini-batch before the last is done, none can be on its way.
+            # Without warm-ups one mini-batch is in flight at a time, so no message can be early.
             ahead=1 if any(schedule.warmups) else 0,
             spans=spans,
         )
 
     def _losses(self, own: dict[int, Tensor], count: int) -> list[float]:
-        """Losses of all mini-batches on every replica of the last stage; else none."""
+        """Losses of all mini-batches, on every replica of the last stage; empty elsewhere."""
         if self.process.stage != len(self.stages) - 1:
             return []
         device = self.context.devices[0]
@@ -269,5 +257,5 @@ class PipeDreamExecutor(StepwiseExecutor):
             losses[number] = loss
         if self.replica_group is not None:
             dist.all_reduce(losses, group=self.replica_group)
-        found: list[float] = losses.tolist()
-        return found
+        values: list[float] = losses.tolist()
+        return values

@@ -1,14 +1,14 @@
-"""One process's part of one run: its actions of the schedule, one after the other.
+"""Carries out one process's actions of a schedule, one after the other.
 
 ::
 
     receive_activation   wait for the stage before        send_activation   start, do not wait
-    forward              with the version of the number   send_gradient     start, do not wait
-    receive_gradient     wait for the stage behind        all_reduce        start, do not wait
+    forward              with the planned version         send_gradient     start, do not wait
+    receive_gradient     wait for the next stage          all_reduce        start, do not wait
     backward             with the same version            update            wait for the sum; step
 
-With ``stage_all_reduce: async``, update t starts nothing and waits for nothing but sum t - 1, which
-had the time of a whole round; the last update of a run applies its own sum, too.
+With ``stage_all_reduce: async``, update t waits for sum t - 1 only, which had the time of a whole
+round; the last update of a run applies its own sum, too.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from torch import Tensor
 
 from ddlbench.planning.schedules import Action, Schedule
 from ddlbench.strategies.executor import Context, MiniBatch
+from ddlbench.strategies.gradient_sum import GradientSum
 from ddlbench.strategies.pipedream.channels import Messages
 from ddlbench.strategies.pipedream.stage import Stage, WeightVersions
-from ddlbench.strategies.process_group import GradientSum
 from ddlbench.strategies.timing import SpanRecorder, StepClock
 
 
 @dataclass
 class StageParts:
-    """What a process keeps from run to run.
+    """The state of a process that outlives a run.
 
     Args:
         number: of its stage.
-        stage, versions: what it computes, with which weights.
-        replica_group: the replicas of the stage; None where it is alone.
-        asynchronous: sums are waited for one update later.
-        context: is told how many mini-batches are done.
+        stage, versions: its computation, and its weights.
+        replica_group: the replicas of the stage; None for a single one.
+        asynchronous: whether an update waits for the sum of the one before.
+        context: gets the progress.
     """
 
     number: int
@@ -51,18 +51,18 @@ class StageParts:
 
 @dataclass
 class ScheduleRunner:
-    """A run under way.
+    """One run.
 
     Args:
         parts: of the process.
         schedule: of the run.
-        version: gives the updates of this run that the weights for a mini-batch have seen.
+        version: number of this run's updates in the weights for a mini-batch.
         batches: this process's data, in its order.
-        messages, spans, clock: messages and times of this run.
+        messages, spans, clock: of this run.
 
     Attributes:
-        losses: by number of the mini-batch in the run; of the last stage.
-        load_s: seconds of waiting for data, by number.
+        losses: of the last stage, by the mini-batch's number in the run.
+        load_s: seconds of waiting for data, by that number.
     """
 
     parts: StageParts
@@ -98,19 +98,19 @@ class ScheduleRunner:
         """Carry out all actions of a rank; the clock marks each update."""
         self._expect(self.schedule.stage_ranks[self.parts.number].index(rank))
         self.clock.start()
-        self.messages.open()  # not before: the clock waits for the device, receives for others
+        self.messages.open()  # after the clock's start, which waits for the device
         for action in self.schedule.actions[rank]:
             self._do[action.kind](action)
         self.messages.finish()
         self.parts.versions.settle()
 
     def mini_batches(self, update: int) -> range:
-        """Numbers of the mini-batches that an update of this stage averages."""
+        """Numbers of the mini-batches whose gradients an update of this stage averages."""
         first = update * self._replicas
         return range(first, min(first + self._replicas, self.schedule.micro_batches))
 
     def _expect(self, number: int) -> None:
-        """The next forward pass is that of a number, or there is none."""
+        """Announce the mini-batch of the next forward pass; past the last there is none."""
         goes_on = number < self.schedule.micro_batches
         needed = self.version(number) if goes_on else self._updates + 1
         self.parts.versions.expect(self._base + needed)
@@ -127,9 +127,9 @@ class ScheduleRunner:
         number, labels = action.micro_batch, None
         inputs, self._arrived = self._arrived, None
         if self.batches is not None:
-            asked = time.perf_counter()
+            begin_s = time.perf_counter()
             batch = next(self.batches)
-            self.load_s[number] = time.perf_counter() - asked
+            self.load_s[number] = time.perf_counter() - begin_s
             inputs = batch.inputs if inputs is None else inputs
             labels = batch.labels
         assert inputs is not None
@@ -151,7 +151,7 @@ class ScheduleRunner:
 
     def _all_reduce(self, action: Action) -> None:
         gradients = self._gradients
-        if gradients is None:  # the tail: the other replicas have one mini-batch more
+        if gradients is None:  # at the end, other replicas may have one mini-batch more
             gradients = self.parts.versions.no_gradients()
         self._gradients = None
         total = GradientSum(gradients, self.parts.replica_group)

@@ -1,16 +1,16 @@
-"""One stage: what it computes for the mini-batches under way, and with which weights.
+"""One stage of PipeDream: its passes, and the weight versions that they use.
 
 ::
 
     forward    inputs, weights of a version -> outputs (the loss, on the last stage)   | kept
     backward   gradient of the outputs -> gradients of the inputs and of that version  | freed
 
-A mini-batch goes backward through the weights that it went forward through (PipeDream, Narayanan
-et al., SOSP 2019, section 3.3, "weight stashing")::
+The backward pass of a mini-batch uses the weights of its forward pass (PipeDream, Narayanan et al.,
+SOSP 2019, section 3.3, "weight stashing")::
 
     update            0   1   2   3
     version       0   1   2   3   4        newest: the module's own parameters
-    used by          b3  b4  b5            kept for mini-batches under way, then freed
+    used by          b3  b4  b5            kept for mini-batches in flight, then freed
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class _Passage:
 class Stage:
     """The blocks of one stage.
 
-    Buffers (batch-norm statistics) are the module's own and follow the order of the forward
-    passes, whatever the version of the weights, as in the original.
+    Buffers (batch-norm statistics) have no versions: they follow the order of the forward passes,
+    as in the original.
 
     Args:
         blocks: the stage's part of the network.
-        first: its inputs are data and need no gradient.
+        first: whether its inputs are data, which need no gradient.
         loss_function: of the last stage, (outputs, labels) -> mean over the mini-batch; else None.
     """
 
@@ -59,12 +59,12 @@ class Stage:
     def forward(
         self, number: int, inputs: Tensor, weights: dict[str, Tensor], labels: Tensor | None
     ) -> Tensor:
-        """What is sent on, or the loss: contiguous, without history.
+        """The output, or the loss on the last stage: contiguous and detached.
 
         Args:
             number: of the mini-batch.
             inputs: (N, ...).
-            weights: of the version that serves it.
+            weights: of its version.
             labels: (N,) on the last stage.
         """
         if not self._first:
@@ -80,18 +80,18 @@ class Stage:
         """Gradients of the inputs (None on the first stage) and of the weights, in their order.
 
         Args:
-            number: of the mini-batch, which is under way no longer.
+            number: of the mini-batch, whose activations are freed.
             gradient: of the outputs; None on the last stage.
         """
         passage = self._under_way.pop(number)
         weights = list(passage.weights.values())
-        wanted = weights if self._first else [passage.inputs, *weights]
-        if not wanted or not passage.outputs.requires_grad:  # a first stage without weights
+        inputs = weights if self._first else [passage.inputs, *weights]
+        if not inputs or not passage.outputs.requires_grad:  # a first stage without weights
             return None, []
-        found = torch.autograd.grad(passage.outputs, wanted, gradient, allow_unused=True)
+        values = torch.autograd.grad(passage.outputs, inputs, gradient, allow_unused=True)
         gradients = [
             torch.zeros_like(tensor) if value is None else value
-            for tensor, value in zip(wanted, found, strict=True)
+            for tensor, value in zip(inputs, values, strict=True)
         ]
         if self._first:
             return None, gradients
@@ -101,17 +101,17 @@ class Stage:
 class WeightVersions:
     """The versions of one stage's weights.
 
-    The optimizer works in place on the module's parameters. Before it does, these move to new
-    memory if a mini-batch still needs the old contents: so versions share nothing, and one that
-    nobody needs costs nothing.
+    The optimiser updates the module's parameters in place. If a mini-batch still needs the old
+    values, the parameters first move to new memory. So versions share no memory, and only needed
+    ones take any.
 
     Args:
-        module: the stage; its parameters are the newest version.
+        module: the stage, whose parameters are the newest version.
         optimizer: of these parameters.
 
     Attributes:
-        newest: number of the newest version, which is the number of updates so far.
-        most: most versions held at once.
+        newest: number of the newest version: the updates so far.
+        most: most versions held at once so far.
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -129,12 +129,12 @@ class WeightVersions:
         return self._versions[number]
 
     def release(self, number: int) -> None:
-        """A mini-batch is done with its version."""
+        """End a mini-batch's use of its version."""
         self._users[number] -= 1
         self._free()
 
     def expect(self, number: int) -> None:
-        """Say which version is asked for next; older ones never again."""
+        """Announce the version that is needed next; unused older ones are freed."""
         self._needed = number
         self._free()
 
@@ -158,12 +158,12 @@ class WeightVersions:
         return [torch.zeros_like(parameter) for parameter in self._parameters.values()]
 
     def settle(self) -> None:
-        """Nothing is under way: only the newest version is kept."""
+        """Keep the newest version only, as no mini-batch is in flight."""
         self._users.clear()
         self.expect(self.newest)
 
     def tensors(self) -> Iterator[Tensor]:
-        """All weights of all versions that are held."""
+        """The weights of all held versions."""
         for weights in self._versions.values():
             yield from weights.values()
 

@@ -1,13 +1,13 @@
-"""What crosses a cut behind each block, and what each block costs, found without computing.
+"""Output form, operations and weights of each block, without computing anything.
 
 ::
 
-    blocks   | a | b | c | d | e |      each block is run on tensors without contents, which gives
+    blocks   | a | b | c | d | e |      each block runs on fake tensors (no data), which gives
     stages   |---0---|---1---|-2-|      its output's shape and its floating-point operations
 
-Every process finds the forms of its messages by itself, so none are exchanged. :func:`table` makes
-``planning/block_table.csv``, what planning knows of the built-in networks, for ``make tables``.
-They are built without contents, so even ResNet-152 on the largest images takes no memory.
+Every process derives the forms of its messages in this way, so none are exchanged. :func:`table`
+makes ``planning/block_table.csv``, the planner's facts about the built-in networks, for
+``make tables``. It builds them on the meta device, so even ResNet-152 takes no memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
-from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import load, pairs
 from ddlbench.networks.flatten import out_of_place
 from ddlbench.planning.network_tables import BLOCK_COLUMNS
@@ -39,27 +40,31 @@ class TensorForm:
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorForm:
-        """The form of a tensor."""
         return cls(tuple(tensor.shape), tensor.dtype)
 
     @property
     def bytes(self) -> int:
-        """Size of such a tensor."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def tensor(self, device: torch.device | str) -> Tensor:
-        """A tensor of this form, with whatever contents."""
+        """An uninitialised tensor of this form."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+
+def input_form(network: nn.Module, cell: Cell, samples: int) -> TensorForm:
+    """Form of a batch of inputs, (samples, C, ...), with the floating-point type of the weights."""
+    dtype = next((p.dtype for p in network.parameters()), torch.float32)
+    return TensorForm((samples, *DATASETS[cell.dataset].shape), dtype)
 
 
 @dataclass(frozen=True)
 class BlockFacts:
-    """One block and one micro-batch.
+    """One block on one micro-batch.
 
     Args:
-        output: form of what it gives on.
+        output: form of its output.
         work: floating-point operations of its forward pass (convolutions, matrix products).
-        parameter_bytes: its weights.
+        parameter_bytes: of its weights.
     """
 
     output: TensorForm
@@ -70,19 +75,19 @@ class BlockFacts:
 def block_facts(
     network: nn.Sequential, micro_batch: TensorForm, device: torch.device | str
 ) -> list[BlockFacts]:
-    """Facts of every block, in order; the network stays as it is.
+    """Facts of every block, in order; the network is not changed.
 
     Args:
         network: the whole network, on any device.
         micro_batch: form of its input.
-        device: where it will run: precision depends on it.
+        device: where the network will run, as precision depends on it.
     """
     facts = []
     with FakeTensorMode(allow_non_fake_inputs=True):
         passing = micro_batch.tensor(device)
         for block in network:
             state = {**dict(block.named_parameters()), **dict(block.named_buffers())}
-            # Its Python attributes are copied, its tensors are not: a block may count its calls.
+            # Copy attributes, as a block may count its calls, but share the tensors.
             double = copy.deepcopy(block, {id(tensor): tensor for tensor in state.values()})
             fakes = {n: torch.empty_like(t, device=device) for n, t in state.items()}
             with FlopCounterMode(display=False) as counter:
@@ -94,11 +99,11 @@ def block_facts(
     return facts
 
 
-_SAMPLES = 2  # batch norm refuses a single value a channel
+_SAMPLES = 2  # batch norm refuses a single value per channel
 
 
 def rows_of(network: str, spec: DatasetSpec) -> list[tuple[str | int, ...]]:
-    """One row a block, in the order of ``BLOCK_COLUMNS``; operations and output of one sample."""
+    """A row for each block, with ``BLOCK_COLUMNS``; operations and output bytes of one sample."""
     with torch.device("meta"):
         blocks = out_of_place(load("ddlbench.networks", network)(spec))
     facts = block_facts(blocks, TensorForm((_SAMPLES, *spec.shape), torch.float32), "cpu")

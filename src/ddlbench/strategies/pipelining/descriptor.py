@@ -10,9 +10,8 @@
 Each replica takes one contiguous part of the mini-batch and cuts it into micro-batches. All
 schedules flush: every update uses gradients of the current weights.
 
-Ranks are numbered replica by replica, so a pipeline's stages lie on as few nodes as can be. Who
-does what in which order is :meth:`SynchronousPipeline.schedule`; the executor checks that torch
-keeps to it.
+Ranks are numbered replica by replica, so a pipeline's stages are on as few nodes as possible. The
+executor checks that torch runs :meth:`SynchronousPipeline.schedule`.
 """
 
 from __future__ import annotations
@@ -84,20 +83,20 @@ _STAGES_PER_RANK: dict[str, Any] = {
     "description": "Stages of each device; stage s is on device s modulo the pipeline's devices.",
 }
 
-# Schedules by their shape: one is asked for again and again while a cell is planned and predicted.
+# Schedules by their shape: planning and predicting a cell needs the same one many times.
 _MADE: dict[tuple[type, int, int, int], Schedule] = {}
 
 
 @dataclass(frozen=True)
 class PipeliningDetails(PlanDetails):
-    """What a plan of a synchronous pipeline fixes.
+    """Plan details of a synchronous pipeline.
 
     Args:
-        stages: (first block, block behind the last, replicas) of each.
-        stage_ranks: of each stage's replicas.
+        stages: (first block, block after the last, replicas) of each.
+        stage_ranks: ranks of each stage's replicas.
         chunks: micro-batches of a replica's part of a mini-batch.
-        replicas: pipelines side by side.
-        schedule: name of the schedule.
+        replicas: of the whole pipeline.
+        schedule: its name.
     """
 
     stages: tuple[tuple[int, int, int], ...]
@@ -108,7 +107,7 @@ class PipeliningDetails(PlanDetails):
 
 
 class SynchronousPipeline(Strategy):
-    """What the five schedules share; a subclass says its schedule."""
+    """Base of the pipelines, which differ in their schedule."""
 
     family: ClassVar[str] = "pipeline"
     executor: ClassVar[str] = "ddlbench.strategies.pipelining.executor:PipelineExecutor"
@@ -120,7 +119,6 @@ class SynchronousPipeline(Strategy):
     options: ClassVar[dict[str, dict[str, Any]]] = _OPTIONS
 
     def stages_per_rank(self, cell: Cell) -> int:
-        """Stages that each process holds."""
         return int(self.option_values(cell).get("stages_per_rank", 1))
 
     def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
@@ -146,7 +144,7 @@ class SynchronousPipeline(Strategy):
         return made
 
     def _proven(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
-        """A schedule that runs even where every send waits for its receiver."""
+        """A schedule that does not deadlock even where every send waits for its receiver."""
         made = self.one_pipeline(ranks, stages_per_rank, micro_batches)
         try:
             check(made)
@@ -159,11 +157,10 @@ class SynchronousPipeline(Strategy):
         return made
 
     def schedule(self, cell: Cell) -> Schedule:
-        """Who does what in one optimizer step: all ranks of all replicas."""
+        """The schedule of one optimiser step, of all ranks of all replicas."""
         return replicate(self.pipeline_schedule(cell), int(self.option_values(cell)["replicas"]))
 
     def ideal_speedup(self, cell: Cell) -> float:
-        """Work of one device over the end of a replayed step, of each replica."""
         schedule = self.pipeline_schedule(cell)
         stages = schedule.num_stages
         passes = StageDurations(forward_s=[1 / stages] * stages, backward_s=[2 / stages] * stages)
@@ -171,7 +168,6 @@ class SynchronousPipeline(Strategy):
         return int(self.option_values(cell)["replicas"]) * alone_s / replay(schedule, passes).end_s
 
     def supports(self, cell: Cell) -> str | None:
-        """Equal pipelines, equal micro-batches, a schedule for them, a block for every stage."""
         values = self.option_values(cell)
         replicas, chunks = int(values["replicas"]), int(values["chunks"])
         if cell.devices % replicas:
@@ -194,7 +190,6 @@ class SynchronousPipeline(Strategy):
         return why_no_stages(cell, str(values["balance"]), (1,) * stages)
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
-        """One process a device, replica by replica."""
         one = self.pipeline_schedule(cell)
         replicas = int(self.option_values(cell)["replicas"])
         return tuple(
@@ -216,13 +211,10 @@ class SynchronousPipeline(Strategy):
     def plan(
         self, cell: Cell, site: str | None = None
     ) -> tuple[tuple[Process, ...], dict[str, Any]]:
-        """Processes, options, the schedule's name, and the stages.
-
-        A stage is ``[first block, behind the last, replicas]``; ``stage_ranks`` has the ranks of
-        its replicas.
+        """The processes, and the details of :class:`PipeliningDetails`.
 
         Raises:
-            ConfigError: balance is ``profile``, and what was measured is missing or wrong.
+            ConfigError: balance is ``profile``, and the profile is missing or wrong.
         """
         values = self.option_values(cell)
         one = self.pipeline_schedule(cell)
@@ -238,7 +230,6 @@ class SynchronousPipeline(Strategy):
         }
 
     def pipeline_of(self, plan: Plan) -> Pipeline:
-        """Micro-batches pass the stages; the schedule says how many are in flight."""
         details, one = PipeliningDetails.of(plan), self.pipeline_schedule(plan.cell)
         ranks = range(plan.world_size)
         return Pipeline(
@@ -253,13 +244,11 @@ class SynchronousPipeline(Strategy):
         )
 
     def schedule_of(self, plan: Plan, mini_batches: int) -> PlannedSchedule:
-        """One flushed step a mini-batch."""
         details = PipeliningDetails.of(plan)
         schedule = repeated(self.schedule(plan.cell), mini_batches)
         return PlannedSchedule(schedule, int(details.chunks), int(details.replicas))
 
     def pipeline_run(self, plan: Plan) -> PipelineRun:
-        """Micro-batches; the first stage loads a replica's part once a step."""
         details = PipeliningDetails.of(plan)
         chunks, pipelines = int(details.chunks), int(details.replicas)
         ranks = plan.cell.devices // pipelines
@@ -272,20 +261,16 @@ class SynchronousPipeline(Strategy):
         return PipelineRun(real, free, loaded / chunks, loaded, False, pipelines, splits)
 
     def micro_batches(self, plan: Plan) -> int:
-        """Chunks of a replica's part of a mini-batch."""
         return int(PipeliningDetails.of(plan).chunks)
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
-        """Activations of the micro-batches in flight, and a receive buffer for each."""
         return pipeline_bytes(workload, plan, self.pipeline_of(plan))
 
     def measured_inputs(self, cell: Cell, site: str) -> tuple[Path, ...]:
-        """The profile, where it decides the stages."""
         measured = self.option_values(cell)["balance"] == "profile"
         return measured_files(cell, site) if measured else ()
 
     def details(self, cell: Cell) -> dict[str, Any]:
-        """What :meth:`plan` says beside the processes."""
         return self.plan(cell)[1]
 
 
@@ -293,12 +278,10 @@ class SynchronousPipeline(Strategy):
 def _run(
     kind: type[SynchronousPipeline], ranks: int, stages_per_rank: int, chunks: int, pipelines: int
 ) -> tuple[Repeated, Repeated]:
-    """The run of one shape of pipeline."""
     return flushing(replicate(kind().one_pipeline(ranks, stages_per_rank, chunks), pipelines))
 
 
 def _needs(one: Schedule, rank: int) -> tuple[Needs, ...]:
-    """Inputs enter at the first stage, labels meet the outputs of the last."""
     needs: list[Needs] = []
     if rank in one.stage_ranks[0]:
         needs.append("inputs")
@@ -320,7 +303,7 @@ class TorchGPipeSchedule(SynchronousPipeline):
     )
 
     def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
-        """Backward passes begin with the first micro-batch, as in torch."""
+        # As in torch, the first micro-batch goes backward first.
         return gpipe(ranks, micro_batches, last_first=False)
 
 
@@ -333,8 +316,7 @@ class OneFOneB(SynchronousPipeline):
     marker: ClassVar[str] = ">"
 
     def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
-        """A micro-batch for every stage at least: so torch asks."""
-        if micro_batches < ranks:
+        if micro_batches < ranks:  # torch refuses it, too
             raise InvalidSchedule(
                 f"1F1B needs at least as many micro-batches as stages, and {micro_batches} are "
                 f"fewer than {ranks}; raise chunks to {ranks} or more"
@@ -355,7 +337,6 @@ class Interleaved1F1B(SynchronousPipeline):
     }
 
     def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
-        """Micro-batches go in equal rounds."""
         return interleaved_1f1b(ranks, stages_per_rank, micro_batches)
 
 
@@ -372,7 +353,6 @@ class ZeroBubble(SynchronousPipeline):
     }
 
     def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
-        """Micro-batches go in equal rounds."""
         return interleaved_zero_bubble(ranks, stages_per_rank, micro_batches)
 
 
@@ -385,9 +365,7 @@ class ZeroBubbleV(SynchronousPipeline):
     marker: ClassVar[str] = "*"
 
     def stages_per_rank(self, cell: Cell) -> int:
-        """Always two."""
         return 2
 
     def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
-        """Rank r holds the stages r and 2p - 1 - r."""
         return zero_bubble_v(ranks, micro_batches)

@@ -4,96 +4,87 @@
 
     a step   | micro-batches through the stages, by torch's schedule | sum over replicas | update |
 
-The loss of a micro-batch is its mean over all micro-batches of the cell, so summed gradients are
-those of the whole mini-batch, as in sequential training; batch norm sees a micro-batch at a time.
+A micro-batch's loss is divided by the number of micro-batches on all replicas. So the gradients add
+up to those of the whole mini-batch, as in sequential training. Batch norm sees one micro-batch at a
+time.
 """
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from itertools import repeat
 from typing import cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.schedules import Action, Schedule
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.strategies.executor import MiniBatch, RunRecord, StepwiseExecutor, Unsupported
-from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts
+from ddlbench.strategies.executor import MiniBatch, StepwiseExecutor, Unsupported
+from ddlbench.strategies.gradient_sum import sum_gradients
+from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts, input_form
 from ddlbench.strategies.pipelining.descriptor import PipeliningDetails, SynchronousPipeline
 from ddlbench.strategies.pipelining.stage import WatchedStage, make_stage, torch_schedule
-from ddlbench.strategies.process_group import join_all, side_by_side, sum_gradients
-from ddlbench.strategies.timing import SpanRecorder, StepClock
+from ddlbench.strategies.process_group import join_all, side_by_side
+from ddlbench.strategies.timing import SpanRecorder
 
-# Steps whose spans are kept: the last ones of a run.
+# Spans of the last steps of a run are kept.
 _KEPT_STEPS = 20
 
 
 class PipelineExecutor(StepwiseExecutor):
-    """One process of a pipeline: its stages, and the torch schedule that drives them."""
+    """The stages of one process, and torch's schedule that runs them."""
 
     def place(self, network: nn.Sequential) -> nn.Module:
-        """Join the process group, cut the network and keep this process's blocks of it."""
+        """Join the process groups, cut the network and keep this process's blocks."""
         descriptor = cast(SynchronousPipeline, strategy_of(self.plan.cell.strategy))
         self.planned: Schedule = descriptor.pipeline_schedule(self.plan.cell)
         details = PipeliningDetails.of(self.plan)
         self.replicas, self.chunks = int(details.replicas), int(details.chunks)
         self._join()
-        micro_batch = self._micro_batch(network)
+        samples = self.plan.cell.batch_size // (self.replicas * self.chunks)
+        micro_batch = input_form(network, self.plan.cell, samples)
         self.blocks = self._block_ranges(len(network))
         place = (self.process.stage,)
         mine = [s for s, ranks in enumerate(self.planned.stage_ranks) if ranks == place]
         self.passes: list[Action] = []
         device = self.context.devices[0]
-        # On a GPU events would be on their way with every pass: there one more step is recorded.
+        # On a GPU an event for each pass would disturb measured steps: record_step records there.
         self.spans = SpanRecorder(device, keep_last=_KEPT_STEPS, enabled=device.type == "cpu")
         self.stages = self._stages(network, mine, micro_batch)
         _drop_blocks(network, keep={number for stage in mine for number in self.blocks[stage]})
         self.schedule = torch_schedule(self.planned.name, self.stages, self.chunks, self._loss)
         return network
 
-    def run(self, first: int, count: int) -> RunRecord:
-        """A step after another; only ranks of the first and last stage wait for data."""
-        clock = StepClock(self.context.devices)
-        record = RunRecord(list(range(first, first + count)))
+    def train(self, batch: MiniBatch | None) -> list[Tensor]:
+        """Make one optimiser step; the last stage has the mean loss over its replica's samples."""
+        inputs = () if batch is None or not self.stages[0].is_first else (batch.inputs,)
+        last = any(stage.is_last for stage in self.stages)
+        labels = batch.labels if batch is not None and last else None
         losses: list[Tensor] = []
-        batches: Iterator[MiniBatch | None] = repeat(None)
-        if self.data is not None:
-            batches = iter(self.data.batches(first, count))
-        self.spans.begin_run(first)
-        clock.start()
-        for done in range(1, count + 1):
-            asked = time.perf_counter()
-            batch = next(batches)
-            record.load_s.append(time.perf_counter() - asked)
-            losses += self._train(batch)
-            clock.mark()
-            self.context.progress(done)
-        record.step_s = clock.finish()
-        record.loss = torch.stack(losses).tolist() if losses else []
-        record.spans = self.spans.spans()
-        record.communication_wait_s = self.spans.wait_s
-        return record
+        self.passes.clear()
+        self.spans.begin_step(between="wait")
+        self.optimizer.zero_grad()
+        self.schedule.step(*inputs, target=labels, losses=losses, return_outputs=False)
+        self._check_order()
+        if self.replicas > 1:
+            with self.spans.span("all_reduce"):
+                sum_gradients(list(self.module.parameters()), self.replica_group)
+        with self.spans.span("update"):
+            self.optimizer.step()
+        shares = [loss.detach() for loss in losses]
+        return [torch.stack(shares).sum() * self.replicas] if last else []
 
     def persistent_tensors(self) -> Iterator[Tensor]:
-        """And the buffers that torch keeps to receive every micro-batch's tensors into."""
         yield from super().persistent_tensors()
+        # torch keeps a receive buffer for every micro-batch.
         for stage in self.stages:
             for infos in (stage.args_recv_info, stage.grad_recv_info):
                 for received in infos.values():
                     yield from (i.buffer for i in received if i.buffer is not None)
 
-    def close(self) -> None:
-        """Leave the process groups."""
-        dist.destroy_process_group()
-
     def _join(self) -> None:
-        """The group of all, and of it this process's pipeline and its stages' replicas."""
+        """Join the groups of all ranks, of this pipeline, and of the replicas of its stages."""
         join_all(self.context, self.process, self.plan.world_size)
         ranks = self.planned.world_size
         pipelines = [list(range(r * ranks, (r + 1) * ranks)) for r in range(self.replicas)]
@@ -102,10 +93,10 @@ class PipelineExecutor(StepwiseExecutor):
         self.replica_group = side_by_side(stages, self.context)
 
     def _block_ranges(self, blocks: int) -> list[range]:
-        """The blocks of each stage, as planned.
+        """The planned blocks of each stage.
 
         Raises:
-            Unsupported: the network has others than the plan thinks.
+            Unsupported: the network has another number of blocks than the plan.
         """
         stages = PipeliningDetails.of(self.plan).stages
         planned = [range(first, last) for first, last, _ in stages]
@@ -116,13 +107,6 @@ class PipelineExecutor(StepwiseExecutor):
                 code="wrong_balance",
             )
         return planned
-
-    def _micro_batch(self, network: nn.Sequential) -> TensorForm:
-        """Form of one micro-batch of inputs: floating point as the weights are."""
-        cell = self.plan.cell
-        dtype = next((p.dtype for p in network.parameters()), torch.float32)
-        samples = cell.batch_size // (self.replicas * self.chunks)
-        return TensorForm((samples, *DATASETS[cell.dataset].shape), dtype)
 
     def _stages(
         self, network: nn.Sequential, mine: list[int], micro_batch: TensorForm
@@ -151,32 +135,13 @@ class PipelineExecutor(StepwiseExecutor):
         return made
 
     def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """A micro-batch's share of the mean over the mini-batch."""
+        """A micro-batch's share of the mean loss of the mini-batch."""
         with self.spans.span("loss"):
             loss: Tensor = self.loss_function(outputs, labels) / (self.chunks * self.replicas)
         return loss
 
-    def _train(self, batch: MiniBatch | None) -> list[Tensor]:
-        """One optimiser step; the mean loss over this replica's samples, from its last stage."""
-        inputs = () if batch is None or not self.stages[0].is_first else (batch.inputs,)
-        last = any(stage.is_last for stage in self.stages)
-        labels = batch.labels if batch is not None and last else None
-        losses: list[Tensor] = []
-        self.passes.clear()
-        self.spans.begin_step(between="wait")
-        self.optimizer.zero_grad()
-        self.schedule.step(*inputs, target=labels, losses=losses, return_outputs=False)
-        self._check_order()
-        if self.replicas > 1:
-            with self.spans.span("all_reduce"):
-                sum_gradients(list(self.module.parameters()), self.replica_group)
-        with self.spans.span("update"):
-            self.optimizer.step()
-        shares = [loss.detach() for loss in losses]
-        return [torch.stack(shares).sum() * self.replicas] if last else []
-
     def _check_order(self) -> None:
-        """What ran is what the plan says, which is what figures draw and predictors replay."""
+        """Check that torch ran the planned schedule, which figures draw and predictors replay."""
         planned = self.planned.computations(self.process.stage)
         ran = [(a.kind, a.stage, a.micro_batch) for a in self.passes]
         if ran != [(a.kind, a.stage, a.micro_batch) for a in planned]:

@@ -1,7 +1,7 @@
-"""What one stage computes, and which torch schedule drives the stages of a process.
+"""Stages of a pipeline, and the torch schedule that runs those of a process.
 
-``torch.distributed.pipelining`` asks more of a stage's boundary than a block of a network keeps,
-so :class:`StageModule` sees to it::
+``torch.distributed.pipelining`` sends only contiguous tensors that are no views, which not every
+block yields. :class:`StageModule` makes them so::
 
     activation   receive -> blocks -> no view, contiguous -> send
     gradient     send <- contiguous <- blocks <- receive
@@ -40,25 +40,23 @@ _SEVERAL = {
 
 
 class _ContiguousGradient(torch.autograd.Function):
-    """Passes a tensor on; its gradient is laid out so that it can be sent."""
+    """The identity, with a contiguous gradient."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, inputs: Tensor) -> Tensor:
-        """The same values."""
         return inputs.view_as(inputs)
 
     @staticmethod
     def backward(ctx: FunctionCtx, gradient: Tensor) -> Tensor:
-        """The same gradient."""
         return gradient.contiguous()
 
 
 class StageModule(nn.Module):
     """The blocks of one stage.
 
-    * A tensor that is not contiguous cannot be sent: neither the activation after a transpose nor
-      the gradient of a mean, which is one number seen many times.
-    * Zero-bubble schedules detach an output in place, which a view (``nn.Flatten``'s) refuses.
+    * Only contiguous tensors can be sent. An activation after a transpose is not contiguous, nor is
+      the gradient of a mean, which is one number expanded.
+    * Zero-bubble schedules detach an output in place, which a view (as of ``nn.Flatten``) forbids.
     """
 
     def __init__(self, blocks: nn.Sequential) -> None:
@@ -76,21 +74,16 @@ class StageModule(nn.Module):
 
 
 class WatchedStage(PipelineStage):
-    """A stage whose passes are timed and noted.
+    """A stage that times and lists its passes.
 
-    Between passes a process receives, sends and waits for both; torch does these together, so they
-    are one kind of span, ``wait``. Torch's own work on the schedule is in it, too.
-
-    Attributes:
-        spans: gets every pass.
-        passes: of the step under way, of all stages of the process, in the order they ran in.
+    Between passes a process receives, sends and waits for both. Torch does these together, so they
+    are one kind of span, ``wait``, which also contains torch's own work on the schedule.
     """
 
     spans: SpanRecorder
-    passes: list[Action]
+    passes: list[Action]  # of the current step, of all stages of the process, in their order
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **named: Any) -> Any:
-        """Torch's, timed."""
         with self._passing("forward", fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **named)
 
@@ -101,19 +94,17 @@ class WatchedStage(PipelineStage):
         full_backward: bool = True,
         last_backward: bool = False,
     ) -> Any:
-        """Torch's, timed; without the weights' share in zero-bubble schedules."""
         kind: Kind = "backward" if full_backward else "backward_input"
         with self._passing(kind, bwd_chunk_id):
             return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **named: Any) -> Any:
-        """Torch's, timed."""
         with self._passing("backward_weight", bwd_chunk_id):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **named)
 
     @contextmanager
     def _passing(self, kind: Kind, micro_batch: int) -> Iterator[None]:
-        """Time a pass; its span is ``forward 3.2``: micro-batch 3 of the replica on stage 2."""
+        """Time a pass; ``forward 3.2`` is the span of micro-batch 3 of the replica on stage 2."""
         self.passes.append(Action(kind, self.stage_index, micro_batch))
         with self.spans.span(f"{kind} {micro_batch}.{self.stage_index}"):
             yield
@@ -133,19 +124,20 @@ def make_stage(
 ) -> WatchedStage:
     """A stage whose messages have known forms.
 
-    With unknown ones torch runs a forward pass of made-up values to find them, and batch norm
-    would keep their statistics. What is received always requires a gradient, also from a stage
-    without weights: zero-bubble schedules find the weights of a stage by way of its input.
+    Otherwise torch finds the forms with a forward pass on made-up values, whose statistics batch
+    norm would keep.
     """
+    # Zero-bubble schedules find a stage's weights from its input: so a received one always requires
+    # a gradient, also from a stage without weights.
     received = inputs.tensor("meta").requires_grad_(index > 0)
-    given = outputs.tensor("meta").requires_grad_()
+    produced = outputs.tensor("meta").requires_grad_()
     stage = WatchedStage(
         StageModule(blocks),
         index,
         count,
         device,
         input_args=(received,),
-        output_args=(given,),
+        output_args=(produced,),
         group=group,
     )
     stage.spans, stage.passes = spans, passes
@@ -158,7 +150,7 @@ def torch_schedule(
     micro_batches: int,
     loss_function: Callable[[Tensor, Tensor], Tensor],
 ) -> Any:
-    """The schedule of torch that ``name`` of ours stands for; gradients are summed, not scaled."""
+    """Torch's schedule of this name; it sums the gradients of micro-batches."""
     if name in _SINGLE:
         (stage,) = stages
         return _SINGLE[name](stage, micro_batches, loss_function, scale_grads=False)

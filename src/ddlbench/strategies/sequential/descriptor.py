@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Sequential(Strategy):
-    """Plain training on one device: what every speed-up is measured against."""
+    """Plain training on one device: the base of every speed-up."""
 
     name: ClassVar[str] = "sequential"
     label: ClassVar[str] = "Sequential"
@@ -32,15 +32,12 @@ class Sequential(Strategy):
     recommended_by: ClassVar[Mapping[str, str]] = {"thesis": "sequential", "ddlbench": "sequential"}
 
     def supports(self, cell: Cell) -> str | None:
-        """One device only."""
         if cell.devices == 1:
             return None
         return Reason("one_device_only", "sequential training uses one device; write 1x1")
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
-        """A single process."""
         return data_parallel_placement(cell)
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
-        """Weights, momentum, activations and gradients; nothing is sent."""
         return data_parallel_bytes(workload, plan)

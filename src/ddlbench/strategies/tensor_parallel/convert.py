@@ -1,19 +1,19 @@
-"""A network converted for several ranks: first blocks to rows, or weights dealt out.
+"""Converts a network for several ranks: splits its activations into rows, or its weights.
 
-Layers are replaced where they stand, and weights are kept::
+Layers are replaced in place and keep their weights::
 
     | conv1 | bn1 | relu | layer1_0 | ... | layer4_1 | avgpool | flatten | fc |
     |<-------------- rows on p ranks -------------->|<----- whole on all ---->|
 
-The split into rows ends before the *head*: the first block that is a linear, flattening or
-adaptive-pooling layer, or whose output has fewer dimensions - or at a block that the user names.
-There the parts are gathered; a mean over all positions is added up instead. No forward of the
-network is rewritten: operations between layers (additions, activations, concatenations of channels)
-work on rows as they are.
+The split into rows ends before the *head*, or before a block that the user names. The head is the
+first block that is a linear, flattening or adaptive-pooling layer, or whose output has fewer
+dimensions. There the parts are gathered, or added up if the head is a mean over all positions.
+Operations between layers (additions, activations, concatenations of channels) work on rows
+unchanged, so no forward method is rewritten.
 
-Convolutions and linear layers are dealt out by filters or by input channels. By channels, the first
-layer with weights stays whole (an image has three channels, and its layer reads nothing that
-another computed). Everything between split layers is computed by every rank.
+The weights of convolutions and linear layers are split by filters or by input channels. By channels
+the first of them stays whole: an image has three channels only, and no other rank computed them.
+Every rank computes everything between split layers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from ddlbench.planning.network_tables import DIMENSIONS, too_few
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.tensor_parallel.limits import (
-    DEALT,
+    WEIGHTED,
     Limit,
     called_with_weights,
     fewest_features,
@@ -64,31 +64,31 @@ _SPLITS = {dim: name for name, dim in DIMENSIONS.items()}
 
 @dataclass(frozen=True)
 class Grid:
-    """The ranks that share a sample.
+    """The ranks that compute the same samples.
 
     Args:
-        team: all of them.
-        lines: one a split dimension, first dimension first; the last line's ranks are neighbours.
+        group: all of them.
+        axes: one for each split dimension, outermost first; ranks of the last one are neighbours.
     """
 
-    team: ShardGroup
-    lines: tuple[GridAxis, ...]
+    group: ShardGroup
+    axes: tuple[GridAxis, ...]
 
     def own(self, whole: Tensor) -> Tensor:
-        """This rank's rows of a tensor that it has whole."""
-        for line in self.lines:
-            whole = line.own(whole)
+        """This rank's rows of a whole tensor."""
+        for axis in self.axes:
+            whole = axis.own(whole)
         return whole.contiguous()
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What became of a network.
+    """A network that was split into rows.
 
     Args:
         split_blocks: names of the blocks that work on rows.
-        ends_with: how the rows become whole again: "gather" or "mean".
-        parameters: weights whose gradients are to be added up over the team.
+        ends_with: "gather" or "mean", which makes rows whole again.
+        parameters: weights whose gradients must be added up over the group.
     """
 
     split_blocks: list[str]
@@ -97,83 +97,81 @@ class Rows:
 
 
 class Gather(nn.Module):
-    """Own rows -> whole, on every rank."""
+    """This rank's rows -> the whole tensor, on every rank."""
 
     def __init__(self, grid: Grid, whole: Sequence[int]) -> None:
         super().__init__()
-        self.steps = [(line, line.parts(whole)) for line in reversed(grid.lines)]
+        self.steps = [(axis, axis.parts(whole)) for axis in reversed(grid.axes)]
 
     def forward(self, rows: Tensor) -> Tensor:
-        """GridAxis by line, the innermost first."""
-        for line, parts in self.steps:
-            rows = gather(rows, line.dim, parts, line.team)
+        for axis, parts in self.steps:
+            rows = gather(rows, axis.dim, parts, axis.group)
         return rows
 
 
 def split_rows(
     network: nn.Sequential, traced: Sequence[BlockTrace], grid: Grid, until: str = "head"
 ) -> Rows:
-    """Split a network, in place.
+    """Split a network into rows, in place.
 
     Args:
-        network: what was traced.
-        traced: its blocks, with the batch that a team computes.
+        network: the traced network.
+        traced: its blocks, on the batch of one group.
         grid: the ranks.
-        until: the first block that is whole again; "head" finds it, "auto" the one before which
-            rows are too few if that comes earlier.
+        until: name of the first block that is whole again; "head"; or "auto", the first block with
+            too few rows or the head, whichever comes first.
 
     Raises:
-        Unsupported: a layer cannot be split, or has too few rows; the text names it.
+        Unsupported: a layer cannot be split, or has too few rows; the message names it.
     """
     end = _end(network, traced, grid, until)
-    for line in grid.lines:
-        fewest = _too_few(network, traced[:end], line)
+    for axis in grid.axes:
+        fewest = _too_few(network, traced[:end], axis)
         if fewest is not None:
-            text = too_few(fewest.layer, _SPLITS[line.dim], fewest.count, line.team.size)
+            text = too_few(fewest.layer, _SPLITS[axis.dim], fewest.count, axis.group.size)
             raise Unsupported(text)
     layers = dict(network.named_modules())
-    # A layer that stands in a whole block too is replaced there as well, so it counts.
+    # A layer may also occur in a whole block: it is replaced there, too, so those calls count.
     calls: dict[str, list[Shapes]] = {}
-    for told in traced:
-        for name, shapes in told.layers.items():
+    for block in traced:
+        for name, shapes in block.layers.items():
             calls.setdefault(name, []).extend(shapes)
     replaced: dict[nn.Module, nn.Module] = {}
-    for told in traced[:end]:
-        if told.mixing:
+    for block in traced[:end]:
+        if block.mixing:
             raise Unsupported(
-                f"block {told.name} calls {told.mixing} between its layers, which does not treat "
-                f"every row alike; write until: {told.name} to gather before it",
+                f"block {block.name} calls {block.mixing} between its layers, which does not treat "
+                f"every row alike; write until: {block.name} to gather before it",
                 code="cannot_be_split",
             )
-        for name in told.layers:
+        for name in block.layers:
             layer = layers[name]
             if layer not in replaced:
-                replaced[layer] = _split_layer(name, layer, calls[name], grid, told.name)
-    split = [block for told in traced[:end] if (block := network._modules[told.name]) is not None]
-    parameters = list(dict.fromkeys(p for block in split for p in block.parameters()))
+                replaced[layer] = _split_layer(name, layer, calls[name], grid, block.name)
+    names = [block.name for block in traced[:end]]
+    blocks = [network.get_submodule(name) for name in names]
+    parameters = dict.fromkeys(p for module in blocks for p in module.parameters())
     replace_layers(network, replaced)
-    ends_with = _end_split(network, traced, end, grid)
-    return Rows([told.name for told in traced[:end]], ends_with, parameters)
+    return Rows(names, _end_split(network, traced, end, grid), list(parameters))
 
 
-def _too_few(network: nn.Sequential, blocks: Sequence[BlockTrace], line: GridAxis) -> Limit | None:
-    """The layer with the fewest rows, where some rank would have none of them."""
-    fewest = fewest_rows(network, blocks, line.dim)
-    return fewest if fewest is not None and fewest.count < line.team.size else None
+def _too_few(network: nn.Sequential, blocks: Sequence[BlockTrace], axis: GridAxis) -> Limit | None:
+    """The layer with the fewest rows, if some rank would have none of them."""
+    fewest = fewest_rows(network, blocks, axis.dim)
+    return fewest if fewest is not None and fewest.count < axis.group.size else None
 
 
 def _end(network: nn.Sequential, traced: Sequence[BlockTrace], grid: Grid, until: str) -> int:
     """Index of the first block that is whole again."""
-    head = head_of(network, traced)
-    names = [told.name for told in traced]
-    end = head
+    end = head = head_of(network, traced)
+    names = [block.name for block in traced]
     if until == "auto":
-        narrow = (
-            i
-            for i in range(head)
-            if any(_too_few(network, traced[i : i + 1], line) for line in grid.lines)
+        thin = (
+            index
+            for index, block in enumerate(traced[:head])
+            if any(_too_few(network, [block], axis) for axis in grid.axes)
         )
-        end = next(narrow, head)
+        end = next(thin, head)
     elif until != "head":
         if until not in names[: head + 1]:
             raise Unsupported(
@@ -190,12 +188,12 @@ def _end(network: nn.Sequential, traced: Sequence[BlockTrace], grid: Grid, until
 
 
 def _end_split(network: nn.Sequential, traced: Sequence[BlockTrace], end: int, grid: Grid) -> str:
-    """Make the rows whole: as a mean where that is what comes next, else as they are."""
+    """Make the rows whole: by a mean if the next block is one, else by a gather."""
     if end < len(traced):
         inputs, outputs = traced[end].shapes
         layer = innermost(network._modules[traced[end].name])
         if isinstance(layer, MEANS) and prod(outputs[2:]) == 1:
-            replace_layers(network, {layer: WholeAverage(grid.team, inputs)})
+            replace_layers(network, {layer: WholeAverage(grid.group, inputs)})
             return "mean"
     whole = traced[end - 1].shapes[1]
     entries = list(network._modules.items())
@@ -208,11 +206,7 @@ def _end_split(network: nn.Sequential, traced: Sequence[BlockTrace], end: int, g
 def _split_layer(
     name: str, layer: nn.Module, calls: list[Shapes], grid: Grid, block: str
 ) -> nn.Module:
-    """The layer over rows.
-
-    Raises:
-        Unsupported: it has none.
-    """
+    """The layer that replaces ``layer`` on rows; Unsupported if there is none."""
     kind = type(layer)
     if kind in POINTWISE:
         return layer
@@ -250,20 +244,20 @@ def _odd_setting(layer: nn.Module) -> str:
 
 _Maker = Callable[[Any, Grid, Sequence[int], Sequence[int]], nn.Module]
 _MAKERS: list[tuple[tuple[type[nn.Module], ...], _Maker]] = [
-    (CONVOLUTIONS, lambda layer, grid, i, o: SpatialConvolution(layer, grid.lines, i, o)),
-    (MAXIMA, lambda layer, grid, i, o: SpatialMaximum(layer, grid.lines, i, o)),
-    (AVERAGES, lambda layer, grid, i, o: SpatialAverage(layer, grid.lines, i, o)),
-    (NORMS, lambda layer, grid, i, _: SpatialBatchNorm(layer, grid.lines, grid.team, i)),
+    (CONVOLUTIONS, lambda layer, grid, i, o: SpatialConvolution(layer, grid.axes, i, o)),
+    (MAXIMA, lambda layer, grid, i, o: SpatialMaximum(layer, grid.axes, i, o)),
+    (AVERAGES, lambda layer, grid, i, o: SpatialAverage(layer, grid.axes, i, o)),
+    (NORMS, lambda layer, grid, i, _: SpatialBatchNorm(layer, grid.axes, grid.group, i)),
 ]
 
 
 @dataclass(frozen=True)
-class Dealt:
-    """What became of a network.
+class WeightShards:
+    """A network whose weights were split.
 
     Args:
-        split_layers: names of the layers whose weights are dealt out.
-        whole_layers: names of the layers with weights of their own that every rank has whole.
+        split_layers: names of the layers whose weights are split.
+        whole_layers: names of the other layers with weights, which every rank has whole.
     """
 
     split_layers: list[str]
@@ -273,44 +267,44 @@ class Dealt:
 def split_weights(
     network: nn.Sequential,
     traced: Sequence[BlockTrace],
-    team: ShardGroup,
+    group: ShardGroup,
     by: Literal["filter", "channel"],
-) -> Dealt:
-    """Split a network, in place.
+) -> WeightShards:
+    """Split the weights of a network, in place.
 
     Args:
-        network: what was traced.
+        network: the traced network.
         traced: its blocks.
-        team: the ranks.
-        by: output features, or input features.
+        group: the ranks.
+        by: output features ("filter") or input features ("channel").
 
     Raises:
-        Unsupported: a layer has too few of them; the text names it. Or no layer can be split.
+        Unsupported: no layer can be split, or one has too few features; the message names it.
     """
     layers = dict(network.named_modules())
-    wanted = called_with_weights(network, traced, by)
-    if not wanted:
+    names = called_with_weights(network, traced, by)
+    if not names:
         raise Unsupported(
             f"the network has no layer that can be split by {by}", code="cannot_be_split"
         )
     fewest = fewest_features(network, traced, by)
-    if fewest is not None and fewest.count < team.size:
-        raise Unsupported(too_few(fewest.layer, by, fewest.count, team.size))
-    _check_ties(network, [layers[name] for name in wanted])
+    if fewest is not None and fewest.count < group.size:
+        raise Unsupported(too_few(fewest.layer, by, fewest.count, group.size))
+    _check_ties(network, [layers[name] for name in names])
     make = FilterSplit if by == "filter" else ChannelSplit
     replaced: dict[nn.Module, nn.Module] = {}
-    for name in wanted:
+    for name in names:
         layer = layers[name]
-        assert isinstance(layer, DEALT)
-        replaced[layer] = make(layer, team)
+        assert isinstance(layer, WEIGHTED)
+        replaced[layer] = make(layer, group)
     replace_layers(network, replaced)
-    called = dict.fromkeys(name for told in traced for name in told.layers)
-    others = (name for name in called if name not in wanted)
-    return Dealt(wanted, [name for name in others if list(layers[name].parameters())])
+    called = dict.fromkeys(name for block in traced for name in block.layers)
+    others = (name for name in called if name not in names)
+    return WeightShards(names, [name for name in others if list(layers[name].parameters())])
 
 
 def _check_ties(network: nn.Module, split: Sequence[nn.Module]) -> None:
-    """A weight that two layers share would no longer be shared once dealt out."""
+    """Raise Unsupported if a split layer shares a weight: the split would copy it."""
     owners: dict[nn.Parameter, nn.Module] = {}
     for module in network.modules():
         for parameter in module._parameters.values():
@@ -319,5 +313,5 @@ def _check_ties(network: nn.Module, split: Sequence[nn.Module]) -> None:
             first = owners.setdefault(parameter, module)
             if first is not module and (first in split or module in split):
                 raise Unsupported(
-                    "two layers share a weight, which cannot be dealt out", code="cannot_be_split"
+                    "two layers share a weight, which cannot be split", code="cannot_be_split"
                 )

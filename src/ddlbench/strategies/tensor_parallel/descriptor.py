@@ -1,4 +1,4 @@
-"""Split strategies: several devices compute each layer of the same samples together.
+"""Tensor parallelism: several devices compute each layer of the same samples together.
 
 ::
 
@@ -12,8 +12,8 @@
                node 1   [ rank 2  rank 3 ]  group 1: samples b .. 2b-1     the devices of a node
 
 Source: Kahira et al., "An Oracle for Guiding Large-Scale Model/Hybrid Parallel Training of
-Convolutional Neural Networks", HPDC 2021, section 3. What a network of one's own forbids (too few
-rows or filters) is known once it is built: then the cell is ``unsupported`` and names the layer.
+Convolutional Neural Networks", HPDC 2021, section 3. Only once a user's own network is built is it
+known to have enough rows or filters; if not, the cell ends ``unsupported`` and names the layer.
 """
 
 from __future__ import annotations
@@ -66,13 +66,12 @@ _EXECUTORS = "ddlbench.strategies.tensor_parallel.executor"
 
 @dataclass(frozen=True)
 class SplitDetails(PlanDetails):
-    """What a plan of a split fixes.
+    """Plan details of a split.
 
     Args:
         group: devices that compute the same samples.
-        replicas: groups.
-        split: dimension of rows.
-        until: first block that is whole on every device again, of rows.
+        replicas: number of groups.
+        split, until: options of a split into rows.
     """
 
     group: int
@@ -82,16 +81,12 @@ class SplitDetails(PlanDetails):
 
 
 class SplitStrategy(Strategy):
-    """What all splits share; without an option ``group``, all devices are one group.
-
-    Class attributes:
-        by: what of a layer is split; along which dimension rows are, an option says.
-    """
+    """Base of all splits; without an option ``group``, all devices are one group."""
 
     family: ClassVar[str] = "split"
     predictors: ClassVar[tuple[str, ...]] = ("paradl-published", "paradl-corrected")
-    # Not ranked on CPUs: their steps are projected a third to two thirds too short there, so they
-    # would win where they lose (docs/validation/README.md, splits).
+    # Not ranked on CPUs: predicted steps are a third to two thirds too short there, so splits would
+    # win where they lose (docs/validation/README.md, splits).
     preferred_predictor: ClassVar[Mapping[str, str]] = {"cuda": "paradl-corrected"}
     by: ClassVar[By]
 
@@ -103,7 +98,6 @@ class SplitStrategy(Strategy):
         return int(values["group"]) or cell.devices_per_node
 
     def supports(self, cell: Cell) -> str | None:
-        """Equal groups, equal shares, a dimension that the data has."""
         size = self.group_size(cell)
         if cell.devices % size:
             return Reason(
@@ -126,18 +120,16 @@ class SplitStrategy(Strategy):
         return self.limit(cell)
 
     def limit(self, cell: Cell) -> str | None:
-        """Why a built-in network cannot be split so far; of others it is known when they run."""
+        """Why a built-in network cannot be split; a user's own network is checked when it runs."""
         return why_too_many(cell, self.by, self.group_size(cell))
 
     def layer_split(self, workload: Workload, plan: Plan) -> LayerSplit:
-        """Rows up to the head, or shares of every layer's weights."""
         details = SplitDetails.of(plan)
         group = int(details.group)
         grid = grid_of(str(details.split), group)
         return layer_split(workload, self.by, group, grid, str(details.until))
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
-        """Own rows or weights, halos or copied channels, and gradients in buckets."""
         details = SplitDetails.of(plan)
         split = self.layer_split(workload, plan)
         return split_bytes(
@@ -150,7 +142,6 @@ class SplitStrategy(Strategy):
         )
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
-        """One process a device, group by group; all of a group read the group's samples."""
         size = self.group_size(cell)
         return tuple(
             Process(
@@ -167,13 +158,12 @@ class SplitStrategy(Strategy):
         )
 
     def details(self, cell: Cell) -> dict[str, Any]:
-        """Options, and the groups as they are."""
         size = self.group_size(cell)
         return {**self.option_values(cell), "group": size, "replicas": cell.devices // size}
 
 
 class Spatial(SplitStrategy):
-    """Rows of every activation, neighbours' rows exchanged (Dryden et al. 2019)."""
+    """Rows of every activation, with an exchange of halos (Dryden et al. 2019)."""
 
     by: ClassVar[By] = "rows"
     name: ClassVar[str] = "spatial"
@@ -185,10 +175,9 @@ class Spatial(SplitStrategy):
     options: ClassVar[dict[str, dict[str, Any]]] = _SPATIAL
 
     def limit(self, cell: Cell) -> str | None:
-        """Rows that every layer up to the head has; how far another end goes, no table knows."""
         values = self.option_values(cell)
         if values["until"] != "head":
-            return None
+            return None  # the table of limits counts the layers before the head only
         sizes = grid_of(str(values["split"]), self.group_size(cell))
         reasons = (why_too_many(cell, _NAMES[dim], size) for dim, size in sizes.items())
         return next((reason for reason in reasons if reason is not None), None)
@@ -241,9 +230,9 @@ class DataSpatial(Spatial):
 
 
 def grid_of(split: str, devices: int) -> dict[int, int]:
-    """Devices along each split dimension, counted from the last (-1 is width), first first.
+    """Devices along each split dimension; -2 is height, -1 is width.
 
-    ``both`` makes a grid as square as can be, more devices along the height.
+    ``both`` makes the grid as square as possible, with more devices along the height.
 
     >>> grid_of("height", 4), grid_of("both", 8)
     ({-2: 4}, {-2: 4, -1: 2})

@@ -1,4 +1,4 @@
-"""Executors of the split strategies, over gloo (CPU) or NCCL (CUDA): one process a device.
+"""Executors of tensor parallelism, over gloo (CPU) or NCCL (CUDA): one process for each device.
 
 ::
 
@@ -18,88 +18,83 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.strategies.executor import StepwiseExecutor
-from ddlbench.strategies.pipelining.cutting import TensorForm
-from ddlbench.strategies.process_group import join_all, sum_gradients
-from ddlbench.strategies.tensor_parallel.convert import Dealt, Grid, Rows, split_rows, split_weights
+from ddlbench.strategies.gradient_sum import sum_gradients
+from ddlbench.strategies.pipelining.cutting import input_form
+from ddlbench.strategies.process_group import join_all
+from ddlbench.strategies.tensor_parallel.convert import (
+    Grid,
+    Rows,
+    WeightShards,
+    split_rows,
+    split_weights,
+)
 from ddlbench.strategies.tensor_parallel.descriptor import SplitDetails, grid_of
 from ddlbench.strategies.tensor_parallel.shard_group import (
     GridAxis,
     ShardGroup,
     across,
+    axes_of,
     groups_of,
-    join_team,
-    lines_of,
+    join_shard_group,
 )
 from ddlbench.strategies.tensor_parallel.trace import BlockTrace, trace
 from ddlbench.strategies.tensor_parallel.weights import WeightSplit
 from ddlbench.strategies.timing import SpanRecorder
 
-# Steps whose spans are kept: the last ones of a run. A deep network has a thousand spans a step.
+# Spans of the last steps of a run are kept: a deep network has a thousand spans in each step.
 _KEPT_STEPS = 5
 
 
 class SplitExecutor(StepwiseExecutor):
-    """What the three splits share: groups of ranks, and the average over groups."""
+    """Base of the splits: groups of ranks, and the average over groups."""
 
     def place(self, network: nn.Sequential) -> nn.Module:
-        """Join the process groups and split the network; its split layers are freed."""
+        """Join the process groups and split the network."""
         device = self.context.devices[0]
         details = SplitDetails.of(self.plan)
         self.group_size, self.groups = int(details.group), int(details.replicas)
-        # On a GPU a thousand events a step would disturb it: there one more step is recorded.
+        # On a GPU a thousand events would disturb a measured step: record_step records there.
         self.spans = SpanRecorder(device, keep_last=_KEPT_STEPS, enabled=device.type == "cpu")
         self._join()
-        # Layers that all ranks of a group compute must draw the same random numbers on all.
+        # All ranks of a group must draw the same random numbers in the layers that each computes.
         torch.manual_seed(self.plan.cell.seed + self.process.replica)
         if self.group_size > 1:
-            self.split(network, trace(network, self._batch(network), device))
+            batch = input_form(network, self.plan.cell, self.plan.cell.batch_size // self.groups)
+            self.split(network, trace(network, batch, device))
         return network.to(device)
 
     def split(self, network: nn.Sequential, traced: list[BlockTrace]) -> None:
-        """Replace the layers that are split, in place."""
+        """Replace the split layers in place."""
         raise NotImplementedError
 
     def own(self, inputs: Tensor) -> Tensor:
-        """What this rank keeps of the inputs."""
+        """This rank's part of the inputs."""
         return inputs
 
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """One optimiser step; the loss is that of the group's samples."""
         return super().step(self.own(inputs), labels)
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of the loss of all groups together."""
         (loss / self.groups).backward()
         self.combine_gradients()
 
     def combine_gradients(self) -> None:
-        """Add up over groups what the same rank of each has."""
+        """Add up gradients over the ranks with the same place in each group."""
         if self.groups > 1:
             with self.spans.span("all_reduce"):
                 sum_gradients(list(self.module.parameters()), self.over_groups)
 
-    def close(self) -> None:
-        """Leave the process groups."""
-        dist.destroy_process_group()
-
     def _join(self) -> None:
-        """The group of all, and of it this rank's group and the same rank of every group."""
+        """Join the groups of all ranks, of this shard group, and of its counterparts elsewhere."""
         join_all(self.context, self.process, self.plan.world_size)
-        self.teams = groups_of(self.plan.world_size, self.group_size)
-        self.within = self.team(self.teams)
-        self.over_groups = self.team(across(self.teams)).group
+        self.rank_groups = groups_of(self.plan.world_size, self.group_size)
+        self.within = self._join_one(self.rank_groups)
+        self.over_groups = self._join_one(across(self.rank_groups)).process_group
 
-    def team(self, teams: list[list[int]]) -> ShardGroup:
-        """This rank's team of several that lie side by side."""
-        return join_team(teams, self.process.rank, self.spans, self.context)
-
-    def _batch(self, network: nn.Sequential) -> TensorForm:
-        """Form of a group's inputs: floating point as the weights are."""
-        cell = self.plan.cell
-        dtype = next((p.dtype for p in network.parameters()), torch.float32)
-        return TensorForm((cell.batch_size // self.groups, *DATASETS[cell.dataset].shape), dtype)
+    def _join_one(self, rank_groups: list[list[int]]) -> ShardGroup:
+        """Join this rank's group of several disjoint ones."""
+        return join_shard_group(rank_groups, self.process.rank, self.spans, self.context)
 
 
 class SpatialExecutor(SplitExecutor):
@@ -109,23 +104,21 @@ class SpatialExecutor(SplitExecutor):
     grid: Grid | None = None
 
     def split(self, network: nn.Sequential, traced: list[BlockTrace]) -> None:
-        """Rows along one dimension, or a grid over two."""
         details = SplitDetails.of(self.plan)
         sizes = grid_of(str(details.split), self.group_size)
-        lines = lines_of(self.teams, sizes)
+        axes = axes_of(self.rank_groups, sizes)
         self.grid = Grid(
-            self.within, tuple(GridAxis(d, self.team(ranks)) for d, ranks in lines.items())
+            self.within, tuple(GridAxis(d, self._join_one(ranks)) for d, ranks in axes.items())
         )
         self.rows = split_rows(network, traced, self.grid, str(details.until))
         split = set(self.rows.parameters)
         self.whole = [p for p in network.parameters() if p not in split]
 
     def own(self, inputs: Tensor) -> Tensor:
-        """This rank's rows."""
         return inputs if self.grid is None else self.grid.own(inputs)
 
     def combine_gradients(self) -> None:
-        """Add up over all ranks what each has of its rows, over groups what all have."""
+        """Add up gradients of split blocks over all ranks, and the others over groups."""
         if self.rows is None:
             super().combine_gradients()
             return
@@ -135,12 +128,11 @@ class SpatialExecutor(SplitExecutor):
                 sum_gradients(self.whole, self.over_groups)
 
     def details(self) -> dict[str, Any]:
-        """How far the rows go."""
         if self.rows is None or self.grid is None:
             return super().details()
         return {
             **super().details(),
-            "grid": [line.team.size for line in self.grid.lines],
+            "grid": [axis.group.size for axis in self.grid.axes],
             "split_blocks": self.rows.split_blocks,
             "ends_with": self.rows.ends_with,
         }
@@ -150,16 +142,15 @@ class _WeightSplitExecutor(SplitExecutor):
     """Weights of every layer, by filters or by channels."""
 
     by: ClassVar[Literal["filter", "channel"]]
-    dealt: Dealt | None = None
+    shards: WeightShards | None = None
 
     def split(self, network: nn.Sequential, traced: list[BlockTrace]) -> None:
-        """Deal out the weights."""
-        self.dealt = split_weights(network, traced, self.within, self.by)
+        self.shards = split_weights(network, traced, self.within, self.by)
 
     def state_dict(self) -> dict[str, Any]:
-        """Whole weights under the names of the plain network; all ranks of a group call it.
+        """Whole weights under the names of the plain network, and this rank's optimiser state.
 
-        The optimiser's state is this rank's.
+        All ranks of a group call this together.
         """
         network: dict[str, Tensor] = {}
         modules = self.module.named_modules(remove_duplicate=False)
@@ -174,13 +165,12 @@ class _WeightSplitExecutor(SplitExecutor):
         return {"network": network, "optimizer": self.optimizer.state_dict()}
 
     def details(self) -> dict[str, Any]:
-        """Which layers were dealt out."""
-        if self.dealt is None:
+        if self.shards is None:
             return super().details()
         return {
             **super().details(),
-            "split_layers": len(self.dealt.split_layers),
-            "whole_layers": self.dealt.whole_layers,
+            "split_layers": len(self.shards.split_layers),
+            "whole_layers": self.shards.whole_layers,
         }
 
 

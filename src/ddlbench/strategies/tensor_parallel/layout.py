@@ -1,23 +1,23 @@
-"""Which rank has which rows of an activation, or which weights: arithmetic, no tensors.
+"""Which rank has which rows of an activation, or which weights: arithmetic without tensors.
 
-A split dimension of extent E lies on p ranks in even parts, rank r from ``r E // p`` on. Parts are
-a function of the extent alone, so two branches of equal extent, as of a residual block, always
-meet in the same parts. *Rows* stands for positions along the split dimension, whichever it is.
+A split dimension of extent E is cut into even parts for p ranks; that of rank r begins at
+``r E // p``. Parts depend on the extent alone, so branches of equal extent, as in a residual block,
+have the same parts. *Rows* are positions along the split dimension, whichever it is.
 
 ::
 
     rows of the input        | rank 0      | rank 1      | rank 2     |
     rows of the output       | rank 0  | rank 1  | rank 2  |              kernel 3, stride 2
-    rank 1 needs                      [ . . . . . ]                       some of them from others
+    rank 1 needs                      [ . . . . . ]                       some from other ranks
 
-A convolution of G groups is G convolutions side by side; a linear layer or an ordinary
-convolution has one group. A part of the filters may begin or end within a group::
+A convolution of G groups is G independent convolutions; an ordinary convolution or a linear layer
+has one group. A part of the filters may begin or end within a group::
 
     groups     |   0   |   1   |   2   |   3   |        weights (F, C / G, ...)
     filters    . . . . . . . . . . . . . . . . .
     rank 1               [ - | - - - - | - ]            part of 1, whole 2, part of 3: three pieces
 
-Whole groups that lie side by side are one piece.
+Neighbouring whole groups are one piece.
 """
 
 from __future__ import annotations
@@ -26,32 +26,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 Interval = tuple[int, int]
-"""First position, and the one behind the last."""
+"""First position, and the one after the last."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Consecutive parts of a dimension, one a rank.
+    """Consecutive parts of a dimension, one for each rank.
 
     Args:
-        bounds: where each part begins, and the extent.
+        bounds: the begin of each part, and the extent.
     """
 
     bounds: tuple[int, ...]
 
     @classmethod
     def even(cls, extent: int, count: int) -> Parts:
-        """``count`` parts whose sizes differ by one at most; some are empty if need be."""
+        """``count`` parts whose sizes differ by at most one; some may be empty."""
         return cls(tuple(part * extent // count for part in range(count + 1)))
 
     @property
     def count(self) -> int:
-        """Number of parts."""
         return len(self.bounds) - 1
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Extent of every part."""
         return tuple(b - a for a, b in zip(self.bounds, self.bounds[1:], strict=False))
 
     def __getitem__(self, rank: int) -> Interval:
@@ -60,9 +58,10 @@ class Parts:
 
 @dataclass(frozen=True)
 class Window:
-    """How outputs of a convolution or a pooling read inputs, along one dimension.
+    """The inputs that outputs of a convolution or pooling read, along one dimension.
 
     Args:
+        kernel, stride, dilation: of the layer.
         before, after: padding.
     """
 
@@ -73,7 +72,7 @@ class Window:
     after: int = 0
 
     def reads(self, outputs: Interval) -> Interval:
-        """Positions of the input that outputs read; below 0 and past the extent is padding."""
+        """Input positions that outputs read; those below 0 or past the extent are padding."""
         first, behind = outputs
         start = first * self.stride - self.before
         last = (behind - 1) * self.stride - self.before + self.dilation * (self.kernel - 1)
@@ -82,12 +81,12 @@ class Window:
 
 @dataclass(frozen=True)
 class Halo:
-    """Who sends which rows to whom so that every rank has what its outputs read.
+    """The exchange of rows after which every rank has the inputs of its outputs.
 
     Args:
         owned: parts of the input.
-        wanted: rows of the input that each rank needs, padding left out.
-        padding: positions of padding before and behind them, for each rank.
+        wanted: input rows that each rank needs, without padding.
+        padding: positions of padding before and after them, for each rank.
     """
 
     owned: Parts
@@ -96,20 +95,20 @@ class Halo:
 
     @property
     def is_needless(self) -> bool:
-        """Whether every rank has just what it needs."""
+        """Whether every rank has exactly the rows that it needs."""
         own = tuple(self.owned[rank] for rank in range(self.owned.count))
         return self.wanted == own and not any(map(any, self.padding))
 
     def kept(self, rank: int) -> Interval:
-        """Rows that the rank has and needs itself."""
+        """Rows that the rank both has and needs."""
         return overlap(self.owned[rank], self.wanted[rank])
 
     def sent(self, rank: int) -> list[tuple[int, Interval]]:
-        """Other ranks, and the rows that each is sent."""
+        """Receiving ranks, and the rows that each gets."""
         return self._others(rank, [overlap(self.owned[rank], wanted) for wanted in self.wanted])
 
     def received(self, rank: int) -> list[tuple[int, Interval]]:
-        """Other ranks, and the rows that each sends."""
+        """Sending ranks, and the rows that each gives."""
         owners = range(self.owned.count)
         return self._others(rank, [overlap(self.owned[o], self.wanted[rank]) for o in owners])
 
@@ -122,7 +121,7 @@ class Halo:
 
 
 def halo_of(window: Window, inputs: Parts, outputs: Parts) -> Halo:
-    """What each rank needs of the input for its part of the output."""
+    """The exchange for a window, given the parts of its input and output."""
     extent = inputs.bounds[-1]
     wanted, padding = [], []
     for rank in range(outputs.count):
@@ -136,7 +135,7 @@ def halo_of(window: Window, inputs: Parts, outputs: Parts) -> Halo:
 
 
 def overlap(one: Interval, other: Interval) -> Interval:
-    """What two intervals share; empty intervals begin where they end."""
+    """Intersection of two intervals; an empty one begins where it ends."""
     first = max(one[0], other[0])
     return first, max(first, min(one[1], other[1]))
 
@@ -146,9 +145,9 @@ class Piece:
     """One convolution of a rank.
 
     Args:
-        filters: which outputs of the whole layer it computes, or adds to.
-        channels: which inputs of the whole layer it reads.
-        within: which of the weights' second dimension, input channels within a group, it has.
+        filters: outputs of the whole layer that it computes or adds to.
+        channels: inputs of the whole layer that it reads.
+        within: its part of the weights' second dimension, the input channels within a group.
         groups: of this convolution.
     """
 
@@ -159,48 +158,34 @@ class Piece:
 
 
 def filter_pieces(part: Interval, filters: int, channels: int, groups: int) -> list[Piece]:
-    """The pieces that compute the filters of ``part``.
-
-    Args:
-        part: the rank's filters.
-        filters: of the whole layer.
-        channels: of its input.
-        groups: of the whole layer.
-    """
-    a_group, its_channels = filters // groups, channels // groups
+    """The pieces that compute the filters of ``part``, of a layer with these numbers."""
+    group_filters, group_channels = filters // groups, channels // groups
     return [
         Piece(
             filters=outputs,
-            channels=(first * its_channels, behind * its_channels),
-            within=(0, its_channels),
+            channels=(first * group_channels, behind * group_channels),
+            within=(0, group_channels),
             groups=behind - first,
         )
-        for outputs, (first, behind) in _runs(part, a_group)
+        for outputs, (first, behind) in _runs(part, group_filters)
     ]
 
 
 def channel_pieces(part: Interval, filters: int, channels: int, groups: int) -> list[Piece]:
-    """The pieces that read the input channels of ``part``.
-
-    Args:
-        part: the rank's input channels.
-        filters: of the whole layer.
-        channels: of its input.
-        groups: of the whole layer.
-    """
-    a_group, its_filters = channels // groups, filters // groups
+    """The pieces that read the input channels of ``part``, of a layer with these numbers."""
+    group_channels, group_filters = channels // groups, filters // groups
     pieces = []
-    for inputs, (first, behind) in _runs(part, a_group):
-        start = inputs[0] - first * a_group
+    for inputs, (first, behind) in _runs(part, group_channels):
+        start = inputs[0] - first * group_channels
         whole = behind - first > 1
-        within = (0, a_group) if whole else (start, start + inputs[1] - inputs[0])
-        outputs = (first * its_filters, behind * its_filters)
+        within = (0, group_channels) if whole else (start, start + inputs[1] - inputs[0])
+        outputs = (first * group_filters, behind * group_filters)
         pieces.append(Piece(outputs, inputs, within, behind - first))
     return pieces
 
 
 def _runs(part: Interval, size: int) -> Iterator[tuple[Interval, Interval]]:
-    """``part`` cut at groups of ``size``: (positions, groups); neighbouring whole groups as one."""
+    """Cut ``part`` at groups of ``size``, but not between whole groups: (positions, groups)."""
     first, behind = part
     while first < behind:
         group = first // size

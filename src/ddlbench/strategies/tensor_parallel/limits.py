@@ -1,7 +1,7 @@
 """The layers that limit how far a network can be split.
 
-:func:`table` makes ``planning/split_limits.csv``, what planning knows of the built-in networks, for
-``make tables``. They are built without contents.
+:func:`table` makes ``planning/split_limits.csv``, the planner's limits of the built-in networks,
+for ``make tables``. It builds them on the meta device.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ddlbench.strategies.tensor_parallel.trace import (
 )
 from ddlbench.strategies.tensor_parallel.weights import features_of
 
-# Whose weights are dealt out by filters or channels.
-DEALT = (*CONVOLUTIONS, nn.Linear)
-_SAMPLES = 2  # batch norm refuses a single value a channel
+# Layers whose weights are split by filters or channels.
+WEIGHTED = (*CONVOLUTIONS, nn.Linear)
+_SAMPLES = 2  # batch norm refuses a single value per channel
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,18 @@ class Limit:
 
 
 def fewest_rows(network: nn.Module, blocks: Sequence[BlockTrace], dim: int) -> Limit | None:
-    """Of the inputs and outputs of all layers that exchange rows; None where there are none.
+    """The layer that exchanges rows and has the fewest in an input or output; None without one.
 
     Args:
-        network: what was traced.
+        network: the traced network.
         blocks: those that are split.
-        dim: counted from the last: -2 is height.
+        dim: -1 is width, -2 height, -3 depth.
     """
     layers = dict(network.named_modules())
     return _smallest(
         Limit(min(shape[dim] for shape in shapes), _called(name, layers[name]))
-        for told in blocks
-        for name, calls in told.layers.items()
+        for block in blocks
+        for name, calls in block.layers.items()
         if type(layers[name]) not in (*POINTWISE, *DROPOUTS)
         for shapes in calls
     )
@@ -63,24 +63,24 @@ def fewest_rows(network: nn.Module, blocks: Sequence[BlockTrace], dim: int) -> L
 def called_with_weights(
     network: nn.Module, blocks: Sequence[BlockTrace], by: Literal["filter", "channel"]
 ) -> list[str]:
-    """Layers whose weights are dealt out, in the order of their calls; by channel not the first."""
+    """Layers whose weights are split, in the order of their calls; by channel without the first."""
     layers = dict(network.named_modules())
-    called = dict.fromkeys(name for told in blocks for name in told.layers)
-    names = [name for name in called if type(layers[name]) in DEALT]
+    called = dict.fromkeys(name for block in blocks for name in block.layers)
+    names = [name for name in called if type(layers[name]) in WEIGHTED]
     return names[1:] if by == "channel" else names
 
 
 def fewest_features(
     network: nn.Module, blocks: Sequence[BlockTrace], by: Literal["filter", "channel"]
 ) -> Limit | None:
-    """Of all layers whose weights are dealt out; None where there are none."""
-    found = []
+    """The layer with the fewest features among those whose weights are split; None without one."""
+    limits = []
     for name in called_with_weights(network, blocks, by):
         layer = network.get_submodule(name)
-        assert isinstance(layer, DEALT)
+        assert isinstance(layer, WEIGHTED)
         filters, channels, _ = features_of(layer)
-        found.append(Limit(filters if by == "filter" else channels, _called(name, layer)))
-    return _smallest(found)
+        limits.append(Limit(filters if by == "filter" else channels, _called(name, layer)))
+    return _smallest(limits)
 
 
 def limits_of(network: str, spec: DatasetSpec) -> list[tuple[str | int, ...]]:

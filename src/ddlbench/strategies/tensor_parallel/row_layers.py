@@ -1,8 +1,8 @@
-"""Layers over rows, and the halo exchange that gives each rank the rows that its outputs read.
+"""Layers that compute on rows, and the halo exchange before them.
 
 ::
 
-    input     | rank 0        | rank 1        |      kernel 3: a row of the neighbour
+    input     | rank 0        | rank 1        |      kernel 3: one row of the neighbour
     needed    [ . . . . . . . . ]
                             [ . . . . . . . . ]
     output    | rank 0        | rank 1        |
@@ -11,14 +11,15 @@
                             | copy                                 ^ add
                 rank 1      v [ own rows ]             rank 1      | [ own gradients ]
 
-A halo may come from several ranks where parts are thin, and rows that nobody reads go nowhere.
+Where parts are thin, a halo comes from several ranks. Rows that no output reads are not sent.
 
-Convolutions and pooling read halos. Batch normalisation has the unsplit layer's statistics::
+Convolutions and pooling read halos. Batch normalisation has the statistics of the unsplit layer::
 
     each rank     mean and variance of its own positions  --gather-->  of all (Chan et al. 1979)
     backward      sums of dy and of dy * xhat             --all-reduce-->  gradient of the input
 
-Gradients of weights, scale and shift are those of the own rows alone, to be added up over ranks.
+Each rank has the gradients of weights, scale and shift for its own rows only; the caller must add
+them up over ranks.
 
 Sources: Dryden et al., "Improving Strong-Scaling of CNN Training by Exploiting Finer-Grained
 Parallelism", IPDPS 2019; Kahira et al., section 3 (spatial).
@@ -38,43 +39,43 @@ from ddlbench.strategies.tensor_parallel.layout import Halo, Interval, Window, h
 from ddlbench.strategies.tensor_parallel.shard_group import GridAxis, ShardGroup, total
 
 
-def exchange(rows: Tensor, halo: Halo, line: GridAxis, fill: float) -> Tensor:
+def exchange(rows: Tensor, halo: Halo, axis: GridAxis, fill: float) -> Tensor:
     """The rows that this rank's outputs read, padding included.
 
     Args:
-        rows: this rank's part along ``line.dim``.
-        halo: who needs what.
-        line: the ranks.
-        fill: what padding holds: 0, or minus infinity before a maximum.
+        rows: this rank's part along ``axis.dim``.
+        halo: the rows that each rank needs.
+        axis: the ranks.
+        fill: value of padding: 0, or minus infinity before a maximum.
     """
     if halo.is_needless:
         return rows
-    result: Tensor = _Exchange.apply(rows, halo, line, fill)
+    result: Tensor = _Exchange.apply(rows, halo, axis, fill)
     return result
 
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, halo: Halo, line: GridAxis, fill: float) -> Tensor:
-        ctx.place = halo, line
-        return _collect(rows, halo, line, fill)
+    def forward(ctx: Any, rows: Tensor, halo: Halo, axis: GridAxis, fill: float) -> Tensor:
+        ctx.place = halo, axis
+        return _collect(rows, halo, axis, fill)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         return _give_back(gradients[0], *ctx.place), None, None, None
 
 
-def _collect(rows: Tensor, halo: Halo, line: GridAxis, fill: float) -> Tensor:
-    team, dim = line.team, line.dim
-    own, wanted, kept = halo.owned[team.rank], halo.wanted[team.rank], halo.kept(team.rank)
-    before, after = halo.padding[team.rank]
+def _collect(rows: Tensor, halo: Halo, axis: GridAxis, fill: float) -> Tensor:
+    group, dim = axis.group, axis.dim
+    own, wanted, kept = halo.owned[group.rank], halo.wanted[group.rank], halo.kept(group.rank)
+    before, after = halo.padding[group.rank]
     held = wanted[1] - wanted[0]
     collected = rows.new_empty(_with_extent(rows, dim, before + held + after))
     collected.narrow(dim, 0, before).fill_(fill)
     collected.narrow(dim, before + held, after).fill_(fill)
-    sends = [(r, _part(rows, dim, rs, own[0]).contiguous()) for r, rs in halo.sent(team.rank)]
-    arriving = [(r, rs, _empty(rows, dim, rs)) for r, rs in halo.received(team.rank)]
-    team.swap(sends, [(rank, tensor) for rank, _, tensor in arriving])
+    sends = [(r, _part(rows, dim, rs, own[0]).contiguous()) for r, rs in halo.sent(group.rank)]
+    arriving = [(r, rs, _empty(rows, dim, rs)) for r, rs in halo.received(group.rank)]
+    group.swap(sends, [(rank, tensor) for rank, _, tensor in arriving])
     origin = wanted[0] - before
     _part(collected, dim, kept, origin).copy_(_part(rows, dim, kept, own[0]))
     for _, interval, tensor in arriving:
@@ -82,17 +83,17 @@ def _collect(rows: Tensor, halo: Halo, line: GridAxis, fill: float) -> Tensor:
     return collected
 
 
-def _give_back(gradient: Tensor, halo: Halo, line: GridAxis) -> Tensor:
-    """Each row's gradients from all ranks that read it, added up in the order of ranks."""
-    team, dim = line.team, line.dim
-    own, kept = halo.owned[team.rank], halo.kept(team.rank)
-    origin = halo.wanted[team.rank][0] - halo.padding[team.rank][0]
+def _give_back(gradient: Tensor, halo: Halo, axis: GridAxis) -> Tensor:
+    """Each own row's gradient: the sum, in the order of ranks, over all ranks that read the row."""
+    group, dim = axis.group, axis.dim
+    own, kept = halo.owned[group.rank], halo.kept(group.rank)
+    origin = halo.wanted[group.rank][0] - halo.padding[group.rank][0]
     sends = [
         (rank, _part(gradient, dim, rows, origin).contiguous())
-        for rank, rows in halo.received(team.rank)
+        for rank, rows in halo.received(group.rank)
     ]
-    arriving = [(r, rs, _empty(gradient, dim, rs)) for r, rs in halo.sent(team.rank)]
-    team.swap(sends, [(rank, tensor) for rank, _, tensor in arriving])
+    arriving = [(r, rs, _empty(gradient, dim, rs)) for r, rs in halo.sent(group.rank)]
+    group.swap(sends, [(rank, tensor) for rank, _, tensor in arriving])
     result = gradient.new_zeros(_with_extent(gradient, dim, own[1] - own[0]))
     _part(result, dim, kept, own[0]).copy_(_part(gradient, dim, kept, origin))
     for _, interval, tensor in arriving:
@@ -101,7 +102,7 @@ def _give_back(gradient: Tensor, halo: Halo, line: GridAxis) -> Tensor:
 
 
 def _part(tensor: Tensor, dim: int, interval: Interval, origin: int) -> Tensor:
-    """The positions of ``interval`` in a tensor whose first position is ``origin``."""
+    """The rows of ``interval`` in a tensor that begins with row ``origin``."""
     first, behind = interval
     if first == behind:
         return tensor.narrow(dim, 0, 0)
@@ -119,27 +120,25 @@ def _with_extent(like: Tensor, dim: int, extent: int) -> list[int]:
 
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# By the number of dimensions beside samples and channels.
+# By the number of spatial dimensions.
 FUNCTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 class SpatialConvolution(nn.Module):
-    """A convolution over this rank's rows.
-
-    Gradients of the weights are those of the own rows alone, to be added up over the ranks.
+    """A convolution of this rank's rows: own rows of the input -> own rows of the output.
 
     Args:
-        layer: the whole layer, padded with zeros; its parameters are taken over.
-        lines: the ranks along each split dimension.
+        layer: the whole layer, padded with zeros, whose parameters it takes over.
+        axes: the ranks along each split dimension.
         inputs, outputs: whole shapes, (N, C, ...).
     """
 
     def __init__(
         self,
         layer: Convolution,
-        lines: Sequence[GridAxis],
+        axes: Sequence[GridAxis],
         inputs: Sequence[int],
         outputs: Sequence[int],
     ) -> None:
@@ -148,23 +147,22 @@ class SpatialConvolution(nn.Module):
         self.stride, self.dilation, self.groups = layer.stride, layer.dilation, layer.groups
         around = _padding(layer)
         self.halos: list[tuple[Halo, GridAxis]] = []
-        for line in lines:
-            place = line.dim
+        for axis in axes:
+            place = axis.dim
             before, after = around[place]
             window = Window(
                 layer.kernel_size[place], layer.stride[place], layer.dilation[place], before, after
             )
-            self.halos.append((halo_of(window, line.parts(inputs), line.parts(outputs)), line))
+            self.halos.append((halo_of(window, axis.parts(inputs), axis.parts(outputs)), axis))
             around[place] = (0, 0)  # comes with the halo
         self.padding = tuple(before for before, _ in around)
-        # "same" with an even kernel pads more behind than before; F.pad wants the last one first.
+        # "same" with an even kernel pads more after than before; F.pad takes the last dim first.
         self.more = [size for low, high in reversed(around) for size in (0, high - low)]
         self.convolve = FUNCTIONS[len(around)]
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Own rows of the input -> own rows of the output."""
-        for halo, line in self.halos:
-            rows = exchange(rows, halo, line, fill=0.0)
+        for halo, axis in self.halos:
+            rows = exchange(rows, halo, axis, fill=0.0)
         if any(self.more):
             rows = F.pad(rows, self.more)
         return self.convolve(
@@ -173,7 +171,7 @@ class SpatialConvolution(nn.Module):
 
 
 def _padding(layer: Convolution) -> list[tuple[int, int]]:
-    """Padding before and behind, along each dimension; torch says it pairwise from the last."""
+    """Padding before and after along each dimension; torch lists the last dimension first."""
     pairs = layer._reversed_padding_repeated_twice
     return [(pairs[place], pairs[place + 1]) for place in reversed(range(0, len(pairs), 2))]
 
@@ -185,12 +183,12 @@ AVERAGES = (nn.AvgPool2d, nn.AvgPool3d)
 
 
 class _SpatialPooling(nn.Module):
-    """What maximum and mean share: each rank gets the rows that its outputs read."""
+    """Base of poolings of this rank's rows: own rows of the input -> own rows of the output."""
 
     fill = 0.0
 
     def __init__(
-        self, layer: Any, lines: Sequence[GridAxis], inputs: Sequence[int], outputs: Sequence[int]
+        self, layer: Any, axes: Sequence[GridAxis], inputs: Sequence[int], outputs: Sequence[int]
     ) -> None:
         super().__init__()
         dims = len(inputs) - 2
@@ -200,8 +198,8 @@ class _SpatialPooling(nn.Module):
         self.dilation = _tuple(getattr(layer, "dilation", 1), dims)
         padding = list(_tuple(layer.padding, dims))
         self.halos: list[tuple[Halo, GridAxis]] = []
-        for line in lines:
-            place = line.dim
+        for axis in axes:
+            place = axis.dim
             window = Window(
                 self.kernel[place],
                 self.stride[place],
@@ -209,24 +207,23 @@ class _SpatialPooling(nn.Module):
                 padding[place],
                 padding[place],
             )
-            self.halos.append((halo_of(window, line.parts(inputs), line.parts(outputs)), line))
+            self.halos.append((halo_of(window, axis.parts(inputs), axis.parts(outputs)), axis))
             padding[place] = 0  # comes with the halo
         self.padding = tuple(padding)
 
     def with_halo(self, rows: Tensor) -> Tensor:
         """The rows that this rank's outputs read."""
-        for halo, line in self.halos:
-            rows = exchange(rows, halo, line, self.fill)
+        for halo, axis in self.halos:
+            rows = exchange(rows, halo, axis, self.fill)
         return rows
 
 
 class SpatialMaximum(_SpatialPooling):
-    """Maximum pooling over this rank's rows."""
+    """Maximum pooling of this rank's rows."""
 
     fill = -torch.inf
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Own rows of the input -> own rows of the output."""
         return _MAXIMUM[self.dims](
             self.with_halo(rows),
             self.kernel,
@@ -238,10 +235,10 @@ class SpatialMaximum(_SpatialPooling):
 
 
 class SpatialAverage(_SpatialPooling):
-    """Average pooling over this rank's rows.
+    """Average pooling of this rank's rows.
 
-    A mean is a sum over the rows at hand, divided by what torch would divide it by at that place of
-    the whole image: padding counts or does not, and windows that hang over the edge are smaller.
+    A mean is a sum over rows and halo, divided by torch's divisor at that place of the whole image.
+    The divisor depends on whether padding counts, and is smaller where a window exceeds the edge.
     """
 
     divisors: Tensor
@@ -249,12 +246,12 @@ class SpatialAverage(_SpatialPooling):
     def __init__(
         self,
         layer: nn.AvgPool2d | nn.AvgPool3d,
-        lines: Sequence[GridAxis],
+        axes: Sequence[GridAxis],
         inputs: Sequence[int],
         outputs: Sequence[int],
     ) -> None:
-        super().__init__(layer, lines, inputs, outputs)
-        own = {line.dim: line.parts(outputs)[line.team.rank] for line in lines}
+        super().__init__(layer, axes, inputs, outputs)
+        own = {axis.dim: axis.parts(outputs)[axis.group.rank] for axis in axes}
         padding = _tuple(layer.padding, self.dims)
         sizes = []
         for place in range(-self.dims, 0):
@@ -268,13 +265,12 @@ class SpatialAverage(_SpatialPooling):
             clipped = [(max(a, counted[0]), min(b, edge, counted[1])) for a, b in reads]
             sizes.append(torch.tensor([float(b - a) for a, b in clipped]))
         divisors = _outer(sizes)
-        given = layer.divisor_override
-        self.divisor = given or int(divisors.flatten()[0])
-        self.is_uneven = given is None and bool((divisors != self.divisor).any())
+        override = layer.divisor_override
+        self.divisor = override or int(divisors.flatten()[0])
+        self.is_uneven = override is None and bool((divisors != self.divisor).any())
         self.register_buffer("divisors", divisors, persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Own rows of the input -> own rows of the output."""
         means = _AVERAGE[self.dims](
             self.with_halo(rows),
             self.kernel,
@@ -288,26 +284,25 @@ class SpatialAverage(_SpatialPooling):
 
 
 class WholeAverage(nn.Module):
-    """The mean over all positions: each rank adds up its own, and they are added up.
+    """The mean over all positions: own rows -> (N, C, 1, ...), the same on every rank.
 
     Args:
-        team: all ranks of the grid.
+        group: all ranks of the grid.
         inputs: whole shape, (N, C, ...).
     """
 
-    def __init__(self, team: ShardGroup, inputs: Sequence[int]) -> None:
+    def __init__(self, group: ShardGroup, inputs: Sequence[int]) -> None:
         super().__init__()
-        self.team = team
+        self.group = group
         self.positions = prod(inputs[2:])
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Own rows -> (N, C, 1, ...), the same on every rank."""
         dims = tuple(range(2, rows.dim()))
-        return total(rows.sum(dims, keepdim=True) / self.positions, self.team)
+        return total(rows.sum(dims, keepdim=True) / self.positions, self.group)
 
 
 def _outer(sizes: Sequence[Tensor]) -> Tensor:
-    """Products of one of each."""
+    """The outer product."""
     result = sizes[0]
     for size in sizes[1:]:
         result = result.unsqueeze(-1) * size
@@ -322,12 +317,12 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class SpatialBatchNorm(nn.Module):
-    """A batch normalisation over this rank's rows; statistics are those of all ranks.
+    """A batch normalisation of this rank's rows with the statistics of all ranks.
 
     Args:
-        layer: the whole layer; its parameters and running statistics are taken over.
-        lines: the ranks along each split dimension, first dimension first.
-        team: all ranks of the grid, the last line's ranks next to each other.
+        layer: the whole layer, whose parameters and running statistics it takes over.
+        axes: the ranks along each split dimension, outermost first.
+        group: all ranks of the grid; those of the last axis are neighbours.
         inputs: whole shape, (N, C, ...).
     """
 
@@ -337,7 +332,7 @@ class SpatialBatchNorm(nn.Module):
     shares: Tensor
 
     def __init__(
-        self, layer: nn.Module, lines: Sequence[GridAxis], team: ShardGroup, inputs: Sequence[int]
+        self, layer: nn.Module, axes: Sequence[GridAxis], group: ShardGroup, inputs: Sequence[int]
     ) -> None:
         super().__init__()
         assert isinstance(layer, NORMS)
@@ -345,28 +340,27 @@ class SpatialBatchNorm(nn.Module):
         self.eps, self.momentum = layer.eps, layer.momentum
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             self.register_buffer(name, getattr(layer, name))
-        self.team = team
+        self.group = group
         shares = torch.ones(1)
-        for line in lines:
-            sizes = torch.tensor(line.parts(inputs).sizes, dtype=torch.float64)
-            shares = (shares[:, None] * (sizes / inputs[line.dim])).flatten()
+        for axis in axes:
+            sizes = torch.tensor(axis.parts(inputs).sizes, dtype=torch.float64)
+            shares = (shares[:, None] * (sizes / inputs[axis.dim])).flatten()
         self.register_buffer("shares", shares, persistent=False)
         self.positions = prod(inputs[2:])
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Own rows -> own rows."""
         if not self.training and self.running_mean is not None:
             mean, var = self.running_mean, self.running_var
             return F.batch_norm(rows, mean, var, self.weight, self.bias, eps=self.eps)
         result, mean, var = _Normalise.apply(rows, self.weight, self.bias, self)
         if self.training:
-            self._follow(mean, var, rows.shape[0] * self.positions)
+            self._update_running(mean, var, rows.shape[0] * self.positions)
         output: Tensor = result
         return output
 
     @torch.no_grad()
-    def _follow(self, mean: Tensor, var: Tensor, count: int) -> None:
-        """Running statistics as torch keeps them: the variance without bias."""
+    def _update_running(self, mean: Tensor, var: Tensor, count: int) -> None:
+        """Update running statistics as torch does, with the unbiased variance."""
         if self.running_mean is None or self.running_var is None:
             return
         assert self.num_batches_tracked is not None
@@ -400,7 +394,7 @@ class _Normalise(torch.autograd.Function):
         normal = (rows - _wide(mean, rows)) * _wide(inverse, rows)
         by_shift, by_scale = gradient.sum(dims), (gradient * normal).sum(dims)
         count = rows.shape[0] * norm.positions
-        sums = norm.team.all_reduce(torch.cat([by_shift, by_scale])) / count
+        sums = norm.group.all_reduce(torch.cat([by_shift, by_scale])) / count
         mean_shift, mean_scale = sums.chunk(2)
         scale = inverse if weight is None else inverse * weight
         centred = gradient - _wide(mean_shift, rows) - normal * _wide(mean_scale, rows)
@@ -414,7 +408,7 @@ def _statistics(rows: Tensor, norm: SpatialBatchNorm) -> tuple[Tensor, Tensor]:
     """Mean and (biased) variance of each channel over all ranks."""
     wide = rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows
     own_var, own_mean = torch.var_mean(wide, _all_but_channels(rows), correction=0)
-    means, variances = norm.team.stack(torch.cat([own_mean, own_var])).chunk(2, dim=1)
+    means, variances = norm.group.stack(torch.cat([own_mean, own_var])).chunk(2, dim=1)
     shares = norm.shares.to(means.dtype)[:, None]
     mean = (shares * means).sum(0)
     return mean, (shares * (variances + (means - mean) ** 2)).sum(0)
@@ -425,5 +419,5 @@ def _all_but_channels(rows: Tensor) -> tuple[int, ...]:
 
 
 def _wide(values: Tensor, like: Tensor) -> Tensor:
-    """(C,) -> (C, 1, ...), to meet (N, C, ...)."""
+    """(C,) -> (C, 1, ...), which broadcasts with (N, C, ...)."""
     return values.view(-1, *[1] * (like.dim() - 2))

@@ -1,28 +1,28 @@
-"""The ranks that compute the same samples together, and all that they say to each other.
+"""The ranks that compute the same samples together, and their collectives.
 
 ::
 
     4 devices a group, a grid of 2 x 2, 2 groups
 
-    group 0    0  1        lines of height   0-2  1-3   4-6  5-7
-               2  3        lines of width    0-1  2-3   4-5  6-7
+    group 0    0  1        axis of height    0-2  1-3   4-6  5-7
+               2  3        axis of width     0-1  2-3   4-5  6-7
     group 1    4  5        across groups     0-4  1-5   2-6  3-7
                6  7
 
-Steps between whole and split activations have each the gradient that belongs to them:
+These operations convert between whole and split activations; each has its own backward operation:
 
 =============  ==================  =====================  =====================================
 step           forward             backward               where
 =============  ==================  =====================  =====================================
-``share``      nothing             all-reduce (sum)       a whole input that all read a part of
+``share``      nothing             all-reduce (sum)       every rank reads a whole input
 ``gather``     all-gather          own part               parts become whole, on every rank
 ``take``       own part            all-gather             whole becomes parts
 ``total``      all-reduce (sum)    nothing                partial sums become whole
 =============  ==================  =====================  =====================================
 
-*Whole* means the same values on every rank, and behind it every rank computes the same; so the
-gradient of a whole activation is whole as well. Megatron-LM (Shoeybi et al. 2019, section 3)
-calls ``share`` f and ``total`` g.
+A *whole* activation has the same values on every rank, and every rank then computes the same from
+it; so its gradient is whole, too. Megatron-LM (Shoeybi et al. 2019, section 3) calls ``share`` *f*
+and ``total`` *g*.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ class ShardGroup:
 
     Args:
         rank, size: within the group.
-        group: None where the rank is alone.
+        process_group: None for a single rank.
         spans: times every exchange.
     """
 
     rank: int
     size: int
-    group: dist.ProcessGroup | None
+    process_group: dist.ProcessGroup | None
     spans: SpanRecorder
 
     def all_reduce(self, values: Tensor) -> Tensor:
-        """The sum over all ranks, the same bits everywhere; ``values`` stay as they are."""
+        """The sum over all ranks, with the same bits on each; ``values`` are not changed."""
         if self.size == 1:
             return values
         with self.spans.span("all_reduce"):
             dtype = torch.float32 if _is_half_on_cpu(values) else values.dtype
             total = torch.empty(values.shape, dtype=dtype, device=values.device).copy_(values)
-            dist.all_reduce(total, group=self.group)
+            dist.all_reduce(total, group=self.process_group)
             return total.to(values.dtype)
 
     def all_gather(self, part: Tensor, dim: int, parts: Parts) -> Tensor:
-        """The parts of all ranks side by side along ``dim``; parts may differ in size."""
+        """The concatenation of all ranks' parts along ``dim``; parts may differ in size."""
         if self.size == 1:
             return part
         with self.spans.span("gather"):
@@ -77,12 +77,14 @@ class ShardGroup:
             shape = list(part.shape)
             shape[dim] = largest
             mine = part.contiguous()
-            if part.shape[dim] < largest:  # collectives want equal sizes
+            if part.shape[dim] < largest:  # collectives need equal sizes
                 mine = part.new_zeros(shape)
                 mine.narrow(dim, 0, part.shape[dim]).copy_(part)
-            found = [part.new_empty(shape) for _ in range(self.size)]
-            dist.all_gather([_plain(one) for one in found], _plain(mine), group=self.group)
-            sized = zip(found, parts.sizes, strict=True)
+            gathered = [part.new_empty(shape) for _ in range(self.size)]
+            dist.all_gather(
+                [_plain(one) for one in gathered], _plain(mine), group=self.process_group
+            )
+            sized = zip(gathered, parts.sizes, strict=True)
             return torch.cat([tensor.narrow(dim, 0, size) for tensor, size in sized], dim)
 
     def stack(self, values: Tensor) -> Tensor:
@@ -90,20 +92,21 @@ class ShardGroup:
         if self.size == 1:
             return values[None]
         with self.spans.span("gather"):
-            found = [torch.empty_like(values) for _ in range(self.size)]
-            dist.all_gather(found, values.contiguous(), group=self.group)
-            return torch.stack(found)
+            gathered = [torch.empty_like(values) for _ in range(self.size)]
+            dist.all_gather(gathered, values.contiguous(), group=self.process_group)
+            return torch.stack(gathered)
 
     def swap(
         self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
     ) -> None:
-        """Send to some ranks and receive from some, all at once; tensors are contiguous.
+        """Send contiguous tensors to some ranks and receive from some, all at once.
 
-        Nothing waits before everything is posted, so no order of ranks can deadlock.
+        All messages are posted before any wait, so no order of ranks can deadlock.
         """
+        group = self.process_group
         operations = [
-            *(dist.P2POp(dist.isend, t, group=self.group, group_peer=peer) for peer, t in sends),
-            *(dist.P2POp(dist.irecv, t, group=self.group, group_peer=peer) for peer, t in receives),
+            *(dist.P2POp(dist.isend, t, group=group, group_peer=peer) for peer, t in sends),
+            *(dist.P2POp(dist.irecv, t, group=group, group_peer=peer) for peer, t in receives),
         ]
         if not operations:
             return
@@ -114,81 +117,80 @@ class ShardGroup:
 
 @dataclass(frozen=True)
 class GridAxis:
-    """The ranks among which one dimension lies.
+    """The ranks that share one split dimension.
 
     Args:
-        dim: counted from the last: -1 width, -2 height, -3 depth.
-        team: in the order of their parts.
+        dim: -1 is width, -2 height, -3 depth.
+        group: the ranks, in the order of their parts.
     """
 
     dim: int
-    team: ShardGroup
+    group: ShardGroup
 
     def parts(self, shape: Sequence[int]) -> Parts:
-        """How a tensor of this whole shape lies on the line."""
-        return Parts.even(shape[self.dim], self.team.size)
+        """The ranks' parts of a tensor of this whole shape."""
+        return Parts.even(shape[self.dim], self.group.size)
 
     def own(self, whole: Tensor) -> Tensor:
-        """This rank's part of a tensor that it has whole."""
-        first, behind = self.parts(whole.shape)[self.team.rank]
-        return whole.narrow(self.dim, first, behind - first)
+        """This rank's part of a whole tensor."""
+        return _own(whole, self.dim, self.parts(whole.shape), self.group)
 
 
 def _is_half_on_cpu(values: Tensor) -> bool:
-    """A type that gloo does not know: added up in single precision, and sent as bytes."""
+    """Whether gloo lacks the type: such values are summed in float32 and sent as bytes."""
     return values.device.type == "cpu" and values.dtype in _HALF_TYPES
 
 
 def _plain(values: Tensor) -> Tensor:
-    """The same memory of a contiguous tensor, in a type that every transport knows."""
+    """A contiguous tensor's memory, in a type that every transport can send."""
     return values.view(-1).view(torch.uint8) if _is_half_on_cpu(values) else values
 
 
-def share(whole: Tensor, team: ShardGroup) -> Tensor:
-    """A whole tensor of which this rank computes with all, for a part of the outputs."""
-    result: Tensor = _Share.apply(whole, team)
+def share(whole: Tensor, group: ShardGroup) -> Tensor:
+    """A whole tensor, all of which this rank reads to compute a part of the outputs."""
+    result: Tensor = _Share.apply(whole, group)
     return result
 
 
-def gather(part: Tensor, dim: int, parts: Parts, team: ShardGroup) -> Tensor:
-    """The whole, of which each rank has one of ``parts`` along ``dim``."""
-    result: Tensor = _Gather.apply(part, dim, parts, team)
+def gather(part: Tensor, dim: int, parts: Parts, group: ShardGroup) -> Tensor:
+    """The whole tensor, from each rank's part along ``dim``."""
+    result: Tensor = _Gather.apply(part, dim, parts, group)
     return result
 
 
-def take(whole: Tensor, dim: int, parts: Parts, team: ShardGroup) -> Tensor:
+def take(whole: Tensor, dim: int, parts: Parts, group: ShardGroup) -> Tensor:
     """This rank's part of a whole tensor."""
-    result: Tensor = _Take.apply(whole, dim, parts, team)
+    result: Tensor = _Take.apply(whole, dim, parts, group)
     return result
 
 
-def total(addend: Tensor, team: ShardGroup) -> Tensor:
+def total(addend: Tensor, group: ShardGroup) -> Tensor:
     """The sum over the ranks."""
-    result: Tensor = _Total.apply(addend, team)
+    result: Tensor = _Total.apply(addend, group)
     return result
 
 
-def _own(whole: Tensor, dim: int, parts: Parts, team: ShardGroup) -> Tensor:
-    first, behind = parts[team.rank]
+def _own(whole: Tensor, dim: int, parts: Parts, group: ShardGroup) -> Tensor:
+    first, behind = parts[group.rank]
     return whole.narrow(dim, first, behind - first)
 
 
 class _Share(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, team: ShardGroup) -> Tensor:
-        ctx.team = team
+    def forward(ctx: Any, whole: Tensor, group: ShardGroup) -> Tensor:
+        ctx.group = group
         return whole.view_as(whole)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return ctx.team.all_reduce(gradients[0]), None
+        return ctx.group.all_reduce(gradients[0]), None
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: Tensor, dim: int, parts: Parts, team: ShardGroup) -> Tensor:
-        ctx.place = dim, parts, team
-        return team.all_gather(part, dim, parts)
+    def forward(ctx: Any, part: Tensor, dim: int, parts: Parts, group: ShardGroup) -> Tensor:
+        ctx.place = dim, parts, group
+        return group.all_gather(part, dim, parts)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -197,20 +199,20 @@ class _Gather(torch.autograd.Function):
 
 class _Take(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, dim: int, parts: Parts, team: ShardGroup) -> Tensor:
-        ctx.place = dim, parts, team
-        return _own(whole, dim, parts, team).contiguous()
+    def forward(ctx: Any, whole: Tensor, dim: int, parts: Parts, group: ShardGroup) -> Tensor:
+        ctx.place = dim, parts, group
+        return _own(whole, dim, parts, group).contiguous()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        dim, parts, team = ctx.place
-        return team.all_gather(gradients[0], dim, parts), None, None, None
+        dim, parts, group = ctx.place
+        return group.all_gather(gradients[0], dim, parts), None, None, None
 
 
 class _Total(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, addend: Tensor, team: ShardGroup) -> Tensor:
-        return team.all_reduce(addend)
+    def forward(ctx: Any, addend: Tensor, group: ShardGroup) -> Tensor:
+        return group.all_reduce(addend)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -218,45 +220,47 @@ class _Total(torch.autograd.Function):
 
 
 Ranks = list[list[int]]
-"""Teams that lie side by side: every rank is in one of them."""
+"""The ranks of each group; every rank is in exactly one."""
 
 
 def groups_of(world_size: int, size: int) -> Ranks:
-    """Neighbouring ranks."""
+    """Groups of ``size`` neighbouring ranks."""
     return [list(range(start, start + size)) for start in range(0, world_size, size)]
 
 
 def across(groups: Sequence[Sequence[int]]) -> Ranks:
-    """The same place of every group."""
+    """Groups of the ranks that have the same place in each group."""
     return [list(same) for same in zip(*groups, strict=True)]
 
 
-def lines_of(groups: Sequence[Sequence[int]], sizes: Mapping[int, int]) -> dict[int, Ranks]:
-    """The lines of every group's grid along each dimension; ranks of the last one are neighbours.
+def axes_of(groups: Sequence[Sequence[int]], sizes: Mapping[int, int]) -> dict[int, Ranks]:
+    """Ranks along each dimension of every group's grid; those of the last one are neighbours.
 
     Args:
-        groups: of as many ranks as the grid has.
+        groups: each has as many ranks as the grid.
         sizes: dimension -> extent of the grid, the outermost first.
     """
-    found = {}
+    axes = {}
     inner = len(groups[0])
     for dim, size in sizes.items():
         outer, inner = inner, inner // size
-        found[dim] = [
+        axes[dim] = [
             [group[start + offset + step * inner] for step in range(size)]
             for group in groups
             for start in range(0, len(group), outer)
             for offset in range(inner)
         ]
-    return found
+    return axes
 
 
-def join_team(teams: Ranks, rank: int, spans: SpanRecorder, context: Context) -> ShardGroup:
-    """This rank's team; every rank of the world calls it with the same teams."""
-    mine = next(ranks for ranks in teams if rank in ranks)
+def join_shard_group(
+    rank_groups: Ranks, rank: int, spans: SpanRecorder, context: Context
+) -> ShardGroup:
+    """Join this rank's group; every rank of the cell calls this with the same ``rank_groups``."""
+    mine = next(ranks for ranks in rank_groups if rank in ranks)
     if len(mine) == 1:
         return ShardGroup(0, 1, None, spans)
-    group = side_by_side(teams, context)
-    # NCCL builds a communicator at its first use, in which all must take part.
+    group = side_by_side(rank_groups, context)
+    # NCCL builds a communicator at its first use, and all ranks must take part in that.
     dist.all_reduce(torch.zeros(1, device=context.devices[0]), group=group)
     return ShardGroup(mine.index(rank), len(mine), group, spans)

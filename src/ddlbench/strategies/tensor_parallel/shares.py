@@ -1,8 +1,8 @@
 """A device's share of a profile's layers, by rows, filters or channels, and its peak memory.
 
-The rules are the runtime's (``strategies/tensor_parallel``), on the shapes that a profile holds:
-rows end at the head, at a block that the cell names, or with ``until: auto`` before the first block
-in which a device would have none. Memory is::
+These are the rules of :mod:`.convert`, for the shapes in a profile: rows end at the head, at a
+block that the cell names, or with ``until: auto`` before the first block in which a device would
+have no row. Memory is::
 
     rows       weights whole | what autograd saves of own rows, halos in copies of their own
                after backward: gradients of the split blocks once more, flattened for the all-reduce
@@ -11,8 +11,8 @@ in which a device would have none. Memory is::
                              | channels: a copy of the own channels of every input
     groups     gradients of what they have in common once more, after those of rows
 
-Saved bytes are the profile's, so in-place activations and shared storages count as they are.
-Layers keep a storage once, with the layer that first saves it; a copy with a halo is another one.
+Saved bytes are those of the profile, which knows in-place activations and shared storages. It
+counts a storage once, at the layer that first saves it; a copy with a halo is another storage.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 By = Literal["rows", "filter", "channel"]
 _HEADS = ("Linear", "Flatten", "Adaptive")
-_DEALT = ("Conv1d", "Conv2d", "Conv3d", "Linear")
+_WEIGHTED = ("Conv1d", "Conv2d", "Conv3d", "Linear")
 
 
 def layer_split(
@@ -43,10 +43,10 @@ def layer_split(
 
     Args:
         workload: the profile, with the shapes of its layers.
-        by: what is split.
+        by: the part of a layer that is split.
         group: devices that compute the same samples.
-        grid: devices along each dimension, of rows.
-        until: "head", "auto", or the name of the first block that is whole again, of rows.
+        grid: of rows: devices along each dimension.
+        until: of rows: "head", "auto", or the name of the first block that is whole again.
 
     Raises:
         ConfigError: the profile has no shapes, or ``until`` names no block of it.
@@ -57,21 +57,17 @@ def layer_split(
     if group == 1:
         return LayerSplit(whole)
     entries = workload.layer_entries
-    first = next((str(entry["name"]) for entry in entries if entry["kind"] in _DEALT), "")
+    first = next((str(entry["name"]) for entry in entries if entry["kind"] in _WEIGHTED), "")
     return LayerSplit(
         {
-            entry["name"]: _dealt_share(entry, by, group, entry["name"] == first, workload.network)
+            entry["name"]: _weight_share(entry, by, group, entry["name"] == first, workload.network)
             for entry in entries
         }
     )
 
 
 def shape_of(entry: Mapping[str, Any], network: str) -> Mapping[str, Any]:
-    """The shape of a layer.
-
-    Raises:
-        ConfigError: the profile is older than shapes.
-    """
+    """The shape of a layer; ConfigError if the profile is too old to have it."""
     shape: Mapping[str, Any] | None = entry.get("shape")
     if shape is None:
         raise ConfigError(f"the profile of {network} has no shapes of layers; make it again")
@@ -80,9 +76,7 @@ def shape_of(entry: Mapping[str, Any], network: str) -> Mapping[str, Any]:
 
 def _rows_end(workload: Workload, grid: Mapping[int, int], until: str) -> int:
     """Index of the first block that every device computes whole again."""
-    blocks: dict[int, list[Mapping[str, Any]]] = {}
-    for entry in workload.layer_entries:
-        blocks.setdefault(entry["block"], []).append(entry)
+    blocks = _by_block(workload)
     names = {index: layers[0]["block_name"] for index, layers in blocks.items()}
     if until not in ("head", "auto", *names.values()):
         raise ConfigError(f"until: {until} names no block of the profile of {workload.network}")
@@ -95,13 +89,13 @@ def _rows_end(workload: Workload, grid: Mapping[int, int], until: str) -> int:
     return len(blocks)
 
 
-def _dealt_share(entry: Mapping[str, Any], by: By, group: int, first: bool, network: str) -> float:
-    """Share of a layer's weights that the fullest device has, of filters or channels.
+def _weight_share(entry: Mapping[str, Any], by: By, group: int, first: bool, network: str) -> float:
+    """Share of a layer's weights on the fullest device, for filters or channels.
 
-    ``first``: it is the first layer with weights to deal; a split by channels leaves it whole.
+    ``first`` marks the first layer with such weights, which a split by channels leaves whole.
     """
     by_channel = by == "channel"
-    if entry["kind"] not in _DEALT or (by_channel and first):
+    if entry["kind"] not in _WEIGHTED or (by_channel and first):
         return 1.0
     extents = shape_of(entry, network)["input" if by_channel else "output"]
     if not extents:
@@ -116,7 +110,7 @@ def _is_head(entry: Mapping[str, Any]) -> bool:
 
 
 def _is_thin(shape: Mapping[str, Any], grid: Mapping[int, int]) -> bool:
-    """Some device would have no row of the input or of the output."""
+    """Whether some device would have no row of the input or output."""
     return any(
         len(extents) > -dim and extents[dim] < size
         for extents in (shape["input"], shape["output"])
@@ -131,15 +125,15 @@ _WINDOWS = ("Conv", "MaxPool", "AvgPool")
 def split_bytes(
     workload: Workload, cell: Cell, split: LayerSplit, *, by: By, group: int, replicas: int
 ) -> tuple[int, ...]:
-    """Peak bytes of every rank; ranks differ by a row or filter at most, the fullest counts.
+    """Peak bytes of every rank: those of the fullest, as ranks differ by at most a row or filter.
 
     Args:
         workload: the profile, with the shapes of its layers.
-        cell: of one process a device.
+        cell: with one process for each device.
         split: how a group splits the network.
-        by: what is split.
+        by: the part of a layer that is split.
         group: devices that compute the same samples.
-        replicas: groups.
+        replicas: number of groups.
 
     Raises:
         ConfigError: the profile has no shapes.
@@ -168,11 +162,11 @@ def _flattened(
     end: int,
     reduced: tuple[bool, bool],
 ) -> float:
-    """Gradients once more, in the buckets that all-reduces at the end of a step send.
+    """Bytes of the gradients' copies in the buckets of the all-reduces at the end of a step.
 
-    Those of rows, before ``end``, go over all devices; then the others over groups. A gradient
-    that is larger than a bucket is alone in it, and sent where it lies. ``reduced``: whether there
-    is an all-reduce over rows, and one over groups.
+    Gradients of rows, before ``end``, are reduced over all devices, then the others over groups.
+    A gradient that is larger than a bucket is alone in it and is not copied. ``reduced`` says
+    whether there is an all-reduce over rows, and one over groups.
     """
     by_rows, several = reduced
     copied = [block.parameter_bytes for block in blocks]
@@ -185,19 +179,19 @@ def _flattened(
 
 
 def _of_rows(workload: Workload, grid: Mapping[int, int], end: int) -> list[Block]:
-    """Blocks up to the end with own rows, the others whole."""
+    """Blocks before ``end`` with the device's rows, the others whole."""
     layers = _by_block(workload)
-    found = []
+    blocks = []
     for index, block in enumerate(workload.blocks):
         own = layers.get(index, [])
         if index >= end:
-            found.append(_gathered(block, own) if index == end else block)
+            blocks.append(_gathered(block, own) if index == end else block)
             continue
         share = rows_share(shape_of(own[-1], workload.network)["output"], grid) if own else 1.0
         entering = rows_share(shape_of(own[0], workload.network)["input"], grid) if own else 1.0
         between = block.saved_bytes - sum(float(e["saved_bytes_per_sample"]) for e in own)
         saved = sum(_saved_rows(entry, grid, workload.network) for entry in own) + share * between
-        found.append(
+        blocks.append(
             replace(
                 block,
                 saved_bytes=saved,
@@ -205,11 +199,11 @@ def _of_rows(workload: Workload, grid: Mapping[int, int], end: int) -> list[Bloc
                 output_bytes=block.output_bytes * share,
             )
         )
-    return found
+    return blocks
 
 
 def _gathered(block: Block, own: Sequence[Mapping[str, Any]]) -> Block:
-    """The first whole block: what it reads is gathered, so no earlier layer has saved it."""
+    """The first whole block: its input is gathered, so no earlier layer has saved it."""
     if not own or not str(own[0]["kind"]).startswith(_WINDOWS):
         return block
     if float(own[0]["saved_bytes_per_sample"]) >= block.input_bytes:
@@ -218,25 +212,26 @@ def _gathered(block: Block, own: Sequence[Mapping[str, Any]]) -> Block:
 
 
 def _saved_rows(entry: Mapping[str, Any], grid: Mapping[int, int], network: str) -> float:
-    """Bytes a sample that a layer saves of its rows."""
+    """Bytes per sample that a layer saves of its rows."""
     shape = shape_of(entry, network)
     saved = float(entry["saved_bytes_per_sample"])
-    given = shape["input"]
-    if len(given) < 2:
+    extents = shape["input"]
+    if len(extents) < 2:
         return saved
-    share = rows_share(given, grid)
+    share = rows_share(extents, grid)
     if not (str(entry["kind"]).startswith(_WINDOWS) and _is_copied(shape, grid)):
         return saved * share
-    whole = float(prod(given) * _ITEM_BYTES)
-    # A copy of the rows that are read takes the place of the input, if that was saved here.
+    whole = float(prod(extents) * _ITEM_BYTES)
+    # A copy of the rows that are read replaces the input, if this layer saved it.
     rest = saved - whole if saved >= whole else saved
     return rest * share + whole * _read_share(shape, grid)
 
 
 def _is_copied(shape: Mapping[str, Any], grid: Mapping[int, int]) -> bool:
-    """Whether some device's outputs read other rows than it has, fewer ones included.
+    """Whether some device's outputs read other rows, or fewer, than it has.
 
-    So it is but where windows lie side by side, without padding, and parts end between them.
+    They do unless windows neither overlap nor leave gaps, without padding, and parts end between
+    windows.
     """
     kernel, stride = shape["kernel"], shape["stride"]
     return any(
@@ -248,7 +243,7 @@ def _is_copied(shape: Mapping[str, Any], grid: Mapping[int, int]) -> bool:
 
 
 def _read_share(shape: Mapping[str, Any], grid: Mapping[int, int]) -> float:
-    """Rows that the outputs of the fullest device read, padding included, as a share."""
+    """Share of the rows that the outputs of the fullest device read, padding included."""
     share = 1.0
     for dim, size in grid.items():
         outputs = -(-shape["output"][dim] // size)
@@ -257,9 +252,9 @@ def _read_share(shape: Mapping[str, Any], grid: Mapping[int, int]) -> float:
 
 
 def _of_weights(workload: Workload, split: LayerSplit, by_channel: bool) -> list[Block]:
-    """Blocks with their part of the weights; activations stay whole."""
+    """Blocks with the device's part of the weights and whole activations."""
     layers, all_shares = _by_block(workload), split.weight_shares
-    found = []
+    blocks = []
     for index, block in enumerate(workload.blocks):
         own = layers.get(index, [])
         shares = [all_shares[entry["name"]] for entry in own]
@@ -270,7 +265,7 @@ def _of_weights(workload: Workload, split: LayerSplit, by_channel: bool) -> list
             for entry, share in zip(own, shares, strict=True):
                 if share < 1:
                     saved += _copied_channels(entry, share, workload.network)
-        found.append(
+        blocks.append(
             replace(
                 block,
                 parameter_bytes=round(parameters + rest),
@@ -278,18 +273,18 @@ def _of_weights(workload: Workload, split: LayerSplit, by_channel: bool) -> list
                 input_bytes=block.input_bytes * (2 if any(s < 1 for s in shares) else 1),
             )
         )
-    return found
+    return blocks
 
 
 def _copied_channels(entry: Mapping[str, Any], share: float, network: str) -> float:
-    """Own channels of the input, in the place of the input itself if that was saved here."""
+    """Bytes of the copied channels of the input, less the input if this layer saved it."""
     whole = float(prod(shape_of(entry, network)["input"]) * _ITEM_BYTES)
     replaced = whole if float(entry["saved_bytes_per_sample"]) >= whole else 0.0
     return share * whole - replaced
 
 
 def _by_block(workload: Workload) -> dict[int, list[Mapping[str, Any]]]:
-    found: dict[int, list[Mapping[str, Any]]] = {}
+    layers: dict[int, list[Mapping[str, Any]]] = {}
     for entry in workload.layer_entries:
-        found.setdefault(entry["block"], []).append(entry)
-    return found
+        layers.setdefault(entry["block"], []).append(entry)
+    return layers

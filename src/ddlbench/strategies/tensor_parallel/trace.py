@@ -1,9 +1,9 @@
-"""What a network does with a batch: which layer sees which shapes, and which stand in its way.
+"""Traces a network: the shapes that its layers see, and operations that forbid a split into rows.
 
-The network is run once on tensors without contents. Layers (modules without children) tell their
-shapes; what blocks do between their layers (an addition, a concatenation) is watched operation by
-operation, because a split activation bears only operations that treat every position alike. A
-network ends to be made of rows at its *head*: the first block that reads all positions at once.
+The network runs once on fake tensors (no data), and hooks note the shapes of its layers, which are
+modules without children. Between layers, as at an addition or concatenation, each operation is
+checked: a split activation allows only those that treat every position alike. The split ends at the
+network's *head*, the first block that reads all positions at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddlbench.strategies.pipelining.cutting import TensorForm
 
-# Layers that treat every position alike, so that rows stay where they are.
+# Layers that treat every position alike, so that they need no exchange of rows.
 POINTWISE = (
     nn.CELU,
     nn.ELU,
@@ -51,7 +51,7 @@ DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
-"""Of a layer's input and output."""
+"""Shapes of a layer's input and output."""
 
 _HARMLESS = ("alias", "clone", "detach", "_to_copy", "lift_fresh", "empty_like", "ones_like")
 
@@ -62,11 +62,11 @@ class BlockTrace:
 
     Args:
         name: of the block.
-        shapes: of the block's own input and output.
+        shapes: of the block's input and output.
         layers: shapes of every call of each layer, by the layer's name in the network, in the
-            order of the first calls; an empty list where a call had not one tensor in and out.
-        mixing: first operation outside layers that does not treat every position alike; "" if
-            there is none.
+            order of the first calls; without calls that have not one tensor in and out.
+        mixing: the first operation between layers that does not treat every position alike; else
+            "".
     """
 
     name: str
@@ -76,35 +76,35 @@ class BlockTrace:
 
 
 def trace(network: nn.Sequential, sample: TensorForm, device: torch.device) -> list[BlockTrace]:
-    """Run the network on nothing; it stays as it is.
+    """Trace the network, which is not changed.
 
     Args:
         network: the whole network.
         sample: form of a batch of inputs, (N, C, ...).
-        device: where it will run.
+        device: where the network will run.
     """
     tensors = [*network.parameters(), *network.buffers()]
-    # Its Python attributes are copied, its tensors are not: a block may count its calls.
+    # Copy attributes, as a block may count its calls, but share the tensors.
     double = copy.deepcopy(network, {id(tensor): tensor for tensor in tensors})
-    found = []
+    traced = []
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         passing = sample.tensor(device)
         for name, block in double._modules.items():
             assert block is not None
             state = {**dict(block.named_parameters()), **dict(block.named_buffers())}
             fakes = {key: torch.empty_like(value, device=device) for key, value in state.items()}
-            told = BlockTrace(name)
-            with _watching(double, block, told):
+            block_trace = BlockTrace(name)
+            with _tracing(double, block, block_trace):
                 result = functional_call(block, fakes, (passing,))
-            told.shapes = tuple(passing.shape), tuple(result.shape)
+            block_trace.shapes = tuple(passing.shape), tuple(result.shape)
             passing = result
-            found.append(told)
-    return found
+            traced.append(block_trace)
+    return traced
 
 
 @contextmanager
-def _watching(network: nn.Sequential, block: nn.Module, told: BlockTrace) -> Iterator[None]:
-    operations = _Operations(told)
+def _tracing(network: nn.Sequential, block: nn.Module, block_trace: BlockTrace) -> Iterator[None]:
+    operations = _Operations(block_trace)
 
     def enter(_module: nn.Module, _inputs: Any) -> None:
         operations.depth += 1
@@ -117,7 +117,7 @@ def _watching(network: nn.Sequential, block: nn.Module, told: BlockTrace) -> Ite
 
         def leave(_layer: nn.Module, inputs: Any, output: Any, name: str = name) -> None:
             operations.depth -= 1
-            calls = told.layers.setdefault(name, [])
+            calls = block_trace.layers.setdefault(name, [])
             if len(inputs) == 1 and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
                 calls.append((tuple(inputs[0].shape), tuple(output.shape)))
 
@@ -132,24 +132,23 @@ def _watching(network: nn.Sequential, block: nn.Module, told: BlockTrace) -> Ite
 
 
 class _Operations(TorchDispatchMode):
-    """Notes the first operation outside layers that mixes positions."""
+    """Notes the first operation between layers that mixes positions."""
 
-    def __init__(self, told: BlockTrace) -> None:
+    def __init__(self, block_trace: BlockTrace) -> None:
         super().__init__()
-        self.told = told
+        self.block_trace = block_trace
         self.depth = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at the operation, then run it."""
         kwargs = kwargs or {}
-        if self.depth == 0 and not self.told.mixing and _mixes(func, args, kwargs):
-            self.told.mixing = str(func)
+        if self.depth == 0 and not self.block_trace.mixing and _mixes(func, args, kwargs):
+            self.block_trace.mixing = str(func)
         return func(*args, **kwargs)
 
 
 def _mixes(func: Any, args: Any, kwargs: Any) -> bool:
     name = func.overloadpacket.__name__
-    if name == "cat":  # side by side in channels: positions stay where they are
+    if name == "cat":  # along channels, positions stay in place
         return (args[1] if len(args) > 1 else kwargs.get("dim", 0)) != 1
     # "prim" asks for a tensor's device or type, as autocast does.
     known = func.namespace == "prim" or name in _HARMLESS
@@ -157,10 +156,7 @@ def _mixes(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def replace_layers(network: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> None:
-    """Put every value of ``replaced`` in its key's place, also where it stands twice.
-
-    The mode stays.
-    """
+    """Replace every key of ``replaced`` by its value, wherever it occurs; keep its mode."""
     for parent in list(network.modules()):
         for name, child in parent._modules.items():
             if child is not None and child in replaced:
@@ -173,20 +169,21 @@ _HEADS = (nn.Linear, nn.Flatten, *MEANS, *_MAXIMA)
 
 
 def head_of(network: nn.Sequential, traced: Sequence[BlockTrace]) -> int:
-    """Index of the first linear, flattening or adaptive-pooling block; without one, the count.
+    """Index of the head; the number of blocks without one.
 
-    A block whose output has other dimensions than its input is one, too.
+    It is the first linear, flattening or adaptive-pooling block, or the first whose output has
+    another number of dimensions than its input.
     """
-    for index, told in enumerate(traced):
-        inputs, outputs = told.shapes
-        layer = innermost(network._modules[told.name])
+    for index, block in enumerate(traced):
+        inputs, outputs = block.shapes
+        layer = innermost(network._modules[block.name])
         if isinstance(layer, _HEADS) or len(outputs) != len(inputs):
             return index
     return len(traced)
 
 
 def innermost(block: nn.Module | None) -> nn.Module | None:
-    """The layer itself where it alone is wrapped, as by autocast."""
+    """The layer inside wrappers, as of autocast, that contain nothing else."""
     while block is not None and len(children := list(block.children())) == 1:
         block = children[0]
     return block

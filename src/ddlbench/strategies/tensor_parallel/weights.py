@@ -1,12 +1,12 @@
-"""Convolutions and linear layers whose weights are dealt out: own filters, or own channels.
+"""Convolutions and linear layers of which each rank has its own filters or channels.
 
 ::
 
     filter     x whole --share--> own filters  --gather--> y whole     bias: of the own filters
     channel    x whole --take---> partial sums --total---> y whole     bias: whole, added once
 
-Activations between layers are whole on every rank; what lies between these layers is computed by
-all. Source: Kahira et al., section 3 (filter and channel parallelism).
+Activations between layers are whole on every rank, and every rank computes what is between these
+layers. Source: Kahira et al., section 3 (filter and channel parallelism).
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _Apply = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
 
 
 class WeightSplit(nn.Module):
-    """What both splits share: pieces of the weight, and how they make the whole.
+    """Base of both splits: pieces of the weight; whole input -> whole output.
 
     Args:
         layer: the whole layer.
         pieces: of the weight, on this rank.
-        bias: which part of the bias this rank has.
-        team: the ranks.
+        bias: this rank's part of the bias.
+        group: the ranks.
     """
 
     def __init__(
-        self, layer: Convolution | nn.Linear, pieces: list[Piece], bias: Interval, team: ShardGroup
+        self, layer: Convolution | nn.Linear, pieces: list[Piece], bias: Interval, group: ShardGroup
     ) -> None:
         super().__init__()
-        self.team, self.pieces = team, pieces
+        self.group, self.pieces = group, pieces
         self.apply_layer, self.dim = _application(layer)
         self._whole = {"weight": layer.weight.shape}
         self._places: dict[str, tuple[str, tuple[slice, ...]]] = {}
@@ -63,53 +63,43 @@ class WeightSplit(nn.Module):
         self._places[own] = (name, place)
 
     def weight_of(self, number: int) -> Tensor:
-        """The weight of a piece."""
         weight: Tensor = getattr(self, f"weight_{number}")
         return weight
 
     def bias(self) -> Tensor:
-        """What this rank has of the bias."""
         bias: Tensor = getattr(self, "bias_0")  # noqa: B009 (nn.Module's attributes have no type)
         return bias
 
     def whole_state(self) -> dict[str, Tensor]:
-        """The whole layer's parameters, on every rank; all ranks call it.
-
-        Every rank puts its own into zeros, and they are added up: no value changes.
-        """
+        """The whole layer's parameters, on every rank; all ranks call this together."""
+        # Every rank adds its own part to zeros, which changes no value.
         like = self.weight_of(0)
-        found = {}
+        state = {}
         for name, shape in self._whole.items():
             whole = torch.zeros(shape, dtype=like.dtype, device=like.device)
             for own, (of, place) in self._places.items():
-                if of == name and self._mine_to_give(name):
+                if of == name and self._gives(name):
                     whole[place] = getattr(self, own).detach()
-            found[name] = self.team.all_reduce(whole)
-        return found
+            state[name] = self.group.all_reduce(whole)
+        return state
 
-    def _mine_to_give(self, name: str) -> bool:
-        """Whether this rank's part of a parameter is in no other rank's."""
+    def _gives(self, name: str) -> bool:
+        """Whether this rank adds its part of a parameter, which no other rank adds."""
         raise NotImplementedError
 
 
 class FilterSplit(WeightSplit):
-    """A layer of which this rank computes its own filters (output features).
+    """A layer of which this rank computes its own filters (output features)."""
 
-    Args:
-        layer: the whole layer.
-        team: the ranks.
-    """
-
-    def __init__(self, layer: Convolution | nn.Linear, team: ShardGroup) -> None:
+    def __init__(self, layer: Convolution | nn.Linear, group: ShardGroup) -> None:
         filters, channels, groups = features_of(layer)
-        parts = Parts.even(filters, team.size)
-        own = parts[team.rank]
-        super().__init__(layer, filter_pieces(own, filters, channels, groups), own, team)
+        parts = Parts.even(filters, group.size)
+        own = parts[group.rank]
+        super().__init__(layer, filter_pieces(own, filters, channels, groups), own, group)
         self.parts, self.first = parts, own[0]
 
     def forward(self, whole: Tensor) -> Tensor:
-        """Whole input -> whole output."""
-        shared = share(whole, self.team)
+        shared = share(whole, self.group)
         outputs = []
         for number, piece in enumerate(self.pieces):
             bias = None
@@ -119,38 +109,32 @@ class FilterSplit(WeightSplit):
             read = _channels(shared, self.dim, piece.channels)
             outputs.append(self.apply_layer(read, self.weight_of(number), bias, piece.groups))
         own = outputs[0] if len(outputs) == 1 else torch.cat(outputs, self.dim)
-        return gather(own, self.dim, self.parts, self.team)
+        return gather(own, self.dim, self.parts, self.group)
 
-    def _mine_to_give(self, name: str) -> bool:
+    def _gives(self, name: str) -> bool:
         return True
 
 
 class ChannelSplit(WeightSplit):
-    """A layer of which this rank reads its own input channels (features).
+    """A layer of which this rank reads its own input channels (features)."""
 
-    Args:
-        layer: the whole layer.
-        team: the ranks.
-    """
-
-    def __init__(self, layer: Convolution | nn.Linear, team: ShardGroup) -> None:
+    def __init__(self, layer: Convolution | nn.Linear, group: ShardGroup) -> None:
         filters, channels, groups = features_of(layer)
-        parts = Parts.even(channels, team.size)
-        own = parts[team.rank]
+        parts = Parts.even(channels, group.size)
+        own = parts[group.rank]
         pieces = channel_pieces(own, filters, channels, groups)
-        super().__init__(layer, pieces, (0, filters), team)
+        super().__init__(layer, pieces, (0, filters), group)
         self.parts, self.first, self.filters = parts, own[0], filters
 
     def forward(self, whole: Tensor) -> Tensor:
-        """Whole input -> whole output."""
-        own = take(whole, self.dim, self.parts, self.team)
+        own = take(whole, self.dim, self.parts, self.group)
         outputs = []
         for number, piece in enumerate(self.pieces):
             first, behind = piece.channels
             read = _channels(own, self.dim, (first - self.first, behind - self.first))
             outputs.append(self.apply_layer(read, self.weight_of(number), None, piece.groups))
         addend = outputs[0] if len(outputs) == 1 else torch.cat(outputs, self.dim)
-        summed = total(self._among_all(addend), self.team)
+        summed = total(self._among_all(addend), self.group)
         if not self.has_bias:
             return summed
         behind_channels = summed.dim() - 1 - self.dim % summed.dim()
@@ -158,19 +142,19 @@ class ChannelSplit(WeightSplit):
         return summed + bias.view(-1, *[1] * behind_channels)
 
     def _among_all(self, addend: Tensor) -> Tensor:
-        """Zeros for the filters of groups that this rank reads nothing of."""
+        """Pad with zeros for the filters of groups of which this rank reads no channel."""
         before, behind = self.pieces[0].filters[0], self.filters - self.pieces[-1].filters[1]
         if before == behind == 0:
             return addend
         behind_channels = addend.dim() - 1 - self.dim % addend.dim()
         return F.pad(addend, [0, 0] * behind_channels + [before, behind])
 
-    def _mine_to_give(self, name: str) -> bool:
-        return name == "weight" or self.team.rank == 0
+    def _gives(self, name: str) -> bool:
+        return name == "weight" or self.group.rank == 0
 
 
 def features_of(layer: Convolution | nn.Linear) -> tuple[int, int, int]:
-    """Filters, input channels and groups."""
+    """Numbers of filters, input channels and groups."""
     if isinstance(layer, nn.Linear):
         return layer.out_features, layer.in_features, 1
     return layer.out_channels, layer.in_channels, layer.groups
@@ -182,7 +166,7 @@ def _channels(tensor: Tensor, dim: int, interval: Interval) -> Tensor:
 
 
 def _application(layer: Convolution | nn.Linear) -> tuple[_Apply, int]:
-    """How the layer computes with other weights, and which dimension its features are."""
+    """The layer's function for other weights, and the dimension of its features."""
     if isinstance(layer, nn.Linear):
         return _linear, -1
     convolve = FUNCTIONS[len(layer.kernel_size)]

@@ -2,7 +2,7 @@
 
 ::
 
-    blocks     | a | b | c | d | e |       the plan deals them only with balance ``profile``;
+    blocks     | a | b | c | d | e |       the plan cuts them only with balance ``profile``;
     devices    |---0---|---1---|-2-|       torchgpipe itself profiles for ``time`` and ``size``
 
     gpipe      device 0  F0 F1 F2 F3          B3 B2 B1 B0
@@ -49,13 +49,13 @@ _BALANCE_OPTION: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class TorchGPipeDetails(PlanDetails):
-    """What a plan of torchgpipe fixes.
+    """Plan details of torchgpipe.
 
     Args:
-        balance: the rule by which blocks are dealt to devices.
+        balance: the rule by which blocks are distributed over devices.
         chunks: micro-batches of a mini-batch.
-        checkpoint: for which of them activations are recomputed.
-        blocks_per_device: where the plan deals the blocks itself (balance ``profile``).
+        checkpoint: the micro-batches whose activations are recomputed.
+        blocks_per_device: the distribution, if the plan fixes it (balance ``profile``).
     """
 
     balance: str | int
@@ -65,18 +65,17 @@ class TorchGPipeDetails(PlanDetails):
 
     @property
     def recomputed(self) -> int:
-        """Micro-batches whose forward pass runs a second time."""
+        """Number of micro-batches whose forward pass runs twice."""
         return {"always": self.chunks, "except_last": self.chunks - 1}.get(self.checkpoint, 0)
 
 
 class TorchGPipe(Strategy):
-    """Partitions of one process."""
+    """Base of the strategies that torchgpipe runs: one process with several partitions."""
 
     requires: ClassVar[tuple[str, ...]] = ("torchgpipe",)
     options: ClassVar[dict[str, dict[str, Any]]] = {"balance": _BALANCE_OPTION}
 
     def supports(self, cell: Cell) -> str | None:
-        """One node, and a part of the network for each device."""
         if cell.nodes > 1:
             return Reason(
                 "one_node_only",
@@ -92,7 +91,6 @@ class TorchGPipe(Strategy):
         return None
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
-        """One process with every device of the node."""
         return (
             Process(
                 rank=0,
@@ -106,10 +104,10 @@ class TorchGPipe(Strategy):
     def plan(
         self, cell: Cell, site: str | None = None
     ) -> tuple[tuple[Process, ...], dict[str, Any]]:
-        """Options; with balance ``profile`` also ``blocks_per_device``.
+        """Add ``blocks_per_device`` with balance ``profile``.
 
         Raises:
-            ConfigError: what was measured is missing or wrong.
+            ConfigError: the profile is missing or wrong.
         """
         processes, details = super().plan(cell, site)
         if details["balance"] == "profile":
@@ -120,36 +118,31 @@ class TorchGPipe(Strategy):
         return processes, details
 
     def stage_blocks(self, workload: Workload, plan: Plan) -> list[Sequence[Block]]:
-        """The blocks of each partition, cut anew by the profile where the run cuts by itself."""
+        """The blocks of each partition, by the profile if the run chooses them itself."""
         micro_batch = plan.cell.batch_size / self.micro_batches(plan)
         return list(partitions_of(workload, plan, TorchGPipeDetails.of(plan), micro_batch))
 
     def schedule_of(self, plan: Plan, mini_batches: int) -> PlannedSchedule:
-        """One step, whatever the number of mini-batches: its spans are of one step, too."""
+        """One step, whatever ``mini_batches``, as a run records the spans of one step."""
         details = TorchGPipeDetails.of(plan)
         return torchgpipe_step(plan.cell.devices, int(details.chunks), details.recomputed)
 
     def micro_batches(self, plan: Plan) -> int:
-        """Chunks of a mini-batch."""
         return int(TorchGPipeDetails.of(plan).chunks)
 
     def recomputed_micro_batches(self, plan: Plan) -> int:
-        """As ``checkpoint`` says."""
         return TorchGPipeDetails.of(plan).recomputed
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
-        """What each partition holds while all micro-batches are in flight."""
         details = TorchGPipeDetails.of(plan)
         partitions = self.stage_blocks(workload, plan)
         return partition_bytes(workload, plan.cell, partitions, details.chunks, details.checkpoint)
 
     def measured_inputs(self, cell: Cell, site: str) -> tuple[Path, ...]:
-        """The profile, where it decides the balance."""
         measured = self.option_values(cell)["balance"] == "profile"
         return measured_files(cell, site) if measured else ()
 
     def note(self, device_kind: DeviceKind) -> str | None:
-        """On CPU there is nothing to overlap."""
         if device_kind == "cuda":
             return None
         return "torchgpipe runs its CPU partitions one after the other: no speed-up can show here"
@@ -194,7 +187,6 @@ class GPipe(TorchGPipe):
     }
 
     def supports(self, cell: Cell) -> str | None:
-        """One node, and a mini-batch that the micro-batches divide."""
         chunks = int(self.option_values(cell)["chunks"])
         if cell.batch_size % chunks:
             return Reason(
@@ -205,7 +197,7 @@ class GPipe(TorchGPipe):
         return super().supports(cell)
 
     def ideal_speedup(self, cell: Cell) -> float:
-        """P m / (m + p - 1) (Huang et al. 2019, section 2); recomputation is not taken off."""
+        """The bound p m / (m + p - 1) (Huang et al. 2019, section 2), without recomputation."""
         chunks = int(self.option_values(cell)["chunks"])
         return cell.devices * chunks / (chunks + cell.devices - 1)
 
@@ -227,7 +219,6 @@ class ModelParallel(TorchGPipe):
     recommended_by: ClassVar[Mapping[str, str]] = {"ddlbench": "ddlbench-eq2"}
 
     def ideal_speedup(self, cell: Cell) -> float:
-        """One device computes at a time."""
         return 1.0
 
 
@@ -236,15 +227,15 @@ def torchgpipe_step(devices: int, chunks: int, recomputed: int) -> PlannedSchedu
 
     ::
 
-        device 0   F0 F1       R0 B0 R1 B1     R: a forward pass once more, before the device waits
+        device 0   F0 F1       R0 B0 R1 B1     R: a second forward pass, before the device waits
         device 1      F0 F1 B1 R0 B0           for that micro-batch's gradient
 
     Source: torchgpipe 0.0.7, ``checkpoint.py``, on recomputation that precedes the gradient.
 
     Args:
-        devices: one partition each.
+        devices: with one partition each.
         chunks: micro-batches.
-        recomputed: how many of them are computed twice, the first ones.
+        recomputed: the number of micro-batches, counted from the first, that are computed twice.
     """
     schedule = gpipe(devices, chunks)
 

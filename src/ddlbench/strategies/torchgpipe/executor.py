@@ -1,6 +1,6 @@
-"""torchgpipe: one process, one thread a device, micro-batches in a pipeline.
+"""Executor of torchgpipe: one process, one thread for each device, micro-batches in a pipeline.
 
-One thing is changed: its threads are kept from step to step (:mod:`.workers`).
+One thing differs from torchgpipe: its threads are kept from step to step (:mod:`.workers`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ddlbench.strategies.torchgpipe.workers import KeptWorkers
 
 
 class GPipeExecutor(StepwiseExecutor):
-    """The network's blocks dealt to the node's devices."""
+    """Runs torchgpipe's ``GPipe`` on the node's devices."""
 
     chunks: int
     checkpoint: str
@@ -31,17 +31,16 @@ class GPipeExecutor(StepwiseExecutor):
         self.workers = KeptWorkers()
 
     def place(self, network: nn.Sequential) -> nn.Module:
-        """Cut the network and put each partition on its device."""
         details = TorchGPipeDetails.of(self.plan)
         self.chunks, self.checkpoint = int(details.chunks), details.checkpoint
         devices = list(self.context.devices)
         cell = self.plan.cell
         sample = torch.rand(cell.batch_size // self.chunks, *DATASETS[cell.dataset].shape)
         rule = str(details.balance)
-        if rule == "profile":  # planned, as only the plan sees what the site measured
+        if rule == "profile":  # the plan applied it, as only the plan sees the site's profile
             rule = "+".join(map(str, details.blocks_per_device))
         self.balance = (
-            # Times that are taken anew may deal otherwise than those of the run that goes on here.
+            # A resumed run keeps its balance, as new times might give another one.
             self.context.fixed.get("blocks_per_device")
             or choose_balance(rule, network, sample, devices, self.chunks)
         )
@@ -54,34 +53,30 @@ class GPipeExecutor(StepwiseExecutor):
         )
 
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """One step; labels wait on the last partition's device, where the output appears."""
-        with self.workers.in_use():
+        with self.workers.in_use():  # the output is on the last partition's device
             return super().step(inputs, labels.to(self.context.devices[-1]))
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights under the names of the plain network: torchgpipe adds a partition's index."""
         assert isinstance(self.module, GPipe)
+        # torchgpipe prefixes names with the index of a partition.
         network = {name.split(".", 2)[2]: value for name, value in self.module.state_dict().items()}
         return {"network": network, "optimizer": self.optimizer.state_dict()}
 
     def threaded_modules(self) -> list[nn.Module]:
-        """Each partition computes in its device's thread."""
         assert isinstance(self.module, GPipe)
         return list(self.module.partitions)
 
     def record_step(self, _mini_batch: int) -> list[Span]:
-        """None: partitions, not processes, have something to tell; see :meth:`partition_spans`."""
-        return []
+        return []  # spans belong to partitions, not processes: see partition_spans
 
     def partition_spans(self, mini_batch: int) -> list[PartitionSpan]:
-        """When each partition computed which micro-batch, in one more step that is not timed."""
+        """Train one more step, untimed; the spans of each partition and micro-batch."""
         assert isinstance(self.module, GPipe)
         with recording(list(self.module.partitions), self.context.devices) as recorder:
             self.run(mini_batch, 1)
         return recorder.spans()
 
     def details(self) -> dict[str, Any]:
-        """Micro-batches, the balance that was used, and what was done to torchgpipe's threads."""
         return {
             **super().details(),
             "chunks": self.chunks,
@@ -91,7 +86,6 @@ class GPipeExecutor(StepwiseExecutor):
         }
 
     def close(self) -> None:
-        """End the threads."""
         self.workers.close()
 
 
@@ -116,8 +110,8 @@ def choose_balance(
         chunks: micro-batches of a mini-batch.
 
     Raises:
-        Unsupported: there are fewer blocks than devices, the numbers do not add up, or "size" has
-            no GPU, or a network that does not take a single sample.
+        Unsupported: there are fewer blocks than devices, the numbers do not add up, or "size" is
+            used without a GPU or with a network that refuses a single sample.
     """
     blocks, parts = len(network), len(devices)
     if blocks < parts:
@@ -148,11 +142,13 @@ def choose_balance(
 def _by_size(
     network: nn.Sequential, sample: Tensor, devices: list[torch.device], chunks: int
 ) -> list[int]:
-    """By torchgpipe's count of CUDA memory: it runs one sample and scales it to the mini-batch."""
-    # A view: of the mini-batch it reads the number of samples and the first one.
+    """Balance torchgpipe's count of CUDA memory, of one sample and scaled to the mini-batch."""
+    # A view is enough: torchgpipe reads the number of samples, and the first one.
     mini_batch = sample[:1].expand(chunks * len(sample), *sample.shape[1:])
     try:
-        found = balance_by_size(len(devices), network, mini_batch, chunks=chunks, device=devices[0])
+        counts = balance_by_size(
+            len(devices), network, mini_batch, chunks=chunks, device=devices[0]
+        )
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
@@ -161,4 +157,4 @@ def _by_size(
             "a channel; use time, profile or blocks",
             code="cannot_be_split",
         ) from None
-    return list(found)
+    return list(counts)

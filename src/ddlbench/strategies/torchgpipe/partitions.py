@@ -1,12 +1,12 @@
-"""The partitions of a pipeline: which blocks each device has, and their peak memory.
+"""The partitions of a pipeline: each device's blocks, and their peak memory.
 
 ::
 
-    blocks   | a | b | c | d | e |        cut so that the dearest partition is as cheap as can be
+    blocks   | a | b | c | d | e |        cut so that the maximum cost of a partition is minimal
     devices  |---0---|---1---|-2-|
 
-What each micro-batch in flight keeps depends on recomputation (Huang et al. 2019, section 2.3; as
-torchgpipe does it: Kim et al. 2020, section 3.2.3)::
+The memory of each micro-batch in flight depends on recomputation (Huang et al. 2019, section 2.3;
+in torchgpipe: Kim et al. 2020, section 3.2.3)::
 
     never          everything that autograd saves
     except_last    its input only, but everything for the last micro-batch
@@ -35,9 +35,9 @@ def partitions_of(
 ) -> list[tuple[Block, ...]]:
     """The blocks of each device of a pipeline or model-parallel plan.
 
-    ``5+9``, ``blocks`` and ``profile``, whose cut the plan holds, are exact. For ``time`` and
-    ``size`` the run lets torchgpipe profile the network at its start; here the profile's times, or
-    bytes, are balanced, which may cut elsewhere.
+    Balances ``5+9``, ``blocks`` and ``profile`` (whose cut is in the plan) are exact. For ``time``
+    and ``size`` torchgpipe profiles the network when a run starts. Here the profile's times or
+    bytes are balanced, which may give another cut.
 
     Raises:
         ConfigError: there are fewer blocks than devices, or the numbers do not add up.
@@ -72,7 +72,7 @@ def partitions_of(
 
 
 def _balanced(costs: Sequence[float], parts: int) -> list[int]:
-    """Lengths of the partitions whose dearest is as cheap as possible."""
+    """Blocks of each partition, such that the maximum cost of a partition is minimal."""
     return list(even_costs(costs, [0.0] * len(costs), (1,) * parts))
 
 
@@ -87,7 +87,7 @@ def partition_bytes(
 
     Args:
         workload: the profile.
-        cell: whose mini-batch is cut.
+        cell: gives mini-batch and momentum.
         partitions: blocks of each device.
         chunks: micro-batches of a mini-batch.
         checkpoint: "always", "except_last" or "never".
@@ -97,7 +97,7 @@ def partition_bytes(
     for blocks in partitions:
         everything = micro_batch * sum(block.saved_bytes for block in blocks)
         boundary = micro_batch * blocks[0].input_bytes
-        # What micro-batches keep that wait while the first, then the second, goes backward.
+        # Memory of waiting micro-batches while the first, then the second, goes backward.
         waiting = everything if checkpoint == "never" else boundary
         first = (chunks - 1) * waiting + backward_peak_bytes(blocks, micro_batch)
         if checkpoint == "always":

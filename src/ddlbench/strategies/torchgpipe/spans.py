@@ -1,9 +1,9 @@
-"""When each partition of torchgpipe computed which micro-batch, seen in one untimed step.
+"""Spans of torchgpipe's partitions and micro-batches, recorded in one untimed step.
 
 ::
 
     forward     from hook to hook around the partition
-    recompute   the same, while torchgpipe recomputes a checkpointed micro-batch
+    recompute   likewise, while torchgpipe recomputes a checkpointed micro-batch
     backward    from the first to the last autograd node of the partition's operations
 
 Marks are those of a :class:`~ddlbench.strategies.timing.SpanRecorder` for each partition's device.
@@ -25,7 +25,7 @@ from ddlbench.strategies.timing import Mark, SpanRecorder
 
 
 class PartitionSpan(NamedTuple):
-    """One piece of work; seconds from the start of the step."""
+    """One pass of a micro-batch; seconds from the start of the step."""
 
     partition: int
     kind: str
@@ -46,18 +46,18 @@ class PartitionRecorder:
         self._start_s = time.perf_counter()
 
     def spans(self) -> list[PartitionSpan]:
-        """All pieces in the order of their start; waits for the devices."""
+        """Wait for the devices; return all spans in the order of their start."""
         for recorder in self._recorders:
             recorder.wait()
-        found = []
+        spans = []
         for (partition, kind, micro_batch), marks in self._marks.items():
             at = self._recorders[partition].seconds
             seconds = [at(mark) - self._start_s for mark in marks]
-            found.append(PartitionSpan(partition, kind, micro_batch, min(seconds), max(seconds)))
-        return sorted(found, key=lambda span: (span.start_s, span.partition))
+            spans.append(PartitionSpan(partition, kind, micro_batch, min(seconds), max(seconds)))
+        return sorted(spans, key=lambda span: (span.start_s, span.partition))
 
     def enter(self, partition: int, _module: nn.Module, _inputs: Any) -> None:
-        """A partition starts on a micro-batch."""
+        """Mark that a partition starts a micro-batch."""
         if is_recomputing():
             # Backward goes from the last micro-batch to the first.
             self._current[partition] = ("recompute", self._checkpointed[partition].pop())
@@ -70,11 +70,11 @@ class PartitionRecorder:
         self._mark(partition, *self._current[partition])
 
     def leave(self, partition: int, _module: nn.Module, _inputs: Any, _output: Any) -> None:
-        """It is done with that micro-batch."""
+        """Mark that a partition has finished a micro-batch."""
         self._mark(partition, *self._current[partition])
 
     def operation(self, partition: int, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        """An operation ran: its autograd node will tell when it goes backward."""
+        """Make the autograd node of an operation mark its backward pass."""
         node = getattr(output, "grad_fn", None)
         if node is None:
             return
@@ -91,7 +91,7 @@ class PartitionRecorder:
 def recording(
     partitions: Sequence[nn.Module], devices: Sequence[torch.device]
 ) -> Iterator[PartitionRecorder]:
-    """Record the work of ``partitions``, each on its device, in the one step run within."""
+    """Record the passes of ``partitions``, each on its device, in the step of the body."""
     recorder = PartitionRecorder(devices)
     hooks = []
     for index, partition in enumerate(partitions):

@@ -7,13 +7,13 @@
     here                forward 0  | start threads | compute |
                         forward 1                  | compute | ...  close: end them
 
-PyTorch remembers the plans that cuDNN's search found (``cudnn_benchmark``) for each thread by
-itself. torchgpipe computes every forward pass in new threads, which know none: the search would be
-made again in every step, and be most of it. So threads are made once for each device here, with
-the same queues, the same tasks and the same order; torchgpipe's own code does all the rest.
+PyTorch stores the results of cuDNN's search for plans (``cudnn_benchmark``) per thread. torchgpipe
+computes every forward pass in new threads, which would repeat the search in every step; it would
+be most of the step's time. So here the threads of each device are started once. Queues, tasks and
+their order stay the same, and torchgpipe's own code does all the rest.
 
-A thread is used again only after a pass that went well. After an error, which torchgpipe raises as
-ever, all threads end, as tasks may still be under way, and the next pass has new ones.
+A thread is used again only after a successful pass. After an error, which torchgpipe raises as
+usual, tasks may still be under way: all threads end, and the next pass starts new ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Queue = queue.SimpleQueue[Any]
 
 
 class _Worker(NamedTuple):
-    """A thread, what it gets (None: it is to end), and what it gives."""
+    """A thread, its queue of tasks (None ends it), and its queue of results."""
 
     tasks: Queue
     results: Queue
@@ -41,14 +41,14 @@ class _Worker(NamedTuple):
 
 
 class KeptWorkers:
-    """A thread for each device, and for passes with and without gradients."""
+    """Threads for each device: one for passes with gradients, and one for passes without."""
 
     def __init__(self) -> None:
         self._workers: dict[tuple[torch.device, bool], _Worker] = {}
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Inside it, torchgpipe's forward passes compute in these threads."""
+        """Let torchgpipe's forward passes within the body compute in these threads."""
         original = torchgpipe.pipeline.spawn_workers
         torchgpipe.pipeline.spawn_workers = self._spawn
         try:
@@ -67,7 +67,7 @@ class KeptWorkers:
 
     @contextmanager
     def _spawn(self, devices: Sequence[torch.device]) -> Iterator[tuple[list[Queue], list[Queue]]]:
-        """Queues of tasks and of results for each partition, as torchgpipe's own function gives.
+        """Replace torchgpipe's ``spawn_workers``: queues of tasks and results for each partition.
 
         Partitions on one device share a thread.
         """
@@ -96,11 +96,11 @@ def _work(device: torch.device, with_gradients: bool, tasks: Queue, results: Que
     with use_device(device):
         while (task := tasks.get()) is not None:
             results.put(_outcome(task))
-            del task  # until the next one comes, nothing of a micro-batch may be held
+            del task  # free the micro-batch's memory before waiting for the next task
 
 
 def _outcome(task: Any) -> tuple[bool, Any]:
-    """What torchgpipe expects: (True, (task, batch)), or (False, the error)."""
+    """Result in torchgpipe's form: (True, (task, batch)), or (False, the error)."""
     try:
         return True, (task, task.compute())
     except Exception:
@@ -108,7 +108,7 @@ def _outcome(task: Any) -> tuple[bool, Any]:
 
 
 def _named(device: torch.device) -> torch.device:
-    """One name for each device."""
+    """The device with an explicit index, so that each has one name."""
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu") if device.type == "cpu" else device
