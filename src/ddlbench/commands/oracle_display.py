@@ -175,12 +175,12 @@ def best_lines(
 def limits_lines(found: Iterable[Reach], network: str, platform: Platform) -> list[str]:
     """What bounds each strategy from where on, and what ends it."""
     columns = [
-        Column("strategy"), Column("longest term, from devices"),
+        Column("strategy"), Column("longest term from"),
         Column("mostly sending from", right=True, drop=1), Column("ends at"),
     ]  # fmt: skip
     rows = []
     for one in found:
-        regimes = ", ".join(f"{term} from {devices:,}" for devices, term in one.regimes)
+        regimes = ", ".join(f"{devices:,}: {term}" for devices, term in one.regimes)
         outweighs = f"{one.communication_from:,}" if one.communication_from else ""
         rows.append((one.strategy, regimes or "never runs", outweighs, _end(one.stops)))
     return [*paragraph(_machine(network, platform)), *table(columns, rows)]

@@ -18,7 +18,6 @@ from ddlbench.experiment.screen import (
     named_lines,
     paragraph,
     table,
-    two_digits,
 )
 from ddlbench.experiment.units import BYTES, TIMES
 from ddlbench.report.labels import dataset_label, network_label, strategy_label
@@ -249,7 +248,7 @@ def _ranking_table(
     columns = [
         Column(""), Column("strategy"), Column("predicted", right=True),
         Column("speed-up", right=True), Column("memory", right=True, drop=1),
-        Column("measured here", right=True), Column(""),
+        Column("measured", right=True), Column(""),
     ]  # fmt: skip
     rows = zip(
         places,
@@ -301,7 +300,8 @@ def _measured_verdict(
     base = next((measured[c.cell.id] for c in ranked if c.cell.strategy == BASE), None)
     times = f", {median(base) / median(known[fastest]):.2f}x one device" if base else ""
     near = f"; repeats of {', '.join(rivals)} overlap" if rivals else ""
-    return [*paragraph(f"Measurements here say: {fastest}{times}{near}."), *paragraph(mark)]
+    advice = "stay on one device" if fastest == strategy_label(BASE) else f"{fastest}{times}"
+    return [*paragraph(f"Measurements here say: {advice}{near}."), *paragraph(mark)]
 
 
 def _errors_here(ranked: Sequence[Candidate], errors: SignedErrors) -> list[str]:
@@ -433,7 +433,7 @@ def _choice_lines(tables: PredictionTables, *, every_row: bool) -> list[str]:
         return paragraph("Fastest strategy: no case can be scored (Table 8.2).")
     parts = [
         f"{row['recommender']}{' (baseline)' * bool(row['baseline'])} "
-        f"{two_digits(row['correct'])} of {row['n']}"
+        f"{row['correct']:.2g} of {row['n']}"
         for row in scored.to_dict("records")
     ]
     if not every_row and len(parts) > 6:
@@ -441,11 +441,13 @@ def _choice_lines(tables: PredictionTables, *, every_row: bool) -> list[str]:
     lines = paragraph(
         "Fastest strategy named rightly (Table 8.2): " + ", ".join(parts) + ".", hanging="  "
     )
-    if int(scored["n"].max()) < _FEW_CASES:
-        lines += paragraph(
-            f"{int(scored['n'].max())} case(s) are too few to tell recommenders apart."
-        )
-    lines += paragraph(" ".join(sorted({f"{v}." for v in scored["verdict"] if v})), hanging="  ")
+    count = int(scored["n"].max())
+    if count < _FEW_CASES:
+        many = "1 case is" if count == 1 else f"{count} cases are"
+        lines += paragraph(f"{many} too few to tell recommenders apart.")
+    lines += paragraph(
+        " ".join(sorted({f"{v}.".capitalize() for v in scored["verdict"] if v})), hanging="  "
+    )
     return [*lines, *_case_lines(tables.table_8_1)] if every_row else lines
 
 

@@ -65,7 +65,8 @@ def test_a_screen_fits_the_terminal(args, heading, width, project, monkeypatch):
     assert heading in "\n".join(lines)
     assert max(map(len, lines)) <= width
     assert args == ["--help"] or len(lines) <= DEMO_LINES
-    assert not any("..." in line or "…" in line for line in lines)
+    cut = [line for line in lines if "..." in line or "…" in line]
+    assert not [line for line in cut if not line.startswith("Usage:")]
 
 
 def test_each_command_has_one_line_of_help(project, monkeypatch):

@@ -110,3 +110,21 @@ def test_measured_cells_of_the_site_serve_predictors_that_carry_them_on(folder):
     assert json.loads(out)["predictions"][0]["step_s"] == pytest.approx(0.2)
     ranked = json.loads(run(recommend, *asked, "--recommender", "carry-forward", "--json").output)
     assert ranked["recommended"] == "ddp"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("why", [False, True])
+def test_screens_fit_the_terminal(folder, monkeypatch, width, why):
+    monkeypatch.setenv("COLUMNS", str(width))
+    write_ok(folder / "results", make.cell("ddp", "1x2", 16), 0.2)
+    write_ok(folder / "results", make.cell("sequential", "1x1", 16), 0.3)
+    further = ["--why"] if why else []
+    ranked = run(recommend, *CELL, *further).output.splitlines()
+    told = run(predict, *CELL, "--strategy", "ddp", *further).output.splitlines()
+    assert max(map(len, (*ranked, *told))) <= width
+    assert why or (len(ranked) <= 25 and len(told) <= 25)
+    assert sum(line.startswith("->") for line in told) == 1
+    row = next(line for line in ranked if " DDP " in line)
+    assert "200 ms" in row
+    assert "Measurements here say: DDP, 1.50x one device" in " ".join(ranked)
+    assert "Measured here: 200 ms (1 repeat)." in " ".join(told)
