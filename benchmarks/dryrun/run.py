@@ -35,7 +35,7 @@ PROFILE = PROJECT / "profiles" / "slurm"
 CELLS_A_REPEAT = 4 * 6 * 19
 EXPERIMENT = """\
 experiment: dryrun
-site: slurm-example
+site: {site}
 repeats: {repeats}
 matrix:
   dataset: [mnist, cifar10, imagenet, highres]
@@ -104,7 +104,10 @@ def prepare(folder: Path, wanted: int) -> tuple[dict[str, list[str]], int]:
     snakefiles = {"ours": PROJECT / "Snakefile", "minimal": folder / "minimal" / "Snakefile"}
     snakefiles["minimal"].write_text(MINIMAL.format(cells=cells), encoding="utf-8")
     configfile = folder / "experiment.yaml"
-    configfile.write_text(EXPERIMENT.format(repeats=repeats), encoding="utf-8")
+    site = folder / "cluster.yaml"
+    example = (PROJECT / "config" / "sites" / "slurm-example.yaml").read_text(encoding="utf-8")
+    site.write_text(example.replace("REPLACE_ME", "example"), encoding="utf-8")
+    configfile.write_text(EXPERIMENT.format(repeats=repeats, site=site), encoding="utf-8")
     commands = {}
     for name, snakefile in snakefiles.items():
         command = [sys.executable, "-m", "snakemake", "-n", "--quiet"]

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
 from ddlbench import __version__
 from ddlbench.commands.interconnect import interconnect, link
 from ddlbench.commands.oracle import oracle
 from ddlbench.commands.partition import partition_command
 from ddlbench.commands.predict import accuracy, predict, recommend
+from ddlbench.commands.project import CONFIG, enter_project
 from ddlbench.commands.timeline import timeline
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, figures_dir, result_file, tables_dir
@@ -43,10 +42,35 @@ def main() -> None:
         sys.exit(2)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+_GROUPS = {
+    "Measure": ("plan", "status", "report", "forget"),
+    "Predict and choose": (
+        "predict", "recommend", "accuracy", "partition", "oracle", "timeline",
+    ),
+    "Cluster": ("init", "doctor", "interconnect", "link"),
+}  # fmt: skip
+
+
+class _GroupedCommands(click.Group):
+    """Commands under the headings of what they are for."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        grouped = {name for names in _GROUPS.values() for name in names}
+        further = tuple(name for name in self.list_commands(ctx) if name not in grouped)
+        for heading, names in (*_GROUPS.items(), ("Further commands", further)):
+            rows = [(name, self.commands[name].get_short_help_str(200)) for name in names]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+
+@click.group(cls=_GroupedCommands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ddlbench")
 def commands() -> None:
-    """Measure, predict and choose how to parallelise DNN training on a cluster."""
+    """Measure, predict and choose how to parallelise DNN training on a cluster.
+
+    Start with: ddlbench plan, then snakemake --profile profiles/local
+    """
 
 
 def _with_matrix(command: Callable[..., None]) -> Callable[..., None]:
@@ -55,14 +79,15 @@ def _with_matrix(command: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--configfile",
         type=click.Path(path_type=Path),
-        default=Path("config/config.yaml"),
+        default=CONFIG,
         show_default=True,
         help="The experiment.",
     )
     @click.option("--site", "site_name", default=None, help="Another site than the file names.")
     @wraps(command)
     def wrapped(configfile: Path, site_name: str | None, **options: Any) -> None:
-        command(*_matrix(configfile, site_name), **options)
+        experiment, site, rows = _matrix(configfile, site_name)
+        command(experiment=experiment, site=site, rows=rows, **options)
 
     return wrapped
 
@@ -70,6 +95,7 @@ def _with_matrix(command: Callable[..., None]) -> Callable[..., None]:
 def _matrix(configfile: Path, site_name: str | None) -> Selected:
     from ddlbench.workflow import matrix_of  # noqa: PLC0415 - pandas takes its time
 
+    configfile = enter_project(configfile)
     config = read_yaml(configfile)
     if site_name is not None:
         config["site"] = site_name
@@ -78,42 +104,54 @@ def _matrix(configfile: Path, site_name: str | None) -> Selected:
 
 @commands.command()
 @_with_matrix
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def plan(experiment: Any, site: Site, rows: list[MatrixRow], as_json: bool) -> None:
-    """Say what an experiment will cost, before anything is submitted."""
-    from ddlbench.planning.cost import estimate, render  # noqa: PLC0415
+@click.option("--list", "every_cell", is_flag=True, help="List the cells to run.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def plan(
+    experiment: Any, site: Site, rows: list[MatrixRow], every_cell: bool, as_json: bool
+) -> None:
+    """Say what an experiment will cost before it runs."""
+    from ddlbench.commands.plan_display import plan_lines  # noqa: PLC0415
+    from ddlbench.planning.cost import cells_to_run, estimate  # noqa: PLC0415
 
     cost = estimate(rows, site, RESULTS)
     if as_json:
         click.echo(json.dumps(cost.to_dict(), indent=1))
-    else:
-        Console().print(render(cost))
+        return
+    to_run = cells_to_run(rows, site, RESULTS)
+    lines = plan_lines(cost, experiment, site, rows, to_run, every_cell=every_cell)
+    click.echo("\n".join(lines))
 
 
 @commands.command()
 @_with_matrix
 @click.option("--show", is_flag=True, help="Only print the summary of the tables that are there.")
+@click.option("--all", "every_row", is_flag=True, help="A line for every configuration.")
 @click.option("--also-site", multiple=True, help="Compare with this site; may be given again.")
 def report(
-    experiment: Any, site: Site, rows: list[MatrixRow], show: bool, also_site: tuple[str, ...]
+    *,
+    experiment: Any,
+    site: Site,
+    rows: list[MatrixRow],
+    show: bool,
+    every_row: bool,
+    also_site: tuple[str, ...],
 ) -> None:
-    """Make tables and figures of the results that are there, however many are missing."""
-    from ddlbench.report.terminal import summary_table  # noqa: PLC0415
+    """Make tables and figures of the results so far."""
+    from ddlbench.report.terminal import summary_lines  # noqa: PLC0415
     from ddlbench.workflow import compare_sites, make_report  # noqa: PLC0415
 
     tables = tables_dir(site.name, experiment.name)
     if not show or not (tables / "summary.csv").is_file():
         make_report(experiment, site, rows)
-    console = Console()
-    console.print(summary_table(tables))
-    console.print(f"tables:  {tables}/measurements.csv")
-    console.print(f"figures: {figures_dir(site.name, experiment.name)}/speedup.png")
+    click.echo("\n".join(summary_lines(tables, every_row=every_row)))
+    click.echo(f"tables:  {tables}/measurements.csv")
+    click.echo(f"figures: {figures_dir(site.name, experiment.name)}/speedup.png")
     if also_site:
         context = click.get_current_context()
-        configfile = context.params["configfile"]
+        configfile = enter_project(context.params["configfile"])
         names = [context.params["site_name"] or experiment.site, *also_site]
         figure = compare_sites(read_yaml(configfile), names, str(configfile))
-        console.print(f"sites:   {figure}")
+        click.echo(f"sites:   {figure}")
 
 
 @commands.command()
@@ -123,25 +161,44 @@ def report(
     type=click.Choice([state.value for state in Status]),
     help="Only cells in this state.",
 )
+@click.option("--all", "every_cell", is_flag=True, help="Name every cell that is not ok.")
 @click.option("--paths", is_flag=True, help="Print the cells' result files, one a line.")
 def status(
-    experiment: Any, site: Site, rows: list[MatrixRow], state: str | None, paths: bool
+    *,
+    experiment: Any,
+    site: Site,
+    rows: list[MatrixRow],
+    state: str | None,
+    every_cell: bool,
+    paths: bool,
 ) -> None:
-    """List cells by state, with the reason of those that have no measurement.
+    """Say what runs, what failed, and why.
 
     To run only the failed ones again: snakemake --profile profiles/slurm $(ddlbench status
     --state failed --paths)
     """
-    from ddlbench.report.terminal import states, states_table  # noqa: PLC0415
+    from ddlbench.commands.plan_display import snakemake_command  # noqa: PLC0415
+    from ddlbench.report.terminal import states, status_lines  # noqa: PLC0415
 
-    found = states(experiment.name, site.name, rows)
+    cells = states(experiment.name, site.name, rows)
     if state is not None:
-        found = [cell for cell in found if cell.state == state]
+        cells = [cell for cell in cells if cell.state == state]
     if paths:
-        for cell in found:
+        for cell in cells:
             click.echo(result_file(site.name, cell.cell_id))
-    else:
-        Console().print(states_table(found))
+        return
+    head = f"{experiment.name} on {site.name}: "
+    if not cells:
+        click.echo(f"{head}no cell is {state}" if state else f"{head}no cells")
+        return
+    lines = status_lines(cells, every_cell=every_cell or state is not None)
+    unfinished = {Status.FAILED, Status.INVALID, Status.RUNNING, Status.NOT_RUN}
+    figure = figures_dir(site.name, experiment.name) / "speedup.png"
+    if state is None and unfinished & {cell.state for cell in cells}:
+        lines.append(f"Next: {snakemake_command(experiment, site)}")
+    elif state is None:
+        lines[0] += f": {figure}" if figure.is_file() else "; draw the figures: ddlbench report"
+    click.echo(head + "\n".join(lines))
 
 
 @commands.command()
@@ -154,7 +211,7 @@ def status(
 )
 @click.confirmation_option(prompt="Delete these results, so that the cells are measured again?")
 def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> None:
-    """Delete the results of cells in a state, so that the next run measures them again."""
+    """Delete results, so that the next run measures them again."""
     from ddlbench.report.terminal import states  # noqa: PLC0415
 
     chosen = [c for c in states(experiment.name, site.name, rows) if c.state == state]
@@ -177,7 +234,7 @@ def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> No
 @click.option("--yes", is_flag=True, help="Ask nothing: take the first of everything.")
 @click.option("--overwrite", is_flag=True, help="Replace a site file of that name.")
 def init(name: str, overwrite: bool, **given: Any) -> None:
-    """Write a site file for this cluster: SLURM is asked first, then you."""
+    """Write a site file from what SLURM says of this cluster."""
     from ddlbench.cluster.init import interview, write_site  # noqa: PLC0415
 
     path = write_site(interview(name, **given), overwrite)
@@ -185,7 +242,7 @@ def init(name: str, overwrite: bool, **given: Any) -> None:
 
 
 @commands.command()
-@click.option("--site", "site_name", required=True, help="A file in config/sites/.")
+@click.option("--site", "site_name", help="A file in config/sites/; the experiment's if left out.")
 @click.option("--nodes", type=click.IntRange(1), default=2, show_default=True, help="Of the job.")
 @click.option(
     "--wait-minutes",
@@ -194,27 +251,32 @@ def init(name: str, overwrite: bool, **given: Any) -> None:
     show_default=True,
     help="How long the job may wait for nodes.",
 )
-def doctor(site_name: str, nodes: int, wait_minutes: float) -> None:
-    """Check a site inside a small job, and say what to change. Exit status 1 if anything is."""
+def doctor(site_name: str | None, nodes: int, wait_minutes: float) -> None:
+    """Check a site inside a small job, and say what to change.
+
+    Exit status 1 if anything is to be changed.
+    """
     from ddlbench.cluster.doctor import examine  # noqa: PLC0415
 
+    if site_name is None:
+        site_name = str(read_yaml(enter_project()).get("site", "local"))
     site = load_site(site_name)
-    console, wrong = Console(), 0
-    found = examine(
+    wrong = 0
+    findings = examine(
         site,
         min(nodes, site.nodes),
         site_name=site_name,
         patience_s=wait_minutes * 60,
         say=click.echo,
     )
-    for finding in found:
-        mark = "[green]ok[/green]" if finding.ok else "[red]!![/red]"
-        mark = "[yellow]??[/yellow]" if finding.doubtful else mark
-        # Texts of others, such as ``gpu[1-4]``, are no markup.
-        console.print(mark, escape(f"{finding.what}: {finding.says}"), soft_wrap=True)
+    for finding in findings:
+        mark = click.style("ok", fg="green") if finding.ok else click.style("!!", fg="red")
+        mark = click.style("??", fg="yellow") if finding.doubtful else mark
+        click.echo(f"{mark} {finding.what}: {finding.says}")
         wrong += not finding.ok
     if wrong:
-        console.print(f"{wrong} thing(s) to change in config/sites/{site.name}.yaml")
+        things = "1 thing" if wrong == 1 else f"{wrong} things"
+        click.echo(f"{things} to change in config/sites/{site.name}.yaml")
         sys.exit(1)
 
 

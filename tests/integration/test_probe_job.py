@@ -127,7 +127,7 @@ def test_set_up_commands_container_and_options_are_those_of_cells(here):
 
 
 def test_what_is_asked_for_is_what_the_largest_cell_of_these_nodes_asks_for(here):
-    mine = load_site(str(CONFIG / "sites" / "slurm-example.yaml"))
+    mine = load_site(str(CONFIG / "sites" / "slurm-example.yaml"), as_example=True)
     command = batch_command(mine, "example", 2, here)
     assert {
         "--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=6", "--mem=180000", "--gres=gpu:4",

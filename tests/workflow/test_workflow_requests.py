@@ -37,7 +37,7 @@ def asked_by(cell: Cell, site: Site) -> SchedulerRequest:
     ],
 )
 def test_one_rule_asks_for_every_geometry(geometry, asked):
-    found = asked_by(cell(geometry), load_site("slurm-example"))
+    found = asked_by(cell(geometry), load_site("slurm-example", as_example=True))
     assert asked == (found.nodes, found.mpi, found.tasks, found.tasks_per_node, found.gres)
     assert found.tasks_per_gpu == 0
     assert found.cpus_per_task == 6
@@ -47,7 +47,7 @@ def test_one_rule_asks_for_every_geometry(geometry, asked):
 
 
 def test_sites_of_one_name_are_not_mixed_up():
-    site = load_site("slurm-example")
+    site = load_site("slurm-example", as_example=True)
     other = Site(**{**vars(site), "slurm": {**site.slurm, "gpu_type": "v100", "exclusive": False}})
     assert asked_by(cell("1x2"), site).gres == "gpu:2"
     assert asked_by(cell("1x2"), other).gres == "gpu:v100:2"
@@ -60,7 +60,7 @@ def test_this_machine_is_asked_for_nothing():
 
 
 def test_nodes_of_an_emulated_fabric_are_devices_of_one_node():
-    site = load_site("slurm-example")
+    site = load_site("slurm-example", as_example=True)
     lat10 = LinkCondition(latency_s=0.01, bandwidth_bits_per_s=None, loss=0.0)
     site = Site(**{**vars(site), "fabrics": {"lat10": lat10}})
     found = asked_by(cell("2x2").with_(fabric="lat10"), site)

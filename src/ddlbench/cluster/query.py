@@ -123,12 +123,14 @@ def _seconds(text: str) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
+_NO_SLURM = (
+    "no SLURM answers here; run this on a login node, or copy config/sites/slurm-example.yaml"
+)
+
+
 def _ask(command: list[str]) -> str:
     if shutil.which(command[0]) is None:
-        raise ConfigError(
-            f"{command[0]} is not on this machine: run this on the login node of a SLURM cluster, "
-            "or use the site 'local'"
-        )
+        raise ConfigError(f"{_NO_SLURM} ({command[0]} is not on this machine)")
     try:
         done = subprocess.run(
             command,
@@ -139,7 +141,10 @@ def _ask(command: list[str]) -> str:
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"{command[0]} did not answer within {_PATIENCE_S} s") from None
+        raise ConfigError(
+            f"{_NO_SLURM} ({command[0]} did not answer within {_PATIENCE_S} s)"
+        ) from None
     if done.returncode != 0:
-        raise ConfigError(f"{' '.join(command)} failed: {done.stderr.strip()}")
+        lines = done.stderr.strip().splitlines()
+        raise ConfigError(f"{_NO_SLURM} ({lines[-1] if lines else f'{command[0]} failed'})")
     return done.stdout

@@ -15,7 +15,8 @@ from rich.table import Table
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import BACKENDS, LinkCondition
-from ddlbench.experiment.units import MB, MBIT_PER_S, MS, US
+from ddlbench.experiment.screen import Column, duration_text, paragraph, table
+from ddlbench.experiment.units import MB, MBIT_PER_S, MS
 
 if TYPE_CHECKING:
     from ddlbench.experiment.links import Links
@@ -59,11 +60,10 @@ def show(links_json: Path) -> None:
     from ddlbench.experiment.links import read_links  # noqa: PLC0415
 
     links = read_links(links_json)
-    console = Console()
-    console.print(_fits(links))
-    console.print(_pairs(links))
+    lines = [*_fit_lines(links), *_pair_lines(links)]
     for note in links.notes:
-        console.print(f"note: {note}", highlight=False)
+        lines += paragraph(f"note: {note}", hanging="  ")
+    click.echo("\n".join(lines))
 
 
 def _print_parsed(file: Path, parse: Callable[[str, str], dict[str, Any]]) -> None:
@@ -86,75 +86,64 @@ def _text(file: Path) -> str:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
 
 
-def _fits(links: Links) -> Table:
-    table = Table(
-        title=f"Fits of {links.site}, fabric {links.fabric}",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1),
-        pad_edge=False,
-    )
-    for name in ("operation", "transport", "group"):
-        table.add_column(name, no_wrap=True)
-    for name in ("from KiB", "latency µs", "MB/s", "error", "worst"):
-        table.add_column(name, justify="right")
+_POOR_FIT = 0.5
+
+
+def _fit_lines(links: Links) -> list[str]:
+    columns = [
+        Column("operation"), Column("transport"), Column("group", drop=1),
+        Column("from KiB", right=True), Column("latency", right=True), Column("MB/s", right=True),
+        Column("error", right=True), Column("worst", right=True),
+    ]  # fmt: skip
+    rows, poor = [], []
     for sweep in links.sweeps:
         fit = sweep.fit
+        head = (sweep.operation, sweep.transport, f"{sweep.nodes}x{sweep.devices_per_node}")
+        tail = (f"{fit.median_relative_residual:.1%}", f"{fit.largest_relative_residual:.1%}")
+        if not sweep.points:
+            tail = ("given", "")
+        elif fit.largest_relative_residual > _POOR_FIT:
+            poor.append(f"{sweep.operation} {sweep.transport} ({tail[1]})")
         for number, piece in enumerate(fit.pieces):
-            head = (
-                sweep.operation,
-                sweep.transport,
-                f"{sweep.nodes}x{sweep.devices_per_node}",
-            )
-            tail = (
-                f"{fit.median_relative_residual:.1%}",
-                f"{fit.largest_relative_residual:.1%}",
-            )
-            if not sweep.points:
-                tail = ("given", "")
             beta = piece.beta_s_per_byte
-            table.add_row(
-                *(head if number == 0 else ("", "", "")),
-                f"{piece.from_bytes / 1024:,.0f}",
-                f"{US.of(piece.alpha_s):,.1f}",
-                f"{1e-6 / beta:,.0f}" if beta > 0 else "-",
-                *(tail if number == 0 else ("", "")),
+            rows.append(
+                (
+                    *(head if number == 0 else ("", "", "")),
+                    f"{piece.from_bytes / 1024:,.0f}",
+                    duration_text(piece.alpha_s) if piece.alpha_s else "none",
+                    f"{1e-6 / beta:,.0f}" if beta > 0 else "no limit",
+                    *(tail if number == 0 else ("", "")),
+                )
             )
-    return table
-
-
-def _pairs(links: Links) -> Table:
-    table = Table(
-        title="Slow pairs (below 0.8 of their level's median)",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1),
-        pad_edge=False,
-    )
-    for name in ("matrix", "from", "to"):
-        table.add_column(name)
-    for name in ("bandwidth (MB/s)", "of the median"):
-        table.add_column(name, justify="right")
-    for pair in links.pairs:
-        words = (
-            pair.scope,
-            pair.method,
-            pair.direction,
-            pair.access,
-            pair.operation,
+    lines = [f"Fits of {links.site}, fabric {links.fabric}", *table(columns, rows)]
+    if poor:
+        lines += paragraph(
+            f"A poor fit, over {_POOR_FIT:.0%} off at some size: {', '.join(poor)}.", hanging="  "
         )
+    return lines
+
+
+def _pair_lines(links: Links) -> list[str]:
+    columns = [
+        Column("matrix"), Column("from"), Column("to"), Column("MB/s", right=True),
+        Column("of the median", right=True),
+    ]  # fmt: skip
+    rows = []
+    for pair in links.pairs:
+        words = (pair.scope, pair.method, pair.direction, pair.access, pair.operation)
         for slow in pair.slow_pairs:
             i, j = slow.sender, slow.receiver
-            table.add_row(
-                " ".join(word for word in words if word),
-                pair.endpoints[i],
-                pair.endpoints[j],
-                f"{MB.of(pair.bandwidth_bytes_per_s[i][j] or 0.0):,.1f}",
-                f"{slow.bandwidth_ratio:.0%}",
+            rows.append(
+                (
+                    " ".join(word for word in words if word),
+                    pair.endpoints[i],
+                    pair.endpoints[j],
+                    f"{MB.of(pair.bandwidth_bytes_per_s[i][j] or 0.0):,.0f}",
+                    f"{slow.bandwidth_ratio:.0%}",
+                )
             )
-    if not table.row_count:
-        table.add_row("none", "", "", "", "")
-    return table
+    title = "Slow pairs (below 0.8 of their level's median)"
+    return [title, *table(columns, rows)] if rows else [f"{title}: none"]
 
 
 @click.group()

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 from ddlbench.commands import oracle_display as display
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.screen import Column, duration_text, paragraph, table
 from ddlbench.predict.paradl import advise
 from ddlbench.predict.paradl.configuration import STRATEGIES
 from ddlbench.predict.paradl.oracle import VARIANTS
@@ -22,14 +22,14 @@ from ddlbench.predict.paradl.workload import Workload, load_workload
 if TYPE_CHECKING:
     import pandas as pd
 
-PLATFORM = "config/platforms/abci.yaml"
+PLATFORM = "abci"
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 PLATFORM_NAME = click.option(
     "--platform",
     "platform_name",
     default=PLATFORM,
     show_default=True,
-    help="A platform file, or its name in config/platforms.",
+    help="Its name in config/platforms, or a file.",
 )
 
 
@@ -46,7 +46,7 @@ def with_platform(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group()
 def oracle() -> None:
-    """Project, choose and check ways to cut a network with ParaDL's model."""
+    """Project and choose ways to cut a network with ParaDL's model."""
 
 
 def _of_workload(command: Callable[..., None]) -> Callable[..., None]:
@@ -84,7 +84,7 @@ def score_command(measured: Path, platform: Platform, predictor: str, as_json: b
     if as_json:
         click.echo(json.dumps(found))
     else:
-        display.show_score(Console(), found)
+        click.echo("\n".join(display.score_lines(found)))
 
 
 @oracle.command("calibrate")
@@ -132,7 +132,7 @@ def calibrate_command(
     if as_json:
         click.echo(json.dumps(value))
     else:
-        display.show_calibration(Console(), value)
+        click.echo("\n".join(display.calibration_lines(value)))
 
 
 @oracle.command("best")
@@ -155,7 +155,7 @@ def best_command(
         chosen = next((one["strategy"] for one in ranking if one["runs"]), None)
         click.echo(json.dumps({"best": chosen, "ranking": ranking}))
     else:
-        display.show_best(Console(), found)
+        click.echo("\n".join(display.best_lines(found, _network(), platform, devices, batch_size)))
 
 
 @oracle.command("limits")
@@ -187,7 +187,7 @@ def limits_command(
     if as_json:
         click.echo(json.dumps([display.reach(one) for one in found]))
     else:
-        display.show_limits(Console(), found)
+        click.echo("\n".join(display.limits_lines(found, _network(), platform)))
 
 
 @oracle.command("target")
@@ -219,7 +219,12 @@ def target_command(
         told = {name: display.candidate(one) if one else None for name, one in found}
         click.echo(json.dumps({"epoch_s": epoch_s, "strategies": told}))
     else:
-        display.show_target(Console(), found, epoch_s)
+        click.echo("\n".join(display.target_lines(found, _network(), platform, epoch_s)))
+
+
+def _network() -> str:
+    """NETWORK as the user wrote it."""
+    return str(click.get_current_context().params["network"])
 
 
 def _above_zero(batch_size: float) -> None:
@@ -299,7 +304,7 @@ def anomalies_command(
         records = judged.astype(object).where(judged.notna(), None).to_dict("records")
         click.echo(json.dumps({"limit": limit, "runs": records}))
     else:
-        _show_departures(judged, limit)
+        click.echo("\n".join(_departure_lines(judged, limit)))
     if not (judged["why_unknown"] == "").any():  # silence must not read as "all is well"
         raise ConfigError(f"{runs}: no run could be judged: none was both measured and projected")
     if (judged["departs"] != "").any():
@@ -355,28 +360,29 @@ def _projected_runs(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
     )
 
 
-def _show_departures(judged: pd.DataFrame, limit: float) -> None:
-    from rich.table import Table  # noqa: PLC0415
-
-    console = Console()
-    table = Table(title=f"Runs over {limit:.0%} off their projection", title_justify="left")
-    for heading in ("run", "measured", "projected", "ratio", "departs", "mostly in"):
-        table.add_column(heading, overflow="fold")
-    for row in judged[judged["departs"] != ""].to_dict("records"):
-        table.add_row(
-            row["run"], f"{row['measured_s']:.4g} s", f"{row['projected_s']:.4g} s",
+def _departure_lines(judged: pd.DataFrame, limit: float) -> list[str]:
+    departing = judged[judged["departs"] != ""].to_dict("records")
+    columns = [
+        Column("run"), Column("measured", right=True), Column("projected", right=True),
+        Column("ratio", right=True), Column("departs"), Column("mostly in", drop=1),
+    ]  # fmt: skip
+    rows = (
+        (
+            row["run"], duration_text(row["measured_s"]), duration_text(row["projected_s"]),
             f"{row['ratio']:.2f}", row["departs"], _departing_part(row),
-        )  # fmt: skip
-    console.print(table)
-    unknown = judged[judged["why_unknown"] != ""]
-    for row in unknown.to_dict("records"):
-        console.print(f"not judged: {row['run']}: {row['why_unknown']}", soft_wrap=True)
-    many = int((judged["departs"] != "").sum())
-    console.print(f"{many} of {len(judged) - len(unknown)} runs depart")
+        )
+        for row in departing
+    )  # fmt: skip
+    lines = [f"Runs over {limit:.0%} off their projection"] if departing else []
+    lines += table(columns, rows) if departing else []
+    unknown = judged[judged["why_unknown"] != ""].to_dict("records")
+    for row in unknown:
+        lines += paragraph(f"not judged: {row['run']}: {row['why_unknown']}", hanging="  ")
+    return [*lines, f"{len(departing)} of {len(judged) - len(unknown)} runs depart"]
 
 
 def _departing_part(row: dict[Any, Any]) -> str:
     if not row["part"]:
         return "(parts not told apart)"
     measured, projected = row["part_measured_s"], row["part_projected_s"]
-    return f"{row['part']}: {measured:.4g} s for {projected:.4g} s"
+    return f"{row['part']}: {duration_text(measured)} for {duration_text(projected)}"

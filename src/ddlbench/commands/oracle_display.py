@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
+from ddlbench.experiment.screen import (
+    Column,
+    duration_text,
+    named_lines,
+    paragraph,
+    size_text,
+    table,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -14,8 +21,6 @@ if TYPE_CHECKING:
     from ddlbench.predict.paradl.advise import Candidate, Reach
     from ddlbench.predict.paradl.calibrate import Calibration
     from ddlbench.predict.paradl.platform import Platform
-
-from ddlbench.experiment.units import GB
 
 ACCURACIES = (
     "accuracy",
@@ -84,109 +89,152 @@ def accuracy_by_strategy(rows: pd.DataFrame, told: pd.DataFrame) -> dict[str, An
     }
 
 
-def show_score(console: Console, found: Mapping[str, Any]) -> None:
-    """Print accuracies of every campaign and the baselines beside them."""
-    campaigns = {found["campaign"]: found, **found["campaigns"]}
-    for name, said in campaigns.items():
-        table = _table(
-            f"{found['predictor']}, campaign {name}: {_percent(said['mean_accuracy'])} on average",
-            ("", "accuracy", "computation", "communication", "worst cell", "cells"),
-        )
-        for part in (*said["strategies"].items(), *said["networks"].items()):
-            label, group = part
-            table.add_row(
-                label,
-                *(_percent(group[key]) for key in ACCURACIES),
-                str(group["cells"]),
-            )
-        console.print(table)
+def score_lines(found: Mapping[str, Any]) -> list[str]:
+    """Accuracies of every campaign, and the baselines beside them."""
+    columns = [
+        Column(""), Column("accuracy", right=True), Column("computation", right=True),
+        Column("communication", right=True), Column("worst cell", right=True),
+        Column("cells", right=True),
+    ]  # fmt: skip
+    lines: list[str] = []
+    for name, said in {found["campaign"]: found, **found["campaigns"]}.items():
+        average = _percent(said["mean_accuracy"])
+        lines += paragraph(f"{found['predictor']}, campaign {name}: {average} on average")
+        groups = (*said["strategies"].items(), *said["networks"].items())
+        rows = [
+            (label, *(_percent(group[key]) for key in ACCURACIES), str(group["cells"]))
+            for label, group in groups
+        ]
+        lines += table(columns, rows) if rows else []
         beside = ", ".join(f"{key} {_percent(value)}" for key, value in said["baselines"].items())
-        console.print(f"beside it: {beside}", soft_wrap=True)
+        lines += paragraph(f"beside it: {beside}", hanging="  ")
     for row in found["left_out"]:
-        console.print(f"left out: {row['cell']}: {row['why']}", soft_wrap=True)
+        lines += paragraph(f"left out: {row['cell']}: {row['why']}", hanging="  ")
+    return lines
 
 
-def show_calibration(console: Console, value: Mapping[str, Any]) -> None:
-    """Print every fitted constant, then accuracies."""
-    table = _table(
-        f"{len(value['constants'])} constants from {value['rows']} iterations",
-        ("constant", "fitted", "+-", "prior", "meaning"),
-    )
-    for name, said in value["constants"].items():
-        error, prior = _percent(said["relative_error"]), f"{said['prior']:.4g}"
-        table.add_row(name, f"{said['value']:.4g}", error, prior, said["meaning"])
-    console.print(table)
-    console.print(f"mean accuracy on the same rows: {_percent(value['mean_accuracy'])}")
+def calibration_lines(value: Mapping[str, Any]) -> list[str]:
+    """Every fitted constant, then accuracies."""
+    columns = [
+        Column("constant"), Column("fitted", right=True), Column("+-", right=True),
+        Column("prior", right=True),
+    ]  # fmt: skip
+    fitted = value["constants"]
+    rows = [
+        (name, f"{said['value']:.3g}", _percent(said["relative_error"]), f"{said['prior']:.3g}")
+        for name, said in fitted.items()
+    ]
+    lines = [f"{len(fitted)} constants from {value['rows']} iterations", *table(columns, rows)]
+    lines += named_lines((name, str(said["meaning"])) for name, said in fitted.items())
+    lines.append(f"mean accuracy on the same rows: {_percent(value['mean_accuracy'])}")
     if "hold_out" in value:
         held = value["hold_out"]
         parts = ", ".join(f"{key} {_percent(one)}" for key, one in held["strategies"].items())
-        console.print(
+        lines += paragraph(
             f"held out by {held['by']}, {held['cells']} cells: "
             f"{_percent(held['mean_accuracy'])} ({parts})",
-            soft_wrap=True,
+            hanging="  ",
         )
     if "written" in value:
-        console.print(f"written: {value['written']}")
+        lines.append(f"written: {value['written']}")
+    return lines
 
 
-def show_best(console: Console, found: Sequence[Candidate]) -> None:
-    """Print a ranking, and the fastest that can run."""
-    console.print(_candidates("", found))
-    fastest = next((one for one in found if not one.why), None)
-    if fastest is None:
-        console.print("no strategy can run like this")
-    else:
-        console.print(f"best: {fastest.projection.question.strategy}")
-
-
-def show_limits(console: Console, found: Iterable[Reach]) -> None:
-    """Print what bounds each strategy from where on, and what ends it."""
-    table = _table("", ("strategy", "longest term from", "communication outweighs from", "ends at"))
-    for one in found:
-        regimes = ", ".join(f"{devices}: {term}" for devices, term in one.regimes) or "never runs"
-        outweighs = str(one.communication_from) if one.communication_from else "-"
-        table.add_row(one.strategy, regimes, outweighs, one.stops)
-    console.print(table)
-
-
-def show_target(
-    console: Console, found: Iterable[tuple[str, Candidate | None]], epoch_s: float
-) -> None:
-    """Print the fewest devices of each strategy that keep the time."""
-    found = list(found)
-    console.print(
-        _candidates(f"an epoch in {epoch_s:g} s", [one for _, one in found if one is not None])
+def _machine(network: str, platform: Platform) -> str:
+    """Network and platform of an answer."""
+    memory = size_text(platform.device["memory_bytes"])
+    description = platform.values["description"]
+    return (
+        f"{network} on {description}: {platform.devices_per_node} devices a node, {memory} a device"
     )
+
+
+def best_lines(
+    found: Sequence[Candidate],
+    network: str,
+    platform: Platform,
+    devices: int,
+    batch_size: float,
+) -> list[str]:
+    """A ranking of what can run, fastest first; below it what cannot, with the reason."""
+    lines = paragraph(
+        f"{_machine(network, platform)}; {devices:,} devices, batch {batch_size:,.0f}"
+    )
+    able = [one for one in found if not one.why]
+    lines += _candidates(able, with_devices=False)
+    if able:
+        lines.append(f"best: {able[0].projection.question.strategy}")
+    else:
+        lines.append("no strategy can run like this")
+    pairs = [(one.projection.question.strategy, one.why) for one in found if one.why]
+    if pairs:
+        lines += ["Cannot run", *named_lines(pairs, "  ")]
+    return lines
+
+
+def limits_lines(found: Iterable[Reach], network: str, platform: Platform) -> list[str]:
+    """What bounds each strategy from where on, and what ends it."""
+    columns = [
+        Column("strategy"), Column("longest term from"),
+        Column("mostly sending from", right=True, drop=1), Column("ends at"),
+    ]  # fmt: skip
+    rows = []
+    for one in found:
+        regimes = ", ".join(f"{devices:,}: {term}" for devices, term in one.regimes)
+        outweighs = f"{one.communication_from:,}" if one.communication_from else ""
+        rows.append((one.strategy, regimes or "never runs", outweighs, _end(one.stops)))
+    return [*paragraph(_machine(network, platform)), *table(columns, rows)]
+
+
+_TOO_MANY = re.compile(r"\d+ devices: at most (\d+) device\(s\), limited by (.*)")
+
+
+def _end(stops: str) -> str:
+    """What ends a strategy in few words: ``7 devices (conv5_1.add)``."""
+    match = _TOO_MANY.fullmatch(stops)
+    if match:
+        return f"{match[1]} devices ({match[2].removeprefix('the ')})"
+    return stops.replace("the platform:", "platform:")
+
+
+def target_lines(
+    found: Iterable[tuple[str, Candidate | None]],
+    network: str,
+    platform: Platform,
+    epoch_s: float,
+) -> list[str]:
+    """The fewest devices of each strategy that keep the time."""
+    found = list(found)
+    lines = paragraph(f"{_machine(network, platform)}; an epoch in {duration_text(epoch_s)}")
+    lines += _candidates([one for _, one in found if one is not None], with_devices=True)
     missed = [name for name, one in found if one is None]
     if missed:
-        console.print(f"not in time with any number of devices: {', '.join(missed)}")
+        lines += paragraph(f"not in time with any number of devices: {', '.join(missed)}")
+    return lines
 
 
-def _candidates(title: str, found: Iterable[Candidate]) -> Table:
-    table = _table(
-        title,
-        ("strategy", "devices", "iteration", "computation", "communication", "epoch", "memory",
-         "longest term", "cannot run because"),
-    )  # fmt: skip
-    for one in found:
-        said = one.projection
-        table.add_row(
-            said.question.strategy,
-            str(said.question.devices),
-            *(f"{each:.4g} s" for each in (said.iteration_s, said.compute_s, said.communication_s,
-                                           one.epoch_s)),
-            GB.text(said.memory_bytes),
-            said.bottleneck,
-            one.why,
-        )  # fmt: skip
-    return table
-
-
-def _table(title: str, headings: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
+def _candidates(found: Sequence[Candidate], *, with_devices: bool) -> list[str]:
+    if not found:
+        return []
+    columns = [
+        Column("strategy"), Column("devices", right=True), Column("iteration", right=True),
+        Column("computing", right=True, drop=2), Column("sending", right=True, drop=1),
+        Column("epoch", right=True), Column("memory", right=True), Column("bound by"),
+    ]  # fmt: skip
+    rows = [
+        (
+            one.projection.question.strategy,
+            f"{one.projection.question.devices:,}" if with_devices else "",
+            duration_text(one.projection.iteration_s),
+            duration_text(one.projection.compute_s),
+            duration_text(one.projection.communication_s),
+            duration_text(one.epoch_s),
+            size_text(one.projection.memory_bytes),
+            one.projection.bottleneck,
+        )
+        for one in found
+    ]
+    return table(columns, rows)
 
 
 def _percent(value: float | None) -> str:

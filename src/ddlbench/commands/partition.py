@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.units import MB
+from ddlbench.experiment.screen import Column, duration_text, in_one_unit, paragraph, table
+from ddlbench.experiment.units import BYTES, TIMES
 from ddlbench.planning.partition import (
     COST_MODELS,
     Chain,
@@ -123,7 +122,7 @@ def partition_command(
     batch_size: int | None,
     as_json: bool,
 ) -> None:
-    """Cut the network of PROFILE into pipeline stages with PipeDream's partitioner.
+    """Cut a profiled network into pipeline stages, as PipeDream does.
 
     A stage is printed as [first, last, replicas]: it runs the nodes first, first + 1, ... last - 1
     of the profile, counted from 0 without its Input, so last is the first node of the next stage.
@@ -143,28 +142,31 @@ def partition_command(
         click.echo(json.dumps(found.to_dict()))
         return
     terms = limit or MemoryLimit(float("inf"), optimizer_states, extra_warmup)
-    Console().print(_table(found, chain, terms))
+    click.echo("\n".join(_lines(found, chain, terms)))
 
 
-def _table(found: Partition, chain: Chain, terms: MemoryLimit) -> Table:
+def _lines(found: Partition, chain: Chain, terms: MemoryLimit) -> list[str]:
     alone_s = float(chain.time_s[0, -1])
     speedup = f", {alone_s / found.period_s:.2f}x one device" if found.period_s else ""
-    table = Table(title=f"{found.period_s:.6g} s per mini-batch{speedup}")
-    headings = ("stage", "nodes", "replicas", "compute (s)", "weights (MB)", "in flight")
-    for heading in (*headings, "memory (MB)"):
-        table.add_column(heading, justify="right")
+    period = f"{duration_text(found.period_s)} a mini-batch{speedup}"
+    first = found.stages[0]
+    if len(found.stages) == 1 and first.replicas > 1:
+        period = f"1 stage, {first.replicas} replicas: this is data parallelism. {period}"
+    columns = [Column("stage", right=True), Column("layers")]
+    headings = ("replicas", "computing", "weights", "in flight", "memory")
+    columns += [Column(heading, right=True) for heading in headings]
     waiting = warmups(found.replicas, terms.extra_warmup)
     memory = stage_memory_bytes(found, chain, terms)
-    for number, stage in enumerate(found.stages):
-        inside = (stage.first, stage.last - 1)
-        table.add_row(
-            str(number),
-            f"{stage.first} .. {stage.last - 1}",
-            str(stage.replicas),
-            f"{chain.time_s[inside]:.4g}",
-            f"{MB.of(chain.parameter_bytes[inside]):.1f}",
-            str(waiting[number] + 1),
-            f"{MB.of(memory[number]):.1f}",
-        )
-    table.caption = "of one device: computation per mini-batch, weights, mini-batches in flight"
-    return table
+    inside = [(stage.first, stage.last - 1) for stage in found.stages]
+    rows = zip(
+        [str(number) for number in range(len(found.stages))],
+        [f"{first} .. {last}" for first, last in inside],
+        [str(stage.replicas) for stage in found.stages],
+        in_one_unit([float(chain.time_s[ends]) for ends in inside], TIMES),
+        in_one_unit([float(chain.parameter_bytes[ends]) for ends in inside], BYTES),
+        [str(waiting[number] + 1) for number in range(len(found.stages))],
+        in_one_unit([float(count) for count in memory], BYTES),
+        strict=True,
+    )
+    below = "Of one device: computing a mini-batch, weights, mini-batches in flight, memory."
+    return [*paragraph(period), *table(columns, rows), *paragraph(below)]

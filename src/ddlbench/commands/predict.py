@@ -10,22 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
+from ddlbench.commands.project import enter_project
 from ddlbench.experiment.cell import OptionValue, parse_geometry
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import predictions_file, tables_dir
-from ddlbench.experiment.registry import known
+from ddlbench.experiment.registry import BASE, known
 from ddlbench.experiment.schema import read_yaml
 from ddlbench.experiment.site import load_site
-from ddlbench.experiment.units import GB, SECONDS
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from ddlbench.predict.prediction import Prediction
-    from ddlbench.predict.recommend import PredictionRequest, Recommendation
+    from ddlbench.predict.recommend import PredictionRequest
 
 
 def _cell_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -56,37 +53,64 @@ def _cell_options(command: Callable[..., None]) -> Callable[..., None]:
 @_cell_options
 @click.option("--strategy", required=True, help="Name of the strategy.")
 @click.option("--predictor", "names", multiple=True, help="Only this one; may be repeated.")
+@click.option("--why", is_flag=True, help="Also what each predictor assumes.")
 def predict(
-    site_name: str, strategy: str, names: tuple[str, ...], as_json: bool, **asked: Any
+    *,
+    site_name: str,
+    strategy: str,
+    names: tuple[str, ...],
+    why: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
-    """Predict one cell: time of a step, its parts, memory of each device."""
+    """Predict one cell: time of a step, its parts, memory."""
     from ddlbench.planning.plan import make_plan  # noqa: PLC0415 - slow to import
     from ddlbench.planning.strategy import strategy_of  # noqa: PLC0415
     from ddlbench.predict.evaluate import measured_of  # noqa: PLC0415
     from ddlbench.predict.inputs import Inputs  # noqa: PLC0415
     from ddlbench.predict.prediction import ask, predictor_of  # noqa: PLC0415
+    from ddlbench.predict.recommenders import (  # noqa: PLC0415
+        DEFAULT_RECOMMENDER,
+        predictor_for,
+    )
 
-    cell, site = _question(asked).cell(strategy), load_site(site_name)
+    enter_project()
+    question, site = _question(options), load_site(site_name)
+    cell = question.cell(strategy)
     reason = strategy_of(strategy).supports(cell) or site.supports(cell)
     if reason is not None:
         raise ConfigError(f"{strategy} cannot run this cell: {reason}")
     inputs, plan = Inputs(site.name), make_plan(cell, site.name)
     workload, links = inputs.workload(cell), inputs.links(cell)
     history = measured_of(cell.dataset, cell.network, site.name)
-    told: list[Prediction] = []
-    silent: dict[str, str] = {}
+    predictions: list[Prediction] = []
+    errors: dict[str, None] = {}
     for name in names or known("ddlbench.predictors"):
         try:
-            told.append(ask(predictor_of(name), workload, links, plan, history))
+            predictions.append(ask(predictor_of(name), workload, links, plan, history))
         except ConfigError as error:
-            silent[name] = str(error)
-    if not told:
-        raise ConfigError("; ".join(dict.fromkeys(silent.values())))
+            errors[str(error)] = None
+    if not predictions:
+        raise ConfigError("; ".join(errors))
     if as_json:
-        predictions = [prediction_dict(prediction) for prediction in told]
-        click.echo(json.dumps({"cell_id": cell.id, "predictions": predictions}, indent=1))
+        records = [prediction_dict(prediction) for prediction in predictions]
+        click.echo(json.dumps({"cell_id": cell.id, "predictions": records}, indent=1))
         return
-    show_predictions(cell.id, told)
+    from ddlbench.commands.predict_display import errors_at, prediction_lines  # noqa: PLC0415
+
+    base = make_plan(question.cell(BASE), site.name)
+    lines = prediction_lines(
+        question,
+        site,
+        predictions,
+        cell=cell,
+        used=predictor_for(DEFAULT_RECOMMENDER, strategy, site.device),
+        alone=ask(predictor_of("sequential"), workload, links, base),
+        history=history,
+        errors=errors_at(site.name),
+        why=why,
+    )
+    click.echo("\n".join(lines))
 
 
 @click.command()
@@ -104,33 +128,50 @@ def predict(
     type=click.IntRange(1),
     help="Memory of one device, where profile and site do not say it.",
 )
+@click.option("--why", is_flag=True, help="Also the parts of a step, and every reason in full.")
 def recommend(
+    *,
     site_name: str,
     recommender: str,
     allow_stale: bool,
     device_memory_bytes: int | None,
+    why: bool,
     as_json: bool,
-    **asked: Any,
+    **options: Any,
 ) -> None:
-    """Rank the strategies for a network, a dataset and so many devices."""
+    """Rank the strategies for a network on so many devices."""
     from ddlbench.predict.evaluate import measured_of  # noqa: PLC0415
     from ddlbench.predict.inputs import Inputs  # noqa: PLC0415 - slow to import
     from ddlbench.predict.recommend import recommend as ranked  # noqa: PLC0415
 
-    question, site = _question(asked), load_site(site_name)
-    found = ranked(
+    enter_project()
+    question, site = _question(options), load_site(site_name)
+    history = measured_of(question.dataset, question.network, site.name)
+    ranking = ranked(
         question,
         site,
         Inputs(site.name),
         recommender=recommender,
         allow_stale=allow_stale,
         device_memory_bytes=device_memory_bytes,
-        history=measured_of(question.dataset, question.network, site.name),
+        history=history,
     )
     if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=1))
-    else:
-        show_recommendation(found)
+        click.echo(json.dumps(ranking.to_dict(), indent=1))
+        return
+    from ddlbench.commands.predict_display import errors_at, recommendation_lines  # noqa: PLC0415
+
+    asked = {candidate.cell.strategy for candidate in ranking.ranking}
+    lines = recommendation_lines(
+        question,
+        site,
+        ranking,
+        history=history,
+        errors=errors_at(site.name),
+        stale=[name for name in known("ddlbench.strategies") if name not in asked],
+        why=why,
+    )
+    click.echo("\n".join(lines))
 
 
 @click.command()
@@ -143,16 +184,16 @@ def recommend(
 )
 @click.option("--site", "site_name", default=None, help="Another site than the file names.")
 @click.option("--figures", is_flag=True, help="Draw the figures too.")
+@click.option("--all", "every_row", is_flag=True, help="Every predictor and every case.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-def accuracy(configfile: Path, site_name: str | None, figures: bool, as_json: bool) -> None:
-    """Compare every predictor and baseline with what an experiment measured.
+def accuracy(
+    configfile: Path, site_name: str | None, figures: bool, every_row: bool, as_json: bool
+) -> None:
+    """Compare predictions with measured cells.
 
     Writes predictions.json and the tables accuracy, table_6_1, table_8_1 and table_8_2.
     """
-    from ddlbench.report.choice_tables import (  # noqa: PLC0415 - slow to import
-        choices_by_case,
-        rates_by_recommender,
-    )
+    from ddlbench.commands.predict_display import accuracy_lines  # noqa: PLC0415 - slow to import
     from ddlbench.workflow import (  # noqa: PLC0415
         draw_predictions,
         make_predictions,
@@ -160,50 +201,43 @@ def accuracy(configfile: Path, site_name: str | None, figures: bool, as_json: bo
         matrix_of,
     )
 
+    configfile = enter_project(configfile)
     config = read_yaml(configfile)
     if site_name is not None:
         config["site"] = site_name
     experiment, site, rows = matrix_of(config, where=str(configfile))
-    told = make_predictions(experiment, site, rows)
+    tables = make_predictions(experiment, site, rows)
     drawn: list[Path] = []
     if figures:
         make_report(experiment, site, rows)  # the footers speak of its tables
         drawn = draw_predictions(experiment, site, rows)
     if as_json:
-        tables = {field.name: records(getattr(told, field.name)) for field in fields(told)}
-        click.echo(json.dumps(tables, indent=1))
+        by_name = {field.name: records(getattr(tables, field.name)) for field in fields(tables)}
+        click.echo(json.dumps(by_name, indent=1))
         return
-    console = Console()
-    console.print(frame_table(told.accuracy, "Prediction errors"))
-    if told.table_8_1.empty:
-        console.print("no case with two measured strategies: nothing to recommend")
-    else:
-        console.print(frame_table(choices_by_case(told.table_8_1), "Recommendations (Table 8.1)"))
-        console.print(frame_table(rates_by_recommender(told.table_8_2), "Right (Table 8.2)"))
-    path = predictions_file(site.name, experiment.name)
-    console.print(f"predictions: {path}", soft_wrap=True)
-    console.print(f"tables:      {tables_dir(site.name, experiment.name)}", soft_wrap=True)
+    lines = accuracy_lines(tables, experiment.name, site.name, every_row=every_row)
+    click.echo("\n".join(lines))
     if drawn:
-        console.print(f"figures:     {drawn[0].parent}", soft_wrap=True)
+        click.echo(f"Figures: {drawn[0].parent}")
 
 
-def _question(asked: dict[str, Any]) -> PredictionRequest:
-    """What the options of :func:`_cell_options` ask."""
+def _question(values: dict[str, Any]) -> PredictionRequest:
+    """The request that the options of :func:`_cell_options` make."""
     from ddlbench.predict.recommend import PredictionRequest  # noqa: PLC0415
 
-    nodes, devices_per_node = parse_geometry(asked["geometry"], "--geometry")
+    nodes, devices_per_node = parse_geometry(values["geometry"], "--geometry")
     question = PredictionRequest(
-        network=asked["network"],
-        dataset=asked["dataset"],
+        network=values["network"],
+        dataset=values["dataset"],
         nodes=nodes,
         devices_per_node=devices_per_node,
-        batch_size=asked["batch_size"],
+        batch_size=values["batch_size"],
         settings={
-            "fabric": asked["fabric"],
-            "precision": asked["precision"],
-            "threads_per_device": asked["threads"],
+            "fabric": values["fabric"],
+            "precision": values["precision"],
+            "threads_per_device": values["threads"],
         },
-        options=_options(asked["options"]),
+        options=_options(values["options"]),
     )
     question.check_names()
     return question
@@ -224,41 +258,6 @@ def _options(texts: Sequence[str]) -> dict[str, dict[str, OptionValue]]:
     return found
 
 
-def show_predictions(cell_id: str, told: Sequence[Prediction]) -> None:
-    """Print what several predictors say of one cell."""
-    table = Table(title=cell_id, title_justify="left")
-    for heading in (
-        "predictor",
-        "step",
-        "compute",
-        "exposed comm.",
-        "all comm.",
-        "bubble",
-        "memory, fullest device",
-    ):
-        table.add_column(heading, justify="left" if heading == "predictor" else "right")
-    for prediction in told:
-        table.add_row(
-            prediction.predictor,
-            *(
-                _seconds(value)
-                for value in (
-                    prediction.step_s,
-                    prediction.compute_s,
-                    prediction.exposed_communication_s,
-                    prediction.communication_s,
-                    prediction.bubble_s,
-                )
-            ),
-            _gigabytes(max(prediction.memory_bytes, default=None)),
-        )
-    console = Console()
-    console.print(table)
-    for prediction in told:
-        for remark in (*prediction.notes, *prediction.limits):
-            console.print(f"{prediction.predictor}: {remark}", soft_wrap=True)
-
-
 def prediction_dict(prediction: Prediction) -> dict[str, Any]:
     """A prediction as JSON values."""
     return {
@@ -275,54 +274,6 @@ def prediction_dict(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def show_recommendation(found: Recommendation) -> None:
-    """Print a ranking, best first."""
-    table = Table()
-    for heading in ("", "strategy", "step", "samples/s", "memory", "fits", "why"):
-        table.add_column(heading, justify="right" if heading in ("step", "samples/s") else "left")
-    for place, candidate in enumerate(found.ranking, start=1):
-        told = candidate.prediction
-        fit = {True: "yes", False: "no", None: "?"}[candidate.fits]
-        table.add_row(
-            str(place) if told and candidate.fits is not False else "-",
-            candidate.label + ("" if candidate.synchronous else " (stale)"),
-            _seconds(told.step_s) if told else "",
-            f"{candidate.cell.batch_size / told.step_s:.4g}" if told else "",
-            _gigabytes(candidate.memory_bytes),
-            fit if told else "",
-            candidate.why,
-        )
-    console = Console()
-    console.print(table)
-    best = found.best
-    if best is None:
-        console.print("nothing that can run is predicted to fit")
-        return
-    console.print(f"recommended: {best.label} (predicted by {found.recommender})")
-    if best.prediction is not None:
-        for remark in (*best.prediction.notes, *best.prediction.limits):
-            console.print(f"  {remark}", soft_wrap=True)
-
-
-def frame_table(frame: pd.DataFrame, title: str) -> Table:
-    """A frame as a terminal table; shares and errors in percent."""
-    table = Table(title=title, title_justify="left")
-    percent = ("_error", "regret", "spread", "top1", "share", "noise")
-    for name in frame.columns:
-        table.add_column(name.replace("_", " "), overflow="fold")
-    for record in records(frame):
-        cells = []
-        for name, value in record.items():
-            if value is None:
-                cells.append("")
-            elif isinstance(value, float):
-                cells.append(f"{value:+.1%}" if any(p in name for p in percent) else f"{value:.4g}")
-            else:
-                cells.append(str(value))
-        table.add_row(*cells)
-    return table
-
-
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Rows as JSON values; an unknown number is None."""
     return [
@@ -334,11 +285,3 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def _json_value(value: Any) -> Any:
     plain = value.item() if hasattr(value, "item") else value
     return None if isinstance(plain, float) and math.isnan(plain) else plain
-
-
-def _seconds(value: float) -> str:
-    return SECONDS.text(value, ".4g")
-
-
-def _gigabytes(value: float | None) -> str:
-    return "" if value is None else GB.text(value)

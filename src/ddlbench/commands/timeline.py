@@ -69,7 +69,7 @@ def timeline(
     schedule: str | None,
     **options: Any,
 ) -> None:
-    """Draw what each device of CELL_FOLDER does when, or a --schedule alone.
+    """Draw what each device of a cell, or of a schedule, does when.
 
     CELL_FOLDER is a folder below results/<site>/cells/ with a plan.json. Writes a PNG, a PDF, a CSV
     of the boxes, and a JSON file for chrome://tracing or ui.perfetto.dev.

@@ -93,11 +93,15 @@ class Site:
         return None
 
 
-def load_site(name: str) -> Site:
+def load_site(name: str, *, as_example: bool = False) -> Site:
     """Read ``config/sites/<name>.yaml``, or the file itself when ``name`` is a path.
 
+    Args:
+        name: of the site.
+        as_example: accept a site file in which REPLACE_ME still stands.
+
     Raises:
-        ConfigError: there is no such site, or a key of it is wrong.
+        ConfigError: there is no such site, a key of it is wrong, or REPLACE_ME stands in it.
 
     """
     sites = project_root() / "config" / "sites"
@@ -106,6 +110,9 @@ def load_site(name: str) -> Site:
         remark = nearest(name, [found.stem for found in sites.glob("*.yaml")])
         raise ConfigError(f"site {name!r} has no file {path}; {remark}")
     values = read_yaml(path)
+    unfilled = [] if as_example else _unfilled(values)
+    if unfilled:
+        raise ConfigError(f"{path}: replace REPLACE_ME in {', '.join(unfilled)}")
     check_against("site", values, where=str(path))
     values = fill_defaults("site", values)
     for dataset in values["real_data"]:
@@ -124,6 +131,16 @@ def load_site(name: str) -> Site:
             )
         values["devices_per_node"] = len(os.sched_getaffinity(0))
     return Site(name=path.stem, **values)
+
+
+def _unfilled(values: Any, key: str = "") -> list[str]:
+    """Keys whose value is still REPLACE_ME."""
+    if isinstance(values, dict):
+        values = {f"{key}.{name}" if key else str(name): each for name, each in values.items()}
+        return [found for name, each in values.items() for found in _unfilled(each, name)]
+    if isinstance(values, list):
+        return list(dict.fromkeys(found for each in values for found in _unfilled(each, key)))
+    return [key] if isinstance(values, str) and "REPLACE_ME" in values else []
 
 
 def _conditions(fabrics: dict[str, Any], where: str) -> dict[str, LinkCondition]:

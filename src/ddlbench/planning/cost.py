@@ -17,23 +17,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.dataset_spec import estimate_bytes
-from ddlbench.experiment.paths import RESULTS, result_file
+from ddlbench.experiment.dataset_spec import DATASETS, estimate_bytes
+from ddlbench.experiment.paths import RESULTS, profile_file, result_file
+from ddlbench.experiment.profile import InvalidProfile, ProfileKey
 from ddlbench.experiment.result import SCHEMA_VERSION, STATUSES
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
-from ddlbench.experiment.units import BYTES, HOURS, unit_for
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.plan import request_of
 from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.workload import Workload, profile_at
 
-Likeness = Literal["strategy", "network"]
+Likeness = Literal["strategy", "network", "profile"]
 
 
 @dataclass(frozen=True)
@@ -57,11 +54,14 @@ class Cost:
         largest_nodes, largest_devices: of the largest cell to run.
         device_s_upper: device-seconds if every cell to run took the site's ``cell_timeout_s``;
             making its data on the node comes before that.
-        device_s_expected: device-seconds of those cells to run that a finished cell is known
-            for; None when there is none.
+        device_s_expected: device-seconds of those cells to run that a finished cell or a profile
+            is known for; None when there is none.
+        run_s_upper, run_s_expected: the same in seconds of one cell after the other.
         cells_known_by_strategy: cells to run that are expected to take as long as finished ones
             of the same dataset, network, strategy and amount of work.
         cells_known_by_network: the same, known from another strategy only.
+        cells_known_by_profile: cells to run that only a profile of their network tells of: all
+            steps as on one device, without the start.
         cells_unknown: cells to run that nothing is known of; ``device_s_expected`` lacks them.
         node_disk_bytes: most room that one node's scratch folder needs for datasets.
         download_bytes: what is fetched from elsewhere: nothing, as data is generated or is the
@@ -83,8 +83,11 @@ class Cost:
     largest_devices: int
     device_s_upper: float
     device_s_expected: float | None
+    run_s_upper: float
+    run_s_expected: float | None
     cells_known_by_strategy: int
     cells_known_by_network: int
+    cells_known_by_profile: int
     cells_unknown: int
     node_disk_bytes: int
     download_bytes: int
@@ -120,13 +123,15 @@ def estimate(rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS
     to_run = [row.cell for row in supported if row.cell.id not in finished]
     first = _measured_first(to_run, site, results_root)
     largest = max(to_run, key=lambda cell: (cell.devices, site.held_geometry(cell)), default=None)
-    known = _Expectation(finished.values())
+    known = _Expectation(finished.values(), site.name, results_root)
     likeness: Counter[Likeness | None] = Counter()
-    expected_s = 0.0
+    device_s = run_s = 0.0
     for cell in to_run:
         alike, elapsed_s = known.of(cell)
         likeness[alike] += 1
-        expected_s += elapsed_s * _held_devices(cell, site)
+        run_s += elapsed_s
+        device_s += elapsed_s * _held_devices(cell, site)
+    some_known = likeness[None] < len(to_run)
     return Cost(
         site=site.name,
         cells=len(rows),
@@ -143,14 +148,23 @@ def estimate(rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS
         largest_devices=largest.devices if largest else 0,
         device_s_upper=float(site.cell_timeout_s)
         * sum(_held_devices(cell, site) for cell in to_run),
-        device_s_expected=expected_s if likeness["strategy"] or likeness["network"] else None,
+        device_s_expected=device_s if some_known else None,
+        run_s_upper=float(site.cell_timeout_s) * len(to_run),
+        run_s_expected=run_s if some_known else None,
         cells_known_by_strategy=likeness["strategy"],
         cells_known_by_network=likeness["network"],
+        cells_known_by_profile=likeness["profile"],
         cells_unknown=likeness[None],
         node_disk_bytes=_node_disk_bytes(to_run, site),
         download_bytes=0,
         warnings=tuple(_warnings(rows, to_run, site, invalid)),
     )
+
+
+def cells_to_run(rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS) -> list[Cell]:
+    """The cells that have no valid result yet and can run, in the order of the matrix."""
+    finished, _ = _read_results(rows, site.name, results_root)
+    return [row.cell for row in rows if row.unsupported is None and row.cell.id not in finished]
 
 
 def _read_results(
@@ -210,10 +224,11 @@ class _Expectation:
     """How long a cell may take: the median of the finished cells that are most like it.
 
     Only cells with the same amount of work count: a trial run on a thousandth of a dataset says
-    nothing of the whole one.
+    nothing of the whole one. Where no cell is alike, a profile of the network is asked.
     """
 
-    def __init__(self, finished: Iterable[_Finished]) -> None:
+    def __init__(self, finished: Iterable[_Finished], site: str, results_root: Path) -> None:
+        self._site, self._results_root = site, results_root
         samples: defaultdict[tuple[object, ...], list[float]] = defaultdict(list)
         for result in finished:
             if result.status == Status.OK:
@@ -226,7 +241,22 @@ class _Expectation:
         for likeness, key in self._keys(cell):
             if key in self._elapsed_s:
                 return likeness, self._elapsed_s[key]
-        return None, 0.0
+        profiled_s = self._by_profile(cell)
+        return (None, 0.0) if profiled_s is None else ("profile", profiled_s)
+
+    def _by_profile(self, cell: Cell) -> float | None:
+        """All steps as long as on one device; None without a profile."""
+        path = profile_file(self._site, ProfileKey.of(cell).id).relative_to(RESULTS)
+        try:
+            workload = Workload(profile_at(self._results_root / path).to_dict(), str(path))
+            step_s = workload.step(cell.batch_size).step_s
+        except (InvalidProfile, OSError):
+            return None
+        images = DATASETS[cell.dataset].num_images("train", cell.data_scale)
+        steps = images // cell.batch_size
+        if cell.max_steps is not None:
+            steps = min(steps, cell.max_steps)
+        return step_s * (cell.warmup_steps + cell.epochs * steps)
 
     @staticmethod
     def _keys(cell: Cell) -> tuple[tuple[Likeness, tuple[object, ...]], ...]:
@@ -301,70 +331,3 @@ def _unchecked_fabrics(cells: Iterable[Cell], site: Site) -> Iterable[str]:
 
 def _cells(ids: Sequence[str]) -> str:
     return "1 cell has" if len(ids) == 1 else f"{len(ids)} cells have"
-
-
-def render(cost: Cost) -> RenderableType:
-    """Lay a cost out as a table, with the reasons and warnings below it."""
-    table = Table(title=f"What it costs on {cost.site}", show_header=False, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column()
-    for name, value in _lines(cost):
-        table.add_row(name, Text(value))
-    parts: list[RenderableType] = [table]
-    if cost.unsupported_reasons:
-        parts.append(Text("Unsupported (no job is submitted):", style="bold"))
-        parts += [Text(f"  {count} x {why}") for why, count in cost.unsupported_reasons.items()]
-    parts += [Text(f"Warning: {warning}", style="yellow") for warning in cost.warnings]
-    return Group(*parts)
-
-
-def _lines(cost: Cost) -> list[tuple[str, str]]:
-    jobs = f"{cost.slurm_jobs:,}" if cost.slurm_jobs else "none: cells run on this machine"
-    largest = f"{cost.largest_nodes} node(s), {cost.largest_devices} device(s)"
-    first = [("profiles and links first", f"{cost.measured_first:,}")] * bool(cost.measured_first)
-    return [
-        ("cells", f"{cost.cells:,}"),
-        ("  done", _with_statuses(cost)),
-        ("  to run", f"{cost.to_run:,}"),
-        ("  unsupported", f"{cost.unsupported:,}"),
-        *first,
-        ("SLURM jobs", jobs if cost.to_run else "none"),
-        ("largest job", largest if cost.to_run else "none"),
-        ("device-hours, at most", _hours(cost.device_s_upper)),
-        ("device-hours, expected", _expected(cost)),
-        ("disk of a node", _size(cost.node_disk_bytes)),
-        ("download", _size(cost.download_bytes)),
-    ]
-
-
-def _with_statuses(cost: Cost) -> str:
-    statuses = ", ".join(f"{count:,} {status}" for status, count in cost.done_statuses.items())
-    return f"{cost.done:,} ({statuses})" if statuses else f"{cost.done:,}"
-
-
-def _expected(cost: Cost) -> str:
-    if not cost.to_run:
-        return _hours(0)
-    if cost.device_s_expected is None:
-        return "unknown: no cell like these has been measured here"
-    known = cost.cells_known_by_strategy + cost.cells_known_by_network
-    text = f"{_hours(cost.device_s_expected)} for {known:,} of {cost.to_run:,} cells, measured"
-    if cost.cells_known_by_network:
-        text += f" ({cost.cells_known_by_network:,} with another strategy)"
-    return f"{text}; nothing is known of {cost.cells_unknown:,}" if cost.cells_unknown else text
-
-
-def _hours(seconds: float) -> str:
-    hours = HOURS.of(seconds)
-    return f"{hours:,.2f}" if hours < _FEW_HOURS else f"{hours:,.0f}"
-
-
-def _size(count: int) -> str:
-    """Write bytes in decimal units, as disks are sold."""
-    if count == 0:
-        return "none"
-    unit = unit_for(count, BYTES)
-    return unit.text(count, ",.1f" if unit.size > 1 else ".0f")
-
-
-_FEW_HOURS = 10

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich import box
-from rich.table import Table
 
+from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import cell_dir
 from ddlbench.experiment.registry import BASE
+from ddlbench.experiment.screen import (
+    Column,
+    named_lines,
+    paragraph,
+    short_names,
+    size_text,
+    table,
+    terminal_width,
+    two_digits,
+)
 from ddlbench.experiment.status import Status
-from ddlbench.experiment.units import MB
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.footer import interval_words
 from ddlbench.report.labels import (
@@ -28,58 +36,123 @@ from ddlbench.report.labels import (
 from ddlbench.report.measurements import collect
 from ddlbench.report.tables import read_tables
 
+_FEW_ROWS = 18
+# What may tell two rows of one dataset, network and strategy apart.
+_DISTINGUISHING = ("geometry", "batch_size", "fabric", "precision", "settings")
 
-def summary_table(tables_dir: Path) -> Table:
+
+def summary_lines(tables_dir: Path, *, every_row: bool = True) -> list[str]:
     """Speed, speed-up and memory of every configuration, or why there is none.
 
     Args:
         tables_dir: folder of the tables that ``make_tables`` wrote.
+        every_row: a line a configuration; otherwise a long table is one line a network.
     """
     summary = read_tables(tables_dir).summary
+    differing = [name for name in _DISTINGUISHING if summary[name].nunique() > 1]
+    rows = summary.to_dict("records")
+    lines = ["Speed-up over sequential training"]
+    compact = [] if every_row or len(rows) <= _FEW_ROWS else _compact_table(rows, differing)
+    lines += compact or _full_table(rows, differing)
     words = interval_words(summary, ratio=True)
-    table = Table(
-        title="Speed-up over sequential training",
-        title_justify="left",
-        caption=f"In brackets: {words}." if words else None,
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=0,
-    )
-    for name in ("dataset", "network", "strategy"):
-        table.add_column(name, no_wrap=True)
-    for name in ("workers", "samples/s", "speed-up", "MB"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in summary.to_dict("records"):
+    if words and not compact:
+        lines += paragraph(f"In brackets: {words}; without: too few runs or steps.")
+    if compact:
+        lines += paragraph(f"All {len(rows)} rows with intervals and memory: --all.")
+    return lines
+
+
+def _full_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> list[str]:
+    columns = [
+        Column("dataset"), Column("network"), Column("strategy"),
+        *(Column(_HEADINGS[name]) for name in differing),
+        Column("workers", right=True, drop=2), Column("samples/s", right=True),
+        Column("speed-up", right=True), Column("memory", right=True, drop=1),
+    ]  # fmt: skip
+    cells = []
+    for row in rows:
         options = f" ({row['options']})" if row["options"] else ""
-        table.add_row(
-            dataset_label(row["dataset"]),
-            network_label(row["network"]),
-            strategy_label(row["strategy"]) + options,
-            str(row["workers"]),
-            *_numbers(row),
+        cells.append(
+            (
+                dataset_label(str(row["dataset"])),
+                network_label(str(row["network"])),
+                strategy_label(str(row["strategy"])) + options,
+                *(str(row[name]) for name in differing),
+                str(row["workers"]),
+                *_numbers(row),
+            )
         )
-    return table
+    return table(columns, cells)
+
+
+_HEADINGS = {"geometry": "devices", "batch_size": "batch", "fabric": "link"} | {
+    name: name for name in ("precision", "settings")
+}
+
+
+def _compact_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> list[str]:
+    """One line a network, one column a strategy; empty where it does not fit the terminal."""
+    kept = [name for name in differing if name != "geometry"]
+    names = list(dict.fromkeys(_column_name(row) for row in rows if row["strategy"] != BASE))
+    groups: dict[tuple[str, ...], dict[str, dict[Hashable, Any]]] = {}
+    for row in rows:
+        key = (
+            dataset_label(str(row["dataset"])),
+            network_label(str(row["network"])),
+            *(str(row[name]) for name in kept),
+        )
+        geometries = {str(one["geometry"]) for one in rows if one["strategy"] != BASE}
+        places = sorted(geometries) if row["strategy"] == BASE else [str(row["geometry"])]
+        for place in places:
+            groups.setdefault((*key, place), {})[_column_name(row)] = row
+    several = len({key[-1] for key in groups}) > 1
+    columns = [
+        Column("dataset"), Column("network"), *(Column(_HEADINGS[name]) for name in kept),
+        Column("devices" if several else ""), Column("1 device", right=True),
+        *(Column(name, right=True) for name in names),
+    ]  # fmt: skip
+    cells = []
+    for key, by_name in groups.items():
+        base = by_name.get(strategy_label(BASE))
+        speed = _samples(base) if base else "-"
+        speedups = [_speedup(by_name[name]) if name in by_name else "-" for name in names]
+        cells.append((*key[:-1], key[-1] if several else "", f"{speed}/s", *speedups))
+    lines = table(columns, cells)
+    if max(map(len, lines)) > terminal_width() or len(lines) > len(cells) + 1:
+        return []
+    return lines
+
+
+def _column_name(row: dict[Hashable, Any]) -> str:
+    options = f" ({row['options']})" if row["options"] else ""
+    return strategy_label(str(row["strategy"])) + options
+
+
+def _samples(row: dict[Hashable, Any]) -> str:
+    if row["status"] != Status.OK:
+        return str(row["status"]).replace("_", " ")
+    return "-" if pd.isna(row["samples_per_s"]) else two_digits(float(row["samples_per_s"]))
+
+
+def _speedup(row: dict[Hashable, Any]) -> str:
+    if row["status"] != Status.OK:
+        return str(row["status"]).replace("_", " ")
+    if pd.isna(row["speedup"]):
+        return mark_without_speedup(str(row["notes"]))
+    return f"{float(row['speedup']):.2f}"
 
 
 def _numbers(row: dict[Hashable, Any]) -> list[str]:
+    """Samples a second, speed-up with its interval, memory."""
+    speed = _samples(row)
     if row["status"] != Status.OK:
-        return ["", f"[red]{row['status']}[/red]", ""]
-    speedup = "base"
-    if row["strategy"] != BASE and pd.isna(row["speedup"]):
-        speedup = mark_without_speedup(str(row["notes"]))
-    elif row["strategy"] != BASE:
-        low, high = _number(row["speedup_low"]), _number(row["speedup_high"])
-        speedup = f"{_number(row['speedup'])} ({low}-{high})"
-    return [
-        _number(row["samples_per_s"], 1),
-        speedup,
-        _number(MB.of(row["peak_memory_bytes"]), 0),
-    ]
-
-
-def _number(value: Any, digits: int = 2) -> str:
-    return "-" if pd.isna(value) else f"{float(value):.{digits}f}"
+        return [speed, "", ""]
+    speedup = "base" if row["strategy"] == BASE else _speedup(row)
+    low, high = row["speedup_low"], row["speedup_high"]
+    if row["strategy"] != BASE and not (pd.isna(row["speedup"]) or pd.isna(low) or pd.isna(high)):
+        speedup += f" ({float(low):.2f}-{float(high):.2f})"
+    peak = row["peak_memory_bytes"]
+    return [speed, speedup, "-" if pd.isna(peak) else size_text(float(peak))]
 
 
 @dataclass(frozen=True)
@@ -101,9 +174,8 @@ class CellState:
 
 def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellState]:
     """State of every cell of the matrix, in its order."""
-    table = collect(experiment, site, rows)
     found = []
-    for record in table.to_dict("records"):
+    for record in collect(experiment, site, rows).to_dict("records"):
         state, reason, code = Status(record["status"]), record["reason"], record["reason_code"]
         holder = _holder(cell_dir(site, record["cell_id"]) / "lease.json")
         # A result called unsupported may be made anew, as what was missing is there now.
@@ -113,27 +185,40 @@ def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellState]
     return found
 
 
-def states_table(found: list[CellState]) -> Table:
-    """Counts first, by state and reason; then every cell that is neither ok nor merely not run."""
-    title = ", ".join(
-        f"{count} {state}{_of_these(found, state)}"
-        for state, count in Counter(cell.state for cell in found).most_common()
+def status_lines(cells: Sequence[CellState], *, every_cell: bool = False) -> list[str]:
+    """Counts by state; below them what runs, and why others have no measurement.
+
+    Args:
+        cells: of the matrix.
+        every_cell: name every cell; otherwise cells with one reason share a line.
+    """
+    counts = Counter(cell.state for cell in cells)
+    lines = [", ".join(f"{count:,} {state}" for state, count in counts.most_common())]
+    names = dict(
+        zip(
+            (cell.cell_id for cell in cells),
+            short_names([Cell.from_id(cell.cell_id) for cell in cells]),
+            strict=True,
+        )
     )
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for name in ("state", "code", "cell", "why"):
-        table.add_column(name, overflow="fold")
-    for cell in found:
-        if cell.state not in (Status.OK, Status.NOT_RUN):
-            table.add_row(cell.state, cell.code, cell.cell_id, cell.reason)
-    return table
+    groups: dict[tuple[Status, str], list[CellState]] = {}
+    for cell in cells:
+        if cell.state != Status.OK and (every_cell or cell.state != Status.NOT_RUN):
+            groups.setdefault((cell.state, cell.reason), []).append(cell)
+    pairs = []
+    for (state, reason), members in groups.items():
+        shown = members if every_cell else members[:_FEW_NAMES]
+        listed = ", ".join(names[cell.cell_id] for cell in shown)
+        if len(members) > len(shown):
+            listed += f" and {len(members) - len(shown)} more"
+        pairs.append((str(state).replace("_", " "), f"{listed}: {reason}"))
+    if len(pairs) > _FEW_REASONS and not every_cell:
+        pairs = [*pairs[:_FEW_REASONS], ("", f"{len(groups) - _FEW_REASONS} more reasons: --all")]
+    return [*lines, *named_lines(pairs, "  ")]
 
 
-def _of_these(found: list[CellState], state: Status) -> str:
-    """How many cells of a state have which reason, in brackets; nothing where one says it all."""
-    codes = Counter(cell.code for cell in found if cell.state == state)
-    if state == Status.NOT_RUN or set(codes) <= {"", str(state)}:
-        return ""
-    return " (" + ", ".join(f"{count} {code}" for code, count in codes.most_common()) + ")"
+_FEW_NAMES = 2
+_FEW_REASONS = 6
 
 
 def _holder(lease: Path) -> str | None:

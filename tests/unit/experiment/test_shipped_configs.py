@@ -35,13 +35,13 @@ def _experiment(name: str) -> Experiment:
 
 def _rows(name: str, site: Site | None = None) -> list[MatrixRow]:
     experiment = _experiment(name)
-    return expand(experiment, site or load_site(experiment.site))
+    return expand(experiment, site or load_site(experiment.site, as_example=True))
 
 
 @pytest.mark.parametrize("path", [CONFIG / "config.yaml", *EXPERIMENTS], ids=lambda p: p.stem)
 def test_experiments_expand_and_every_cell_has_a_base(path: Path) -> None:
     experiment = parse_experiment(read_yaml(path), str(path))
-    rows = expand(experiment, load_site(experiment.site))
+    rows = expand(experiment, load_site(experiment.site, as_example=True))
     ids = {row.cell.id for row in rows}
     assert len(ids) == len(rows)
     assert all(row.base_id in ids for row in rows)
@@ -50,7 +50,7 @@ def test_experiments_expand_and_every_cell_has_a_base(path: Path) -> None:
 @pytest.mark.parametrize("path", SITES, ids=lambda p: p.stem)
 def test_sites_are_valid(path: Path) -> None:
     check_against("site", read_yaml(path), str(path))
-    assert load_site(path.stem).name == path.stem
+    assert load_site(path.stem, as_example=True).name == path.stem
 
 
 def test_the_example_site_names_every_key() -> None:

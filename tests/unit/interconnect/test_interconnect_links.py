@@ -317,7 +317,7 @@ def test_one_device_has_no_links(tmp_path):
 
 
 def test_the_job_holds_the_whole_site_unless_links_are_given():
-    cluster = load_site("slurm-example")
+    cluster = load_site("slurm-example", as_example=True)
     asked = links_request(cluster, "default")
     assert (asked.nodes, asked.mpi, asked.tasks_per_node, asked.gres) == (4, "srun", 4, "gpu:4")
     given = replace(cluster, interconnect={"links": {"default": TABLE}})

@@ -53,8 +53,13 @@ def test_options_reach_the_programme() -> None:
 
 def test_table() -> None:
     output = _run("--machines", "4", "--bandwidth", "1e9").output
-    assert "0.205521 s per mini-batch, 3.27x one device" in output
+    assert "206 ms a mini-batch, 3.27x one device" in output
     assert "17 .. 39" in output
+
+
+def test_one_replicated_stage_is_called_data_parallelism() -> None:
+    args = ("--machines", "4", "--bandwidth", "32e9", "--cost-model", "paper")
+    assert "1 stage, 4 replicas: this is data parallelism" in " ".join(_run(*args).output.split())
 
 
 @pytest.mark.parametrize(

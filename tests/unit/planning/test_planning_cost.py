@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
+from ddlbench.commands.plan_display import plan_lines
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.dataset_spec import DataRequest, estimate_bytes
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.site import Site
-from ddlbench.planning.cost import Cost, estimate, render
+from ddlbench.experiment.status import Reason
+from ddlbench.planning.cost import Cost, cells_to_run, estimate
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.strategy import strategy_of
 
@@ -57,10 +58,24 @@ def _finish(root: Path, cell: Cell, elapsed_s: float = 10.0, **changes: Any) -> 
     return path
 
 
-def _shown(cost: Cost) -> str:
-    console = Console(file=StringIO(), width=200)
-    console.print(render(cost))
-    return console.file.getvalue()  # type: ignore[attr-defined]
+EXPERIMENT = parse_experiment(
+    {
+        "experiment": "trial",
+        "site": "here",
+        "matrix": {
+            "dataset": ["mnist"],
+            "network": ["vgg11"],
+            "strategy": ["ddp"],
+            "geometry": ["1x2"],
+        },
+    },
+    where="config/config.yaml",
+)
+
+
+def _shown(rows: list[MatrixRow], site: Site, root: Path) -> str:
+    cost, to_run = estimate(rows, site, root), cells_to_run(rows, site, root)
+    return " ".join(" ".join(plan_lines(cost, EXPERIMENT, site, rows, to_run)).split())
 
 
 # Counting ----------------------------------------------------------------------------------------
@@ -239,7 +254,8 @@ def test_what_plans_are_made_from_is_counted_until_it_is_there(tmp_path: Path) -
     cost = estimate(_rows(BASE, *pipelines), WHOLE_NODES, tmp_path)
     assert cost.measured_first == 2  # one profile and the links, for both
     assert cost.slurm_jobs == 3 + 2
-    assert "profiles and links first │ 2" in " ".join(_shown(cost).split())
+    shown = _shown(_rows(BASE, *pipelines), WHOLE_NODES, tmp_path)
+    assert "2 profile or links files measured first" in shown
     for path in strategy_of("pipedream").measured_inputs(pipelines[0], WHOLE_NODES.name):
         there = tmp_path / path.relative_to(RESULTS)
         there.parent.mkdir(parents=True)
@@ -304,39 +320,43 @@ def test_it_is_data(tmp_path: Path) -> None:
     assert Cost(**{**again, "warnings": tuple(again["warnings"])}) == cost
 
 
-def test_rendering(tmp_path: Path) -> None:
+def test_what_is_shown(tmp_path: Path) -> None:
     _finish(tmp_path, BASE, 3600.0)
     _finish(tmp_path, GPIPE, 3600.0, status="timeout")
     rows = [
         *_rows(BASE, DDP, DDP.with_(dataset="cifar10"), GPIPE),
         MatrixRow(GPIPE.with_(nodes=2), BASE.id, "one [node] only"),
     ]
-    text = " ".join(
-        _shown(estimate(rows, replace(SHARED_NODES, cell_timeout_s=3600), tmp_path)).split()
-    )
-    for line in (
-        "What it costs on here",
-        "done │ 2 (1 ok, 1 timeout)",
-        "to run │ 2",
-        "unsupported │ 1",
-        "SLURM jobs │ 2",
-        "largest job │ 1 node(s), 2 device(s)",
-        "device-hours, at most │ 4.00",
-        "device-hours, expected │ 2.00 for 1 of 2 cells, measured (1 with another strategy); "
-        "nothing is known of 1",
-        "download │ none",
-        "1 x one [node] only",
+    text = _shown(rows, replace(SHARED_NODES, cell_timeout_s=3600), tmp_path)
+    for words in (
+        "trial on here: 5 cells, 2 to run, 2 done (1 timeout), 1 cannot run",
+        "about 2.0 device-hours for 1 of 2 cells (cells like these took 60 min each; 1 known from "
+        "another strategy); at most 4.0 device-hours (time-outs)",
+        "2 SLURM jobs; largest cell 1 node, 2 devices",
+        "to run ddp 2",
+        "cannot run gpipe, 1 cell: one [node] only",
+        "Next: snakemake --profile profiles/slurm",
     ):
-        assert line in text
+        assert words in text
 
 
-def test_rendering_when_all_is_done(tmp_path: Path) -> None:
+def test_what_is_shown_when_all_is_done(tmp_path: Path) -> None:
     _finish(tmp_path, BASE)
-    text = " ".join(_shown(estimate(_rows(BASE), WHOLE_NODES, tmp_path)).split())
-    assert "to run │ 0" in text
-    assert "SLURM jobs │ none │" in text
-    assert "largest job │ none │" in text
-    assert "device-hours, expected │ 0.00 │" in text
+    text = _shown(_rows(BASE), WHOLE_NODES, tmp_path)
+    assert text.startswith("trial on here: 1 cell, 0 to run, 1 done, 0 cannot run Nothing to run.")
+
+
+def test_the_yaml_that_lets_pipelines_of_own_networks_run_is_shown(tmp_path: Path) -> None:
+    own = GPIPE.with_(strategy="pipe-1f1b", network="studentnets.models:vit")
+    reason = Reason("unknown_blocks", "its blocks are not known; write balance: profile")
+    text = _shown([MatrixRow(own, None, reason)], LOCAL, tmp_path)
+    assert "pipe-1f1b, 1 cell: the blocks of your own networks are not known" in text
+    assert "Add to config/config.yaml: strategies: pipe-1f1b: {balance: profile}" in text
+
+
+def test_nothing_known_is_said(tmp_path: Path) -> None:
+    text = _shown(_rows(BASE, DDP), LOCAL, tmp_path)
+    assert "time unknown, at most 20 min (time-outs): no cell like these was measured here" in text
 
 
 def test_thousands_of_results(tmp_path: Path) -> None:

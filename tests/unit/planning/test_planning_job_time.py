@@ -13,7 +13,7 @@ HOUR_S = 3600
 
 
 def site(stage_timeout_s, cell_timeout_s):
-    example = load_site("slurm-example")
+    example = load_site("slurm-example", as_example=True)
     return replace(example, stage_timeout_s=stage_timeout_s, cell_timeout_s=cell_timeout_s)
 
 

@@ -43,9 +43,10 @@ def test_predict_json_has_every_predictor_that_speaks_of_the_cell(folder):
 
 def test_predict_prints_a_table_with_limits(folder):
     out = run(predict, *CELL, "--strategy", "gpipe", "--option", "gpipe.chunks=8").output
-    assert "chunks=8" in out
+    assert "GPipe on 1x2 (2 CPU workers), 16 samples a step" in out
     assert "thesis-6" in out
-    assert "on CPU all partitions share one process" in out
+    full = run(predict, *CELL, "--strategy", "gpipe", "--option", "gpipe.chunks=8", "--why").output
+    assert "on CPU all partitions share one process" in full
 
 
 def test_recommend_json_and_table(folder):
@@ -54,7 +55,8 @@ def test_recommend_json_and_table(folder):
     assert {entry["strategy"] for entry in told["ranking"]} >= {"horovod", "ddp", "gpipe"}
     out = run(recommend, *CELL, "--device-memory-bytes", "1").output
     assert "nothing that can run is predicted to fit" in out
-    assert "recommended:" in run(recommend, *CELL, "--recommender", "thesis").output
+    assert "say predictions" in run(recommend, *CELL, "--recommender", "thesis").output
+    assert "Parts of a step" in run(recommend, *CELL, "--why").output
 
 
 @pytest.mark.parametrize(
@@ -91,8 +93,10 @@ def test_accuracy_writes_predictions_and_tables(folder):
     csv = {"accuracy.csv", "table_6_1.csv", "table_8_1.csv", "table_8_2.csv"}
     assert names == csv | {"table_8_1.md", "table_8_2.md"}
     shown = run(accuracy, "--configfile", str(config)).output
-    assert "Prediction errors" in shown
-    assert "Recommendations (Table 8.1)" in shown
+    assert "Prediction errors of a step: trial on local" in shown
+    assert "Recommended strategies (Table 8.1)" not in shown
+    full = run(accuracy, "--configfile", str(config), "--all").output
+    assert "Recommended strategies (Table 8.1)" in full
     assert not (lying / "figures").exists()
     run(accuracy, "--configfile", str(config), "--figures")
     drawn = {path.name for path in (lying / "figures" / "predictions").glob("*.png")}
@@ -106,3 +110,21 @@ def test_measured_cells_of_the_site_serve_predictors_that_carry_them_on(folder):
     assert json.loads(out)["predictions"][0]["step_s"] == pytest.approx(0.2)
     ranked = json.loads(run(recommend, *asked, "--recommender", "carry-forward", "--json").output)
     assert ranked["recommended"] == "ddp"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("why", [False, True])
+def test_screens_fit_the_terminal(folder, monkeypatch, width, why):
+    monkeypatch.setenv("COLUMNS", str(width))
+    write_ok(folder / "results", make.cell("ddp", "1x2", 16), 0.2)
+    write_ok(folder / "results", make.cell("sequential", "1x1", 16), 0.3)
+    further = ["--why"] if why else []
+    ranked = run(recommend, *CELL, *further).output.splitlines()
+    told = run(predict, *CELL, "--strategy", "ddp", *further).output.splitlines()
+    assert max(map(len, (*ranked, *told))) <= width
+    assert why or (len(ranked) <= 25 and len(told) <= 25)
+    assert sum(line.startswith("->") for line in told) == 1
+    row = next(line for line in ranked if " DDP " in line)
+    assert "200 ms" in row
+    assert "Measurements here say: DDP, 1.50x one device" in " ".join(ranked)
+    assert "Measured here: 200 ms (1 repeat)." in " ".join(told)

@@ -17,7 +17,7 @@ from ddlbench.report.figures.pipelines import pipeline_table
 from ddlbench.report.footer import Context, common_notes
 from ddlbench.report.registry import FIGURES
 from ddlbench.report.style import style
-from ddlbench.report.terminal import summary_table
+from ddlbench.report.terminal import summary_lines
 
 OLD, NEW = "EPYC 7402 24-Core", "EPYC 9334 32-Core"
 NOTE = "no speed-up, as base and cell ran on different processors: {} (base), {} (cell)"
@@ -161,9 +161,9 @@ def test_the_share_of_a_bound_is_not_taken_across_processors(tables):
 
 
 def test_the_terminal_says_so_too(tables, tmp_path):
-    speedups = list(summary_table(tmp_path / "tables").columns[5].cells)
-    assert speedups[0] == "base"
-    assert speedups[-1] == "unlike base"
+    rows = summary_lines(tmp_path / "tables")[2:]
+    assert "base" in rows[0]
+    assert any("unlike base" in row for row in rows)
 
 
 def test_notes_of_processors_stand_once(tables):

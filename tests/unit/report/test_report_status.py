@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 import report_factory
-from rich.console import Console
 
 from ddlbench.experiment.paths import RESULTS, cell_dir
-from ddlbench.report.terminal import states, states_table
+from ddlbench.report.terminal import states, status_lines
 
 
 def test_every_state_is_told_with_its_reason(tmp_path, monkeypatch):
@@ -38,10 +37,13 @@ def test_every_state_is_told_with_its_reason(tmp_path, monkeypatch):
     assert [state.code for state in found] == [
         "", "out_of_memory", "exception", "", "no_result",
     ]  # fmt: skip
-    console = Console(width=200, record=True)
-    console.print(states_table(found))
-    text = console.export_text()
-    assert "1 ok" in text
-    assert "1 failed (1 exception)" in text
-    assert "rank 1: a bug" in text
-    assert waiting.id not in text
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = status_lines(found)
+    assert lines[0] == "1 ok, 1 out_of_memory, 1 failed, 1 running, 1 not run"
+    text = "\n".join(lines)
+    assert (
+        f"failed         mnist vgg11 {crashed.strategy} {crashed.geometry}: rank 1: a bug" in text
+    )
+    assert f"{waiting.strategy} {waiting.geometry}" not in text
+    assert "no result.json" in "\n".join(status_lines(found, every_cell=True))
+    assert status_lines(found[:1]) == ["1 ok"]

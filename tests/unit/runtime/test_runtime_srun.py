@@ -22,7 +22,7 @@ ADDED = ["--cpu-bind=cores", "--threads-per-core=1"]
 
 
 def site(**slurm):
-    example = load_site("slurm-example")
+    example = load_site("slurm-example", as_example=True)
     return dataclasses.replace(example, slurm={**example.slurm, **slurm}, scratch="/tmp/nowhere")
 
 

@@ -1,0 +1,172 @@
+"""How a plan and the states of cells look in a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddlbench.commands.project import CONFIG
+from ddlbench.experiment.config import Experiment
+from ddlbench.experiment.screen import (
+    duration_text,
+    named_lines,
+    paragraph,
+    short_names,
+    size_text,
+    two_digits,
+)
+from ddlbench.experiment.site import Site
+from ddlbench.experiment.units import HOURS
+
+if TYPE_CHECKING:
+    from ddlbench.experiment.cell import Cell
+    from ddlbench.planning.cost import Cost
+    from ddlbench.planning.matrix import MatrixRow
+
+_REASONS_SHOWN = 4
+
+
+def plan_lines(
+    cost: Cost,
+    experiment: Experiment,
+    site: Site,
+    rows: Sequence[MatrixRow],
+    to_run: Sequence[Cell],
+    *,
+    every_cell: bool = False,
+) -> list[str]:
+    """What an experiment costs, what it lacks, and the next command.
+
+    Args:
+        cost: what :func:`ddlbench.planning.cost.estimate` returns.
+        experiment: the experiment.
+        site: where it runs.
+        rows: its matrix.
+        to_run: cells without a result.
+        every_cell: list the cells to run.
+    """
+    lines = paragraph(
+        f"{experiment.name} on {site.name}: {_count(cost.cells, 'cell')}, {cost.to_run:,} to run, "
+        f"{_done(cost)}, {cost.unsupported:,} cannot run"
+    )
+    pairs = []
+    if cost.to_run:
+        strategies = Counter(cell.strategy for cell in to_run).most_common()
+        pairs = [
+            ("time", _time(cost, site)),
+            ("needs", _needs(cost)),
+            ("to run", ", ".join(f"{name} {count:,}" for name, count in strategies)),
+        ]
+    lines += named_lines(pairs)
+    lines += _cannot(rows, experiment)
+    for warning in cost.warnings:
+        lines += paragraph(f"Warning: {warning}.", hanging="  ")
+    if every_cell:
+        lines += [f"  {name}" for name in short_names(to_run)]
+    elif len(to_run) > 1:
+        lines.append("The cells to run: --list.")
+    if cost.to_run:
+        lines += paragraph(f"Next: {snakemake_command(experiment, site)}", hanging="  ")
+    else:
+        lines += paragraph("Nothing to run. The tables and figures: ddlbench report", hanging="  ")
+    return lines
+
+
+def snakemake_command(experiment: Experiment, site: Site) -> str:
+    """The command that measures an experiment on a site."""
+    parts = ["snakemake", "--profile", f"profiles/{site.launcher}"]
+    if Path(experiment.where) != CONFIG:
+        parts += ["--configfile", experiment.where]
+    if site.name != experiment.site:
+        parts += ["--config", f"site={site.name}"]
+    return " ".join(parts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _done(cost: Cost) -> str:
+    failures = {name: count for name, count in cost.done_statuses.items() if name != "ok"}
+    listed = ", ".join(f"{count:,} {name}" for name, count in failures.items())
+    return f"{cost.done:,} done" + (f" ({listed})" if listed else "")
+
+
+def _time(cost: Cost, site: Site) -> str:
+    """The expected time first; the time-outs bound it."""
+    alone = site.launcher != "slurm"
+    upper = _hours(cost.device_s_upper) if not alone else duration_text(cost.run_s_upper)
+    bound = f"at most {upper} (time-outs)"
+    known = cost.to_run - cost.cells_unknown
+    if cost.run_s_expected is None or cost.device_s_expected is None:
+        return (
+            f"unknown, {bound}: no cell like these was measured here; measure a few first "
+            "(config/experiments/smoke.yaml)"
+        )
+    about = duration_text(cost.run_s_expected) if alone else _hours(cost.device_s_expected)
+    each = duration_text(cost.run_s_expected / known)
+    if cost.cells_known_by_profile == known:
+        source = "as long as the profiles' steps on one device, without the start of a cell"
+    else:
+        source = f"cells like these took {each} each"
+        if cost.cells_known_by_network:
+            source += f"; {cost.cells_known_by_network:,} known from another strategy"
+        if cost.cells_known_by_profile:
+            source += f"; {cost.cells_known_by_profile:,} from profiles"
+    part = f" for {known:,} of {cost.to_run:,} cells" if cost.cells_unknown else ""
+    return f"about {about}{part} ({source}); {bound}"
+
+
+def _needs(cost: Cost) -> str:
+    disk = size_text(cost.node_disk_bytes) if cost.node_disk_bytes else "no disk"
+    jobs = f"{_count(cost.slurm_jobs, 'SLURM job')}" if cost.slurm_jobs else "no SLURM jobs"
+    first = ""
+    if cost.measured_first:
+        first = f", {_count(cost.measured_first, 'profile or links file')} measured first"
+    return (
+        f"{disk} of disk a node, no download, {jobs}{first}; "
+        f"largest cell {_count(cost.largest_nodes, 'node')}, "
+        f"{_count(cost.largest_devices, 'device')}"
+    )
+
+
+def _hours(device_s: float) -> str:
+    hours = HOURS.of(device_s)
+    return f"{two_digits(hours)} device-hours"
+
+
+def _cannot(rows: Sequence[MatrixRow], experiment: Experiment) -> list[str]:
+    """Cells that cannot run by reason, and the lines of YAML that let pipelines run."""
+    groups: dict[str, list[MatrixRow]] = {}
+    for row in rows:
+        if row.unsupported is not None:
+            groups.setdefault(_reason(row), []).append(row)
+    pairs = []
+    for reason, members in list(groups.items())[:_REASONS_SHOWN]:
+        strategies = ", ".join(dict.fromkeys(row.cell.strategy for row in members))
+        pairs.append(("cannot run", f"{strategies}, {_count(len(members), 'cell')}: {reason}"))
+    if len(groups) > _REASONS_SHOWN:
+        pairs.append(("", f"{len(groups) - _REASONS_SHOWN} more reasons: ddlbench status --all"))
+    lines = named_lines(pairs)
+    unknown = dict.fromkeys(
+        row.cell.strategy
+        for row in rows
+        if getattr(row.unsupported, "code", "") == "unknown_blocks"
+    )
+    if unknown:
+        lines += paragraph(f"Add to {experiment.where}:", "            ")
+        lines.append("              strategies:")
+        lines += [f"                {name}: {{balance: profile}}" for name in unknown]
+    return lines
+
+
+def _blocks_unknown(row: MatrixRow) -> bool:
+    return getattr(row.unsupported, "code", "") == "unknown_blocks"
+
+
+def _reason(row: MatrixRow) -> str:
+    if _blocks_unknown(row):
+        return "the blocks of your own networks are not known before they run"
+    return str(row.unsupported)

@@ -1,0 +1,174 @@
+"""What commands print fits the terminal: no row wraps, no heading breaks, no name is cut."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from ddlbench import cli
+from ddlbench.commands.project import enter_project
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.screen import (
+    Column,
+    duration_text,
+    in_one_unit,
+    short_names,
+    size_text,
+    table,
+    two_digits,
+)
+from ddlbench.experiment.site import load_site
+from ddlbench.experiment.units import TIMES
+
+ROOT = Path(__file__).resolve().parents[3]
+VGG16 = str(ROOT / "tests" / "unit" / "planning" / "pipedream_vgg16_profile.csv")
+DEMO_LINES = 25
+SCREENS = [
+    (["--help"], "Predict and choose:"),
+    (["plan"], "Next: snakemake --profile profiles/local"),
+    (["status"], "not run"),
+    (["report"], "dataset"),
+    (["oracle", "best", "resnet50", "--devices", "64", "--batch-size", "2048"], "strategy"),
+    (["oracle", "limits", "resnet50", "--batch-size", "32"], "strategy"),
+    (["oracle", "target", "resnet50", "--batch-size", "32", "--epoch-s", "3600"], "strategy"),
+    (["partition", VGG16, "--machines", "4", "--bandwidth", "1e9"], "stage"),
+]
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A copy of the repository's configuration, without results."""
+    shutil.copytree(ROOT / "config", tmp_path / "config")
+    (tmp_path / "Snakefile").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: range(2))
+    return tmp_path
+
+
+def printed(*args: str) -> str:
+    result = CliRunner().invoke(cli.commands, list(args), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize(("args", "heading"), SCREENS, ids=lambda value: str(value)[:30])
+def test_a_screen_fits_the_terminal(args, heading, width, project, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = printed(*args).splitlines()
+    assert heading in "\n".join(lines)
+    assert max(map(len, lines)) <= width
+    assert args == ["--help"] or len(lines) <= DEMO_LINES
+    cut = [line for line in lines if "..." in line or "…" in line]
+    assert not [line for line in cut if not line.startswith("Usage:")]
+
+
+def test_each_command_has_one_line_of_help(project, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = printed("--help").splitlines()
+    for name in cli.commands.commands:
+        assert sum(line.startswith(f"  {name} ") for line in lines) == 1
+    assert not any(line.startswith("      ") for line in lines)
+
+
+def test_a_row_is_one_line_and_names_are_whole():
+    columns = [Column("name"), Column("aside", drop=1), Column("time", right=True)]
+    rows = [("short", "x" * 30, "1 s"), ("a-rather-long-name", "y", "27 min")]
+    assert table(columns, rows, 80)[0] == f"name                aside{' ' * 29}time"
+    narrow = table(columns, rows, 40)
+    assert narrow == [
+        "name                  time",
+        "short                  1 s",
+        "a-rather-long-name  27 min",
+    ]
+    assert table(columns, rows, 20) == [
+        "name            time",
+        "short            1 s",
+        "a-rather-long-name",
+        "              27 min",
+    ]
+
+
+def test_a_column_without_text_is_left_out():
+    assert table([Column("a"), Column("b")], [("1", ""), ("2", "")], 80) == ["a", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"), (2e-5, "20 µs"), (0.0006779, "0.68 ms"), (0.07338, "73 ms"), (0.5, "500 ms"),
+        (27.2, "27 s"), (300, "5.0 min"), (12510, "3.5 h"), (864_000, "10 days"), (None, "-"),
+    ],
+)  # fmt: skip
+def test_durations(seconds, text):
+    if seconds == 0.0006779:
+        text = "678 µs"
+    assert duration_text(seconds) == text
+
+
+def test_numbers_have_two_digits():
+    assert [two_digits(v) for v in (0, 0.0001, 0.123, 1.25, 9.97, 1234.5)] == [
+        "0", "<0.001", "0.12", "1.2", "10", "1,234",
+    ]  # fmt: skip
+    assert size_text(9_280_000) == "9.3 MB"
+    assert in_one_unit([0.0733, 0.0006779, None], TIMES) == ["73 ms", "0.68 ms", ""]
+
+
+def test_short_names_say_what_differs_only():
+    cell = Cell("mnist", "vgg11", "ddp", batch_size=16, devices_per_node=2, epochs=1)
+    assert short_names([cell, cell.with_(batch_size=32)]) == [
+        "mnist vgg11 ddp 1x2 batch_size=16",
+        "mnist vgg11 ddp 1x2 batch_size=32",
+    ]
+    assert short_names([cell, cell.with_(repeat=1)])[1] == "mnist vgg11 ddp 1x2 rep1"
+
+
+def test_plan_lists_cells(project, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    listed = printed("plan", "--list")
+    assert "  mnist vgg11 ddp 1x2\n" in listed
+    assert json.loads(printed("plan", "--json"))["to_run"] == 30
+
+
+def test_commands_find_the_repository_upwards(project, monkeypatch):
+    below = project / "docs" / "deep"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    assert "30 to run" in printed("plan")
+    assert Path.cwd() == project
+    own = below / "mine.yaml"
+    own.write_text(
+        (project / "config" / "config.yaml")
+        .read_text()
+        .replace("experiment: demo", "experiment: mine")
+    )
+    monkeypatch.chdir(below)
+    assert "experiment: mine" in enter_project(Path("mine.yaml")).read_text()
+
+
+def test_outside_a_repository_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="no ddlbench repository"):
+        printed("plan")
+
+
+def test_a_site_that_is_not_filled_in_is_refused(project):
+    with pytest.raises(ConfigError, match=r"slurm-example.yaml: replace REPLACE_ME in .*account"):
+        printed("plan", "--site", "slurm-example")
+    assert load_site("slurm-example", as_example=True).launcher == "slurm"
+    path = project / "config" / "sites" / "mine.yaml"
+    values = yaml.safe_load((project / "config" / "sites" / "local.yaml").read_text())
+    path.write_text(yaml.safe_dump({**values, "setup": ["module load REPLACE_ME"]}))
+    with pytest.raises(ConfigError, match="replace REPLACE_ME in setup"):
+        load_site("mine")
+
+
+def test_doctor_takes_the_site_of_the_experiment(project):
+    with pytest.raises(ConfigError, match="site local starts its cells on this machine"):
+        printed("doctor")
