@@ -1,4 +1,4 @@
-"""Schema checks whose messages say what is wrong, where, and what to write instead."""
+"""Validates YAML by schemas; messages say what is wrong, where, and what to write instead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: the file is missing, is no YAML, or holds no mapping.
-
     """
     try:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -47,8 +46,7 @@ def check(value: Any, schema: Mapping[str, Any], where: str) -> None:
     """Validate ``value``.
 
     Raises:
-        ConfigError: naming one key at fault, as ``where: a.b: what is wrong; what to write``.
-
+        ConfigError: names one wrong key, as ``where: a.b: what is wrong; what to write``.
     """
     error = best_match(_Validator(schema).iter_errors(value), key=_relevance)
     if error is not None:
@@ -66,12 +64,12 @@ def check_against(name: str, value: Any, where: str) -> None:
 
 
 def fill_defaults(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """``value`` with the defaults of its schema where it is silent."""
+    """``value`` with the defaults of its schema for missing keys."""
     return _filled(_schema(name), value)
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """Write a closing remark: the likely spelling if one is near, else all known words."""
+    """The end of a message: the likely spelling if one is near, else all known words."""
     known = sorted(known)
     close = difflib.get_close_matches(str(word), known, n=1)
     if close:
@@ -90,12 +88,12 @@ def _filled(schema: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, An
 
 
 def _is_integer(_: object, value: object) -> bool:
-    """JSON schema takes 2.0 for an integer; a count in Python and in a path is 2."""
+    """JSON schema accepts 2.0 as an integer; we do not, as paths need 2."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_number(_: object, value: object) -> bool:
-    """YAML can write .nan and .inf; no setting means one of them."""
+    """No setting may be .nan or .inf, which YAML allows."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -108,7 +106,7 @@ _Validator = extend(
 
 
 def _relevance(error: ValidationError) -> Any:
-    """Outer keys first; a misspelt key before the required key that it leaves missing."""
+    """Prefer outer keys, and a misspelt key over the required key that is missing for it."""
     return -len(error.path), error.validator == "additionalProperties", relevance(error)
 
 
@@ -120,46 +118,45 @@ def _sentence(error: ValidationError) -> str:
 
 def _unknown_key(error: ValidationError) -> str:
     known = list(_schema_of(error).get("properties", {}))
-    key = next(key for key in _instance(error) if key not in known)
+    key = next(key for key in error.instance if key not in known)
     return f"{key!r} is not a key here; {nearest(key, known)}"
 
 
 def _missing_key(error: ValidationError) -> str:
-    key = next(key for key in _rule(error) if key not in _instance(error))
-    return (
-        f"{key!r} is missing; add it{_told(_schema_of(error).get('properties', {}).get(key, {}))}"
-    )
+    key = next(key for key in _rule(error) if key not in error.instance)
+    described = _description(_schema_of(error).get("properties", {}).get(key, {}))
+    return f"{key!r} is missing; add it{described}"
 
 
 def _wrong_type(error: ValidationError) -> str:
     kinds = [_rule(error)] if isinstance(_rule(error), str) else list(_rule(error))
-    got = _instance(error)
-    told = _told(_schema_of(error))
-    if got is None:
-        return f"is empty; write {_kinds(kinds)}, or leave the key out{told}"
-    return f"{_shown(got)} is not {_kinds(kinds)}{_spelling(kinds, got)}{told}"
+    value = error.instance
+    described = _description(_schema_of(error))
+    if value is None:
+        return f"is empty; write {_kinds(kinds)}, or leave the key out{described}"
+    return f"{_shown(value)} is not {_kinds(kinds)}{_spelling(kinds, value)}{described}"
 
 
 def _no_choice(error: ValidationError) -> str:
-    choices = [str(option) for option in _rule(error)]
-    few = len(choices) <= _FEW
-    remark = f"write {_either(choices)}" if few else nearest(_instance(error), choices)
-    return f"{_shown(_instance(error))} is not allowed; {remark}"
+    options = [str(option) for option in _rule(error)]
+    few = len(options) <= _FEW
+    remark = f"write {_either(options)}" if few else nearest(error.instance, options)
+    return f"{_shown(error.instance)} is not allowed; {remark}"
 
 
 def _out_of_range(error: ValidationError) -> str:
     words = _LIMITS[str(error.validator)]
-    return f"{_shown(_instance(error))} is {words} {_rule(error)}{_told(_schema_of(error))}"
+    return f"{_shown(error.instance)} is {words} {_rule(error)}{_description(_schema_of(error))}"
 
 
 def _empty(error: ValidationError) -> str:
-    remark = "" if _instance(error) == "" else "; write at least one value"
-    return f"must not be empty{remark}{_told(_schema_of(error))}"
+    remark = "" if error.instance == "" else "; write at least one value"
+    return f"must not be empty{remark}{_description(_schema_of(error))}"
 
 
 def _other(error: ValidationError) -> str:
-    told = _told(_schema_of(error)) or f": {error.message.splitlines()[0]}"
-    return f"{_shown(_instance(error))} does not fit{told}"
+    rule = _description(_schema_of(error)) or f": {error.message.splitlines()[0]}"
+    return f"{_shown(error.instance)} does not fit{rule}"
 
 
 _LIMITS = {
@@ -178,7 +175,7 @@ _SENTENCES: dict[str, Callable[[ValidationError], str]] = {
 }
 
 
-# jsonschema types these three loosely, as they are unset until an error is raised.
+# jsonschema types these two loosely, as they are unset until an error is raised.
 def _schema_of(error: ValidationError) -> Mapping[str, Any]:
     return error.schema if isinstance(error.schema, Mapping) else {}
 
@@ -187,12 +184,7 @@ def _rule(error: ValidationError) -> Any:
     return error.validator_value
 
 
-def _instance(error: ValidationError) -> Any:
-    return error.instance
-
-
-def _told(schema: Mapping[str, Any]) -> str:
-    """Quote what a schema says of itself."""
+def _description(schema: Mapping[str, Any]) -> str:
     return f" ({schema['description'].rstrip('.')})" if "description" in schema else ""
 
 
@@ -209,13 +201,13 @@ def _either(words: Sequence[str]) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _spelling(kinds: Sequence[str], got: object) -> str:
+def _spelling(kinds: Sequence[str], value: object) -> str:
     """Guess what the user meant where YAML read the value as another type."""
-    if "array" in kinds and isinstance(got, str | int | float):
-        return f"; write [{got}]"
-    if {"integer", "number"} & set(kinds) and isinstance(got, str | float):
+    if "array" in kinds and isinstance(value, str | int | float):
+        return f"; write [{value}]"
+    if {"integer", "number"} & set(kinds) and isinstance(value, str | float):
         try:
-            number = float(got)
+            number = float(value)
         except ValueError:
             return ""
         if number.is_integer():

@@ -1,7 +1,7 @@
-"""The tables of an experiment, collected from its cells.
+"""Collects the tables of an experiment from its cells.
 
-``measurements.csv`` has a row a cell of the matrix, whether or not it has a result; ``steps.csv``
-every step of every cell. ``summary.csv`` is made of the first (:mod:`.summary`).
+``measurements.csv`` has a row for every cell of the matrix, with or without a result; ``steps.csv``
+has a row for every step. :mod:`.summary` makes ``summary.csv`` of the first.
 """
 
 from __future__ import annotations
@@ -58,10 +58,9 @@ def collect(
 
     Args:
         experiment: its name.
-        site_name: name of the site that it ran on.
+        site_name: the site that it ran on.
         rows: its expanded matrix.
         results_root: the folder that holds ``<site>/cells``.
-
     """
     records = {
         row.cell.id: {
@@ -155,9 +154,9 @@ def _without_result(row: MatrixRow, path: Path) -> dict[str, Any]:
         return _without_number(Status.UNSUPPORTED, row.unsupported)
     failure = path.with_name("failure.json")
     try:
-        found = json.loads(failure.read_text("utf-8"))
-        code = found.get("reason_code", Status.FAILED)
-        return _without_number(Status.FAILED, Reason(code, found["reason"]))
+        record = json.loads(failure.read_text("utf-8"))
+        code = record.get("reason_code", Status.FAILED)
+        return _without_number(Status.FAILED, Reason(code, record["reason"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return _without_number(Status.NOT_RUN, Reason("no_result", "there is no result.json"))
 
@@ -172,12 +171,12 @@ def _without_number(status: Status, reason: str) -> dict[str, Any]:
 
 
 def _code_of(result: Result) -> str | None:
-    """The code of a result's reason; its status where an earlier version wrote no code."""
+    """The code of a result's reason; the status if an earlier version wrote no code."""
     return result.reason_code or reason_code(None, result.status)
 
 
 def _is_stale(inputs: InputDigests, cell: Cell, site: str, root: Path) -> bool:
-    """Whether the plan, or a file that it was made from, differs from what was measured."""
+    """Whether the plan, or a file that it was made from, has changed since the measurement."""
     for name, digest in measured_digests(cell, site, root).items():
         if None not in (digest, getattr(inputs, name)) and digest != getattr(inputs, name):
             return True
@@ -219,7 +218,6 @@ def _memory(ranks: Sequence[RankEntry]) -> dict[str, Any]:
 
 
 def _checkpointing(part: Checkpointing | None) -> dict[str, Any]:
-    """Nothing for a cell without checkpoints, and for results that are older than these."""
     if part is None:
         return {}
     return {
@@ -235,9 +233,9 @@ def _commit(provenance: Provenance) -> str | None:
 
 
 def _compare(record: dict[str, Any], base: dict[str, Any]) -> None:
-    """Set the speed-up of a cell over a base that did the same work, or say why there is none."""
-    found = unlike(base["ran_on"], record["ran_on"])
-    record["notes"] = NOTE_BREAK.join(filter(None, [record["notes"], *found]))
+    """Set the speed-up of a cell over its base, or a note with the reason why there is none."""
+    notes = unlike(base["ran_on"], record["ran_on"])
+    record["notes"] = NOTE_BREAK.join(filter(None, [record["notes"], *notes]))
     if not forbids_speedup(record["notes"]):
         record["speedup"] = base["epoch_s"] / record["epoch_s"]
         record["base_samples_per_s"] = base["samples_per_s"]
@@ -259,9 +257,9 @@ _LOG = logging.getLogger(__name__)
 def collect_steps(
     site_name: str, rows: list[MatrixRow], results_root: Path = RESULTS
 ) -> pd.DataFrame:
-    """Put the ``steps.csv`` of all cells below each other; see :data:`STEPS`.
+    """Concatenate the ``steps.csv`` of all cells; see :data:`STEPS`.
 
-    Cells without one are left out; so is one that cannot be read, with a warning.
+    An unreadable file is left out with a warning.
     """
     parts = [part for row in rows if (part := _steps_of(row, site_name, results_root)) is not None]
     if not parts:
@@ -298,13 +296,7 @@ def make_tables(
 ) -> Tables:
     """Write ``measurements.csv``, ``summary.csv`` and ``steps.csv`` into ``out_dir``.
 
-    Args:
-        experiment: its name.
-        site: name of the site.
-        rows: the expanded matrix.
-        results_root: the folder that holds ``<site>/cells``.
-        out_dir: normally :func:`ddlbench.experiment.paths.tables_dir`.
-
+    The other arguments are those of :func:`collect`.
     """
     measurements = collect(experiment, site, rows, results_root)
     tables = Tables(measurements, summarise(measurements), collect_steps(site, rows, results_root))

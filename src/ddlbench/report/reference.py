@@ -1,4 +1,4 @@
-"""``docs/results.md``, made from the columns of the tables and the schema of result.json."""
+"""Generates ``docs/results.md`` from the columns of the tables and the schema of result.json."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ field. This page is made by `make tables`.
   never cleaned.
 """
 
-# What the schema leaves unsaid because the name says most of it.
+# Meanings of fields that have no description in the schema.
 _MEANINGS = {
     "schema_version": "version of this format",
     "status": "how the cell ended",
@@ -184,7 +184,7 @@ tables `accuracy.csv`, `table_6_1.csv`, `table_8_1.csv` and `table_8_2.csv` (the
 
 
 def results_page() -> str:
-    """Write the whole page, as Markdown."""
+    """The whole page in Markdown."""
     parts = [
         _INTRODUCTION,
         _table("measurements.csv: one row a cell of the matrix", MEASUREMENTS),
