@@ -118,19 +118,19 @@ def _sentence(error: ValidationError) -> str:
 
 def _unknown_key(error: ValidationError) -> str:
     known = list(_schema_of(error).get("properties", {}))
-    key = next(key for key in error.instance if key not in known)
+    key = next(key for key in _instance(error) if key not in known)
     return f"{key!r} is not a key here; {nearest(key, known)}"
 
 
 def _missing_key(error: ValidationError) -> str:
-    key = next(key for key in _rule(error) if key not in error.instance)
+    key = next(key for key in _rule(error) if key not in _instance(error))
     described = _description(_schema_of(error).get("properties", {}).get(key, {}))
     return f"{key!r} is missing; add it{described}"
 
 
 def _wrong_type(error: ValidationError) -> str:
     kinds = [_rule(error)] if isinstance(_rule(error), str) else list(_rule(error))
-    value = error.instance
+    value = _instance(error)
     described = _description(_schema_of(error))
     if value is None:
         return f"is empty; write {_kinds(kinds)}, or leave the key out{described}"
@@ -140,23 +140,23 @@ def _wrong_type(error: ValidationError) -> str:
 def _no_choice(error: ValidationError) -> str:
     options = [str(option) for option in _rule(error)]
     few = len(options) <= _FEW
-    remark = f"write {_either(options)}" if few else nearest(error.instance, options)
-    return f"{_shown(error.instance)} is not allowed; {remark}"
+    remark = f"write {_either(options)}" if few else nearest(_instance(error), options)
+    return f"{_shown(_instance(error))} is not allowed; {remark}"
 
 
 def _out_of_range(error: ValidationError) -> str:
     words = _LIMITS[str(error.validator)]
-    return f"{_shown(error.instance)} is {words} {_rule(error)}{_description(_schema_of(error))}"
+    return f"{_shown(_instance(error))} is {words} {_rule(error)}{_description(_schema_of(error))}"
 
 
 def _empty(error: ValidationError) -> str:
-    remark = "" if error.instance == "" else "; write at least one value"
+    remark = "" if _instance(error) == "" else "; write at least one value"
     return f"must not be empty{remark}{_description(_schema_of(error))}"
 
 
 def _other(error: ValidationError) -> str:
     rule = _description(_schema_of(error)) or f": {error.message.splitlines()[0]}"
-    return f"{_shown(error.instance)} does not fit{rule}"
+    return f"{_shown(_instance(error))} does not fit{rule}"
 
 
 _LIMITS = {
@@ -175,13 +175,17 @@ _SENTENCES: dict[str, Callable[[ValidationError], str]] = {
 }
 
 
-# jsonschema types these two loosely, as they are unset until an error is raised.
+# jsonschema types these three loosely, as they are unset until an error is raised.
 def _schema_of(error: ValidationError) -> Mapping[str, Any]:
     return error.schema if isinstance(error.schema, Mapping) else {}
 
 
 def _rule(error: ValidationError) -> Any:
     return error.validator_value
+
+
+def _instance(error: ValidationError) -> Any:
+    return error.instance
 
 
 def _description(schema: Mapping[str, Any]) -> str:

@@ -17,16 +17,6 @@ _HOMES = {
     "summarise": "summary",
 }
 
-__all__ = [
-    "FIGURES",
-    "collect",
-    "collect_steps",
-    "figures_for",
-    "make_figure",
-    "make_tables",
-    "summarise",
-]
-
 
 def __getattr__(name: str) -> Any:
     """Import a public name from its module."""

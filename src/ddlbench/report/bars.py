@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from ddlbench.report.footer import NOISY, STALE
+from ddlbench.report.labels import network_label
 from ddlbench.report.layout import PanelSize
 from ddlbench.report.style import (
     GREY,
@@ -31,10 +33,13 @@ from ddlbench.report.style import (
     PAGE_MM,
     DatasetLook,
     StrategyLook,
+    dataset_look,
     shade,
+    strategy_look,
     text_width_mm,
     wrapped,
 )
+from ddlbench.report.tables import rows_of
 
 GAP = 0.8
 SLOT_MM = 2.7
@@ -67,6 +72,33 @@ class Group:
     bars: Sequence[Bar | None]
 
 
+def bar_groups(
+    part: pd.DataFrame,
+    networks: Sequence[str],
+    datasets: Sequence[str],
+    values: Callable[[Any], tuple[float, float, float]],
+) -> list[Group]:
+    """One group for each network with a bar for each dataset.
+
+    ``values`` gives value, low and high of a row with ``mark``, ``stale`` and ``noisy``.
+    """
+    bars = {
+        (row.network, row.dataset): Bar(
+            *values(row),
+            strategy_look(row.strategy).colour,
+            dataset_look(row.dataset),
+            row.mark,
+            row.stale,
+            row.noisy,
+        )
+        for row in rows_of(part)
+    }
+    return [
+        Group(network_label(network), [bars.get((network, dataset)) for dataset in datasets])
+        for network in networks
+    ]
+
+
 def slots_width_mm(groups: int, members: int) -> float:
     """The least width at which marks of neighbouring slots do not touch."""
     return groups * (members + GAP) * SLOT_MM
@@ -86,20 +118,13 @@ def panel_size(
     *,
     left: float,
     between: float,
-    right: float,
+    right: float = 2.0,
 ) -> PanelSize:
     """Compute the size of panels of groups.
 
     Labels are horizontal if then at least two panels fit side by side and the page is not too long.
-    Otherwise panels are as narrow as their marks allow, and labels are turned.
-
-    Args:
-        labels: of the groups.
-        members: slots of a group.
-        panels: number of panels of each section.
-        left: as of :class:`PanelSize`.
-        between: as of :class:`PanelSize`.
-        right: as of :class:`PanelSize`.
+    Otherwise panels are as narrow as their marks allow, and labels are turned. ``members`` are the
+    slots of a group, ``panels`` the number of panels of each section.
     """
     slots = max(slots_width_mm(len(labels), members), _NARROWEST_MM)
     width = max(slots, label_width_mm(labels))

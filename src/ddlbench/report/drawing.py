@@ -36,13 +36,7 @@ def draw_figure(name: str, png: Path, *inputs: Any) -> Path:
 
 
 def make_figure(name: str, tables_dir: Path, out_png: Path, site_description: str = "") -> None:
-    """Draw a figure of an experiment.
-
-    Args:
-        name: one of :func:`ddlbench.report.registry.figures_for`.
-        tables_dir: folder of the tables that ``make_tables`` wrote.
-        out_png: path of the figure.
-        site_description: for the footer.
+    """Draw a figure of an experiment from its tables.
 
     Raises:
         ConfigError: there is no such figure.
@@ -62,15 +56,7 @@ def make_prediction_figures(
     site_description: str = "",
     results: Path = RESULTS,
 ) -> list[Path]:
-    """Draw figures of predictions.
-
-    Args:
-        names: as :func:`ddlbench.report.registry.prediction_figures_for` gives them.
-        predictions_json: the experiment's predictions.
-        tables_dir: folder of its tables.
-        out_dir: folder of the figures.
-        site_description: for the footer.
-        results: the folder that holds ``<site>/cells``.
+    """Draw the figures of predictions that :func:`prediction_figures_for` names.
 
     Raises:
         ConfigError: there is no such figure, or a file is missing or wrong.

@@ -104,16 +104,7 @@ def lay_out(
     size: PanelSize,
     share_y: bool,
 ) -> Page:
-    """Place the texts and empty axes of a figure.
-
-    Args:
-        title: of the figure.
-        legend: handles and labels.
-        sections: at least one, each with at least one panel.
-        footer: sentences, a paragraph each.
-        size: of the panels.
-        share_y: the panels of a section share their y axis.
-    """
+    """Place the texts and empty axes of a figure; ``share_y`` is within a section."""
     page_mm, columns = _columns(max(len(s.panels) for s in sections), size)
     sides = 2 * _EDGE + size.left + size.right + (columns - 1) * size.between
     width = min((page_mm - sides) / columns, size.max_width)

@@ -48,6 +48,14 @@ from ddlbench.report.tables import (
 
 COLUMNS = MEASUREMENTS
 _REASON_LENGTH = 300
+_OF_CELL = (
+    "dataset", "network", "strategy", "nodes", "devices_per_node", "geometry", "batch_size",
+    "precision", "fabric", "repeat",
+)  # fmt: skip
+_OF_TIMING = (
+    "dataset_samples", "epoch_s", "epoch_scaled", "samples_per_s", "load_s", "noisy",
+)  # fmt: skip
+_OWN = ("epoch", "step", "warmup", "step_s", "load_s", "loss")
 _NAMED = ("batch_size", "precision", "fabric")
 
 
@@ -56,11 +64,7 @@ def collect(
 ) -> pd.DataFrame:
     """Collect the measurements of an experiment, in the order of its matrix; see :data:`COLUMNS`.
 
-    Args:
-        experiment: its name.
-        site_name: the site that it ran on.
-        rows: its expanded matrix.
-        results_root: the folder that holds ``<site>/cells``.
+    ``results_root`` is the folder that holds ``<site>/cells``.
     """
     records = {
         row.cell.id: {
@@ -84,22 +88,13 @@ def _identity(cell: Cell) -> dict[str, Any]:
     options = {name for name, _ in cell.options}
     pairs = [(name, f"{name}={value}") for name, value in cell.variant_pairs]
     return {
+        **{name: getattr(cell, name) for name in _OF_CELL},
         "cell_id": cell.id,
-        "dataset": cell.dataset,
-        "network": cell.network,
-        "strategy": cell.strategy,
-        "options": ",".join(pair for name, pair in pairs if name in options),
-        "nodes": cell.nodes,
-        "devices_per_node": cell.devices_per_node,
-        "geometry": cell.geometry,
         "workers": workers_of(cell),
-        "batch_size": cell.batch_size,
-        "precision": cell.precision,
-        "fabric": cell.fabric,
+        "options": ",".join(pair for name, pair in pairs if name in options),
         "settings": ",".join(
             pair for name, pair in pairs if name not in options and name not in _NAMED
         ),
-        "repeat": cell.repeat,
     }
 
 
@@ -192,12 +187,7 @@ def _timing(timing: Timing | None) -> dict[str, Any]:
     if timing is None:
         return {}
     return {
-        "dataset_samples": timing.dataset_samples,
-        "epoch_s": timing.epoch_s,
-        "epoch_scaled": timing.epoch_scaled,
-        "samples_per_s": timing.samples_per_s,
-        "load_s": timing.load_s,
-        "noisy": timing.noisy,
+        **{name: getattr(timing, name) for name in _OF_TIMING},
         "step_median_s": timing.step_s.median_s,
         "step_low_s": timing.step_s.low_s,
         "step_high_s": timing.step_s.high_s,
@@ -250,7 +240,6 @@ def _comparable(record: dict[str, Any], base: dict[str, Any]) -> bool:
     )
 
 
-_OWN = ("epoch", "step", "warmup", "step_s", "load_s", "loss")
 _LOG = logging.getLogger(__name__)
 
 
@@ -278,12 +267,7 @@ def _steps_of(row: MatrixRow, site: str, root: Path) -> pd.DataFrame | None:
         if missing:
             raise ValueError(f"no column {', '.join(sorted(missing))}")
         own = own.loc[:, list(_OWN)].assign(
-            cell_id=cell.id,
-            dataset=cell.dataset,
-            network=cell.network,
-            strategy=cell.strategy,
-            geometry=cell.geometry,
-            repeat=cell.repeat,
+            cell_id=cell.id, **{name: getattr(cell, name) for name in _OF_CELL}
         )
         return conform(own, STEPS)
     except (ValueError, OSError) as error:  # pandas' parser errors are ValueErrors
@@ -294,10 +278,7 @@ def _steps_of(row: MatrixRow, site: str, root: Path) -> pd.DataFrame | None:
 def make_tables(
     experiment: str, site: str, rows: list[MatrixRow], results_root: Path, out_dir: Path
 ) -> Tables:
-    """Write ``measurements.csv``, ``summary.csv`` and ``steps.csv`` into ``out_dir``.
-
-    The other arguments are those of :func:`collect`.
-    """
+    """Write ``measurements.csv``, ``summary.csv`` and ``steps.csv`` into ``out_dir``."""
     measurements = collect(experiment, site, rows, results_root)
     tables = Tables(measurements, summarise(measurements), collect_steps(site, rows, results_root))
     for name in ("measurements", "summary", "steps"):

@@ -278,30 +278,14 @@ FIGURES: Registry[FigureEntry] = Registry(
                 "is wrong."
             ),
         ),
-        "links": FigureEntry(
-            "links",
-            "ddlbench.report.figures.links:draw_links",
-        ),
-        "sweeps": FigureEntry(
-            "links",
-            "ddlbench.report.figures.links:draw_sweeps",
-        ),
+        "links": FigureEntry("links", "ddlbench.report.figures.links:draw_links"),
+        "sweeps": FigureEntry("links", "ddlbench.report.figures.links:draw_sweeps"),
         "oracle_published": FigureEntry(
-            "published",
-            "ddlbench.report.figures.paradl:draw_published",
+            "published", "ddlbench.report.figures.paradl:draw_published"
         ),
-        "timeline": FigureEntry(
-            "cell",
-            "ddlbench.report.timeline.figure:draw_cell",
-        ),
-        "schedule": FigureEntry(
-            "schedule",
-            "ddlbench.report.timeline.figure:draw_schedule",
-        ),
-        "split": FigureEntry(
-            "sharding",
-            "ddlbench.report.figures.sharding:draw",
-        ),
+        "timeline": FigureEntry("cell", "ddlbench.report.timeline.figure:draw_cell"),
+        "schedule": FigureEntry("schedule", "ddlbench.report.timeline.figure:draw_schedule"),
+        "split": FigureEntry("sharding", "ddlbench.report.figures.sharding:draw"),
     },
     _of_package,
 )
@@ -333,11 +317,7 @@ def prediction_figures_for(rows: Rows) -> list[str]:
 
 
 def prediction_figure(name: str, strategies: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """Find a figure of predictions by the name of its file.
-
-    Args:
-        name: as :func:`prediction_figures_for` gives it.
-        strategies: all predicted ones.
+    """Find a figure of predictions by a name of :func:`prediction_figures_for`.
 
     Returns:
         its name in :data:`FIGURES`, and its strategy if it has one.

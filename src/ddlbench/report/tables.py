@@ -30,33 +30,13 @@ class Column:
     description: str
 
 
-def _text(name: str, description: str) -> Column:
-    return Column(name, "text", "", description)
+def _column(kind: Kind, unit: str = "") -> Callable[[str, str], Column]:
+    return lambda name, description: Column(name, kind, unit, description)
 
 
-def _count(name: str, description: str) -> Column:
-    return Column(name, "integer", "", description)
-
-
-def _bytes(name: str, description: str) -> Column:
-    return Column(name, "integer", "B", description)
-
-
-def _seconds(name: str, description: str) -> Column:
-    return Column(name, "number", "s", description)
-
-
-def _rate(name: str, description: str) -> Column:
-    return Column(name, "number", "1/s", description)
-
-
-def _number(name: str, description: str) -> Column:
-    return Column(name, "number", "", description)
-
-
-def _flag(name: str, description: str) -> Column:
-    return Column(name, "flag", "", description)
-
+_text, _flag, _number = _column("text"), _column("flag"), _column("number")
+_count, _bytes = _column("integer"), _column("integer", "B")
+_seconds, _rate = _column("number", "s"), _column("number", "1/s")
 
 _WHERE = (
     _text("site", "site that the cell ran on"),

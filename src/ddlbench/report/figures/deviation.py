@@ -19,8 +19,7 @@ from matplotlib.ticker import FuncFormatter
 
 from ddlbench.report import published
 from ddlbench.report.bars import (
-    Bar,
-    Group,
+    bar_groups,
     draw_groups,
     panel_size,
     patch,
@@ -38,7 +37,7 @@ from ddlbench.report.predicted import (
     shown_cells,
     title_of,
 )
-from ddlbench.report.style import GREY, PAGE_MM, dataset_look, strategy_look
+from ddlbench.report.style import GREY, PAGE_MM, dataset_look
 from ddlbench.report.tables import rows_of
 
 _NEUTRAL = "#444444"
@@ -89,7 +88,7 @@ def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure,
     for axes, (part, beside) in page.facets:
         # Numbers would lie under the hollow marks.
         number = "" if len(beside) else "{:+.0f}"
-        draw_groups(axes, _groups(part, networks, datasets), page.width_mm, number)
+        draw_groups(axes, bar_groups(part, networks, datasets, _values), page.width_mm, number)
         _draw_published(axes, beside, networks, datasets)
         axes.axhline(0, color=GREY, linewidth=0.6, zorder=1)
         axes.set_ylim(*limits)
@@ -135,28 +134,9 @@ def published_label(printed: pd.DataFrame) -> str:
     return f"{published.CITATION}, {places} ({hardware})"
 
 
-def _groups(part: pd.DataFrame, networks: list[str], datasets: list[str]) -> list[Group]:
-    rows = {(row.network, row.dataset): row for row in rows_of(part)}
-    return [
-        Group(network_label(network), [_bar(rows.get((network, d))) for d in datasets])
-        for network in networks
-    ]
-
-
-def _bar(row: Any) -> Bar | None:
-    if row is None:
-        return None
+def _values(row: Any) -> tuple[float, float, float]:
     low, high = _interval(row)
-    return Bar(
-        100 * row.signed_error,
-        100 * low,
-        100 * high,
-        strategy_look(row.strategy).colour,
-        dataset_look(row.dataset),
-        row.mark,
-        row.stale,
-        row.noisy,
-    )
+    return 100 * row.signed_error, 100 * low, 100 * high
 
 
 def _interval(row: Any) -> tuple[float, float]:

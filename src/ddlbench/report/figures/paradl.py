@@ -181,10 +181,8 @@ def draw_published(
 ) -> tuple[Figure, pd.DataFrame]:
     """A row a network, a column a strategy, a group a number of devices.
 
-    Args:
-        rows: of :func:`ddlbench.predict.paradl.measured.read_measured`, one campaign.
-        platform: of the projections.
-        source: sentence for the footer: the origin of rows and platform.
+    ``rows`` are one campaign of :func:`ddlbench.predict.paradl.measured.read_measured`; ``source``
+    is a sentence for the footer.
     """
     bars = bars_of_table(rows, platform)
     below = [f"{source} Means of the accuracies: ddlbench oracle score."]

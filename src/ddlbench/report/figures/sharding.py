@@ -231,7 +231,7 @@ def _scene(axes: Axes, picture: Picture, foot: float) -> None:
         return
     left = 8.0
     _tiles(axes, (left, foot), picture.inputs, "x: 4 samples", "channels")
-    _arrow(axes, 71.5, 76.0, foot)
+    _arrow(axes, 71.5, 76.0, foot + 10.0)
     _grid(axes, 80.0, foot + 3.0, 14.0, lambda row, column: picture.weights(0, row, column))
     axes.text(87.0, foot + 20.5, "w: weights", ha="center")
     axes.text(87.0, foot - 0.3, "channels", ha="center", va="center", color=GREY)
@@ -239,7 +239,7 @@ def _scene(axes: Axes, picture: Picture, foot: float) -> None:
         78.8, foot + 10.0, "filters", rotation=90, ha="center", va="center",
         color=GREY,
     )  # fmt: skip
-    _arrow(axes, 96.0, 102.0, foot)
+    _arrow(axes, 96.0, 102.0, foot + 10.0)
     _tiles(axes, (106.0, foot), picture.outputs, "y: 4 samples, as computed", "filters")
 
 
@@ -287,11 +287,11 @@ def _box(axes: Axes, at: tuple[float, float], width: float, height: float, colou
     axes.add_patch(Rectangle(at, width, height, facecolor=colour, edgecolor=edge, linewidth=0.6))
 
 
-def _arrow(axes: Axes, start: float, end: float, foot: float) -> None:
+def _arrow(axes: Axes, start: float, end: float, y: float) -> None:
     axes.add_patch(
         FancyArrowPatch(
-            (start, foot + 10.0), (end, foot + 10.0), arrowstyle="-|>", mutation_scale=6,
-            linewidth=0.8, color=GREY, shrinkA=0, shrinkB=0,
+            (start, y), (end, y), arrowstyle="-|>", mutation_scale=6, linewidth=0.8, color=GREY,
+            shrinkA=0, shrinkB=0,
         )
     )  # fmt: skip
 
@@ -311,11 +311,6 @@ def _pipeline(axes: Axes, foot: float) -> None:
                 (foot + 13.0, x + side + 1, x + pitch - 1, "output"),
                 (foot + 7.0, x + pitch - 1, x + side + 1, "gradient"),
             ):
-                axes.add_patch(
-                    FancyArrowPatch(
-                        (start, y), (end, y), arrowstyle="-|>", mutation_scale=6, linewidth=0.8,
-                        color=GREY, shrinkA=0, shrinkB=0,
-                    )
-                )  # fmt: skip
+                _arrow(axes, start, end, y)
                 width = text_width_mm(name)
                 axes.text(middle - width / 2, y + 0.8, name, color=GREY)

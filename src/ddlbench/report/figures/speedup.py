@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddlbench.report.bars import Bar, Group, draw_groups, message, panel_size, patch, top_of
+from ddlbench.report.bars import Group, bar_groups, draw_groups, message, panel_size, patch, top_of
 from ddlbench.report.figures.facets import unique
 from ddlbench.report.figures.scaling import without_base
 from ddlbench.report.footer import Context, common_notes, footer, interval_sentence
@@ -22,7 +22,7 @@ from ddlbench.report.labels import (
     workers_label,
 )
 from ddlbench.report.layout import Panel, Section, lay_out
-from ddlbench.report.style import GREY, dataset_look, strategy_look
+from ddlbench.report.style import GREY, dataset_look
 from ddlbench.report.tables import Tables, rows_of
 
 _NEUTRAL = "#444444"
@@ -46,7 +46,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         panels = []
         for (strategy, variant), own in part.groupby(["strategy", "variant"], sort=False):
             note = "; ".join(n for n in common_notes(own) if n not in everywhere)
-            data = (own, _groups(own, networks, datasets))
+            data = (own, bar_groups(own, networks, datasets, _values))
             panels.append(Panel(strategy_label(str(strategy), str(variant)), note, data))
         workers = workers_label(int(part["workers"].max()))
         heading = f"{workers} ({geometry})" if len(geometries) > 1 else ""
@@ -72,27 +72,8 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     return page.figure, shown[_TABLE]
 
 
-def _groups(part: pd.DataFrame, networks: list[str], datasets: list[str]) -> list[Group]:
-    rows = {(row.network, row.dataset): row for row in rows_of(part)}
-    return [
-        Group(network_label(network), [_bar(rows.get((network, d))) for d in datasets])
-        for network in networks
-    ]
-
-
-def _bar(row: Any) -> Bar | None:
-    if row is None:
-        return None
-    return Bar(
-        row.speedup,
-        row.speedup_low,
-        row.speedup_high,
-        strategy_look(row.strategy).colour,
-        dataset_look(row.dataset),
-        row.mark,
-        row.stale,
-        row.noisy,
-    )
+def _values(row: Any) -> tuple[float, float, float]:
+    return row.speedup, row.speedup_low, row.speedup_high
 
 
 def _fill(axes: Axes, part: pd.DataFrame, groups: list[Group], width_mm: float) -> None:

@@ -110,12 +110,7 @@ def beside_lanes(boxes: Iterable[Box]) -> dict[Box, int]:
 
 
 def trace_of_boxes(panels: Mapping[str, Sequence[Box]], rows: Sequence[Row]) -> dict[str, Any]:
-    """The JSON value of a trace file.
-
-    Args:
-        panels: boxes by the name of their process, as "planned"; empty ones are left out.
-        rows: the threads of each process.
-    """
+    """The JSON value of a trace file, with a process for each panel that has boxes."""
     shown = {process: panel for process, panel in enumerate(panels.items()) if panel[1]}
     return chrome_trace(
         [_piece(box, process) for process, (_, boxes) in shown.items() for box in boxes],

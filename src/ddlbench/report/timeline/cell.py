@@ -144,14 +144,11 @@ class CellTimeline:
     """Everything that the timeline of one cell shows.
 
     Args:
-        cell: what ran.
-        rows: its devices.
         planned, measured: all boxes, each from its own zero; either may be empty.
         windows: the parts to draw.
         in_seconds: planned times are the cell's own medians; else a forward pass takes 1.
         not_planned: the reason why there are no planned boxes, or nothing.
         uncertainty_s: of the ranks' clocks; None for a single clock.
-        result: None without a result.json.
     """
 
     cell: Cell
@@ -168,9 +165,7 @@ class CellTimeline:
 def read_cell(folder: Path, steps: int | None = None) -> CellTimeline:
     """Read a cell's folder.
 
-    Args:
-        folder: below ``results/<site>/cells/``.
-        steps: steps or mini-batches to show; None chooses.
+    ``steps`` is the number of steps or mini-batches to show; None chooses.
 
     Raises:
         InvalidTimeline: it is no cell's folder, a file is wrong, or there is nothing to draw.

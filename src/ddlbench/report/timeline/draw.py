@@ -74,15 +74,7 @@ def _device_mm(rows: int) -> float:
 
 
 class Block:
-    """Rows under each other, in axes whose y is in millimetres from the top.
-
-    Args:
-        axes: to draw into.
-        rows: the devices.
-        part: what they did.
-        top_mm: the upper edge of the first row.
-        mm_per_s: scale of the time axis.
-    """
+    """Draws the rows of a part below ``top_mm``, in axes whose y is in mm from the top."""
 
     def __init__(
         self, axes: Axes, rows: Sequence[Row], part: Part, top_mm: float, mm_per_s: float
@@ -189,66 +181,60 @@ class Panel(NamedTuple):
     reason: str
 
 
-def panels_of(window: Window, not_planned: str, of_cell: bool) -> list[Panel]:
-    """The panels of a window from top to bottom.
+@dataclass(frozen=True)
+class Shown:
+    """One window of a page.
 
     Args:
-        window: to draw.
+        cell_id: empty for a schedule alone, which has no measured panel.
         not_planned: the reason why there are no planned boxes.
-        of_cell: there is a measured panel, even without boxes.
-    """
-    panels = [Panel("planned", window.planned, not_planned)]
-    if of_cell:
-        panels.append(Panel("measured", window.measured, NOT_RECORDED))
-    return panels
-
-
-def window_height_mm(panels: Sequence[Panel], rows: int) -> float:
-    """Height of the axes of a window."""
-    blocks = sum(_panel_height_mm(panel, rows) for panel in panels)
-    return blocks + _BETWEEN_MM * (len(panels) - 1)
-
-
-def draw_window(
-    axes: Axes,
-    window: Window,
-    panels: Sequence[Panel],
-    rows: Sequence[Row],
-    *,
-    width_mm: float,
-    in_seconds: bool,
-) -> None:
-    """Draw a window.
-
-    Args:
-        axes: as high as :func:`window_height_mm`.
-        window: to draw.
-        panels: of :func:`panels_of`.
-        rows: the devices.
-        width_mm: of the axes.
         in_seconds: times are seconds; else a forward pass takes 1.
     """
-    length_s = window.length_s or 1.0
+
+    heading: str
+    window: Window
+    rows: Sequence[Row]
+    cell_id: str = ""
+    not_planned: str = ""
+    in_seconds: bool = True
+
+    @property
+    def panels(self) -> list[Panel]:
+        panels = [Panel("planned", self.window.planned, self.not_planned)]
+        if self.cell_id:
+            panels.append(Panel("measured", self.window.measured, NOT_RECORDED))
+        return panels
+
+    @property
+    def height_mm(self) -> float:
+        """Height of the window's axes."""
+        blocks = sum(_panel_height_mm(panel, len(self.rows)) for panel in self.panels)
+        return blocks + _BETWEEN_MM * (len(self.panels) - 1)
+
+
+def _draw_window(axes: Axes, shown: Shown, width_mm: float) -> None:
+    length_s = shown.window.length_s or 1.0
     axes.set_xlim(0, length_s)
-    axes.set_ylim(window_height_mm(panels, len(rows)), 0)
+    axes.set_ylim(shown.height_mm, 0)
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
     axes.spines["left"].set_visible(False)
     ticks: list[tuple[float, str]] = []
     top = 0.0
-    for panel in panels:
-        text = _heading(panel, window, in_seconds)
+    for panel in shown.panels:
+        text = _heading(panel, shown.window, shown.in_seconds)
         heading = axes.text(0, top + _HEAD_MM / 2, text, va="center", gid="panel")
         heading.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
         if panel.part is not None:
-            block = Block(axes, rows, panel.part, top + _HEAD_MM, width_mm / length_s)
+            block = Block(axes, shown.rows, panel.part, top + _HEAD_MM, width_mm / length_s)
             block.draw(length_s)
-            ticks += [(block.centre(index), row.label) for index, row in enumerate(rows)]
-        top += _panel_height_mm(panel, len(rows)) + _BETWEEN_MM
+            ticks += [(block.centre(index), row.label) for index, row in enumerate(shown.rows)]
+        top += _panel_height_mm(panel, len(shown.rows)) + _BETWEEN_MM
     axes.set_yticks([y for y, _ in ticks], [label for _, label in ticks])
     axes.tick_params(axis="y", length=0)
     if ticks:
-        _scale(axes, length_s, in_seconds)
+        unit = unit_for(length_s, TIMES) if shown.in_seconds else Unit("forward passes", 1.0)
+        ticks_in(unit, axes.xaxis, "Time", 8)
     else:
         axes.set_xticks([])
 
@@ -274,40 +260,10 @@ def _heading(panel: Panel, window: Window, in_seconds: bool) -> str:
     return f"{panel.name}: {window.count} {noun} in {took}; devices compute {share:.0%} of the time"
 
 
-def _scale(axes: Axes, length_s: float, in_seconds: bool) -> None:
-    unit = unit_for(length_s, TIMES) if in_seconds else Unit("forward passes", 1.0)
-    ticks_in(unit, axes.xaxis, "Time", 8)
-
-
 COLUMNS = [
     "cell_id", "window", "panel", "row", "place", "stage", "kind", "mini_batch", "micro_batch",
     "start_s", "end_s",
 ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Shown:
-    """One window of a page.
-
-    Args:
-        heading: above the window.
-        window: its boxes.
-        rows: the devices.
-        cell_id: empty for a schedule alone, which has no measured panel.
-        not_planned: the reason why there are no planned boxes.
-        in_seconds: times are seconds; else a forward pass takes 1.
-    """
-
-    heading: str
-    window: Window
-    rows: Sequence[Row]
-    cell_id: str = ""
-    not_planned: str = ""
-    in_seconds: bool = True
-
-    @property
-    def panels(self) -> list[Panel]:
-        return panels_of(self.window, self.not_planned, of_cell=bool(self.cell_id))
 
 
 def draw_page(
@@ -317,10 +273,7 @@ def draw_page(
 
     Seconds in the table count from the left end of a window's time axis.
     """
-    sections = [
-        Section(one.heading, [PagePanel("", data=one)], window_height_mm(one.panels, len(one.rows)))
-        for one in shown
-    ]
+    sections = [Section(one.heading, [PagePanel("", data=one)], one.height_mm) for one in shown]
     labels = [row.label for one in shown for row in one.rows]
     page = lay_out(
         title,
@@ -339,14 +292,7 @@ def draw_page(
         share_y=False,
     )
     for axes, one in page.facets:
-        draw_window(
-            axes,
-            one.window,
-            one.panels,
-            one.rows,
-            width_mm=page.width_mm,
-            in_seconds=one.in_seconds,
-        )
+        _draw_window(axes, one, page.width_mm)
     records = [record for one in shown for record in _records(one)]
     return page.figure, pd.DataFrame(records, columns=COLUMNS).astype({"micro_batch": "Int64"})
 

@@ -76,7 +76,7 @@ def windows_of(
     Args:
         planned: all boxes; may be empty.
         measured: all boxes; may be empty.
-        schedule: of the planned boxes; None if it is not known.
+        schedule: of the planned boxes, if known.
         rows: number of devices.
         steps: mini-batches to show; None chooses.
     """
