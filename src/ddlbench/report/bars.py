@@ -27,12 +27,14 @@ from ddlbench.report.footer import NOISY, STALE
 from ddlbench.report.labels import network_label
 from ddlbench.report.layout import PanelSize
 from ddlbench.report.style import (
+    CENTRED,
     GREY,
     LINE_MM,
     MM,
     PAGE_MM,
     DatasetLook,
     StrategyLook,
+    bar_style,
     dataset_look,
     shade,
     strategy_look,
@@ -153,9 +155,7 @@ def is_crowded(labels: Sequence[str], width_mm: float) -> bool:
 
 def patch(colour: str, look: DatasetLook) -> Patch:
     """Make a legend's sample of a bar."""
-    return Patch(
-        facecolor=shade(colour, look.white), edgecolor=colour, hatch=look.hatch, linewidth=0.6
-    )
+    return Patch(**bar_style(colour, look))
 
 
 def top_of(groups: Sequence[Group]) -> float:
@@ -205,18 +205,11 @@ def _top(bar: Bar) -> float:
 
 
 def _draw_bar(axes: Axes, x: float, bar: Bar, *, fill: float, slot_mm: float, number: str) -> None:
-    edge = shade(bar.colour, 0.55) if bar.stale else bar.colour
-    drawn = axes.bar(
-        x,
-        bar.value,
-        width=fill,
-        facecolor=shade(bar.colour, max(bar.look.white, 0.6 if bar.stale else 0.0)),
-        edgecolor=edge,
-        linewidth=0.6,
-        hatch=bar.look.hatch,
-        zorder=2,
-    )
-    drawn[0].set_gid("bar")
+    look = bar_style(bar.colour, bar.look)
+    if bar.stale:
+        look["facecolor"] = shade(bar.colour, max(bar.look.white, 0.6))
+        look["edgecolor"] = shade(bar.colour, 0.55)
+    axes.bar(x, bar.value, width=fill, zorder=2, gid="bar", **look)
     if math.isfinite(bar.low) and math.isfinite(bar.high):
         below, above = max(bar.value - bar.low, 0.0), max(bar.high - bar.value, 0.0)
         axes.errorbar(
@@ -250,17 +243,13 @@ def _draw_bar(axes: Axes, x: float, bar: Bar, *, fill: float, slot_mm: float, nu
 
 def _draw_marks(axes: Axes, start: float, group: Group, slot_mm: float) -> None:
     """Draw one mark over each run of slots with the same reason."""
-    slot = 0
-    while slot < len(group.bars):
-        bar = group.bars[slot]
-        last = slot
-        if bar is not None and bar.mark:
-            while last + 1 < len(group.bars) and (
-                (other := group.bars[last + 1]) is not None and other.mark == bar.mark
-            ):
-                last += 1
-            _draw_mark(axes, start + slot, start + last + 1, bar.mark, slot_mm)
-        slot = last + 1
+    marks = [bar.mark if bar is not None else "" for bar in group.bars]
+    left = start
+    for mark, run in itertools.groupby(marks):
+        right = left + len(list(run))
+        if mark:
+            _draw_mark(axes, left, right, mark, slot_mm)
+        left = right
 
 
 def _draw_mark(axes: Axes, left: float, right: float, mark: str, slot_mm: float) -> None:
@@ -304,12 +293,11 @@ def message(axes: Axes, text: str, width_mm: float) -> None:
         0.5,
         "\n".join(lines),
         transform=axes.transAxes,
-        ha="center",
-        va="center",
         color=GREY,
         gid="message",
         zorder=5,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
+        **CENTRED,
     )
 
 

@@ -38,6 +38,7 @@ MIN_PT = 7.0
 TITLE_PT = 9.0
 LINE_MM = 3.0
 GREY = "#555555"
+CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}
 
 _RC: dict[Any, Any] = {
     "axes.axisbelow": True,
@@ -215,6 +216,12 @@ def strategy_look(name: str) -> StrategyLook:
     number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big")
     shades = _OTHERS if strategy is None else FAMILIES.get(strategy.family, _OTHERS)
     return StrategyLook(shades[number % len(shades)], _MARKERS[number % len(_MARKERS)])
+
+
+def bar_style(colour: str, look: DatasetLook) -> dict[str, Any]:
+    """Matplotlib's properties of a bar."""
+    face = shade(colour, look.white)
+    return {"facecolor": face, "edgecolor": colour, "hatch": look.hatch, "linewidth": 0.6}
 
 
 def dataset_look(name: str) -> DatasetLook:

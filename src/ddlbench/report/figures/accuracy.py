@@ -18,7 +18,7 @@ from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import strategy_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.predicted import Predicted, shown_cells
-from ddlbench.report.style import GREY, DatasetLook, shade, strategy_look, text_width_mm
+from ddlbench.report.style import GREY, DatasetLook, bar_style, strategy_look, text_width_mm
 
 _MODEL = DatasetLook(0.35, "")
 _BASELINE = DatasetLook(0.75, "/////")
@@ -98,17 +98,8 @@ def _frame(axes: Axes, predictors: list[str], errors: pd.Series, first: bool) ->
 
 def _draw_row(axes: Axes, place: int, errors: np.ndarray, colour: str, look: DatasetLook) -> None:
     mean = float(errors.mean())
-    drawn = axes.barh(
-        place,
-        min(mean, _CUT),
-        height=0.66,
-        facecolor=shade(colour, look.white),
-        edgecolor=colour,
-        hatch=look.hatch,
-        linewidth=0.6,
-        zorder=2,
-    )
-    drawn[0].set_gid("bar")
+    style = bar_style(colour, look)
+    axes.barh(place, min(mean, _CUT), height=0.66, zorder=2, gid="bar", **style)
     inside = errors[errors <= 1.12 * _CUT]
     spread = np.random.default_rng(place).uniform(-0.2, 0.2, len(inside))
     axes.plot(inside, place + spread, **_POINT, zorder=3, gid="cells")

@@ -20,7 +20,14 @@ from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import network_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.predicted import Predicted, condition_sections, shown_cells
-from ddlbench.report.style import DatasetLook, shade, strategy_look, text_width_mm, ticks_in
+from ddlbench.report.style import (
+    CENTRED,
+    DatasetLook,
+    bar_style,
+    strategy_look,
+    text_width_mm,
+    ticks_in,
+)
 from ddlbench.report.tables import rows_of
 
 STRATEGY = "gpipe"
@@ -132,17 +139,8 @@ def _fill(axes: Axes, spans: pd.DataFrame, workers: int, width_mm: float, colour
     for row in rows_of(spans):
         look = _KINDS.get(str(row.kind), DatasetLook(0.5, ""))
         duration = row.end_s - row.start_s
-        drawn = axes.barh(
-            row.partition,
-            duration,
-            left=row.start_s - start,
-            height=0.72,
-            facecolor=shade(colour, look.white),
-            edgecolor=colour,
-            hatch=look.hatch,
-            linewidth=0.5,
-        )
-        drawn[0].set_gid(str(row.kind))
+        style = {**bar_style(colour, look), "linewidth": 0.5, "gid": str(row.kind)}
+        axes.barh(row.partition, duration, left=row.start_s - start, height=0.72, **style)
         text = str(row.micro_batch)
         if duration / length * width_mm > text_width_mm(text) + 0.8:
             _number(axes, row.start_s - start + duration / 2, row.partition, text, look)
@@ -151,14 +149,7 @@ def _fill(axes: Axes, spans: pd.DataFrame, workers: int, width_mm: float, colour
 
 
 def _number(axes: Axes, x: float, y: float, text: str, look: DatasetLook) -> None:
-    drawn = axes.text(
-        x,
-        y,
-        text,
-        ha="center",
-        va="center",
-        color="white" if look.white < 0.3 else "black",
-        gid="number",
-    )
+    colour = "white" if look.white < 0.3 else "black"
+    drawn = axes.text(x, y, text, color=colour, gid="number", **CENTRED)
     if look.hatch:
         drawn.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.3})

@@ -31,7 +31,7 @@ from ddlbench.experiment.links import Links, LinkSweep, Matrix, PairMatrix, Slow
 from ddlbench.experiment.units import BYTES_BINARY, GB, NS, TIMES, US, Unit, unit_for
 from ddlbench.report.footer import links_origin
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
-from ddlbench.report.style import StrategyLook, strategy_look
+from ddlbench.report.style import CENTRED, StrategyLook, strategy_look
 
 _SLOW = "#D55E00"
 _EMPTY = "#eeeeee"
@@ -136,16 +136,8 @@ def _heat(axes: Axes, values: np.ndarray) -> None:
         for column in range(size):
             value = float(values[row, column])
             if math.isfinite(value):
-                dark = float(norm(value)) > 0.45
-                axes.text(
-                    column,
-                    row,
-                    _number(value),
-                    ha="center",
-                    va="center",
-                    color="white" if dark else "black",
-                    gid="number",
-                )
+                colour = "white" if float(norm(value)) > 0.45 else "black"
+                axes.text(column, row, _number(value), color=colour, gid="number", **CENTRED)
 
 
 def _frame(axes: Axes, size: int) -> None:

@@ -159,15 +159,13 @@ def _draw_bar(axes: Axes, x: float, bar: Any, colour: str) -> None:
     compute_s = bar.compute_s if divided else bar.step_s
     style: dict[str, Any] = {"width": 0.86, "edgecolor": "black" if measured else colour}
     face = "white" if measured else colour
-    solid = axes.bar(x, compute_s, facecolor=face, linewidth=0.6, **style)
-    solid[0].set_gid("compute")
+    axes.bar(x, compute_s, facecolor=face, linewidth=0.6, gid="compute", **style)
     if divided:
         pale = "white" if measured else shade(colour, 0.65)
-        upper = axes.bar(
+        axes.bar(
             x, bar.communication_s, bottom=compute_s, facecolor=pale, hatch="//////",
-            linewidth=0.6, **style,
+            linewidth=0.6, gid="communication", **style,
         )  # fmt: skip
-        upper[0].set_gid("communication")
 
 
 def _accuracy(bar: Any) -> str:

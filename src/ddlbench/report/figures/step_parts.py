@@ -35,8 +35,8 @@ from ddlbench.report.predicted import (
 from ddlbench.report.style import (
     GREY,
     DatasetLook,
+    bar_style,
     seconds_axis,
-    shade,
     strategy_look,
     text_width_mm,
 )
@@ -125,10 +125,8 @@ def _measured(axes: Axes, row: Any) -> float:
     if not math.isfinite(row.measured_step_s):
         write_instead(axes, 0, str(row.mark), y=0.04)
         return 0.0
-    drawn = axes.bar(
-        0, row.measured_step_s, width=0.7, facecolor="white", edgecolor="black", linewidth=0.8
-    )
-    drawn[0].set_gid("measured")
+    style: dict[str, Any] = {"facecolor": "white", "edgecolor": "black", "linewidth": 0.8}
+    axes.bar(0, row.measured_step_s, width=0.7, gid="measured", **style)
     ends = (row.measured_low_s, row.measured_high_s)
     if all(map(math.isfinite, ends)):
         axes.plot([0, 0], ends, color="black", linewidth=0.8, marker="_", markersize=3, zorder=3)
@@ -145,17 +143,7 @@ def _stack(axes: Axes, place: int, row: Any, colour: str) -> float:
         height = float(getattr(row, name))
         if height <= 0:
             continue
-        drawn = axes.bar(
-            place,
-            height,
-            bottom=foot,
-            width=0.7,
-            facecolor=shade(colour, look.white),
-            edgecolor=colour,
-            hatch=look.hatch,
-            linewidth=0.6,
-        )
-        drawn[0].set_gid(name)
+        axes.bar(place, height, bottom=foot, width=0.7, gid=name, **bar_style(colour, look))
         foot += height
     return foot
 
