@@ -208,7 +208,7 @@ _COLUMNS = ("node", "layer", "forward_ms", "backward_ms", "activation_bytes", "p
 
 
 def as_csv(profile: Profile, batch_size: int) -> str:
-    """A profile at one of its batch sizes, as a table for pipeline partitioners: a row a block.
+    """A profile at one of its batch sizes, as a table of blocks for pipeline partitioners.
 
     Node 1 is the input, without time of its own, as in PipeDream's profiles.
 

@@ -59,7 +59,7 @@ def common_workers(workers: Iterable[int]) -> str:
 
 
 def variant_labels(summary: pd.DataFrame, without: Collection[str] = ()) -> pd.Series:
-    """Name the variant of each row, as "chunks 8, precision bf16"; empty where there is one.
+    """Name the variant of each row, as "chunks 8, precision bf16"; empty if there is only one.
 
     Two cells of one dataset, network, strategy and geometry are variants if an option or another
     field differs. Then its value is written for all rows of the strategy, defaults included.

@@ -102,7 +102,7 @@ def lay_out(
     *,
     footer: Sequence[str],
     size: PanelSize,
-    share_y: bool,
+    share_y: bool = False,
 ) -> Page:
     """Place the texts and empty axes of a figure; ``share_y`` is within a section."""
     page_mm, columns = _columns(max(len(s.panels) for s in sections), size)
@@ -296,6 +296,6 @@ def nothing_to_show(title: str, reason: str, below: Sequence[str]) -> Figure:
     """Draw a figure that has only a title, the reason why it is empty, and a footer."""
     size = PanelSize(min_width=60.0, height=4.0, left=4.0, between=0.0, bottom=1.0)
     section = Section(reason, [Panel("")])
-    page = lay_out(title, [], [section], footer=list(below), size=size, share_y=False)
+    page = lay_out(title, [], [section], footer=list(below), size=size)
     page.axes[0][0].set_axis_off()
     return page.figure

@@ -158,7 +158,7 @@ def plain(value: float, _: object) -> str:
 
 @dataclass(frozen=True)
 class StrategyLook:
-    """How a strategy is drawn."""
+    """Colour and marker of a strategy."""
 
     colour: str
     marker: str
@@ -166,7 +166,7 @@ class StrategyLook:
 
 @dataclass(frozen=True)
 class DatasetLook:
-    """How a dataset is drawn: its share of white, and its hatch."""
+    """Share of white and hatch of a dataset."""
 
     white: float
     hatch: str
@@ -174,7 +174,7 @@ class DatasetLook:
 
 @dataclass(frozen=True)
 class KindLook:
-    """How one kind of work is drawn in a timeline, and what the legend calls it."""
+    """Label, colour and hatch of one kind of work in timelines."""
 
     label: str
     colour: str

@@ -28,7 +28,7 @@ _CUT = 2.0  # longer bars are cut at 200 % and have their value written out
 
 
 def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """One panel a strategy, one row a predictor; each measured cell is a point."""
+    """Panels are strategies, rows predictors, points measured cells."""
     frame = predicted.predictions
     scored = frame[frame["signed_error"].notna()]
     known = set(frame["strategy"])

@@ -3,7 +3,7 @@
 ::
 
     step |  o   measured         x: the conditions, from the fastest link to the slowest
-         |  ^   a predictor      one panel a network, one section a strategy and geometry
+         |  ^   a predictor      panels are networks, sections strategies and geometries
          +--base--lat10--bw250--
 
 Predictions for an emulated fabric use the links measured under it. Without a measurement they use

@@ -50,7 +50,7 @@ _TABLE = [
 
 
 def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure, pd.DataFrame]:
-    """One panel a predictor, one section a geometry: networks on x, datasets as shades."""
+    """Sections are geometries, panels predictors; networks on x, datasets as shades."""
     frame = predicted.predictions
     predictors = own_predictors(frame, strategy)
     shown = frame[(frame["strategy"] == strategy) & frame["predictor"].isin(predictors)]

@@ -45,7 +45,7 @@ _ROW_MM = 6.0
 
 
 def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """One section for each dataset and geometry, one panel a network, one row a partition."""
+    """Sections are datasets and geometries, panels networks, rows partitions."""
     frame = predicted.predictions
     cells = frame[frame["strategy"] == STRATEGY].drop_duplicates("cell_id")
     recorded = {str(key): part for key, part in predicted.spans.groupby("configuration")}
@@ -72,7 +72,6 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
             between=5.0,
             max_columns=2,
         ),
-        share_y=False,
     )
     for axes, (spans, workers) in page.facets:
         _fill(axes, spans, workers, page.width_mm, colour)

@@ -75,7 +75,6 @@ def draw_links(links: Links) -> tuple[Figure, pd.DataFrame]:
             bottom=7.5,
             max_width=max(side * 1.6, 45.0),
         ),
-        share_y=False,
     )
     for axes, data in page.facets:
         if data is None:
@@ -252,7 +251,6 @@ def draw_sweeps(links: Links) -> tuple[Figure, pd.DataFrame]:
             right=4.0,
             max_columns=3,
         ),
-        share_y=False,
     )
     for axes, sweeps in page.facets:
         if not sweeps:

@@ -88,7 +88,7 @@ def _diverged(curve: pd.DataFrame) -> bool:
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """One section a network, dataset and batch: loss by updates beside loss by seconds."""
+    """A section is a network, dataset and batch size: loss over updates and over seconds."""
     shown = tables.summary.assign(variant=variant_labels(tables.summary))
     firsts = tables.measurements.drop_duplicates("cell_id").query("status == 'ok' and repeat == 0")
     by_configuration = {str(i).rpartition("/")[0]: str(i) for i in firsts["cell_id"]}

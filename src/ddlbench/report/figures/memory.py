@@ -45,7 +45,7 @@ _TABLE = [
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """One panel a dataset and geometry: networks on x, strategies as colours."""
+    """Sections are geometries, panels datasets; networks on x, strategies as colours."""
     shown = tables.summary.assign(variant=variant_labels(tables.summary))
     shown["mark"] = [_mark(row) for row in rows_of(shown)]
     datasets = in_dataset_order(shown["dataset"])
@@ -81,7 +81,6 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             left=12.5,
             between=11.0,
         ),
-        share_y=False,
     )
     values = [drawn for _, groups in page.facets if (drawn := _values(groups))]
     logarithmic = any(max(drawn) / min(drawn) > _LOG_FROM for drawn in values)

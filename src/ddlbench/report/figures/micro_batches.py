@@ -91,7 +91,7 @@ def table_6_1(predictions: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """One panel a network: time of a sample over the number of micro-batches."""
+    """Panels are networks: time of a sample over the number of micro-batches."""
     frame = _pipelines(predicted.predictions)
     keys = ["strategy", "dataset", "workers", "geometry", "batch_size", "fabric"]
     networks = unique(frame["network"])
@@ -117,7 +117,6 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
             max_width=60.0,
             max_columns=5,
         ),
-        share_y=False,
     )
     for axes, part in page.facets:
         _fill(axes, part, predictors)

@@ -5,7 +5,7 @@
         87   94                accuracy of a projection, in percent
        |/|  |/|  |/|           communication
        |#|  |#|  | |           computation
-    published corrected measured        one group a number of devices
+    published corrected measured        a group is a number of devices
 
 A row is a network, a column a strategy; every panel has its own scale. Accuracy is ParaDL's: 1 -
 |projected - measured| / measured, which may be below zero. The same code draws our own runs and the
@@ -89,7 +89,6 @@ def draw_bars(
             max_width=90.0,
             max_columns=5,
         ),
-        share_y=False,
     )
     for axes, (strategy, own) in page.facets:
         _fill(axes, own, sources, strategy_look(_own_name(strategy)).colour)
@@ -177,7 +176,7 @@ def _accuracy(bar: Any) -> str:
 def draw_published(
     rows: pd.DataFrame, platform: Platform, source: str
 ) -> tuple[Figure, pd.DataFrame]:
-    """A row a network, a column a strategy, a group a number of devices.
+    """Rows are networks, columns strategies, groups numbers of devices.
 
     ``rows`` are one campaign of :func:`ddlbench.predict.paradl.measured.read_measured`; ``source``
     is a sentence for the footer.
@@ -241,7 +240,7 @@ def bars_of_table(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
 
 
 def _end(rows: pd.DataFrame, column: str) -> pd.Series:
-    """One end of the measured interval, or the measurement itself where there is no interval."""
+    """One end of the measured interval, or the measurement itself if the table has no interval."""
     measured_s = rows["seconds_per_iteration"]
     if column not in rows.columns:
         return measured_s
@@ -259,7 +258,7 @@ _PREDICTORS = {"paradl-published": "as-published", "paradl-corrected": "correcte
 
 
 def draw_runs(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """A row a network and dataset, a column a strategy, a group a geometry."""
+    """Rows are networks and datasets, columns strategies, groups geometries."""
     frame = predicted.predictions
     shown = frame[frame["predictor"].isin(_PREDICTORS)]
     title = "ParaDL's oracle: projected and measured step"

@@ -118,7 +118,7 @@ _SAME = ("network", "dataset", "geometry")
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """One panel a network, one section a dataset; strategies side by side at each geometry."""
+    """Sections are datasets, panels networks; strategies are side by side at each geometry."""
     shown = pipeline_table(tables)
     names = list(dict.fromkeys(zip(shown["strategy"], shown["variant"], strict=True)))
     geometries = unique(shown.sort_values(["workers", "nodes"])["geometry"])

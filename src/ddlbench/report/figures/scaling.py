@@ -42,7 +42,7 @@ TABLE = [
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """One panel a network, one section a dataset, one line a strategy."""
+    """Sections are datasets, panels networks, lines strategies."""
     shown = without_base(tables.summary)
     shown["line"] = per_node_lines(shown)
     sentences = [

@@ -183,7 +183,6 @@ def draw(strategy: str) -> Figure:
             min_width=160.0, height=_SCENE_MM + 3.4 * len(lines), left=1.0, between=0.0, right=1.0,
             bottom=1.0,
         ),
-        share_y=False,
     )  # fmt: skip
     axes = page.axes[0][0]
     height = _SCENE_MM + 3.4 * len(lines)

@@ -35,7 +35,7 @@ _TABLE = [
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """One panel a strategy and geometry: networks on x, datasets as shades."""
+    """Sections are geometries, panels strategies; networks on x, datasets as shades."""
     shown = without_base(tables.summary)
     datasets = in_dataset_order(shown["dataset"])
     networks = unique(shown["network"])

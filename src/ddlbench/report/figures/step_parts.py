@@ -57,7 +57,7 @@ _TABLE = [
 
 
 def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure, pd.DataFrame]:
-    """One panel a network, one section a dataset and geometry; the measured bar stands first."""
+    """Sections are datasets and geometries, panels networks; the measured bar is the first."""
     frame = predicted.predictions
     predictors = own_predictors(frame, strategy)
     shown = frame[(frame["strategy"] == strategy) & frame["predictor"].isin(predictors)]
@@ -73,7 +73,6 @@ def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure,
         ],
         footer=footer(shown_cells(predicted, shown), context, _sentences(strategy)),
         size=_size([_MEASURED, *predictors], len(networks)),
-        share_y=False,
     )
     for axes, part in page.facets:
         _fill(axes, part, predictors, colour)

@@ -34,7 +34,7 @@ class _Line(NamedTuple):
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """One panel a network, one section a dataset, one row a strategy."""
+    """Sections are datasets, panels networks, rows strategies."""
     shown = tables.summary.assign(variant=variant_labels(tables.summary))
     steps = tables.steps[~tables.steps["warmup"] & tables.steps["step_s"].notna()]
     good = tables.measurements.loc[tables.measurements["status"] == Status.OK, "cell_id"]

@@ -289,7 +289,6 @@ def draw_page(
             bottom=7.5,
             max_columns=1,
         ),
-        share_y=False,
     )
     for axes, one in page.facets:
         _draw_window(axes, one, page.width_mm)
