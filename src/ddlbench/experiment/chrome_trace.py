@@ -32,9 +32,7 @@ class Piece:
 
 
 def chrome_trace(
-    pieces: Iterable[Piece],
-    processes: Mapping[int, str],
-    threads: Mapping[tuple[int, int], str],
+    pieces: Iterable[Piece], processes: Mapping[int, str], threads: Mapping[tuple[int, int], str]
 ) -> dict[str, Any]:
     """The JSON value of a trace file; its times are microseconds.
 

@@ -210,11 +210,7 @@ def _memory(ranks: Sequence[RankEntry]) -> dict[str, Any]:
 def _checkpointing(part: Checkpointing | None) -> dict[str, Any]:
     if part is None:
         return {}
-    return {
-        "checkpoint_s": part.total_s,
-        "resumed": part.resumed,
-        "lost_steps": part.lost_steps,
-    }
+    return {"checkpoint_s": part.total_s, "resumed": part.resumed, "lost_steps": part.lost_steps}
 
 
 def _commit(provenance: Provenance) -> str | None:

@@ -99,8 +99,7 @@ MEASUREMENTS: tuple[Column, ...] = (
         "device may hide",
     ),
     _number(
-        "speedup",
-        "epoch_s of the base over epoch_s, same repeat, dataset_samples and processors",
+        "speedup", "epoch_s of the base over epoch_s, same repeat, dataset_samples and processors"
     ),
     _text("base_cell_id", "the sequential cell that speedup is measured against"),
     _rate("base_samples_per_s", "absolute speed of the base"),

@@ -244,12 +244,7 @@ def draw_sweeps(links: Links) -> tuple[Figure, pd.DataFrame]:
         sections,
         footer=[_sweeps_sentence(links.sweeps), *links.notes, *links_origin(links)],
         size=PanelSize(
-            min_width=50.0,
-            height=42.0,
-            left=15.0,
-            between=16.0,
-            right=4.0,
-            max_columns=3,
+            min_width=50.0, height=42.0, left=15.0, between=16.0, right=4.0, max_columns=3
         ),
     )
     for axes, sweeps in page.facets:

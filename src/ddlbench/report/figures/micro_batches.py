@@ -110,12 +110,7 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
         ],
         footer=footer(shown_cells(predicted, shown), context, [_LEGEND_SENTENCE]),
         size=PanelSize(
-            min_width=30.0,
-            height=28.0,
-            left=11.0,
-            between=9.0,
-            max_width=60.0,
-            max_columns=5,
+            min_width=30.0, height=28.0, left=11.0, between=9.0, max_width=60.0, max_columns=5
         ),
     )
     for axes, part in page.facets:

@@ -114,11 +114,9 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
         _legend(looks, batches, any_published),
         sections,
         footer=footer(shown, context, _sentences(shown, quantity)),
-        size=PanelSize(
-            min_width=36.0, height=30.0, left=13.0, between=3.0, max_columns=4,
-        ),
+        size=PanelSize(min_width=36.0, height=30.0, left=13.0, between=3.0, max_columns=4),
         share_y=True,
-    )  # fmt: skip
+    )
     ticks = _ticks(shown)
     for section, axes_row in zip(sections, page.axes, strict=True):
         content = [panel.data for panel in section.panels]
@@ -278,10 +276,7 @@ def _frame(
 
 
 def _draw_lines(
-    axes: Axes,
-    own: pd.DataFrame,
-    looks: dict[tuple[str, str], StrategyLook],
-    batches: list[int],
+    axes: Axes, own: pd.DataFrame, looks: dict[tuple[str, str], StrategyLook], batches: list[int]
 ) -> None:
     crosses: dict[float, int] = {}
     for key, cells in own.groupby(["strategy", "variant", "batch_size"], sort=False):

@@ -270,7 +270,7 @@ def draw_runs(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFr
     sentences = [
         "Measured communication is the time that the mean rank waits for others: it holds their "
         "lateness too, and a pipeline's bubble, which projections count as computation. Strategies "
-        "that cannot tell it have a plain bar.",
+        "that cannot tell it have a plain bar."
     ]
     below = footer(shown_cells(predicted, shown), context, sentences)
     return draw_bars(title, bars, "Nodes x devices", below, LIMIT), bars
