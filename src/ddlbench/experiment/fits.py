@@ -227,7 +227,7 @@ def _columns(points: Sequence[MessageTime]) -> tuple[Floats, Floats]:
     times = np.array([point.time_s for point in points], dtype=float)
     if len(np.unique(sizes)) < 2:
         raise ConfigError(
-            "a latency and a bandwidth cannot be told from fewer than two message sizes; "
+            "a latency and a bandwidth cannot be fitted to fewer than two message sizes; "
             f"the sweep has {len(np.unique(sizes))}"
         )
     for size, time in zip(sizes, times, strict=True):

@@ -6,7 +6,7 @@
                                   /plan.json       who runs where, and how
                                   /steps.csv       one row a step
                                   /log.txt         what every rank printed
-                                  /.checkpoint/    where checkpoints are asked for, until then
+                                  /.checkpoint/    checkpoints of an unfinished cell, if any
     results/<site>/links/<fabric>/links.json       latency and bandwidth between devices
     results/<site>/profiles/<profile id>/profile.json   times and bytes of a network's layers
     results/<site>/<experiment>/tables/*.csv
