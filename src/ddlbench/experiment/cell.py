@@ -1,13 +1,13 @@
-"""A cell: one measurement of the experiment matrix, and its readable identity.
+"""A cell: one measurement of the experiment matrix, identified by a path.
 
-A cell's identity is its path below ``results/<site>/cells/``::
+The path is below ``results/<site>/cells/``::
 
     cifar10/resnet18/gpipe/1x4/batch_size=2048+chunks=32/rep0
     dataset network  strategy  |  only what differs      repeat
                             nodes x devices per node
 
-Defaults live here, in code, and never in a configuration: a value, an axis or a repeat that is
-added to a matrix therefore leaves every other path as it was.
+Defaults are in the code, never in a configuration. So a value, an axis or a repeat that is added to
+a matrix changes no other path.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ OptionValue = bool | int | float | str
 _GEOMETRY = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)")
 _SAFE = re.compile(r"[A-Za-z0-9_.:+@-]+")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_.]+)?")
-# Snakemake parts a job's wildcards at commas when it hands the job to a cluster, so pairs are
-# parted by a plus. A value may hold one too (a balance of 5+9): only one before a name counts.
+# Pairs are separated by a plus, as Snakemake splits wildcards at commas. A value may contain a plus
+# (a balance of 5+9), so only a plus before a name separates.
 _BETWEEN_PAIRS = re.compile(r"\+(?=[A-Za-z_][A-Za-z0-9_]*=)")
 _OPTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST_FOLDER_NAME = 255
-# Fields that have a place of their own in the path; all others appear by name when not default.
+# Fields with their own place in the path; others appear as name=value unless they have the default.
 _PLACED = ("dataset", "network", "strategy", "nodes", "devices_per_node", "repeat", "options")
-# Fields that came when results were there already.
+# Fields that are newer than the first results.
 _YOUNGER = ("checkpoint_every_steps", "deterministic")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Everything that decides what a measurement measures.
+    """Everything that defines a measurement.
 
     Args:
         dataset, network, strategy: names in the registry (or ``package.module:attribute``).
         batch_size: samples that one optimiser step consumes, over all workers.
-        nodes, devices_per_node: how many devices the cell asks for, and where.
+        nodes, devices_per_node: the geometry.
         repeat: index of the repetition; repetitions are separate jobs.
         epochs: measured epochs.
         warmup_steps: steps run before the first measured epoch, and dropped.
-        max_steps: at most so many steps an epoch; None runs the whole epoch.
-        data_scale: share of the dataset's images that is made.
+        max_steps: most steps of an epoch; None runs the whole epoch.
+        data_scale: share of the dataset's images that is used.
         data_format: "native" (the dataset's own) or "raw" (memory-mapped shards).
         data_source: "synthetic", or "real" for the site's own copy.
-        loader_workers: processes that load data, for each consumer; 0 loads in the worker.
+        loader_workers: loading processes for each consumer; 0 loads in the worker.
         precision: "fp32", "tf32" or "bf16".
         cudnn_benchmark: let cuDNN search for its fastest kernels.
         threads_per_device: CPU threads of one CPU device; the baseline has the same.
@@ -59,12 +59,11 @@ class Cell:
         learning_rate, momentum: of SGD.
         seed: of the initial weights, the data and its order.
         checkpoint_every_steps: measured steps between two checkpoints; 0 writes none.
-        deterministic: take only kernels that give the same bits in every run.
+        deterministic: use only kernels that give the same bits in every run.
         options: strategy options that differ from their defaults, sorted by name.
 
     Raises:
-        ConfigError: a value cannot stand in a path, or would not be read back from it.
-
+        ConfigError: a value cannot be part of a path, or would not be read back from it.
     """
 
     dataset: str
@@ -93,7 +92,7 @@ class Cell:
     options: tuple[tuple[str, OptionValue], ...] = ()
 
     def __post_init__(self) -> None:
-        """Bring values into their one form: equal cells have equal paths, plans and digests."""
+        """Normalise values, so that equal cells have equal paths, plans and digests."""
         for name in ("dataset", "network", "strategy"):
             if not _NAME.fullmatch(getattr(self, name)):
                 raise ConfigError(
@@ -128,7 +127,7 @@ class Cell:
 
     @property
     def variant_pairs(self) -> list[tuple[str, str]]:
-        """What differs from the defaults: fields, then options, as (name, value) texts."""
+        """Non-default fields, then options, as (name, value) texts."""
         pairs = [
             (name, _encode(getattr(self, name)))
             for name, default in _VARIED_DEFAULTS
@@ -155,7 +154,6 @@ class Cell:
 
         Raises:
             ConfigError: the path is not one that :attr:`id` writes.
-
         """
         parts = cell_id.strip("/").split("/")
         if len(parts) != 6 or not re.fullmatch(r"rep\d+", parts[5]):
@@ -191,14 +189,14 @@ class Cell:
         return cell
 
     def option(self, name: str, default: Any = None) -> Any:
-        """Return the cell's own value of a strategy option, else ``default``."""
+        """The cell's value of a strategy option, else ``default``."""
         return dict(self.options).get(name, default)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, options as a mapping: the form that result.json holds.
+        """All fields, options as a mapping, as in result.json.
 
-        A field of ``_YOUNGER`` is left out where it has its default: plans of cells that were
-        measured before it came keep their digests.
+        A field of ``_YOUNGER`` is left out if it has its default, so that plans of earlier cells
+        keep their digests.
         """
         values = {
             field.name: getattr(self, field.name)
@@ -213,7 +211,7 @@ class Cell:
         return cls(**{**values, "options": tuple(values.get("options", {}).items())})
 
     def with_(self, **changes: Any) -> Cell:
-        """Return a copy with some fields changed."""
+        """A copy with some fields changed."""
         return replace(self, **changes)
 
 
@@ -222,7 +220,6 @@ def parse_geometry(text: str, where: str) -> tuple[int, int]:
 
     Raises:
         ConfigError: the text is not of that form.
-
     """
     match = _GEOMETRY.fullmatch(str(text))
     if match is None:
@@ -255,7 +252,7 @@ def _encode(value: OptionValue | None) -> str:
 
 
 def _number(text: str) -> int | float | None:
-    """Find the finite number that :func:`_encode` writes as ``text``; None when there is none."""
+    """The finite number that :func:`_encode` writes as ``text``, if there is one."""
     for read in (int, float):
         try:
             value = read(text)
@@ -267,7 +264,7 @@ def _number(text: str) -> int | float | None:
 
 
 def _read_option(text: str) -> OptionValue:
-    """Read an option: what looks like true, false or a number is one, all else is a text."""
+    """Read an option as a bool or number if it looks like one, else as a text."""
     if text in ("true", "false"):
         return text == "true"
     number = _number(text)
@@ -275,7 +272,7 @@ def _read_option(text: str) -> OptionValue:
 
 
 def _read_field(name: str, text: str, cell_id: str) -> OptionValue | None:
-    """Read a cell's own field as the type that the field declares."""
+    """Read a cell's own field as the type of the field."""
     kind = _VARIED[name]
     if kind == "str":
         return text

@@ -15,11 +15,11 @@ class Piece:
     """One piece of work.
 
     Args:
-        name: what is written on it.
+        name: its label.
         kind: pieces of one kind have one colour.
-        process, thread: the row that it lies in.
+        process, thread: its row.
         start_s, end_s: seconds from the trace's zero.
-        arguments: what a click on it shows.
+        arguments: shown at a click.
     """
 
     name: str
@@ -32,16 +32,14 @@ class Piece:
 
 
 def chrome_trace(
-    pieces: Iterable[Piece],
-    processes: Mapping[int, str],
-    threads: Mapping[tuple[int, int], str],
+    pieces: Iterable[Piece], processes: Mapping[int, str], threads: Mapping[tuple[int, int], str]
 ) -> dict[str, Any]:
     """The JSON value of a trace file; its times are microseconds.
 
     Args:
         pieces: in any order.
-        processes: their labels.
-        threads: labels of rows by process and thread; rows are shown in the order of threads.
+        processes: label of each process.
+        threads: label of each row by (process, thread); rows are in the order of threads.
     """
     events = [_metadata("process_name", pid, 0, name=label) for pid, label in processes.items()]
     for (pid, tid), label in threads.items():
@@ -51,8 +49,8 @@ def chrome_trace(
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
-def _metadata(what: str, process: int, thread: int, **arguments: Any) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": arguments}
+def _metadata(event: str, process: int, thread: int, **arguments: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": event, "pid": process, "tid": thread, "args": arguments}
 
 
 def _complete(piece: Piece) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""An experiment: which cells it selects, and under which settings."""
+"""An experiment file: a matrix of cells with settings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ddlbench.experiment.errors import ConfigError
@@ -17,17 +17,16 @@ class Experiment:
     Args:
         name: folder of its tables and figures.
         site: name of the site it runs on.
-        repeats: how often each cell is measured.
+        repeats: measurements of each cell.
         matrix: axis -> values; their product makes cells.
-        settings: cell fields that hold for all cells unless something below says otherwise.
-        strategies: options a strategy; a list makes one cell a value.
+        settings: fields of all cells, which the entries below may change.
+        strategies: options of each strategy; a list makes a cell for each value.
         overrides: ``{when: {...}, set: {...}}``, applied in order.
         exclude: cells of the product to leave out.
-        include: further cells, written out by hand.
-        profile: at which batch sizes networks are profiled, and for how long.
-        predict: predictions are part of what the workflow makes unasked.
+        include: further single cells.
+        profile: batch sizes and duration of profiling.
+        predict: the workflow makes predictions by default.
         where: the file's name, for messages.
-
     """
 
     name: str
@@ -48,9 +47,8 @@ def parse_experiment(config: Mapping[str, Any], where: str = "config") -> Experi
     """Validate a configuration and fill its defaults.
 
     Raises:
-        ConfigError: a key is unknown, missing, or has a value its schema forbids; or one group
-            gives both batch keys.
-
+        ConfigError: a key is unknown or missing, its value is not allowed, or one group has both
+            batch keys.
     """
     values = dict(config)
     check_against("experiment", values, where)
@@ -60,24 +58,12 @@ def parse_experiment(config: Mapping[str, Any], where: str = "config") -> Experi
                 f"{where}: {place}: gives batch_size and batch_per_device; keep one of them"
             )
     values = fill_defaults("experiment", values)
-    return Experiment(
-        name=values["experiment"],
-        site=values["site"],
-        repeats=values["repeats"],
-        matrix=values["matrix"],
-        settings=values["settings"],
-        strategies=values["strategies"],
-        overrides=values["overrides"],
-        exclude=values["exclude"],
-        include=values["include"],
-        profile=values["profile"],
-        predict=values["predict"],
-        where=where,
-    )
+    named = {field.name: values[field.name] for field in fields(Experiment) if field.name in values}
+    return Experiment(name=values["experiment"], where=where, **named)
 
 
 def _layers(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every group of settings that is laid over others, and its place in the file."""
+    """Every group of settings, and its place in the file."""
     yield "settings", values.get("settings", {})
     yield "matrix", values["matrix"]
     for number, rule in enumerate(values.get("overrides", [])):

@@ -1,8 +1,7 @@
-"""What each dataset is, as data: DDLBench's Table I, and volumes for CosmoFlow.
+"""Specifications of datasets (DDLBench's Table I, and volumes for CosmoFlow), and their disk space.
 
-Also what data a cell asks for, and how much room it takes: known before anything is written, so
-that a planner on a login node answers "does it fit?". Writing, staging and loading live in
-:mod:`ddlbench.datasets`, whose writers refuse to begin when the answer is no.
+The space is known before anything is written, so a login node can check that the data fit.
+:mod:`ddlbench.datasets` writes, stages and loads them.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class DatasetSpec:
 
     @property
     def kind(self) -> Literal["images", "volumes"]:
-        """What a network reads from it."""
+        """The kind of input for networks."""
         return "images" if self.depth is None else "volumes"
 
     @property
@@ -63,7 +62,7 @@ class DatasetSpec:
 
     @property
     def rows(self) -> int:
-        """Rows of one channel: an image's height; a volume's slices stand one below the other."""
+        """Rows of one channel: the height, times the slices of a volume."""
         return self.height * (self.depth or 1)
 
     @property
@@ -72,21 +71,21 @@ class DatasetSpec:
         return self.channels * self.rows * self.width
 
     def num_images(self, split: str, scale: float) -> int:
-        """Images in ``split`` ("train" or "val") once shrunk by ``scale``; at least one."""
+        """Images in ``split`` ("train" or "val") times ``scale``; at least one."""
         full = self.num_train if split == "train" else self.num_val
         return max(1, round(full * scale))
 
 
 def _of_package(name: str, target: str) -> DatasetSpec:
     """The entry of another package."""
-    found = load_target(name, target)
-    if not isinstance(found, DatasetSpec) or found.name != name:
+    spec = load_target(name, target)
+    if not isinstance(spec, DatasetSpec) or spec.name != name:
         raise ConfigError(f"dataset {name!r}: {target} is no DatasetSpec of that name")
-    return found
+    return spec
 
 
-# From the smallest image to the largest, the order of figures. Jansen et al. 2020, Table I gives
-# train and test together; the split is that of its generator.
+# From the smallest image to the largest, as in figures. Table I of Jansen et al. 2020 gives the sum
+# of train and test; the split is that of its generator.
 DATASETS: Registry[DatasetSpec] = Registry(
     "ddlbench.datasets",
     {
@@ -107,8 +106,8 @@ DATASETS: Registry[DatasetSpec] = Registry(
                 "highres", "Highres", 1000, 3, 512, 512, 50_000, 10_000, "imagefolder",
                 white=0.88, hatch=".....",
             ),
-            # Not in Table I: what ParaDL trains CosmoFlow on, its four parameters as four classes;
-            # a tenth of all is for validation, of which ParaDL says nothing.
+            # Not in Table I: the data on which ParaDL trains CosmoFlow, with its four parameters as
+            # classes. ParaDL gives no validation set; we take a tenth.
             DatasetSpec("cosmoflow", "CosmoFlow", 4, 4, 256, 256, 1_584, 176, "raw", depth=256),
         )
     },
@@ -118,14 +117,14 @@ DATASETS: Registry[DatasetSpec] = Registry(
 
 SYNTHETIC = "synthetic"
 
-# Our JPEG files, by channels: measured over all image sizes, rounded up.
+# Measured on our JPEG files of all sizes and rounded up, by channels.
 _JPEG_BYTES_PER_PIXEL = {1: 0.55, 3: 0.40}
 _JPEG_HEADER_BYTES = {1: 360, 3: 660}
-_BLOCK_BYTES = 4096  # what the smallest file occupies on common file systems
+_BLOCK_BYTES = 4096  # of common file systems; the smallest file takes one
 
 
 def format_problem(spec: DatasetSpec, data_format: str) -> str | None:
-    """Why ``spec`` cannot be written as ``data_format``; None when it can."""
+    """Why ``spec`` cannot be written as ``data_format``; None if it can."""
     if spec.codec and data_format == spec.native_format:
         return None
     if spec.depth is not None and data_format != "raw":
@@ -149,12 +148,10 @@ class DataRequest:
         scale: share of the dataset's images, over 0; 1 is the whole of it.
         seed: of the synthetic content; at least 0.
         source: "synthetic", or the folder of the user's own data in torchvision's layout.
-        copy_to_scratch: copy the user's own data to the scratch folder instead of reading it
-            where it is.
+        copy_to_scratch: copy the user's own data to the scratch folder before reading.
 
     Raises:
         ConfigError: a field is out of range, or the dataset cannot have that format.
-
     """
 
     dataset: str
@@ -207,11 +204,10 @@ class DataRequest:
 
 
 def estimate_bytes(request: DataRequest) -> int:
-    """Room on disk, in bytes, that the synthetic data of ``request`` takes; a little too much.
+    """Upper estimate of the bytes on disk of synthetic data.
 
-    Exact to a few KiB for idx, cifar and raw; a format of another package is taken to hold decoded
-    images and 64 bytes more of each. JPEG sizes are estimated, and each file rounded
-    up to the 4 KiB a file system gives it.
+    It is exact to a few KiB for idx, cifar and raw. JPEG files are rounded up to blocks of 4 KiB.
+    For formats of other packages we assume decoded images with 64 further bytes each.
     """
     spec = request.spec
     images = request.num_images("train") + request.num_images("val")

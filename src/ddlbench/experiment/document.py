@@ -1,16 +1,15 @@
-"""JSON files: what one stage writes and later stages read.
+"""JSON files that one stage writes and later stages read.
 
 ::
 
     dataclass  -- JsonForm, SameKeys -->  JSON value  -- Document: schema -->  file
 
-Files are only ever parsed, never unpickled or executed; they are checked when they are written and
-again when they are read. They appear at once: written beside, flushed to disk, renamed.
+Files are only ever parsed, never unpickled or executed. They are validated when written and when
+read. Writes are atomic: to a temporary file, flushed to disk, renamed.
 
-A dataclass is frozen. A field's type is a number, text, bool or member of an enumeration, one of
-them or None, a mapping that is kept as it is, another such dataclass, or a tuple of these; JSON has
-lists where Python has tuples. Numbers are kept as they are, so that what is read is written back
-the same.
+Dataclasses are frozen. A field is a number, text, bool, enumeration member, mapping, another such
+dataclass, a tuple of these (a list in JSON), or None. Numbers are not converted, so a file that is
+read and written again stays the same.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A name to write to; what stands there when the block ends well becomes ``path``, at once.
+    """Give a temporary path that is renamed to ``path`` when the block ends.
 
-    The folder is made first. Where the block ends badly, ``path`` stays as it was.
+    The folder is made first. If the block raises, ``path`` is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
@@ -50,23 +49,23 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` atomically, making its folder first."""
+    """Write ``text`` to ``path`` atomically."""
     with whole_file(path) as beside:
         beside.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as readable JSON, atomically; NaN is refused, as JSON has none."""
+    """Write ``value`` as :func:`json_text`, atomically."""
     write_text(path, json_text(value))
 
 
 def json_text(value: Any) -> str:
-    """``value`` as readable JSON, as files hold it; NaN is refused, as JSON has none."""
+    """``value`` as indented JSON; NaN raises ValueError, as JSON has none."""
     return json.dumps(value, indent=1, allow_nan=False) + "\n"
 
 
 def digest_of(value: Any) -> str:
-    """A short digest of a JSON value, equal for equal values whatever the order of keys."""
+    """A short digest of a JSON value; it does not depend on the order of keys."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(canonical.encode(), digest_size=8).hexdigest()
 
@@ -76,8 +75,8 @@ class Document:
 
     Args:
         schema: name of the schema beside this module, ``<schema>.schema.json``.
-        noun: what the file is called in messages ("a readable result").
-        error: exception class for a file that is not one.
+        noun: name of the file in messages ("not a readable result").
+        error: exception class for an invalid file.
     """
 
     def __init__(self, schema: str, noun: str, error: type[Exception]) -> None:
@@ -85,14 +84,14 @@ class Document:
 
     @cached_property
     def _validator(self) -> Draft202012Validator:
-        from jsonschema import Draft202012Validator  # noqa: PLC0415 - takes its time
+        from jsonschema import Draft202012Validator  # noqa: PLC0415 - slow to import
 
         schema = files("ddlbench.experiment").joinpath(f"{self._schema}.schema.json")
         return Draft202012Validator(json.loads(schema.read_text("utf-8")))
 
     def check(self, value: Any, where: str) -> None:
-        """Raise the document's error, naming place and fault, unless ``value`` fits the schema."""
-        from jsonschema.exceptions import best_match  # noqa: PLC0415 - takes its time
+        """Raise the document's error, with place and fault, unless ``value`` fits the schema."""
+        from jsonschema.exceptions import best_match  # noqa: PLC0415 - slow to import
 
         error = best_match(self._validator.iter_errors(value))
         if error is not None:
@@ -108,7 +107,7 @@ class Document:
         """Read and check.
 
         Raises:
-            the document's error: the file is unreadable, truncated, or not what its schema says.
+            the document's error: the file is unreadable, truncated, or does not fit its schema.
         """
         try:
             value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -118,12 +117,12 @@ class Document:
         return value
 
 
-# Metadata of a field that files lack where it is None.
+# Metadata of a field that is left out of files if it is None.
 OMIT_NONE: Mapping[str, Any] = {"omit_none": True}
 
 
 def key_of(name: str) -> Mapping[str, Any]:
-    """Metadata of a field that files call ``name``, which Python cannot."""
+    """Metadata of a field with another name in files, as ``from``, which is a Python keyword."""
     return {"key": name}
 
 
@@ -138,41 +137,40 @@ class JsonForm:
         Raises:
             KeyError: a field without a default is absent.
         """
-        found = {}
+        arguments = {}
         for name, key, convert, required in _readers(cls):  # type: ignore[arg-type]  # classes are hashable
             if key in values:
-                found[name] = convert(values[key])
+                arguments[name] = convert(values[key])
             elif required:
                 raise KeyError(key)
-        return cls(**found)
+        return cls(**arguments)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, keys in the order of the fields."""
-        found = {}
+        written = {}
         for field in fields(self):
             value = getattr(self, field.name)
             if value is not None or not field.metadata.get("omit_none"):
-                found[field.metadata.get("key", field.name)] = _plain(value)
-        return found
+                written[field.metadata.get("key", field.name)] = _plain(value)
+        return written
 
 
 @dataclass(frozen=True)
 class SameKeys(JsonForm):
-    """A form that is written with the keys that it was read with, in their order.
+    """A form that is written with the keys with which it was read, in their order.
 
-    What an earlier version wrote stays as it was: a key that it lacks is not added.
+    So keys that are newer than a file are not added to it.
     """
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Read the JSON form and remember its keys; see :meth:`JsonForm.from_dict`."""
-        found = super().from_dict(values)
+        form = super().from_dict(values)
         known = {key for _, key, _, _ in _readers(cls)}  # type: ignore[arg-type]
-        object.__setattr__(found, "_keys", tuple(key for key in values if key in known))
-        return found
+        object.__setattr__(form, "_keys", tuple(key for key in values if key in known))
+        return form
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form; keys in the order of the fields where it was not read."""
         written = super().to_dict()
         keys = vars(self).get("_keys")
         return written if keys is None else {key: written.get(key) for key in keys}
@@ -180,7 +178,7 @@ class SameKeys(JsonForm):
 
 @cache
 def _readers(cls: type) -> tuple[tuple[str, str, Callable[[Any], Any], bool], ...]:
-    """Name, key in files, conversion, and whether it is required, of every field."""
+    """Of every field: name, key in files, conversion, and whether it is required."""
     hints = get_type_hints(cls)
     return tuple(
         (

@@ -1,7 +1,7 @@
-"""Named parts: the built-in ones, and those that other packages add by entry points.
+"""Registries of built-in parts and of those that other packages add by entry points.
 
-A package adds a part by an entry point of the part's group (``ddlbench.datasets``, ...). A built-in
-name stays what it is: an entry point of the same name is left out, with a warning.
+Each kind of part has a group of entry points (``ddlbench.datasets``, ...). An entry point with a
+built-in name is left out with a warning.
 """
 
 from __future__ import annotations
@@ -29,23 +29,22 @@ def kind_of(group: str) -> str:
 def third_party(group: str, built_in: frozenset[str]) -> dict[str, str]:
     """Names that installed packages add to ``group``, and the ``module:attribute`` of each.
 
-    Of two packages with the same name the first that Python finds counts; one whose name is built
-    in is left out. Either is said in a warning.
+    A name that is built in, or that an earlier package has, is left out with a warning.
     """
-    found: dict[str, str] = {}
+    targets: dict[str, str] = {}
     for entry in entry_points(group=group):
         package = entry.dist.name if entry.dist else "a package"
         if entry.name in built_in:
             owner = "is built in"
-        elif found.setdefault(entry.name, entry.value) != entry.value:
-            owner = f"is {found[entry.name]} already"
+        elif targets.setdefault(entry.name, entry.value) != entry.value:
+            owner = f"is {targets[entry.name]} already"
         else:
             continue
         _LOG.warning(
             "%s: its %s %r (%s) is left out, as that name %s; rename its entry point",
             package, kind_of(group), entry.name, entry.value, owner,
         )  # fmt: skip
-    return found
+    return targets
 
 
 def load_target(name: str, target: str) -> Any:
@@ -64,14 +63,12 @@ def load_target(name: str, target: str) -> Any:
 class Registry(Mapping[str, T], Generic[T]):
     """Entries of one kind by name: built-in ones first, then those of other packages.
 
-    Names are known without an import; an entry of another package is imported when it is asked
-    for.
+    The entry of another package is imported at its first use; its name is known before.
 
     Args:
         group: of the entry points.
         built_in: the entries of this package, in their order.
-        adapt: makes an entry of what an entry point stands for, given its name and
-            ``module:attribute``.
+        adapt: makes the entry of an entry point from its name and ``module:attribute``.
     """
 
     def __init__(self, group: str, built_in: dict[str, T], adapt: Callable[[str, str], T]) -> None:
@@ -85,7 +82,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return third_party(self.group, self._built_in_names)
 
     def __getitem__(self, name: str) -> T:
-        """Give the entry of a name.
+        """The entry of a name.
 
         Raises:
             ConfigError: there is no such name, or its entry cannot be imported.
@@ -99,12 +96,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._loaded[key]
 
     def check(self, name: object, where: str = "") -> None:
-        """Raise ConfigError, with the likely spelling, unless the name is known.
-
-        Args:
-            name: of an entry.
-            where: the place that gave the name, for the message.
-        """
+        """Raise ConfigError, with the likely spelling and ``where``, unless the name is known."""
         if name not in self:
             place = where and f"{where}: "
             raise ConfigError(

@@ -1,5 +1,5 @@
-"""The one exception whose text is written for the user."""
+"""The exception with messages for the user."""
 
 
 class ConfigError(ValueError):
-    """Something the user wrote is wrong: the message says what, where, and what to write."""
+    """Wrong user input. The message says what is wrong, where, and what to write instead."""

@@ -1,4 +1,4 @@
-"""The condition of emulated links: what stands behind the name that a cell gives its ``fabric``."""
+"""Conditions of emulated links, which a cell names in its field ``fabric``."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ _SCHEMA = {
 
 @dataclass(frozen=True)
 class LinkCondition:
-    """What every link between two nodes does to packets.
+    """Properties of every link between two nodes.
 
     Args:
-        latency_s: delay of a packet from one node to another, one way.
-        bandwidth_bits_per_s: of each node's link, in each direction; None sets no limit.
-        loss: probability that a packet is lost on its way.
+        latency_s: one-way delay of a packet between two nodes.
+        bandwidth_bits_per_s: of each node's link, in each direction; None is unlimited.
+        loss: probability that a packet is lost.
         mtu: largest IP packet in bytes.
         congestion_control: of TCP; the default is that of Linux since 2006, not of this machine.
-        backend: "netem" (the kernel), "relay" (a process), or "auto": netem where there is one.
+        backend: "netem" (the kernel), "relay" (a process), or "auto": netem if available.
     """
 
     latency_s: float
@@ -71,10 +71,10 @@ class LinkCondition:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str) -> LinkCondition:
-        """Read what a person writes: milliseconds, Mbit/s, percent.
+        """Read a condition in milliseconds, Mbit/s and percent.
 
         Raises:
-            ConfigError: a key is unknown, missing, or its value cannot be.
+            ConfigError: a key is unknown or missing, or its value is not allowed.
         """
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where}: {values!r} is no link condition; write latency_ms: 10")
@@ -90,5 +90,5 @@ class LinkCondition:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, as a result file holds them."""
+        """All fields, as in a result file."""
         return asdict(self)

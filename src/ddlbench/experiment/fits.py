@@ -1,16 +1,15 @@
-"""Fits: latency and bandwidth of message sweeps, seconds over batch size.
+"""Fits of message times over message sizes, and of seconds over batch sizes.
 
 ::
 
     time  |                 ____/        time = alpha + beta * message_bytes in each piece
           |           ___/ |             (Hockney 1994); pieces end where the transport changes
-          |  ________/     |             its protocol, and the data say how many there are
+          |  ________/     |             its protocol
           +---------|------|------ message_bytes
 
-Errors are relative: a sweep spans five decades, and 10 % of a microsecond counts as much as 10 % of
-a second. Outliers weigh less (Huber). The number of pieces is what the Bayesian information
-criterion prefers, in its form for breaks that are sought in the data (Zhang and Siegmund 2007).
-Every line has no negative coefficient.
+Errors are relative, as a sweep spans five decades. Outliers weigh less (Huber). The Bayesian
+information criterion chooses the number of pieces, in its form for breaks that are searched for in
+the data (Zhang and Siegmund 2007). No coefficient is negative.
 """
 
 from __future__ import annotations
@@ -54,9 +53,9 @@ def non_negative(columns: Floats, weights: Floats) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds over batch size: what was measured, and ``fixed_s + batch * per_sample_s`` between.
+    """Seconds over batch size: ``fixed_s + batch * per_sample_s``, exact at measured sizes.
 
-    A measured size gives its own measurement; a single one is taken to be proportional.
+    With a single measured size, seconds are proportional to the batch size.
     """
 
     measured_s: dict[int, float]
@@ -64,17 +63,17 @@ class Timing:
     per_sample_s: float
 
     @classmethod
-    def through(cls, points: Sequence[tuple[int, float]], what: str) -> Timing:
-        """Fit (batch size, seconds) pairs.
+    def through(cls, points: Sequence[tuple[int, float]], name: str) -> Timing:
+        """Fit (batch size, seconds) pairs; ``name`` is for messages.
 
         Raises:
             ConfigError: there are none, or a time is below zero.
         """
         if not points:
-            raise ConfigError(f"{what} was timed at no batch size; make its profile again")
+            raise ConfigError(f"{name} was timed at no batch size; make its profile again")
         for batch_size, seconds in points:
             if not seconds >= 0:
-                raise ConfigError(f"{what}: {seconds} s at batch {batch_size} is below zero")
+                raise ConfigError(f"{name}: {seconds} s at batch {batch_size} is below zero")
         measured = dict(points)
         useful = [(batch, seconds) for batch, seconds in points if seconds > 0]
         if not useful:
@@ -94,19 +93,18 @@ class Timing:
         return self.fixed_s + self.per_sample_s * batch_size
 
     def extrapolates(self, batch_size: float) -> bool:
-        """Whether a batch size lies outside what was measured."""
+        """Whether a batch size is outside the measured range."""
         return not min(self.measured_s) <= batch_size <= max(self.measured_s)
 
 
 # A piece of fewer sizes would fit anything.
 _LEAST_SIZES = 3
-# Relative residuals below this are finer than any timer: they must not buy another piece.
+# Smaller relative residuals are below the resolution of timers and must not justify a piece.
 _FINEST_RESIDUAL = 1e-3
-# Beyond so many standard deviations an error is an outlier (95 % efficiency on normal errors).
+# In standard deviations: larger errors are outliers (95 % efficiency on normal errors).
 _HUBER = 1.345
 _ROUNDS = 20
-# Of the penalty for parameters, where there are few points.
-_LARGEST_CORRECTION = 2.0
+_LARGEST_CORRECTION = 2.0  # of the penalty for parameters with few points
 
 
 class MessageTime(Protocol):
@@ -123,7 +121,7 @@ class MessageTime(Protocol):
 
 @dataclass(frozen=True)
 class HockneyPiece(JsonForm):
-    """``alpha + beta * bytes`` from one message size to another; None: no end."""
+    """``alpha + beta * bytes`` in a range of message sizes; ``to_bytes`` None: no upper end."""
 
     from_bytes: float
     to_bytes: float | None
@@ -135,7 +133,7 @@ class HockneyPiece(JsonForm):
 
 @dataclass(frozen=True)
 class HockneyFit(JsonForm):
-    """The ``fit`` object of links.json: pieces from 0 to no end, and what they leave over."""
+    """The ``fit`` object of links.json: pieces from 0 bytes on, and their residuals."""
 
     model: str
     pieces: tuple[HockneyPiece, ...]
@@ -143,16 +141,15 @@ class HockneyFit(JsonForm):
     largest_relative_residual: float
 
     def time_s(self, message_bytes: float) -> float:
-        """Time of one message; beyond the sweep the ends go on."""
+        """Time of one message; the outer pieces extrapolate beyond the sweep."""
         alpha_s, beta_s_per_byte = self.terms(message_bytes)
         return alpha_s + beta_s_per_byte * message_bytes
 
     def terms(self, message_bytes: float) -> tuple[float, float]:
         """Alpha and beta of the piece that a message falls into."""
-        last = self.pieces[-1]
-        inner = (p for p in self.pieces[:-1] if p.to_bytes is not None)
-        found = next((p for p in inner if message_bytes < (p.to_bytes or 0)), last)
-        return float(found.alpha_s), float(found.beta_s_per_byte)
+        inner = (p for p in self.pieces[:-1] if message_bytes < (p.to_bytes or 0))
+        piece = next(inner, self.pieces[-1])
+        return float(piece.alpha_s), float(piece.beta_s_per_byte)
 
 
 @dataclass(frozen=True)
@@ -175,19 +172,18 @@ def fit_hockney(points: Sequence[MessageTime], max_pieces: int = 3) -> HockneyFi
     """Fit ``time = alpha + beta * bytes`` in one to ``max_pieces`` pieces.
 
     Args:
-        points: of a sweep of links.json; in any order, a size may appear more than once.
+        points: of a sweep of links.json, in any order; a size may appear more than once.
         max_pieces: most pieces to try.
 
     Returns:
-        pieces from 0 to no end, alpha in s and beta in s per byte, both not negative, each with
-        its 95 % interval (None where as many parameters as points leave no freedom), and the
-        median and largest relative residual over all points.
+        pieces with alpha in s and beta in s per byte, neither negative, each with its 95 % interval
+        (None without degrees of freedom), and the median and largest relative residual.
 
     Raises:
         ConfigError: fewer than two sizes, a size below zero, or a time not above zero.
     """
     sizes, times = _columns(points)
-    edges = np.flatnonzero(np.diff(sizes)) + 1  # a piece never parts equal sizes
+    edges = np.flatnonzero(np.diff(sizes)) + 1  # equal sizes stay in one piece
     starts = [0, *(int(edge) for edge in edges)]
     ends = [*starts[1:], len(sizes)]
     lines: dict[tuple[int, int], _Line] = {}
@@ -208,7 +204,7 @@ def fit_hockney(points: Sequence[MessageTime], max_pieces: int = 3) -> HockneyFi
 
 
 def given_hockney(latency_s: float, bandwidth_bytes_per_s: float) -> HockneyFit:
-    """The fit of a link whose speed somebody wrote down: one piece, nothing fitted.
+    """The fit object of a link with a speed given by hand: one piece, nothing fitted.
 
     Raises:
         ConfigError: a latency below zero, or a bandwidth not above it.
@@ -231,7 +227,7 @@ def _columns(points: Sequence[MessageTime]) -> tuple[Floats, Floats]:
     times = np.array([point.time_s for point in points], dtype=float)
     if len(np.unique(sizes)) < 2:
         raise ConfigError(
-            "a latency and a bandwidth cannot be told from fewer than two message sizes; "
+            "a latency and a bandwidth cannot be fitted to fewer than two message sizes; "
             f"the sweep has {len(np.unique(sizes))}"
         )
     for size, time in zip(sizes, times, strict=True):
@@ -245,7 +241,7 @@ def _columns(points: Sequence[MessageTime]) -> tuple[Floats, Floats]:
 
 
 def _cuts(sizes: int, pieces: int) -> Iterable[tuple[int, ...]]:
-    """Ways to part so many sizes into pieces of at least three."""
+    """All ways to divide the sizes into pieces of at least three."""
     if pieces == 1:
         return [()]
     return (
@@ -256,7 +252,7 @@ def _cuts(sizes: int, pieces: int) -> Iterable[tuple[int, ...]]:
 
 
 def _fit_line(sizes: Floats, times: Floats, first: int, last: int) -> _Line:
-    """Non-negative line through points, least relative error, outliers weighted down."""
+    """Fit a non-negative line by relative errors; outliers weigh less."""
     columns = np.stack([np.ones(last - first), sizes[first:last]], axis=1)
     columns = columns / times[first:last, None]  # so that the target is 1, the error relative
     weights = np.ones(last - first)
@@ -301,9 +297,9 @@ def _score(lines: Sequence[_Line]) -> float:
         size <= _HUBER * spread, size**2, 2 * _HUBER * spread * size - (_HUBER * spread) ** 2
     )
     count = len(residuals)
-    # Alpha and beta of each piece; a break counts twice, as it is sought among many (Zhang and
-    # Siegmund 2007). Few points for many parameters cost more (McQuarrie 1999), but at most twice
-    # as much: a sweep of ten sizes may still have three pieces.
+    # Each piece has alpha and beta; a break counts twice, as it is searched for (Zhang and Siegmund
+    # 2007). Few points increase the penalty (McQuarrie 1999), but at most twofold: a sweep of ten
+    # sizes may still have three pieces.
     parameters = 4 * len(lines) - 2
     correction = min(_LARGEST_CORRECTION, count / max(count - parameters - 2, 1))
     mean_loss = max(float(losses.mean()), _FINEST_RESIDUAL**2)
@@ -333,7 +329,7 @@ def _as_fit(lines: Sequence[_Line], sizes: Floats) -> HockneyFit:
 
 
 def _break(left: _Line, right: _Line, sizes: Floats) -> float:
-    """Where one piece hands over to the next: where they cross, else between their points."""
+    """The message size between two pieces: where they cross, else between their points."""
     low, high = float(sizes[left.last - 1]), float(sizes[right.first])
     slope = left.beta_s_per_byte - right.beta_s_per_byte
     if slope != 0:

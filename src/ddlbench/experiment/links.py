@@ -1,6 +1,6 @@
-"""links.json: how fast the devices of a site talk to each other, one file a fabric.
+"""links.json: latency and bandwidth between the devices of a site, one file for each fabric.
 
-Measured by ``ddlbench.interconnect`` or given by hand in the site file; read by predictors.
+``ddlbench.interconnect`` measures it, or the site file gives it by hand; predictors read it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _DOCUMENT = Document("links", "links file", InvalidLinks)
 
 @dataclass(frozen=True)
 class PairSample(JsonForm):
-    """What a matrix with holes has: not all pairs were measured."""
+    """The sample of pairs that were measured, in a matrix with holes."""
 
     measured_pairs: int
     all_pairs: int
     rule: str
 
     def in_words(self) -> str:
-        """What the matrix says of its holes."""
+        """The sample as a sentence."""
         return (
             f"{self.measured_pairs:,} of {self.all_pairs:,} measured ({self.rule}); "
             "the others are empty"
@@ -45,7 +45,7 @@ class PairSample(JsonForm):
 
 @dataclass(frozen=True)
 class SlowPair(JsonForm):
-    """An ordered pair that is slower than its like, by the ratio to their median."""
+    """An ordered pair of low bandwidth; the ratio is to the median of its level."""
 
     sender: int = field(metadata=key_of("from"))
     receiver: int = field(metadata=key_of("to"))
@@ -58,9 +58,9 @@ class PairMatrix(JsonForm):
 
     Args:
         endpoints: names of the devices or ranks, in matrix order.
-        nodes: node index of each.
-        bandwidth_bytes_per_s, latency_s: None on the diagonal and where nothing was measured.
-        repeats: values are medians of so many runs.
+        nodes: node index of each endpoint.
+        bandwidth_bytes_per_s, latency_s: None on the diagonal and for unmeasured pairs.
+        repeats: number of runs; values are their medians.
     """
 
     scope: str
@@ -130,7 +130,7 @@ def read_links(path: Path) -> Links:
     """Read and check a links file.
 
     Raises:
-        InvalidLinks: there is none, or it is not what the schema says.
+        InvalidLinks: there is none, or it does not fit the schema.
     """
     if not path.is_file():
         raise InvalidLinks(
@@ -142,7 +142,7 @@ def read_links(path: Path) -> Links:
 
 
 def _check_shapes(links: Links, where: str) -> None:
-    """Matrices are square over their endpoints; what they hold can be."""
+    """Check that matrices are square and their values possible."""
     for index, pair in enumerate(links.pairs):
         size = len(pair.endpoints)
         place = f"{where}: pairs.{index}"
@@ -157,7 +157,7 @@ def _check_shapes(links: Links, where: str) -> None:
 
 
 def _check_link(pair: PairMatrix, row: int, column: int, place: str) -> None:
-    """Nothing is negative; a hole is in both matrices, and only where a sample is declared."""
+    """Check one pair: no negative values; a hole is in both matrices and part of a sample."""
     values = {key: getattr(pair, key)[row][column] for key in _MATRICES}
     holes = [key for key, value in values.items() if value is None]
     if len(holes) == len(values) and pair.sampled is not None:

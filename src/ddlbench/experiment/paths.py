@@ -6,13 +6,13 @@
                                   /plan.json       who runs where, and how
                                   /steps.csv       one row a step
                                   /log.txt         what every rank printed
-                                  /.checkpoint/    where checkpoints are asked for, until then
+                                  /.checkpoint/    checkpoints of an unfinished cell, if any
     results/<site>/links/<fabric>/links.json       latency and bandwidth between devices
     results/<site>/profiles/<profile id>/profile.json   times and bytes of a network's layers
     results/<site>/<experiment>/tables/*.csv
                                /figures/*.png, *.pdf
                                /figures/predictions/*.png, *.pdf
-                               /predictions.json    what every predictor said of its cells
+                               /predictions.json    predicted and measured steps of its cells
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ddlbench.experiment.errors import ConfigError
 
 RESULTS = Path("results")
 
-# Keys of a site file that are paths on a node, and what to write there.
+# Keys of a site file that are paths on a node, and an example for messages.
 _WANTED = {
     "scratch": "a folder of the node's own that can be made there, for example /tmp",
     "checkpoints": "a folder that all nodes see, for example /project/you/checkpoints",
@@ -45,7 +45,7 @@ def project_root() -> Path:
 
 
 def schema_file(name: str) -> Path:
-    """Where the schema ``name`` ("experiment", "site") lies."""
+    """Path of the schema ``name`` ("experiment", "site")."""
     return project_root() / "config" / "schemas" / f"{name}.schema.yaml"
 
 
@@ -57,11 +57,7 @@ def cell_dir(site: str, cell_id: str) -> Path:
 def checkpoint_dir(template: str | None, site: str, cell_id: str, cell_folder: Path) -> Path:
     """Folder of one cell's checkpoints.
 
-    Args:
-        template: the site's ``checkpoints``; None puts them into the cell's own folder.
-        site: its name.
-        cell_id: of the cell.
-        cell_folder: of the cell.
+    ``template`` is the site's ``checkpoints``; None takes a folder in ``cell_folder``.
 
     Raises:
         ConfigError: see :func:`expanded`.
@@ -72,7 +68,7 @@ def checkpoint_dir(template: str | None, site: str, cell_id: str, cell_folder: P
 
 
 def result_file(site: str, cell_id: str) -> Path:
-    """The file whose presence says that the cell is done."""
+    """The file that exists once the cell is done."""
     return cell_dir(site, cell_id) / "result.json"
 
 
@@ -82,7 +78,7 @@ def plan_file(site: str, cell_id: str) -> Path:
 
 
 def links_file(site: str, fabric: str) -> Path:
-    """How fast the devices of a site talk under one link condition."""
+    """Latency and bandwidth between devices under one link condition."""
     return RESULTS / site / "links" / fabric / "links.json"
 
 
@@ -112,7 +108,7 @@ def prediction_figures_dir(site: str, experiment: str) -> Path:
 
 
 def predictions_file(site: str, experiment: str) -> Path:
-    """What every predictor says of an experiment's cells, beside what was measured."""
+    """Predicted and measured steps of an experiment's cells."""
     return experiment_dir(site, experiment) / "predictions.json"
 
 
@@ -126,30 +122,29 @@ def scratch_dir(template: str) -> Path:
 
 
 def expanded(template: str, key: str) -> Path:
-    """Path that a site file names, with environment variables and ``~`` filled in where it is read.
+    """Expand environment variables and ``~`` in a path of the site file.
 
-    Read it on the node itself: ``$TMPDIR`` and ``$SLURM_JOB_ID`` differ from the login node's. A
-    variable that is not set there would make a folder of its name wherever the job runs.
+    Call it on the node itself, as ``$TMPDIR`` and ``$SLURM_JOB_ID`` differ from the login node's.
 
     Args:
-        template: as the site file has it.
-        key: of the site file.
+        template: value in the site file.
+        key: its key there, for messages.
 
     Raises:
-        ConfigError: a variable is not set here, or what comes out is no absolute path.
+        ConfigError: a variable is not set here, or the result is no absolute path.
     """
     unset = [name for name in re.findall(r"\$\{?(\w+)", template) if not os.environ.get(name)]
     path = Path(os.path.expandvars(template))
-    with suppress(RuntimeError):  # nobody knows that home: the ~ stays, and is refused below
+    with suppress(RuntimeError):  # unknown user: the ~ stays and is refused below
         path = path.expanduser()
     if not unset and path.is_absolute() and "$" not in str(path):
         return path
-    why = (
+    reason = (
         f"${unset[0]} is not set there"
         if unset
         else f"it becomes {str(path)!r}, no plain absolute path"
     )
     raise ConfigError(
-        f"{key}: {template!r} is no path on {socket.gethostname()}, as {why}; "
+        f"{key}: {template!r} is no path on {socket.gethostname()}, as {reason}; "
         f"write {_WANTED[key]}, in the site file"
     )

@@ -1,7 +1,7 @@
 """profile.json: times and bytes of one network's layers on one device of a site.
 
-Written by ``ddlbench.profiling``; read by the partitioner and by predictors. The schema says what
-each field is; its classes here give the fields their types.
+``ddlbench.profiling`` writes it; the partitioner and predictors read it. The schema describes each
+field.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DOCUMENT = Document("profile", "profile", InvalidProfile)
 
 @dataclass(frozen=True, order=True)
 class ProfileKey:
-    """Everything of a cell that a profile depends on; equal keys share one profile."""
+    """The fields of a cell that a profile depends on; equal keys share one profile."""
 
     dataset: str
     network: str
@@ -39,7 +39,7 @@ class ProfileKey:
 
     @classmethod
     def of(cls, cell: Cell) -> ProfileKey:
-        """The profile that serves a cell."""
+        """The key of a cell's profile."""
         return cls(cell.dataset, cell.network, cell.precision, cell.threads_per_device)
 
     @property
@@ -80,7 +80,7 @@ class BatchTime(JsonForm):
 
 @dataclass(frozen=True)
 class StepTimes(JsonForm):
-    """Whole sequential optimiser steps at one batch size; ``step_s`` has data loading in it."""
+    """Whole sequential optimiser steps at one batch size; ``step_s`` includes data loading."""
 
     batch_size: int
     count: int
@@ -146,7 +146,7 @@ class ParameterTensor(JsonForm):
 
 @dataclass(frozen=True)
 class NodeSlowdown(JsonForm):
-    """Step time of one of so many silent replicas on a node, over that of one alone."""
+    """Step time with ``replicas`` on a node that do not communicate, over that of one alone."""
 
     replicas: int
     slowdown: float
@@ -159,7 +159,7 @@ class Profile(JsonForm):
 
     Args:
         blocks: empty in profiles of earlier versions.
-        device_memory_bytes: of one device; None where it is not known.
+        device_memory_bytes: of one device; None if unknown.
     """
 
     schema_version: int = PROFILE_VERSION
@@ -195,7 +195,7 @@ def read_profile(path: Path) -> Profile:
     """Read and check a profile.
 
     Raises:
-        InvalidProfile: there is none, or it is not what the schema says.
+        InvalidProfile: there is none, or it does not fit the schema.
     """
     if not path.is_file():
         raise InvalidProfile(
@@ -208,10 +208,9 @@ _COLUMNS = ("node", "layer", "forward_ms", "backward_ms", "activation_bytes", "p
 
 
 def as_csv(profile: Profile, batch_size: int) -> str:
-    """A profile as the table that pipeline partitioners read, at one of its batch sizes.
+    """A profile at one of its batch sizes, as a table of blocks for pipeline partitioners.
 
-    ``node,layer,forward_ms,backward_ms,activation_bytes,parameter_bytes``, a row a block. Nodes are
-    numbered from 1, which is the input, as in PipeDream's profiles, without time of its own.
+    Node 1 is the input, without time of its own, as in PipeDream's profiles.
 
     Raises:
         InvalidProfile: some block was not timed at that batch size.

@@ -1,10 +1,9 @@
-"""Where every strategy, predictor and network is found: one line each.
+"""The registries of strategies, predictors and networks.
 
-The tables hold ``module:attribute`` strings, so that a login node can name, check and plan what
-only a compute node can import. Third-party packages add to them by entry points of the same
-group names, and a configuration may give ``package.module:attribute`` directly. Of a network its
-label, and what it reads, stand here too. Datasets have their table in
-:mod:`ddlbench.experiment.dataset_spec`, figures in :mod:`ddlbench.report.registry`.
+They hold ``module:attribute`` strings, so that a login node can check and plan what only a compute
+node can import. Third-party packages add entry points of the same groups, and a configuration may
+give ``package.module:attribute`` directly. The registry of datasets is in
+:mod:`ddlbench.experiment.dataset_spec`, that of figures in :mod:`ddlbench.report.registry`.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ class NetworkSpec:
 
     Args:
         name: key in configurations and paths.
-        label: how figures write it.
+        label: its name in figures.
         build: ``module:callable``; it takes a DatasetSpec and returns an ``nn.Sequential``.
-        reads: the kind of input, or None where it is not known.
+        reads: the kind of input; None if unknown.
     """
 
     name: str
@@ -47,16 +46,16 @@ class NetworkSpec:
 def _of_package(name: str, target: str) -> NetworkSpec:
     """The entry of another package: its NetworkSpec, or a callable that builds the network."""
     try:
-        found = load_target(name, target)
-    except ConfigError:  # a login node has no torch: the name says enough to plan
-        found = None
-    if isinstance(found, NetworkSpec):
-        if found.name != name:
+        spec = load_target(name, target)
+    except ConfigError:  # a login node has no torch; the name is enough to plan
+        spec = None
+    if isinstance(spec, NetworkSpec):
+        if spec.name != name:
             raise ConfigError(
-                f"network {name!r} ({target}): its NetworkSpec is called {found.name!r}; "
+                f"network {name!r} ({target}): its NetworkSpec is called {spec.name!r}; "
                 "give it the name of the entry point"
             )
-        return found
+        return spec
     return NetworkSpec(name, name, target, reads=None)
 
 
@@ -83,7 +82,7 @@ NETWORKS: Registry[NetworkSpec] = Registry(
 
 
 def mismatch(network: str, dataset: str) -> str | None:
-    """Why a network cannot read a dataset; None when it can, or when nobody says what it reads."""
+    """Why a network cannot read a dataset; None if it can, or if its kind of input is unknown."""
     reads = NETWORKS[network].reads if network in NETWORKS else None
     has = DATASETS[dataset].kind
     if reads in (None, has):
@@ -126,7 +125,7 @@ STRATEGIES: dict[str, str] = {
 }
 
 BASE = "sequential"
-"""What every speed-up is measured against: the one strategy of a single device."""
+"""The base of every speed-up: the one strategy of a single device."""
 
 _PREDICTORS = "ddlbench.predict.predictors"
 PREDICTORS: dict[str, str] = {
@@ -171,7 +170,7 @@ def known(group: str) -> dict[str, str]:
 
 
 def load(group: str, name: str) -> Any:
-    """Import what ``name`` stands for in ``group``.
+    """Import the part ``name`` of ``group``.
 
     Raises:
         ConfigError: the name is not known, or what it points to cannot be imported.

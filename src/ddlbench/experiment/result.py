@@ -1,8 +1,8 @@
-"""result.json: the one file a finished cell leaves, its schema, and its parts by name and type.
+"""result.json, the file of a finished cell, as dataclasses.
 
 ``ok``, ``out_of_memory``, ``unsupported`` and ``timeout`` are results: the cell is done, and a
-figure shows why there is no bar. A crash is none: the job fails and only that cell runs again.
-Results are JSON and are only ever parsed, never unpickled or executed.
+figure shows the reason instead of a bar. A crash is no result: the job fails, and the cell runs
+again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ddlbench.experiment.status import Status
 
 @dataclass(frozen=True)
 class InputDigests(SameKeys):
-    """Digests of what a cell was made from; None where there was no such file."""
+    """Digests of the files that a cell was made from; None without such a file."""
 
     plan_digest: str | None
     dataset_digest: str | None
@@ -41,7 +41,7 @@ class DeviceMemory(SameKeys):
 
 @dataclass(frozen=True, kw_only=True)
 class RankEntry(SameKeys):
-    """One rank of a result; earlier versions do not say the models of its processors."""
+    """One rank of a result; earlier versions lack the models of its processors."""
 
     rank: int
     role: str
@@ -92,7 +92,7 @@ class StepSummary(SameKeys):
 
 @dataclass(frozen=True)
 class Timing(SameKeys):
-    """How long steps and epochs took, and by which rules that was measured."""
+    """Durations of steps and epochs, and the rules of the measurement."""
 
     clock: str
     device_synchronised: bool
@@ -116,7 +116,7 @@ class Timing(SameKeys):
 
 @dataclass(frozen=True)
 class Staging(SameKeys):
-    """What it took to bring the dataset to the nodes."""
+    """The copying or making of the dataset on the nodes."""
 
     seconds: float
     reused: bool
@@ -126,7 +126,7 @@ class Staging(SameKeys):
 
 @dataclass(frozen=True)
 class Loss(SameKeys):
-    """Of the measured steps; None where it is no number."""
+    """Loss of the measured steps; None if it is no number."""
 
     first: float | None
     last: float | None
@@ -164,7 +164,7 @@ class LinkCores(SameKeys):
 
 @dataclass(frozen=True)
 class Link(SameKeys):
-    """An emulated link: what was asked for, what a probe found, what the relay did."""
+    """An emulated link: its setting, the measurement of a probe, the statistics of the relay."""
 
     fabric: str
     setting: Mapping[str, Any]
@@ -176,10 +176,7 @@ class Link(SameKeys):
 
 @dataclass(frozen=True)
 class Attempt(SameKeys):
-    """An attempt that ended before the one that was measured.
-
-    ``refused`` says why its checkpoint could not be used; None where it was used.
-    """
+    """An earlier attempt of a cell; ``refused`` is why its checkpoint could not be used."""
 
     reached_steps: int
     kept_steps: int
@@ -191,7 +188,7 @@ class Attempt(SameKeys):
 
 @dataclass(frozen=True)
 class Checkpointing(SameKeys):
-    """What checkpoints cost a cell, and what was lost between them."""
+    """Costs of a cell's checkpoints, and work that was lost between them."""
 
     every_steps: int
     save_s: tuple[float, ...]
@@ -208,7 +205,7 @@ class Checkpointing(SameKeys):
 
 @dataclass(frozen=True)
 class Provenance(SameKeys):
-    """When, from which code and on what a cell was measured; None where nothing is said."""
+    """Time, code and machine of a measurement; None if unknown."""
 
     created: str | None = None
     git_commit: str | None = None
@@ -232,12 +229,12 @@ class Provenance(SameKeys):
 
 
 SCHEMA_VERSION = 1
-# What the schema lets a result.json say; a cell that failed has left a failure.json so far.
+# Those that the schema allows; a failed cell has written failure.json so far.
 STATUSES = tuple(s for s in Status if s.is_result or s is Status.FAILED)
 
 
 class InvalidResult(ValueError):  # noqa: N818 - a state of a file, shown as such
-    """A result file that is truncated, of another version, or not what the schema says."""
+    """A result file that is truncated, of another version, or does not fit the schema."""
 
 
 _DOCUMENT = Document("result", "result", InvalidResult)
@@ -249,14 +246,14 @@ class Result(SameKeys):
 
     Args:
         status: ok, out_of_memory, unsupported, timeout or failed.
-        reason: why it is not ok; None where it is.
-        reason_code: its code; None also in results of earlier versions.
+        reason: why it is not ok; None if it is.
+        reason_code: of the reason; None also in results of earlier versions.
         cell: all fields of the cell; see :meth:`ddlbench.experiment.cell.Cell.from_dict`.
-        plan_details: what the strategy tells of its plan; each strategy has its own.
-        ranks: of those that left a report.
-        timing, loss: None where the cell is not ok.
-        communication: None where not every rank counted its bytes.
-        link: None where the network was the site's own.
+        plan_details: specific to the strategy.
+        ranks: those that wrote a report.
+        timing, loss: None if the cell is not ok.
+        communication: None unless every rank counted its bytes.
+        link: None on the site's own network.
         checkpointing: None for a cell without checkpoints.
     """
 
@@ -306,10 +303,9 @@ def read_result(path: Path) -> Result:
 
 
 def put_aside_if_broken(path: Path) -> bool:
-    """Rename a result that is no whole JSON object to ``result.json.broken``.
+    """Rename a result that is no complete JSON object to ``result.json.broken``.
 
-    Results are written atomically, so only a failing disk or a hand truncates one. Its cell is
-    then measured again, and the remains are kept. Cheap: the schema is checked by readers.
+    Then the cell is measured again. This is a cheap check; readers validate the schema.
     """
     try:
         if isinstance(json.loads(path.read_bytes()), dict):

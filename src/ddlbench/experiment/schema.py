@@ -1,4 +1,4 @@
-"""Schema checks whose messages say what is wrong, where, and what to write instead."""
+"""Validates YAML by schemas; messages say what is wrong, where, and what to write instead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: the file is missing, is no YAML, or holds no mapping.
-
     """
     try:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -47,8 +46,7 @@ def check(value: Any, schema: Mapping[str, Any], where: str) -> None:
     """Validate ``value``.
 
     Raises:
-        ConfigError: naming one key at fault, as ``where: a.b: what is wrong; what to write``.
-
+        ConfigError: names one wrong key, as ``where: a.b: what is wrong; what to write``.
     """
     from jsonschema.exceptions import best_match  # noqa: PLC0415 - takes its time
 
@@ -68,12 +66,12 @@ def check_against(name: str, value: Any, where: str) -> None:
 
 
 def fill_defaults(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """``value`` with the defaults of its schema where it is silent."""
+    """``value`` with the defaults of its schema for missing keys."""
     return _filled(_schema(name), value)
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """Write a closing remark: the likely spelling if one is near, else all known words."""
+    """The end of a message: the likely spelling if one is near, else all known words."""
     known = sorted(known)
     close = difflib.get_close_matches(str(word), known, n=1)
     if close:
@@ -92,12 +90,12 @@ def _filled(schema: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, An
 
 
 def _is_integer(_: object, value: object) -> bool:
-    """JSON schema takes 2.0 for an integer; a count in Python and in a path is 2."""
+    """JSON schema accepts 2.0 as an integer; we do not, as paths need 2."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_number(_: object, value: object) -> bool:
-    """YAML can write .nan and .inf; no setting means one of them."""
+    """No setting may be .nan or .inf, which YAML allows."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -112,7 +110,7 @@ def _validator() -> Any:
 
 
 def _relevance(error: ValidationError) -> Any:
-    """Outer keys first; a misspelt key before the required key that it leaves missing."""
+    """Prefer outer keys, and a misspelt key over the required key that is missing for it."""
     from jsonschema.exceptions import relevance  # noqa: PLC0415 - takes its time
 
     return -len(error.path), error.validator == "additionalProperties", relevance(error)
@@ -132,40 +130,39 @@ def _unknown_key(error: ValidationError) -> str:
 
 def _missing_key(error: ValidationError) -> str:
     key = next(key for key in _rule(error) if key not in _instance(error))
-    return (
-        f"{key!r} is missing; add it{_told(_schema_of(error).get('properties', {}).get(key, {}))}"
-    )
+    described = _description(_schema_of(error).get("properties", {}).get(key, {}))
+    return f"{key!r} is missing; add it{described}"
 
 
 def _wrong_type(error: ValidationError) -> str:
     kinds = [_rule(error)] if isinstance(_rule(error), str) else list(_rule(error))
-    got = _instance(error)
-    told = _told(_schema_of(error))
-    if got is None:
-        return f"is empty; write {_kinds(kinds)}, or leave the key out{told}"
-    return f"{_shown(got)} is not {_kinds(kinds)}{_spelling(kinds, got)}{told}"
+    value = _instance(error)
+    described = _description(_schema_of(error))
+    if value is None:
+        return f"is empty; write {_kinds(kinds)}, or leave the key out{described}"
+    return f"{_shown(value)} is not {_kinds(kinds)}{_spelling(kinds, value)}{described}"
 
 
 def _no_choice(error: ValidationError) -> str:
-    choices = [str(option) for option in _rule(error)]
-    few = len(choices) <= _FEW
-    remark = f"write {_either(choices)}" if few else nearest(_instance(error), choices)
+    options = [str(option) for option in _rule(error)]
+    few = len(options) <= _FEW
+    remark = f"write {_either(options)}" if few else nearest(_instance(error), options)
     return f"{_shown(_instance(error))} is not allowed; {remark}"
 
 
 def _out_of_range(error: ValidationError) -> str:
     words = _LIMITS[str(error.validator)]
-    return f"{_shown(_instance(error))} is {words} {_rule(error)}{_told(_schema_of(error))}"
+    return f"{_shown(_instance(error))} is {words} {_rule(error)}{_description(_schema_of(error))}"
 
 
 def _empty(error: ValidationError) -> str:
     remark = "" if _instance(error) == "" else "; write at least one value"
-    return f"must not be empty{remark}{_told(_schema_of(error))}"
+    return f"must not be empty{remark}{_description(_schema_of(error))}"
 
 
 def _other(error: ValidationError) -> str:
-    told = _told(_schema_of(error)) or f": {error.message.splitlines()[0]}"
-    return f"{_shown(_instance(error))} does not fit{told}"
+    rule = _description(_schema_of(error)) or f": {error.message.splitlines()[0]}"
+    return f"{_shown(_instance(error))} does not fit{rule}"
 
 
 _LIMITS = {
@@ -197,8 +194,7 @@ def _instance(error: ValidationError) -> Any:
     return error.instance
 
 
-def _told(schema: Mapping[str, Any]) -> str:
-    """Quote what a schema says of itself."""
+def _description(schema: Mapping[str, Any]) -> str:
     return f" ({schema['description'].rstrip('.')})" if "description" in schema else ""
 
 
@@ -215,13 +211,13 @@ def _either(words: Sequence[str]) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _spelling(kinds: Sequence[str], got: object) -> str:
+def _spelling(kinds: Sequence[str], value: object) -> str:
     """Guess what the user meant where YAML read the value as another type."""
-    if "array" in kinds and isinstance(got, str | int | float):
-        return f"; write [{got}]"
-    if {"integer", "number"} & set(kinds) and isinstance(got, str | float):
+    if "array" in kinds and isinstance(value, str | int | float):
+        return f"; write [{value}]"
+    if {"integer", "number"} & set(kinds) and isinstance(value, str | float):
         try:
-            number = float(got)
+            number = float(value)
         except ValueError:
             return ""
         if number.is_integer():

@@ -18,7 +18,7 @@ from ddlbench.experiment.status import Reason
 
 @dataclass(frozen=True)
 class Site:
-    """What a site file says; see ``config/schemas/site.schema.yaml`` for every key."""
+    """The content of a site file; see ``config/schemas/site.schema.yaml`` for every key."""
 
     name: str
     description: str
@@ -44,25 +44,25 @@ class Site:
     devices_share_gpu: bool = False
 
     def emulates(self, fabric: str) -> bool:
-        """Whether the links of this fabric are emulated, inside one node of the site."""
+        """Whether the links of this fabric are emulated within one node of the site."""
         return fabric in self.fabrics
 
     def held_geometry(self, cell: Cell) -> tuple[int, int]:
-        """Nodes that a cell holds, and devices of each; see :meth:`real_geometry`."""
+        """Real nodes of a cell, and devices of each; see :meth:`real_geometry`."""
         return self.real_geometry(cell.nodes, cell.devices_per_node, cell.fabric)
 
     def real_geometry(self, nodes: int, devices_per_node: int, fabric: str) -> tuple[int, int]:
-        """Nodes that are held for nodes that talk over a fabric, and devices of each.
+        """Real nodes for a geometry over a fabric, and devices of each.
 
-        On a cluster the nodes of an emulated fabric are namespaces of one real node. A local site
-        is one machine anyway: its ``nodes`` are how many it may stand for.
+        On a cluster, the nodes of an emulated fabric are namespaces of one real node. On a local
+        site, ``nodes`` is the number of nodes that the one machine may represent.
         """
         if self.launcher == "slurm" and self.emulates(fabric):
             return 1, nodes * devices_per_node
         return nodes, devices_per_node
 
     def supports(self, cell: Cell) -> str | None:
-        """Why this site has no room for the cell; None when it has."""
+        """The reason why this site cannot run the cell; None if it can."""
         nodes, devices_per_node = self.held_geometry(cell)
         if nodes > self.nodes or devices_per_node > self.devices_per_node:
             emulated = "" if nodes == cell.nodes else f" on one node, as {cell.fabric} is emulated"
@@ -107,7 +107,7 @@ def load_site(name: str, *, as_example: bool = False) -> Site:
     sites = project_root() / "config" / "sites"
     path = Path(name) if name.endswith((".yaml", ".yml")) else sites / f"{name}.yaml"
     if not path.is_file():
-        remark = nearest(name, [found.stem for found in sites.glob("*.yaml")])
+        remark = nearest(name, [file.stem for file in sites.glob("*.yaml")])
         raise ConfigError(f"site {name!r} has no file {path}; {remark}")
     values = read_yaml(path)
     unfilled = [] if as_example else _unfilled(values)

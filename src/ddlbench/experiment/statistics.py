@@ -1,4 +1,4 @@
-"""Intervals without assuming a distribution (Hoefler and Belli 2015, rules 5 and 6).
+"""Confidence intervals that assume no distribution (Hoefler and Belli 2015, rules 5 and 6).
 
 ::
 
@@ -6,7 +6,7 @@
                        |-----------+-----------|
                       low        median       high      95 %: ranks from the binomial
 
-Of a mean and of a ratio of medians the interval is a seeded bootstrap's.
+The intervals of means and of ratios of medians are from a seeded bootstrap.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import numpy as np
 CONFIDENCE = 0.95
 _RESAMPLES = 9_999
 _SEED = 20_200_501
-_MANY = 10_000  # values for which whole numbers take too long
+_MANY = 10_000  # exact integers take too long for more values
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A median and how far it can be trusted; ``coverage`` is the probability to hold it."""
+    """An interval that holds the median with probability ``coverage``."""
 
     median: float
     low: float
@@ -34,15 +34,15 @@ class Interval:
     coverage: float
 
     def ends(self) -> tuple[float, float] | None:
-        """Both ends where they hold the median with :data:`CONFIDENCE`; None where they do not."""
+        """Both ends; None if the coverage is below :data:`CONFIDENCE`."""
         return (self.low, self.high) if self.coverage >= CONFIDENCE else None
 
 
 def median_interval(values: Sequence[float] | np.ndarray) -> Interval:
     """Order-statistic interval of the median.
 
-    Fewer than six values cannot give 95 %: their whole range is returned with the coverage
-    that it has, and a single value has no interval.
+    Fewer than six values cannot give 95 %; the interval is then their range, with its coverage. The
+    ends are NaN for a single value.
     """
     ordered = np.sort(np.asarray(values, dtype=float))
     count = len(ordered)
@@ -54,14 +54,14 @@ def median_interval(values: Sequence[float] | np.ndarray) -> Interval:
 
 
 def scaled(value: float, median: float, low: float, high: float) -> Interval:
-    """``value`` with the relative interval of another median: a run's steps stand for its epoch."""
+    """``value`` with the relative interval of another median: an epoch with that of its steps."""
     if not (median > 0 and low <= median <= high):
         return Interval(value, float("nan"), float("nan"), float("nan"))
     return Interval(value, value * (low / median), value * (high / median), CONFIDENCE)
 
 
 def ratio_interval(base: Sequence[float], cell: Sequence[float]) -> Interval:
-    """Ratio of medians, base over cell, with a seeded bootstrap over their paired repeats."""
+    """Ratio of medians, base over cell, with a bootstrap interval over paired repeats."""
     over, under = np.asarray(base, dtype=float), np.asarray(cell, dtype=float)
     ratio = float(np.median(over) / np.median(under))
     low, high = _bootstrap((over, under), _ratio_of_medians, paired=True)
@@ -69,7 +69,7 @@ def ratio_interval(base: Sequence[float], cell: Sequence[float]) -> Interval:
 
 
 def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float] | None:
-    """Ends of a mean's seeded bootstrap interval; None for fewer than 3 values."""
+    """Bootstrap interval of the mean; None for fewer than 3 values."""
     if len(values) < 3:
         return None
     return _bootstrap((np.asarray(values, dtype=float),), np.mean)
@@ -78,9 +78,9 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float] |
 def _bootstrap(
     samples: tuple[np.ndarray, ...], statistic: Callable[..., np.ndarray], *, paired: bool = False
 ) -> tuple[float, float]:
-    from scipy import stats  # noqa: PLC0415 - slow to import, and no figure needs it
+    from scipy import stats  # noqa: PLC0415 - slow to import
 
-    found = stats.bootstrap(
+    interval = stats.bootstrap(
         samples,
         statistic,
         paired=paired,
@@ -90,7 +90,7 @@ def _bootstrap(
         method="percentile",
         rng=np.random.default_rng(_SEED),
     ).confidence_interval
-    return float(found.low), float(found.high)
+    return float(interval.low), float(interval.high)
 
 
 def _ratio_of_medians(over: np.ndarray, under: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -99,10 +99,7 @@ def _ratio_of_medians(over: np.ndarray, under: np.ndarray, axis: int = -1) -> np
 
 @cache
 def _rank(count: int) -> tuple[int, float]:
-    """The largest rank whose lower tail P(X < rank), X ~ B(count, 1/2), is allowed, and that tail.
-
-    Whole numbers, as a binomial coefficient of thousands exceeds any float.
-    """
+    """The largest rank with an allowed lower tail P(X < rank), X ~ B(count, 1/2), and that tail."""
     allowed = (1 - CONFIDENCE) / 2
     if count > _MANY:
         from scipy.special import bdtr  # noqa: PLC0415 - slow to import
@@ -110,6 +107,7 @@ def _rank(count: int) -> tuple[int, float]:
         tails = bdtr(np.arange(count), count, 0.5)
         rank = int(np.searchsorted(tails, allowed, side="right"))
         return rank, float(tails[rank - 1])
+    # Exact integers, as binomial coefficients of thousands exceed any float.
     whole = 2**count
     below, term, rank = 0, 1, 0
     while (below + term) / whole <= allowed:
@@ -122,5 +120,5 @@ def _rank(count: int) -> tuple[int, float]:
 
 
 def is_known(interval: Interval) -> bool:
-    """Whether there were enough values for an interval at all."""
+    """Whether there were enough values for an interval."""
     return not math.isnan(interval.low)

@@ -1,4 +1,4 @@
-"""The states of a cell, and why it is in one: a sentence for people, a code to count by.
+"""The status of a cell, and its reason: a sentence for people with a code for statistics.
 
 ::
 
@@ -14,7 +14,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """State of a cell; the gravest first, where one must stand for several."""
+    """State of a cell; the first of several states is the gravest."""
 
     OUT_OF_MEMORY = "out_of_memory"
     TIMEOUT = "timeout"
@@ -86,7 +86,7 @@ class Reason(str):
     """Why a cell is in its state: a sentence that carries its code.
 
     Args:
-        code: of :data:`REASON_CODES`; strategies of others may bring their own.
+        code: of :data:`REASON_CODES`, or of a third-party strategy.
         sentence: for people.
     """
 
@@ -94,25 +94,23 @@ class Reason(str):
     code: str
 
     def __new__(cls, code: str, sentence: str) -> Reason:
-        """Make the sentence and note its code."""
         reason = super().__new__(cls, sentence)
         reason.code = code
         return reason
 
     def __reduce__(self) -> tuple[type[Reason], tuple[str, str]]:
-        """How a copy is made."""
         return Reason, (self.code, str(self))
 
 
 def reason_code(reason: str | None, status: str) -> str | None:
-    """The code of a reason; the status itself where a plain sentence has none, None when ok."""
+    """The code of a reason; None when ok, the status itself for a plain sentence."""
     if status == Status.OK:
         return None
     return reason.code if isinstance(reason, Reason) else str(status)
 
 
 def reason_of(error: BaseException, default_code: str) -> Reason:
-    """The reason that an exception was raised with; its text with a default code otherwise."""
+    """The Reason of an exception, else its text with the default code."""
     if error.args and isinstance(error.args[0], Reason):
         return error.args[0]
     return Reason(default_code, str(error))

@@ -1,4 +1,4 @@
-"""Quantities as people read them: ``31.2 ms``, ``1.5 GB``; and the unit that suits an axis."""
+"""Units for quantities in text (``31.2 ms``, ``1.5 GB``) and on axes."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit of people.
+    """A unit.
 
     Args:
-        name: as it is written behind a number.
-        size: in the unit that the code computes with: seconds, bytes, or bits a second.
+        name: written after a number.
+        size: in seconds, bytes, or bits a second.
     """
 
     name: str
     size: float
 
     def of(self, value: float) -> float:
-        """How many of this unit a value is."""
+        """``value`` in this unit."""
         return value / self.size
 
     def text(self, value: float | None, form: str = ".3g") -> str:
-        """Number and name; a dash where the value is not known."""
+        """Number and name; a dash for None."""
         return "-" if value is None else f"{value / self.size:{form}} {self.name}"
 
 
@@ -34,12 +34,12 @@ GB, MB, KB, BYTE = Unit("GB", 1e9), Unit("MB", 1e6), Unit("kB", 1e3), Unit("byte
 GIB, MIB, KIB, B = Unit("GiB", 2**30), Unit("MiB", 2**20), Unit("KiB", 2**10), Unit("B", 1)
 MBIT_PER_S = Unit("Mbit/s", 1e6)
 
-# The largest first, as unit_for() wants them.
+# In the order of unit_for(): the largest first.
 TIMES = (SECONDS, MS, US)
 BYTES = (GB, MB, KB, BYTE)
 BYTES_BINARY = (GIB, MIB, KIB, B)
 
 
 def unit_for(value: float, units: Sequence[Unit]) -> Unit:
-    """The first unit of which the value is one at least, else the last; the largest come first."""
+    """The first unit that is not larger than ``value``, else the last; ``units`` are descending."""
     return next((unit for unit in units if value >= unit.size), units[-1])

@@ -1,8 +1,7 @@
-"""From results to tidy tables and figures; needs no torch.
+"""Tables and figures of results; needs no torch.
 
-``make_tables`` once an experiment, then ``make_figure`` for each of ``figures_for(rows)``.
-The names are imported when they are first used: planning a large experiment asks only which
-figures it will have, and must not wait for the libraries that draw them.
+``make_tables`` runs once for an experiment, then ``make_figure`` for each of ``figures_for(rows)``.
+Names are imported at their first use, so that planning an experiment does not import matplotlib.
 """
 
 from importlib import import_module
@@ -17,16 +16,6 @@ _HOMES = {
     "make_tables": "measurements",
     "summarise": "summary",
 }
-
-__all__ = [
-    "FIGURES",
-    "collect",
-    "collect_steps",
-    "figures_for",
-    "make_figure",
-    "make_tables",
-    "summarise",
-]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Whether a matrix has something to show in a figure: asked before anything runs."""
+"""Conditions of figures: whether a matrix has something to show, decided before anything runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def supported(rows: Rows) -> list[Cell]:
 
 
 def something_beside_a_base(rows: Rows) -> bool:
-    """Some parallel cell has a sequential one to compare with."""
+    """Some parallel cell has a base."""
     return any(r.cell.strategy != BASE and r.base_id is not None for r in rows)
 
 
@@ -41,16 +41,16 @@ def several_numbers_of_workers(rows: Rows) -> bool:
 
 
 def pipelines_beside_a_base(rows: Rows) -> bool:
-    """At least two pipelines: one alone is told by the figure of speed-ups."""
-    found = [
-        row
+    """At least two pipelines have a base; for one alone the figure of speed-ups is enough."""
+    pipelines = {
+        (row.cell.strategy, row.cell.options)
         for row in rows
         if row.unsupported is None
         and row.base_id is not None
         and row.cell.devices > 1
         and strategy_of(row.cell.strategy).family == "pipeline"
-    ]
-    return len({(r.cell.strategy, r.cell.options) for r in found}) > 1
+    }
+    return len(pipelines) > 1
 
 
 def _planned_steps(cell: Cell) -> int:
@@ -59,13 +59,13 @@ def _planned_steps(cell: Cell) -> int:
 
 
 def long_enough_to_learn(rows: Rows) -> bool:
-    """At least two strategies that train fifty steps or more."""
-    found = {cell.strategy for cell in supported(rows) if _planned_steps(cell) >= LEARNING_STEPS}
-    return len(found) > 1
+    """At least two strategies train :data:`LEARNING_STEPS` steps or more."""
+    long = {cell.strategy for cell in supported(rows) if _planned_steps(cell) >= LEARNING_STEPS}
+    return len(long) > 1
 
 
 def links_vary(quantity: str) -> Callable[[Rows], bool]:
-    """Whether cells over emulated links differ in a quantity of their condition."""
+    """Cells over emulated links differ in this quantity of their condition."""
 
     def applicable(rows: Rows) -> bool:
         conditions = (row.condition for row in rows if row.unsupported is None)
@@ -75,7 +75,7 @@ def links_vary(quantity: str) -> Callable[[Rows], bool]:
 
 
 def some_pipeline(rows: Rows) -> bool:
-    """Strategies of these families record what each device did when."""
+    """Some strategy records spans of its devices."""
     return any(_family(cell.strategy) in ("pipeline", "model") for cell in supported(rows))
 
 
@@ -92,7 +92,7 @@ def has_gpipe(rows: Rows) -> bool:
 
 
 def has_oracle(rows: Rows) -> bool:
-    """Some cell is of a kind of parallelism that ParaDL has a row for."""
+    """Some cell has a parallelism that ParaDL models."""
     strategies = (known_strategy(cell.strategy) for cell in supported(rows))
     return any(s is not None and s.parallelism is not None for s in strategies)
 

@@ -1,4 +1,4 @@
-"""Bars with whiskers and points: one number each, or a mark with the reason where it is missing.
+"""Bars and points with whiskers; a mark gives the reason where the number is missing.
 
 ::
 
@@ -15,27 +15,33 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from ddlbench.report.footer import NOISY, STALE
+from ddlbench.report.labels import network_label
 from ddlbench.report.layout import PanelSize
 from ddlbench.report.style import (
+    CENTRED,
     GREY,
     LINE_MM,
-    MIN_PT,
     MM,
     PAGE_MM,
     DatasetLook,
     StrategyLook,
+    bar_style,
+    dataset_look,
     shade,
+    strategy_look,
     text_width_mm,
     wrapped,
 )
+from ddlbench.report.tables import rows_of
 
 GAP = 0.8
 SLOT_MM = 2.7
@@ -68,13 +74,40 @@ class Group:
     bars: Sequence[Bar | None]
 
 
+def bar_groups(
+    part: pd.DataFrame,
+    networks: Sequence[str],
+    datasets: Sequence[str],
+    values: Callable[[Any], tuple[float, float, float]],
+) -> list[Group]:
+    """One group for each network with a bar for each dataset.
+
+    ``values`` gives value, low and high of a row with ``mark``, ``stale`` and ``noisy``.
+    """
+    bars = {
+        (row.network, row.dataset): Bar(
+            *values(row),
+            strategy_look(row.strategy).colour,
+            dataset_look(row.dataset),
+            row.mark,
+            row.stale,
+            row.noisy,
+        )
+        for row in rows_of(part)
+    }
+    return [
+        Group(network_label(network), [bars.get((network, dataset)) for dataset in datasets])
+        for network in networks
+    ]
+
+
 def slots_width_mm(groups: int, members: int) -> float:
-    """Return the least width at which marks of neighbouring slots do not touch."""
+    """The least width at which marks of neighbouring slots do not touch."""
     return groups * (members + GAP) * SLOT_MM
 
 
 def label_width_mm(labels: Sequence[str]) -> float:
-    """Return the least width at which the labels of neighbouring groups do not touch."""
+    """The least width at which the labels of neighbouring groups do not touch."""
     widths = [text_width_mm(label) for label in labels]
     pairs = [(a + b) / 2 + 1.5 for a, b in itertools.pairwise(widths)]
     return len(labels) * max([*pairs, 0.8 * max(widths)])
@@ -87,21 +120,13 @@ def panel_size(
     *,
     left: float,
     between: float,
-    right: float,
+    right: float = 2.0,
 ) -> PanelSize:
-    """Reckon the room for one panel of groups.
+    """Compute the size of panels of groups.
 
-    Labels lie where at least two panels stand side by side and the page is no longer than
-    paper; elsewhere panels are as narrow as their marks allow, and labels are turned.
-
-    Args:
-        labels: of the groups.
-        members: slots of a group.
-        panels: how many panels each section has.
-        left: room for the labels of a row's first panel.
-        between: room for those of the others.
-        right: room beside a row's last panel.
-
+    Labels are horizontal if then at least two panels fit side by side and the page is not too long.
+    Otherwise panels are as narrow as their marks allow, and labels are turned. ``members`` are the
+    slots of a group, ``panels`` the number of panels of each section.
     """
     slots = max(slots_width_mm(len(labels), members), _NARROWEST_MM)
     width = max(slots, label_width_mm(labels))
@@ -124,38 +149,35 @@ def panel_size(
 
 
 def is_crowded(labels: Sequence[str], width_mm: float) -> bool:
-    """Group labels must be turned to fit."""
+    """Whether group labels must be turned to fit."""
     return label_width_mm(labels) > width_mm
 
 
 def patch(colour: str, look: DatasetLook) -> Patch:
     """Make a legend's sample of a bar."""
-    return Patch(
-        facecolor=shade(colour, look.white), edgecolor=colour, hatch=look.hatch, linewidth=0.6
-    )
+    return Patch(**bar_style(colour, look))
 
 
 def top_of(groups: Sequence[Group]) -> float:
-    """Return the highest whisker; NaN where there is no bar."""
+    """The upper end of the highest whisker; NaN without bars."""
     tops = [_top(bar) for group in groups for bar in group.bars if bar and not bar.mark]
     return max(tops, default=math.nan)
 
 
 def slot_centre(place: int, slot: int, members: int, of: int) -> float:
-    """Return where on x a bar stands.
+    """The x of a bar.
 
     Args:
         place: index of its group.
-        slot: index of the bar in it.
+        slot: index of the bar in the group.
         members: slots of the widest group.
         of: slots of this group.
-
     """
     return place * (members + GAP) + GAP / 2 + (members - of) / 2 + slot + 0.5
 
 
 def draw_groups(axes: Axes, groups: Sequence[Group], width_mm: float, number: str) -> None:
-    """Draw all groups; ``number`` is how values are written above roomy bars (``"{:.2f}"``)."""
+    """Draw all groups; ``number`` (``"{:.2f}"``) formats the values above wide bars."""
     members = max(len(group.bars) for group in groups)
     pitch = members + GAP
     total = len(groups) * pitch
@@ -183,18 +205,11 @@ def _top(bar: Bar) -> float:
 
 
 def _draw_bar(axes: Axes, x: float, bar: Bar, *, fill: float, slot_mm: float, number: str) -> None:
-    edge = shade(bar.colour, 0.55) if bar.stale else bar.colour
-    drawn = axes.bar(
-        x,
-        bar.value,
-        width=fill,
-        facecolor=shade(bar.colour, max(bar.look.white, 0.6 if bar.stale else 0.0)),
-        edgecolor=edge,
-        linewidth=0.6,
-        hatch=bar.look.hatch,
-        zorder=2,
-    )
-    drawn[0].set_gid("bar")
+    look = bar_style(bar.colour, bar.look)
+    if bar.stale:
+        look["facecolor"] = shade(bar.colour, max(bar.look.white, 0.6))
+        look["edgecolor"] = shade(bar.colour, 0.55)
+    axes.bar(x, bar.value, width=fill, zorder=2, gid="bar", **look)
     if math.isfinite(bar.low) and math.isfinite(bar.high):
         below, above = max(bar.value - bar.low, 0.0), max(bar.high - bar.value, 0.0)
         axes.errorbar(
@@ -220,7 +235,6 @@ def _draw_bar(axes: Axes, x: float, bar: Bar, *, fill: float, slot_mm: float, nu
             textcoords="offset points",
             ha="center",
             va="top" if hangs else "bottom",
-            fontsize=MIN_PT,
             gid="number",
             zorder=4,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.1},
@@ -228,20 +242,14 @@ def _draw_bar(axes: Axes, x: float, bar: Bar, *, fill: float, slot_mm: float, nu
 
 
 def _draw_marks(axes: Axes, start: float, group: Group, slot_mm: float) -> None:
-    """One mark a run of slots with the same reason."""
-    slot = 0
-    while slot < len(group.bars):
-        bar = group.bars[slot]
-        last = slot
-        if bar is not None and bar.mark:
-            while last + 1 < len(group.bars) and _mark(group.bars[last + 1]) == bar.mark:
-                last += 1
-            _draw_mark(axes, start + slot, start + last + 1, bar.mark, slot_mm)
-        slot = last + 1
-
-
-def _mark(bar: Bar | None) -> str:
-    return bar.mark if bar is not None else ""
+    """Draw one mark over each run of slots with the same reason."""
+    marks = [bar.mark if bar is not None else "" for bar in group.bars]
+    left = start
+    for mark, run in itertools.groupby(marks):
+        right = left + len(list(run))
+        if mark:
+            _draw_mark(axes, left, right, mark, slot_mm)
+        left = right
 
 
 def _draw_mark(axes: Axes, left: float, right: float, mark: str, slot_mm: float) -> None:
@@ -256,7 +264,7 @@ def _draw_mark(axes: Axes, left: float, right: float, mark: str, slot_mm: float)
         clip_on=False,
         zorder=4,
     )
-    text = axes.text(
+    axes.text(
         (left + right) / 2,
         0.03,
         mark,
@@ -264,40 +272,33 @@ def _draw_mark(axes: Axes, left: float, right: float, mark: str, slot_mm: float)
         ha="center",
         va="bottom",
         rotation=0 if lying else 90,
-        fontsize=MIN_PT,
         color=GREY,
         gid="mark",
         zorder=5,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.2},
     )
-    text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.2})
-
-
-def _dpi(axes: Axes) -> float:
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    return figure.dpi
 
 
 def message(axes: Axes, text: str, width_mm: float) -> None:
-    """One sentence in an empty panel: the same reason for all its cells."""
+    """Write into an empty panel the reason that all its cells share."""
     lines = wrapped(text, 0.9 * width_mm)
-    height_mm = axes.get_window_extent().height / _dpi(axes) / MM
-    room = max(1, int(height_mm * 0.8 / LINE_MM))
-    if len(lines) > room:
-        lines = [*lines[: room - 1], lines[room - 1] + " ..."]
-    drawn = axes.text(
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    height_mm = axes.get_window_extent().height / figure.dpi / MM
+    most = max(1, int(height_mm * 0.8 / LINE_MM))
+    if len(lines) > most:
+        lines = [*lines[: most - 1], lines[most - 1] + " ..."]
+    axes.text(
         0.5,
         0.5,
         "\n".join(lines),
         transform=axes.transAxes,
-        ha="center",
-        va="center",
-        fontsize=MIN_PT,
         color=GREY,
         gid="message",
         zorder=5,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
+        **CENTRED,
     )
-    drawn.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1.0})
 
 
 PALE = 0.75
@@ -306,7 +307,7 @@ PALE = 0.75
 def draw_point(
     axes: Axes, at: tuple[float, float], look: StrategyLook, row: Any, size: float | None = None
 ) -> None:
-    """Draw ``row``, which has the summary's ``stale`` and ``noisy``, at (x, y)."""
+    """Draw the point of a row of the summary at (x, y); it is pale if ``row.stale``."""
     x, y = at
     axes.plot(
         [x], [y], linestyle="none", marker=look.marker, markersize=size, color=look.colour,
@@ -316,13 +317,23 @@ def draw_point(
     if text:
         axes.annotate(
             text, (x, y), xytext=(2.5, 1.5), textcoords="offset points", ha="left", va="bottom",
-            fontsize=MIN_PT, gid="point-mark",
+            gid="point-mark",
         )  # fmt: skip
 
 
-def write_instead(axes: Axes, x: float, words: str, gid: str = "mark") -> None:
-    """Words in the place of a point that is not there, upright above the x axis."""
+def draw_cross(axes: Axes, x: float, colour: str, place: int = 0, **style: Any) -> None:
+    """Draw the mark of a missing point above the x axis; ``place`` stacks several."""
+    axes.plot(
+        [x], [0.04 + 0.06 * place], transform=axes.get_xaxis_transform(), linestyle="none",
+        marker="x", markersize=3.5, color=colour, gid="mark", **style,
+    )  # fmt: skip
+
+
+def write_instead(
+    axes: Axes, x: float, words: str, *, gid: str = "mark", y: float = 0.03, rotation: float = 90
+) -> None:
+    """Write above the x axis why there is no point; ``y`` is in axes fractions."""
     axes.text(
-        x, 0.03, words, transform=axes.get_xaxis_transform(), rotation=90,
-        ha="center", va="bottom", fontsize=MIN_PT, color=GREY, gid=gid,
+        x, y, words, transform=axes.get_xaxis_transform(), rotation=rotation,
+        ha="center", va="bottom", color=GREY, gid=gid,
     )  # fmt: skip

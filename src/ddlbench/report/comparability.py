@@ -1,13 +1,13 @@
-"""What cells ran on, and what is said where a cell and its base, or a cell's ranks, ran on unlike.
+"""Checks that a cell, its base and its ranks ran on comparable processors.
 
 ::
 
-    on CUDA    models of the GPUs      unlike those of the base: no speed-up, and a note
-               their hosts' CPUs       unlike those of the base: a note
-    on CPU     models of the CPUs      unlike those of the base: no speed-up, and a note
+    on CUDA    models of the GPUs      differ from the base's: no speed-up, and a note
+               their hosts' CPUs       differ from the base's: a note
+    on CPU     models of the CPUs      differ from the base's: no speed-up, and a note
 
-A result from before ranks said what they ran on has what its provenance says. Where nothing is
-known, nothing is said.
+Results of earlier versions name no processors for each rank; then provenance has those of rank 0.
+Unknown processors give no note.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _MOST_SENTENCES = 3
 
 @dataclass(frozen=True)
 class Processors:
-    """Models of what a cell ran on, each once; empty where they are not known.
+    """Models of a cell's processors, each once; empty if unknown.
 
     Args:
-        devices: of its GPUs; on CPU of its processors.
-        hosts: of its hosts' processors.
+        devices: its GPUs; on CPU its CPUs.
+        hosts: the CPUs of its hosts.
     """
 
     devices: tuple[str, ...]
@@ -54,39 +54,39 @@ class Processors:
         return cls(_each_once(model for models in gpus for model in models), hosts)
 
     def notes(self) -> list[str]:
-        """The note of a cell whose own devices differ."""
+        """A note if the cell's own devices differ."""
         return [f"{_MIXED}: {', '.join(self.devices)}"] if len(self.devices) > 1 else []
 
 
 def unlike(base: Processors, cell: Processors) -> list[str]:
-    """Notes of a cell that ran on something else than its base."""
-    for what, theirs, own in (
+    """A note if a cell ran on other processors than its base."""
+    for note, theirs, own in (
         (_UNLIKE_BASE, base.devices, cell.devices),
         (_UNLIKE_HOSTS, base.hosts, cell.hosts),
     ):
         if theirs and own and theirs != own:
-            return [f"{what}: {', '.join(theirs)} (base), {', '.join(own)} (cell)"]
+            return [f"{note}: {', '.join(theirs)} (base), {', '.join(own)} (cell)"]
     return []
 
 
 def forbids_speedup(notes: str) -> bool:
-    """Whether a cell with these notes has no speed-up, or had none in one of its repeats."""
+    """Whether these notes deny a speed-up to the cell or to one of its repeats."""
     return _UNLIKE_BASE in notes
 
 
 def is_note(note: str) -> bool:
-    """Whether a note is one of these."""
+    """Whether a note is one of this module."""
     return note.startswith((_UNLIKE_BASE, _UNLIKE_HOSTS, _MIXED))
 
 
 def sentences(shown: pd.DataFrame) -> list[str]:
-    """What to say under a figure of these cells, each once, without a full stop."""
+    """The notes of all cells of a figure, each once, without a full stop."""
     notes = [note for text in shown["notes"] for note in text.split(NOTE_BREAK) if is_note(note)]
-    found = [f"{note[0].upper()}{note[1:]}" for note in dict.fromkeys(notes)]
-    more = len(found) - _MOST_SENTENCES
+    unique = [f"{note[0].upper()}{note[1:]}" for note in dict.fromkeys(notes)]
+    more = len(unique) - _MOST_SENTENCES
     if more > 0:
-        found[_MOST_SENTENCES:] = [f"{more} more such notes are in summary.csv"]
-    return found
+        unique[_MOST_SENTENCES:] = [f"{more} more such notes are in summary.csv"]
+    return unique
 
 
 def _each_once(models: Iterable[str | None]) -> tuple[str, ...]:

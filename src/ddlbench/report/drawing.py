@@ -1,4 +1,4 @@
-"""How a figure is made: drawn by its function, saved with the numbers that it shows."""
+"""Draws a figure and saves it with the plotted numbers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ from ddlbench.report.tables import read_tables, write_table
 
 
 def draw_figure(name: str, png: Path, *inputs: Any) -> Path:
-    """Draw a figure: the PNG, and beside it a PDF and a CSV with the plotted numbers.
+    """Draw a figure into ``png``, and beside it a PDF and a CSV with the plotted numbers.
 
     Args:
         name: a key of :data:`FIGURES`.
-        png: where it goes; the others have its name.
-        inputs: what a figure of its kind is given.
-
-    Returns:
-        ``png``.
+        png: the path that is returned.
+        inputs: those of the figure's kind; see :class:`FigureEntry`.
     """
     draw = FIGURES[name].function()
     with style():
@@ -39,13 +36,7 @@ def draw_figure(name: str, png: Path, *inputs: Any) -> Path:
 
 
 def make_figure(name: str, tables_dir: Path, out_png: Path, site_description: str = "") -> None:
-    """Draw a figure of an experiment.
-
-    Args:
-        name: one of :func:`ddlbench.report.registry.figures_for`.
-        tables_dir: folder of the tables that ``make_tables`` wrote.
-        out_png: where the figure goes; the others have its name.
-        site_description: what the site is, for the footer.
+    """Draw a figure of an experiment from its tables.
 
     Raises:
         ConfigError: there is no such figure.
@@ -65,15 +56,7 @@ def make_prediction_figures(
     site_description: str = "",
     results: Path = RESULTS,
 ) -> list[Path]:
-    """Draw figures of predictions.
-
-    Args:
-        names: as :func:`ddlbench.report.registry.prediction_figures_for` gives them.
-        predictions_json: the experiment's predictions.
-        tables_dir: folder of its tables.
-        out_dir: where figures go.
-        site_description: what the site is, for the footer.
-        results: the folder that holds ``<site>/cells``.
+    """Draw the figures of predictions that :func:`prediction_figures_for` names.
 
     Raises:
         ConfigError: there is no such figure, or a file is missing or wrong.

@@ -1,4 +1,4 @@
-"""What stands under every figure: intervals, marks, site, date, commit, repeats."""
+"""The footer of every figure: intervals, marks, site, date, commit, repeats."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ddlbench.report.tables import NOTE_BREAK
 STALE = "†"
 NOISY = "~"
 _SHORT_COMMIT = 7
-_ENOUGH = 6  # repeats; with fewer not even the range of all of them holds a median with 95 %
+_ENOUGH = 6  # the range of fewer repeats holds the median with less than 95 %
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a figure says of itself and the tables do not hold.
+    """Inputs of a figure that are not in the tables.
 
     Args:
-        site_description: what the site is.
-        results: the folder that holds ``<site>/cells``, for figures of what cells recorded.
+        site_description: of the site file.
+        results: the folder that holds ``<site>/cells``.
     """
 
     site_description: str
@@ -36,18 +36,18 @@ class Context:
 
 
 def footer(shown: pd.DataFrame, context: Context, sentences: Sequence[str]) -> list[str]:
-    """Return the figure's own sentences, its marks, and where the numbers come from."""
+    """The figure's own sentences, then marks, then the origin of the numbers."""
     return [*sentences, *marks(shown), origin(shown, context)]
 
 
 def interval_sentence(shown: pd.DataFrame, ratio: bool) -> str:
-    """Say what the whiskers are."""
+    """Explain the whiskers; empty without any."""
     words = interval_words(shown, ratio)
     return f"Whiskers: {words}." if words else ""
 
 
 def interval_words(shown: pd.DataFrame, ratio: bool) -> str:
-    """Name the intervals of measured cells; empty where there are none."""
+    """Name the intervals of measured cells; empty without any."""
     good = shown[(shown["status"] == Status.OK) & (shown["interval_of"] != "")]
     if not len(good):
         return ""
@@ -79,7 +79,7 @@ def _over_repeats(repeated: pd.DataFrame, ratio: bool) -> str:
 
 
 def common_notes(shown: pd.DataFrame) -> list[str]:
-    """Return the notes that every measured cell carries, without those that :func:`marks` tells."""
+    """The notes that all measured cells share, without those in :func:`marks`."""
     good = shown[shown["status"] == Status.OK]
     if not len(good):
         return []
@@ -89,7 +89,7 @@ def common_notes(shown: pd.DataFrame) -> list[str]:
 
 
 def marks(shown: pd.DataFrame) -> list[str]:
-    """Say what marks beside numbers mean, if there are any, and what ran on unlike processors."""
+    """Explain the marks of the figure, and name differing processors."""
     parts = []
     if (shown["status"] == Status.OUT_OF_MEMORY).any():
         parts.append(f"{OUT_OF_MEMORY}: out of memory")
@@ -105,7 +105,7 @@ def marks(shown: pd.DataFrame) -> list[str]:
 
 
 def origin(shown: pd.DataFrame, context: Context) -> str:
-    """Say where and when the numbers of one site were measured."""
+    """Site, dates, commits and repeats of the numbers of one site."""
     site = str(shown["site"].iloc[0])
     where = f"Site {site}: {context.site_description}" if context.site_description else site
     days = sorted({text[:10] for text in shown["created"] if text})
@@ -132,7 +132,7 @@ def _span(least: int, most: int) -> str:
 
 
 def links_origin(links: Links) -> list[str]:
-    """Where links were measured: site, fabric, date, commit."""
+    """Site, fabric, date and commit of measured links."""
     provenance = links.provenance
     parts = [f"Site {links.site} ({links.device_kind})", f"fabric {links.fabric}"]
     if provenance.get("created"):

@@ -1,9 +1,9 @@
-"""How figures write names, and what they write in the place of a number that is not there."""
+"""Labels in figures: names of networks, datasets and strategies, and marks of missing numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import fields
 from typing import Any
 
@@ -24,25 +24,27 @@ _DEFAULTS = {
 
 
 def network_label(name: str) -> str:
-    """Return the network's own label; of one without an entry its name, without the module."""
+    """The network's label; of an unregistered network, its name without the module."""
     return NETWORKS[name].label if name in NETWORKS else name.rpartition(":")[2]
 
 
 def dataset_label(name: str) -> str:
-    """Return the dataset's own label."""
+    """The dataset's label, or its name."""
     return DATASETS[name].label if name in DATASETS else name
 
 
-def in_dataset_order(names: list[str]) -> list[str]:
-    """In the order of ``DATASETS``: from the smallest image to the largest; unknown ones last."""
+def in_dataset_order(names: Iterable[str]) -> list[str]:
+    """Each name once, in the order of ``DATASETS`` (smallest image first); unknown ones last."""
     order = list(DATASETS)
-    return sorted(names, key=lambda n: order.index(n) if n in order else len(order))
+    unique = dict.fromkeys(names)
+    return sorted(unique, key=lambda n: order.index(n) if n in order else len(order))
 
 
-def strategy_label(name: str) -> str:
-    """Return the strategy's own label; the bare name where its package is missing."""
+def strategy_label(name: str, variant: str = "") -> str:
+    """The strategy's label, or its bare name where its package is missing; ``(variant)`` behind."""
     strategy = known_strategy(name)
-    return name.rpartition(":")[2] if strategy is None else strategy.label
+    label = name.rpartition(":")[2] if strategy is None else strategy.label
+    return f"{label} ({variant})" if variant else label
 
 
 def workers_label(workers: int) -> str:
@@ -50,12 +52,21 @@ def workers_label(workers: int) -> str:
     return f"{workers} worker{'' if workers == 1 else 's'}"
 
 
-def variant_labels(summary: pd.DataFrame, without: Collection[str] = ()) -> pd.Series:
-    """Say what tells cells of one dataset, network, strategy and geometry apart, if anything.
+def common_workers(workers: Iterable[int]) -> str:
+    """``on 4 workers`` where all have that number; else nothing."""
+    counts = set(workers)
+    return f"on {workers_label(int(counts.pop()))}" if len(counts) == 1 else ""
 
-    A strategy measured with two values of an option (or of any other field) has two variants;
-    defaults are written out where another value stands beside them. Fields that a figure shows
-    in another way are named in ``without``.
+
+def variant_labels(summary: pd.DataFrame, without: Collection[str] = ()) -> pd.Series:
+    """Name the variant of each row, as "chunks 8, precision bf16"; empty if there is only one.
+
+    Two cells of one dataset, network, strategy and geometry are variants if an option or another
+    field differs. Then its value is written for all rows of the strategy, defaults included.
+
+    Args:
+        summary: rows with ``configuration``.
+        without: fields to ignore, as the figure shows them in another way.
     """
     values = [_values(str(row.configuration)) for row in rows_of(summary)]
     groups: dict[tuple[str, str, str, str], list[int]] = {}
@@ -100,14 +111,14 @@ OUT_OF_MEMORY = "OOM"
 
 
 def status_mark(status: str) -> str:
-    """What a cell of this status shows; empty where it was measured."""
+    """The text in place of a number for a cell of this status; empty if it was measured."""
     if status == Status.OK:
         return ""
     return OUT_OF_MEMORY if status == Status.OUT_OF_MEMORY else status
 
 
 def speedup_mark(row: Any, speedup: float) -> str:
-    """What a figure shows in the place of a row's speed-up; empty where there is one."""
+    """The text in place of a row's speed-up; empty if it has one."""
     status = str(row.status)
     if status != Status.OK or math.isfinite(speedup):
         return status_mark(status)
@@ -115,5 +126,5 @@ def speedup_mark(row: Any, speedup: float) -> str:
 
 
 def mark_without_speedup(notes: str) -> str:
-    """What a measured cell has in the place of a speed-up."""
+    """The text for a measured cell that has no speed-up."""
     return "unlike base" if forbids_speedup(notes) else "no base"

@@ -10,8 +10,7 @@
       |axes          |axes
     footer: base, intervals, site, date, commit
 
-Texts are measured before anything is placed, so that nothing overlaps and a figure of six cells
-is as small as it should be.
+Texts are measured before anything is placed, so nothing overlaps and small figures stay small.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -44,18 +44,16 @@ _BOLD = 0.85  # bold letters are so much wider than the regular ones that are me
 
 @dataclass(frozen=True)
 class Panel:
-    """What stands above one pair of axes."""
+    """One pair of axes: the texts above it, and the data that it shows."""
 
     title: str
     note: str = ""
+    data: Any = None
 
 
 @dataclass(frozen=True)
 class Section:
-    """Panels that share a heading and, where asked for, their y axis.
-
-    ``height`` is that of its axes in millimetres; None takes the page's.
-    """
+    """Panels under one heading. ``height`` is that of its axes in mm; None: as on the page."""
 
     title: str
     panels: Sequence[Panel]
@@ -64,31 +62,37 @@ class Section:
 
 @dataclass(frozen=True)
 class PanelSize:
-    """Millimetres: of the axes, and of the room that their labels need.
+    """Size of the axes and of the space for their labels, in millimetres.
 
-    ``left`` is for the labels of a row's first panel, ``between`` for those of the others, and
-    ``bottom`` depends on how wide the axes come out.
+    ``left`` is the space before the first panel of a row, ``between`` that before each other one.
+    ``bottom`` may depend on the width of the axes.
     """
 
     min_width: float
     height: float
     left: float
     between: float
-    right: float
-    bottom: Callable[[float], float]
+    right: float = 2.0
+    bottom: float | Callable[[float], float] = 8.0
     max_width: float = math.inf
     max_columns: int = 99
 
 
 @dataclass
 class Page:
-    """A laid-out figure: ``axes[section][panel]``, and the width of each."""
+    """A laid-out figure: ``axes[section][panel]``, each ``width_mm`` wide."""
 
     figure: Figure
     axes: list[list[Axes]]
     width_mm: float
+    facets: list[tuple[Axes, Any]] = field(default_factory=list)  # every panel's axes and data
     last_in_row: list[Axes] = field(default_factory=list)
     first_in_row: list[Axes] = field(default_factory=list)
+
+    def label_rows(self, text: str, labelpad: float | None = None) -> None:
+        """Label the y axis of the first panel of each row."""
+        for axes in self.first_in_row:
+            axes.set_ylabel(text, labelpad=labelpad)
 
 
 def lay_out(
@@ -98,9 +102,9 @@ def lay_out(
     *,
     footer: Sequence[str],
     size: PanelSize,
-    share_y: bool,
+    share_y: bool = False,
 ) -> Page:
-    """Place everything; the axes are left to be drawn into."""
+    """Place the texts and empty axes of a figure; ``share_y`` is within a section."""
     page_mm, columns = _columns(max(len(s.panels) for s in sections), size)
     sides = 2 * _EDGE + size.left + size.right + (columns - 1) * size.between
     width = min((page_mm - sides) / columns, size.max_width)
@@ -136,7 +140,7 @@ def lay_out(
 
 
 def _columns(count: int, size: PanelSize) -> tuple[float, int]:
-    """Page width and columns: as few rows as fit, and the columns evenly filled."""
+    """Width of the page, and the least number of columns that needs no further row."""
     sides = 2 * _EDGE + size.left + size.right
     if count == 1 and sides + size.min_width <= COLUMN_MM:
         return COLUMN_MM, 1
@@ -162,12 +166,12 @@ def _axes_height(section: Section, size: PanelSize) -> float:
 
 
 def _row_height(section: Section, row: list[list[str]], size: PanelSize, width: float) -> float:
-    axes = _axes_height(section, size)
-    return _head_height(section, row) + axes + size.bottom(width) + _BETWEEN_ROWS
+    bottom = size.bottom(width) if callable(size.bottom) else size.bottom
+    return _head_height(section, row) + _axes_height(section, size) + bottom + _BETWEEN_ROWS
 
 
 class _Cursor:
-    """Where the page is written next, from the top, in millimetres."""
+    """Writes a page from top to bottom; ``y`` is in millimetres from the top."""
 
     def __init__(self, figure: Figure, width: float, height: float) -> None:
         self.figure, self.width, self.height, self.y = figure, width, height, _EDGE
@@ -234,6 +238,7 @@ def _draw_section(
             if column == len(row) - 1:
                 page.last_in_row.append(axes)
             drawn.append(axes)
+            page.facets.append((axes, panel.data))
         cursor.y += _row_height(section, row, size, page.width_mm)
     return drawn
 
@@ -287,18 +292,10 @@ def _draw_legend(cursor: _Cursor, entries: list[tuple[Artist, str]]) -> None:
     cursor.y += 4.2
 
 
-def nothing_to_show(title: str, why: str, below: Sequence[str]) -> Figure:
-    """Draw an empty panel below a sentence.
-
-    Args:
-        title: of the figure.
-        why: what is missing.
-        below: the footer.
-    """
-    size = PanelSize(
-        min_width=60.0, height=4.0, left=4.0, between=0.0, right=2.0, bottom=lambda _: 1.0
-    )
-    section = Section(why, [Panel("")])
-    page = lay_out(title, [], [section], footer=list(below), size=size, share_y=False)
+def nothing_to_show(title: str, reason: str, below: Sequence[str]) -> Figure:
+    """Draw a figure that has only a title, the reason why it is empty, and a footer."""
+    size = PanelSize(min_width=60.0, height=4.0, left=4.0, between=0.0, bottom=1.0)
+    section = Section(reason, [Panel("")])
+    page = lay_out(title, [], [section], footer=list(below), size=size)
     page.axes[0][0].set_axis_off()
     return page.figure

@@ -1,7 +1,7 @@
-"""The tables of an experiment, collected from its cells.
+"""Collects the tables of an experiment from its cells.
 
-``measurements.csv`` has a row a cell of the matrix, whether or not it has a result; ``steps.csv``
-every step of every cell. ``summary.csv`` is made of the first (:mod:`.summary`).
+``measurements.csv`` has a row for every cell of the matrix, with or without a result; ``steps.csv``
+has a row for every step. :mod:`.summary` makes ``summary.csv`` of the first.
 """
 
 from __future__ import annotations
@@ -48,6 +48,14 @@ from ddlbench.report.tables import (
 
 COLUMNS = MEASUREMENTS
 _REASON_LENGTH = 300
+_OF_CELL = (
+    "dataset", "network", "strategy", "nodes", "devices_per_node", "geometry", "batch_size",
+    "precision", "fabric", "repeat",
+)  # fmt: skip
+_OF_TIMING = (
+    "dataset_samples", "epoch_s", "epoch_scaled", "samples_per_s", "load_s", "noisy",
+)  # fmt: skip
+_OWN = ("epoch", "step", "warmup", "step_s", "load_s", "loss")
 _NAMED = ("batch_size", "precision", "fabric")
 
 
@@ -56,12 +64,7 @@ def collect(
 ) -> pd.DataFrame:
     """Collect the measurements of an experiment, in the order of its matrix; see :data:`COLUMNS`.
 
-    Args:
-        experiment: its name.
-        site_name: name of the site that it ran on.
-        rows: its expanded matrix.
-        results_root: the folder that holds ``<site>/cells``.
-
+    ``results_root`` is the folder that holds ``<site>/cells``.
     """
     records = {
         row.cell.id: {
@@ -85,22 +88,13 @@ def _identity(cell: Cell) -> dict[str, Any]:
     options = {name for name, _ in cell.options}
     pairs = [(name, f"{name}={value}") for name, value in cell.variant_pairs]
     return {
+        **{name: getattr(cell, name) for name in _OF_CELL},
         "cell_id": cell.id,
-        "dataset": cell.dataset,
-        "network": cell.network,
-        "strategy": cell.strategy,
-        "options": ",".join(pair for name, pair in pairs if name in options),
-        "nodes": cell.nodes,
-        "devices_per_node": cell.devices_per_node,
-        "geometry": cell.geometry,
         "workers": workers_of(cell),
-        "batch_size": cell.batch_size,
-        "precision": cell.precision,
-        "fabric": cell.fabric,
+        "options": ",".join(pair for name, pair in pairs if name in options),
         "settings": ",".join(
             pair for name, pair in pairs if name not in options and name not in _NAMED
         ),
-        "repeat": cell.repeat,
     }
 
 
@@ -155,9 +149,9 @@ def _without_result(row: MatrixRow, path: Path) -> dict[str, Any]:
         return _without_number(Status.UNSUPPORTED, row.unsupported)
     failure = path.with_name("failure.json")
     try:
-        found = json.loads(failure.read_text("utf-8"))
-        code = found.get("reason_code", Status.FAILED)
-        return _without_number(Status.FAILED, Reason(code, found["reason"]))
+        record = json.loads(failure.read_text("utf-8"))
+        code = record.get("reason_code", Status.FAILED)
+        return _without_number(Status.FAILED, Reason(code, record["reason"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return _without_number(Status.NOT_RUN, Reason("no_result", "there is no result.json"))
 
@@ -172,12 +166,12 @@ def _without_number(status: Status, reason: str) -> dict[str, Any]:
 
 
 def _code_of(result: Result) -> str | None:
-    """The code of a result's reason; its status where an earlier version wrote no code."""
+    """The code of a result's reason; the status if an earlier version wrote no code."""
     return result.reason_code or reason_code(None, result.status)
 
 
 def _is_stale(inputs: InputDigests, cell: Cell, site: str, root: Path) -> bool:
-    """Whether the plan, or a file that it was made from, differs from what was measured."""
+    """Whether the plan, or a file that it was made from, has changed since the measurement."""
     for name, digest in measured_digests(cell, site, root).items():
         if None not in (digest, getattr(inputs, name)) and digest != getattr(inputs, name):
             return True
@@ -193,12 +187,7 @@ def _timing(timing: Timing | None) -> dict[str, Any]:
     if timing is None:
         return {}
     return {
-        "dataset_samples": timing.dataset_samples,
-        "epoch_s": timing.epoch_s,
-        "epoch_scaled": timing.epoch_scaled,
-        "samples_per_s": timing.samples_per_s,
-        "load_s": timing.load_s,
-        "noisy": timing.noisy,
+        **{name: getattr(timing, name) for name in _OF_TIMING},
         "step_median_s": timing.step_s.median_s,
         "step_low_s": timing.step_s.low_s,
         "step_high_s": timing.step_s.high_s,
@@ -219,14 +208,9 @@ def _memory(ranks: Sequence[RankEntry]) -> dict[str, Any]:
 
 
 def _checkpointing(part: Checkpointing | None) -> dict[str, Any]:
-    """Nothing for a cell without checkpoints, and for results that are older than these."""
     if part is None:
         return {}
-    return {
-        "checkpoint_s": part.total_s,
-        "resumed": part.resumed,
-        "lost_steps": part.lost_steps,
-    }
+    return {"checkpoint_s": part.total_s, "resumed": part.resumed, "lost_steps": part.lost_steps}
 
 
 def _commit(provenance: Provenance) -> str | None:
@@ -235,9 +219,9 @@ def _commit(provenance: Provenance) -> str | None:
 
 
 def _compare(record: dict[str, Any], base: dict[str, Any]) -> None:
-    """Set the speed-up of a cell over a base that did the same work, or say why there is none."""
-    found = unlike(base["ran_on"], record["ran_on"])
-    record["notes"] = NOTE_BREAK.join(filter(None, [record["notes"], *found]))
+    """Set the speed-up of a cell over its base, or a note with the reason why there is none."""
+    notes = unlike(base["ran_on"], record["ran_on"])
+    record["notes"] = NOTE_BREAK.join(filter(None, [record["notes"], *notes]))
     if not forbids_speedup(record["notes"]):
         record["speedup"] = base["epoch_s"] / record["epoch_s"]
         record["base_samples_per_s"] = base["samples_per_s"]
@@ -252,16 +236,15 @@ def _comparable(record: dict[str, Any], base: dict[str, Any]) -> bool:
     )
 
 
-_OWN = ("epoch", "step", "warmup", "step_s", "load_s", "loss")
 _LOG = logging.getLogger(__name__)
 
 
 def collect_steps(
     site_name: str, rows: list[MatrixRow], results_root: Path = RESULTS
 ) -> pd.DataFrame:
-    """Put the ``steps.csv`` of all cells below each other; see :data:`STEPS`.
+    """Concatenate the ``steps.csv`` of all cells; see :data:`STEPS`.
 
-    Cells without one are left out; so is one that cannot be read, with a warning.
+    An unreadable file is left out with a warning.
     """
     parts = [part for row in rows if (part := _steps_of(row, site_name, results_root)) is not None]
     if not parts:
@@ -280,12 +263,7 @@ def _steps_of(row: MatrixRow, site: str, root: Path) -> pd.DataFrame | None:
         if missing:
             raise ValueError(f"no column {', '.join(sorted(missing))}")
         own = own.loc[:, list(_OWN)].assign(
-            cell_id=cell.id,
-            dataset=cell.dataset,
-            network=cell.network,
-            strategy=cell.strategy,
-            geometry=cell.geometry,
-            repeat=cell.repeat,
+            cell_id=cell.id, **{name: getattr(cell, name) for name in _OF_CELL}
         )
         return conform(own, STEPS)
     except (ValueError, OSError) as error:  # pandas' parser errors are ValueErrors
@@ -296,16 +274,7 @@ def _steps_of(row: MatrixRow, site: str, root: Path) -> pd.DataFrame | None:
 def make_tables(
     experiment: str, site: str, rows: list[MatrixRow], results_root: Path, out_dir: Path
 ) -> Tables:
-    """Write ``measurements.csv``, ``summary.csv`` and ``steps.csv`` into ``out_dir``.
-
-    Args:
-        experiment: its name.
-        site: name of the site.
-        rows: the expanded matrix.
-        results_root: the folder that holds ``<site>/cells``.
-        out_dir: normally :func:`ddlbench.experiment.paths.tables_dir`.
-
-    """
+    """Write ``measurements.csv``, ``summary.csv`` and ``steps.csv`` into ``out_dir``."""
     measurements = collect(experiment, site, rows, results_root)
     tables = Tables(measurements, summarise(measurements), collect_steps(site, rows, results_root))
     for name in ("measurements", "summary", "steps"):

@@ -1,4 +1,4 @@
-"""What figures of predictions are drawn from: predictions, and of the cells what the tables say."""
+"""Inputs of the figures of predictions: predictions, joined with the tables of their cells."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import workers_of
 from ddlbench.predict.accuracy import read_predictions
 from ddlbench.predict.prediction import predictor_of
-from ddlbench.report.labels import status_mark, strategy_label, variant_labels, workers_label
+from ddlbench.report.labels import (
+    dataset_label,
+    in_dataset_order,
+    status_mark,
+    strategy_label,
+    variant_labels,
+    workers_label,
+)
 from ddlbench.report.tables import read_tables, rows_of
 
 NOT_PREDICTED = "no prediction"
@@ -29,12 +36,10 @@ class Predicted:
     """Inputs of every figure of predictions.
 
     Args:
-        predictions: a row a predictor and configuration (``predictions.json``), and
-            ``configuration``, ``geometry``, ``workers``, ``variant``, ``mark``, ``stale``,
-            ``noisy``.
-        summary: the experiment's table of configurations.
-        spans: a row a partition, micro-batch and kind of work of the cells that recorded any
-            (``partitions.csv``), with ``configuration``.
+        predictions: a row for each predictor and configuration (``predictions.json``), with the
+            further columns of :func:`with_conditions`.
+        summary: ``summary.csv``.
+        spans: all rows of ``partitions.csv`` of the cells that have one, with ``configuration``.
     """
 
     predictions: pd.DataFrame
@@ -56,7 +61,7 @@ def read_predicted(predictions_json: Path, tables_dir: Path, results: Path = RES
 
 
 def with_conditions(predictions: pd.DataFrame, summary: pd.DataFrame) -> pd.DataFrame:
-    """Add the columns that figures group and mark by."""
+    """Add ``configuration``, ``geometry``, ``workers``, ``variant``, ``mark`` and both flags."""
     frame = predictions.reset_index(drop=True)
     numbers = [c for c in frame.columns if c.endswith(("_s", "_bytes", "_error", "_spread"))]
     frame = frame.astype(dict.fromkeys(numbers, float))
@@ -76,30 +81,39 @@ def with_conditions(predictions: pd.DataFrame, summary: pd.DataFrame) -> pd.Data
 
 
 def own_predictors(frame: pd.DataFrame, strategy: str) -> list[str]:
-    """Models made for a strategy, in the registry's order; rules for all strategies are none.
+    """Predictors made for this strategy (not for all strategies), in the registry's order.
 
-    One that has no prediction for any of its cells is left out, unless none has.
+    A predictor without any prediction is left out, unless none has one.
     """
-    asked = frame[frame["strategy"] == strategy]
-    names = [name for name in dict.fromkeys(map(str, asked["predictor"])) if _is_own(name)]
-    told = set(asked.loc[asked["predicted_step_s"].notna(), "predictor"])
-    return [name for name in names if name in told] or names
+    rows = frame[frame["strategy"] == strategy]
+    names = [name for name in dict.fromkeys(map(str, rows["predictor"])) if _is_own(name)]
+    predicting = set(rows.loc[rows["predicted_step_s"].notna(), "predictor"])
+    return [name for name in names if name in predicting] or names
 
 
 def condition_label(strategy: str, workers: Any, geometry: str, variant: str) -> str:
-    """Head a section: workers, shape, and what tells variants apart."""
+    """The heading of a section: workers, geometry and variant."""
     if strategy == BASE and not variant:
         return ""
     return ", ".join(filter(None, [f"{workers_label(int(workers))} ({geometry})", variant]))
 
 
-def shown_cells(predicted: Predicted, frame: pd.DataFrame, marked: bool = False) -> pd.DataFrame:
-    """Rows of the summary behind a part of the predictions: what the footer speaks of.
+def condition_sections(rows: pd.DataFrame, strategy: str) -> list[tuple[str, pd.DataFrame]]:
+    """Headings and rows of the sections of one strategy: by dataset, workers, geometry, variant."""
+    sections = []
+    for dataset in in_dataset_order(rows["dataset"]):
+        own = rows[rows["dataset"] == dataset]
+        groups = own.groupby(["workers", "geometry", "variant"], sort=False)
+        for (workers, geometry, variant), part in groups:
+            condition = condition_label(strategy, workers, str(geometry), str(variant))
+            sections.append((", ".join(filter(None, [dataset_label(dataset), condition])), part))
+    return sections
 
-    Args:
-        predicted: all inputs.
-        frame: the rows of the predictions that are shown.
-        marked: the figure marks stale and noisy cells, so the footer explains the marks.
+
+def shown_cells(predicted: Predicted, frame: pd.DataFrame, marked: bool = False) -> pd.DataFrame:
+    """Rows of the summary for the footer of a figure that shows the predictions ``frame``.
+
+    Without ``marked`` no row is stale or noisy, so the footer explains no such marks.
     """
     chosen = predicted.summary["configuration"].isin(set(frame["configuration"]))
     shown = predicted.summary[chosen] if chosen.any() else predicted.summary

@@ -1,7 +1,7 @@
-"""What the thesis printed, to be drawn beside ours: other hardware, never mixed with ours.
+"""Numbers printed in the thesis, to draw beside ours; they are of other hardware.
 
-M. Jansen, thesis on a performance-based recommender, 2020. ``thesis2020/*.csv`` hold the rows; each
-names its figure or table (``where``), its ``hardware`` and ``how`` the number was read.
+M. Jansen, thesis on a performance-based recommender, 2020. Each row of ``thesis2020/*.csv`` names
+its figure or table (``where``), its ``hardware`` and ``how`` the number was read.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def deviations(strategy: str, predictor: str, geometry: str) -> pd.DataFrame:
 
     Returns:
         ``network``, ``dataset``, ``signed_error`` (predicted over measured, less 1), ``where``,
-        ``hardware``, ``how``; empty where the thesis has no such figure.
+        ``hardware``, ``how``; empty if the thesis has no such figure.
     """
-    found = _rows("deviations")
-    chosen = (found["strategy"] == strategy) & (found["predictor"] == predictor)
-    found = found[chosen & (found["geometry"] == geometry)]
+    rows = _rows("deviations")
+    chosen = (rows["strategy"] == strategy) & (rows["predictor"] == predictor)
+    rows = rows[chosen & (rows["geometry"] == geometry)]
     # Figure 5.2 shows 4 GPUs a second time; the first is the figure of that geometry.
-    return found.drop_duplicates(["network", "dataset"]).reset_index(drop=True)
+    return rows.drop_duplicates(["network", "dataset"]).reset_index(drop=True)
 
 
 def micro_batches() -> pd.DataFrame:
@@ -39,7 +39,7 @@ def choices() -> pd.DataFrame:
 
 
 def speedups() -> pd.DataFrame:
-    """Figures 3.1 and 3.2: speed-up over one GPU; empty where the run did not succeed."""
+    """Figures 3.1 and 3.2: speed-up over one GPU; NaN for runs that failed."""
     return _rows("speedups")
 
 

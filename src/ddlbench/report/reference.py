@@ -1,4 +1,4 @@
-"""``docs/results.md``, made from the columns of the tables and the schema of result.json."""
+"""Generates ``docs/results.md`` from the columns of the tables and the schema of result.json."""
 
 from __future__ import annotations
 
@@ -48,97 +48,6 @@ field. This page is made by `make tables`.
   never cleaned.
 """
 
-# What the schema leaves unsaid because the name says most of it.
-_MEANINGS = {
-    "schema_version": "version of this format",
-    "status": "how the cell ended",
-    "site": "name of the site",
-    "cell_id": "the cell's path below `results/<site>/cells/`",
-    "cell": "every field of the cell, options as a mapping",
-    "inputs.plan_digest": "of the plan that was run",
-    "inputs.dataset_digest": "of the data that was read",
-    "inputs.links_digest": "of the links.json that it was made from; null where it used none",
-    "inputs.profile_digest": "of the profile.json that it was made from; null where it used none",
-    "processes": "processes that ran",
-    "devices": "devices that the cell occupied",
-    "device_kind": "what kind of device",
-    "update_semantics": "whether gradients are of the current weights",
-    "notes": "what a reader of the numbers must know",
-    "ranks[].rank": "index over the whole cell",
-    "ranks[].role": "what the process does",
-    "ranks[].node": "index of its node",
-    "ranks[].host": "name of its host",
-    "ranks[].local_rank": "index among the processes of its node",
-    "ranks[].devices": "devices that it drives",
-    "ranks[].stage": "index of its pipeline stage",
-    "ranks[].replica": "which copy of that stage it is",
-    "ranks[].memory[].device": "which device",
-    "timing": "null when not measured",
-    "timing.warmup_rule": "which steps are dropped",
-    "timing.warmup_steps": "how many steps are dropped",
-    "timing.epochs[].epoch": "index of the measured epoch",
-    "timing.epochs[].steps": "steps of the epoch",
-    "timing.epochs[].samples": "samples of the epoch",
-    "timing.epochs[].elapsed_s": "duration of the epoch",
-    "timing.epochs[].load_s": "wait for data in the epoch",
-    "timing.steps_per_epoch": "steps of one epoch",
-    "timing.step_s.median": "median step",
-    "timing.step_s.low": "lower end of the median's 95 % interval",
-    "timing.step_s.high": "upper end of the median's 95 % interval",
-    "timing.step_s.mean": "mean step",
-    "timing.step_s.p95": "95th percentile",
-    "timing.step_s.p99": "99th percentile",
-    "timing.step_s.count": "measured steps",
-    "timing.noisy": "step_spread is above its threshold",
-    "timing.samples_per_s": "samples over seconds, derived last",
-    "staging": "null when nothing was staged",
-    "staging.seconds": "duration of bringing the data to the nodes",
-    "staging.reused": "the data lay there already",
-    "staging.bytes": "size of the data on one node",
-    "staging.nodes": "nodes that hold the data",
-    "loss": "null when not measured; a number in it is null where training had diverged",
-    "loss.first": "of the first step",
-    "loss.last": "of the last step",
-    "loss.mean_last_epoch": "mean over the last epoch",
-    "communication": "bytes between ranks in the measured steps; null for a single process, and "
-    "where nothing counts them",
-    "link": "the emulated link that the cell ran over; null where it was the site's own network",
-    "checkpointing": "null where the cell writes no checkpoints",
-    "checkpointing.attempts": "attempts that ended before the one that was measured, in order",
-    "provenance.created": "when the result was written",
-    "provenance.git_commit": "commit of the measuring code",
-    "provenance.git_dirty": "the code, `config/` left out, had changes beside the commit",
-    "provenance.packages": "versions by package",
-    "provenance.python": "version of Python",
-    "provenance.hosts": "names of the hosts",
-    "provenance.cpu_model": "processor",
-    "provenance.cpu_count": "cores",
-    "provenance.gpu_models": "GPUs",
-    "provenance.driver": "GPU driver",
-    "provenance.cuda": "CUDA",
-    "provenance.nccl": "NCCL",
-    "provenance.kernel": "operating system's kernel",
-    "provenance.tcp_congestion_control": "of the kernel",
-    "provenance.clock_resolution_s": "smallest step of the clock",
-    "provenance.slurm_job_id": "where SLURM ran the cell",
-    "provenance.seed": "of weights, data and order",
-}
-
-_PREDICTED = {
-    "predictor": "who says it",
-    "strategy": "strategy",
-    "dataset": "dataset",
-    "network": "network",
-    "nodes": "nodes",
-    "devices_per_node": "devices on each node",
-    "batch_size": "samples of one optimiser step, over all workers",
-    "fabric": "link condition",
-    "synchronous": "gradients are of the current weights",
-    "predicted_low_s": "lower end of the prediction's own interval",
-    "measured_low_s": "lower end of the measured interval",
-    "repeats": "repeats that it is scored on",
-}
-
 _PARTITIONS = """\
 ## partitions.csv: what the partitions of torchgpipe did, beside steps.csv
 
@@ -184,7 +93,7 @@ tables `accuracy.csv`, `table_6_1.csv`, `table_8_1.csv` and `table_8_2.csv` (the
 
 
 def results_page() -> str:
-    """Write the whole page, as Markdown."""
+    """The whole page in Markdown."""
     parts = [
         _INTRODUCTION,
         _table("measurements.csv: one row a cell of the matrix", MEASUREMENTS),
@@ -209,10 +118,7 @@ def schema_fields() -> list[tuple[str, str, str]]:
 def _predicted_fields() -> list[tuple[str, str, str]]:
     text = files("ddlbench.experiment").joinpath("predictions.schema.json").read_text("utf-8")
     rows = json.loads(text)["properties"]["predictions"]["items"]["properties"]
-    return [
-        (name, _kind(entry), entry.get("description") or _PREDICTED[name])
-        for name, entry in rows.items()
-    ]
+    return [(name, _kind(entry), entry["description"]) for name, entry in rows.items()]
 
 
 def _table(title: str, columns: Sequence[Column]) -> str:
@@ -229,9 +135,8 @@ def _walk(prefix: str, schema: dict[str, Any]) -> Iterator[tuple[str, str, str]]
         path = f"{prefix}{name}"
         known = next((o for o in entry.get("anyOf", []) if o["type"] != "null"), entry)
         nested = "properties" in known or "properties" in known.get("items", {})
-        if not nested or path in _MEANINGS:
-            meaning = entry.get("description") or _MEANINGS.get(path, "")
-            yield path, _kind(entry), meaning
+        if not nested or "description" in entry:
+            yield path, _kind(entry), entry.get("description", "")
         yield from _walk(f"{path}.", known)
         yield from _walk(f"{path}[].", known.get("items", {}))
 

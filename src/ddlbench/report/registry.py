@@ -1,7 +1,6 @@
-"""Every figure that there is, and which of them an experiment has: known before it runs.
+"""The registry of figures, and which of them an experiment has.
 
-Needs neither results nor a library that draws. A figure is a module with a function that draws, and
-an entry in :data:`FIGURES`; other packages add theirs by entry points of the group
+It needs neither results nor matplotlib. Other packages add figures by entry points of the group
 ``ddlbench.figures``, each a :class:`FigureEntry`.
 """
 
@@ -41,20 +40,20 @@ class FigureEntry:
     """One figure.
 
     Args:
-        kind: what it is of, and so what its function is given:
+        kind: sets the arguments of the function:
 
             * ``experiment``: ``Tables``, ``Context``;
             * ``prediction``: ``Predicted``, ``Context``;
-            * ``strategy``: ``Predicted``, ``Context``, a strategy's name: one figure each
-              predicted strategy, ``deviation_horovod``;
-            * ``links``: the content of one links.json;
-            * ``published``: rows of a measured campaign, a ParaDL platform, where they come from;
+            * ``strategy``: ``Predicted``, ``Context``, a strategy's name; there is a figure for
+              each predicted strategy, as ``deviation_horovod``;
+            * ``links``: ``Links``;
+            * ``published``: rows of a measured campaign, a ParaDL platform, their source;
             * ``cell``: a ``CellTimeline``; ``schedule``: a ``Lesson``; ``sharding``: the name of
               one of ParaDL's strategies.
-        draw: ``module:function``; it returns ``(figure, table of the plotted numbers)``, or the
-            figure alone where it shows no numbers.
-        applicable: whether a matrix has something to show in it; of the first two kinds.
-        caption: what the HTML report says of it: what it shows, and what to look at.
+        draw: ``module:function``; it returns ``(figure, table of the plotted numbers)``, or only
+            the figure if it shows no numbers.
+        applicable: whether a matrix has something to show; for the first two kinds.
+        caption: for the HTML report: what the figure shows, and what to look at.
     """
 
     kind: FigureKind
@@ -63,7 +62,7 @@ class FigureEntry:
     caption: str = ""
 
     def function(self) -> Callable[..., Any]:
-        """Import what draws it.
+        """Import the function that draws it.
 
         Raises:
             ConfigError: it cannot be imported.
@@ -73,12 +72,12 @@ class FigureEntry:
 
 def _of_package(name: str, target: str) -> FigureEntry:
     """The entry of another package."""
-    found = load_target(name, target)
-    if not isinstance(found, FigureEntry) or found.kind not in get_args(FigureKind):
+    entry = load_target(name, target)
+    if not isinstance(entry, FigureEntry) or entry.kind not in get_args(FigureKind):
         raise ConfigError(f"figure {name!r}: {target} is no FigureEntry of a known kind")
     if not re.fullmatch(r"[a-z0-9_]+", name):
         raise ConfigError(f"figure {name!r} ({target}): write a name of a-z, 0-9 and _")
-    return found
+    return entry
 
 
 _LINK_CAPTION = (
@@ -279,30 +278,14 @@ FIGURES: Registry[FigureEntry] = Registry(
                 "is wrong."
             ),
         ),
-        "links": FigureEntry(
-            "links",
-            "ddlbench.report.figures.links:draw_links",
-        ),
-        "sweeps": FigureEntry(
-            "links",
-            "ddlbench.report.figures.links:draw_sweeps",
-        ),
+        "links": FigureEntry("links", "ddlbench.report.figures.links:draw_links"),
+        "sweeps": FigureEntry("links", "ddlbench.report.figures.links:draw_sweeps"),
         "oracle_published": FigureEntry(
-            "published",
-            "ddlbench.report.figures.paradl:draw_published",
+            "published", "ddlbench.report.figures.paradl:draw_published"
         ),
-        "timeline": FigureEntry(
-            "cell",
-            "ddlbench.report.timeline.figure:draw_cell",
-        ),
-        "schedule": FigureEntry(
-            "schedule",
-            "ddlbench.report.timeline.figure:draw_schedule",
-        ),
-        "split": FigureEntry(
-            "sharding",
-            "ddlbench.report.figures.sharding:draw",
-        ),
+        "timeline": FigureEntry("cell", "ddlbench.report.timeline.figure:draw_cell"),
+        "schedule": FigureEntry("schedule", "ddlbench.report.timeline.figure:draw_schedule"),
+        "split": FigureEntry("sharding", "ddlbench.report.figures.sharding:draw"),
     },
     _of_package,
 )
@@ -334,14 +317,10 @@ def prediction_figures_for(rows: Rows) -> list[str]:
 
 
 def prediction_figure(name: str, strategies: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """Find a figure of predictions by the name of its file.
-
-    Args:
-        name: as :func:`prediction_figures_for` gives it.
-        strategies: those that were predicted.
+    """Find a figure of predictions by a name of :func:`prediction_figures_for`.
 
     Returns:
-        its name in :data:`FIGURES`, and the strategy that it is of, if it is of one.
+        its name in :data:`FIGURES`, and its strategy if it has one.
 
     Raises:
         ConfigError: there is no such figure.
@@ -349,11 +328,10 @@ def prediction_figure(name: str, strategies: Sequence[str]) -> tuple[str, tuple[
     whole, each = names_of("prediction"), names_of("strategy")
     if name in whole:
         return name, ()
-    found = {
-        f"{one}_{_slug(strategy)}": (one, (strategy,)) for one in each for strategy in strategies
-    }
-    if name in found:
-        return found[name]
+    for one in each:
+        for strategy in strategies:
+            if name == f"{one}_{_slug(strategy)}":
+                return one, (strategy,)
     raise ConfigError(
         f"unknown figure of predictions {name!r}; known: {', '.join(whole)}, and "
         f"{' and '.join(f'{one}_<strategy>' for one in each)} of a predicted strategy"
@@ -361,7 +339,7 @@ def prediction_figure(name: str, strategies: Sequence[str]) -> tuple[str, tuple[
 
 
 def caption_of(name: str) -> str:
-    """What the HTML report says of a figure, by the name of its file."""
+    """The caption of a figure in the HTML report, by the name of its file."""
     if name in FIGURES:
         return FIGURES[name].caption
     each = (one for one in names_of("strategy") if name.startswith(f"{one}_"))

@@ -1,15 +1,14 @@
-"""One look for all figures: sizes, fonts, colours, units of axes, and how a figure is saved.
+"""The style of all figures: sizes, fonts, colours, units of axes, and how a figure is saved.
 
 A strategy has a colour and a marker, a dataset a shade and a hatch, a kind of work a colour. The
-colours are those of Okabe and Ito (2008), which colour-blind readers tell apart. Families share a
-hue: data parallel blue, pipeline red to orange, model green, split purple.
+colours are those of Okabe and Ito (2008), which colour-blind readers can distinguish. Strategies of
+a family share a hue: data parallel blue, pipeline red to orange, model green, split purple.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from matplotlib.textpath import TextPath
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.document import whole_file
 from ddlbench.experiment.units import TIMES, Unit, unit_for
 from ddlbench.planning.strategy import known_strategy
 
@@ -38,6 +38,7 @@ MIN_PT = 7.0
 TITLE_PT = 9.0
 LINE_MM = 3.0
 GREY = "#555555"
+CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}
 
 _RC: dict[Any, Any] = {
     "axes.axisbelow": True,
@@ -76,7 +77,7 @@ _RC: dict[Any, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Within it, matplotlib draws as all figures of the project do."""
+    """Set matplotlib's parameters for figures of the project, within the context."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_RC)
@@ -84,30 +85,25 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width_mm: float, height_mm: float) -> Figure:
-    """Make an empty figure that draws without a display and without global state."""
+    """Make an empty figure that needs neither a display nor global state."""
     figure = Figure(figsize=(width_mm * MM, height_mm * MM))
     FigureCanvasAgg(figure)
     return figure
 
 
 def save_figure(figure: Figure, out_png: Path) -> None:
-    """Write the PNG and, beside it, the PDF; each appears whole or not at all."""
-    out_png.parent.mkdir(parents=True, exist_ok=True)
+    """Write the PNG and, beside it, the PDF, each atomically."""
     for path, kind, metadata in (
         (out_png.with_suffix(".pdf"), "pdf", {"CreationDate": None}),
         (out_png, "png", {"Software": None}),
     ):
-        beside = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
-        try:
+        with whole_file(path) as beside:
             figure.savefig(beside, format=kind, metadata=metadata)
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
 
 
 @cache
 def text_width_mm(text: str, size: float = MIN_PT) -> float:
-    """How wide a line of text is drawn."""
+    """Width of a line of text."""
     if not text.strip():
         return 0.0
     text_path = TextPath((0, 0), text, size=size, prop=FontProperties(family="DejaVu Sans"))
@@ -129,7 +125,7 @@ def wrapped(text: str, width_mm: float, size: float = MIN_PT) -> list[str]:
 
 
 def seconds_axis(axes: Axes, top_s: float, label: str, headroom: float) -> None:
-    """From zero to ``headroom`` times ``top_s``, labelled in the unit that suits.
+    """Scale the y axis from zero to ``headroom * top_s``, in a suitable unit.
 
     An axis without a bar (``top_s`` not above zero) has no ticks.
     """
@@ -143,13 +139,13 @@ def seconds_axis(axes: Axes, top_s: float, label: str, headroom: float) -> None:
 
 
 def ticks_in(unit: Unit, axis: Axis, label: str, most: int) -> None:
-    """Write an axis in a unit, with at most so many intervals between round numbers.
+    """Label an axis in a unit, with ticks at round numbers.
 
     Args:
-        unit: what the ticks are told in.
-        axis: in the base of ``unit``.
-        label: what it shows; the unit is put behind it.
-        most: intervals.
+        unit: of the ticks.
+        axis: its data are in the base of ``unit``.
+        label: written before the unit.
+        most: most intervals between ticks.
     """
     axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{unit.of(value):,g}"))
@@ -157,9 +153,14 @@ def ticks_in(unit: Unit, axis: Axis, label: str, most: int) -> None:
     axis.labelpad = 1
 
 
+def plain(value: float, _: object) -> str:
+    """Format a tick as a plain number."""
+    return f"{value:g}"
+
+
 @dataclass(frozen=True)
 class StrategyLook:
-    """How a strategy is drawn."""
+    """Colour and marker of a strategy."""
 
     colour: str
     marker: str
@@ -167,7 +168,7 @@ class StrategyLook:
 
 @dataclass(frozen=True)
 class DatasetLook:
-    """How a dataset is drawn: its share of white, and its hatch."""
+    """Share of white and hatch of a dataset."""
 
     white: float
     hatch: str
@@ -175,7 +176,7 @@ class DatasetLook:
 
 @dataclass(frozen=True)
 class KindLook:
-    """How one kind of work is drawn in a timeline, and what the legend calls it."""
+    """Label, colour and hatch of one kind of work in timelines."""
 
     label: str
     colour: str
@@ -208,9 +209,9 @@ KINDS = {
 
 
 def strategy_look(name: str) -> StrategyLook:
-    """Give a strategy its look; one that names none has a shade of its family's, by its name."""
+    """The look that a strategy declares, else one of its family's colours chosen by its name."""
     strategy = known_strategy(name)
-    # A subclass does not inherit its look: two strategies must be told apart.
+    # A subclass does not inherit the look, so that no two strategies look the same.
     own = {} if strategy is None else vars(type(strategy))
     if "colour" in own and "marker" in own:
         return StrategyLook(own["colour"], own["marker"])
@@ -219,8 +220,14 @@ def strategy_look(name: str) -> StrategyLook:
     return StrategyLook(shades[number % len(shades)], _MARKERS[number % len(_MARKERS)])
 
 
+def bar_style(colour: str, look: DatasetLook) -> dict[str, Any]:
+    """Matplotlib's properties of a bar."""
+    face = shade(colour, look.white)
+    return {"facecolor": face, "edgecolor": colour, "hatch": look.hatch, "linewidth": 0.6}
+
+
 def dataset_look(name: str) -> DatasetLook:
-    """Give a dataset its look."""
+    """The look of a dataset."""
     if name not in DATASETS:  # of a package that is not here
         return DatasetLook(0.6, "xxxxx")
     spec = DATASETS[name]
@@ -228,7 +235,7 @@ def dataset_look(name: str) -> DatasetLook:
 
 
 def kind_look(name: str) -> KindLook:
-    """Give a kind of work its look; one that is not listed is brown, by its own name."""
+    """The look of a kind of work; an unlisted kind is brown and labelled by its name."""
     return KINDS.get(name, KindLook(name.replace("_", " "), "#8C6D31"))
 
 

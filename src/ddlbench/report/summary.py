@@ -1,18 +1,18 @@
-"""One row a cell configuration: its repeats as a median with an interval.
+"""Summarises the repeats of each configuration as a median with an interval.
 
-Means and medians are taken over seconds; a rate or a speed-up is derived from them once.
+Means and medians are of seconds; rates and speed-ups are derived from them afterwards.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from ddlbench.experiment.statistics import (
     CONFIDENCE,
     Interval,
+    is_known,
     median_interval,
     ratio_interval,
     scaled,
@@ -22,25 +22,10 @@ from ddlbench.report.tables import NOTE_BREAK, SUMMARY, frame_of
 
 COLUMNS = SUMMARY
 _FROM_FIRST = [
-    "site",
-    "experiment",
-    "dataset",
-    "network",
-    "strategy",
-    "options",
-    "nodes",
-    "devices_per_node",
-    "geometry",
-    "batch_size",
-    "precision",
-    "fabric",
-    "link_latency_s",
-    "link_bits_per_s",
-    "link_loss",
-    "link_mtu_bytes",
-    "link_congestion_control",
-    "settings",
-]
+    "site", "experiment", "dataset", "network", "strategy", "options", "nodes", "devices_per_node",
+    "geometry", "batch_size", "precision", "fabric", "link_latency_s", "link_bits_per_s",
+    "link_loss", "link_mtu_bytes", "link_congestion_control", "settings",
+]  # fmt: skip
 _FEWEST_TO_BOOTSTRAP = 3
 
 
@@ -116,7 +101,7 @@ def _status(runs: pd.DataFrame) -> dict[str, str]:
 
 
 def _interval(runs: pd.DataFrame) -> Interval:
-    """Of ``epoch_s``: over repeats, or over the steps of the only run."""
+    """The interval of ``epoch_s``: over repeats, or over the steps of the only run."""
     if len(runs) > 1:
         return median_interval(runs["epoch_s"].tolist())
     run = runs.iloc[0]
@@ -126,18 +111,18 @@ def _interval(runs: pd.DataFrame) -> Interval:
 def _epoch(good: pd.DataFrame) -> dict[str, Any]:
     if not len(good):
         return {}
-    found = _interval(good)
+    epoch = _interval(good)
     samples = int(good["dataset_samples"].iloc[0])
-    known = not np.isnan(found.low)
+    over = "repeats" if len(good) > 1 else "steps"
     return {
-        "interval_of": ("repeats" if len(good) > 1 else "steps") if known else None,
-        "coverage": found.coverage,
-        "epoch_s": found.median,
-        "epoch_low_s": found.low,
-        "epoch_high_s": found.high,
-        "samples_per_s": _per_second(samples, found.median),
-        "samples_low_per_s": _per_second(samples, found.high),
-        "samples_high_per_s": _per_second(samples, found.low),
+        "interval_of": over if is_known(epoch) else None,
+        "coverage": epoch.coverage,
+        "epoch_s": epoch.median,
+        "epoch_low_s": epoch.low,
+        "epoch_high_s": epoch.high,
+        "samples_per_s": _per_second(samples, epoch.median),
+        "samples_low_per_s": _per_second(samples, epoch.high),
+        "samples_high_per_s": _per_second(samples, epoch.low),
     }
 
 
@@ -150,13 +135,13 @@ def _speedup(configuration: str, good: pd.DataFrame, by_id: pd.DataFrame) -> dic
     if not len(pairs):
         return {"speedup_n": 0}
     bases = by_id.loc[pairs["base_cell_id"].tolist()]
-    found = _ratio(pairs, bases)
+    ratio = _ratio(pairs, bases)
     if configuration == _configuration(pairs["base_cell_id"].iloc[0]):
-        found = Interval(1.0, 1.0, 1.0, CONFIDENCE)
+        ratio = Interval(1.0, 1.0, 1.0, CONFIDENCE)
     return {
-        "speedup": found.median,
-        "speedup_low": found.low,
-        "speedup_high": found.high,
+        "speedup": ratio.median,
+        "speedup_low": ratio.low,
+        "speedup_high": ratio.high,
         "speedup_n": len(pairs),
         "base_samples_per_s": _per_second(
             int(bases["dataset_samples"].iloc[0]), float(bases["epoch_s"].median())

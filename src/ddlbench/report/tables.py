@@ -7,7 +7,8 @@ The columns have a name, a kind, a unit and a meaning; ``docs/results.md`` is ma
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ Kind = Literal["text", "integer", "number", "flag"]
 
 @dataclass(frozen=True)
 class Column:
-    """One column; an unknown text or number is an empty field, an unknown flag is False."""
+    """One column. An unknown text or number is an empty field, an unknown flag is False."""
 
     name: str
     kind: Kind
@@ -29,33 +30,13 @@ class Column:
     description: str
 
 
-def _text(name: str, description: str) -> Column:
-    return Column(name, "text", "", description)
+def _column(kind: Kind, unit: str = "") -> Callable[[str, str], Column]:
+    return lambda name, description: Column(name, kind, unit, description)
 
 
-def _count(name: str, description: str) -> Column:
-    return Column(name, "integer", "", description)
-
-
-def _bytes(name: str, description: str) -> Column:
-    return Column(name, "integer", "B", description)
-
-
-def _seconds(name: str, description: str) -> Column:
-    return Column(name, "number", "s", description)
-
-
-def _rate(name: str, description: str) -> Column:
-    return Column(name, "number", "1/s", description)
-
-
-def _number(name: str, description: str) -> Column:
-    return Column(name, "number", "", description)
-
-
-def _flag(name: str, description: str) -> Column:
-    return Column(name, "flag", "", description)
-
+_text, _flag, _number = _column("text"), _column("flag"), _column("number")
+_count, _bytes = _column("integer"), _column("integer", "B")
+_seconds, _rate = _column("number", "s"), _column("number", "1/s")
 
 _WHERE = (
     _text("site", "site that the cell ran on"),
@@ -118,8 +99,7 @@ MEASUREMENTS: tuple[Column, ...] = (
         "device may hide",
     ),
     _number(
-        "speedup",
-        "epoch_s of the base over epoch_s, same repeat, dataset_samples and processors",
+        "speedup", "epoch_s of the base over epoch_s, same repeat, dataset_samples and processors"
     ),
     _text("base_cell_id", "the sequential cell that speedup is measured against"),
     _rate("base_samples_per_s", "absolute speed of the base"),
@@ -217,7 +197,7 @@ class Tables:
 
 
 def conform(frame: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
-    """``frame`` with exactly ``columns``, in their order and of their kinds."""
+    """``frame`` with exactly these columns, in their order and kinds."""
     typed = {
         column.name: _typed(frame.get(column.name, None), column.kind, frame) for column in columns
     }
@@ -225,7 +205,7 @@ def conform(frame: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
 
 
 def frame_of(records: Iterable[dict[str, Any]], columns: Sequence[Column]) -> pd.DataFrame:
-    """Make a conforming table from one mapping a row; a missing key is unknown."""
+    """Make a conforming table of a mapping for each row; a missing key is unknown."""
     rows = list(records)
     names = [column.name for column in columns]
     by_name = {name: pd.Series([row.get(name) for row in rows], dtype=object) for name in names}
@@ -238,17 +218,17 @@ def write_table(path: Path, frame: pd.DataFrame) -> None:
 
 
 def table_text(frame: pd.DataFrame) -> str:
-    """The CSV of a table, as its file holds it."""
+    """The table as CSV."""
     return str(frame.to_csv(index=False, na_rep="", lineterminator="\n", quoting=csv.QUOTE_MINIMAL))
 
 
 def read_table(path: Path, columns: Sequence[Column]) -> pd.DataFrame:
-    """Read back what :func:`write_table` wrote, number for number."""
+    """Read a table without loss of precision."""
     return conform(pd.read_csv(path, dtype=str, keep_default_na=False), columns)
 
 
 def rows_of(frame: pd.DataFrame) -> Iterator[Any]:
-    """Yield the rows as named tuples, without the stubs' union of all scalars."""
+    """The rows as named tuples, typed as ``Any`` because the stubs have a union of all scalars."""
     yield from frame.itertuples()
 
 
@@ -261,28 +241,19 @@ def read_tables(folder: Path) -> Tables:
     )
 
 
+# Of each kind: the type of the column, the value of an unknown field, and how a field is read.
+_READERS: dict[Kind, tuple[Any, Any, Callable[[Any], Any]]] = {
+    "text": (object, "", str),
+    "integer": ("Int64", pd.NA, int),
+    "number": ("float64", math.nan, float),
+    "flag": (bool, False, lambda value: str(value).lower() in ("true", "1", "1.0")),
+}
+
+
 def _typed(values: pd.Series | None, kind: Kind, frame: pd.DataFrame) -> pd.Series:
     if values is None:
         values = pd.Series([None] * len(frame), index=frame.index, dtype=object)
     known = values.astype(object).where(values.notna() & (values.astype(object) != ""), None)
-    if kind == "text":
-        return pd.Series([_as_text(v) for v in known], index=frame.index, dtype=object)
-    if kind == "integer":
-        return pd.Series(
-            [pd.NA if v is None else int(v) for v in known], index=frame.index, dtype="Int64"
-        )
-    if kind == "number":
-        return pd.Series(
-            [float("nan") if v is None else float(v) for v in known],
-            index=frame.index,
-            dtype="float64",
-        )
-    return pd.Series([_as_flag(v) for v in known], index=frame.index, dtype=bool)
-
-
-def _as_text(value: Any) -> str:
-    return "" if value is None else str(value)
-
-
-def _as_flag(value: Any) -> bool:
-    return str(value).lower() in ("true", "1", "1.0")
+    dtype, unknown, read = _READERS[kind]
+    fields = [unknown if value is None else read(value) for value in known]
+    return pd.Series(fields, index=frame.index, dtype=dtype)

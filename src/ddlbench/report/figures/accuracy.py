@@ -1,4 +1,4 @@
-"""Which predictor can be trusted for which strategy: errors of all of them, baselines hatched."""
+"""Errors of all predictors by strategy; bars of baselines are hatched."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import strategy_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.predicted import Predicted, shown_cells
-from ddlbench.report.style import GREY, MIN_PT, DatasetLook, shade, strategy_look, text_width_mm
+from ddlbench.report.style import GREY, DatasetLook, bar_style, strategy_look, text_width_mm
 
 _MODEL = DatasetLook(0.35, "")
 _BASELINE = DatasetLook(0.75, "/////")
 _NEUTRAL = "#444444"
 _ROW_MM = 4.0
-_CUT = 2.0  # errors of more than 200 % end there, and are written out
+_CUT = 2.0  # longer bars are cut at 200 % and have their value written out
 
 
 def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """One panel a strategy, one row a predictor; each measured cell is a point."""
+    """Panels are strategies, rows predictors, points measured cells."""
     frame = predicted.predictions
     scored = frame[frame["signed_error"].notna()]
     known = set(frame["strategy"])
@@ -41,11 +41,11 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
         [
             (patch(_NEUTRAL, _MODEL), "predictor"),
             (patch(_NEUTRAL, _BASELINE), "baseline"),
-            (_point(), "a measured cell"),
+            (Line2D([], [], **_POINT), "a measured cell"),
             (Line2D([], [], color=GREY, linestyle=(0, (1, 1.2))), "repeats lie so far apart"),
         ],
         [Section("", [Panel(strategy_label(strategy)) for strategy in strategies])],
-        footer=footer(shown_cells(predicted, frame), context, [_what(scored)]),
+        footer=footer(shown_cells(predicted, frame), context, [_legend_sentence(scored)]),
         size=_size(predictors, len(strategies)),
         share_y=True,
     )
@@ -54,12 +54,12 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
         own = scored[scored["strategy"] == strategy]
         _frame(axes, predictors, own["signed_error"].abs(), axes in page.first_in_row)
         for place, name in enumerate(predictors):
-            asked = frame[(frame["strategy"] == strategy) & (frame["predictor"] == name)]
-            if not len(asked):
+            cells = frame[(frame["strategy"] == strategy) & (frame["predictor"] == name)]
+            if not len(cells):
                 continue
-            errors = asked["signed_error"].dropna().to_numpy(dtype=float)
+            errors = cells["signed_error"].dropna().to_numpy(dtype=float)
             look = _BASELINE if baseline[name] else _MODEL
-            records.append(_record(strategy, name, baseline[name], asked, errors))
+            records.append(_record(strategy, name, baseline[name], cells, errors))
             if len(errors):
                 _draw_row(axes, place, np.abs(errors), strategy_look(strategy).colour, look)
             else:
@@ -78,8 +78,6 @@ def _size(predictors: list[str], strategies: int) -> PanelSize:
         height=len(predictors) * _ROW_MM + 1,
         left=max(map(text_width_mm, predictors)) + 2.5,
         between=4.0,
-        right=2.0,
-        bottom=lambda _: 8.0,
         max_width=60.0,
         max_columns=min(strategies, 5),
     )
@@ -100,17 +98,8 @@ def _frame(axes: Axes, predictors: list[str], errors: pd.Series, first: bool) ->
 
 def _draw_row(axes: Axes, place: int, errors: np.ndarray, colour: str, look: DatasetLook) -> None:
     mean = float(errors.mean())
-    drawn = axes.barh(
-        place,
-        min(mean, _CUT),
-        height=0.66,
-        facecolor=shade(colour, look.white),
-        edgecolor=colour,
-        hatch=look.hatch,
-        linewidth=0.6,
-        zorder=2,
-    )
-    drawn[0].set_gid("bar")
+    style = bar_style(colour, look)
+    axes.barh(place, min(mean, _CUT), height=0.66, zorder=2, gid="bar", **style)
     inside = errors[errors <= 1.12 * _CUT]
     spread = np.random.default_rng(place).uniform(-0.2, 0.2, len(inside))
     axes.plot(inside, place + spread, **_POINT, zorder=3, gid="cells")
@@ -132,45 +121,40 @@ _POINT: dict[str, Any] = {
 }
 
 
-def _point() -> Line2D:
-    return Line2D([], [], **_POINT)
-
-
 def _write(axes: Axes, place: int, x: float, text: str, colour: str) -> None:
-    drawn = axes.text(
+    axes.text(
         x + 0.02,
         place,
         text,
         transform=axes.get_yaxis_transform(),
         ha="left",
         va="center",
-        fontsize=MIN_PT,
         color=colour,
         gid="mark",
         zorder=5,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3},
     )
-    drawn.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.3})
 
 
 def _record(
-    strategy: str, name: str, baseline: bool, asked: pd.DataFrame, errors: np.ndarray
+    strategy: str, name: str, baseline: bool, cells: pd.DataFrame, errors: np.ndarray
 ) -> dict[str, object]:
     interval = mean_interval(np.abs(errors))
     return {
         "strategy": strategy,
         "predictor": name,
         "baseline": baseline,
-        "cells": len(asked),
+        "cells": len(cells),
         "n": len(errors),
         "mean_absolute_error": float(np.abs(errors).mean()) if len(errors) else math.nan,
         "low": interval[0] if interval else math.nan,
         "high": interval[1] if interval else math.nan,
         "signed_error": float(errors.mean()) if len(errors) else math.nan,
-        "repeat_spread": asked["repeat_spread"].median(),
+        "repeat_spread": cells["repeat_spread"].median(),
     }
 
 
-def _what(scored: pd.DataFrame) -> str:
+def _legend_sentence(scored: pd.DataFrame) -> str:
     if not len(scored):
         return "No cell has both a prediction and a measurement."
     cut = ""

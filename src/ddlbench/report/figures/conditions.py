@@ -1,13 +1,13 @@
-"""Predicted beside measured step under every link condition: does the network term hold?
+"""Predicted and measured steps under each link condition: they test a predictor's network term.
 
 ::
 
     step |  o   measured         x: the conditions, from the fastest link to the slowest
-         |  ^   a predictor      one panel a network, one section a strategy and geometry
+         |  ^   a predictor      panels are networks, sections strategies and geometries
          +--base--lat10--bw250--
 
-Predictions of an emulated fabric come from links measured under it, or, where nobody measured them,
-from its delay, rate and loss (``predict/links.py``); the footer says which.
+Predictions for an emulated fabric use the links measured under it. Without a measurement they use
+links computed from its delay, rate and loss (``predict/links.py``). The footer says which.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.report.bars import write_instead
+from ddlbench.report.figures.facets import unique
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import (
     dataset_label,
@@ -33,6 +34,7 @@ from ddlbench.report.labels import (
 )
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
 from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
+from ddlbench.report.style import plain
 from ddlbench.report.tables import rows_of
 
 _LOOKS = (
@@ -55,42 +57,37 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
     title = "Step by link condition: predicted beside measured"
     if shown.empty:
         below = footer(shown_cells(predicted, shown), context, [])
-        why = "No strategy that ran under two conditions."
-        return nothing_to_show(title, why, below), shown[_TABLE]
+        reason = "No strategy that ran under two conditions."
+        return nothing_to_show(title, reason, below), shown[_TABLE]
     fabrics = in_condition_order(shown)
     looks = _looks(shown)
-    places = list(shown.groupby("section", sort=False))
-    networks = list(dict.fromkeys(shown["panel"]))
+    sections = []
+    for heading, part in shown.groupby("section", sort=False):
+        panels = []
+        for place, network in enumerate(unique(shown["panel"])):
+            data = (part[part["panel"] == network], _limits(part))
+            panels.append(Panel(network, "" if place else _signs(part, looks), data))
+        sections.append(Section(str(heading), panels))
     page = lay_out(
         title,
         [(Line2D([], [], color="black", marker="o", linestyle="none"), "measured")],
-        [
-            Section(
-                str(name),
-                [Panel(networks[0], _signs(part, looks)), *map(Panel, networks[1:])],
-            )
-            for name, part in places
-        ],
+        sections,
         footer=footer(shown_cells(predicted, shown), context, _sentences(shown)),
         size=PanelSize(
             min_width=max(40.0, 9.0 * len(fabrics)), height=30.0, left=13.0, between=4.0,
-            right=2.0, bottom=lambda width: 5.0 if width >= 9.0 * len(fabrics) else 12.0,
-            max_width=90.0,
+            bottom=lambda width: 5.0 if width >= 9.0 * len(fabrics) else 12.0, max_width=90.0,
         ),
         share_y=True,
     )  # fmt: skip
-    for (_, part), axes_row in zip(places, page.axes, strict=True):
-        limits = _limits(part)
-        for network, axes in zip(networks, axes_row, strict=True):
-            _frame(axes, fabrics, limits)
-            _fill(axes, part[part["panel"] == network], fabrics, looks)
-            if axes in page.first_in_row:
-                axes.set_ylabel("Step (s)", labelpad=1)
+    for axes, (own, limits) in page.facets:
+        _frame(axes, fabrics, limits)
+        _fill(axes, own, fabrics, looks)
+    page.label_rows("Step (s)", labelpad=1)
     return page.figure, shown[_TABLE]
 
 
 def in_condition_order(frame: pd.DataFrame) -> list[str]:
-    """Fabrics by loss, delay and then rate: the gentlest first."""
+    """Fabrics in increasing order of loss, then delay, then 1 / rate."""
     known = frame.drop_duplicates("fabric").fillna(
         {"link_latency_s": -1.0, "link_bits_per_s": math.inf, "link_loss": -1.0}
     )
@@ -115,16 +112,8 @@ def _shown(predicted: Predicted) -> pd.DataFrame:
     shown = shown.join(conditions, on="configuration").reset_index(drop=True)
     variants = variant_labels(shown, without=("fabric",))
     shown["section"] = [
-        ", ".join(
-            filter(
-                None,
-                [
-                    strategy_label(str(row.strategy)),
-                    f"{workers_label(int(row.workers))} ({row.geometry})",
-                    variant,
-                ],
-            )
-        )
+        f"{strategy_label(str(row.strategy))}, {workers_label(int(row.workers))} ({row.geometry})"
+        + (f", {variant}" if variant else "")
         for row, variant in zip(rows_of(shown), variants, strict=True)
     ]
     shown["panel"] = [
@@ -136,7 +125,7 @@ def _shown(predicted: Predicted) -> pd.DataFrame:
 
 
 def _looks(shown: pd.DataFrame) -> dict[str, tuple[str, str]]:
-    """Predictors of one strategy never share a look."""
+    """Choose a colour and marker for each predictor; those of one strategy never share a look."""
     looks: dict[str, tuple[str, str]] = {}
     for _, own in shown.groupby("strategy", sort=False):
         taken = {looks[name] for name in set(own["predictor"]) & set(looks)}
@@ -148,22 +137,22 @@ def _looks(shown: pd.DataFrame) -> dict[str, tuple[str, str]]:
 
 
 def _signs(part: pd.DataFrame, looks: dict[str, tuple[str, str]]) -> str:
-    """What each sign of a section stands for; other sections have other predictors."""
+    """The legend of one section's signs, as sections have different predictors."""
     names = dict.fromkeys(part["predictor"])
     return ", ".join(f"{_SIGNS[looks[name][1]]}{name}" for name in names)
 
 
 def _sentences(shown: pd.DataFrame) -> list[str]:
     computed = list(dict.fromkeys(shown.loc[shown["computed_links"], "fabric"]))
-    told = []
+    sentences = []
     if computed:
-        told.append(
+        sentences.append(
             f"Links of {', '.join(map(str, computed))} were not measured: they are computed from "
             "the condition's delay, rate and loss."
         )
     if shown["measured_step_s"].isna().any():
-        told.append("Words stand for cells without a measured step.")
-    return told
+        sentences.append("Words stand for cells without a measured step.")
+    return sentences
 
 
 def _limits(part: pd.DataFrame) -> tuple[float, float]:
@@ -180,7 +169,7 @@ def _frame(axes: Axes, fabrics: list[str], limits: tuple[float, float]) -> None:
     narrow = math.log10(limits[1] / limits[0]) < 1.5
     axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if narrow else (1,), numticks=8))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter(plain)
     axes.set_xlim(-0.5, len(fabrics) - 0.5)
     axes.set_xticks(range(len(fabrics)), fabrics)
     if 9.0 * len(fabrics) > axes.get_window_extent().width / axes.figure.dpi * 25.4:
@@ -207,12 +196,12 @@ def _fill(
             write_instead(axes, x, str(row.status))
         names = [name for name in looks if name in set(cells["predictor"])]
         for place, name in enumerate(names):
-            told = cells.loc[cells["predictor"] == name, "predicted_step_s"].iloc[0]
-            if math.isfinite(told):
+            predicted_s = cells.loc[cells["predictor"] == name, "predicted_step_s"].iloc[0]
+            if math.isfinite(predicted_s):
                 colour, marker = looks[name]
                 shift = (place - (len(names) - 1) / 2) * 0.16
                 axes.plot(
-                    [x + shift + (0.1 if shift >= 0 else -0.1)], [told], color=colour,
+                    [x + shift + (0.1 if shift >= 0 else -0.1)], [predicted_s], color=colour,
                     marker=marker, markerfacecolor="none", markersize=4.0, linestyle="none",
                     gid="predicted",
                 )  # fmt: skip

@@ -1,12 +1,12 @@
-"""How far a strategy's predictors lie from what was measured: thesis Figures 4.1, 5.1, 5.2, 6.2.
+"""Deviation of a strategy's predictors from measured steps (thesis Figures 4.1, 5.1, 5.2, 6.2).
 
-A deviation is (predicted - measured) / measured of a step: below zero, the prediction is too short.
+A deviation is (predicted - measured) / measured: below zero, the prediction is too short.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,14 +19,14 @@ from matplotlib.ticker import FuncFormatter
 
 from ddlbench.report import published
 from ddlbench.report.bars import (
-    Bar,
-    Group,
+    bar_groups,
     draw_groups,
     panel_size,
     patch,
     slot_centre,
     slots_width_mm,
 )
+from ddlbench.report.figures.facets import unique
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import dataset_label, in_dataset_order, network_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
@@ -37,7 +37,7 @@ from ddlbench.report.predicted import (
     shown_cells,
     title_of,
 )
-from ddlbench.report.style import GREY, PAGE_MM, dataset_look, strategy_look
+from ddlbench.report.style import GREY, PAGE_MM, dataset_look
 from ddlbench.report.tables import rows_of
 
 _NEUTRAL = "#444444"
@@ -50,25 +50,25 @@ _TABLE = [
 
 
 def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure, pd.DataFrame]:
-    """One panel a predictor, one section a geometry: networks on x, datasets as shades."""
+    """Sections are geometries, panels predictors; networks on x, datasets as shades."""
     frame = predicted.predictions
     predictors = own_predictors(frame, strategy)
     shown = frame[(frame["strategy"] == strategy) & frame["predictor"].isin(predictors)]
-    datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
-    networks = list(dict.fromkeys(shown["network"]))
-    sections, contents = [], []
+    datasets = in_dataset_order(shown["dataset"])
+    networks = unique(shown["network"])
+    sections, all_printed = [], []
     for (workers, geometry, variant), part in shown.groupby(
         ["workers", "geometry", "variant"], sort=False
     ):
         heading = condition_label(strategy, workers, str(geometry), str(variant))
-        sections.append(Section(heading, [Panel(name) for name in predictors]))
+        panels = []
         for name in predictors:
-            printed = published.deviations(strategy, name, str(geometry))
-            printed = printed[printed["network"].isin(networks)]
-            contents.append(
-                (part[part["predictor"] == name], printed[printed["dataset"].isin(datasets)])
-            )
-    printed = pd.concat([both[1] for both in contents], ignore_index=True)
+            beside = published.deviations(strategy, name, str(geometry))
+            beside = beside[beside["network"].isin(networks) & beside["dataset"].isin(datasets)]
+            all_printed.append(beside)
+            panels.append(Panel(name, data=(part[part["predictor"] == name], beside)))
+        sections.append(Section(heading, panels))
+    printed = pd.concat(all_printed, ignore_index=True)
     legend: list[tuple[Artist, str]] = [
         (patch(_NEUTRAL, dataset_look(d)), dataset_label(d)) for d in datasets
     ]
@@ -85,26 +85,24 @@ def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure,
         share_y=True,
     )
     limits = _limits(shown, printed)
-    every_axes = [axes for row in page.axes for axes in row]
-    for axes, (part, beside) in zip(every_axes, contents, strict=True):
+    for axes, (part, beside) in page.facets:
         # Numbers would lie under the hollow marks.
         number = "" if len(beside) else "{:+.0f}"
-        draw_groups(axes, _groups(part, networks, datasets), page.width_mm, number)
+        draw_groups(axes, bar_groups(part, networks, datasets, _values), page.width_mm, number)
         _draw_published(axes, beside, networks, datasets)
         axes.axhline(0, color=GREY, linewidth=0.6, zorder=1)
         axes.set_ylim(*limits)
         axes.yaxis.set_major_formatter(
             FuncFormatter(lambda value, _: f"{value:+,g}" if value else "0")
         )
-        if axes in page.first_in_row:
-            axes.set_ylabel("Deviation (%)")
+    page.label_rows("Deviation (%)")
     return page.figure, _table(shown, printed)
 
 
 def _size(
     labels: list[str], members: int, predictors: int, sections: Sequence[Section]
 ) -> PanelSize:
-    """All predictors side by side where their bars allow it."""
+    """Put all predictors side by side if their bars allow it."""
     size = panel_size(
         labels, members, [predictors] * len(sections), left=_LEFT, between=_BETWEEN, right=_RIGHT
     )
@@ -116,7 +114,7 @@ def _size(
 
 
 def hollow() -> Line2D:
-    """Make the mark of a published value."""
+    """The mark of a published value."""
     return Line2D(
         [],
         [],
@@ -130,43 +128,23 @@ def hollow() -> Line2D:
 
 
 def published_label(printed: pd.DataFrame) -> str:
-    """Name the paper, its figures and its hardware."""
+    """The paper, its figures and its hardware."""
     places = ", ".join(dict.fromkeys(printed["where"]))
     hardware = ", ".join(dict.fromkeys(printed["hardware"]))
     return f"{published.CITATION}, {places} ({hardware})"
 
 
-def _groups(part: pd.DataFrame, networks: list[str], datasets: list[str]) -> list[Group]:
-    found = {(row.network, row.dataset): row for row in rows_of(part)}
-    return [
-        Group(network_label(network), [_bar(found.get((network, d))) for d in datasets])
-        for network in networks
-    ]
+def _values(row: Any) -> tuple[float, float, float]:
+    low, high = _interval(row)
+    return 100 * row.signed_error, 100 * low, 100 * high
 
 
-def _bar(row: object | None) -> Bar | None:
-    if row is None:
-        return None
-    told = row._asdict()  # type: ignore[attr-defined]
-    low, high = _interval(told)
-    return Bar(
-        100 * told["signed_error"],
-        100 * low,
-        100 * high,
-        strategy_look(told["strategy"]).colour,
-        dataset_look(told["dataset"]),
-        told["mark"],
-        told["stale"],
-        told["noisy"],
-    )
-
-
-def _interval(told: Mapping[Any, Any]) -> tuple[float, float]:
+def _interval(row: Any) -> tuple[float, float]:
     """The deviation at both ends of the measured step's interval."""
-    ends = (told["measured_high_s"], told["measured_low_s"])
+    ends = (row.measured_high_s, row.measured_low_s)
     if not all(math.isfinite(end) and end > 0 for end in ends):
         return math.nan, math.nan
-    low, high = (told["predicted_step_s"] / end - 1 for end in ends)
+    low, high = (row.predicted_step_s / end - 1 for end in ends)
     return low, high
 
 
@@ -185,19 +163,20 @@ def _draw_published(
 
 
 def _limits(shown: pd.DataFrame, printed: pd.DataFrame) -> tuple[float, float]:
-    ends = [_interval(record) for record in shown.to_dict("records")]
+    ends = [_interval(row) for row in rows_of(shown)]
     values = [v for pair in ends for v in pair if math.isfinite(v)]
     values += [float(v) for v in (*shown["signed_error"].dropna(), *printed["signed_error"])]
     low, high = 100 * min([*values, 0.0]), 100 * max([*values, 0.0])
-    room = 0.14 * max(high - low, 1.0)
-    marks = room if (shown["mark"] != "").any() else 0.0  # they stand at the lower edge
-    return (low - room - marks if low < 0 else -marks), (high + room)
+    margin = 0.14 * max(high - low, 1.0)
+    marks = margin if (shown["mark"] != "").any() else 0.0  # they stand at the lower edge
+    return (low - margin - marks if low < 0 else -marks), (high + margin)
 
 
 def _sentences(shown: pd.DataFrame, printed: pd.DataFrame) -> list[str]:
     repeats = sorted(set(shown.loc[shown["measured_step_s"].notna(), "repeats"].astype(int)))
-    told = "(predicted - measured) / measured of one step; below zero the prediction is too short."
-    sentences = [told]
+    sentences = [
+        "(predicted - measured) / measured of one step; below zero the prediction is too short."
+    ]
     if repeats:
         over = "the steps of the only run" if repeats[-1] < 2 else "repeats"
         sentences.append(

@@ -1,4 +1,4 @@
-"""What the partitions of a pipeline do during one step: thesis Figure 6.3.
+"""The work of each partition of a pipeline during one step (thesis Figure 6.3).
 
 ::
 
@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,10 +17,17 @@ from matplotlib.figure import Figure
 from ddlbench.experiment.units import TIMES, unit_for
 from ddlbench.report.bars import message, patch
 from ddlbench.report.footer import Context, footer
-from ddlbench.report.labels import dataset_label, in_dataset_order, network_label
+from ddlbench.report.labels import network_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
-from ddlbench.report.predicted import Predicted, condition_label, shown_cells
-from ddlbench.report.style import MIN_PT, DatasetLook, shade, strategy_look, text_width_mm, ticks_in
+from ddlbench.report.predicted import Predicted, condition_sections, shown_cells
+from ddlbench.report.style import (
+    CENTRED,
+    DatasetLook,
+    bar_style,
+    strategy_look,
+    text_width_mm,
+    ticks_in,
+)
 from ddlbench.report.tables import rows_of
 
 STRATEGY = "gpipe"
@@ -36,32 +45,18 @@ _ROW_MM = 6.0
 
 
 def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """One panel a network, one section a dataset and geometry, one row a partition."""
+    """Sections are datasets and geometries, panels networks, rows partitions."""
     frame = predicted.predictions
     cells = frame[frame["strategy"] == STRATEGY].drop_duplicates("cell_id")
     recorded = {str(key): part for key, part in predicted.spans.groupby("configuration")}
     shown = cells[cells["configuration"].isin(set(recorded))]
     # Options hardly change the picture: one variant is drawn, all are in the table.
     shown = shown.drop_duplicates(["dataset", "network", "geometry"])
-    sections: list[Section] = []
-    contents: list[tuple[pd.DataFrame, int]] = []
-    for dataset in in_dataset_order(list(dict.fromkeys(shown["dataset"]))):
-        own = shown[shown["dataset"] == dataset]
-        for (workers, geometry, variant), part in own.groupby(
-            ["workers", "geometry", "variant"], sort=False
-        ):
-            condition = condition_label(STRATEGY, workers, str(geometry), str(variant))
-            heading = f"{dataset_label(dataset)}, {condition}"
-            told = [(row, recorded[row.configuration]) for row in rows_of(part)]
-            panels = [
-                Panel(network_label(row.network), _note(spans, row.workers)) for row, spans in told
-            ]
-            sections.append(Section(heading, panels))
-            contents += [(spans, row.workers) for row, spans in told]
-    if not sections:
-        sections.append(Section("", [Panel("")]))
-        contents.append((predicted.spans, 1))
-    most = max(workers for _, workers in contents)
+    sections = [
+        Section(heading, [_panel(row, recorded[row.configuration]) for row in rows_of(part)])
+        for heading, part in condition_sections(shown, STRATEGY)
+    ] or [Section("", [Panel("", data=(predicted.spans, 1))])]
+    most = max(panel.data[1] for section in sections for panel in section.panels)
     colour = strategy_look(STRATEGY).colour
     page = lay_out(
         "What the partitions of GPipe do during a step",
@@ -75,32 +70,28 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
             height=max(12.0, most * _ROW_MM),
             left=text_width_mm("partition 10") + 2.5,
             between=5.0,
-            right=2.0,
-            bottom=lambda _: 8.0,
             max_columns=2,
         ),
-        share_y=False,
     )
-    every_axes = [axes for row in page.axes for axes in row]
-    for axes, (spans, workers) in zip(every_axes, contents, strict=True):
+    for axes, (spans, workers) in page.facets:
         _fill(axes, spans, workers, page.width_mm, colour)
         axes.tick_params(axis="y", labelleft=axes in page.first_in_row)
-    wanted = predicted.spans.merge(
+    table = predicted.spans.merge(
         cells[["configuration", "dataset", "network", "geometry", "variant"]], on="configuration"
     )
-    return page.figure, wanted[_TABLE]
+    return page.figure, table[_TABLE]
 
 
 def shares(spans: pd.DataFrame, workers: int) -> dict[str, float]:
-    """Shares of a step that an average partition spends on each kind of work and in ``gaps``.
+    """Shares of a step for each kind of work and ``gaps``, as means over partitions.
 
-    ``at_once`` is how many partitions compute at a time, on average over the step.
+    ``at_once`` is the mean number of partitions that compute at a time.
     """
     length = spans["end_s"].max() - spans["start_s"].min()
     seconds = (spans["end_s"] - spans["start_s"]).groupby(spans["kind"]).sum()
-    told = {kind: float(seconds.get(kind, 0.0)) / length / workers for kind in _KINDS}
-    busy = sum(told.values())
-    return {**told, "gaps": max(0.0, 1 - busy), "at_once": busy * workers}
+    kinds = {kind: float(seconds.get(kind, 0.0)) / length / workers for kind in _KINDS}
+    busy = sum(kinds.values())
+    return {**kinds, "gaps": max(0.0, 1 - busy), "at_once": busy * workers}
 
 
 _SENTENCES = [
@@ -120,17 +111,17 @@ def _missing(cells: pd.DataFrame, shown: pd.DataFrame) -> list[str]:
     return [f"Not shown: {count} that did not run, or ran before steps were recorded."]
 
 
-def _note(spans: pd.DataFrame, workers: int) -> str:
-    if not len(spans):
-        return ""
-    told = shares(spans, workers)
+def _panel(row: Any, spans: pd.DataFrame) -> Panel:
+    workers = row.workers
+    share = shares(spans, workers)
     chunks = int(spans["micro_batch"].max()) + 1
     ideal = (workers - 1) / (workers + chunks - 1)
-    kinds = ", ".join(f"{kind} {told[kind]:.0%}" for kind in _KINDS if told[kind])
-    return (
-        f"{kinds}, gaps {told['gaps']:.0%} (ideal {ideal:.0%}); "
-        f"{told['at_once']:.2g} of {workers} partitions compute at a time"
+    kinds = ", ".join(f"{kind} {share[kind]:.0%}" for kind in _KINDS if share[kind])
+    note = (
+        f"{kinds}, gaps {share['gaps']:.0%} (ideal {ideal:.0%}); "
+        f"{share['at_once']:.2g} of {workers} partitions compute at a time"
     )
+    return Panel(network_label(row.network), note, (spans, workers))
 
 
 def _fill(axes: Axes, spans: pd.DataFrame, workers: int, width_mm: float, colour: str) -> None:
@@ -147,17 +138,8 @@ def _fill(axes: Axes, spans: pd.DataFrame, workers: int, width_mm: float, colour
     for row in rows_of(spans):
         look = _KINDS.get(str(row.kind), DatasetLook(0.5, ""))
         duration = row.end_s - row.start_s
-        drawn = axes.barh(
-            row.partition,
-            duration,
-            left=row.start_s - start,
-            height=0.72,
-            facecolor=shade(colour, look.white),
-            edgecolor=colour,
-            hatch=look.hatch,
-            linewidth=0.5,
-        )
-        drawn[0].set_gid(str(row.kind))
+        style = {**bar_style(colour, look), "linewidth": 0.5, "gid": str(row.kind)}
+        axes.barh(row.partition, duration, left=row.start_s - start, height=0.72, **style)
         text = str(row.micro_batch)
         if duration / length * width_mm > text_width_mm(text) + 0.8:
             _number(axes, row.start_s - start + duration / 2, row.partition, text, look)
@@ -166,15 +148,7 @@ def _fill(axes: Axes, spans: pd.DataFrame, workers: int, width_mm: float, colour
 
 
 def _number(axes: Axes, x: float, y: float, text: str, look: DatasetLook) -> None:
-    drawn = axes.text(
-        x,
-        y,
-        text,
-        ha="center",
-        va="center",
-        fontsize=MIN_PT,
-        color="white" if look.white < 0.3 else "black",
-        gid="number",
-    )
+    colour = "white" if look.white < 0.3 else "black"
+    drawn = axes.text(x, y, text, color=colour, gid="number", **CENTRED)
     if look.hatch:
         drawn.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.3})

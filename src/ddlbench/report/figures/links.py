@@ -1,6 +1,6 @@
-"""What a measurement of links shows: which pairs are fast, and how long a message takes.
+"""Figures of measured links: heat maps of all pairs of devices, and times of messages by size.
 
-The pairs, every pair matrix as two heat maps::
+Every pair matrix is drawn as two heat maps::
 
     heading: within a node or between all ranks, and how it was measured
       Bandwidth (GB/s)      Latency (µs)
@@ -8,8 +8,8 @@ The pairs, every pair matrix as two heat maps::
            |12|  |               |2.1|  |      framed: a slow pair
              to                    to
 
-The sweeps, one panel a group of ranks: measured points, and the fit that predictors read. A colour
-is an operation, a square is Horovod. Lines are the pieces of the fit: time = alpha + beta * bytes.
+Every group of ranks has a panel with its sweeps: measured points, and the fit that predictors use.
+A colour is an operation, a square is Horovod. Lines are the pieces of the fit alpha + beta * bytes.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from ddlbench.experiment.links import Links, LinkSweep, Matrix, PairMatrix
-from ddlbench.experiment.units import BYTES_BINARY, GB, NS, TIMES, US, unit_for
+from ddlbench.experiment.links import Links, LinkSweep, Matrix, PairMatrix, SlowPair
+from ddlbench.experiment.units import BYTES_BINARY, GB, NS, TIMES, US, Unit, unit_for
 from ddlbench.report.footer import links_origin
-from ddlbench.report.layout import Page, Panel, PanelSize, Section, lay_out
-from ddlbench.report.style import MIN_PT, StrategyLook, strategy_look
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
+from ddlbench.report.style import CENTRED, StrategyLook, strategy_look
 
 _SLOW = "#D55E00"
 _EMPTY = "#eeeeee"
@@ -45,13 +45,9 @@ _MOST_TICKS = 16
 def draw_links(links: Links) -> tuple[Figure, pd.DataFrame]:
     """Heat maps of all pair matrices.
 
-    Args:
-        links: the content of a links.json.
-
     Returns:
-        the figure, and a table with a row for each ordered pair: bytes per second, seconds, and
-        the ratio to the median of the level where the pair is slow. Pairs that a sample left out
-        have none.
+        the figure, and a table with a row for each measured ordered pair: bytes per second,
+        seconds, and for slow pairs the ratio to the median of the level.
     """
     pairs = links.pairs
     largest = max((len(pair.endpoints) for pair in pairs), default=2)
@@ -60,8 +56,8 @@ def draw_links(links: Links) -> tuple[Figure, pd.DataFrame]:
         Section(
             _heading(pair),
             [
-                Panel("Bandwidth (GB/s)", _range(pair.bandwidth_bytes_per_s, GB.size)),
-                Panel("Latency (µs)", _range(pair.latency_s, US.size)),
+                _heat_panel("Bandwidth (GB/s)", pair.bandwidth_bytes_per_s, GB, pair.slow_pairs),
+                _heat_panel("Latency (µs)", pair.latency_s, US),
             ],
         )
         for pair in pairs
@@ -70,32 +66,33 @@ def draw_links(links: Links) -> tuple[Figure, pd.DataFrame]:
         f"Links between pairs of devices: fabric {links.fabric}",
         [],
         sections,
-        footer=[_what(pairs), *links_origin(links)],
+        footer=[_pairs_sentence(pairs), *links_origin(links)],
         size=PanelSize(
             min_width=34.0,
             height=side,
             left=9.0,
             between=13.0,
-            right=2.0,
-            bottom=lambda _: 7.5,
+            bottom=7.5,
             max_width=max(side * 1.6, 45.0),
         ),
-        share_y=False,
     )
-    _draw(page, pairs)
+    for axes, data in page.facets:
+        if data is None:
+            axes.set_axis_off()
+            continue
+        values, slow_pairs = data
+        _heat(axes, values)
+        _frame(axes, len(values))
+        _mark_slow(axes, slow_pairs)
     return page.figure, pd.DataFrame([row for pair in pairs for row in _rows(pair)])
 
 
-def _draw(page: Page, pairs: Sequence[PairMatrix]) -> None:
-    for axes_row, pair in zip(page.axes, pairs, strict=False):
-        for axes, key, unit in zip(
-            axes_row, ("bandwidth_bytes_per_s", "latency_s"), (GB.size, US.size), strict=True
-        ):
-            _heat(axes, _values(getattr(pair, key)) / unit)
-            _frame(axes, len(pair.endpoints))
-        _mark_slow(axes_row[0], pair)
-    if not pairs:
-        page.axes[0][0].set_axis_off()
+def _heat_panel(
+    title: str, matrix: Matrix, unit: Unit, slow_pairs: Sequence[SlowPair] = ()
+) -> Panel:
+    values = np.array(matrix, dtype=float) / unit.size
+    np.fill_diagonal(values, math.nan)  # which is no link
+    return Panel(title, _range(values), (values, slow_pairs))
 
 
 def _heading(pair: PairMatrix) -> str:
@@ -105,15 +102,7 @@ def _heading(pair: PairMatrix) -> str:
     return f"{where}: {', '.join(part for part in parts if part)}"
 
 
-def _values(matrix: Matrix) -> np.ndarray:
-    """The pairs of different devices; nan on the diagonal, which is no link."""
-    values = np.array(matrix, dtype=float)
-    np.fill_diagonal(values, math.nan)
-    return values
-
-
-def _range(matrix: Matrix, unit: float) -> str:
-    values = _values(matrix) / unit
+def _range(values: np.ndarray) -> str:
     if not np.isfinite(values).any():
         return ""
     low, high = _number(float(np.nanmin(values))), _number(float(np.nanmax(values)))
@@ -146,17 +135,8 @@ def _heat(axes: Axes, values: np.ndarray) -> None:
         for column in range(size):
             value = float(values[row, column])
             if math.isfinite(value):
-                dark = float(norm(value)) > 0.45
-                axes.text(
-                    column,
-                    row,
-                    _number(value),
-                    ha="center",
-                    va="center",
-                    fontsize=MIN_PT,
-                    color="white" if dark else "black",
-                    gid="number",
-                )
+                colour = "white" if float(norm(value)) > 0.45 else "black"
+                axes.text(column, row, _number(value), color=colour, gid="number", **CENTRED)
 
 
 def _frame(axes: Axes, size: int) -> None:
@@ -172,15 +152,15 @@ def _frame(axes: Axes, size: int) -> None:
     axes.set_ylabel("from", labelpad=1)
 
 
-def _mark_slow(axes: Axes, pair: PairMatrix) -> None:
-    for slow in pair.slow_pairs:
+def _mark_slow(axes: Axes, slow_pairs: Sequence[SlowPair]) -> None:
+    for slow in slow_pairs:
         corner = (slow.receiver - 0.46, slow.sender - 0.46)
         axes.add_patch(
             Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=_SLOW, linewidth=1.4, gid="slow")
         )
 
 
-def _what(pairs: Sequence[PairMatrix]) -> str:
+def _pairs_sentence(pairs: Sequence[PairMatrix]) -> str:
     if not pairs:
         return "No pair has been measured."
     slow = sum(len(pair.slow_pairs) for pair in pairs)
@@ -191,8 +171,8 @@ def _what(pairs: Sequence[PairMatrix]) -> str:
     )
     counts = sorted({pair.repeats for pair in pairs})
     runs = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]]))
-    given = all(pair.method == "given" for pair in pairs)
-    source = "Given by hand, not measured." if given else f"Medians of runs: {runs}."
+    by_hand = all(pair.method == "given" for pair in pairs)
+    source = "Given by hand, not measured." if by_hand else f"Medians of runs: {runs}."
     both = (
         " Bidirectional: sum of both directions."
         if any(pair.direction == "bidirectional" for pair in pairs)
@@ -240,9 +220,6 @@ _GIVEN_BYTES = (2**10, 2**28)
 def draw_sweeps(links: Links) -> tuple[Figure, pd.DataFrame]:
     """Every sweep with its fit.
 
-    Args:
-        links: the content of a links.json.
-
     Returns:
         the figure, and a table with a row for each point: seconds, interval, fitted seconds and
         relative residual.
@@ -251,36 +228,32 @@ def draw_sweeps(links: Links) -> tuple[Figure, pd.DataFrame]:
     for sweep in links.sweeps:
         key = (sweep.level, sweep.nodes, sweep.devices_per_node)
         groups.setdefault(key, []).append(sweep)
-    shapes = {
-        level: [Panel(f"{nodes}x{devices}") for name, nodes, devices in groups if name == level]
+    panels = {
+        level: [
+            Panel(f"{nodes}x{devices}", data=sweeps)
+            for (name, nodes, devices), sweeps in groups.items()
+            if name == level
+        ]
         for level in _LEVELS
     }
-    sections = [Section(_LEVELS[level], panels) for level, panels in shapes.items() if panels]
-    sections = sections or [Section("no sweeps", [Panel("")])]
+    sections = [Section(_LEVELS[level], own) for level, own in panels.items() if own]
+    sections = sections or [Section("no sweeps", [Panel("", data=())])]
     page = lay_out(
         f"Time of a message: fabric {links.fabric}",
         _legend(links.sweeps),
         sections,
-        footer=[_what_of_sweeps(links.sweeps), *links.notes, *links_origin(links)],
+        footer=[_sweeps_sentence(links.sweeps), *links.notes, *links_origin(links)],
         size=PanelSize(
-            min_width=50.0,
-            height=42.0,
-            left=15.0,
-            between=16.0,
-            right=4.0,
-            bottom=lambda _: 8.0,
-            max_columns=3,
+            min_width=50.0, height=42.0, left=15.0, between=16.0, right=4.0, max_columns=3
         ),
-        share_y=False,
     )
-    every = [axes for row in page.axes for axes in row]
-    ordered = [groups[key] for level in _LEVELS for key in groups if key[0] == level]
-    for axes, sweeps in zip(every, ordered, strict=False):
+    for axes, sweeps in page.facets:
+        if not sweeps:
+            axes.set_axis_off()
+            continue
         for sweep in sweeps:
             _draw_sweep(axes, sweep)
         _frame_sweeps(axes, sweeps)
-    if not ordered:
-        every[0].set_axis_off()
     return page.figure, pd.DataFrame([row for sweep in links.sweeps for row in _sweep_rows(sweep)])
 
 
@@ -368,7 +341,7 @@ def _seconds(value: float) -> str:
     return unit_for(value / 0.999, (*TIMES, NS)).text(value, "g")
 
 
-def _what_of_sweeps(sweeps: Sequence[LinkSweep]) -> str:
+def _sweeps_sentence(sweeps: Sequence[LinkSweep]) -> str:
     fitted = [sweep.fit for sweep in sweeps if sweep.points]
     if not fitted:
         return "Lines: latency and bandwidth as given by hand." if sweeps else "No sweep."

@@ -1,9 +1,8 @@
-"""How fast the loss falls: by updates, and by seconds. What stale weights cost shows here.
+"""Training loss over updates and over seconds; this shows the cost of stale weights.
 
-The loss is that of the mini-batches as they are trained on, as a mean over a window of steps. The
-target of a panel is the lowest mean that *all* of its strategies reach, so each has a time; it is
-not chosen by hand. A run that diverges ends in a cross where its loss stops being a number; it
-reaches no target and sets none.
+The loss is the mean over a window of the mini-batches as they are trained on. The target of a panel
+is the lowest loss that *all* of its strategies reach, so it is not chosen by hand. The line of a
+diverging run ends in a cross where its loss is no number; it neither reaches nor sets the target.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from ddlbench.report.applicability import LEARNING_STEPS
 from ddlbench.report.footer import STALE, Context, footer
@@ -28,7 +27,7 @@ from ddlbench.report.labels import (
     workers_label,
 )
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
-from ddlbench.report.style import GREY, MIN_PT, strategy_look
+from ddlbench.report.style import GREY, plain, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 
 FEWEST_STEPS = LEARNING_STEPS
@@ -42,11 +41,11 @@ _TITLE = "Training loss by updates and by time"
 
 
 def loss_curves(steps: pd.DataFrame, cell_ids: list[str]) -> dict[str, pd.DataFrame]:
-    """Smoothed loss of each cell: ``step``, ``seconds``, ``loss``; warm-up steps train too.
+    """Smoothed loss of each cell, warm-up included: ``step``, ``seconds``, ``loss``, ``window``.
 
-    Cells with fewer than :data:`FEWEST_STEPS` steps are left out. ``loss`` is the mean of the last
-    ``window`` steps, a tenth of the run but at most 20; ``seconds`` ends with the step. The curve
-    of a run that ``diverged`` ends before its first loss that is no number.
+    ``loss`` is the mean of the last ``window`` steps: a tenth of the run, but at most 20. The curve
+    of a run that ``diverged`` ends before its first loss that is no number. Cells with fewer than
+    :data:`FEWEST_STEPS` steps are left out.
     """
     curves = {}
     for cell_id, own in steps[steps["cell_id"].isin(cell_ids)].groupby("cell_id", sort=False):
@@ -71,17 +70,17 @@ def loss_curves(steps: pd.DataFrame, cell_ids: list[str]) -> dict[str, pd.DataFr
 
 
 def time_to_loss(curves: dict[str, pd.DataFrame]) -> dict[str, tuple[float, float, float]]:
-    """Target, steps and seconds until it is reached, for cells that are compared.
+    """The common target loss, and steps and seconds until each cell reaches it.
 
-    A cell that diverged has NaN steps and seconds; the target is NaN where all did.
+    Steps and seconds are NaN for a cell that diverged. The target is NaN if all diverged.
     """
     ended = {cell_id: curve for cell_id, curve in curves.items() if not _diverged(curve)}
     target = max((float(curve["loss"].min()) for curve in ended.values()), default=math.nan)
-    found = dict.fromkeys(curves, (target, math.nan, math.nan))
+    reached = dict.fromkeys(curves, (target, math.nan, math.nan))
     for cell_id, curve in ended.items():
         first = curve[curve["loss"] <= target].iloc[0]
-        found[cell_id] = (target, float(first["step"]), float(first["seconds"]))
-    return found
+        reached[cell_id] = (target, float(first["step"]), float(first["seconds"]))
+    return reached
 
 
 def _diverged(curve: pd.DataFrame) -> bool:
@@ -89,7 +88,7 @@ def _diverged(curve: pd.DataFrame) -> bool:
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """One section a network, dataset and batch: loss by updates beside loss by seconds."""
+    """A section is a network, dataset and batch size: loss over updates and over seconds."""
     shown = tables.summary.assign(variant=variant_labels(tables.summary))
     firsts = tables.measurements.drop_duplicates("cell_id").query("status == 'ok' and repeat == 0")
     by_configuration = {str(i).rpartition("/")[0]: str(i) for i in firsts["cell_id"]}
@@ -97,19 +96,19 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     shown["cell_id"] = shown["configuration"].map(by_configuration)
     shown = shown[shown["cell_id"].isin(list(curves))].reset_index(drop=True)
     if shown.empty:
-        why = f"No run with {FEWEST_STEPS} losses yet."
+        reason = f"No run with {FEWEST_STEPS} losses yet."
         below = footer(tables.summary, context, [])
-        return nothing_to_show(_TITLE, why, below), pd.DataFrame(columns=TABLE)
+        return nothing_to_show(_TITLE, reason, below), pd.DataFrame(columns=TABLE)
     parts = [part for _, part in shown.groupby(_KEYS, sort=False)]
     strategies = list(dict.fromkeys(zip(shown["strategy"], shown["variant"], strict=True)))
     page = lay_out(
         _TITLE,
-        [(_handle(name, i), _label(name, v)) for i, (name, v) in enumerate(strategies)],
+        [(_handle(name, i), strategy_label(name, v)) for i, (name, v) in enumerate(strategies)],
         [Section(_heading(part), [Panel("by updates"), Panel("by time")]) for part in parts],
-        footer=footer(shown.assign(noisy=False), context, [_what(curves), *_lost(shown, curves)]),
-        size=PanelSize(
-            min_width=50.0, height=34.0, left=10.0, between=4.0, right=2.0, bottom=lambda _: 8.0
+        footer=footer(
+            shown.assign(noisy=False), context, [_legend_sentence(curves), *_lost(shown, curves)]
         ),
+        size=PanelSize(min_width=50.0, height=34.0, left=10.0, between=4.0),
         share_y=True,
     )
     records: list[dict[str, Any]] = []
@@ -151,12 +150,12 @@ def _heading(part: pd.DataFrame) -> str:
     )
 
 
-def _what(curves: dict[str, pd.DataFrame]) -> str:
+def _legend_sentence(curves: dict[str, pd.DataFrame]) -> str:
     windows = sorted({int(curve["window"].iloc[0]) for curve in curves.values()})
-    of = " or ".join(map(str, windows)) or "0"
+    window = " or ".join(map(str, windows))
     return (
-        f"Mean loss of the last {of} mini-batches as they were trained on, warm-up included; first "
-        "repeat. Dotted: the lowest loss that all strategies of a row reach."
+        f"Mean loss of the last {window} mini-batches as they were trained on, warm-up included; "
+        "first repeat. Dotted: the lowest loss that all strategies of a row reach."
     )
 
 
@@ -169,14 +168,10 @@ def _handle(strategy: str, place: int) -> Line2D:
     )
 
 
-def _label(strategy: str, variant: str) -> str:
-    return strategy_label(strategy) + (f" ({variant})" if variant else "")
-
-
 def _lost(shown: pd.DataFrame, curves: dict[str, pd.DataFrame]) -> list[str]:
     """Name the runs that diverged."""
     names = [
-        f"{_label(str(row.strategy), row.variant)} after {int(curve['step'].iloc[-1])} updates"
+        f"{strategy_label(row.strategy, row.variant)} after {int(curve['step'].iloc[-1])} updates"
         for row in rows_of(shown)
         if _diverged(curve := curves[row.cell_id])
     ]
@@ -184,7 +179,7 @@ def _lost(shown: pd.DataFrame, curves: dict[str, pd.DataFrame]) -> list[str]:
 
 
 def _top(curves: dict[str, pd.DataFrame]) -> float:
-    """Show what is learnt: no run's growing loss hides the others, nor its own start."""
+    """The top of the axis: a run that diverges gets three times its first loss at most."""
     ended = [curve["loss"].max() for curve in curves.values() if not _diverged(curve)]
     starts = [3 * curve["loss"].iloc[0] for curve in curves.values() if _diverged(curve)]
     return 1.05 * float(max([*ended, *starts]))
@@ -208,7 +203,7 @@ def _line(axes: Axes, curve: pd.DataFrame, over: str, row: Any, place: int) -> N
         )  # fmt: skip
     if row.stale:
         axes.annotate(
-            STALE, end, xytext=(2, 0), textcoords="offset points", fontsize=MIN_PT, va="center",
+            STALE, end, xytext=(2, 0), textcoords="offset points", va="center",
             gid="point-mark",
         )  # fmt: skip
 
@@ -223,4 +218,4 @@ def _frame(
     axes.set_xlim(left=0)
     axes.set_xlabel(label, labelpad=1)
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_formatter(plain)

@@ -1,4 +1,4 @@
-"""Peak memory of the fullest device, of every strategy and of the base."""
+"""Peak memory of the fullest device for every strategy and the base."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.units import GIB, MIB, Unit, unit_for
 from ddlbench.report.bars import Bar, Group, draw_groups, panel_size, patch, top_of
+from ddlbench.report.figures.facets import unique
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import (
+    common_workers,
     dataset_label,
     in_dataset_order,
     network_label,
@@ -24,7 +26,7 @@ from ddlbench.report.labels import (
     workers_label,
 )
 from ddlbench.report.layout import Panel, Section, lay_out
-from ddlbench.report.style import GREY, MIN_PT, DatasetLook, strategy_look
+from ddlbench.report.style import GREY, DatasetLook, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 
 NOT_MEASURED = "no value"
@@ -37,28 +39,17 @@ _VARIANT_LOOKS = (
     DatasetLook(0.88, "..."),
 )
 _TABLE = [
-    "dataset",
-    "network",
-    "geometry",
-    "workers",
-    "strategy",
-    "variant",
-    "peak_memory_bytes",
-    "total_memory_bytes",
-    "device_memory_bytes",
-    "device_kind",
-    "mark",
-    "reason",
-    "stale",
-]
+    "dataset", "network", "geometry", "workers", "strategy", "variant", "peak_memory_bytes",
+    "total_memory_bytes", "device_memory_bytes", "device_kind", "mark", "reason", "stale",
+]  # fmt: skip
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """One panel a dataset and geometry: networks on x, strategies as colours."""
+    """Sections are geometries, panels datasets; networks on x, strategies as colours."""
     shown = tables.summary.assign(variant=variant_labels(tables.summary))
     shown["mark"] = [_mark(row) for row in rows_of(shown)]
-    datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
-    networks = list(dict.fromkeys(shown["network"]))
+    datasets = in_dataset_order(shown["dataset"])
+    networks = unique(shown["network"])
     base = shown[shown["strategy"] == BASE]
     others = shown[shown["strategy"] != BASE]
     geometries = list(others.groupby("geometry", sort=False)) or [("1x1", base.iloc[:0])]
@@ -67,41 +58,37 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     looks = _looks(members)
     known = shown.loc[shown["mark"] == "", "peak_memory_bytes"].astype(float)
     unit = unit_for(known.max() / 2, (GIB, MIB))  # MiB up to 2 GiB
-    sections, contents = [], []
+    sections = []
     for geometry, part in geometries:
         workers = workers_label(int(part["workers"].max())) if len(part) else ""
         heading = f"{workers} ({geometry})" if len(geometries) > 1 else ""
-        sections.append(Section(heading, [Panel(dataset_label(d)) for d in datasets]))
         both = pd.concat([base, part])
-        contents.append(
-            [_groups(both[both["dataset"] == d], networks, members, looks, unit) for d in datasets]
-        )
-    counts = sorted(set(others["workers"]))
-    over = f" on {workers_label(int(counts[0]))}" if len(counts) == 1 else ""
+        panels = []
+        for dataset in datasets:
+            own = both[both["dataset"] == dataset]
+            groups = _groups(own, networks, members, looks, unit)
+            panels.append(Panel(dataset_label(dataset), data=groups))
+        sections.append(Section(heading, panels))
     page = lay_out(
-        f"Peak memory per device{over}",
-        [(patch(looks[m][0], looks[m][1]), _member_label(*m)) for m in members],
+        f"Peak memory per device {common_workers(others['workers'])}".strip(),
+        [(patch(*looks[member]), strategy_label(*member)) for member in members],
         sections,
-        footer=footer(shown.assign(noisy=False), context, [_what(shown)]),
+        footer=footer(shown.assign(noisy=False), context, [_bars_sentence(shown)]),
         size=panel_size(
             [network_label(network) for network in networks],
             len(members),
             [len(datasets)] * len(sections),
             left=12.5,
             between=11.0,
-            right=2.0,
         ),
-        share_y=False,
     )
-    panels = [values for content in contents for g in content if (values := _values(g))]
-    logarithmic = any(max(values) / min(values) > _LOG_FROM for values in panels)
+    values = [drawn for _, groups in page.facets if (drawn := _values(groups))]
+    logarithmic = any(max(drawn) / min(drawn) > _LOG_FROM for drawn in values)
     size_of_device = float(shown["device_memory_bytes"].astype(float).max()) / unit.size
-    for axes_row, content in zip(page.axes, contents, strict=True):
-        for axes, groups in zip(axes_row, content, strict=True):
-            draw_groups(axes, groups, page.width_mm, "{:,.3g}")
-            _scale(axes, groups, size_of_device, logarithmic)
-            if axes in page.first_in_row:
-                axes.set_ylabel(f"Peak memory ({unit.name}{', log' if logarithmic else ''})")
+    for axes, groups in page.facets:
+        draw_groups(axes, groups, page.width_mm, "{:,.3g}")
+        _scale(axes, groups, size_of_device, logarithmic)
+    page.label_rows(f"Peak memory ({unit.name}{', log' if logarithmic else ''})")
     return page.figure, shown[_TABLE]
 
 
@@ -123,10 +110,6 @@ def _looks(members: list[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, D
     return looks
 
 
-def _member_label(strategy: str, variant: str) -> str:
-    return f"{strategy_label(strategy)} ({variant})" if variant else strategy_label(strategy)
-
-
 def _groups(
     part: pd.DataFrame,
     networks: list[str],
@@ -134,12 +117,12 @@ def _groups(
     looks: dict[tuple[str, str], tuple[str, DatasetLook]],
     unit: Unit,
 ) -> list[Group]:
-    found = {(r.network, (r.strategy, r.variant)): r for r in rows_of(part)}
+    rows = {(r.network, (r.strategy, r.variant)): r for r in rows_of(part)}
     groups = []
     for network in networks:
         bars: list[Bar | None] = []
         for member in members:
-            row = found.get((network, member))
+            row = rows.get((network, member))
             if row is None:
                 bars.append(None)
                 continue
@@ -181,13 +164,12 @@ def _scale(axes: Axes, groups: list[Group], device: float, logarithmic: bool) ->
             transform=axes.get_yaxis_transform(),
             ha="right",
             va="bottom",
-            fontsize=MIN_PT,
             color=GREY,
             gid="bound",
         )
 
 
-def _what(shown: pd.DataFrame) -> str:
+def _bars_sentence(shown: pd.DataFrame) -> str:
     kinds = set(" ".join(shown["device_kind"]).split())
     parts = []
     if "cuda" in kinds:
@@ -197,5 +179,5 @@ def _what(shown: pd.DataFrame) -> str:
             "peak bytes of live tensors of a process in one step, as CPUs have no memory of their "
             "own (GPipe and model parallel: one process holds all partitions)"
         )
-    what = "; ".join(parts) or "peak bytes"
-    return f"Bars: {what}; the fullest device of all repeats."
+    bars = "; ".join(parts) or "peak bytes"
+    return f"Bars: {bars}; the fullest device of all repeats."

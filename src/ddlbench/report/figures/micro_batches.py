@@ -1,4 +1,4 @@
-"""What the number of micro-batches does to a pipeline: the study of thesis Table 6.1."""
+"""Time of a sample over the number of micro-batches of a pipeline (thesis Table 6.1)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
@@ -17,17 +17,13 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.report import published
+from ddlbench.report.bars import write_instead
+from ddlbench.report.figures.facets import network_panels, unique
 from ddlbench.report.footer import Context, footer
-from ddlbench.report.labels import (
-    dataset_label,
-    in_dataset_order,
-    network_label,
-    strategy_label,
-    workers_label,
-)
-from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
+from ddlbench.report.labels import dataset_label, in_dataset_order, strategy_label, workers_label
+from ddlbench.report.layout import PanelSize, Section, lay_out
 from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
-from ddlbench.report.style import GREY, MIN_PT, strategy_look
+from ddlbench.report.style import plain, strategy_look
 from ddlbench.report.tables import rows_of
 
 _STYLES = ((0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
@@ -39,7 +35,7 @@ _COLUMNS_6_1 = (
 
 
 def chunks_of(cell: Cell) -> int | None:
-    """Micro-batches of a step; None for a strategy that has none."""
+    """Micro-batches of a step; None for a strategy without micro-batches."""
     try:
         value = strategy_of(cell.strategy).option_values(cell).get("chunks")
     except ConfigError:  # of another package that is not here
@@ -48,13 +44,10 @@ def chunks_of(cell: Cell) -> int | None:
 
 
 def table_6_1(predictions: pd.DataFrame) -> pd.DataFrame:
-    """Tell for every pipeline how fast it is and was predicted to be, by its micro-batches.
+    """Measured and predicted throughput of every pipeline, followed by the rows of the thesis.
 
-    ``ideal_factor`` is (W + m - 1) / (W m) for W devices and m micro-batches (Eq. 6.1). Below ours
-    stand the rows of the thesis, whose samples a second are the dataset's images over its epoch.
-
-    Args:
-        predictions: the frame of ``predictions.json``.
+    ``ideal_factor`` is (W + m - 1) / (W m) for W devices and m micro-batches (Eq. 6.1). The thesis
+    gives epochs; their samples a second are the dataset's images over the epoch.
     """
     rows = []
     for row in rows_of(_pipelines(predictions)):
@@ -98,46 +91,35 @@ def table_6_1(predictions: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """One panel a network: time of a sample over the number of micro-batches."""
+    """Panels are networks: time of a sample over the number of micro-batches."""
     frame = _pipelines(predicted.predictions)
     keys = ["strategy", "dataset", "workers", "geometry", "batch_size", "fabric"]
-    networks = list(dict.fromkeys(frame["network"]))
-    order = in_dataset_order(list(dict.fromkeys(frame["dataset"])))
+    networks = unique(frame["network"])
+    order = in_dataset_order(frame["dataset"])
     frame = frame.sort_values("dataset", key=lambda d: d.map(order.index), kind="stable")
     several = frame.groupby([*keys, "network"])["chunks"].transform("nunique") > 1
     shown = frame[several]
     predictors = list(dict.fromkeys(map(str, shown["predictor"])))
-    sections, contents = [], []
-    for key, part in shown.groupby(keys, sort=False):
-        sections.append(Section(_heading(key), [Panel(network_label(n)) for n in networks]))
-        contents += [part[part["network"] == network] for network in networks]
     strategies = list(dict.fromkeys(map(str, shown["strategy"])))
     page = lay_out(
         "Time of a sample by number of micro-batches",
         _legend(strategies, predictors),
-        sections,
-        footer=footer(shown_cells(predicted, shown), context, [_WHAT]),
+        [
+            Section(_heading(key), network_panels(part, networks))
+            for key, part in shown.groupby(keys, sort=False)
+        ],
+        footer=footer(shown_cells(predicted, shown), context, [_LEGEND_SENTENCE]),
         size=PanelSize(
-            min_width=30.0,
-            height=28.0,
-            left=11.0,
-            between=9.0,
-            right=2.0,
-            bottom=lambda _: 8.0,
-            max_width=60.0,
-            max_columns=5,
+            min_width=30.0, height=28.0, left=11.0, between=9.0, max_width=60.0, max_columns=5
         ),
-        share_y=False,
     )
-    every_axes = [axes for row in page.axes for axes in row]
-    for axes, part in zip(every_axes, contents, strict=True):
+    for axes, part in page.facets:
         _fill(axes, part, predictors)
-        if axes in page.first_in_row:
-            axes.set_ylabel("Time of a sample (ms)", labelpad=1)
+    page.label_rows("Time of a sample (ms)", labelpad=1)
     return page.figure, table_6_1(predicted.predictions)
 
 
-_WHAT = (
+_LEGEND_SENTENCE = (
     "Step over samples of a step, as batches may differ. Filled: measured, with the interval of "
     "its step; lines: predicted."
 )
@@ -156,26 +138,12 @@ def _pipelines(predictions: pd.DataFrame) -> pd.DataFrame:
         key in own for key in zip(predictions["strategy"], predictions["predictor"], strict=True)
     ]
     kept = chunks.notna() & pd.Series(ours, index=predictions.index)
-    found = predictions[kept].assign(chunks=chunks[kept].astype(int))
-    return found.astype({"measured_step_s": float, "predicted_step_s": float})
+    rows = predictions[kept].assign(chunks=chunks[kept].astype(int))
+    return rows.astype({"measured_step_s": float, "predicted_step_s": float})
 
 
 def _factor(workers: int, chunks: int) -> float:
     return (workers + chunks - 1) / (workers * chunks)
-
-
-def _write_mark(axes: Axes, chunks: int, text: str) -> None:
-    axes.text(
-        chunks,
-        0.03,
-        text,
-        transform=axes.get_xaxis_transform(),
-        ha="center",
-        va="bottom",
-        fontsize=MIN_PT,
-        color=GREY,
-        gid="mark",
-    )
 
 
 def _heading(key: Any) -> str:
@@ -223,20 +191,19 @@ def _fill(axes: Axes, part: pd.DataFrame, predictors: list[str]) -> None:
             values += ends
     values += list(per_sample)
     for row in rows_of(part[part["measured_step_s"].isna()].drop_duplicates("chunks")):
-        _write_mark(axes, row.chunks, str(row.mark))
+        write_instead(axes, row.chunks, str(row.mark), rotation=0)
     for name in predictors:
         own = part[part["predictor"] == name].sort_values("chunks")
-        told = 1e3 * own["predicted_step_s"] / own["batch_size"]
-        axes.plot(
-            own["chunks"], told, color="#444444", linestyle=_style(predictors, name), gid="line"
-        )
-        values += list(told.dropna())
+        predicted = 1e3 * own["predicted_step_s"] / own["batch_size"]
+        style = _style(predictors, name)
+        axes.plot(own["chunks"], predicted, color="#444444", linestyle=style, gid="line")
+        values += list(predicted.dropna())
     axes.set_xscale("log", base=2)
     axes.set_xlim(counts[0] / 1.25, counts[-1] * 1.25)
     axes.xaxis.set_major_locator(FixedLocator([float(count) for count in counts]))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_formatter(plain)
     axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter(plain)
     axes.set_ylim(0, 1.12 * max(*values, 1e-9))
     axes.set_xlabel("Micro-batches", labelpad=1)

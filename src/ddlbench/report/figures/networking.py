@@ -1,11 +1,11 @@
-"""Throughput against latency, bandwidth and loss of the links: Figures 2 to 10 of Cheng et al.
+"""Throughput over latency, bandwidth and loss of the links (Cheng et al., Figures 2 to 10).
 
-One figure a quantity. The other two keep the value that most cells have (the base of the study),
-so a line changes one thing. A section is a dataset and a geometry, a panel a network; colours are
-strategies (a lighter shade is another variant), line styles batch sizes. Where a panel has no cell
-of a condition it says "not run", and nothing is carried beyond the conditions that were measured.
+There is one figure for each quantity. The other two quantities have the value that most cells have
+(the base of the study), so a line varies one quantity only. A section is a dataset and geometry, a
+panel a network; colours are strategies (lighter shades are further variants), line styles batch
+sizes. A panel says "not run" at a condition without a cell; lines end at the last measured one.
 
-Source of the numbers beside: Cheng, Liu, Kurihana, "Performance Evaluation of Distributed Deep
+Source of the published numbers: Cheng, Liu, Kurihana, "Performance Evaluation of Distributed Deep
 Learning: A Networking Perspective"; TensorFlow with one parameter server.
 """
 
@@ -26,7 +26,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from ddlbench.experiment.status import Status
-from ddlbench.report.bars import draw_point, write_instead
+from ddlbench.report.bars import draw_cross, draw_point, write_instead
+from ddlbench.report.figures.facets import unique
 from ddlbench.report.footer import Context, footer, interval_sentence
 from ddlbench.report.labels import (
     dataset_label,
@@ -37,7 +38,7 @@ from ddlbench.report.labels import (
     variant_labels,
 )
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
-from ddlbench.report.style import GREY, StrategyLook, shade, strategy_look
+from ddlbench.report.style import GREY, StrategyLook, plain, shade, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 
 _CITATION = "Cheng et al."
@@ -76,9 +77,9 @@ TABLE = [
 
 
 def one_thing_changes(summary: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Cells whose links differ from the study's base in ``column`` at most.
+    """Cells over emulated links whose other quantities have their most frequent values.
 
-    The base is the most frequent value of each other quantity among cells over emulated links.
+    The result is empty unless ``column`` has two values or more.
     """
     emulated = summary[summary["link_latency_s"].notna()].copy()
     if emulated.empty:
@@ -96,61 +97,58 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
     quantity = QUANTITIES[name]
     shown = one_thing_changes(tables.summary, quantity.column).reset_index(drop=True)
     if shown.empty:
-        why = "No two cells whose links differ in this alone."
+        reason = "No two cells whose links differ in this alone."
         below = footer(tables.summary, context, [])
-        return nothing_to_show(quantity.title, why, below), pd.DataFrame(columns=TABLE)
+        return nothing_to_show(quantity.title, reason, below), pd.DataFrame(columns=TABLE)
     shown["value"] = shown[quantity.column] * quantity.scale
     shown["x"] = shown["value"].replace(math.inf, _unlimited_at(shown))
     shown["mark"] = [status_mark(status) for status in shown["status"]]
     shown["variant"] = _variants(shown)
-    datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
-    places = [
-        (dataset, geometry)
-        for dataset in datasets
-        for geometry in dict.fromkeys(shown.sort_values("workers")["geometry"])
-        if ((shown["dataset"] == dataset) & (shown["geometry"] == geometry)).any()
-    ]
-    networks = {place: _networks(shown, *place) for place in places}
     batches = sorted({int(batch) for batch in shown["batch_size"]})
     looks = _looks(shown)
     published = _published(quantity)
-    theirs = {
-        (*place, network): _published_there(published, (*place, network), batches)
-        for place in places
-        for network in networks[place]
-    }
+    sections = _sections(shown, published, batches)
+    any_published = any(len(panel.data[1]) for section in sections for panel in section.panels)
     page = lay_out(
         quantity.title,
-        _legend(looks, batches, any_published=any(map(len, theirs.values()))),
-        [
-            Section(
-                f"{dataset_label(place[0])}, {place[1]} (nodes x devices)",
-                [Panel(network_label(network)) for network in networks[place]],
-            )
-            for place in places
-        ],
+        _legend(looks, batches, any_published),
+        sections,
         footer=footer(shown, context, _sentences(shown, quantity)),
-        size=PanelSize(
-            min_width=36.0, height=30.0, left=13.0, between=3.0, right=2.0,
-            bottom=lambda _: 8.0, max_columns=4,
-        ),
+        size=PanelSize(min_width=36.0, height=30.0, left=13.0, between=3.0, max_columns=4),
         share_y=True,
-    )  # fmt: skip
+    )
     ticks = _ticks(shown)
-    for (dataset, geometry), axes_row in zip(places, page.axes, strict=True):
-        part = shown[(shown["dataset"] == dataset) & (shown["geometry"] == geometry)]
-        there = networks[dataset, geometry]
-        limits = _limits(part, pd.concat([theirs[dataset, geometry, name] for name in there]))
-        for network, axes in zip(there, axes_row, strict=True):
-            own = part[part["network"] == network]
+    for section, axes_row in zip(sections, page.axes, strict=True):
+        content = [panel.data for panel in section.panels]
+        measured, printed = (pd.concat(parts) for parts in zip(*content, strict=True))
+        limits = _limits(measured, printed)
+        for axes, (own, theirs) in zip(axes_row, content, strict=True):
             _frame(axes, quantity, ticks, limits)
             _draw_lines(axes, own, looks, batches)
             for x in set(ticks) - set(own["x"]):
                 write_instead(axes, x, Status.NOT_RUN.value, gid=Status.NOT_RUN.value)
-            _draw_published(axes, theirs[dataset, geometry, network])
-            if axes in page.first_in_row:
-                axes.set_ylabel("Samples/s", labelpad=1)
+            _draw_published(axes, theirs)
+    page.label_rows("Samples/s", labelpad=1)
     return page.figure, _table(shown, published, name)
+
+
+def _sections(shown: pd.DataFrame, published: pd.DataFrame, batches: list[int]) -> list[Section]:
+    """A section for each dataset and geometry; a panel's data are our rows and published rows."""
+    geometries = unique(shown.sort_values("workers")["geometry"])
+    sections = []
+    for dataset in in_dataset_order(shown["dataset"]):
+        for geometry in geometries:
+            part = shown[(shown["dataset"] == dataset) & (shown["geometry"] == geometry)]
+            if part.empty:
+                continue
+            panels = []
+            for network in unique(part["network"]):
+                theirs = _published_there(published, (dataset, geometry, network), batches)
+                own = part[part["network"] == network]
+                panels.append(Panel(network_label(network), data=(own, theirs)))
+            heading = f"{dataset_label(dataset)}, {geometry} (nodes x devices)"
+            sections.append(Section(heading, panels))
+    return sections
 
 
 draw_latency: Callable[..., tuple[Figure, pd.DataFrame]] = partial(_draw, "latency")
@@ -159,19 +157,13 @@ draw_loss: Callable[..., tuple[Figure, pd.DataFrame]] = partial(_draw, "packet_l
 
 
 def _variants(shown: pd.DataFrame) -> list[str]:
-    """What tells lines of a strategy apart, and what their links differ in beside the condition."""
+    """Each cell's variant, and the further properties of its links where cells differ in them."""
     columns = [list(variant_labels(shown, without=("fabric", "batch_size")))]
     for column, words in _BESIDE.items():
         values = list(shown[column])
         if len(set(values)) > 1:
             columns.append([words.format(value) for value in values])
     return [", ".join(filter(None, parts)) for parts in zip(*columns, strict=True)]
-
-
-def _networks(shown: pd.DataFrame, dataset: str, geometry: str) -> list[str]:
-    """Those that ran there, in the order of the experiment."""
-    there = (shown["dataset"] == dataset) & (shown["geometry"] == geometry)
-    return list(dict.fromkeys(shown.loc[there, "network"]))
 
 
 _STYLES: tuple[Any, ...] = (
@@ -181,7 +173,7 @@ _STYLES: tuple[Any, ...] = (
 
 
 def _looks(shown: pd.DataFrame) -> dict[tuple[str, str], StrategyLook]:
-    """By strategy and variant: the strategy's colour and marker, lighter with every variant."""
+    """The look of each strategy and variant: later variants of a strategy are lighter."""
     looks: dict[tuple[str, str], StrategyLook] = {}
     for strategy, own in shown.groupby("strategy", sort=False):
         look = strategy_look(str(strategy))
@@ -198,8 +190,7 @@ def _legend(
     entries: list[tuple[Any, str]] = []
     for (strategy, variant), look in looks.items():
         handle = Line2D([], [], color=look.colour, marker=look.marker)
-        label = strategy_label(strategy) + (f" ({variant})" if variant else "")
-        entries.append((handle, label))
+        entries.append((handle, strategy_label(strategy, variant)))
     if len(batches) > 1:
         for place, batch in enumerate(batches):
             line = Line2D([], [], color=GREY, linestyle=_STYLES[place % len(_STYLES)])
@@ -246,7 +237,7 @@ def _limits(part: pd.DataFrame, theirs: pd.DataFrame) -> tuple[float, float]:
 
 
 def _unlimited_at(shown: pd.DataFrame) -> float:
-    """Where a link without a rate stands: beyond the fastest with one."""
+    """The place of links without a limit on the x axis: beyond the fastest limited link."""
     finite = [value for value in shown["value"] if math.isfinite(value)]
     return 2.0 * max(finite, default=1.0)
 
@@ -280,15 +271,12 @@ def _frame(
     narrow = math.log10(limits[1] / limits[0]) < 1.5
     axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if narrow else (1,), numticks=6))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter(plain)
     axes.set_xlabel(quantity.label, labelpad=1)
 
 
 def _draw_lines(
-    axes: Axes,
-    own: pd.DataFrame,
-    looks: dict[tuple[str, str], StrategyLook],
-    batches: list[int],
+    axes: Axes, own: pd.DataFrame, looks: dict[tuple[str, str], StrategyLook], batches: list[int]
 ) -> None:
     crosses: dict[float, int] = {}
     for key, cells in own.groupby(["strategy", "variant", "batch_size"], sort=False):
@@ -306,25 +294,21 @@ def _draw_lines(
             draw_point(axes, (row.x, row.samples_per_s), look, row, size=3.5)
         for row in rows_of(cells[cells["mark"] != ""]):
             place = crosses[row.x] = crosses.get(row.x, -1) + 1
-            axes.plot(
-                [row.x], [0.04 + 0.06 * place], transform=axes.get_xaxis_transform(),
-                linestyle="none", marker="x", markersize=3.5, color=look.colour, gid="mark",
-            )  # fmt: skip
+            draw_cross(axes, row.x, look.colour, place)
 
 
 def _published(quantity: Quantity) -> pd.DataFrame:
-    """What the paper states in numbers, with this quantity on the axis."""
+    """The paper's numbers for this quantity."""
     text = files("ddlbench.report").joinpath("cheng", "throughput.csv").read_text("utf-8")
-    found = pd.read_csv(io.StringIO(text))
-    found = found[found["quantity"] == quantity.published].copy()
-    found["value"] = found[quantity.published]
-    return found
+    rows = pd.read_csv(io.StringIO(text))
+    rows = rows[rows["quantity"] == quantity.published]
+    return rows.assign(value=rows[quantity.published])
 
 
 def _published_there(
     published: pd.DataFrame, where: tuple[str, str, str], batches: list[int]
 ) -> pd.DataFrame:
-    """Those of one panel; rates of one worker of several are no points on this axis."""
+    """The published rows of one panel, without rates of one worker of several."""
     dataset, geometry, network = where
     return published[
         (published["dataset"] == dataset)

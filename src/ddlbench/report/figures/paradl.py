@@ -1,15 +1,15 @@
-"""Figure 1 of ParaDL: projected and measured iterations, computation and communication stacked.
+"""Projected and measured iterations, with computation and communication (ParaDL, Figure 1).
 
 ::
 
         87   94                accuracy of a projection, in percent
        |/|  |/|  |/|           communication
        |#|  |#|  | |           computation
-    published corrected measured        one group a number of devices
+    published corrected measured        a group is a number of devices
 
-A row a network, a column a strategy; every panel has its own scale. Accuracy is ParaDL's, 1 -
-|projected - measured| / measured, and not cut off at zero. One drawing serves our own runs and
-the published measurements.
+A row is a network, a column a strategy; every panel has its own scale. Accuracy is ParaDL's: 1 -
+|projected - measured| / measured, which may be below zero. The same code draws our own runs and the
+published measurements.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import dataset_label, network_label, strategy_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
 from ddlbench.report.predicted import NOT_PREDICTED, Predicted, shown_cells
-from ddlbench.report.style import GREY, MIN_PT, seconds_axis, shade, strategy_look
+from ddlbench.report.style import GREY, seconds_axis, shade, strategy_look
 from ddlbench.report.tables import rows_of, table_text
 
 MEASURED = "measured"
@@ -64,43 +64,43 @@ def draw_bars(
     Args:
         title: of the figure.
         bars: :data:`COLUMNS`. ``row`` heads a row of panels, ``place`` labels a group, ``order``
-            sorts groups. Parts that are unknown are NaN: the bar is whole. ``mark`` says why there
+            sorts groups. A bar whose parts are NaN is not divided. ``mark`` is the reason why there
             is no bar.
-        places_label: what the groups are.
-        footer: sentences below.
-        limit: share by which runs that are marked depart (``predict/accuracy.py``).
+        places_label: of the x axis.
+        footer: further sentences.
+        limit: relative departure from which runs are marked (``predict/accuracy.py``).
     """
-    rows = list(dict.fromkeys(bars["row"]))
     sources = [source for source in SOURCES if source in set(bars["source"])]
-    panels = {row: list(dict.fromkeys(bars.loc[bars["row"] == row, "strategy"])) for row in rows}
     groups = bars.groupby(["row", "strategy"])["place"].nunique().max()
-    told = (
+    numbers = (
         f"Above a projection: its accuracy in percent; {_DEPARTS} where the run is over "
         f"{limit:.0%} longer than projected, or the projection than the run."
     )
     page = lay_out(
         title,
         [*((_sample(source), _LEGEND[source]) for source in sources), *_parts(bars)],
-        [Section(row, [Panel(_title(name)) for name in panels[row]]) for row in rows],
-        footer=[told, *footer],
+        [Section(str(row), _panels(part)) for row, part in bars.groupby("row", sort=False)],
+        footer=[numbers, *footer],
         size=PanelSize(
             min_width=max(24.0, 2.3 * int(groups) * (len(sources) + 1)),
             height=32.0,
             left=11.0,
             between=10.0,
-            right=2.0,
-            bottom=lambda _: 8.0,
             max_width=90.0,
             max_columns=5,
         ),
-        share_y=False,
     )
-    for row, axes_row in zip(rows, page.axes, strict=True):
-        for strategy, axes in zip(panels[row], axes_row, strict=True):
-            own = bars[(bars["row"] == row) & (bars["strategy"] == strategy)]
-            _fill(axes, own, sources, strategy_look(_own_name(strategy)).colour)
-            axes.set_xlabel(places_label, labelpad=1)
+    for axes, (strategy, own) in page.facets:
+        _fill(axes, own, sources, strategy_look(_own_name(strategy)).colour)
+        axes.set_xlabel(places_label, labelpad=1)
     return page.figure
+
+
+def _panels(part: pd.DataFrame) -> list[Panel]:
+    return [
+        Panel(_title(str(strategy)), data=(strategy, own))
+        for strategy, own in part.groupby("strategy", sort=False)
+    ]
 
 
 def _own_name(strategy: str) -> str:
@@ -109,7 +109,7 @@ def _own_name(strategy: str) -> str:
 
 
 def _title(strategy: str) -> str:
-    """Our strategies by their labels; ParaDL's, which stand for several of ours, in their words."""
+    """The strategy's label; ParaDL's own word where it stands for several of our strategies."""
     name, comma, rest = strategy.partition(",")
     alone = name in ("data", "pipeline", "serial")
     return f"{name.capitalize() if alone else strategy_label(_own_name(name))}{comma}{rest}"
@@ -144,7 +144,7 @@ def _fill(axes: Axes, own: pd.DataFrame, sources: list[str], colour: str) -> Non
             height = float(bar.step_s) if math.isfinite(bar.step_s) else 0.0
             axes.text(
                 x, height + 0.02 * (top if math.isfinite(top) else 1.0), text, rotation=90,
-                ha="center", va="bottom", fontsize=MIN_PT, gid="mark" if bar.mark else "number",
+                ha="center", va="bottom", gid="mark" if bar.mark else "number",
                 color=GREY if bar.mark else "black",
             )  # fmt: skip
     seconds_axis(axes, top, "Iteration", headroom=1.3)
@@ -154,19 +154,17 @@ def _draw_bar(axes: Axes, x: float, bar: Any, colour: str) -> None:
     if not math.isfinite(bar.step_s):
         return
     measured = bar.source == MEASURED
-    told = math.isfinite(bar.communication_s)
-    compute_s = bar.compute_s if told else bar.step_s
+    divided = math.isfinite(bar.communication_s)
+    compute_s = bar.compute_s if divided else bar.step_s
     style: dict[str, Any] = {"width": 0.86, "edgecolor": "black" if measured else colour}
     face = "white" if measured else colour
-    solid = axes.bar(x, compute_s, facecolor=face, linewidth=0.6, **style)
-    solid[0].set_gid("compute")
-    if told:
+    axes.bar(x, compute_s, facecolor=face, linewidth=0.6, gid="compute", **style)
+    if divided:
         pale = "white" if measured else shade(colour, 0.65)
-        upper = axes.bar(
+        axes.bar(
             x, bar.communication_s, bottom=compute_s, facecolor=pale, hatch="//////",
-            linewidth=0.6, **style,
+            linewidth=0.6, gid="communication", **style,
         )  # fmt: skip
-        upper[0].set_gid("communication")
 
 
 def _accuracy(bar: Any) -> str:
@@ -176,23 +174,21 @@ def _accuracy(bar: Any) -> str:
 
 
 def draw_published(
-    rows: pd.DataFrame, platform: Platform, said: str
+    rows: pd.DataFrame, platform: Platform, source: str
 ) -> tuple[Figure, pd.DataFrame]:
-    """A row a network, a column a strategy, a group a number of devices.
+    """Rows are networks, columns strategies, groups numbers of devices.
 
-    Args:
-        rows: of :func:`ddlbench.predict.paradl.measured.read_measured`, one campaign.
-        platform: what the projections are of.
-        said: where rows and platform come from, for the footer.
+    ``rows`` are one campaign of :func:`ddlbench.predict.paradl.measured.read_measured`; ``source``
+    is a sentence for the footer.
     """
     bars = bars_of_table(rows, platform)
-    below = [f"{said} Means of the accuracies: ddlbench oracle score."]
+    below = [f"{source} Means of the accuracies: ddlbench oracle score."]
     title = "ParaDL's oracle: projected and measured iteration"
     return draw_bars(title, bars, "Devices", below, LIMIT), bars
 
 
 def bars_of_table(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
-    """One row a bar: what was measured, and both variants."""
+    """A row for each bar: the measurement and both variants of the projection."""
     keys = rows[["model", "strategy", "gpus"]].copy()
     batches = rows["batch_per_group"].fillna(rows["batch_global"]).fillna(rows["batch_per_gpu"])
     several = batches.groupby([keys["model"], keys["strategy"]]).transform("nunique") > 1
@@ -221,16 +217,16 @@ def bars_of_table(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
         )
     ]
     for variant in VARIANTS:
-        told = projected(rows, platform, variant)
+        projection = projected(rows, platform, variant)
+        iteration_s = projection["iteration"]
         parts.append(
             place.assign(
                 source=variant,
-                compute_s=told["compute"],
-                communication_s=told["communication"],
-                step_s=told["iteration"],
-                accuracy=1 - (told["iteration"] - measured_s).abs() / measured_s,
-                departs=(low_s > told["iteration"] * (1 + LIMIT))
-                | (high_s < told["iteration"] / (1 + LIMIT)),
+                compute_s=projection["compute"],
+                communication_s=projection["communication"],
+                step_s=iteration_s,
+                accuracy=1 - (iteration_s - measured_s).abs() / measured_s,
+                departs=(low_s > iteration_s * (1 + LIMIT)) | (high_s < iteration_s / (1 + LIMIT)),
             )
         )
     bars = pd.concat(parts)[COLUMNS]
@@ -244,7 +240,7 @@ def bars_of_table(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
 
 
 def _end(rows: pd.DataFrame, column: str) -> pd.Series:
-    """An end of what was measured; the measurement itself where the table has none."""
+    """One end of the measured interval, or the measurement itself if the table has no interval."""
     measured_s = rows["seconds_per_iteration"]
     if column not in rows.columns:
         return measured_s
@@ -262,26 +258,26 @@ _PREDICTORS = {"paradl-published": "as-published", "paradl-corrected": "correcte
 
 
 def draw_runs(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """A row a network and dataset, a column a strategy, a group a geometry."""
+    """Rows are networks and datasets, columns strategies, groups geometries."""
     frame = predicted.predictions
     shown = frame[frame["predictor"].isin(_PREDICTORS)]
     title = "ParaDL's oracle: projected and measured step"
     if shown.empty:
         below = footer(shown_cells(predicted, shown), context, [])
-        why = "No prediction by the oracle yet."
-        return nothing_to_show(title, why, below), pd.DataFrame(columns=COLUMNS)
+        reason = "No prediction by the oracle yet."
+        return nothing_to_show(title, reason, below), pd.DataFrame(columns=COLUMNS)
     bars = bars_of_runs(shown)
     sentences = [
         "Measured communication is the time that the mean rank waits for others: it holds their "
         "lateness too, and a pipeline's bubble, which projections count as computation. Strategies "
-        "that cannot tell it have a plain bar.",
+        "that cannot tell it have a plain bar."
     ]
     below = footer(shown_cells(predicted, shown), context, sentences)
     return draw_bars(title, bars, "Nodes x devices", below, LIMIT), bars
 
 
 def bars_of_runs(predictions: pd.DataFrame) -> pd.DataFrame:
-    """One row a bar: each prediction, and once a configuration what was measured."""
+    """A row for each bar: every prediction, and one measurement of each configuration."""
     bars: list[dict[str, Any]] = []
     seen = set()
     for row in rows_of(predictions):

@@ -1,10 +1,13 @@
-"""How much of what its schedule allows each pipeline reaches.
+"""Speed-up of each pipeline over the bound that its schedule sets.
 
-``speedup`` is of the steady state: median step of sequential training over median step, so fill
-and drain of PipeDream's run do not count. ``bound`` is what the schedule allows (equal stages, free
-messages: ``Strategy.ideal_speedup``), ``share_of_bound`` the one over the other. ``bubble`` is
-the share of all devices' time that did nothing of what sequential training does, 1 - speedup /
-devices; ``bubble_least`` the same of the bound.
+::
+
+    speedup         median step of sequential training / median step; so fill and drain of a
+                    PipeDream run do not count
+    bound           speed-up with equal stages and free messages (Strategy.ideal_speedup)
+    share_of_bound  speedup / bound
+    bubble          1 - speedup / devices: the share of the devices' time without useful work
+    bubble_least    1 - bound / devices
 """
 
 from __future__ import annotations
@@ -22,18 +25,12 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.report import published
-from ddlbench.report.bars import draw_point
+from ddlbench.report.bars import draw_cross, draw_point
 from ddlbench.report.comparability import forbids_speedup
+from ddlbench.report.figures.facets import dataset_sections, unique
 from ddlbench.report.footer import Context, footer
-from ddlbench.report.labels import (
-    dataset_label,
-    in_dataset_order,
-    network_label,
-    speedup_mark,
-    strategy_label,
-    variant_labels,
-)
-from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
+from ddlbench.report.labels import speedup_mark, strategy_label, variant_labels
+from ddlbench.report.layout import PanelSize, lay_out
 from ddlbench.report.style import GREY, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 
@@ -43,14 +40,14 @@ TABLE = [
     "bubble", "bubble_least", "peak_memory_bytes", "published_speedup", "published_in", "mark",
     "reason", "stale",
 ]  # fmt: skip
-_WHAT = (
+_STEADY_STATE = (
     "Steady state: median step of sequential training at the same batch over median step. Bound: "
     "what the schedule allows with equal stages and free messages (in the table beside)."
 )
 
 
 def pipeline_table(tables: Tables) -> pd.DataFrame:
-    """One row a pipeline or model-parallel configuration; see :data:`TABLE`, and footer columns."""
+    """A row for each pipeline or model-parallel configuration: :data:`TABLE`, and the summary's."""
     summary = tables.summary.assign(variant=variant_labels(tables.summary))
     steps = summary.set_index("configuration")["step_median_s"]
     rows = []
@@ -104,13 +101,13 @@ def _paired_ratios(measurements: pd.DataFrame, configuration: str) -> list[float
 
 def _published(row: Any) -> dict[str, Any]:
     """The thesis' speed-up of the same strategy, network, dataset and geometry, if it has one."""
-    found = published.speedups()
+    speedups = published.speedups()
     family = "gpipe" if row.strategy == "pipe-gpipe" else row.strategy
     for name, value in (("strategy", family), *((n, getattr(row, n)) for n in _SAME)):
-        found = found[found[name] == value]
-    if found.empty:
+        speedups = speedups[speedups[name] == value]
+    if speedups.empty:
         return {"published_speedup": math.nan, "published_in": ""}
-    first = found.iloc[0]
+    first = speedups.iloc[0]
     return {
         "published_speedup": first["speedup"],
         "published_in": f"{published.CITATION}, {first['where']} ({first['hardware']})",
@@ -121,43 +118,31 @@ _SAME = ("network", "dataset", "geometry")
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """One panel a network, one section a dataset; strategies side by side at each geometry."""
+    """Sections are datasets, panels networks; strategies are side by side at each geometry."""
     shown = pipeline_table(tables)
     names = list(dict.fromkeys(zip(shown["strategy"], shown["variant"], strict=True)))
-    networks = list(dict.fromkeys(shown["network"]))
-    datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
-    order = shown.sort_values(["workers", "nodes"])
-    geometries = list(dict.fromkeys(order["geometry"]))
+    geometries = unique(shown.sort_values(["workers", "nodes"])["geometry"])
     page = lay_out(
         "Share of its own bound that each pipeline reaches",
-        [(_handle(strategy), _label(strategy, variant)) for strategy, variant in names],
-        [Section(dataset_label(d), [Panel(network_label(n)) for n in networks]) for d in datasets],
-        footer=footer(shown, context, [_WHAT, *_whiskers(shown), *_missing(shown)]),
+        [(_handle(strategy), strategy_label(strategy, variant)) for strategy, variant in names],
+        dataset_sections(shown),
+        footer=footer(shown, context, [_STEADY_STATE, *_whiskers(shown), *_missing(shown)]),
         size=PanelSize(
             min_width=max(36.0, 1.9 * len(names) * len(geometries)),
             height=34.0,
             left=11.0,
             between=3.0,
-            right=2.0,
-            bottom=lambda _: 8.0,
             max_columns=2,
         ),
         share_y=True,
     )
     top = 1.1 * max([1.0, *shown["share_of_bound"].dropna()])
-    for dataset, axes_row in zip(datasets, page.axes, strict=True):
-        for network, axes in zip(networks, axes_row, strict=True):
-            part = shown[(shown["dataset"] == dataset) & (shown["network"] == network)]
-            _frame(axes, geometries, top)
-            for row in rows_of(part):
-                _draw_point(axes, row, geometries.index(row.geometry), names)
-            if axes in page.first_in_row:
-                axes.set_ylabel("Speed-up over bound")
+    for axes, part in page.facets:
+        _frame(axes, geometries, top)
+        for row in rows_of(part):
+            _draw_point(axes, row, geometries.index(row.geometry), names)
+    page.label_rows("Speed-up over bound")
     return page.figure, shown[TABLE]
-
-
-def _label(strategy: str, variant: str) -> str:
-    return strategy_label(strategy) + (f" ({variant})" if variant else "")
 
 
 def _handle(strategy: str) -> Line2D:
@@ -171,7 +156,7 @@ def _whiskers(shown: pd.DataFrame) -> list[str]:
 
 
 def _missing(shown: pd.DataFrame) -> list[str]:
-    """Which cells have no point, reason by reason."""
+    """List the cells without a point by reason."""
     missing = shown[shown["mark"] != ""]
     parts = [
         f"{mark}: "
@@ -201,16 +186,7 @@ def _draw_point(axes: Axes, row: Any, geometry: int, names: list[tuple[str, str]
     place = names.index((row.strategy, row.variant))
     x = geometry + 0.86 * ((place + 0.5) / len(names) - 0.5)
     if row.mark:
-        axes.plot(
-            [x],
-            [0.04],
-            transform=axes.get_xaxis_transform(),
-            linestyle="none",
-            marker="x",
-            markersize=3.5,
-            color=look.colour,
-            gid="mark",
-        )
+        draw_cross(axes, x, look.colour)
         return
     if row.n > 1:
         ends = [row.speedup_low / row.bound, row.speedup_high / row.bound]

@@ -1,8 +1,8 @@
-"""How speed-up grows with the number of workers: lines along the one ordered axis.
+"""Speed-up over the number of workers (DDLBench, Figures 5 and 6).
 
-Of one site, a line a strategy; of several, a line a strategy and site (DDLBench, Figures 5 and 6).
-A speed-up is over the site's own sequential training, so a faster site may show the smaller one;
-the base of each site stands below the figure and in the table.
+A line is a strategy, or a strategy and site where several sites are compared. Each speed-up is over
+the sequential training of its own site, so a faster site may have the smaller speed-up. The footer
+and the table give the absolute speed of each base.
 """
 
 from __future__ import annotations
@@ -16,45 +16,33 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import BASE
-from ddlbench.report.bars import draw_point
+from ddlbench.report.bars import draw_cross, draw_point
+from ddlbench.report.figures.facets import dataset_sections
 from ddlbench.report.footer import Context, footer, interval_sentence, marks, origin
 from ddlbench.report.labels import (
     dataset_label,
-    in_dataset_order,
     network_label,
     speedup_mark,
     strategy_label,
     variant_labels,
 )
-from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
-from ddlbench.report.style import GREY, strategy_look
+from ddlbench.report.layout import PanelSize, lay_out
+from ddlbench.report.style import GREY, plain, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 
 _STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 TABLE = [
-    "dataset",
-    "network",
-    "strategy",
-    "variant",
-    "workers",
-    "geometry",
-    "speedup",
-    "speedup_low",
-    "speedup_high",
-    "speedup_n",
-    "base_samples_per_s",
-    "mark",
-    "reason",
-    "stale",
-]
+    "dataset", "network", "strategy", "variant", "workers", "geometry", "speedup", "speedup_low",
+    "speedup_high", "speedup_n", "base_samples_per_s", "mark", "reason", "stale",
+]  # fmt: skip
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """One panel a network, one section a dataset, one line a strategy."""
+    """Sections are datasets, panels networks, lines strategies."""
     shown = without_base(tables.summary)
     shown["line"] = per_node_lines(shown)
     sentences = [
@@ -68,7 +56,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
 
 
 def without_base(summary: pd.DataFrame) -> pd.DataFrame:
-    """The strategies' configurations, with ``variant`` and ``mark`` (why there is no point)."""
+    """All rows but the base's, with ``variant`` and ``mark`` (why there is no point)."""
     shown = summary.assign(variant=variant_labels(summary))
     shown = shown[shown["strategy"] != BASE].reset_index(drop=True)
     shown["mark"] = [speedup_mark(row, row.speedup) for row in rows_of(shown)]
@@ -77,45 +65,38 @@ def without_base(summary: pd.DataFrame) -> pd.DataFrame:
 
 def draw_lines(shown: pd.DataFrame, title: str, below: list[str]) -> Figure:
     """Draw ``shown``: cells that share ``strategy`` and ``line`` are one line over workers."""
-    datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
-    networks = list(dict.fromkeys(shown["network"]))
     names = list(dict.fromkeys(zip(shown["strategy"], shown["line"], strict=True)))
     styles = _styles(names)
     page = lay_out(
         title,
         _legend(names, styles),
-        [Section(dataset_label(d), [Panel(network_label(n)) for n in networks]) for d in datasets],
+        dataset_sections(shown),
         footer=below,
         size=PanelSize(
-            min_width=21.0 if len(networks) > 4 else 36.0,
+            min_width=21.0 if shown["network"].nunique() > 4 else 36.0,
             height=27.0,
             left=9.5,
             between=3.0,
-            right=2.0,
-            bottom=lambda _: 8.0,
             max_columns=6,
         ),
         share_y=True,
     )
     counts = sorted({int(count) for count in shown["workers"]})
     limits = _limits(shown)
-    for dataset, axes_row in zip(datasets, page.axes, strict=True):
-        for network, axes in zip(networks, axes_row, strict=True):
-            part = shown[(shown["dataset"] == dataset) & (shown["network"] == network)]
-            _frame(axes, counts, limits)
-            for place, name in enumerate(names):
-                own = part[(part["strategy"] == name[0]) & (part["line"] == name[1])]
-                shift = 1 + 0.03 * (place - (len(names) - 1) / 2)
-                _draw_line(axes, own.sort_values("workers"), name[0], styles[name], shift)
-            _draw_crosses(axes, part[part["mark"] != ""])
-            axes.set_xlabel("Workers", labelpad=1)
-            if axes in page.first_in_row:
-                axes.set_ylabel("Speed-up")
+    for axes, part in page.facets:
+        _frame(axes, counts, limits)
+        for place, name in enumerate(names):
+            own = part[(part["strategy"] == name[0]) & (part["line"] == name[1])]
+            shift = 1 + 0.03 * (place - (len(names) - 1) / 2)
+            _draw_line(axes, own.sort_values("workers"), name[0], styles[name], shift)
+        _draw_crosses(axes, part[part["mark"] != ""])
+        axes.set_xlabel("Workers", labelpad=1)
+    page.label_rows("Speed-up")
     return page.figure
 
 
 def per_node_lines(shown: pd.DataFrame) -> list[str]:
-    """Name each cell's line: its variant, and devices per node if counts come in two shapes."""
+    """Name each cell's line: its variant, and the devices per node if geometries share a count."""
     per_count = shown.groupby("workers")["geometry"].nunique()
     twice = bool((per_count > 1).any())
     return [
@@ -139,11 +120,10 @@ def _legend(
     entries: list[tuple[Artist, str]] = []
     for strategy, line in names:
         look = strategy_look(strategy)
-        label = strategy_label(strategy) + (f" ({line})" if line else "")
         handle = Line2D(
             [], [], color=look.colour, marker=look.marker, linestyle=styles[strategy, line]
         )
-        entries.append((handle, label))
+        entries.append((handle, strategy_label(strategy, line)))
     return entries
 
 
@@ -170,7 +150,7 @@ def _frame(axes: Axes, counts: list[int], limits: tuple[float, float]) -> None:
     axes.yaxis.set_major_locator(FixedLocator([2.0**p for p in powers if p % every == 0]))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_major_formatter(plain)
 
 
 def _draw_line(axes: Axes, own: pd.DataFrame, strategy: str, style: Any, shift: float) -> None:
@@ -187,21 +167,12 @@ def _draw_line(axes: Axes, own: pd.DataFrame, strategy: str, style: Any, shift: 
 
 
 def _draw_crosses(axes: Axes, missing: pd.DataFrame) -> None:
-    """One cross a missing cell, stacked over its number of workers."""
+    """Draw a cross for each missing cell, stacked over its number of workers."""
     height: dict[int, int] = {}
     for row in rows_of(missing):
         place = height[row.workers] = height.get(row.workers, -1) + 1
-        axes.plot(
-            [float(row.workers)],
-            [0.04 + 0.06 * place],
-            transform=axes.get_xaxis_transform(),
-            linestyle="none",
-            marker="x",
-            markersize=3.5,
-            color=strategy_look(str(row.strategy)).colour,
-            zorder=3,
-            gid="mark",
-        )
+        colour = strategy_look(str(row.strategy)).colour
+        draw_cross(axes, float(row.workers), colour, place, zorder=3)
 
 
 def missing_sentence(shown: pd.DataFrame) -> list[str]:
@@ -223,11 +194,7 @@ def missing_sentence(shown: pd.DataFrame) -> list[str]:
 def draw_sites(
     tables: Mapping[str, Tables], contexts: Mapping[str, Context]
 ) -> tuple[Figure, pd.DataFrame]:
-    """Compare sites.
-
-    Args:
-        tables: of each site, by its name.
-        contexts: what each site is.
+    """Compare sites; both mappings have a key for each site.
 
     Raises:
         ConfigError: there is nothing to compare.

@@ -1,4 +1,4 @@
-"""Who holds what of a layer under each strategy, and what is sent when: pictures for teaching.
+"""Diagrams for teaching: how each strategy shards a layer, and what it sends when.
 
 ::
 
@@ -6,10 +6,9 @@
       [#][#][.][.]   -->   [ F x C ]   -->   [#][#][.][.]
       rows are image rows, columns are channels; a colour is a device
 
-After Figure 2 of ParaDL (Kahira et al. 2021), for four devices, as our strategies run
-(``strategies/tensor_parallel``, Horovod, DDP, pipelines). Communication is that of their Table III,
-but for data+spatial, where all devices add up gradients together (there: one of a node,
-then leaders).
+After Figure 2 of ParaDL (Kahira et al. 2021), for four devices. Communication is that of our
+strategies. It equals their Table III, except for data+spatial: our all-reduce of gradients is over
+all devices; theirs is within each node first, then between the node leaders.
 """
 
 from __future__ import annotations
@@ -44,16 +43,16 @@ class Picture:
         question: the title.
         inputs, outputs: who computes with (sample, row, channel).
         weights: who holds (filter, channel); the first argument is not used.
-        told: sentences: forward, backward, end of a step, what is held, limit.
+        sentences: name and text: forward, backward, end of a step, what is held, limit.
         layers: the stages of a pipeline are drawn instead of one layer.
-        everyone: what the legend says of cells of all devices.
+        everyone: the legend of cells that all devices hold.
     """
 
     question: str
     inputs: Held
     weights: Held
     outputs: Held
-    told: tuple[tuple[str, str], ...]
+    sentences: tuple[tuple[str, str], ...]
     layers: bool = False
     everyone: str = "every device, the same values"
 
@@ -63,17 +62,17 @@ def _everyone(*_: int) -> Owners:
 
 
 def one(device: int, *_: int) -> Owners:
-    """That device alone; whatever the place."""
+    """That device alone, for any place."""
     return frozenset((device,))
 
 
 def _group(sample: int) -> Owners:
-    """Devices of the group, two to a group, that has a sample."""
+    """The two devices of the group that has a sample."""
     first = 2 * (sample // 2)
     return frozenset((first, first + 1))
 
 
-def _told(
+def _text(
     forward: str, backward: str, end: str, holds: str, limit: str
 ) -> tuple[tuple[str, str], ...]:
     names = ("Forward", "Backward", "End of step", "A device holds", "At most")
@@ -84,20 +83,20 @@ PICTURES: dict[str, Picture] = {
     "serial": Picture(
         "Serial: one device has everything",
         lambda *_: one(0), lambda *_: one(0), lambda *_: one(0),
-        _told("nothing is sent.", "nothing is sent.", "the weights are updated.",
+        _text("nothing is sent.", "nothing is sent.", "the weights are updated.",
               "everything.", "1 device."),
     ),
     "data": Picture(
         "Data: each device has its samples, and all weights",
         lambda n, *_: one(n), _everyone, lambda n, *_: one(n),
-        _told("nothing is sent.", "nothing is sent.",
+        _text("nothing is sent.", "nothing is sent.",
               "all-reduce of the gradients of all weights.",
               "1/p of the activations, all weights.", "as many devices as samples in the batch."),
     ),
     "spatial": Picture(
         "Spatial: each device has its rows of every image, and all weights",
         lambda _n, h, _c: one(h), _everyone, lambda _n, h, _c: one(h),
-        _told("the halo, rows that a neighbour's kernel reads, before every layer that looks "
+        _text("the halo, rows that a neighbour's kernel reads, before every layer that looks "
               "beyond its rows; rows are gathered where the network's head begins.",
               "gradients of the halo go back to its owner.",
               "all-reduce of the gradients of the split layers' weights.",
@@ -107,7 +106,7 @@ PICTURES: dict[str, Picture] = {
     "filter": Picture(
         "Filter: each device has its filters, so its channels of every output",
         _everyone, lambda _n, f, _c: one(f), lambda _n, _h, f: one(f),
-        _told("all-gather of the output: the next layer reads all of it.",
+        _text("all-gather of the output: the next layer reads all of it.",
               "all-reduce of the gradient of the input: each device knows its filters' share.",
               "nothing: each device has all gradients of its own weights.",
               "whole activations, 1/p of the weights.",
@@ -116,7 +115,7 @@ PICTURES: dict[str, Picture] = {
     "channel": Picture(
         "Channel: each device reads its channels, and has part of every filter",
         lambda _n, _h, c: one(c), lambda _n, _f, c: one(c), _everyone,
-        _told("all-reduce of the output: each device has a partial sum of all of it.",
+        _text("all-reduce of the output: each device has a partial sum of all of it.",
               "all-gather of the gradient of the input: each device knows its channels.",
               "nothing: each device has all gradients of its own weights.",
               "whole activations, 1/p of the weights (but the first layer's).",
@@ -128,7 +127,7 @@ PICTURES: dict[str, Picture] = {
         lambda n, *_: _group(n),
         lambda _n, f, _c: frozenset((f // 2, 2 + f // 2)),
         lambda n, _h, f: one(2 * (n // 2) + f // 2),
-        _told("all-gather of the output within the group.",
+        _text("all-gather of the output within the group.",
               "all-reduce of the gradient of the input within the group.",
               "all-reduce of own gradients with the devices of other groups that have the same "
               "filters.",
@@ -139,7 +138,7 @@ PICTURES: dict[str, Picture] = {
         "Data + spatial: groups share the samples, devices of a group the rows",
         lambda n, h, _c: one(2 * (n // 2) + h // 2), _everyone,
         lambda n, h, _c: one(2 * (n // 2) + h // 2),
-        _told("the halo within the group.", "gradients of the halo go back to its owner.",
+        _text("the halo within the group.", "gradients of the halo go back to its owner.",
               "all-reduce of the gradients of the split layers' weights over all devices, of the "
               "others' over groups.",
               "1/p of the split layers' activations, all weights.",
@@ -148,7 +147,7 @@ PICTURES: dict[str, Picture] = {
     "pipeline": Picture(
         "Pipeline: each device has its layers; micro-batches follow each other",
         lambda *_: ALL, lambda *_: ALL, lambda *_: ALL,
-        _told("each stage sends its output to the next.",
+        _text("each stage sends its output to the next.",
               "each stage sends the gradient of its input to the one before.",
               "nothing: each device has all gradients of its own layers.",
               "activations of its layers for the micro-batches under way, its weights.",
@@ -173,18 +172,17 @@ def draw(strategy: str) -> Figure:
     if "all" in sharing:
         whole = Patch(facecolor=_WHOLE, edgecolor="none")
         legend.append((whole, picture.everyone))
-    told = ["Stripes: both devices have the same values."] if "some" in sharing else []
+    stripes = ["Stripes: both devices have the same values."] if "some" in sharing else []
     lines = _lines(picture)
     page = lay_out(
         picture.question,
         [*legend],
         [Section("", [Panel("")])],
-        footer=[*told, "After ParaDL (Kahira et al. 2021), Figure 2; nothing is measured."],
+        footer=[*stripes, "After ParaDL (Kahira et al. 2021), Figure 2; nothing is measured."],
         size=PanelSize(
             min_width=160.0, height=_SCENE_MM + 3.4 * len(lines), left=1.0, between=0.0, right=1.0,
-            bottom=lambda _: 1.0,
+            bottom=1.0,
         ),
-        share_y=False,
     )  # fmt: skip
     axes = page.axes[0][0]
     height = _SCENE_MM + 3.4 * len(lines)
@@ -198,7 +196,7 @@ def draw(strategy: str) -> Figure:
 
 
 def _sharing(picture: Picture) -> set[str]:
-    """Whether something is held by "all" devices, or by "some" together."""
+    """Who shares values: "all" devices, "some" of them, or both in different places."""
     if picture.layers:
         return set()
     places = [(n, r, c) for n in range(SAMPLES) for r in range(SIDE) for c in range(SIDE)]
@@ -211,9 +209,9 @@ def _sharing(picture: Picture) -> set[str]:
 
 
 def _lines(picture: Picture) -> list[tuple[str, str]]:
-    """Name of each sentence on its first line, and the sentence in lines that fit."""
+    """Wrap the sentences; the name of each stands on its first line."""
     made = []
-    for name, sentence in picture.told:
+    for name, sentence in picture.sentences:
         for number, line in enumerate(wrapped(sentence, 135.0)):
             made.append(("" if number else name, line))
     return made
@@ -222,8 +220,8 @@ def _lines(picture: Picture) -> list[tuple[str, str]]:
 def _write(axes: Axes, lines: list[tuple[str, str]], top: float) -> None:
     for number, (name, line) in enumerate(lines):
         y = top - 3.4 * number
-        axes.text(0, y, name, va="top", fontsize=MIN_PT, fontweight="bold", gid="name")
-        axes.text(26, y, line, va="top", fontsize=MIN_PT, gid="sentence")
+        axes.text(0, y, name, va="top", fontweight="bold", gid="name")
+        axes.text(26, y, line, va="top", gid="sentence")
 
 
 def _scene(axes: Axes, picture: Picture, foot: float) -> None:
@@ -232,15 +230,15 @@ def _scene(axes: Axes, picture: Picture, foot: float) -> None:
         return
     left = 8.0
     _tiles(axes, (left, foot), picture.inputs, "x: 4 samples", "channels")
-    _arrow(axes, 71.5, 76.0, foot)
+    _arrow(axes, 71.5, 76.0, foot + 10.0)
     _grid(axes, 80.0, foot + 3.0, 14.0, lambda row, column: picture.weights(0, row, column))
-    axes.text(87.0, foot + 20.5, "w: weights", ha="center", fontsize=MIN_PT)
-    axes.text(87.0, foot - 0.3, "channels", ha="center", va="center", fontsize=MIN_PT, color=GREY)
+    axes.text(87.0, foot + 20.5, "w: weights", ha="center")
+    axes.text(87.0, foot - 0.3, "channels", ha="center", va="center", color=GREY)
     axes.text(
-        78.8, foot + 10.0, "filters", rotation=90, ha="center", va="center", fontsize=MIN_PT,
+        78.8, foot + 10.0, "filters", rotation=90, ha="center", va="center",
         color=GREY,
     )  # fmt: skip
-    _arrow(axes, 96.0, 102.0, foot)
+    _arrow(axes, 96.0, 102.0, foot + 10.0)
     _tiles(axes, (106.0, foot), picture.outputs, "y: 4 samples, as computed", "filters")
 
 
@@ -255,11 +253,11 @@ def _tiles(axes: Axes, at: tuple[float, float], held: Held, name: str, columns: 
 
         _grid(axes, x, foot + 3.0, side, owners)
     middle = left + (SAMPLES * (side + gap) - gap) / 2
-    axes.text(middle, foot + 20.5, name, ha="center", fontsize=MIN_PT)
-    axes.text(middle, foot - 0.3, columns, ha="center", va="center", fontsize=MIN_PT, color=GREY)
+    axes.text(middle, foot + 20.5, name, ha="center")
+    axes.text(middle, foot - 0.3, columns, ha="center", va="center", color=GREY)
     axes.text(
         left - 1.8, foot + 10.0, "rows", rotation=90, ha="center", va="center",
-        fontsize=MIN_PT, color=GREY,
+        color=GREY,
     )  # fmt: skip
 
 
@@ -288,11 +286,11 @@ def _box(axes: Axes, at: tuple[float, float], width: float, height: float, colou
     axes.add_patch(Rectangle(at, width, height, facecolor=colour, edgecolor=edge, linewidth=0.6))
 
 
-def _arrow(axes: Axes, start: float, end: float, foot: float) -> None:
+def _arrow(axes: Axes, start: float, end: float, y: float) -> None:
     axes.add_patch(
         FancyArrowPatch(
-            (start, foot + 10.0), (end, foot + 10.0), arrowstyle="-|>", mutation_scale=6,
-            linewidth=0.8, color=GREY, shrinkA=0, shrinkB=0,
+            (start, y), (end, y), arrowstyle="-|>", mutation_scale=6, linewidth=0.8, color=GREY,
+            shrinkA=0, shrinkB=0,
         )
     )  # fmt: skip
 
@@ -312,11 +310,6 @@ def _pipeline(axes: Axes, foot: float) -> None:
                 (foot + 13.0, x + side + 1, x + pitch - 1, "output"),
                 (foot + 7.0, x + pitch - 1, x + side + 1, "gradient"),
             ):
-                axes.add_patch(
-                    FancyArrowPatch(
-                        (start, y), (end, y), arrowstyle="-|>", mutation_scale=6, linewidth=0.8,
-                        color=GREY, shrinkA=0, shrinkB=0,
-                    )
-                )  # fmt: skip
+                _arrow(axes, start, end, y)
                 width = text_width_mm(name)
-                axes.text(middle - width / 2, y + 0.8, name, fontsize=MIN_PT, color=GREY)
+                axes.text(middle - width / 2, y + 0.8, name, color=GREY)

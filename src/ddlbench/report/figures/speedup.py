@@ -1,126 +1,79 @@
-"""Speed-up of every strategy over the sequential base: Figure 4 of DDLBench (2020)."""
+"""Speed-up of every strategy over the sequential base (DDLBench 2020, Figure 4)."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddlbench.experiment.registry import BASE
-from ddlbench.report.bars import (
-    Bar,
-    Group,
-    draw_groups,
-    message,
-    panel_size,
-    patch,
-    top_of,
-)
+from ddlbench.report.bars import Group, bar_groups, draw_groups, message, panel_size, patch, top_of
+from ddlbench.report.figures.facets import unique
+from ddlbench.report.figures.scaling import without_base
 from ddlbench.report.footer import Context, common_notes, footer, interval_sentence
 from ddlbench.report.labels import (
+    common_workers,
     dataset_label,
     in_dataset_order,
     network_label,
-    speedup_mark,
     strategy_label,
-    variant_labels,
     workers_label,
 )
 from ddlbench.report.layout import Panel, Section, lay_out
-from ddlbench.report.style import GREY, MIN_PT, dataset_look, strategy_look
+from ddlbench.report.style import GREY, dataset_look
 from ddlbench.report.tables import Tables, rows_of
 
 _NEUTRAL = "#444444"
 _FEW_BASES = 6
 _TABLE = [
-    "geometry",
-    "workers",
-    "strategy",
-    "variant",
-    "network",
-    "dataset",
-    "speedup",
-    "speedup_low",
-    "speedup_high",
-    "speedup_n",
-    "samples_per_s",
-    "base_samples_per_s",
-    "mark",
-    "reason",
-    "stale",
+    "geometry", "workers", "strategy", "variant", "network", "dataset", "speedup", "speedup_low",
+    "speedup_high", "speedup_n", "samples_per_s", "base_samples_per_s", "mark", "reason", "stale",
     "noisy",
-]
+]  # fmt: skip
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """One panel a strategy and geometry: networks on x, datasets as shades."""
-    shown = tables.summary.assign(variant=variant_labels(tables.summary))
-    shown = shown[shown["strategy"] != BASE].reset_index(drop=True)
-    shown["mark"] = [speedup_mark(row, row.speedup) for row in rows_of(shown)]
-    datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
-    networks = list(dict.fromkeys(shown["network"]))
+    """Sections are geometries, panels strategies; networks on x, datasets as shades."""
+    shown = without_base(tables.summary)
+    datasets = in_dataset_order(shown["dataset"])
+    networks = unique(shown["network"])
     everywhere = common_notes(shown) if shown["strategy"].nunique() > 1 else []
     geometries = list(shown.groupby("geometry", sort=False))
-    sections, contents = [], []
+    sections = []
     for geometry, part in geometries:
-        panels = list(part.groupby(["strategy", "variant"], sort=False))
-        notes = ["; ".join(n for n in common_notes(p) if n not in everywhere) for _, p in panels]
-        titles = [_title(str(key[0]), str(key[1])) for key, _ in panels]
+        panels = []
+        for (strategy, variant), own in part.groupby(["strategy", "variant"], sort=False):
+            note = "; ".join(n for n in common_notes(own) if n not in everywhere)
+            data = (own, bar_groups(own, networks, datasets, _values))
+            panels.append(Panel(strategy_label(str(strategy), str(variant)), note, data))
         workers = workers_label(int(part["workers"].max()))
         heading = f"{workers} ({geometry})" if len(geometries) > 1 else ""
-        sections.append(Section(heading, [Panel(*p) for p in zip(titles, notes, strict=True)]))
-        contents.append([(p, _groups(p, networks, datasets)) for _, p in panels])
+        sections.append(Section(heading, panels))
     labels = [network_label(network) for network in networks]
     counted = [len(section.panels) for section in sections]
-    counts = sorted(set(shown["workers"]))
-    over = f"on {workers_label(int(counts[0]))}" if len(counts) == 1 else "by number of workers"
     page = lay_out(
-        f"Speed-up {over}",
+        f"Speed-up {common_workers(shown['workers']) or 'by number of workers'}",
         [(patch(_NEUTRAL, dataset_look(d)), dataset_label(d)) for d in datasets],
         sections,
         footer=footer(shown, context, _sentences(shown, tables.summary, everywhere)),
         size=panel_size(labels, len(datasets), counted, left=9.5, between=3.0, right=8.5),
         share_y=True,
     )
-    for axes_row, content in zip(page.axes, contents, strict=True):
-        top = max((t for _, g in content if math.isfinite(t := top_of(g))), default=1.0)
+    for section, axes_row in zip(sections, page.axes, strict=True):
+        content = [panel.data for panel in section.panels]
+        top = max((t for _, groups in content if math.isfinite(t := top_of(groups))), default=1.0)
         linear = int(content[0][0]["workers"].max())
         for axes, (part, groups) in zip(axes_row, content, strict=True):
             _fill(axes, part, groups, page.width_mm)
             _bounds(axes, top, linear, labelled=axes in page.last_in_row)
-            if axes in page.first_in_row:
-                axes.set_ylabel("Speed-up")
+    page.label_rows("Speed-up")
     return page.figure, shown[_TABLE]
 
 
-def _title(strategy: str, variant: str) -> str:
-    return f"{strategy_label(strategy)} ({variant})" if variant else strategy_label(strategy)
-
-
-def _groups(part: pd.DataFrame, networks: list[str], datasets: list[str]) -> list[Group]:
-    found = {(row.network, row.dataset): row for row in rows_of(part)}
-    return [
-        Group(network_label(network), [_bar(found.get((network, d))) for d in datasets])
-        for network in networks
-    ]
-
-
-def _bar(row: object | None) -> Bar | None:
-    if row is None:
-        return None
-    values = row._asdict()  # type: ignore[attr-defined]
-    return Bar(
-        values["speedup"],
-        values["speedup_low"],
-        values["speedup_high"],
-        strategy_look(values["strategy"]).colour,
-        dataset_look(values["dataset"]),
-        values["mark"],
-        values["stale"],
-        values["noisy"],
-    )
+def _values(row: Any) -> tuple[float, float, float]:
+    return row.speedup, row.speedup_low, row.speedup_high
 
 
 def _fill(axes: Axes, part: pd.DataFrame, groups: list[Group], width_mm: float) -> None:
@@ -135,7 +88,7 @@ def _fill(axes: Axes, part: pd.DataFrame, groups: list[Group], width_mm: float) 
 
 
 def _bounds(axes: Axes, top: float, linear: int, labelled: bool) -> None:
-    """Thin lines at the base and at linear speed-up, unless that lies far above every bar."""
+    """Draw lines at the base and, unless it is far above every bar, at linear speed-up."""
     near = linear <= 3 * max(top, 1.0)
     height = 1.14 * max(top, linear if near else 0.0, 1.0)
     axes.set_ylim(0, height)
@@ -157,7 +110,6 @@ def _bounds(axes: Axes, top: float, linear: int, labelled: bool) -> None:
                 xytext=(2, 0),
                 textcoords="offset points",
                 va="center",
-                fontsize=MIN_PT,
                 color=GREY,
                 gid="bound",
             )

@@ -1,4 +1,4 @@
-"""What a step is made of, as predicted, beside the measured step: which term of a model fails.
+"""The predicted parts of a step beside the measured step: they show which term of a model is wrong.
 
 ::
 
@@ -20,23 +20,23 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ddlbench.experiment.registry import BASE
-from ddlbench.report.bars import patch
+from ddlbench.report.bars import patch, write_instead
+from ddlbench.report.figures.facets import network_panels, unique
 from ddlbench.report.footer import Context, footer
-from ddlbench.report.labels import dataset_label, in_dataset_order, network_label
-from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
+from ddlbench.report.layout import PanelSize, Section, lay_out
 from ddlbench.report.predicted import (
+    NOT_PREDICTED,
     Predicted,
-    condition_label,
+    condition_sections,
     own_predictors,
     shown_cells,
     title_of,
 )
 from ddlbench.report.style import (
     GREY,
-    MIN_PT,
     DatasetLook,
+    bar_style,
     seconds_axis,
-    shade,
     strategy_look,
     text_width_mm,
 )
@@ -57,33 +57,24 @@ _TABLE = [
 
 
 def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure, pd.DataFrame]:
-    """One panel a network, one section a dataset and geometry; the measured bar stands first."""
+    """Sections are datasets and geometries, panels networks; the measured bar is the first."""
     frame = predicted.predictions
     predictors = own_predictors(frame, strategy)
     shown = frame[(frame["strategy"] == strategy) & frame["predictor"].isin(predictors)]
-    networks = list(dict.fromkeys(shown["network"]))
-    sections, contents = [], []
-    for dataset in in_dataset_order(list(dict.fromkeys(shown["dataset"]))):
-        own = shown[shown["dataset"] == dataset]
-        for (workers, geometry, variant), part in own.groupby(
-            ["workers", "geometry", "variant"], sort=False
-        ):
-            condition = condition_label(strategy, workers, str(geometry), str(variant))
-            heading = ", ".join(filter(None, [dataset_label(dataset), condition]))
-            sections.append(Section(heading, [Panel(network_label(n)) for n in networks]))
-            contents += [part[part["network"] == network] for network in networks]
+    networks = unique(shown["network"])
     parts = [(name, text, look) for name, text, look in _PARTS if (shown[name] > 0).any()]
     colour = strategy_look(strategy).colour
     page = lay_out(
         f"Predicted parts and measured step: {title_of(strategy)}",
         [*((patch(colour, look), text) for _, text, look in parts), *_legend(strategy)],
-        sections,
+        [
+            Section(heading, network_panels(part, networks))
+            for heading, part in condition_sections(shown, strategy)
+        ],
         footer=footer(shown_cells(predicted, shown), context, _sentences(strategy)),
         size=_size([_MEASURED, *predictors], len(networks)),
-        share_y=False,
     )
-    every_axes = [axes for row in page.axes for axes in row]
-    for axes, part in zip(every_axes, contents, strict=True):
+    for axes, part in page.facets:
         _fill(axes, part, predictors, colour)
     return page.figure, shown[_TABLE]
 
@@ -95,8 +86,7 @@ def _size(labels: list[str], networks: int) -> PanelSize:
         height=30.0,
         left=max(10.5, turned - 2),
         between=max(11.0, turned * 0.55),
-        right=2.0,
-        bottom=lambda _: turned,
+        bottom=turned,
         max_width=16.0 * len(labels),
         max_columns=max(2, min(networks, 5)),
     )
@@ -111,7 +101,7 @@ def _legend(strategy: str) -> list[tuple[Any, str]]:
 
 
 def _fill(axes: Axes, part: pd.DataFrame, predictors: list[str], colour: str) -> None:
-    found = {row.predictor: row for row in rows_of(part)}
+    rows = {row.predictor: row for row in rows_of(part)}
     labels = [_MEASURED, *predictors]
     axes.set_xlim(-0.6, len(labels) - 0.4)
     axes.set_xticks(range(len(labels)), labels)
@@ -119,12 +109,12 @@ def _fill(axes: Axes, part: pd.DataFrame, predictors: list[str], colour: str) ->
     for label in axes.get_xticklabels():
         label.set(rotation=45, ha="right", rotation_mode="anchor")
     top = 0.0
-    any_row = next(iter(found.values()), None)
+    any_row = next(iter(rows.values()), None)
     if any_row is not None:
         top = max(top, _measured(axes, any_row))
     for place, name in enumerate(predictors, start=1):
-        if name in found:
-            top = max(top, _stack(axes, place, found[name], colour))
+        if name in rows:
+            top = max(top, _stack(axes, place, rows[name], colour))
     seconds_axis(axes, top, "Step", headroom=1.12)
     if any_row is not None and any_row.strategy != BASE:
         _base(axes, any_row, top)
@@ -132,12 +122,10 @@ def _fill(axes: Axes, part: pd.DataFrame, predictors: list[str], colour: str) ->
 
 def _measured(axes: Axes, row: Any) -> float:
     if not math.isfinite(row.measured_step_s):
-        _mark(axes, 0, str(row.mark))
+        write_instead(axes, 0, str(row.mark), y=0.04)
         return 0.0
-    drawn = axes.bar(
-        0, row.measured_step_s, width=0.7, facecolor="white", edgecolor="black", linewidth=0.8
-    )
-    drawn[0].set_gid("measured")
+    style: dict[str, Any] = {"facecolor": "white", "edgecolor": "black", "linewidth": 0.8}
+    axes.bar(0, row.measured_step_s, width=0.7, gid="measured", **style)
     ends = (row.measured_low_s, row.measured_high_s)
     if all(map(math.isfinite, ends)):
         axes.plot([0, 0], ends, color="black", linewidth=0.8, marker="_", markersize=3, zorder=3)
@@ -147,41 +135,16 @@ def _measured(axes: Axes, row: Any) -> float:
 
 def _stack(axes: Axes, place: int, row: Any, colour: str) -> float:
     if not math.isfinite(row.predicted_step_s):
-        _mark(axes, place, "no prediction")
+        write_instead(axes, place, NOT_PREDICTED, y=0.04)
         return 0.0
     foot = 0.0
     for name, _, look in _PARTS:
         height = float(getattr(row, name))
         if height <= 0:
             continue
-        drawn = axes.bar(
-            place,
-            height,
-            bottom=foot,
-            width=0.7,
-            facecolor=shade(colour, look.white),
-            edgecolor=colour,
-            hatch=look.hatch,
-            linewidth=0.6,
-        )
-        drawn[0].set_gid(name)
+        axes.bar(place, height, bottom=foot, width=0.7, gid=name, **bar_style(colour, look))
         foot += height
     return foot
-
-
-def _mark(axes: Axes, place: int, text: str) -> None:
-    axes.text(
-        place,
-        0.04,
-        text,
-        transform=axes.get_xaxis_transform(),
-        rotation=90,
-        ha="center",
-        va="bottom",
-        fontsize=MIN_PT,
-        color=GREY,
-        gid="mark",
-    )
 
 
 def _base(axes: Axes, row: Any, top: float) -> None:
@@ -191,12 +154,12 @@ def _base(axes: Axes, row: Any, top: float) -> None:
 
 
 def _sentences(strategy: str) -> list[str]:
-    told = ["Whiskers: the measured step's interval. Each panel has its own scale."]
+    sentences = ["Whiskers: the measured step's interval. Each panel has its own scale."]
     if strategy != BASE:
-        told.insert(
+        sentences.insert(
             0,
             "Compare compute with the dashed line, which is what perfect scaling of the measured "
             "sequential step would leave; what of the white bar lies above it is the cost of "
             "parallel training, to compare with the other two parts.",
         )
-    return told
+    return sentences

@@ -1,8 +1,8 @@
-"""How steady the steps of a cell are: every measured step, not only their median."""
+"""The distribution of the steps of each cell: every measured step, not only their median."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,22 +12,15 @@ from matplotlib.figure import Figure
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.units import TIMES, unit_for
+from ddlbench.report.figures.facets import dataset_sections
 from ddlbench.report.footer import NOISY, STALE, Context, footer
-from ddlbench.report.labels import (
-    dataset_label,
-    in_dataset_order,
-    network_label,
-    status_mark,
-    strategy_label,
-    variant_labels,
-    workers_label,
-)
-from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
-from ddlbench.report.style import GREY, MIN_PT, shade, strategy_look, text_width_mm, ticks_in
+from ddlbench.report.labels import common_workers, status_mark, strategy_label, variant_labels
+from ddlbench.report.layout import PanelSize, lay_out
+from ddlbench.report.style import GREY, shade, strategy_look, text_width_mm, ticks_in
 from ddlbench.report.tables import Tables, rows_of
 
 NO_STEPS = "no steps"
-_ALL_POINTS = 60  # up to so many steps each is drawn; beyond, only those outside the whiskers
+_ALL_POINTS = 60  # of more steps, only those outside the whiskers are drawn
 _BOX_FROM = 8
 _ROW_MM = 3.9
 
@@ -41,7 +34,7 @@ class _Line(NamedTuple):
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """One panel a network, one section a dataset, one row a strategy."""
+    """Sections are datasets, panels networks, rows strategies."""
     shown = tables.summary.assign(variant=variant_labels(tables.summary))
     steps = tables.steps[~tables.steps["warmup"] & tables.steps["step_s"].notna()]
     good = tables.measurements.loc[tables.measurements["status"] == Status.OK, "cell_id"]
@@ -51,54 +44,54 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         str(name): part["step_s"].to_numpy()
         for name, part in steps.groupby(configurations, sort=False)
     }
-    datasets = in_dataset_order(list(dict.fromkeys(shown["dataset"])))
-    networks = list(dict.fromkeys(shown["network"]))
     lines = _lines(shown)
     labels = _line_labels(lines)
-    rows = {
-        (r.dataset, r.network, _Line(r.strategy, r.variant, r.geometry)): r for r in rows_of(shown)
-    }
+    parallel = shown.loc[shown["strategy"] != BASE, "workers"]
     page = lay_out(
-        _title(shown),
+        f"Time of a step {common_workers(parallel)}".strip(),
         [],
-        [Section(dataset_label(d), [Panel(network_label(n)) for n in networks]) for d in datasets],
-        footer=footer(shown, context, [_what(durations)]),
-        size=_size(labels, len(networks)),
+        dataset_sections(shown),
+        footer=footer(shown, context, [_legend_sentence(durations)]),
+        size=_size(labels, shown["network"].nunique()),
         share_y=True,
     )
     records = []
-    for dataset, axes_row in zip(datasets, page.axes, strict=True):
-        for network, axes in zip(networks, axes_row, strict=True):
-            _frame(axes, labels, axes in page.first_in_row)
-            longest = 0.0
-            marks, flags = [], []
-            for place, line in enumerate(lines):
-                row = rows.get((dataset, network, line))
-                if row is None:
-                    continue
-                times = durations.get(str(row.configuration), np.array([]))
-                mark = status_mark(str(row.status)) or ("" if len(times) else NO_STEPS)
-                records.append(_record(row, times, mark))
-                flags.append((place, STALE * bool(row.stale) + NOISY * bool(row.noisy)))
-                if mark:
-                    marks.append((place, mark))
-                else:
-                    _draw_steps(axes, place, times, line.strategy, bool(row.stale))
-                    longest = max(longest, float(times.max()))
-            _scale(axes, longest)
-            _write(axes, marks, flags)
+    for axes, part in page.facets:
+        _frame(axes, labels, axes in page.first_in_row)
+        rows = {_line_of(row): row for row in rows_of(part)}
+        longest = 0.0
+        marks, flags = [], []
+        for place, line in enumerate(lines):
+            row = rows.get(line)
+            if row is None:
+                continue
+            times = durations.get(str(row.configuration), np.array([]))
+            mark = status_mark(str(row.status)) or ("" if len(times) else NO_STEPS)
+            records.append(_record(row, times, mark))
+            flags.append((place, STALE * bool(row.stale) + NOISY * bool(row.noisy)))
+            if mark:
+                marks.append((place, mark))
+            else:
+                _draw_steps(axes, place, times, line.strategy, bool(row.stale))
+                longest = max(longest, float(times.max()))
+        _scale(axes, longest)
+        _write(axes, marks, flags)
     return page.figure, pd.DataFrame(records)
 
 
+def _line_of(row: Any) -> _Line:
+    return _Line(row.strategy, row.variant, row.geometry)
+
+
 def _lines(shown: pd.DataFrame) -> list[_Line]:
-    lines = [_Line(r.strategy, r.variant, r.geometry) for r in rows_of(shown)]
+    lines = [_line_of(row) for row in rows_of(shown)]
     strategies = list(dict.fromkeys(line.strategy for line in lines))
     unique = list(dict.fromkeys(lines))
     return sorted(unique, key=lambda line: strategies.index(line.strategy))
 
 
 def _line_labels(lines: list[_Line]) -> list[str]:
-    """Name every row; the geometry is written where strategies have several."""
+    """Label every row; geometries are written only if there are several."""
     several = len({line.geometry for line in lines if line.strategy != BASE}) > 1
     labels = []
     for line in lines:
@@ -109,12 +102,6 @@ def _line_labels(lines: list[_Line]) -> list[str]:
     return labels
 
 
-def _title(shown: pd.DataFrame) -> str:
-    counts = sorted(set(shown.loc[shown["strategy"] != BASE, "workers"]))
-    over = f" on {workers_label(int(counts[0]))}" if len(counts) == 1 else ""
-    return f"Time of a step{over}"
-
-
 def _size(labels: list[str], networks: int) -> PanelSize:
     left = max(map(text_width_mm, labels)) + 2.5
     return PanelSize(
@@ -122,8 +109,7 @@ def _size(labels: list[str], networks: int) -> PanelSize:
         height=len(labels) * _ROW_MM + 1,
         left=left,
         between=4.0,
-        right=2.0,
-        bottom=lambda _: 7.0,
+        bottom=7.0,
         max_columns=6,
     )
 
@@ -181,7 +167,7 @@ def _scale(axes: Axes, longest: float) -> None:
 
 
 def _write(axes: Axes, marks: list[tuple[int, str]], flags: list[tuple[int, str]]) -> None:
-    """Write why rows are empty, inside, and what is odd about the others, at the right edge."""
+    """Write the reasons of empty rows at the left, and flags of the others at the right edge."""
     for gid, x, side, texts in (("mark", 0.02, "left", marks), ("number", 0.995, "right", flags)):
         for place, text in texts:
             if text:
@@ -192,13 +178,12 @@ def _write(axes: Axes, marks: list[tuple[int, str]], flags: list[tuple[int, str]
                     transform=axes.get_yaxis_transform(),
                     ha=side,
                     va="center",
-                    fontsize=MIN_PT,
                     color=GREY if gid == "mark" else "black",
                     gid=gid,
                 )
 
 
-def _what(durations: dict[str, np.ndarray]) -> str:
+def _legend_sentence(durations: dict[str, np.ndarray]) -> str:
     counts = [len(times) for times in durations.values()]
     if not counts:
         return "No step has been measured."

@@ -1,1 +1,1 @@
-"""Timelines: what the plan says of each device, above what each device did."""
+"""Timelines: the planned work of each device above the measured work."""

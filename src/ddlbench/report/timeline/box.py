@@ -1,10 +1,10 @@
-"""What a timeline is made of: rows, and boxes in them; and the same as a file for Chrome.
+"""The rows and boxes of a timeline, and their trace file for Chrome.
 
 ::
 
-    row 0 | F0 | F1 |         | B0 | B1 | U |      a box: one piece of work, of which mini- or
-    row 1      | F0 | B0 | F1 | B1 |               micro-batch, from when to when; white between
-                                                   boxes is the bubble
+    row 0 | F0 | F1 |         | B0 | B1 | U |      a box: one piece of work of a mini-batch or
+    row 1      | F0 | B0 | F1 | B1 |               micro-batch; the gap between boxes is the
+                                                   bubble
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from ddlbench.experiment.chrome_trace import Piece, chrome_trace
 from ddlbench.experiment.errors import ConfigError
 
-# What has a number written into it, and what counts as work.
+# PASSES have their number written into the box; COMPUTING counts as work.
 PASSES = ("forward", "recompute", "backward", "backward_input", "backward_weight")
 COMPUTING = frozenset((*PASSES, "loss"))
 WAIT = "wait"
-# What runs while a device does something else, and several of it at a time.
+# Work that runs at the same time as other work of its device, and several at a time.
 BESIDE = frozenset(("all_reduce_bucket",))
 
 
@@ -33,9 +33,9 @@ class Row:
     """One device.
 
     Args:
-        place: where it is, as ``node 0 · device 1``.
-        stages: that it holds; none where the strategy has no stages.
-        replica: which copy of them it is; None where there is one.
+        place: as ``node 0 · device 1``.
+        stages: that it holds, if the strategy has stages.
+        replica: index of the copy of these stages; None for the only copy.
     """
 
     place: str
@@ -44,7 +44,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        """What stands to the left of the row."""
+        """Written to the left of the row."""
         parts = [self.place]
         if self.stages:
             noun = "stage" if len(self.stages) == 1 else "stages"
@@ -61,11 +61,11 @@ class Box:
     Args:
         row: index of its row.
         kind: "forward", "backward", "backward_input", "backward_weight", "recompute", "loss",
-            "all_reduce", "all_reduce_bucket", "update", "wait", or what else a strategy records.
-        stage: that it was done for.
+            "all_reduce", "all_reduce_bucket", "update", "wait", or another that a strategy records.
+        stage: of the pipeline.
         mini_batch: its id.
-        micro_batch: within the mini-batch and replica; None where the mini-batch is not split.
-        start_s, end_s: seconds, all boxes of a timeline from one zero.
+        micro_batch: within the mini-batch and replica; None if the mini-batch is not split.
+        start_s, end_s: in seconds; all boxes of a timeline have the same zero.
     """
 
     row: int
@@ -78,12 +78,12 @@ class Box:
 
     @property
     def number(self) -> int:
-        """What is written into the box."""
+        """Written into the box."""
         return self.mini_batch if self.micro_batch is None else self.micro_batch
 
 
 def computing_share(boxes: Iterable[Box], rows: int, start_s: float, end_s: float) -> float:
-    """Share of ``rows`` devices' time from ``start_s`` to ``end_s`` that passes take."""
+    """Share of the time of ``rows`` devices, from ``start_s`` to ``end_s``, with computation."""
     whole = rows * (end_s - start_s)
     if whole <= 0:
         return 0.0
@@ -94,9 +94,9 @@ def computing_share(boxes: Iterable[Box], rows: int, start_s: float, end_s: floa
 
 
 def beside_lanes(boxes: Iterable[Box]) -> dict[Box, int]:
-    """A lane below its row for each box that runs beside others: those of one lane never overlap.
+    """Assign boxes of kinds in :data:`BESIDE` to lanes below their rows, without overlaps.
 
-    Each takes the first lane that is free when it begins.
+    Each box takes the first lane that is free when it begins.
     """
     lanes: dict[Box, int] = {}
     free_from: dict[int, list[float]] = {}
@@ -110,12 +110,7 @@ def beside_lanes(boxes: Iterable[Box]) -> dict[Box, int]:
 
 
 def trace_of_boxes(panels: Mapping[str, Sequence[Box]], rows: Sequence[Row]) -> dict[str, Any]:
-    """The JSON value of a trace file.
-
-    Args:
-        panels: boxes by what their process is called, as "planned"; empty ones are left out.
-        rows: the threads of each.
-    """
+    """The JSON value of a trace file, with a process for each panel that has boxes."""
     shown = {process: panel for process, panel in enumerate(panels.items()) if panel[1]}
     return chrome_trace(
         [_piece(box, process) for process, (_, boxes) in shown.items() for box in boxes],

@@ -12,7 +12,7 @@
                       kind, micro-batch.stage, mini-batch; rank; microseconds on rank 0's clock
     partitions.csv   partition, kind, micro_batch, start_s, end_s      of one step of torchgpipe
 
-Files are only ever parsed, and a file that is not what a cell writes is said to be none.
+Files are only ever parsed, never executed.
 """
 
 from __future__ import annotations
@@ -49,16 +49,12 @@ _AGAIN = "delete the result.json beside it and run again to measure the cell ane
 
 
 def has_spans(folder: Path) -> bool:
-    """Whether a cell has recorded what its devices did."""
+    """Whether a cell has recorded spans."""
     return any((folder / name).is_file() for name in (TRACE_FILE, PARTITIONS_FILE))
 
 
 def read_measured(folder: Path, rows: Sequence[Row]) -> tuple[Box, ...]:
-    """The boxes of a cell's folder, from the first one's start; none where none were recorded.
-
-    Args:
-        folder: of the cell.
-        rows: the devices that its plan names.
+    """The recorded boxes of a cell, in the order of their start; empty without a record.
 
     Raises:
         InvalidTimeline: a file is not what a cell writes.
@@ -70,8 +66,8 @@ def read_measured(folder: Path, rows: Sequence[Row]) -> tuple[Box, ...]:
         try:
             boxes = read(path.read_text(encoding="utf-8"), rows)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise InvalidTimeline(f"{path}: not what a cell records: {what}; {_AGAIN}") from error
+            fault = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise InvalidTimeline(f"{path}: not what a cell records: {fault}; {_AGAIN}") from error
         return tuple(sorted(boxes, key=lambda box: (box.start_s, box.row)))
     return ()
 
@@ -82,19 +78,19 @@ def _read_trace(text: str, rows: Sequence[Row]) -> list[Box]:
 
 
 def _of_event(event: dict[str, Any], rows: Sequence[Row]) -> Box:
-    found = _NAME.fullmatch(event["name"])
-    if found is None:
+    name = _NAME.fullmatch(event["name"])
+    if name is None:
         raise ValueError(f"{event['name']!r} names no kind of work and mini-batch")
     row = _row(event["tid"], rows)
     start_s, length_s = float(event["ts"]) / 1e6, float(event["dur"]) / 1e6
-    micro_batch, stage = found["micro_batch"], found["stage"]
+    micro_batch, stage = name["micro_batch"], name["stage"]
     own = rows[row].stages
     return _box(
         row=row,
-        kind=_kind(found["kind"]),
-        # Loss and update name no stage: the loss is the last stage's, an update is a row's.
+        kind=_kind(name["kind"]),
+        # Loss and update name no stage: the loss is the last stage's, an update the whole row's.
         stage=int(stage) if stage else (own[-1] if own else 0),
-        mini_batch=int(found["mini_batch"]),
+        mini_batch=int(name["mini_batch"]),
         micro_batch=int(micro_batch) if micro_batch else None,
         start_s=start_s,
         end_s=start_s + length_s,
@@ -102,7 +98,7 @@ def _of_event(event: dict[str, Any], rows: Sequence[Row]) -> Box:
 
 
 def _kind(recorded: str) -> str:
-    """Waits for messages are one kind; the wait for replicas is what an all-reduce costs."""
+    """Map all waits for messages to one kind; the wait for replicas is the all-reduce."""
     if recorded == "all_reduce_wait":
         return "all_reduce"
     return WAIT if recorded == WAIT or recorded.endswith("_wait") else recorded
@@ -117,7 +113,7 @@ def _read_partitions(text: str, rows: Sequence[Row]) -> list[Box]:
                 row=row,
                 kind=line["kind"],
                 stage=row,
-                mini_batch=0,  # which one is not told: one step after all measured ones
+                mini_batch=0,  # the one step after all measured ones
                 micro_batch=int(line["micro_batch"]),
                 start_s=float(line["start_s"]),
                 end_s=float(line["end_s"]),
@@ -139,23 +135,20 @@ def _box(**values: Any) -> Box:
     return box
 
 
-_MOST_MINI_BATCHES = 1000  # replayed; a cell records far fewer
-_UNRECORDED = 8
+_MOST_MINI_BATCHES = 1000  # to replay; a cell records far fewer
+_UNRECORDED = 8  # mini-batches to replay of a cell without a record
 
 
 @dataclass(frozen=True)
 class CellTimeline:
-    """Everything that a picture of one cell shows.
+    """Everything that the timeline of one cell shows.
 
     Args:
-        cell: what ran.
-        rows: its devices.
         planned, measured: all boxes, each from its own zero; either may be empty.
         windows: the parts to draw.
         in_seconds: planned times are the cell's own medians; else a forward pass takes 1.
-        not_planned: why there are no planned boxes; empty where there are.
-        uncertainty_s: how sure the clocks of the ranks are; None where one clock saw all.
-        result: what result.json holds; None where there is none.
+        not_planned: the reason why there are no planned boxes, or nothing.
+        uncertainty_s: of the ranks' clocks; None for a single clock.
     """
 
     cell: Cell
@@ -172,9 +165,7 @@ class CellTimeline:
 def read_cell(folder: Path, steps: int | None = None) -> CellTimeline:
     """Read a cell's folder.
 
-    Args:
-        folder: below ``results/<site>/cells/``.
-        steps: steps or mini-batches to show; chosen where left out.
+    ``steps`` is the number of steps or mini-batches to show; None chooses.
 
     Raises:
         InvalidTimeline: it is no cell's folder, a file is wrong, or there is nothing to draw.
@@ -230,7 +221,7 @@ def _schedule(plan: Plan, mini_batches: int, folder: Path) -> PlannedSchedule | 
 
 
 def _rows(plan: Plan) -> tuple[Row, ...]:
-    """A row a device, in the order of ranks and, within one process, of its partitions."""
+    """One row for each device, in the order of ranks and of a process's partitions."""
     strategy = known_strategy(plan.cell.strategy)
     pipeline = None if strategy is None else strategy.pipeline_of(plan)
     stage_ranks = [] if pipeline is None else [stage.ranks for stage in pipeline.stages]
@@ -254,7 +245,7 @@ def _rows(plan: Plan) -> tuple[Row, ...]:
 def _planned(
     schedule: PlannedSchedule | None, measured: Sequence[Box], rows: Sequence[Row], first: int
 ) -> tuple[tuple[Box, ...], str]:
-    """Planned boxes, or why there are none."""
+    """Planned boxes, or the reason why there are none."""
     if schedule is None:
         return (), "the strategy has no schedule of stages"
     if schedule.schedule.world_size != len(rows):
@@ -278,7 +269,7 @@ def _read_result(folder: Path) -> Result | None:
 
 
 def _uncertainty_s(result: Result | None) -> float | None:
-    """Of the rank whose clock is known worst, as the result states it."""
+    """The largest uncertainty of any rank's clock, as the result states it."""
     if result is None:
         return None
     try:

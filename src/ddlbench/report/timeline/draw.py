@@ -1,6 +1,6 @@
-"""How a timeline is drawn: windows on a page, rows in a window, boxes in a row; and its table.
+"""Draws timelines: windows on a page, rows in a window, boxes in a row; and makes their table.
 
-A window has planned above, measured below, over one time axis::
+A window has the planned panel above the measured one, over one time axis::
 
     planned: 2 steps in 31.2 ms; devices compute 73 % of the time
     node 0 · device 0 · stage 0   | 0 | 1 |       | 0 | 1 |u|   :
@@ -10,13 +10,13 @@ A window has planned above, measured below, over one time axis::
     node 0 · device 1 · stage 1         | 0 | 1 | 0 |   | 1 |u|
                                   0      10       20       30        Time (ms)
 
-A row shows what its device does, and below that in lanes what runs meanwhile, where there is any::
+Below the work of its device, a row has lanes for what runs at the same time::
 
     row      | forward | backward       | update |
     lanes               |-- bucket --|
                               |-- bucket --|
 
-Vertically, axes are in millimetres from their top, so that a row is as high in every window.
+The y axis is in millimetres from the top, so rows have the same height in every window.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from ddlbench.report.layout import PanelSize, Section, lay_out
 from ddlbench.report.style import (
     GREY,
     KINDS,
-    MIN_PT,
     DatasetLook,
     KindLook,
     kind_look,
@@ -63,7 +62,7 @@ _PALEST = 0.55
 
 
 def row_heights_mm(rows: int, part: Part) -> list[float]:
-    """Of many rows each is lower, but never too low for a number; a row's lanes are added."""
+    """Height of each row with its lanes. Many rows are lower, but high enough for numbers."""
     lanes = [0] * rows
     for box, lane in beside_lanes(part.boxes).items():
         lanes[box.row] = max(lanes[box.row], lane + 1)
@@ -75,15 +74,7 @@ def _device_mm(rows: int) -> float:
 
 
 class Block:
-    """Rows under each other, in axes whose y is in millimetres from the top.
-
-    Args:
-        axes: to draw into.
-        rows: the devices.
-        part: what they did.
-        top_mm: where the first row begins.
-        mm_per_s: of the time axis.
-    """
+    """Draws the rows of a part below ``top_mm``, in axes whose y is in mm from the top."""
 
     def __init__(
         self, axes: Axes, rows: Sequence[Row], part: Part, top_mm: float, mm_per_s: float
@@ -94,11 +85,11 @@ class Block:
         self._lanes = beside_lanes(part.boxes)
 
     def centre(self, row: int) -> float:
-        """Where the middle of a row is, without its lanes."""
+        """The middle of a row, without its lanes."""
         return self._tops_mm[row] + self._device_mm / 2
 
     def draw(self, length_s: float) -> None:
-        """All boxes, and where the part's mini-batches end if the axis goes on."""
+        """Draw all boxes, and a dotted line at the end of the part if the axis goes on."""
         part = self._part
         for y in self._tops_mm:
             self._axes.plot([0, length_s], [y, y], color="#dddddd", linewidth=0.4, zorder=1)
@@ -163,7 +154,6 @@ class Block:
             text,
             ha="center",
             va="center_baseline",
-            fontsize=MIN_PT,
             color="black" if _is_light(ground) else "white",
             gid="number",
             zorder=3,
@@ -184,73 +174,67 @@ _BETWEEN_MM = 1.6
 
 
 class Panel(NamedTuple):
-    """One half of a window: its name, what it shows, or why it shows nothing."""
+    """The planned or the measured half of a window; without a part, the reason."""
 
     name: str
     part: Part | None
-    why_not: str
+    reason: str
 
 
-def panels_of(window: Window, not_planned: str, of_cell: bool) -> list[Panel]:
-    """The panels of a window from top to bottom.
-
-    Args:
-        window: what is drawn.
-        not_planned: why there are no planned boxes.
-        of_cell: measured boxes are asked for, so a panel says where there are none.
-    """
-    panels = [Panel("planned", window.planned, not_planned)]
-    if of_cell:
-        panels.append(Panel("measured", window.measured, NOT_RECORDED))
-    return panels
-
-
-def window_height_mm(panels: Sequence[Panel], rows: int) -> float:
-    """How high the axes of a window are."""
-    blocks = sum(_panel_height_mm(panel, rows) for panel in panels)
-    return blocks + _BETWEEN_MM * (len(panels) - 1)
-
-
-def draw_window(
-    axes: Axes,
-    window: Window,
-    panels: Sequence[Panel],
-    rows: Sequence[Row],
-    *,
-    width_mm: float,
-    in_seconds: bool,
-) -> None:
-    """Fill axes that are as high as :func:`window_height_mm` says.
+@dataclass(frozen=True)
+class Shown:
+    """One window of a page.
 
     Args:
-        axes: to draw into.
-        window: what is drawn.
-        panels: of :func:`panels_of`.
-        rows: the devices.
-        width_mm: of the axes.
+        cell_id: empty for a schedule alone, which has no measured panel.
+        not_planned: the reason why there are no planned boxes.
         in_seconds: times are seconds; else a forward pass takes 1.
     """
-    length_s = window.length_s or 1.0
+
+    heading: str
+    window: Window
+    rows: Sequence[Row]
+    cell_id: str = ""
+    not_planned: str = ""
+    in_seconds: bool = True
+
+    @property
+    def panels(self) -> list[Panel]:
+        panels = [Panel("planned", self.window.planned, self.not_planned)]
+        if self.cell_id:
+            panels.append(Panel("measured", self.window.measured, NOT_RECORDED))
+        return panels
+
+    @property
+    def height_mm(self) -> float:
+        """Height of the window's axes."""
+        blocks = sum(_panel_height_mm(panel, len(self.rows)) for panel in self.panels)
+        return blocks + _BETWEEN_MM * (len(self.panels) - 1)
+
+
+def _draw_window(axes: Axes, shown: Shown, width_mm: float) -> None:
+    length_s = shown.window.length_s or 1.0
     axes.set_xlim(0, length_s)
-    axes.set_ylim(window_height_mm(panels, len(rows)), 0)
+    axes.set_ylim(shown.height_mm, 0)
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
     axes.spines["left"].set_visible(False)
     ticks: list[tuple[float, str]] = []
     top = 0.0
-    for panel in panels:
-        text = _heading(panel, window, in_seconds)
-        heading = axes.text(0, top + _HEAD_MM / 2, text, va="center", fontsize=MIN_PT, gid="panel")
+    for panel in shown.panels:
+        text = _heading(panel, shown.window, shown.in_seconds)
+        heading = axes.text(0, top + _HEAD_MM / 2, text, va="center", gid="panel")
         heading.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
         if panel.part is not None:
-            block = Block(axes, rows, panel.part, top + _HEAD_MM, width_mm / length_s)
+            block = Block(axes, shown.rows, panel.part, top + _HEAD_MM, width_mm / length_s)
             block.draw(length_s)
-            ticks += [(block.centre(index), row.label) for index, row in enumerate(rows)]
-        top += _panel_height_mm(panel, len(rows)) + _BETWEEN_MM
+            ticks += [(block.centre(index), row.label) for index, row in enumerate(shown.rows)]
+        top += _panel_height_mm(panel, len(shown.rows)) + _BETWEEN_MM
     axes.set_yticks([y for y, _ in ticks], [label for _, label in ticks])
     axes.tick_params(axis="y", length=0)
     if ticks:
-        _scale(axes, length_s, in_seconds)
+        unit = unit_for(length_s, TIMES) if shown.in_seconds else Unit("forward passes", 1.0)
+        ticks_in(unit, axes.xaxis, "Time", 8)
     else:
         axes.set_xticks([])
 
@@ -266,7 +250,7 @@ def _panel_height_mm(panel: Panel, rows: int) -> float:
 
 def _heading(panel: Panel, window: Window, in_seconds: bool) -> str:
     if panel.part is None:
-        return f"not {panel.name}: {panel.why_not}"
+        return f"not {panel.name}: {panel.reason}"
     noun = "step" if window.steps else "mini-batch"
     if window.count > 1:
         noun = "steps" if window.steps else "mini-batches"
@@ -276,54 +260,20 @@ def _heading(panel: Panel, window: Window, in_seconds: bool) -> str:
     return f"{panel.name}: {window.count} {noun} in {took}; devices compute {share:.0%} of the time"
 
 
-def _scale(axes: Axes, length_s: float, in_seconds: bool) -> None:
-    unit = unit_for(length_s, TIMES) if in_seconds else Unit("forward passes", 1.0)
-    ticks_in(unit, axes.xaxis, "Time", 8)
-
-
 COLUMNS = [
     "cell_id", "window", "panel", "row", "place", "stage", "kind", "mini_batch", "micro_batch",
     "start_s", "end_s",
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Shown:
-    """One window of a page.
-
-    Args:
-        heading: what is written above it.
-        window: its boxes.
-        rows: the devices.
-        cell_id: of the cell; empty for a schedule alone, which has no measured panel.
-        not_planned: why there are no planned boxes.
-        in_seconds: times are seconds; else a forward pass takes 1.
-    """
-
-    heading: str
-    window: Window
-    rows: Sequence[Row]
-    cell_id: str = ""
-    not_planned: str = ""
-    in_seconds: bool = True
-
-    @property
-    def panels(self) -> list[Panel]:
-        """Planned, and measured where there is a cell."""
-        return panels_of(self.window, self.not_planned, of_cell=bool(self.cell_id))
-
-
 def draw_page(
     title: str, shown: Sequence[Shown], footer: Sequence[str]
 ) -> tuple[Figure, pd.DataFrame]:
-    """Windows under each other, and a table with all their boxes.
+    """Draw windows below each other, and make the table of their boxes.
 
-    In the table, seconds are from the left end of a window's time axis.
+    Seconds in the table count from the left end of a window's time axis.
     """
-    sections = [
-        Section(one.heading, [PagePanel("")], window_height_mm(one.panels, len(one.rows)))
-        for one in shown
-    ]
+    sections = [Section(one.heading, [PagePanel("", data=one)], one.height_mm) for one in shown]
     labels = [row.label for one in shown for row in one.rows]
     page = lay_out(
         title,
@@ -336,26 +286,18 @@ def draw_page(
             left=max(map(text_width_mm, labels), default=0.0) + 2.5,
             between=0.0,
             right=4.0,
-            bottom=lambda _: 7.5,
+            bottom=7.5,
             max_columns=1,
         ),
-        share_y=False,
     )
-    for one, (axes,) in zip(shown, page.axes, strict=True):
-        draw_window(
-            axes,
-            one.window,
-            one.panels,
-            one.rows,
-            width_mm=page.width_mm,
-            in_seconds=one.in_seconds,
-        )
+    for axes, one in page.facets:
+        _draw_window(axes, one, page.width_mm)
     records = [record for one in shown for record in _records(one)]
     return page.figure, pd.DataFrame(records, columns=COLUMNS).astype({"micro_batch": "Int64"})
 
 
 def _legend(shown: Sequence[Shown]) -> list[tuple[Artist, str]]:
-    """The kinds that are seen, in one order everywhere."""
+    """The kinds of work on the page, in the order of :data:`KINDS`."""
     seen = {
         box.kind for one in shown for panel in one.panels if panel.part for box in panel.part.boxes
     }

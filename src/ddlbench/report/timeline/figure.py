@@ -1,7 +1,7 @@
-"""The figures of timelines, and what stands around them.
+"""The three figures of timelines: of an experiment, of one cell, and of a schedule.
 
-An experiment's figure has one cell of each strategy and geometry that has recorded spans; another
-is of one cell; the third of a schedule alone, in which a forward pass takes 1.
+An experiment's figure has one cell of each strategy and geometry that has recorded spans. In the
+figure of a schedule a forward pass takes 1.
 """
 
 from __future__ import annotations
@@ -30,18 +30,13 @@ TITLE = "Which device computes what when, as planned and as measured"
 
 def shown_windows(cell: CellTimeline) -> Iterator[Shown]:
     """The windows of a cell under their headings."""
-    options = " ".join(f"{name}={value}" for name, value in cell.cell.options)
-    heading = ", ".join(
-        filter(
-            None,
-            [
-                f"{strategy_label(cell.cell.strategy)}: {network_label(cell.cell.network)}",
-                dataset_label(cell.cell.dataset),
-                f"{workers_label(cell.cell.devices)} ({cell.cell.geometry})",
-                options,
-            ],
-        )
-    )
+    parts = [
+        f"{strategy_label(cell.cell.strategy)}: {network_label(cell.cell.network)}",
+        dataset_label(cell.cell.dataset),
+        f"{workers_label(cell.cell.devices)} ({cell.cell.geometry})",
+        " ".join(f"{name}={value}" for name, value in cell.cell.options),
+    ]
+    heading = ", ".join(filter(None, parts))
     for window in cell.windows:
         yield Shown(
             heading=f"{heading}: {window.title}" if window.title else heading,
@@ -54,27 +49,27 @@ def shown_windows(cell: CellTimeline) -> Iterator[Shown]:
 
 
 def sentences(cells: Sequence[CellTimeline]) -> list[str]:
-    """How the pictures of these cells are to be read."""
-    found = []
+    """Explain the windows of these cells."""
+    lines = []
     if any(cell.planned and cell.in_seconds for cell in cells):
-        found.append(
+        lines.append(
             "Planned: the plan's schedule, each pass as long as the cell's own median of that pass "
             "and stage, messages free; so what differs is waiting, messages and unusual passes."
         )
     if any(cell.planned and not cell.in_seconds for cell in cells):
-        found.append(
+        lines.append(
             "Planned without a measurement: stages are equal, a forward pass takes 1, a backward "
             "pass 2, messages nothing."
         )
     if any(cell.measured for cell in cells):
-        found.append(_measured(cells))
-        found.append(
+        lines.append(_measured(cells))
+        lines.append(
             "Numbers are micro-batches, or mini-batches where these are not split. White is the "
             "bubble, or what is not recorded, as loading data. Dots end the counted part."
         )
     if any(len(row.stages) > 1 for cell in cells for row in cell.rows):
-        found.append("Passes of a device's later stages are paler.")
-    return found
+        lines.append("Passes of a device's later stages are paler.")
+    return lines
 
 
 def _measured(cells: Sequence[CellTimeline]) -> str:
@@ -87,7 +82,7 @@ def _measured(cells: Sequence[CellTimeline]) -> str:
 
 
 def _part(cells: Sequence[CellTimeline]) -> str:
-    """Which part of a run is shown: some strategies record one step, after all timed ones."""
+    """Name the part of the runs that is shown; some strategies record a single step."""
     single = [len({b.mini_batch for b in cell.measured}) == 1 for cell in cells if cell.measured]
     if all(single):
         return "one more step after the timed ones"
@@ -96,7 +91,7 @@ def _part(cells: Sequence[CellTimeline]) -> str:
 
 
 def measured_where(result: Result | None) -> list[str]:
-    """Site, date and commit of a single cell; what its strategy's numbers cannot show there."""
+    """Notes of a single cell, and its site, date and commit."""
     if result is None:
         return []
     provenance = result.provenance
@@ -114,21 +109,21 @@ NOTHING = "No cell of the experiment has recorded spans."
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """Planned above, measured below, cell by cell in the order of the matrix."""
+    """Draw the cells in the order of the matrix, planned above measured."""
     cells: list[CellTimeline] = []
-    told: list[str] = []
+    below: list[str] = []
     left_out = 0
-    for found in _cells(tables, context):
-        if isinstance(found, str):
-            told.append(found)
+    for cell in _cells(tables, context):
+        if isinstance(cell, str):
+            below.append(cell)
         elif len(cells) < MOST_CELLS:
-            cells.append(found)
+            cells.append(cell)
         else:
             left_out += 1
     if left_out:
-        told.append(f"{left_out} more strategies and geometries: ddlbench timeline CELL_FOLDER.")
+        below.append(f"{left_out} more strategies and geometries: ddlbench timeline CELL_FOLDER.")
     if cells:
-        told.append(
+        below.append(
             "Of each strategy and geometry, the first dataset, network and variant is shown; "
             "ddlbench timeline CELL_FOLDER draws any other."
         )
@@ -136,9 +131,9 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     ids = {cell.cell.id.rpartition("/")[0] for cell in cells}
     summary = tables.summary
     chosen = summary[summary["configuration"].isin(ids)] if ids else summary
-    # No number of a table is drawn, so none is marked.
+    # The figure has no number from a table, so no mark.
     unmarked = chosen.assign(stale=False, noisy=False)
-    lines = footer(unmarked, context, [*(sentences(cells) or [NOTHING]), *told])
+    lines = footer(unmarked, context, [*(sentences(cells) or [NOTHING]), *below])
     return draw_page(TITLE, shown or [_nothing()], lines)
 
 
@@ -149,7 +144,7 @@ def draw_cell(cell: CellTimeline) -> tuple[Figure, pd.DataFrame]:
 
 
 def _cells(tables: Tables, context: Context) -> Iterator[CellTimeline | str]:
-    """The first cell of each strategy and geometry with spans, or why its files cannot be read."""
+    """The first cell with spans of each strategy and geometry; a sentence if it is unreadable."""
     seen: set[tuple[str, str]] = set()
     good = tables.measurements[tables.measurements["status"] == Status.OK]
     for row in rows_of(good):
@@ -174,7 +169,7 @@ def draw_schedule(lesson: Lesson) -> tuple[Figure, pd.DataFrame]:
 
 
 def show(lesson: Lesson) -> Shown:
-    """All boxes of a schedule.
+    """The window of a schedule with all its boxes.
 
     Raises:
         ConfigError: the lesson's numbers do not go together.

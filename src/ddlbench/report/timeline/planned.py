@@ -1,8 +1,7 @@
-"""Boxes of a planned schedule: what each device does when, and how long it takes.
+"""Boxes of a planned schedule, replayed with the measured durations of the same cell.
 
-Passes take the medians of what the same cell recorded. So what differs between the planned and the
-measured picture is not the work, but all that lies between it: messages, waiting, data loading, and
-passes that took unusually long.
+Each pass takes the cell's own median. So the planned and the measured timeline differ only by
+messages, waiting, data loading and passes of unusual length, not by the work itself.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ddlbench.report.timeline.box import PASSES, Box, Row
 
 
 def schedule_of(plan: Plan, mini_batches: int) -> PlannedSchedule | None:
-    """What the plan's devices do for so many mini-batches; None where no schedule is known."""
+    """The schedule of the plan's devices; None if the strategy has none."""
     strategy = known_strategy(plan.cell.strategy)
     return None if strategy is None else strategy.schedule_of(plan, mini_batches)
 
@@ -27,13 +26,13 @@ def schedule_of(plan: Plan, mini_batches: int) -> PlannedSchedule | None:
 def boxes_of(
     planned: PlannedSchedule, durations: Durations, first: int = 0, links: Links = no_links
 ) -> tuple[Box, ...]:
-    """Replay a schedule and keep what takes time on its devices.
+    """Replay a schedule; waiting for a message makes no box.
 
     Args:
         planned: the schedule.
         durations: seconds of passes, all-reduces and updates.
         first: id of the first mini-batch.
-        links: seconds of messages; a device that waits for one has no box.
+        links: seconds of messages.
 
     Raises:
         InvalidSchedule: it deadlocks.
@@ -65,7 +64,7 @@ Seconds = dict[tuple[str, int], float]  # by kind and stage
 def measured_durations(
     planned: PlannedSchedule, boxes: Sequence[Box], rows: Sequence[Row]
 ) -> tuple[Durations | None, str]:
-    """Durations from recorded boxes; else None, and which pass was not recorded."""
+    """Median durations of recorded boxes; None, and a missing pass, if one was not recorded."""
     seconds = _medians(boxes, rows)
     for action in (a for actions in planned.schedule.actions for a in actions if a.computes):
         key = (planned.kind_of(action), action.stage)
@@ -97,24 +96,24 @@ def unit_durations(
 
 
 def _medians(boxes: Sequence[Box], rows: Sequence[Row]) -> Seconds:
-    found: dict[tuple[str, int], list[float]] = defaultdict(list)
+    lengths: dict[tuple[str, int], list[float]] = defaultdict(list)
     for box in boxes:
         if box.kind in (*PASSES, "loss"):
-            found[box.kind, box.stage].append(box.end_s - box.start_s)
+            lengths[box.kind, box.stage].append(box.end_s - box.start_s)
         elif box.kind == "update":
             # Recorded once for all stages of a device; the schedule updates stage by stage.
             own = rows[box.row].stages
             for stage in own:
-                found["update", stage].append((box.end_s - box.start_s) / len(own))
-    seconds = {key: median(values) for key, values in found.items()}
+                lengths["update", stage].append((box.end_s - box.start_s) / len(own))
+    seconds = {key: median(values) for key, values in lengths.items()}
     for (kind, stage), loss_s in list(seconds.items()):
         if kind == "loss" and ("forward", stage) in seconds:
-            seconds["forward", stage] += loss_s  # which a schedule does not tell apart
+            seconds["forward", stage] += loss_s  # a schedule has the loss in the forward pass
     return seconds | _all_reduces(boxes, rows)
 
 
 def _all_reduces(boxes: Iterable[Box], rows: Sequence[Row]) -> Seconds:
-    """Of each sum the shortest span: that of the replica which came last and waited for none."""
+    """Median all-reduce of each stage; of each sum the shortest span, which waited for nobody."""
     shortest: dict[tuple[int, int], float] = {}
     for box in boxes:
         if box.kind == "all_reduce":
@@ -123,7 +122,7 @@ def _all_reduces(boxes: Iterable[Box], rows: Sequence[Row]) -> Seconds:
                 share_s = (box.end_s - box.start_s) / len(own)
                 key = (stage, box.mini_batch)
                 shortest[key] = min(share_s, shortest.get(key, share_s))
-    found: dict[int, list[float]] = defaultdict(list)
+    by_stage: dict[int, list[float]] = defaultdict(list)
     for (stage, _), value in shortest.items():
-        found[stage].append(value)
-    return {("all_reduce", stage): median(values) for stage, values in found.items()}
+        by_stage[stage].append(value)
+    return {("all_reduce", stage): median(values) for stage, values in by_stage.items()}

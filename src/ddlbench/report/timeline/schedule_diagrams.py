@@ -1,4 +1,4 @@
-"""Schedules alone, as papers draw them: no cell and no measurement.
+"""Diagrams of schedules as papers draw them, without a cell or a measurement.
 
 ::
 
@@ -39,16 +39,16 @@ WHOLE = ("data-parallel", "model-parallel", "pipedream")
 
 @dataclass(frozen=True)
 class Lesson:
-    """What is asked to be drawn.
+    """A schedule to draw.
 
     Args:
         schedule: a key of :data:`SCHEDULES`.
-        stages: of the pipeline; of ``interleaved`` and ``zero-bubble``, its devices.
-        batches: mini-batches of the schedules in :data:`WHOLE`, else micro-batches of a step.
-        replicas: of each stage for ``pipedream``; else one number: copies of the whole.
+        stages: of the pipeline; its devices for ``interleaved`` and ``zero-bubble``.
+        batches: mini-batches for the schedules in :data:`WHOLE`, else micro-batches of a step.
+        replicas: of each stage for ``pipedream``; else one number, the copies of the pipeline.
         stages_per_device: for ``interleaved`` and ``zero-bubble``.
         steps: of schedules that flush; None is one.
-        backward, update, all_reduce, message: how long, in forward passes.
+        backward, update, all_reduce, message: durations in forward passes.
     """
 
     schedule: str
@@ -64,10 +64,10 @@ class Lesson:
 
 
 def planned_lesson(lesson: Lesson) -> PlannedSchedule:
-    """The schedule that a lesson asks for.
+    """The schedule of a lesson.
 
     Raises:
-        ConfigError: its numbers do not go together.
+        ConfigError: its numbers do not fit together.
     """
     if lesson.steps is not None and lesson.schedule in WHOLE:
         raise ConfigError(

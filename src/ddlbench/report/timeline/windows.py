@@ -1,12 +1,12 @@
-"""Which part of a run a picture shows: whole steps, or where a pipeline fills and where it is full.
+"""Choose the part of a run that a timeline shows.
 
 ::
 
     flushes       | step | step |                                2 steps one after the other
     PipeDream     | F0 F1 F2 ... fill |  . . .  | F50 .. F56 |   start-up, and steady state
 
-The planned and the measured part start with the same mini-batch and are equally long. Among all
-parts that would do, the one is taken that took the median time.
+The planned and the measured part start with the same mini-batch and have as many mini-batches. Of
+all candidates we take the one with the median duration.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _AFTER_FILLING = 4  # mini-batches of a start-up that enter once the pipeline is
 
 @dataclass(frozen=True)
 class Part:
-    """What the planned or the measured panel of a window shows.
+    """The boxes of the planned or the measured panel of a window.
 
     Args:
-        boxes: all that can be seen.
+        boxes: all visible ones.
         start_s: the window's zero on the clock of the boxes.
-        length_s: how long the window's mini-batches take here.
-        computing: share of the devices' time, of ``length_s``, that passes take.
+        length_s: duration of the window's mini-batches in this panel.
+        computing: share of the devices' time in ``length_s`` with computation.
     """
 
     boxes: tuple[Box, ...]
@@ -41,13 +41,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Window:
-    """One picture.
+    """A part of a run.
 
     Args:
         title: "start-up", "steady state" or nothing.
-        first, count: mini-batches that it shows.
+        first, count: its mini-batches.
         steps: each mini-batch is a step of its own.
-        planned, measured: the two panels, where there are such.
+        planned, measured: its panels; None without boxes.
     """
 
     title: str
@@ -59,7 +59,7 @@ class Window:
 
     @property
     def length_s(self) -> float:
-        """Of the time axis: of the panel that takes longer."""
+        """Length of the time axis: of the longer panel."""
         parts = (part for part in (self.planned, self.measured) if part is not None)
         return max((part.length_s for part in parts), default=0.0)
 
@@ -76,24 +76,24 @@ def windows_of(
     Args:
         planned: all boxes; may be empty.
         measured: all boxes; may be empty.
-        schedule: whose boxes the planned ones are; None where none is known.
+        schedule: of the planned boxes, if known.
         rows: number of devices.
-        steps: mini-batches to show; chosen where left out.
+        steps: mini-batches to show; None chooses.
     """
-    found = measured or planned
-    numbers = sorted({box.mini_batch for box in found})
+    boxes = measured or planned
+    numbers = sorted({box.mini_batch for box in boxes})
     if not numbers:
         return ()
     cut = _Cut(planned, measured, rows)
     if schedule is None or schedule.flushes:
         count = min(steps or _STEPS, len(numbers))
         return (cut.whole_steps(cut.typical(numbers, count, of_steps=True), count),)
-    entering = sorted(_entries(found))
+    entering = sorted(_entries(boxes))
     return _overlapping(cut, entering, schedule, steps) if entering else ()
 
 
 def whole_run(planned: Sequence[Box], rows: int, flushes: bool) -> Window:
-    """All of a planned schedule, and nothing beside it."""
+    """The window of a whole planned schedule, without a measured panel."""
     numbers = {box.mini_batch for box in planned}
     end_s = max((box.end_s for box in planned), default=0.0)
     part = Part(tuple(planned), 0.0, end_s, computing_share(planned, rows, 0.0, end_s))
@@ -103,12 +103,12 @@ def whole_run(planned: Sequence[Box], rows: int, flushes: bool) -> Window:
 def _overlapping(
     cut: _Cut, numbers: Sequence[int], schedule: PlannedSchedule, steps: int | None
 ) -> tuple[Window, ...]:
-    """Of mini-batches that overlap, as PipeDream's, or follow each other without a flush."""
+    """Windows of a schedule without flushes: start-up (if the pipeline fills) and steady state."""
     filling, stages = schedule.filling, schedule.schedule.num_stages
     wanted = steps or (min(max(4, 2 * stages), 8) if filling else 3)
     stride = math.lcm(*(len(ranks) for ranks in schedule.schedule.stage_ranks))
     start_up = filling + _AFTER_FILLING if filling else 0
-    # Behind the start-up, before the pipeline drains, and with a mini-batch to end at.
+    # After the start-up and before the pipeline drains; another mini-batch must end the window.
     steady = [
         number
         for number in numbers
@@ -124,13 +124,13 @@ def _overlapping(
 
 
 class _Cut:
-    """Takes windows out of the boxes of a run."""
+    """Cuts windows out of the boxes of a run."""
 
     def __init__(self, planned: Sequence[Box], measured: Sequence[Box], rows: int) -> None:
         self._planned, self._measured, self._rows = planned, measured, rows
 
     def typical(self, starts: Sequence[int], count: int, of_steps: bool) -> int:
-        """The start among ``starts`` whose ``count`` mini-batches take the median time."""
+        """The start of the ``count`` mini-batches with the median duration."""
         boxes = self._measured or self._planned
         fitting = starts[: len(starts) - count + 1] if of_steps else starts
         begins, ends = _extents(boxes) if of_steps else (_entries(boxes), _entries(boxes))
@@ -142,7 +142,7 @@ class _Cut:
         return sorted(fitting, key=length_s)[(len(fitting) - 1) // 2]
 
     def whole_steps(self, first: int, count: int) -> Window:
-        """The boxes of so many steps, and no others."""
+        """A window with the boxes of ``count`` steps only."""
 
         def part(boxes: Sequence[Box]) -> Part | None:
             own = tuple(box for box in boxes if first <= box.mini_batch < first + count)
@@ -154,7 +154,7 @@ class _Cut:
         return Window("", first, count, True, part(self._planned), part(self._measured))
 
     def stretch(self, title: str, first: int, count: int) -> Window:
-        """From where one mini-batch enters to where another one does, and all that is in it."""
+        """A window from the entry of mini-batch ``first`` to that of ``first + count``."""
         extents = [_stretch(boxes, first, count) for boxes in (self._planned, self._measured)]
         longest = max(length for _, length in filter(None, extents))
 
@@ -177,7 +177,7 @@ class _Cut:
 
 
 def _stretch(boxes: Sequence[Box], first: int, count: int) -> tuple[float, float] | None:
-    """Start and length; up to the end of all where no mini-batch enters any more."""
+    """Start and length; the window ends with the last box if no further mini-batch enters."""
     entries = _entries(boxes)
     if first not in entries:
         return None
@@ -186,16 +186,12 @@ def _stretch(boxes: Sequence[Box], first: int, count: int) -> tuple[float, float
 
 
 def _entries(boxes: Iterable[Box]) -> dict[int, float]:
-    """When each mini-batch begins its first forward pass."""
-    found: dict[int, float] = {}
-    for box in boxes:
-        if box.kind == "forward":
-            found[box.mini_batch] = min(box.start_s, found.get(box.mini_batch, box.start_s))
-    return found
+    """Start of the first forward pass of each mini-batch."""
+    return _extents(box for box in boxes if box.kind == "forward")[0]
 
 
 def _extents(boxes: Iterable[Box]) -> tuple[dict[int, float], dict[int, float]]:
-    """When the first piece of each mini-batch begins and the last one ends."""
+    """Start of the first and end of the last box of each mini-batch."""
     begins: dict[int, float] = {}
     ends: dict[int, float] = {}
     for box in boxes:
