@@ -4,7 +4,7 @@ import sys
 from os.path import relpath
 from pathlib import Path
 
-from ddlbench.cluster.slurm_executor_patch import mend_slurm_executor
+from ddlbench.workflow import mend_slurm_executor
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import cell_dir, figures_dir, result_file, tables_dir

@@ -16,10 +16,16 @@ from ddlbench.commands.interconnect import interconnect, link
 from ddlbench.commands.oracle import oracle
 from ddlbench.commands.partition import partition_command
 from ddlbench.commands.predict import accuracy, predict, recommend
-from ddlbench.commands.project import CONFIG, enter_project
 from ddlbench.commands.timeline import timeline
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import RESULTS, figures_dir, result_file, tables_dir
+from ddlbench.experiment.paths import (
+    CONFIG,
+    RESULTS,
+    enter_project,
+    figures_dir,
+    result_file,
+    tables_dir,
+)
 from ddlbench.experiment.schema import read_yaml
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.experiment.status import Status

@@ -7,7 +7,7 @@ import fcntl
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -30,8 +30,6 @@ from ddlbench.planning.matrix import MatrixRow, expand
 if TYPE_CHECKING:
     import pandas as pd
 
-_held: list[IO[str]] = []
-
 __all__ = [
     "PredictionTables",
     "compare_sites",
@@ -43,6 +41,8 @@ __all__ = [
     "matrix_of",
     "write_json",
 ]
+
+_held: list[IO[str]] = []
 
 
 @contextmanager
@@ -242,3 +242,31 @@ def compare_sites(config: Mapping[str, Any], sites: Sequence[str], where: str) -
         write_table(path.with_suffix(".csv"), plotted)
         save_figure(figure, path)
     return path
+
+
+_EXECUTOR = "snakemake_executor_plugin_slurm"
+_Answer = tuple[dict[str, str] | None, float | None]
+
+
+def mend_slurm_executor() -> None:
+    """Have the executor read job states as single words; does nothing if it is not loaded."""
+    executor = sys.modules.get(_EXECUTOR)
+    query = getattr(executor, "query_job_status", None)
+    if executor is None or query is None or getattr(query, "one_word", False):
+        return
+    executor.query_job_status = one_word_states(query)  # type: ignore[attr-defined]
+
+
+def one_word_states(
+    query: Callable[..., Awaitable[_Answer]],
+) -> Callable[..., Awaitable[_Answer]]:
+    """``query`` with states cut after their first word."""
+
+    async def query_job_status(*arguments: Any) -> _Answer:
+        states, seconds = await query(*arguments)
+        if states is not None:
+            states = {job: state.split(" ", 1)[0] for job, state in states.items()}
+        return states, seconds
+
+    query_job_status.one_word = True  # type: ignore[attr-defined]
+    return query_job_status

@@ -83,13 +83,19 @@ LIKE_OTHERS = {"config/experiments/ddlbench-equal.yaml", "config/experiments/net
 def test_a_shipped_experiment_plans_the_jobs_of_its_matrix(workflow, name):
     values = read_yaml(PROJECT / name)
     experiment = parse_experiment(values, name)
-    site = load_site(experiment.site)
+    site = load_site(experiment.site, as_example=True)
     rows = expand(experiment, site)
     cells = [row.cell for row in rows if row.unsupported is None]
     if site.launcher == "slurm":
         pytest.importorskip("snakemake_executor_plugin_slurm")
-    profile = "slurm" if site.launcher == "slurm" else "local"
-    ended = workflow.snakemake("-n", "--quiet", "rules", config=name, profile=profile)
+    arguments, profile = ["-n", "--quiet", "rules"], "local"
+    if site.launcher == "slurm":
+        example = (PROJECT / "config" / "sites" / f"{site.name}.yaml").read_text(encoding="utf-8")
+        mine = workflow.folder / "config" / "sites" / "mine.yaml"
+        mine.write_text(example.replace("REPLACE_ME", "mine"), encoding="utf-8")
+        arguments += ["--config", "site=mine"]
+        profile = "slurm"
+    ended = workflow.snakemake(*arguments, config=name, profile=profile)
     assert ended.code == 0, ended.text
     jobs = ended.jobs
     assert jobs.pop("figure") >= 3

@@ -106,16 +106,16 @@ def _kinds_of_node(site: Site, kinds: list[Partition]) -> list[Finding]:
     """Cells that are compared should not run on different nodes by chance."""
     if site.slurm.get("constraint") or site.slurm.get("gpu_type"):
         return []
-    told: dict[tuple[str, int, str], int] = {}
+    nodes_of_kind: dict[tuple[str, int, str], int] = {}
     for kind in kinds:
         traits = (kind.gpu_type, kind.gpus_per_node, kind.features)
-        told[traits] = told.get(traits, 0) + kind.nodes
-    if len(told) < 2:
+        nodes_of_kind[traits] = nodes_of_kind.get(traits, 0) + kind.nodes
+    if len(nodes_of_kind) < 2:
         return []
     listed = "; ".join(
-        f"{nodes} node(s) {_kind_in_words(*traits)}" for traits, nodes in told.items()
+        f"{nodes} node(s) {_kind_in_words(*traits)}" for traits, nodes in nodes_of_kind.items()
     )
-    types = sorted({gpu_type for gpu_type, _, _ in told if gpu_type})
+    types = sorted({gpu_type for gpu_type, _, _ in nodes_of_kind if gpu_type})
     remedy = "slurm.constraint: one of the features"
     if len(types) > 1:
         remedy = f"slurm.gpu_type: one of {', '.join(types)}"

@@ -124,8 +124,8 @@ def calibrate_command(
         "mean_accuracy": mean_accuracy(rows, projected(rows, fitted, fitting.VARIANT)),
     }
     if hold_out:
-        tried, told = fitting.hold_out(rows, platform, hold_out)
-        value["hold_out"] = {"by": hold_out, **display.accuracy_by_strategy(tried, told)}
+        tried, held_out = fitting.hold_out(rows, platform, hold_out)
+        value["hold_out"] = {"by": hold_out, **display.accuracy_by_strategy(tried, held_out)}
     if output is not None:
         write_platform(output, fitted)
         value["written"] = str(output)
@@ -216,8 +216,8 @@ def target_command(
         workload, platform, batch_size, epoch_s, variant=variant, most=max_devices
     )
     if as_json:
-        told = {name: display.candidate(one) if one else None for name, one in found}
-        click.echo(json.dumps({"epoch_s": epoch_s, "strategies": told}))
+        candidates = {name: display.candidate(one) if one else None for name, one in found}
+        click.echo(json.dumps({"epoch_s": epoch_s, "strategies": candidates}))
     else:
         click.echo("\n".join(display.target_lines(found, _network(), platform, epoch_s)))
 
@@ -292,11 +292,11 @@ def anomalies_command(
     if runs.suffix == ".json":
         from ddlbench.predict.accuracy import read_predictions  # noqa: PLC0415
 
-        told = read_predictions(runs)
-        if predictor not in set(told["predictor"]):
-            known = ", ".join(dict.fromkeys(map(str, told["predictor"])))
+        predictions = read_predictions(runs)
+        if predictor not in set(predictions["predictor"]):
+            known = ", ".join(dict.fromkeys(map(str, predictions["predictor"])))
             raise ConfigError(f"{runs}: nothing by predictor {predictor!r}; it has: {known}")
-        table = from_predictions(told, predictor)
+        table = from_predictions(predictions, predictor)
     else:
         table = _projected_runs(_reliable(runs, campaign), load_platform(platform_name))
     judged = anomalies(table, limit)
@@ -339,7 +339,7 @@ def _projected_runs(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
 
     from ddlbench.predict.paradl.measured import projected  # noqa: PLC0415
 
-    told = projected(rows, platform, "corrected")
+    projections = projected(rows, platform, "corrected")
     interval = {
         end: pd.to_numeric(rows[column], errors="coerce")
         if column in rows.columns
@@ -351,11 +351,11 @@ def _projected_runs(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
             "run": rows["cell"],
             "measured_s": rows["seconds_per_iteration"],
             **interval,
-            "projected_s": told["iteration"],
+            "projected_s": projections["iteration"],
             "measured_compute_s": rows["compute_seconds"],
-            "projected_compute_s": told["compute"],
+            "projected_compute_s": projections["compute"],
             "measured_communication_s": rows["comm_seconds"],
-            "projected_communication_s": told["communication"],
+            "projected_communication_s": projections["communication"],
         }
     )
 
@@ -383,6 +383,6 @@ def _departure_lines(judged: pd.DataFrame, limit: float) -> list[str]:
 
 def _departing_part(row: dict[Any, Any]) -> str:
     if not row["part"]:
-        return "(parts not told apart)"
+        return "(parts unknown)"
     measured, projected = row["part_measured_s"], row["part_projected_s"]
     return f"{row['part']}: {duration_text(measured)} for {duration_text(projected)}"

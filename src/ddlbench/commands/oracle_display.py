@@ -75,15 +75,15 @@ def constants(platform: Platform, found: Calibration) -> dict[str, dict[str, Any
     }
 
 
-def accuracy_by_strategy(rows: pd.DataFrame, told: pd.DataFrame) -> dict[str, Any]:
+def accuracy_by_strategy(rows: pd.DataFrame, projections: pd.DataFrame) -> dict[str, Any]:
     """Accuracy of rows that were held out."""
     from ddlbench.predict.paradl.measured import mean_accuracy  # noqa: PLC0415 - pandas is slow
 
     return {
-        "mean_accuracy": mean_accuracy(rows, told),
+        "mean_accuracy": mean_accuracy(rows, projections),
         "cells": len(rows),
         "strategies": {
-            str(name): mean_accuracy(group, told.loc[group.index])
+            str(name): mean_accuracy(group, projections.loc[group.index])
             for name, group in rows.groupby("strategy")
         },
     }

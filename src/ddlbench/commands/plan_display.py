@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddlbench.commands.project import CONFIG
 from ddlbench.experiment.config import Experiment
+from ddlbench.experiment.paths import CONFIG
 from ddlbench.experiment.screen import (
     duration_text,
     named_lines,

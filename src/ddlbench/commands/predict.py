@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlbench.commands.project import enter_project
 from ddlbench.experiment.cell import OptionValue, parse_geometry
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.registry import BASE, known
 from ddlbench.experiment.schema import read_yaml
 from ddlbench.experiment.site import load_site
@@ -69,7 +69,7 @@ def predict(
     from ddlbench.predict.evaluate import measured_of  # noqa: PLC0415
     from ddlbench.predict.inputs import Inputs  # noqa: PLC0415
     from ddlbench.predict.prediction import ask, predictor_of  # noqa: PLC0415
-    from ddlbench.predict.recommenders import (  # noqa: PLC0415
+    from ddlbench.predict.recommend import (  # noqa: PLC0415
         DEFAULT_RECOMMENDER,
         predictor_for,
     )
@@ -120,7 +120,7 @@ def predict(
     default="measured-links",
     show_default=True,
     help="measured-links (by device: CPUs hide no communication), overlap, thesis, ddlbench, or a "
-    "predictor that speaks of every strategy.",
+    "predictor that covers every strategy.",
 )
 @click.option("--allow-stale", is_flag=True, help="Also strategies that update with old weights.")
 @click.option(

@@ -1,4 +1,4 @@
-"""What an experiment will cost, told before anything is submitted.
+"""What an experiment will cost, before anything is submitted.
 
 ::
 
@@ -320,7 +320,7 @@ def _warnings(
 
 
 def _unchecked_fabrics(cells: Iterable[Cell], site: Site) -> Iterable[str]:
-    """Names of conditions that somebody must set by hand; or that are misspelt."""
+    """Names of link conditions that the user must set by hand, or has misspelt."""
     known = {"default", *site.fabrics, *site.interconnect.get("links", {})}
     for fabric in sorted({cell.fabric for cell in cells} - known):
         yield (

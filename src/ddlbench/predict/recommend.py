@@ -18,21 +18,77 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS
-from ddlbench.experiment.registry import known
+from ddlbench.experiment.registry import PREDICTORS, STRATEGIES, known
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.units import GB
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.memory import capacity_bytes, fits, fullest_bytes
 from ddlbench.planning.plan import Plan, make_plan
-from ddlbench.planning.strategy import normalise, strategy_of
+from ddlbench.planning.strategy import known_strategy, normalise, strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import NO_HISTORY, History, Prediction, ask, predictor_of
-from ddlbench.predict.recommenders import DEFAULT_RECOMMENDER, predictor_for
 
 if TYPE_CHECKING:
     import pandas as pd
+
+DEFAULT_RECOMMENDER = "measured-links"
+_OVERLAP = "overlap"
+RECOMMENDERS = (DEFAULT_RECOMMENDER, _OVERLAP, "thesis", "ddlbench")
+
+# "Horovod unless out of memory, else GPipe": a rule of thumb. It got all 24 cases of the thesis
+# right; the thesis' recommender got 16.
+UNLESS_OOM = "horovod-unless-oom"
+
+
+def predictor_for(recommender: str, strategy: str, device: str) -> str | None:
+    """Name of the predictor that a recommender uses for a strategy; None if it has none.
+
+    A predictor of every strategy is a recommender by itself. For a strategy of another package it
+    is the first predictor of another package that lists this strategy.
+
+    Args:
+        recommender: its name.
+        strategy: name of the strategy.
+        device: "cpu" or "cuda", as the site file says.
+
+    Raises:
+        ConfigError: there is no such recommender.
+    """
+    if recommender not in RECOMMENDERS:
+        if recommender in known("ddlbench.predictors"):
+            return recommender
+        remark = nearest(recommender, [*RECOMMENDERS, *known("ddlbench.predictors")])
+        raise ConfigError(f"unknown recommender {recommender!r}; {remark}")
+    predictor = _named_predictor(recommender, strategy, device)
+    if predictor is not None or strategy in STRATEGIES:
+        return predictor
+    for name in known("ddlbench.predictors"):
+        if name not in PREDICTORS and strategy in (predictor_of(name).strategies or ()):
+            return name
+    return None
+
+
+def recommenders_on(device: str) -> list[str]:
+    """Names of the recommenders that differ on such devices."""
+    distinct: dict[tuple[str | None, ...], str] = {}
+    for name in RECOMMENDERS:
+        members = tuple(_named_predictor(name, strategy, device) for strategy in STRATEGIES)
+        distinct.setdefault(members, name)
+    return list(distinct.values())
+
+
+def _named_predictor(recommender: str, strategy: str, device: str) -> str | None:
+    """The predictor that a strategy's descriptor names for a recommender."""
+    descriptor = known_strategy(strategy)
+    if descriptor is None:
+        return None
+    if recommender == DEFAULT_RECOMMENDER:
+        return descriptor.preferred_predictor.get(device)
+    if recommender == _OVERLAP:
+        return descriptor.preferred_predictor.get("cuda")
+    return descriptor.recommended_by.get(recommender)
 
 
 @dataclass(frozen=True)
@@ -175,7 +231,7 @@ def recommend(
         request: the network, the dataset and the devices.
         site: the machine.
         inputs: profiles and links of the site.
-        recommender: a name in :data:`~ddlbench.predict.recommenders.RECOMMENDERS`, or a predictor
+        recommender: a name in :data:`~ddlbench.predict.recommend.RECOMMENDERS`, or a predictor
             of every strategy.
         allow_stale: also rank strategies whose updates use gradients of older weights. They learn
             less in the same time, so they are left out by default.

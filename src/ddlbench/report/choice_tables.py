@@ -25,9 +25,9 @@ PUBLISHED = f"printed: {published.CITATION}"
 def choices_by_case(table: pd.DataFrame) -> pd.DataFrame:
     """Table 8.1 as text: the fastest, and what each recommender says, with its extra time.
 
-    A wrong pick has its extra time behind it, ``~`` one within the noise of the fastest; of a tie
-    it is told what share is right. The last column is the thesis' own recommender, where it has the
-    same network, dataset and geometry.
+    A wrong pick has its extra time behind it, ``~`` one within the noise of the fastest. A tie has
+    the share that is right. The last column is the recommender of the thesis, for the same network,
+    dataset and geometry.
 
     Args:
         table: what :func:`ddlbench.predict.recommender_score.table_8_1` returns.
@@ -37,8 +37,8 @@ def choices_by_case(table: pd.DataFrame) -> pd.DataFrame:
     }
     several = table.groupby(["dataset", "network", "nodes", "devices_per_node"])["case"].nunique()
     rows = []
-    for _, told in table.groupby("case", sort=False):
-        first = next(rows_of(told))
+    for _, records in table.groupby("case", sort=False):
+        first = next(rows_of(records))
         geometry = f"{first.nodes}x{first.devices_per_node}"
         row = {
             "dataset": dataset_label(first.dataset),
@@ -48,7 +48,7 @@ def choices_by_case(table: pd.DataFrame) -> pd.DataFrame:
         if (several > 1).any():
             row["batch"], row["fabric"] = str(first.batch_size), first.fabric
         row["fastest"] = strategy_label(first.fastest)
-        row |= {record.recommender: _pick(record) for record in rows_of(told)}
+        row |= {record.recommender: _pick(record) for record in rows_of(records)}
         theirs = printed.get((first.network, first.dataset, geometry))
         row[PUBLISHED] = _printed(theirs) if theirs is not None else ""
         rows.append(row)
@@ -66,10 +66,10 @@ def rates_by_recommender(table: pd.DataFrame) -> pd.DataFrame:
     """
     datasets = in_dataset_order([name for name in dict.fromkeys(table["dataset"]) if name != ALL])
     rows = []
-    for (recommender, baseline), told in table.groupby(["recommender", "baseline"], sort=False):
-        whole = next(rows_of(told.tail(1)))  # the row over all datasets is the last
+    for (recommender, baseline), records in table.groupby(["recommender", "baseline"], sort=False):
+        whole = next(rows_of(records.tail(1)))  # the row over all datasets is the last
         row = {"recommender": f"{recommender} (baseline)" if baseline else str(recommender)}
-        right = {record.dataset: _right(record) for record in rows_of(told)}
+        right = {record.dataset: _right(record) for record in rows_of(records)}
         row |= {dataset_label(name): right.get(name, "") for name in datasets}
         row["all"] = _right(whole)
         row["within noise"] = _percent(whole.top1_within_noise)

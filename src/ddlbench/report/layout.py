@@ -20,10 +20,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ddlbench.report.labels import dataset_label, in_dataset_order, network_label
 from ddlbench.report.style import (
     COLUMN_MM,
     GREY,
@@ -299,3 +301,22 @@ def nothing_to_show(title: str, reason: str, below: Sequence[str]) -> Figure:
     page = lay_out(title, [], [section], footer=list(below), size=size)
     page.axes[0][0].set_axis_off()
     return page.figure
+
+
+def unique(column: pd.Series) -> list[Any]:
+    """The values of a column, each once, in the order of their first rows."""
+    return list(dict.fromkeys(column))
+
+
+def network_panels(rows: pd.DataFrame, networks: Sequence[str]) -> list[Panel]:
+    """One panel for each of ``networks``; its data are the rows of that network."""
+    return [Panel(network_label(n), data=rows[rows["network"] == n]) for n in networks]
+
+
+def dataset_sections(rows: pd.DataFrame) -> list[Section]:
+    """One section for each dataset, with a panel for each network of any dataset."""
+    networks = unique(rows["network"])
+    return [
+        Section(dataset_label(dataset), network_panels(rows[rows["dataset"] == dataset], networks))
+        for dataset in in_dataset_order(rows["dataset"])
+    ]

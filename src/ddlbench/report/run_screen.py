@@ -11,7 +11,6 @@ Snakemake's events come from a logger plugin; the Snakefile says which cells the
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any
 
 from ddlbench.experiment.paths import result_file
 from ddlbench.experiment.result import InvalidResult, read_result
+from ddlbench.experiment.screen import duration_text, short_names, two_digits
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
 
@@ -49,34 +49,10 @@ def follow(experiment: str, site: str, rows: Sequence[MatrixRow]) -> None:
     global _title  # noqa: PLW0603 - Snakemake makes the plugin and reads the Snakefile apart
     _title = f"{experiment} on {site}"
     runnable = [row for row in rows if row.unsupported is None]
-    for row, name in zip(runnable, _names(runnable), strict=True):
+    names = short_names([row.cell for row in runnable])
+    for row, name in zip(runnable, names, strict=True):
         base = result_file(site, row.base_id) if row.base_id else None
         _cells[row.cell.id] = _Listed(name, base)
-
-
-def _names(rows: Sequence[MatrixRow]) -> list[str]:
-    """Short names: what all cells share is left out."""
-    pairs = [set(row.cell.variant.split("+")) for row in rows]
-    shared = set.intersection(*pairs) if pairs else set()
-    repeated = any(row.cell.repeat for row in rows)
-    names = []
-    for row in rows:
-        cell = row.cell
-        own = [pair for pair in cell.variant.split("+") if pair not in shared]
-        repeat = [f"rep{cell.repeat}"] if repeated else []
-        names.append(
-            " ".join(
-                [cell.dataset, cell.network, cell.strategy, cell.geometry, "+".join(own), *repeat]
-            )
-        )
-    return [re.sub(r"\s+", " ", name).strip() for name in names]
-
-
-def duration(seconds: float) -> str:
-    """A time as people say it: ``9 s``, ``4 min``, ``3.5 h``."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.3g} h"
 
 
 @dataclass(frozen=True)
@@ -148,7 +124,7 @@ class RunScreen:
         self._took_s[job.part] += took_s
         if job.part == _REPORT:
             return []
-        times = (duration(took_s), self._left(at_s))
+        times = (duration_text(took_s), self._left(at_s))
         if job.output is None:
             return [self._row("", job.name, "", "", *times)]
         try:
@@ -160,7 +136,7 @@ class RunScreen:
             return [self._row(self._count(), job.name, "", result.status, *times), f"    {reason}"]
         rate = result.timing.samples_per_s
         speedup = _speedup(rate, job)
-        return [self._row(self._count(), job.name, _rate(rate), speedup, *times)]
+        return [self._row(self._count(), job.name, two_digits(rate), speedup, *times)]
 
     def failed(self, errors: Sequence[Mapping[str, Any]], *, said: bool) -> list[str]:
         """The lines of a job or group that failed; it may run again.
@@ -198,7 +174,7 @@ class RunScreen:
             each_s = self._took_s[part] / self._done[part] if self._done[part] else unknown_s
             left_s += each_s * max(planned - self._done[part], 0)
         at_once = max(total_s / max(at_s - self._first_s, 1e-9), 1e-9)
-        return duration(left_s / at_once)
+        return duration_text(left_s / at_once)
 
     def _row(self, count: str, name: str, *values: str) -> str:
         rate, speedup, took, left = values
@@ -234,10 +210,6 @@ def _speedup(rate: float, job: _Job) -> str:
 def _part(rule: str) -> str:
     """What a rule makes; empty for a step that is none of its own, such as staging."""
     return _REPORT if rule in _REPORTING else _MEASURING.get(rule, "")
-
-
-def _rate(value: float) -> str:
-    return f"{value:.3g}" if value < 100 else f"{float(f'{value:.3g}'):,.0f}"
 
 
 def _counted(number: int, part: str) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import sys
 import types
 
-from ddlbench.cluster.slurm_executor_patch import mend_slurm_executor
+from ddlbench.workflow import mend_slurm_executor
 
 
 def test_who_cancelled_a_job_is_left_out(monkeypatch):

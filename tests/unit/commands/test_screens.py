@@ -11,9 +11,9 @@ import yaml
 from click.testing import CliRunner
 
 from ddlbench import cli
-from ddlbench.commands.project import enter_project
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.screen import (
     Column,
     duration_text,

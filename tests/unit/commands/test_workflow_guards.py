@@ -36,15 +36,17 @@ def test_a_profile_fits_the_site(profiles, monkeypatch, site, profile, sentence)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     arguments = ["-n", "--profile", str(profiles / profile), "--config", f"site={site}"]
     if sentence is None:
-        check_profile(load_site(site), arguments)
+        check_profile(load_site(site, as_example=True), arguments)
     else:
         with pytest.raises(ConfigError, match=sentence):
-            check_profile(load_site(site), arguments)
+            check_profile(load_site(site, as_example=True), arguments)
 
 
 def test_inside_an_allocation_a_cluster_may_run_here(profiles, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    check_profile(load_site("slurm-example"), ["--profile", str(profiles / "local")])
+    check_profile(
+        load_site("slurm-example", as_example=True), ["--profile", str(profiles / "local")]
+    )
 
 
 def test_a_second_run_on_this_machine_is_refused_until_the_first_ends(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import PREDICTORS, STRATEGIES
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.prediction import modelled_strategies, predictor_of
-from ddlbench.predict.recommenders import (
+from ddlbench.predict.recommend import (
     DEFAULT_RECOMMENDER,
     RECOMMENDERS,
     predictor_for,

@@ -9,7 +9,7 @@ from report_factory import SITE_NAME, failed, matrix, result, write
 
 from ddlbench.experiment.paths import result_file
 from ddlbench.report import run_screen
-from ddlbench.report.run_screen import RunScreen, duration
+from ddlbench.report.run_screen import RunScreen
 
 
 @pytest.fixture
@@ -81,18 +81,3 @@ def test_a_dry_run_lists_what_would_be_measured(rows):
     assert run.planned({"cell": 2}, "Job stats:") == ["Job stats:"]
     assert run.started(job(7, rows, 1), 0.0) == ["would measure  cifar10 vgg11 ddp 1x2"]
     assert run.started(job(8, rows, 1, "stage"), 0.0) == []
-
-
-def test_repeats_and_settings_are_named_only_where_cells_differ(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rows = matrix(
-        monkeypatch, datasets=["mnist"], networks=["vgg11"], strategies=["ddp"], repeats=2
-    )
-    assert run_screen._names(rows) == ["mnist vgg11 ddp 1x2 rep0", "mnist vgg11 ddp 1x2 rep1"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(9.4, "9 s"), (99, "99 s"), (240, "4 min"), (12600, "3.5 h")]
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text

@@ -23,7 +23,6 @@ from matplotlib.ticker import LogLocator, NullLocator
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.report.bars import write_instead
-from ddlbench.report.figures.facets import unique
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import (
     dataset_label,
@@ -32,7 +31,7 @@ from ddlbench.report.labels import (
     variant_labels,
     workers_label,
 )
-from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show, unique
 from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
 from ddlbench.report.style import plain
 from ddlbench.report.tables import rows_of

@@ -26,10 +26,9 @@ from ddlbench.report.bars import (
     slot_centre,
     slots_width_mm,
 )
-from ddlbench.report.figures.facets import unique
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import dataset_label, in_dataset_order, network_label
-from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, unique
 from ddlbench.report.predicted import (
     Predicted,
     condition_label,

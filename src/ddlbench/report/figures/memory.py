@@ -13,7 +13,6 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.units import GIB, MIB, Unit, unit_for
 from ddlbench.report.bars import Bar, Group, draw_groups, panel_size, patch, top_of
-from ddlbench.report.figures.facets import unique
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import (
     common_workers,
@@ -25,7 +24,7 @@ from ddlbench.report.labels import (
     variant_labels,
     workers_label,
 )
-from ddlbench.report.layout import Panel, Section, lay_out
+from ddlbench.report.layout import Panel, Section, lay_out, unique
 from ddlbench.report.style import GREY, DatasetLook, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 

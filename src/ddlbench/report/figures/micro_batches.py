@@ -18,10 +18,9 @@ from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.report import published
 from ddlbench.report.bars import write_instead
-from ddlbench.report.figures.facets import network_panels, unique
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import dataset_label, in_dataset_order, strategy_label, workers_label
-from ddlbench.report.layout import PanelSize, Section, lay_out
+from ddlbench.report.layout import PanelSize, Section, lay_out, network_panels, unique
 from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
 from ddlbench.report.style import plain, strategy_look
 from ddlbench.report.tables import rows_of

@@ -27,7 +27,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 
 from ddlbench.experiment.status import Status
 from ddlbench.report.bars import draw_cross, draw_point, write_instead
-from ddlbench.report.figures.facets import unique
 from ddlbench.report.footer import Context, footer, interval_sentence
 from ddlbench.report.labels import (
     dataset_label,
@@ -37,7 +36,7 @@ from ddlbench.report.labels import (
     strategy_label,
     variant_labels,
 )
-from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show, unique
 from ddlbench.report.style import GREY, StrategyLook, plain, shade, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 

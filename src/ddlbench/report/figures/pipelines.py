@@ -27,10 +27,9 @@ from ddlbench.planning.strategy import strategy_of
 from ddlbench.report import published
 from ddlbench.report.bars import draw_cross, draw_point
 from ddlbench.report.comparability import forbids_speedup
-from ddlbench.report.figures.facets import dataset_sections, unique
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import speedup_mark, strategy_label, variant_labels
-from ddlbench.report.layout import PanelSize, lay_out
+from ddlbench.report.layout import PanelSize, dataset_sections, lay_out, unique
 from ddlbench.report.style import GREY, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 

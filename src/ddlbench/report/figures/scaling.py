@@ -21,7 +21,6 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import BASE
 from ddlbench.report.bars import draw_cross, draw_point
-from ddlbench.report.figures.facets import dataset_sections
 from ddlbench.report.footer import Context, footer, interval_sentence, marks, origin
 from ddlbench.report.labels import (
     dataset_label,
@@ -30,7 +29,7 @@ from ddlbench.report.labels import (
     strategy_label,
     variant_labels,
 )
-from ddlbench.report.layout import PanelSize, lay_out
+from ddlbench.report.layout import PanelSize, dataset_sections, lay_out
 from ddlbench.report.style import GREY, plain, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 

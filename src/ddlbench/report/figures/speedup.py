@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlbench.report.bars import Group, bar_groups, draw_groups, message, panel_size, patch, top_of
-from ddlbench.report.figures.facets import unique
 from ddlbench.report.figures.scaling import without_base
 from ddlbench.report.footer import Context, common_notes, footer, interval_sentence
 from ddlbench.report.labels import (
@@ -21,7 +20,7 @@ from ddlbench.report.labels import (
     strategy_label,
     workers_label,
 )
-from ddlbench.report.layout import Panel, Section, lay_out
+from ddlbench.report.layout import Panel, Section, lay_out, unique
 from ddlbench.report.style import GREY, dataset_look
 from ddlbench.report.tables import Tables, rows_of
 

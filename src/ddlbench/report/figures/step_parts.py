@@ -21,9 +21,8 @@ from matplotlib.lines import Line2D
 
 from ddlbench.experiment.registry import BASE
 from ddlbench.report.bars import patch, write_instead
-from ddlbench.report.figures.facets import network_panels, unique
 from ddlbench.report.footer import Context, footer
-from ddlbench.report.layout import PanelSize, Section, lay_out
+from ddlbench.report.layout import PanelSize, Section, lay_out, network_panels, unique
 from ddlbench.report.predicted import (
     NOT_PREDICTED,
     Predicted,

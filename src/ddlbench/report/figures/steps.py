@@ -12,10 +12,9 @@ from matplotlib.figure import Figure
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.units import TIMES, unit_for
-from ddlbench.report.figures.facets import dataset_sections
 from ddlbench.report.footer import NOISY, STALE, Context, footer
 from ddlbench.report.labels import common_workers, status_mark, strategy_label, variant_labels
-from ddlbench.report.layout import PanelSize, lay_out
+from ddlbench.report.layout import PanelSize, dataset_sections, lay_out
 from ddlbench.report.style import GREY, shade, strategy_look, text_width_mm, ticks_in
 from ddlbench.report.tables import Tables, rows_of
 
