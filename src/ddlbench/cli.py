@@ -143,13 +143,13 @@ def report(
     also_site: tuple[str, ...],
 ) -> None:
     """Make tables and figures of the results so far."""
-    from ddlbench.report.terminal import summary_lines  # noqa: PLC0415
+    from ddlbench.report.terminal import advice_lines, summary_lines  # noqa: PLC0415
     from ddlbench.workflow import compare_sites, make_report  # noqa: PLC0415
 
     tables = tables_dir(site.name, experiment.name)
     if not show or not (tables / "summary.csv").is_file():
         make_report(experiment, site, rows)
-    click.echo("\n".join(summary_lines(tables, every_row=every_row)))
+    click.echo("\n".join([*summary_lines(tables, every_row=every_row), *advice_lines(tables)]))
     click.echo(f"tables:  {tables}/measurements.csv")
     click.echo(f"figures: {figures_dir(site.name, experiment.name)}/speedup.png")
     if also_site:

@@ -105,7 +105,7 @@ def predict(
         predictions,
         cell=cell,
         used=predictor_for(DEFAULT_RECOMMENDER, strategy, site.device),
-        alone=ask(predictor_of("sequential"), workload, links, base),
+        alone=ask(predictor_of(BASE), workload, links, base),
         history=history,
         errors=errors_at(site.name),
         why=why,

@@ -155,6 +155,42 @@ def _numbers(row: dict[Hashable, Any]) -> list[str]:
     return [speed, speedup, "-" if pd.isna(peak) else size_text(float(peak))]
 
 
+def advice_lines(tables_dir: Path) -> list[str]:
+    """What to train with, by the measurements; and how often predictions would have said so."""
+    tables = read_tables(tables_dir)
+    groups = tables.summary.groupby(["dataset", "network", "geometry"], sort=False)
+    parallel = [group[group["strategy"] != BASE] for _, group in groups]
+    compared = [group[group["speedup"].notna()] for group in parallel]
+    compared = [group for group in compared if len(group)]
+    if not compared:
+        return []
+    best = [max(group.to_dict("records"), key=lambda row: row["speedup"]) for group in compared]
+    gains = [row for row in best if float(row["speedup_low"]) > 1]
+    words = [
+        f"{strategy_label(row['strategy'])} for {network_label(row['network'])} on "
+        f"{dataset_label(row['dataset'])} with {row['geometry']} ({_numbers(row)[1]})"
+        for row in gains
+    ]
+    rest = len(best) - len(gains)
+    if rest:
+        others = "the other " if gains else ""
+        words.append(
+            f"one device for {others}{rest} of {len(best)}, where no strategy gains more than its "
+            "interval"
+        )
+    lines = paragraph(f"Train with {'; '.join(words)}.", hanging="  ")
+    rates = tables_dir / "table_8_2.csv"
+    if rates.is_file():
+        frame = pd.read_csv(rates)
+        row = frame[frame["recommender"] == frame["recommender"].iloc[0]].iloc[-1]
+        lines += paragraph(
+            f"Predictions ({row['recommender']}) named the fastest strategy in {row['correct']:g} "
+            f"of {row['n']:g} cases, within the noise in {row['top1_within_noise'] * row['n']:g}.",
+            hanging="  ",
+        )
+    return lines
+
+
 @dataclass(frozen=True)
 class CellState:
     """One cell.

@@ -39,10 +39,10 @@ def join_store(
     ``patience_s`` limits each later ``get`` or ``barrier``; ten minutes if None.
     """
     inherited = os.environ.get(LISTEN_FD) if rank == 0 else None
-    options: dict[str, Any] = {"timeout": _PATIENCE}
+    options: dict[str, Any] = {}
     if inherited is not None:
-        options.update(master_listen_fd=int(inherited), use_libuv=False)
-    store = dist.TCPStore(host, port, world_size, rank == 0, **options)
+        options = {"master_listen_fd": int(inherited), "use_libuv": False}
+    store = dist.TCPStore(host, port, world_size, rank == 0, timeout=_PATIENCE, **options)
     if patience_s is not None:
         store.set_timeout(timedelta(seconds=patience_s))
     return store
