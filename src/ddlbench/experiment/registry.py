@@ -146,7 +146,7 @@ PREDICTORS: dict[str, str] = {
     "pipeline-period-paper": f"{_PREDICTORS}.pipeline_period:PipelinePeriodPaper",
     "ddp-serial": f"{_PREDICTORS}.data_parallel:DdpSerial",
     "horovod-serial": f"{_PREDICTORS}.data_parallel:HorovodSerial",
-    "torchgpipe-turns": f"{_PREDICTORS}.torchgpipe_turns:TorchgpipeTurns",
+    "torchgpipe-turns": f"{_PREDICTORS}.pipeline_replay:TorchgpipeTurns",
     "data-extrapolation": f"{_PREDICTORS}.baselines:DataExtrapolation",
     "hardware-extrapolation": f"{_PREDICTORS}.baselines:HardwareExtrapolation",
     "paradl-published": f"{_PREDICTORS}.paradl:ParadlPublished",
