@@ -63,7 +63,7 @@ def test_plan_counts_cells_before_and_after(workflow, first):
     assert [(count["done"], count["to_run"]) for count in counts] == [(0, 3), (3, 0)]
     table = workflow.ddlbench("plan", "--configfile", "experiment.yaml")
     assert table.code == 0
-    assert "3 (3 ok)" in table.text
+    assert "3 cells, 0 to run, 3 done, 0 cannot run" in table.text
 
 
 def test_second_run_has_nothing_to_do(workflow, first):
