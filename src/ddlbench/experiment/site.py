@@ -102,7 +102,6 @@ def load_site(name: str, *, as_example: bool = False) -> Site:
 
     Raises:
         ConfigError: there is no such site, a key of it is wrong, or REPLACE_ME stands in it.
-
     """
     sites = project_root() / "config" / "sites"
     path = Path(name) if name.endswith((".yaml", ".yml")) else sites / f"{name}.yaml"

@@ -67,7 +67,6 @@ class Cost:
         download_bytes: what is fetched from elsewhere: nothing, as data is generated or is the
             site's own.
         warnings: what the user should know before submitting, a sentence each.
-
     """
 
     site: str
@@ -114,7 +113,6 @@ def estimate(rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS
         rows: the expanded matrix.
         site: where it runs.
         results_root: the folder that holds ``<site>/cells``.
-
     """
     finished, invalid = _read_results(rows, site.name, results_root)
     unsupported = [row for row in rows if row.unsupported is not None]
