@@ -117,7 +117,7 @@ def plan(
 ) -> None:
     """Say what an experiment will cost before it runs."""
     from ddlbench.commands.plan_display import plan_lines  # noqa: PLC0415
-    from ddlbench.planning.cost import cells_to_run, estimate  # noqa: PLC0415
+    from ddlbench.planning.budget import cells_to_run, estimate  # noqa: PLC0415
 
     cost = estimate(rows, site, RESULTS)
     if as_json:

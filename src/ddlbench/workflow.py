@@ -1,4 +1,10 @@
-"""What the workflow's scripts share: a log that says one sentence, and the matrix."""
+"""What Snakemake's rules and scripts call: logs, the matrix, guards of a run, tables, figures.
+
+::
+
+    Snakefile    check_profile, hold_machine, mend_slurm_executor     before any job
+    scripts      logged, make_predictions, draw_predictions ...       one function a rule
+"""
 
 from __future__ import annotations
 
@@ -14,7 +20,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ddlbench.experiment.config import Experiment, parse_experiment
-from ddlbench.experiment.document import write_json
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import (
     RESULTS,
@@ -29,18 +34,6 @@ from ddlbench.planning.matrix import MatrixRow, expand
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = [
-    "PredictionTables",
-    "compare_sites",
-    "draw_predictions",
-    "logged",
-    "make_predictions",
-    "make_recommendations",
-    "make_report",
-    "matrix_of",
-    "write_json",
-]
 
 _held: list[IO[str]] = []
 

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.document import write_json
 from ddlbench.experiment.site import load_site
 from ddlbench.runtime.staging import StagingFailed, stage_cell
-from ddlbench.workflow import logged, write_json
+from ddlbench.workflow import logged
 
 site_name, cell_id, output, log = sys.argv[1:]
 with logged(log, StagingFailed):

@@ -22,14 +22,14 @@ from ddlbench.experiment.units import HOURS
 
 if TYPE_CHECKING:
     from ddlbench.experiment.cell import Cell
-    from ddlbench.planning.cost import Cost
+    from ddlbench.planning.budget import Budget
     from ddlbench.planning.matrix import MatrixRow
 
 _REASONS_SHOWN = 4
 
 
 def plan_lines(
-    cost: Cost,
+    cost: Budget,
     experiment: Experiment,
     site: Site,
     rows: Sequence[MatrixRow],
@@ -40,7 +40,7 @@ def plan_lines(
     """What an experiment costs, what it lacks, and the next command.
 
     Args:
-        cost: what :func:`ddlbench.planning.cost.estimate` returns.
+        cost: what :func:`ddlbench.planning.budget.estimate` returns.
         experiment: the experiment.
         site: where it runs.
         rows: its matrix.
@@ -88,13 +88,13 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _done(cost: Cost) -> str:
+def _done(cost: Budget) -> str:
     failures = {name: count for name, count in cost.done_statuses.items() if name != "ok"}
     listed = ", ".join(f"{count:,} {name}" for name, count in failures.items())
     return f"{cost.done:,} done" + (f" ({listed})" if listed else "")
 
 
-def _time(cost: Cost, site: Site) -> str:
+def _time(cost: Budget, site: Site) -> str:
     """The expected time first; the time-outs bound it."""
     alone = site.launcher != "slurm"
     upper = _hours(cost.device_s_upper) if not alone else duration_text(cost.run_s_upper)
@@ -119,7 +119,7 @@ def _time(cost: Cost, site: Site) -> str:
     return f"about {about}{part} ({source}); {bound}"
 
 
-def _needs(cost: Cost) -> str:
+def _needs(cost: Budget) -> str:
     disk = size_text(cost.node_disk_bytes) if cost.node_disk_bytes else "no disk"
     jobs = f"{_count(cost.slurm_jobs, 'SLURM job')}" if cost.slurm_jobs else "no SLURM jobs"
     first = ""

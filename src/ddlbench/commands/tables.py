@@ -79,7 +79,7 @@ TABLES = (
         )
         for name in PUBLISHED
     ),
-    GeneratedTable("docs/results.md", "ddlbench.report.reference:results_page"),
+    GeneratedTable("docs/results.md", "ddlbench.report.results_page:results_page"),
     GeneratedTable("docs/oracle/oracle.csv", "ddlbench.report.figures.paradl:published_table"),
     GeneratedTable(
         "docs/networks.md", "ddlbench.networks.factory:markdown_table", section="networks"

@@ -197,7 +197,7 @@ def test_planning_needs_no_torch() -> None:
     """A login node may have none: importing all that plans must not ask for it."""
     program = (
         "import sys; sys.modules['torch'] = None\n"
-        "import ddlbench.planning.cost, ddlbench.planning.matrix, ddlbench.planning.plan\n"
+        "import ddlbench.planning.budget, ddlbench.planning.matrix, ddlbench.planning.plan\n"
         "from ddlbench.experiment.registry import STRATEGIES\n"
         "from ddlbench.planning.strategy import strategy_of\n"
         "[strategy_of(name) for name in STRATEGIES]\n"

@@ -6,7 +6,7 @@ import pytest
 from report_factory import matrix, write, write_all
 
 from ddlbench.report import collect_steps, make_tables
-from ddlbench.report.reference import schema_fields
+from ddlbench.report.results_page import schema_fields
 from ddlbench.report.tables import MEASUREMENTS, STEPS, SUMMARY, read_tables, write_table
 
 

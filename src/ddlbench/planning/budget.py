@@ -34,7 +34,7 @@ Likeness = Literal["strategy", "network", "profile"]
 
 
 @dataclass(frozen=True)
-class Cost:
+class Budget:
     """What an experiment will cost on a site.
 
     A device-second is one device held for one second. Where SLURM gives whole nodes
@@ -106,7 +106,7 @@ class _Finished:
     elapsed_s: float
 
 
-def estimate(rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS) -> Cost:
+def estimate(rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS) -> Budget:
     """Estimate what an expanded experiment still costs.
 
     Args:
@@ -130,7 +130,7 @@ def estimate(rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS
         run_s += elapsed_s
         device_s += elapsed_s * _held_devices(cell, site)
     some_known = likeness[None] < len(to_run)
-    return Cost(
+    return Budget(
         site=site.name,
         cells=len(rows),
         done=len(done),

@@ -18,7 +18,7 @@ from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.cost import Cost, cells_to_run, estimate
+from ddlbench.planning.budget import Budget, cells_to_run, estimate
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.strategy import strategy_of
 
@@ -317,7 +317,7 @@ def test_it_is_data(tmp_path: Path) -> None:
     _finish(tmp_path, BASE)
     cost = estimate(_rows(BASE, DDP), WHOLE_NODES, tmp_path)
     again = json.loads(json.dumps(cost.to_dict()))
-    assert Cost(**{**again, "warnings": tuple(again["warnings"])}) == cost
+    assert Budget(**{**again, "warnings": tuple(again["warnings"])}) == cost
 
 
 def test_what_is_shown(tmp_path: Path) -> None:
