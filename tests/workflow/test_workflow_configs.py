@@ -99,11 +99,13 @@ def test_a_shipped_experiment_plans_the_jobs_of_its_matrix(workflow, name):
     assert ended.code == 0, ended.text
     jobs = ended.jobs
     assert jobs.pop("figure") >= 3
-    # Every shipped experiment measures, predicts and chooses.
-    assert jobs.pop("prediction_figure") >= 3
-    assert jobs.pop("profile") == len(profiles_of(rows))
-    assert jobs.pop("links_of_fabric") == len({cell.fabric for cell in cells})
-    assert jobs == {"stage": len(cells), "cell": len(cells), "tables": 1, "predict": 1, "all": 1}
+    if experiment.predict:  # all but the one that only shows whether a cluster works
+        assert jobs.pop("prediction_figure") >= 3
+        assert jobs.pop("profile") == len(profiles_of(rows))
+        assert jobs.pop("links_of_fabric") == len({cell.fabric for cell in cells})
+        assert jobs.pop("predict") == 1
+    assert experiment.predict == (experiment.name != "smoke")
+    assert jobs == {"stage": len(cells), "cell": len(cells), "tables": 1, "all": 1}
 
 
 def test_the_workflow_is_lint_clean(workflow):
