@@ -34,9 +34,9 @@ def candidate(one: Candidate) -> dict[str, Any]:
     """A strategy on some devices as JSON values."""
     found = one.projection
     return {
-        "strategy": found.question.strategy,
-        "devices": found.question.devices,
-        "batch_size": found.question.batch,
+        "strategy": found.configuration.strategy,
+        "devices": found.configuration.devices,
+        "batch_size": found.configuration.batch,
         "iteration_s": found.iteration_s,
         "computation_s": dict(found.computation),
         "communication_s": dict(found.communication),
@@ -163,10 +163,10 @@ def best_lines(
     able = [one for one in found if not one.why]
     lines += _candidates(able, with_devices=False)
     if able:
-        lines.append(f"best: {able[0].projection.question.strategy}")
+        lines.append(f"best: {able[0].projection.configuration.strategy}")
     else:
         lines.append("no strategy can run like this")
-    pairs = [(one.projection.question.strategy, one.why) for one in found if one.why]
+    pairs = [(one.projection.configuration.strategy, one.why) for one in found if one.why]
     if pairs:
         lines += ["Cannot run", *named_lines(pairs, "  ")]
     return lines
@@ -223,8 +223,8 @@ def _candidates(found: Sequence[Candidate], *, with_devices: bool) -> list[str]:
     ]  # fmt: skip
     rows = [
         (
-            one.projection.question.strategy,
-            f"{one.projection.question.devices:,}" if with_devices else "",
+            one.projection.configuration.strategy,
+            f"{one.projection.configuration.devices:,}" if with_devices else "",
             duration_text(one.projection.iteration_s),
             duration_text(one.projection.compute_s),
             duration_text(one.projection.communication_s),

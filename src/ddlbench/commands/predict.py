@@ -75,8 +75,8 @@ def predict(
     )
 
     enter_project()
-    question, site = _question(options), load_site(site_name)
-    cell = question.cell(strategy)
+    request, site = _request(options), load_site(site_name)
+    cell = request.cell(strategy)
     reason = strategy_of(strategy).supports(cell) or site.supports(cell)
     if reason is not None:
         raise ConfigError(f"{strategy} cannot run this cell: {reason}")
@@ -98,9 +98,9 @@ def predict(
         return
     from ddlbench.commands.predict_display import errors_at, prediction_lines  # noqa: PLC0415
 
-    base = make_plan(question.cell(BASE), site.name)
+    base = make_plan(request.cell(BASE), site.name)
     lines = prediction_lines(
-        question,
+        request,
         site,
         predictions,
         cell=cell,
@@ -145,10 +145,10 @@ def recommend(
     from ddlbench.predict.recommend import recommend as ranked  # noqa: PLC0415
 
     enter_project()
-    question, site = _question(options), load_site(site_name)
-    history = measured_of(question.dataset, question.network, site.name)
+    request, site = _request(options), load_site(site_name)
+    history = measured_of(request.dataset, request.network, site.name)
     ranking = ranked(
-        question,
+        request,
         site,
         Inputs(site.name),
         recommender=recommender,
@@ -163,7 +163,7 @@ def recommend(
 
     asked = {candidate.cell.strategy for candidate in ranking.ranking}
     lines = recommendation_lines(
-        question,
+        request,
         site,
         ranking,
         history=history,
@@ -221,12 +221,12 @@ def accuracy(
         click.echo(f"Figures: {drawn[0].parent}")
 
 
-def _question(values: dict[str, Any]) -> PredictionRequest:
+def _request(values: dict[str, Any]) -> PredictionRequest:
     """The request that the options of :func:`_cell_options` make."""
     from ddlbench.predict.recommend import PredictionRequest  # noqa: PLC0415
 
     nodes, devices_per_node = parse_geometry(values["geometry"], "--geometry")
-    question = PredictionRequest(
+    request = PredictionRequest(
         network=values["network"],
         dataset=values["dataset"],
         nodes=nodes,
@@ -239,8 +239,8 @@ def _question(values: dict[str, Any]) -> PredictionRequest:
         },
         options=_options(values["options"]),
     )
-    question.check_names()
-    return question
+    request.check_names()
+    return request
 
 
 def _options(texts: Sequence[str]) -> dict[str, dict[str, OptionValue]]:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ddlbench.predict.paradl.configuration import question
+from ddlbench.predict.paradl.configuration import configuration_of
 from ddlbench.predict.paradl.platform import Platform
 from ddlbench.predict.paradl.workload import Layer, Workload
 
@@ -58,4 +58,4 @@ def platform(gradients=None, memory_bytes=1e9, **constants):
 
 
 def ask(strategy, devices, batch, segments=None):
-    return question(strategy, devices, 2, batch, segments)
+    return configuration_of(strategy, devices, 2, batch, segments)

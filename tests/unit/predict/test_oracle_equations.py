@@ -8,7 +8,7 @@ import oracle_factory as make
 import pytest
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.predict.paradl.configuration import OwnSplit, question
+from ddlbench.predict.paradl.configuration import OwnSplit, configuration_of
 from ddlbench.predict.paradl.oracle import project, refused
 from ddlbench.predict.paradl.published import cut_evenly
 from ddlbench.predict.paradl.workload import Layer
@@ -166,7 +166,7 @@ def test_cutting_is_as_even_as_any_cut(stages):
 )
 def test_questions_that_nobody_can_answer(arguments, says):
     with pytest.raises(ConfigError, match=says):
-        question(*arguments)
+        configuration_of(*arguments)
 
 
 def test_no_torch():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.predict.paradl.configuration import HYBRIDS, STRATEGIES, Projection, question
+from ddlbench.predict.paradl.configuration import HYBRIDS, STRATEGIES, Projection, configuration_of
 from ddlbench.predict.paradl.oracle import project, refused
 from ddlbench.predict.paradl.platform import Platform
 from ddlbench.predict.paradl.workload import Workload
@@ -80,13 +80,13 @@ def reach(
     for one in runnable:
         term = one.projection.bottleneck
         if not regimes or regimes[-1][1] != term:
-            regimes.append((one.projection.question.devices, term))
+            regimes.append((one.projection.configuration.devices, term))
     outweighed = (
-        one.projection.question.devices
+        one.projection.configuration.devices
         for one in runnable
         if one.projection.communication_s > one.projection.compute_s
     )
-    refusals = [(one.projection.question.devices, one.why) for one in sizes if one.why]
+    refusals = [(one.projection.configuration.devices, one.why) for one in sizes if one.why]
     stops = f"the platform: {platform.largest_ring} devices"
     if strategy == "serial":
         stops = "1 device"
@@ -118,7 +118,7 @@ def target(
         in_time = (one for one in sizes if not one.why and one.epoch_s <= epoch_s)
         smallest.append((strategy, next(in_time, None)))
     return sorted(
-        smallest, key=lambda one: one[1].projection.question.devices if one[1] else math.inf
+        smallest, key=lambda one: one[1].projection.configuration.devices if one[1] else math.inf
     )
 
 
@@ -163,7 +163,7 @@ def _candidate(
     batch: float,
 ) -> Candidate:
     segments = max(1, min(int(batch), SEGMENTS * devices))
-    config = question(strategy, devices, platform.devices_per_node, batch, segments)
+    config = configuration_of(strategy, devices, platform.devices_per_node, batch, segments)
     projection = project(variant, workload, platform, config)
     iterations = math.ceil(workload.samples_per_epoch / batch)
     return Candidate(projection, iterations * projection.iteration_s, refused(projection, platform))

@@ -77,7 +77,7 @@ class Projection:
         max_devices, limiting_layer: most devices of the strategy, and the layer that limits them.
     """
 
-    question: Configuration
+    configuration: Configuration
     computation: Mapping[str, float]
     communication: Mapping[str, float]
     memory_bytes: float
@@ -104,7 +104,7 @@ class Projection:
         return max(terms, key=lambda name: terms[name])
 
 
-def question(
+def configuration_of(
     strategy: str, devices: int, devices_per_node: int, batch: float, segments: int | None = None
 ) -> Configuration:
     """The configuration of a strategy with ``batch`` samples an iteration over all devices.

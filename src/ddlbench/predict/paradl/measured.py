@@ -20,7 +20,12 @@ import pandas as pd
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.schema import nearest
-from ddlbench.predict.paradl.configuration import HYBRIDS, STRATEGIES, Configuration, question
+from ddlbench.predict.paradl.configuration import (
+    HYBRIDS,
+    STRATEGIES,
+    Configuration,
+    configuration_of,
+)
 from ddlbench.predict.paradl.oracle import VARIANTS, project
 from ddlbench.predict.paradl.platform import Platform
 from ddlbench.predict.paradl.workload import load_workload
@@ -119,7 +124,7 @@ def question_of(row: dict[Any, Any], platform: Platform) -> Configuration:
     batch = next((batch for batch in batches if batch > 0), None)
     if batch is None:
         raise ConfigError(f"{row['cell']}: no batch; fill column {column}")
-    return question(strategy, devices, platform.devices_per_node, batch)
+    return configuration_of(strategy, devices, platform.devices_per_node, batch)
 
 
 def read_published_projections() -> pd.DataFrame:

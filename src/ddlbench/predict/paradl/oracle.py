@@ -157,7 +157,7 @@ def project(
 
 def refused(projection: Projection, platform: Platform) -> str:
     """The reason if a strategy cannot run like this; empty if it can."""
-    config, capacity = projection.question, platform.device["memory_bytes"]
+    config, capacity = projection.configuration, platform.device["memory_bytes"]
     if config.devices > projection.max_devices:
         return f"at most {projection.max_devices} device(s), limited by {projection.limiting_layer}"
     if projection.memory_bytes > capacity:
