@@ -2,9 +2,9 @@
 
 ::
 
-           cell                                samples/s  speed-up    took    left
-    [1/30] mnist resnet18 sequential 1x1             812      base     9 s   5 min
-    [2/30] mnist resnet18 horovod 1x2                905      1.11    10 s   4 min
+           cell                        samples/s speed-up    took    left
+    [1/30] mnist resnet18 sequential 1x1     812     base     9 s   5 min
+    [2/30] mnist resnet18 horovod 1x2        905     1.11    10 s   4 min
 
 Snakemake's events come from a logger plugin; the Snakefile says which cells there are.
 """
@@ -28,7 +28,7 @@ _REPORT = "table or figure"
 _REPORTING = {"tables", "predict", "figure", "prediction_figure"}
 _PARTS = ("cell", "profile", "links", _REPORT)
 # samples/s, speed-up, took, left
-_WIDTHS = (11, 10, 8, 8)
+_WIDTHS = (9, 9, 8, 8)
 _LONGEST_REASON = 300
 
 

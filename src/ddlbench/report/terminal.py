@@ -168,7 +168,8 @@ def advice_lines(tables_dir: Path) -> list[str]:
     gains = [row for row in best if float(row["speedup_low"]) > 1]
     words = [
         f"{strategy_label(row['strategy'])} for {network_label(row['network'])} on "
-        f"{dataset_label(row['dataset'])} with {row['geometry']} ({_numbers(row)[1]})"
+        f"{dataset_label(row['dataset'])} with {row['geometry']} "
+        f"({float(row['speedup']):.2f}, {float(row['speedup_low']):.2f}-{float(row['speedup_high']):.2f})"
         for row in gains
     ]
     rest = len(best) - len(gains)
