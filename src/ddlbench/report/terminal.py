@@ -169,7 +169,9 @@ def advice_lines(tables_dir: Path) -> list[str]:
     words = [
         f"{strategy_label(row['strategy'])} for {network_label(row['network'])} on "
         f"{dataset_label(row['dataset'])} with {row['geometry']} "
-        f"({float(row['speedup']):.2f}, {float(row['speedup_low']):.2f}-{float(row['speedup_high']):.2f})"
+        "({:.2f}, {:.2f}-{:.2f})".format(
+            *(float(row[name]) for name in ("speedup", "speedup_low", "speedup_high"))
+        )
         for row in gains
     ]
     rest = len(best) - len(gains)
