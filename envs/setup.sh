@@ -48,8 +48,8 @@ hints_at_gpu() {
 } >/dev/null
 build=${DDLBENCH_TORCH:-$(if hints_at_gpu; then echo cuda; else echo cpu; fi)}
 case $build in
-cpu) size="about 0.5 GB" torch_index=(--extra-index-url https://download.pytorch.org/whl/cpu) ;;
-cuda) size="about 4 GB" torch_index=() ;;
+cpu) size="torch (about 180 MB)" torch_index=(--extra-index-url https://download.pytorch.org/whl/cpu) ;;
+cuda) size="torch with CUDA (several GB)" torch_index=() ;;
 *) say "DDLBENCH_TORCH is $build; write cpu or cuda" >&2 && exit 1 ;;
 esac
 
@@ -62,7 +62,7 @@ pip() {
     say "pip install failed; all it wrote is in $log" >&2
     exit 1
 }
-say "downloads $size, compiles Horovod once; three minutes or more (log: $log)"
+say "downloads $size and the libraries, compiles Horovod once; three minutes or more (log: $log)"
 
 say "1/5 environment in $env ($("$python" --version))"
 pip install --constraint envs/constraints.txt --upgrade pip setuptools wheel

@@ -37,11 +37,16 @@ _WANTED = {
 
 def project_root() -> Path:
     """The folder that holds the Snakefile: the working folder, one above it, or the checkout."""
+    return _repository_above() or Path(__file__).resolve().parents[3]
+
+
+def _repository_above() -> Path | None:
+    """The nearest repository that holds the working folder; None if there is none."""
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (folder / "Snakefile").is_file() and (folder / "config" / "schemas").is_dir():
             return folder
-    return Path(__file__).resolve().parents[3]
+    return None
 
 
 def schema_file(name: str) -> Path:
@@ -163,12 +168,12 @@ def enter_project(configfile: Path = CONFIG) -> Path:
         ConfigError: no folder from here upwards is a repository, and there is nothing to read here.
     """
     here = Path.cwd()
-    root = next((folder for folder in (here, *here.parents) if is_project(folder)), None)
+    root = _repository_above()
     if root is None:
         if configfile.is_file() or (configfile == CONFIG and RESULTS.is_dir()):
             return configfile
         raise ConfigError(
-            f"no ddlbench repository (a Snakefile beside {CONFIG}) in {here} or above it: "
+            f"no ddlbench repository (a Snakefile beside config/schemas) in {here} or above it: "
             "run this inside one"
         )
     if root != here:
@@ -176,8 +181,3 @@ def enter_project(configfile: Path = CONFIG) -> Path:
             configfile = configfile.resolve()
         os.chdir(root)
     return configfile
-
-
-def is_project(folder: Path) -> bool:
-    """Whether a folder is the root of a repository."""
-    return (folder / "Snakefile").is_file() and (folder / CONFIG).is_file()

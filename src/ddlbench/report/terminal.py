@@ -26,6 +26,7 @@ from ddlbench.experiment.screen import (
 )
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.predict.recommend import DEFAULT_RECOMMENDER
 from ddlbench.report.footer import interval_words
 from ddlbench.report.labels import (
     dataset_label,
@@ -156,42 +157,54 @@ def _numbers(row: dict[Hashable, Any]) -> list[str]:
 
 
 def advice_lines(tables_dir: Path) -> list[str]:
-    """What to train with, by the measurements; and how often predictions would have said so."""
-    tables = read_tables(tables_dir)
-    groups = tables.summary.groupby(["dataset", "network", "geometry"], sort=False)
-    parallel = [group[group["strategy"] != BASE] for _, group in groups]
-    compared = [group[group["speedup"].notna()] for group in parallel]
-    compared = [group for group in compared if len(group)]
-    if not compared:
+    """What to train with, by the measurements; and how often predictions would have said so.
+
+    Strategies are compared where network, devices, batch, link and settings are equal. Those with
+    old weights are left out, as `recommend` leaves them out.
+    """
+    summary = read_tables(tables_dir).summary
+    fresh = ~summary["update_semantics"].astype(str).str.contains("stale")
+    compared = summary[fresh & (summary["strategy"] != BASE) & summary["speedup"].notna()]
+    conditions = ["dataset", "network", *_DISTINGUISHING]
+    groups = [rows for _, rows in compared.groupby(conditions, sort=False, dropna=False)]
+    if not groups:
         return []
-    best = [max(group.to_dict("records"), key=lambda row: row["speedup"]) for group in compared]
-    gains = [row for row in best if float(row["speedup_low"]) > 1]
-    words = [
-        f"{strategy_label(row['strategy'])} for {network_label(row['network'])} on "
-        f"{dataset_label(row['dataset'])} with {row['geometry']} "
-        "({:.2f}, {:.2f}-{:.2f})".format(
-            *(float(row[name]) for name in ("speedup", "speedup_low", "speedup_high"))
+    faster = [rows[rows["speedup_low"] > 1].to_dict("records") for rows in groups]
+    best = [max(rows, key=lambda row: row["speedup"]) for rows in faster if rows]
+    differing = [name for name in _DISTINGUISHING if compared[name].nunique() > 1]
+    advice = [_advised(row, differing) for row in best]
+    if len(best) < len(groups):
+        advice.append(
+            f"one device for {len(groups) - len(best)} of {len(groups)}, where no strategy is "
+            "shown to be faster (no interval above 1)"
         )
-        for row in gains
-    ]
-    rest = len(best) - len(gains)
-    if rest:
-        others = "the other " if gains else ""
-        words.append(
-            f"one device for {others}{rest} of {len(best)}, where no strategy gains more than its "
-            "interval"
-        )
-    lines = paragraph(f"Train with {'; '.join(words)}.", hanging="  ")
-    rates = tables_dir / "table_8_2.csv"
-    if rates.is_file():
-        frame = pd.read_csv(rates)
-        row = frame[frame["recommender"] == frame["recommender"].iloc[0]].iloc[-1]
-        lines += paragraph(
-            f"Predictions ({row['recommender']}) named the fastest strategy in {row['correct']:g} "
-            f"of {row['n']:g} cases, within the noise in {row['top1_within_noise'] * row['n']:g}.",
-            hanging="  ",
-        )
-    return lines
+    return [*paragraph(f"Train with {'; '.join(advice)}.", hanging="  "), *_checked(tables_dir)]
+
+
+def _advised(row: dict[Hashable, Any], differing: list[str]) -> str:
+    low, middle, high = (float(row[f"speedup{end}"]) for end in ("_low", "", "_high"))
+    where = "".join(f", {_HEADINGS[name]} {row[name]}" for name in differing)
+    return (
+        f"{strategy_label(str(row['strategy']))} for {network_label(str(row['network']))} on "
+        f"{dataset_label(str(row['dataset']))}{where} ({middle:.2f}, {low:.2f}-{high:.2f})"
+    )
+
+
+def _checked(tables_dir: Path) -> list[str]:
+    """How often the recommender was right; nothing where no case could be scored."""
+    path = tables_dir / "table_8_2.csv"
+    if not path.is_file():
+        return []
+    rates = pd.read_csv(path)
+    rows = rates[(rates["recommender"] == DEFAULT_RECOMMENDER) & (rates["n"] > 0)]
+    if rows.empty:
+        return []
+    row = rows.iloc[-1]  # the row over all datasets is the last
+    return paragraph(
+        f"Predictions ({DEFAULT_RECOMMENDER}) named the fastest strategy in {row['correct']:g} of "
+        f"{row['n']:g} cases, within the noise in {row['top1_within_noise'] * row['n']:g}.",
+        hanging="  ",
+    )
 
 
 @dataclass(frozen=True)

@@ -163,5 +163,5 @@ def _legend_sentence(scored: pd.DataFrame) -> str:
     return (
         "Error: |predicted - measured| / measured of a step. Bars: mean over cells; whiskers: 95 % "
         "bootstrap interval of that mean, from 3 cells on. A row without a bar: the predictor does "
-        f"not speak of that strategy.{cut}"
+        f"not model that strategy.{cut}"
     )

@@ -1,0 +1,45 @@
+"""What `report` advises: only what an interval shows, and nothing with old weights."""
+
+from __future__ import annotations
+
+import pytest
+from report_factory import SITE_NAME, matrix, result, write
+
+from ddlbench.report import make_tables
+from ddlbench.report.terminal import advice_lines
+
+
+@pytest.fixture
+def advised(tmp_path, monkeypatch):
+    def run(epochs_s, **changes):
+        rows = matrix(
+            monkeypatch,
+            datasets=["mnist"],
+            networks=["vgg11"],
+            strategies=["sequential", *epochs_s],
+        )
+        for row in rows:
+            seconds = (
+                8.0 if row.cell.strategy == "sequential" else epochs["mnist"][row.cell.strategy]
+            )
+            own = changes if row.cell.strategy != "sequential" else {}
+            write(tmp_path, row.cell, result(row.cell, epoch_s=seconds, **own))
+        make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables")
+        return " ".join(" ".join(advice_lines(tmp_path / "tables")).split())
+
+    return run
+
+
+def test_the_fastest_of_those_that_are_shown_to_be_faster(advised):
+    text = advised({"ddp": 4.0, "horovod": 5.0})
+    assert text.startswith("Train with DDP for VGG-11 on MNIST (2.00, ")
+    assert "one device" not in text
+
+
+def test_one_device_where_nothing_is_faster(advised):
+    text = advised({"ddp": 9.0})
+    assert text.startswith("Train with one device for 1 of 1, where no strategy is shown")
+
+
+def test_old_weights_are_not_advised(advised):
+    assert advised({"ddp": 4.0}, update_semantics="stale") == ""
