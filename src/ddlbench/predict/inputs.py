@@ -60,7 +60,8 @@ class Inputs:
         if profile_file(self.site, ProfileKey.of(cell).id) in missing:
             raise InvalidProfile(
                 f"there is no profile of {cell.network} on {cell.dataset} at site {self.site}; "
-                f"make what is missing with: {making_command(self.site, missing)}"
+                f"make {'it' if len(missing) == 1 else 'what is missing'} with: "
+                f"{making_command(self.site, missing)}"
             )
         return self.workload_of(ProfileKey.of(cell))
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,10 @@ from ddlbench.report.labels import (
     strategy_label,
 )
 from ddlbench.report.measurements import collect
-from ddlbench.report.tables import read_tables
+from ddlbench.report.tables import read_tables, rows_of
 
 _FEW_ROWS = 18
+_OLD_BASE_S = 3600.0
 # What may tell two rows of one dataset, network and strategy apart.
 _DISTINGUISHING = ("geometry", "batch_size", "fabric", "precision", "settings")
 
@@ -183,7 +185,37 @@ def advice_lines(tables_dir: Path) -> list[str]:
             f"one device for {len(groups) - len(best)} of {len(groups)}, where no strategy is "
             "shown to be faster (no interval above 1)"
         )
-    return [*paragraph(f"Train with {'; '.join(advice)}.", hanging="  "), *_checked(tables_dir)]
+    lines = paragraph(f"Train with {'; '.join(advice)}.", hanging="  ")
+    return [*lines, *_old_bases(tables_dir), *_checked(tables_dir)]
+
+
+def _old_bases(tables_dir: Path) -> list[str]:
+    """How many cells were measured long after their base, on a machine that others may use."""
+    cells = read_tables(tables_dir).measurements
+    compared = cells[cells["speedup"].notna() & (cells["strategy"] != BASE)]
+    pairs = [
+        (_made_s(row.site, row.cell_id), _made_s(row.site, row.base_cell_id))
+        for row in rows_of(compared)
+    ]
+    gaps_s = [abs(own - base) for own, base in pairs if own is not None and base is not None]
+    old = [gap_s for gap_s in gaps_s if gap_s > _OLD_BASE_S]
+    if not old:
+        return []
+    return paragraph(
+        f"{len(old)} of {len(gaps_s)} speed-ups compare cells measured over "
+        f"{duration_text(_OLD_BASE_S)} apart from their base (at most {duration_text(max(old))}): "
+        "if this machine did other work meanwhile, measure both again.",
+        hanging="  ",
+    )
+
+
+def _made_s(site: str, cell_id: str) -> float | None:
+    """Seconds since the epoch at which a cell was measured here; None on a cluster's own nodes."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        said = json.loads(result_file(site, cell_id).read_text("utf-8"))["provenance"]
+        if said.get("slurm_job_id") is None:
+            return datetime.fromisoformat(said["created"]).timestamp()
+    return None
 
 
 def _advised(row: dict[Hashable, Any], differing: list[str]) -> str:
