@@ -316,7 +316,6 @@ def status_lines(cells: Sequence[CellState], *, every_cell: bool = False) -> lis
         told = every_cell or cell.state not in (Status.NOT_RUN, Status.RUNNING)
         if cell.state != Status.OK and told:
             groups.setdefault((cell.state, cell.reason), []).append(cell)
-    pairs = [] if every_cell else _moving(cells, names)
     reasons = []
     for (state, reason), members in groups.items():
         shown = members if every_cell else members[:_FEW_NAMES]
@@ -327,22 +326,28 @@ def status_lines(cells: Sequence[CellState], *, every_cell: bool = False) -> lis
     if len(reasons) > _FEW_REASONS and not every_cell:
         more = f"{len(groups) - _FEW_REASONS} more reasons: --all"
         reasons = [*reasons[:_FEW_REASONS], ("", more)]
+    widest = max(len(state) for state in ("running", *(state for state, _ in reasons)))
+    pairs = [] if every_cell else _moving(cells, names, before=widest + 4)
     return [*lines, *named_lines([*pairs, *reasons], "  ")]
 
 
 _FEW_NAMES = 2
 _FEW_REASONS = 6
 _FEW_RUNNING = 4
-_BEFORE_NAMES = len("  out of memory    ")
 
 
-def _moving(cells: Sequence[CellState], names: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The cells that run, and while there are others to come the one that ended last."""
+def _moving(
+    cells: Sequence[CellState], names: Mapping[str, str], before: int
+) -> list[tuple[str, str]]:
+    """The cells that run, and while there are others to come the one that ended last.
+
+    Each is one line, which begins with ``before`` characters.
+    """
     running = [cell for cell in cells if cell.state == Status.RUNNING]
     shown = running[:_FEW_RUNNING]
     wide = max((len(names[cell.cell_id]) for cell in shown), default=0)
     said = [one.reason for one in shown]
-    if wide + max(map(len, said), default=0) > terminal_width() - _BEFORE_NAMES:
+    if wide + max(map(len, said), default=0) > terminal_width() - before - 2:
         said = [reason.partition(", ")[2] or reason for reason in said]  # without its process
     pairs = [
         ("running", f"{names[one.cell_id]:{wide}}  {reason}")
