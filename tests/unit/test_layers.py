@@ -25,7 +25,7 @@ ROOT = Path(ddlbench.__file__).parent
 BELOW = {
     "experiment": set(),
     "emulation": {"experiment"},
-    "networks": {"experiment"},
+    "networks": {"experiment", "planning"},
     "datasets": {"experiment", "networks"},
     "planning": {"experiment"},
     "strategies": {"experiment", "networks", "planning"},

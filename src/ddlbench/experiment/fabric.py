@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ddlbench.experiment.errors import ConfigError
@@ -68,6 +68,15 @@ class LinkCondition:
     mtu: int = 1500
     congestion_control: str = "cubic"
     backend: str = "auto"
+
+    def slowed(self, factor: float) -> LinkCondition:
+        """The link for devices that are ``factor`` times slower than they should be."""
+        rate = self.bandwidth_bits_per_s
+        return replace(
+            self,
+            latency_s=self.latency_s * factor,
+            bandwidth_bits_per_s=None if rate is None else rate / factor,
+        )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str) -> LinkCondition:

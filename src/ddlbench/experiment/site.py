@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +15,57 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import CONFIG, project_root
+from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.schema import check_against, fill_defaults, nearest, read_yaml
 from ddlbench.experiment.status import Reason
+
+_ACCELERATOR = "DDLBENCH_ACCELERATOR"
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """Devices that a site emulates; see :mod:`ddlbench.networks.emulated`.
+
+    Args:
+        profiles: folder of ``<dataset>/<network>/fp32-1t/profile.json``: times of the device.
+        slow_down: factor on all times of computation and of emulated links. It keeps the shares of
+            computation and messages, and leaves more of a step's time to this machine's cores.
+    """
+
+    profiles: str
+    slow_down: float = 1.0
+
+    def profile_file(self, key: ProfileKey) -> Path:
+        return Path(self.profiles) / key.id / "profile.json"
+
+    def variables(self) -> dict[str, str]:
+        """Environment variables by which :meth:`of_this_process` works in the ranks of a job."""
+        return {_ACCELERATOR: json.dumps(vars(self))}
+
+    @classmethod
+    def of_this_process(cls) -> Accelerator | None:
+        """The accelerator that this rank's devices emulate; None if they are real."""
+        encoded = os.environ.get(_ACCELERATOR)
+        return cls(**json.loads(encoded)) if encoded else None
+
+    @property
+    def remark(self) -> str:
+        """What every result of such a site says."""
+        slower = f", {self.slow_down:g} times slower" if self.slow_down != 1 else ""
+        return f"emulated compute: times of {Path(self.profiles).name}{slower}"
+
+    def supports(self, cell: Cell) -> str | None:
+        """Why the cell cannot run on this accelerator; None if it can."""
+        key = ProfileKey.of(cell)
+        if cell.precision != "fp32":
+            return Reason("precision_unavailable", "emulated accelerators compute in fp32 only")
+        if not self.profile_file(key).is_file():
+            return Reason(
+                "no_accelerator_profile",
+                f"the emulated accelerator has no profile {self.profile_file(key)}; "
+                "copy one there that was measured on the device",
+            )
+        return None
 
 
 @dataclass(frozen=True)
@@ -44,6 +94,7 @@ class Site:
     checkpoints: str | None = None
     stage_timeout_s: float = 1800
     devices_share_gpu: bool = False
+    accelerator: Accelerator | None = None
 
     def emulates(self, fabric: str) -> bool:
         """Whether the links of this fabric are emulated within one node of the site."""
@@ -92,7 +143,7 @@ class Site:
             )
         if self.device == "cpu" and cell.precision == "tf32":
             return Reason("precision_unavailable", "tf32 exists on GPUs only")
-        return None
+        return None if self.accelerator is None else self.accelerator.supports(cell)
 
 
 def load_site(name: str, *, as_example: bool = False) -> Site:
@@ -124,6 +175,8 @@ def load_site(name: str, *, as_example: bool = False) -> Site:
             "so leave it out"
         )
     values["fabrics"] = _conditions(values["fabrics"], f"{path}: fabrics")
+    if values["accelerator"] is not None:
+        values |= _emulated(values, str(path))
     if values["devices_per_node"] == "auto":
         if values["launcher"] != "local" or values["device"] != "cpu":
             raise ConfigError(
@@ -132,6 +185,24 @@ def load_site(name: str, *, as_example: bool = False) -> Site:
             )
         values["devices_per_node"] = len(os.sched_getaffinity(0))
     return Site(name=path.stem, **values)
+
+
+def _emulated(values: dict[str, Any], where: str) -> dict[str, Any]:
+    """The accelerator of a site, and its fabrics as slow as it is.
+
+    Raises:
+        ConfigError: the site's other keys do not fit an emulated accelerator.
+    """
+    if values["device"] != "cpu" or values["devices_per_node"] == "auto":
+        raise ConfigError(
+            f"{where}: an emulated accelerator needs device: cpu, and devices_per_node as a number"
+        )
+    accelerator = Accelerator(**values["accelerator"])
+    folder = project_root() / accelerator.profiles
+    if not folder.is_dir():
+        raise ConfigError(f"{where}: accelerator.profiles: {folder} is no folder")
+    slower = {name: link.slowed(accelerator.slow_down) for name, link in values["fabrics"].items()}
+    return {"accelerator": replace(accelerator, profiles=str(folder)), "fabrics": slower}
 
 
 def _unfilled(values: Any, key: str = "") -> list[str]:

@@ -54,6 +54,8 @@ REASON_CODES: Mapping[str, str] = {
     "no_link_to_emulate": "one node has no link that could be emulated",
     "no_real_data": "the site names no real data for the dataset",
     "precision_unavailable": "the device has no such arithmetic",
+    "no_accelerator_profile": "the emulated accelerator has no profile of the network",
+    "layers_not_emulated": "an emulated accelerator cannot split layers",
     # unsupported: known when the cell starts
     "emulation_unavailable": "the machine cannot emulate this link",
     "cannot_be_split": "the network is built in a way that the strategy cannot split",

@@ -10,6 +10,8 @@ from torch import nn
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import load, pairs
+from ddlbench.experiment.site import Accelerator
+from ddlbench.networks.emulated import emulated_network
 from ddlbench.networks.flatten import out_of_place
 
 
@@ -19,6 +21,7 @@ def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
     Args:
         network: a name of the registry, or ``package.module:callable``; the callable takes the
             DatasetSpec and returns an ``nn.Sequential`` of single-input single-output blocks.
+            On an emulated accelerator it is the name of a profile.
         spec: shape of an image and number of classes.
         seed: decides the initial weights; PyTorch's global generators do not change.
 
@@ -28,6 +31,9 @@ def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
     Raises:
         ConfigError: there is no such network, or it cannot be cut into blocks.
     """
+    accelerator = Accelerator.of_this_process()
+    if accelerator is not None:
+        return emulated_network(accelerator, network, spec)
     factory = load("ddlbench.networks", network)
     if not callable(factory):
         raise ConfigError(f"network {network!r} is not callable")

@@ -244,6 +244,11 @@ def _unsupported(cell: Cell, site: Site) -> str | None:
         )
     if (reason := mismatch(cell.network, cell.dataset)) is not None:
         return reason
+    if site.accelerator is not None and strategy.family == "split":
+        return Reason(
+            "layers_not_emulated",
+            "an emulated accelerator knows times of whole blocks, not of parts of a layer",
+        )
     return strategy.supports(cell) or site.supports(cell) or _missing_package(strategy.requires)
 
 

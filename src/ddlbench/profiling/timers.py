@@ -9,7 +9,8 @@ or not, and no affordable number of passes averages it away::
     processor F1 F2 F3 F4 F5 F6                    x stretch = wall / processor of all passes
 
 So layers are timed by processor time, and stretched by what all passes together lost. A module that
-waits (sleeps, reads a file) uses no processor time: only whole steps show its wait.
+waits (sleeps, reads a file) uses no processor time: only whole steps show its wait. An emulated
+accelerator waits always, so it is timed by the wall clock.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
+from ddlbench.experiment.site import Accelerator
 from ddlbench.experiment.statistics import is_known, median_interval
 
 
@@ -95,8 +97,10 @@ class CudaMarks:
 
 
 def marks_on(device: torch.device, threads: int) -> Marks:
-    """Marks for a device; processor time is used with one CPU thread only."""
-    return CudaMarks(device) if device.type == "cuda" else CpuMarks(processor=threads == 1)
+    """Marks for a device; processor time is used with one thread of a real CPU only."""
+    if device.type == "cuda":
+        return CudaMarks(device)
+    return CpuMarks(processor=threads == 1 and Accelerator.of_this_process() is None)
 
 
 Phase = Literal["forward", "backward"]

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ddlbench.experiment.site import Accelerator
 from ddlbench.runtime.slurm_job import own_job_id
 
 _PACKAGES = (
@@ -54,9 +55,11 @@ def rank_provenance() -> dict[str, Any]:
     """What only a rank knows: its processor, GPUs, libraries and environment."""
     import torch  # noqa: PLC0415 - the supervisor has none
 
+    # Named as the processor, an emulated one is never compared with a real one.
+    emulated = Accelerator.of_this_process()
     values: dict[str, Any] = {
         "host": socket.gethostname(),
-        "cpu_model": _cpu_model(),
+        "cpu_model": _cpu_model() if emulated is None else emulated.remark,
         "cpu_count": os.cpu_count(),
         "environment": {
             name: value for name, value in os.environ.items() if name.startswith(_PREFIXES)

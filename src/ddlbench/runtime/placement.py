@@ -107,9 +107,10 @@ SHARED_GPU_NOTE = "ranks share a GPU: no timing claim between devices"
 _SHARED_GPU = "DDLBENCH_SHARED_GPU"
 
 
-def shared_gpu_variables(site: Site) -> dict[str, str]:
-    """Variables for every process of a job at ``site``, by which :func:`is_shared` works."""
-    return {_SHARED_GPU: "1"} if site.devices_share_gpu else {}
+def device_variables(site: Site) -> dict[str, str]:
+    """Variables that tell every process of a job what its devices are, if they are not plain."""
+    shared = {_SHARED_GPU: "1"} if site.devices_share_gpu else {}
+    return shared | ({} if site.accelerator is None else site.accelerator.variables())
 
 
 def is_shared() -> bool:

@@ -31,7 +31,7 @@ from ddlbench.runtime.fabric import Fabric, SiteFabric
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.job import log_file, report_file
 from ddlbench.runtime.launch import Step, python_command
-from ddlbench.runtime.placement import own_process, shared_gpu_variables
+from ddlbench.runtime.placement import device_variables, own_process
 from ddlbench.runtime.watchdog import watch
 
 
@@ -105,7 +105,7 @@ def run_rank_job(
     command = tuple(python_command(site, "-m", module, str(run_dir / "task.json")))
     step = Step(
         *(command, processes, nodes, devices_per_node, threads, rendezvous.interface),
-        variables=shared_gpu_variables(site),
+        variables=device_variables(site),
     )
     launch = fabric.launch(step, rendezvous)
     try:

@@ -127,7 +127,9 @@ def assemble(
 
 def _notes(strategy: Strategy, site: Site) -> list[str]:
     shared = SHARED_GPU_NOTE if site.devices_share_gpu else None
-    return [note for note in (strategy.note(site.device), shared) if note is not None]
+    emulated = None if site.accelerator is None else site.accelerator.remark
+    remarks = (strategy.note(site.device), shared, emulated)
+    return [note for note in remarks if note is not None]
 
 
 def _provenance(

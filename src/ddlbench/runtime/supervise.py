@@ -33,7 +33,7 @@ from ddlbench.runtime.failure import cause_of
 from ddlbench.runtime.job import Job, log_file, report_file
 from ddlbench.runtime.launch import Step, python_command
 from ddlbench.runtime.lease import Claim, Owner, claim, keep, release
-from ddlbench.runtime.placement import shared_gpu_variables
+from ddlbench.runtime.placement import device_variables
 from ddlbench.runtime.rank_report import RankFailure, RankReport, read_rank_report
 from ddlbench.runtime.result import assemble, partitions_csv, steps_csv, trace_json
 from ddlbench.runtime.watchdog import Outcome, watch
@@ -218,7 +218,7 @@ def _launch_and_watch(
         devices_per_node=cell.devices_per_node,
         threads=cell.threads_per_device,
         interface=rendezvous.interface,
-        variables=shared_gpu_variables(site),
+        variables=device_variables(site),
     )
     return watch(
         fabric.launch(step, rendezvous),

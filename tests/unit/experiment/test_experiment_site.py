@@ -9,7 +9,7 @@ import pytest
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.site import Site, load_site
+from ddlbench.experiment.site import Accelerator, Site, load_site
 
 CELL = Cell("mnist", "resnet18", "ddp", batch_size=8)
 
@@ -147,3 +147,45 @@ def test_an_emulated_cell_has_a_link_and_fits_one_node_of_a_cluster(tmp_path: Pa
     assert here.held_geometry(slow) == (4, 1)
     assert "the cell asks for 4x1" in str(here.supports(slow))
     assert here.supports(slow.with_(nodes=2, devices_per_node=4)) is None
+
+
+ACCELERATOR = "device: cpu\nlauncher: local\ndevices_per_node: 4\naccelerator: "
+
+
+def test_an_accelerator_slows_its_links_and_knows_its_networks(tmp_path: Path) -> None:
+    profile = tmp_path / "p" / "mnist" / "resnet18" / "fp32-1t" / "profile.json"
+    profile.parent.mkdir(parents=True)
+    profile.touch()
+    text = f"{ACCELERATOR}{{profiles: {tmp_path / 'p'}, slow_down: 4}}\n"
+    site = _load(tmp_path, text + "fabrics: {lan: {latency_ms: 1, bandwidth_mbit_per_s: 1000}}")
+    assert site.fabrics["lan"].latency_s == pytest.approx(0.004)
+    assert site.fabrics["lan"].bandwidth_bits_per_s == pytest.approx(250e6)
+    assert site.accelerator is not None
+    assert site.accelerator.remark == "emulated compute: times of p, 4 times slower"
+    assert site.supports(CELL) is None
+    assert "has no profile" in str(site.supports(CELL.with_(network="vgg11")))
+    assert "fp32 only" in str(site.supports(CELL.with_(precision="bf16")))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (f"{ACCELERATOR}{{profiles: nowhere}}", "accelerator.profiles: .*nowhere is no folder"),
+        (f"{ACCELERATOR}{{profiles: ., slow_down: 0.5}}", "slow_down: 0.5 is too small"),
+        (
+            "device: cpu\nlauncher: local\naccelerator: {profiles: .}",
+            "devices_per_node as a number",
+        ),
+    ],
+)
+def test_mistakes_of_an_accelerator(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        _load(tmp_path, text)
+
+
+def test_ranks_learn_their_accelerator_from_the_environment(monkeypatch) -> None:
+    assert Accelerator.of_this_process() is None
+    accelerator = Accelerator("/profiles", 2.0)
+    for name, value in accelerator.variables().items():
+        monkeypatch.setenv(name, value)
+    assert Accelerator.of_this_process() == accelerator

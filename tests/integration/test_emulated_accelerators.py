@@ -1,0 +1,43 @@
+"""Whole cells on emulated accelerators: real processes and messages, profiled computation."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from local_cells import local_site
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.site import Accelerator
+from ddlbench.runtime.staging import stage_cell
+from ddlbench.runtime.supervise import run_cell
+
+ROOT = Path(__file__).resolve().parents[2]
+PROFILES = str(ROOT / "config" / "accelerators" / "one-core")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "pipe-zb", "pipedream"])
+def test_a_strategy_runs_as_ever_and_says_what_was_emulated(strategy, tmp_path):
+    accelerator = Accelerator(PROFILES)
+    site = dataclasses.replace(
+        local_site(tmp_path), devices_per_node=2, accelerator=accelerator, cell_timeout_s=300
+    )
+    cell = Cell(
+        "cifar10",
+        "stack",
+        strategy,
+        batch_size=8,
+        devices_per_node=2,
+        data_scale=0.001,
+        epochs=1,
+        warmup_steps=1,
+        max_steps=2,
+        options=(("balance", "blocks"),) if strategy == "pipedream" else (),
+    )
+    staging = stage_cell(cell, site, tmp_path)
+    result = run_cell(cell, site, tmp_path / "cells" / cell.id, staging).to_dict()
+    assert result["status"] == "ok"
+    assert "emulated compute: times of one-core" in result["notes"]
+    assert {rank["cpu_model"] for rank in result["ranks"]} == {accelerator.remark}
+    assert result["loss"]["first"] == pytest.approx(2.302585, abs=1e-4)  # ln 10: equal outputs

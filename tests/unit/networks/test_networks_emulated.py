@@ -1,0 +1,127 @@
+"""Emulated blocks: sizes and times are the profile's, a split backward pass has halves."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.profile import ProfileKey
+from ddlbench.experiment.site import Accelerator
+from ddlbench.networks import build, emulated, num_parameters
+from ddlbench.planning.workload import Workload, profile_at
+
+ROOT = Path(__file__).resolve().parents[3]
+CIFAR = DATASETS["cifar10"]
+ONE_CORE = Accelerator(str(ROOT / "config" / "accelerators" / "one-core"), slow_down=2)
+
+
+@pytest.fixture
+def occupied(monkeypatch) -> list[float]:
+    """Seconds for which the device would have worked, in order."""
+    seconds: list[float] = []
+    monkeypatch.setattr(emulated, "occupy", seconds.append)
+    return seconds
+
+
+def workload_of(network: str) -> Workload:
+    path = ONE_CORE.profile_file(ProfileKey("cifar10", network))
+    return Workload(profile_at(path).to_dict())
+
+
+@pytest.mark.parametrize("network", ["vgg11", "resnet18", "mobilenetv2", "stack"])
+def test_an_emulated_network_has_the_blocks_and_weights_of_the_real_one(network):
+    real = build(network, CIFAR, seed=1)
+    copy = emulated.emulated_network(ONE_CORE, network, CIFAR)
+    assert list(copy._modules) == list(real._modules)
+    assert num_parameters(copy) == num_parameters(real)
+    tensors = [sorted(p.numel() for p in block.parameters()) for block in real]
+    assert [sorted(p.numel() for p in block.parameters()) for block in copy] == tensors
+    inputs = torch.zeros(2, *CIFAR.shape)
+    with torch.no_grad():
+        for emulated_block, real_block in zip(copy, real, strict=True):
+            inputs = real_block(inputs)
+            assert emulated_block(torch.zeros(2, 1)).numel() == inputs.numel()
+
+
+def test_a_step_takes_the_times_of_the_profile(occupied):
+    workload = workload_of("vgg11")
+    network = emulated.emulated_network(ONE_CORE, "vgg11", CIFAR)
+    outputs = network(torch.zeros(8, *CIFAR.shape))
+    forward_s = sum(block.forward.at(8) for block in workload.blocks)
+    assert sum(occupied) == pytest.approx(2 * forward_s)
+    occupied.clear()
+    loss = torch.nn.functional.cross_entropy(outputs, torch.zeros(8, dtype=torch.long))
+    assert torch.isfinite(loss)
+    loss.backward()
+    blocks = list(enumerate(workload.blocks))
+    backward_s = sum(b.backward.at(8) for i, b in blocks if i > 0 or b.parameter_bytes)
+    assert sum(occupied) == pytest.approx(2 * backward_s)
+    assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+def test_a_split_backward_pass_takes_each_half_once(occupied):
+    workload = workload_of("vgg11")
+    stage = emulated.emulated_network(ONE_CORE, "vgg11", CIFAR)[3:10]
+    blocks = workload.blocks[3:10]
+    inputs = torch.zeros(8, 4, requires_grad=True)
+    outputs = stage(inputs)
+    occupied.clear()
+    gradient = torch.ones_like(outputs)
+    (of_inputs,), groups = stage_backward_input([outputs], [gradient], [inputs], stage.parameters())
+    of_input_s = sum(occupied)
+    occupied.clear()
+    stage_backward_weight(stage.parameters(), groups)
+    whole_s = 2 * sum(block.backward.at(8) for block in blocks)
+    weights_s = sum(
+        2 * block.backward.at(8) * block.weight_share / (block.input_share + block.weight_share)
+        for block in blocks
+        if block.parameter_bytes
+    )
+    assert of_inputs.shape == inputs.shape
+    assert sum(occupied) == pytest.approx(weights_s)
+    assert of_input_s == pytest.approx(whole_s - weights_s)
+    assert all(parameter.grad is not None for parameter in stage.parameters())
+
+
+def test_what_a_sleep_was_too_long_the_next_one_is_shorter(monkeypatch):
+    now = [10.0]
+    slept: list[float] = []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        now[0] += seconds + 0.001  # the host wakes late
+
+    monkeypatch.setattr(emulated.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(emulated.time, "sleep", sleep)
+    monkeypatch.setattr(emulated, "_queue", emulated._Queue())
+    emulated.occupy(0.1)
+    emulated.occupy(0.1)
+    now[0] += 1.0  # the host did something else: the device was idle
+    emulated.occupy(0.1)
+    assert slept == pytest.approx([0.1, 0.099, 0.1])
+
+
+def test_a_network_without_a_profile_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"vgg11/fp32-1t/profile\.json: no such profile"):
+        emulated.emulated_network(Accelerator(str(tmp_path)), "vgg11", CIFAR)
+
+
+def test_pipedreams_profile_is_the_published_one():
+    pipedream = Accelerator(str(ROOT / "config" / "accelerators" / "pipedream"))
+    profile = profile_at(pipedream.profile_file(ProfileKey("imagenet", "vgg16")))
+    published = ROOT / "tests" / "unit" / "planning" / "pipedream_vgg16_profile.csv"
+    lines = published.read_text().splitlines()
+    nodes = list(csv.DictReader(line for line in lines if not line.startswith("#")))[1:]
+    for block, node in zip(profile.blocks, nodes, strict=True):
+        times_ms = [1e3 * block.forward[-1].time_s, 1e3 * block.backward[-1].time_s]
+        assert times_ms == pytest.approx([float(node["forward_ms"]), float(node["backward_ms"])])
+        assert block.parameter_bytes == int(node["parameter_bytes"])
+    assert num_parameters(
+        emulated.emulated_network(pipedream, "vgg16", DATASETS["imagenet"])
+    ) == num_parameters(build("vgg16", DATASETS["imagenet"], seed=1))
