@@ -138,12 +138,13 @@ def test_screens_fit_the_terminal(folder, monkeypatch, width, why):
 
 
 ROOT = Path(__file__).resolve().parents[3]
+ASKED = ("--network", "vgg11", "--dataset", "cifar10", "--geometry", "1x2", "--batch-size", "16")
 DEMO = [
     ("plan",),
     ("status",),
     ("report", "--show"),
-    ("recommend", *CELL),
-    ("predict", *CELL, "--strategy", "horovod"),
+    ("recommend", *ASKED),
+    ("predict", *ASKED, "--strategy", "horovod"),
     ("accuracy",),
     ("interconnect", "show", "results/local/links/default/links.json"),
     ("oracle", "anomalies", "results/local/demo/predictions.json"),
