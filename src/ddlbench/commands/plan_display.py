@@ -69,6 +69,8 @@ def plan_lines(
         lines.append("The cells to run: --list.")
     if cost.to_run:
         lines += paragraph(f"Next: {snakemake_command(experiment, site)}", hanging="  ")
+    elif not cost.done:
+        lines.append("Nothing can run yet.")
     else:
         lines += paragraph("Nothing to run. The tables and figures: ddlbench report", hanging="  ")
     return lines
@@ -101,10 +103,9 @@ def _time(cost: Budget, experiment: Experiment, site: Site) -> str:
     bound = f"at most {upper} (time-outs)"
     known = cost.to_run - cost.cells_unknown
     if cost.run_s_expected is None or cost.device_s_expected is None:
-        seconds = duration_text(float(experiment.profile["budget_s"]))
         return (
-            f"unknown, {bound}: nothing was measured on this site; run first, about {seconds} a "
-            f"network: {snakemake_command(experiment, site)} profiles"
+            f"unknown, {bound}: nothing measured here tells it; run first, about "
+            f"{_profile_time(experiment)} a network: {snakemake_command(experiment, site)} profiles"
         )
     about = duration_text(cost.run_s_expected) if alone else _hours(cost.device_s_expected)
     each = duration_text(cost.run_s_expected / known)
@@ -123,18 +124,25 @@ def _time(cost: Budget, experiment: Experiment, site: Site) -> str:
 
 
 def _needs(cost: Budget, experiment: Experiment) -> str:
-    disk = size_text(cost.node_disk_bytes) if cost.node_disk_bytes else "no disk"
+    disk = (
+        f"{size_text(cost.node_disk_bytes)} of disk a node" if cost.node_disk_bytes else "no disk"
+    )
     jobs = f"{_count(cost.slurm_jobs, 'SLURM job')}" if cost.slurm_jobs else "no SLURM jobs"
     first = ""
     if cost.measured_first:
-        seconds = duration_text(float(experiment.profile["budget_s"]))
         first = f", {_count(cost.measured_first, 'profile or links file')} measured first"
-        first += f" ({seconds} each)"
+        first += f" (about {_profile_time(experiment)} each)"
     return (
-        f"{disk} of disk a node, no download, {jobs}{first}; "
+        f"{disk}, no download, {jobs}{first}; "
         f"largest cell {_count(cost.largest_nodes, 'node')}, "
         f"{_count(cost.largest_devices, 'device')}"
     )
+
+
+def _profile_time(experiment: Experiment) -> str:
+    from ddlbench.planning.budget import START_S  # noqa: PLC0415 - slow to import
+
+    return duration_text(experiment.profile["budget_s"] + START_S)
 
 
 def _hours(device_s: float) -> str:

@@ -74,6 +74,10 @@ def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
     Raises:
         DataError: a file is missing, damaged, not a CIFAR batch, or holds forbidden objects.
     """
+    first = BATCHES[split][0]
+    if not (root / FOLDER).is_dir() and (root / first).is_file():
+        whole = f"{root.parent}, the folder that holds it" if root.name == FOLDER else "its parent"
+        raise DataError(f"{root} is the folder of the batches; name it {FOLDER} and give {whole}")
     shards, labels = [], []
     for name in BATCHES[split]:
         path = root / FOLDER / name

@@ -8,13 +8,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from statistics import median
 from typing import Any, Literal, cast
 
 from ddlbench.experiment.cell import Cell
@@ -26,6 +25,7 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import Glance, glance
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
+from ddlbench.experiment.statistics import medians
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_tables import block_costs
@@ -36,9 +36,7 @@ from ddlbench.planning.workload import Workload, profile_at
 
 Likeness = Literal["strategy", "network", "steps", "profile", "operations"]
 
-START_S = 15.0
-"""Start of a cell where none was measured: processes that import torch take about as long."""
-
+START_S = 15.0  # of a cell where no start was measured: processes import torch
 _MOST_READ = 500  # files, while a user waits
 
 
@@ -66,14 +64,13 @@ class Budget:
         device_s_expected: device-seconds of those cells to run that a finished cell or a profile
             is known for; None when there is none.
         run_s_upper, run_s_expected: the same in seconds of one cell after the other.
-        cells_known_by_strategy: cells to run that are expected to take as long as finished ones
-            of the same dataset, network, strategy and amount of work.
-        cells_known_by_network: the same, known from another strategy only.
+        cells_known_by_strategy: known from finished ones of the same dataset, network, strategy
+            and amount of work.
+        cells_known_by_network: the same, from another strategy only.
         cells_known_by_steps: known from measured steps of this network and strategy; like the
             next two, the steps of the cell, and the start of one.
         cells_known_by_profile: known from a profile: all steps as on one device.
-        cells_known_by_operations: known from the operations of their network and the rate of what
-            was measured on this site.
+        cells_known_by_operations: known from those of their network, and the site's rate.
         cells_unknown: cells to run that nothing is known of; ``device_s_expected`` lacks them.
         node_disk_bytes: most room that one node's scratch folder needs for datasets.
         download_bytes: what is fetched from elsewhere: nothing, as data is generated or is the
@@ -229,7 +226,7 @@ class _Expectation:
     ) -> None:
         self._site, self._results_root, self._own = site, results_root, own
         self._finished = [result for result in finished if result.status == Status.OK]
-        self._elapsed_s = _medians(
+        self._elapsed_s = medians(
             (key, result.elapsed_s)
             for result in self._finished
             for _, key in self._keys(result.cell)
@@ -267,7 +264,7 @@ class _Expectation:
 
     @cached_property
     def _starts(self) -> dict[str, float]:
-        return _medians(
+        return medians(
             (key, result.start_s)
             for result in self._here
             if result.start_s is not None
@@ -277,7 +274,7 @@ class _Expectation:
     @cached_property
     def _sample_s(self) -> dict[object, float]:
         """Seconds of a step for each of its samples, by network and strategy."""
-        return _medians(
+        return medians(
             (_training(r.cell), r.step_s / r.cell.batch_size)
             for r in self._finished
             if r.step_s is not None
@@ -295,7 +292,7 @@ class _Expectation:
             folder = self._results_root / profile_file(self._site, "").parent.relative_to(RESULTS)
             paths = islice(folder.glob("*/*/*/profile.json"), _MOST_READ)
             rates = [("", rate) for path in paths if (rate := self._rate_of_profile(path))]
-        return _medians((key, rate) for name, rate in rates for key in {name, ""})
+        return medians((key, rate) for name, rate in rates for key in {name, ""})
 
     def _rate_of_profile(self, path: Path) -> float | None:
         try:
@@ -321,9 +318,11 @@ class _Expectation:
         return operations / rate if operations and rate else None
 
     def _profiled_step_s(self, cell: Cell) -> float | None:
-        path = profile_file(self._site, ProfileKey.of(cell).id).relative_to(RESULTS)
+        path = self._results_root / profile_file(self._site, ProfileKey.of(cell).id).relative_to(
+            RESULTS
+        )
         try:
-            workload = Workload(profile_at(self._results_root / path).to_dict(), str(path))
+            workload = Workload(profile_at(path).to_dict(), str(path))
             return workload.step(cell.batch_size).step_s
         except (InvalidProfile, OSError):
             return None
@@ -354,13 +353,6 @@ class _Expectation:
 
 def _training(cell: Cell) -> tuple[str, str, str]:
     return cell.dataset, cell.network, cell.strategy
-
-
-def _medians(pairs: Iterable[tuple[Any, float]]) -> dict[Any, float]:
-    grouped: defaultdict[Any, list[float]] = defaultdict(list)
-    for key, value in pairs:
-        grouped[key].append(value)
-    return {key: median(values) for key, values in grouped.items()}
 
 
 def _warnings(

@@ -176,7 +176,8 @@ BALANCE_OPTION: dict[str, Any] = {
     "default": "work",
     "description": (
         "How blocks are dealt to stages: 'work' evens out floating-point operations, 'size' "
-        "parameters, 'blocks' their number, 'profile' measured times, '5+9' says it by hand."
+        "parameters, 'blocks' their number, 'profile' measured times, '5+9' says it by hand. A "
+        "network that is not built in takes 'profile'."
     ),
 }
 

@@ -74,7 +74,7 @@ class Inputs:
         if not path.is_file():
             raise InvalidProfile(
                 f"there is no profile of {key.network} on {key.dataset} at site {self.site}; make "
-                f"it with: snakemake --profile profiles/<slurm or local> {path}"
+                f"it with: snakemake --profile profiles/{self._launcher()} {path}"
             )
         return open_workload(path)
 
@@ -86,6 +86,12 @@ class Inputs:
         if path.is_file():
             return replace(open_links(path), within_node=self.links_of("default"))
         return ConditionLinks(condition, self.links_of("default"), fabric)
+
+    def _launcher(self) -> str:
+        try:
+            return load_site(self.site).launcher
+        except ConfigError:  # as below
+            return "<slurm or local>"
 
     def _conditions(self) -> Mapping[str, LinkCondition]:
         try:

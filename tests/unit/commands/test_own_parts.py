@@ -1,4 +1,4 @@
-"""Own networks and own data are tried before any job, once, and cost nothing where there are none."""
+"""Own networks and own data are tried before any job, and cost nothing where there are none."""
 
 from __future__ import annotations
 
