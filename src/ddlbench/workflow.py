@@ -18,7 +18,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -137,9 +137,9 @@ def try_own_parts(site: Site, rows: Sequence[MatrixRow]) -> OwnParts:
         return OwnParts()
     waiting = {c.id for c in cells if not result_file(site.name, c.id).is_file()}
     used = {(cell.network, cell.dataset) for cell in cells if cell.id in waiting}
-    operations = _try_networks(sorted(own & used), site)
-    images: dict[tuple[str, float], int] = {}
     remarks: dict[str, None] = {}
+    operations = _try_networks(sorted(own & used), site, remarks)
+    images: dict[tuple[str, float], int] = {}
     for cell in real:
         key = (cell.dataset, cell.data_scale)
         if cell.id not in waiting or key in images:
@@ -171,30 +171,34 @@ def _count_images(request: DataRequest) -> int:
         raise ConfigError(f"real_data.{request.dataset}: {error}") from error
 
 
-def _try_networks(pairs: list[tuple[str, str]], site: Site) -> dict[tuple[str, str], int]:
+def _try_networks(
+    pairs: list[tuple[str, str]], site: Site, remarks: dict[str, None]
+) -> dict[tuple[str, str], int]:
     """Operations of a sample's forward pass of each pair of network and dataset.
 
-    Nothing is tried where the nodes have another environment (a container), or where no torch is.
+    Nothing is tried where the nodes have another environment (a container) or take the network from
+    a profile (an accelerator), or where no torch is.
     """
-    if not pairs or site.container is not None or importlib.util.find_spec("torch") is None:
+    elsewhere = site.container is not None or site.accelerator is not None
+    if not pairs or elsewhere or importlib.util.find_spec("torch") is None:
         return {}
-    tried = _read_tried()
+    tried: dict[str, int] = {}
+    with suppress(OSError, ValueError):
+        tried = dict(json.loads(_TRIED.read_bytes()))
     keys = {pair: f"{pair[0]} {pair[1]} {_state_of(pair[0])}" for pair in pairs}
     new = [pair for pair in pairs if keys[pair] not in tried]
     if new:
         for pair, answer in zip(new, _answers(new), strict=True):
-            if "error" in answer:
+            if "operations" in answer:
+                tried[keys[pair]] = answer["operations"]
+            elif site.device == "cuda" and answer["on_cpu"]:
+                remarks[f"{answer['error']}; the CPU of this machine said so, a GPU may not"] = None
+            else:
                 raise ConfigError(answer["error"])
-            tried[keys[pair]] = answer["operations"]
         write_json(_TRIED, tried)
-    # Earlier ones too: a cell of theirs tells how fast this site is.
-    return {
-        **{
-            (network, dataset): tried[f"{network} {dataset} {state}"]
-            for network, dataset, state in map(str.split, tried)
-        },
-        **{pair: tried[keys[pair]] for pair in pairs},
-    }
+    # Earlier ones too: their cells tell how fast this site is. The last is the newest.
+    words = {key: key.split() for key in (*tried, *keys.values()) if key in tried}
+    return {(network, dataset): tried[key] for key, (network, dataset, _) in words.items()}
 
 
 def _answers(pairs: list[tuple[str, str]]) -> list[dict[str, Any]]:
@@ -214,14 +218,6 @@ def _answers(pairs: list[tuple[str, str]]) -> list[dict[str, Any]]:
         said = (tried.stderr.strip().splitlines() or [f"exit status {tried.returncode}"])[-1]
         raise ConfigError(f"{names}: the process that builds it ended: {said}") from None
     return answers
-
-
-def _read_tried() -> dict[str, int]:
-    try:
-        tried = json.loads(_TRIED.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return tried if isinstance(tried, dict) else {}
 
 
 def _state_of(network: str) -> str:

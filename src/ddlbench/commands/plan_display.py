@@ -76,9 +76,10 @@ def plan_lines(
     return lines
 
 
-def snakemake_command(experiment: Experiment, site: Site) -> str:
-    """The command that measures an experiment on a site."""
-    parts = ["snakemake", "--profile", f"profiles/{site.launcher}"]
+def snakemake_command(experiment: Experiment, site: Site, target: str = "") -> str:
+    """The command that measures an experiment on a site, or makes a target of it."""
+    # The target stands first, as --configfile would take it for a file of its own.
+    parts = ["snakemake", *filter(None, [target]), "--profile", f"profiles/{site.launcher}"]
     if Path(experiment.where) != CONFIG:
         parts += ["--configfile", experiment.where]
     if site.name != experiment.site:
@@ -105,7 +106,8 @@ def _time(cost: Budget, experiment: Experiment, site: Site) -> str:
     if cost.run_s_expected is None or cost.device_s_expected is None:
         return (
             f"unknown, {bound}: nothing measured here tells it; run first, about "
-            f"{_profile_time(experiment)} a network: {snakemake_command(experiment, site)} profiles"
+            f"{_profile_time(experiment)} a network: "
+            f"{snakemake_command(experiment, site, 'profiles')}"
         )
     about = duration_text(cost.run_s_expected) if alone else _hours(cost.device_s_expected)
     each = duration_text(cost.run_s_expected / known)

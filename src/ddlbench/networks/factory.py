@@ -124,6 +124,10 @@ def markdown_table() -> str:
 _SAMPLES = 2  # batch normalisation needs more than one
 
 
+class BlockFails(ConfigError):  # noqa: N818 - what happened
+    """A block cannot compute its output on the CPU; a GPU may."""
+
+
 def try_out(network: str, spec: DatasetSpec) -> int:
     """Floating-point operations of a forward pass of one sample; the network is built and run once.
 
@@ -175,7 +179,7 @@ def _operations(network: str, factory: Any, spec: DatasetSpec, device: str) -> i
             try:
                 passing = block(passing)
             except Exception as error:
-                raise ConfigError(
+                raise BlockFails(
                     f"{where}: block {name!r} fails on an input of shape {shape} ({spec.name}): "
                     f"{_sentence(error)}"
                 ) from error
@@ -211,12 +215,15 @@ def _sentence(error: Exception) -> str:
 
 
 def main(pairs: str) -> None:
-    """Try pairs of network and dataset, and print a JSON list: operations, or what is wrong."""
+    """Try pairs of network and dataset, and print a JSON list.
+
+    Of each pair ``operations``, or an ``error``, with ``on_cpu`` true if a GPU may do better.
+    """
     answers: list[dict[str, Any]] = []
     with redirect_stdout(sys.stderr):  # what a user's module prints is no JSON
         for network, dataset in json.loads(pairs):
             try:
                 answers.append({"operations": try_out(network, DATASETS[dataset])})
             except ConfigError as error:
-                answers.append({"error": str(error)})
+                answers.append({"error": str(error), "on_cpu": isinstance(error, BlockFails)})
     print(json.dumps(answers))

@@ -88,6 +88,16 @@ def test_a_module_that_is_not_there_is_a_sentence(folder: Path) -> None:
         try_own_parts(LOCAL, _rows(BASE.with_(network="own_dying:net")))
 
 
+def test_what_only_a_gpu_computes_is_a_remark_on_a_site_of_gpus(folder: Path) -> None:
+    (folder / "own_gpu.py").write_text(GOOD.replace("spec.image_bytes", "99"))
+    rows = _rows(BASE.with_(network="own_gpu:net"))
+    with pytest.raises(ConfigError, match=r"block '1' fails on an input of shape \(2, 3072\)"):
+        try_own_parts(LOCAL, rows)
+    found = try_own_parts(replace(LOCAL, device="cuda"), rows)
+    assert found.operations == {}
+    assert "the CPU of this machine said so" in found.remarks[0]
+
+
 def test_nodes_with_another_environment_try_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workflow.subprocess, "run", _no_process)
     boxed = replace(LOCAL, launcher="slurm", container={"image": "/x.sif"})

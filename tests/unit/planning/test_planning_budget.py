@@ -360,7 +360,7 @@ def test_the_yaml_that_lets_pipelines_of_own_networks_run_is_shown(tmp_path: Pat
 def test_nothing_known_is_said(tmp_path: Path) -> None:
     text = _shown(_rows(BASE, DDP), LOCAL, tmp_path)
     assert "time unknown, at most 20 min (time-outs): nothing measured here tells it; " in text
-    assert "about 55 s a network: snakemake --profile profiles/local profiles" in text
+    assert "about 55 s a network: snakemake profiles --profile profiles/local" in text
 
 
 def _timed(step_s: float, steps: int = 10) -> dict[str, Any]:
