@@ -1,5 +1,6 @@
 """The matrix of this experiment, and where each of its files lies. No rules here."""
 
+import json
 import sys
 from os.path import relpath
 from pathlib import Path
@@ -16,7 +17,8 @@ from ddlbench.planning.matrix import expand as expand_matrix
 from ddlbench.planning.resources import request
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.report import run_screen
-from ddlbench.workflow import check_profile, hold_machine, holds_machine, make_report
+from ddlbench.workflow import check_profile, hold_machine, holds_machine
+from ddlbench.workflow import make_report, try_own_parts
 
 CONFIG_FILES = [relpath(file) for file in workflow.configfiles]
 
@@ -24,14 +26,19 @@ try:
     EXPERIMENT = parse_experiment(
         config, ", ".join(CONFIG_FILES) or "the configuration"
     )
-    SITE = load_site(EXPERIMENT.site)
+    SITE = load_site(EXPERIMENT.site, real_data=EXPERIMENT.real_data)
     if workflow.is_main_process:
         check_profile(SITE, sys.argv[1:])
     ROWS = expand_matrix(EXPERIMENT, SITE)
+    if workflow.is_main_process:
+        for remark in try_own_parts(SITE, ROWS).remarks:
+            print(f"ddlbench: {remark}", file=sys.stderr)
 except ConfigError as error:
     sys.exit(f"ddlbench: {error}")
 
 CELLS = {row.cell.id: row.cell for row in ROWS if row.unsupported is None}
+# The folders of the user's own data: jobs read the site's file, but not the experiment's.
+REAL_DATA = json.dumps(EXPERIMENT.real_data)
 RESULTS = [str(result_file(SITE.name, cell)) for cell in CELLS]
 TABLES = tables_dir(SITE.name, EXPERIMENT.name)
 FIGURES = figures_dir(SITE.name, EXPERIMENT.name)
