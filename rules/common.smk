@@ -7,7 +7,13 @@ from pathlib import Path
 from ddlbench.workflow import mend_slurm_executor
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import cell_dir, figures_dir, result_file, tables_dir
+from ddlbench.experiment.paths import (
+    cell_dir,
+    figures_dir,
+    html_report_file,
+    result_file,
+    tables_dir,
+)
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import put_aside_if_broken
 from ddlbench.experiment.site import load_site
@@ -35,6 +41,7 @@ CELLS = {row.cell.id: row.cell for row in ROWS if row.unsupported is None}
 RESULTS = [str(result_file(SITE.name, cell)) for cell in CELLS]
 TABLES = tables_dir(SITE.name, EXPERIMENT.name)
 FIGURES = figures_dir(SITE.name, EXPERIMENT.name)
+PAGE = html_report_file(SITE.name, EXPERIMENT.name)
 
 mend_slurm_executor()
 run_screen.follow(EXPERIMENT.name, SITE.name, ROWS)

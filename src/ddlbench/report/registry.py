@@ -338,6 +338,23 @@ def prediction_figure(name: str, strategies: Sequence[str]) -> tuple[str, tuple[
     )
 
 
+def figures_by_strategy(
+    names: Sequence[str], strategies: Sequence[str]
+) -> dict[str, list[tuple[str, str]]]:
+    """Those of the figures that there are for each strategy.
+
+    Returns:
+        by its name in :data:`FIGURES`: the figures' names, each with its strategy.
+    """
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for one in names_of("strategy"):
+        for strategy in strategies:
+            name = f"{one}_{_slug(strategy)}"
+            if name in names:
+                groups.setdefault(one, []).append((name, strategy))
+    return groups
+
+
 def caption_of(name: str) -> str:
     """The caption of a figure in the HTML report, by the name of its file."""
     if name in FIGURES:
