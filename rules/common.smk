@@ -83,11 +83,42 @@ def figure_files(wildcards):
     return [str(FIGURES / f"{name}.png") for name in figures_for(ROWS)]
 
 
+REPORT_TITLE = f"{EXPERIMENT.name} on {SITE.name}, {len(ROWS)} cells"
+
+
+def report_origin():
+    """Site, date and commit, for the landing page of Snakemake's report."""
+    from ddlbench.report.footer import Context, origin
+    from ddlbench.report.tables import read_tables
+
+    return origin(read_tables(TABLES).summary, Context(SITE.description))
+
+
+def report_figures():
+    """Names of the figures, in the order in which they are read."""
+    from ddlbench.report.registry import figures_for, prediction_figures_for
+
+    return [*figures_for(ROWS), *prediction_figures_for(ROWS)]
+
+
 def figure_caption(name):
     """What the HTML report says of a figure."""
     from ddlbench.report.registry import caption_of
 
     return caption_of(name)
+
+
+def figure_heading(name):
+    """The first sentence of what the HTML report says of a figure."""
+    from ddlbench.report.registry import heading_of
+
+    return heading_of(name)
+
+
+def figure_labels(wildcards):
+    """The row of a figure in the list of Snakemake's report."""
+    (name,) = wildcards
+    return {"figure": name, "shows": figure_heading(name)}
 
 
 def known_cell(wildcards):

@@ -48,6 +48,7 @@ from ddlbench.report.registry import (
     caption_of,
     figures_by_strategy,
     figures_for,
+    heading_of,
     prediction_figures_for,
 )
 from ddlbench.report.tables import NOTE_BREAK, Tables, read_tables
@@ -216,8 +217,8 @@ def _figures(
         pictures = [_picture(place / f"{name}.png", label, folder) for name, label in named]
         there = tuple(picture for picture in pictures if picture is not None)
         if there:
-            heading, paragraphs = _caption(caption_of(there[0].name) or there[0].name)
-            yield Captioned(heading, paragraphs, there)
+            name = there[0].name
+            yield Captioned(heading_of(name), _paragraphs(name), there)
 
 
 def _lacking(experiment: str, site: Site, rows: Sequence[MatrixRow], results: Path) -> list[str]:
@@ -253,18 +254,18 @@ def _address(path: Path, folder: Path) -> str:
     return quote(path.relative_to(folder).as_posix())
 
 
-def _caption(text: str) -> tuple[str, tuple[Markup, ...]]:
-    """The first sentence, and the rest as paragraphs; ``*word*`` is emphasised."""
-    first, *others = text.split("\n\n")
-    heading, _, rest = first.partition(". ")
-    paragraphs = [text for text in (rest, *others) if text]
-    return heading.strip().rstrip("."), tuple(
-        Markup(re.sub(r"\*(\w[^*]*)\*", r"<em>\1</em>", str(escape(text)))) for text in paragraphs
+def _paragraphs(name: str) -> tuple[Markup, ...]:
+    """What a caption says after its first sentence; ``*word*`` is emphasised."""
+    rest = caption_of(name).removeprefix(heading_of(name)).removeprefix(".").strip()
+    return tuple(
+        Markup(re.sub(r"\*(\w[^*]*)\*", r"<em>\1</em>", str(escape(text))))
+        for text in rest.split("\n\n")
+        if text
     )
 
 
 _SUMMARY = (
-    Column("Dataset"), Column("Network"), Column("Strategy"), Column("Nodes x devices"),
+    Column("Dataset"), Column("Network"), Column("Strategy"), Column("Geometry"),
     Column("Samples/s", right=True), Column("Speed-up (interval)", right=True),
     Column("Memory", right=True), Column("State"),
 )  # fmt: skip
@@ -288,7 +289,8 @@ def _summary(summary: pd.DataFrame) -> tuple[Sequence[Column], list[tuple[str, .
 def _state(row: Mapping[Hashable, Any]) -> str:
     parts = [str(row["status"]).replace("_", " ")]
     parts += [mark for mark in ("noisy", "stale") if row[mark]]
-    return ", ".join(parts) + (f": {row['reason']}" if row["reason"] else "")
+    reason = row["reason"] if row["status"] != Status.NOT_RUN else ""
+    return ", ".join(parts) + (f": {reason}" if reason else "")
 
 
 def _reasons(tables: Tables) -> list[tuple[str, str, str, str]]:

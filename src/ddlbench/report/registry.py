@@ -363,6 +363,11 @@ def caption_of(name: str) -> str:
     return next((FIGURES[one].caption for one in each), "")
 
 
+def heading_of(name: str) -> str:
+    """The first sentence of a figure's caption, without its point; without one, the name."""
+    return caption_of(name).partition("\n\n")[0].partition(". ")[0].rstrip(".") or name
+
+
 def _strategies_with_models() -> set[str]:
     from ddlbench.predict.prediction import modelled_strategies, predictor_of  # noqa: PLC0415
 

@@ -26,6 +26,7 @@ from ddlbench.planning.matrix import MatrixRow
 _MEASURING = {"cell": "cell", "profile": "profile", "links_of_fabric": "links"}
 _REPORT = "table or figure"
 _REPORTING = {"tables", "predict", "figure", "prediction_figure"}
+_PAGE = "page"
 _PARTS = ("cell", "profile", "links", _REPORT)
 # samples/s, speed-up, took, left
 _WIDTHS = (9, 9, 8, 8)
@@ -92,6 +93,7 @@ class RunScreen:
             if part:
                 self._planned[part] += int(count)
         counts = [_counted(self._planned[part], part) for part in _PARTS if self._planned[part]]
+        counts += ["HTML report"] * bool(stats.get(_PAGE))
         headings = [self._row("", "cell", *_HEADINGS)] if self._planned["cell"] else []
         return [f"{_title}: {', '.join(counts)}", *headings]
 
