@@ -22,8 +22,8 @@ field. This page is made by `make tables`.
 
 ## report.html: all of it on one page
 
-`results/<site>/<experiment>/report.html` shows what tables and figures hold: what to train with, the
-table of speed-ups, every figure with its caption and links to its PDF and numbers, a summary of
+`results/<site>/<experiment>/report.html` shows what tables and figures hold: what to train with,
+the table of speed-ups, every figure with its caption and links to its PDF and numbers, a summary of
 every configuration, and why a cell has no number. All pictures are in the one file, and no script
 is: send it, or read it offline or on a phone. Its links to files work while it lies in its folder.
 
