@@ -274,7 +274,7 @@ def _locked(site: Site) -> IO[str]:
 
 
 def make_report(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> list[Path]:
-    """Tables and figures of the results that are there; returns the figures."""
+    """Tables, figures and HTML report of the results that are there; returns the figures."""
     # Here, because every measured cell imports this module and none needs what draws.
     from ddlbench.report import figures_for, make_figure, make_tables  # noqa: PLC0415
 
@@ -284,7 +284,15 @@ def make_report(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> li
     for name in figures_for(rows):
         figures.append(figures_dir(site.name, experiment.name) / f"{name}.png")
         make_figure(name, tables, figures[-1], site.description)
+    make_page(experiment, site, rows)
     return figures
+
+
+def make_page(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> Path:
+    """The HTML report of the tables and figures that are there."""
+    from ddlbench.report.html_report import make_html_report  # noqa: PLC0415 - as above
+
+    return make_html_report(experiment.name, site, rows, RESULTS)
 
 
 @dataclass(frozen=True)
