@@ -47,9 +47,18 @@ hints_at_gpu() {
     [ -e /proc/driver/nvidia/version ] || command -v nvidia-smi || command -v nvcc || command -v sbatch
 } >/dev/null
 build=${DDLBENCH_TORCH:-$(if hints_at_gpu; then echo cuda; else echo cpu; fi)}
+# Behind a mirror PyPI's own index must do; pip would try this one again for every package.
+cpu_index=https://download.pytorch.org/whl/cpu
+reachable() {
+    "$python" -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)' "$1"
+} >/dev/null 2>&1
+torch_index=()
 case $build in
-cpu) size="torch (about 180 MB)" torch_index=(--extra-index-url https://download.pytorch.org/whl/cpu) ;;
-cuda) size="torch with CUDA (several GB)" torch_index=() ;;
+cpu)
+    size="torch (about 180 MB)"
+    if reachable "$cpu_index/"; then torch_index=(--extra-index-url "$cpu_index"); fi
+    ;;
+cuda) size="torch with CUDA (several GB)" ;;
 *) say "DDLBENCH_TORCH is $build; write cpu or cuda" >&2 && exit 1 ;;
 esac
 
