@@ -224,8 +224,21 @@ class Strategy:
         """Micro-batches of a step whose forward pass runs again before their backward pass."""
         return 0
 
-    def is_synchronous(self, cell: Cell) -> bool:
+    def is_synchronous(self, cell: Cell, details: Mapping[str, Any] | None = None) -> bool:
+        """Whether updates use gradients of the current weights; a plan's details may decide."""
         return self.synchronous
+
+    def samples_per_update(self, cell: Cell, details: Mapping[str, Any]) -> int:
+        """Samples whose gradients one update sums, at most; a mini-batch by default."""
+        return cell.batch_size
+
+    def ran_as(self, cell: Cell, details: Mapping[str, Any]) -> str:
+        """What a plan amounts to where the strategy's name says another thing; else empty.
+
+        It stands behind the strategy's label in tables and figures.
+        """
+        samples = self.samples_per_update(cell, details)
+        return f"{samples} samples an update" if samples != cell.batch_size else ""
 
     def option_values(self, cell: Cell) -> dict[str, OptionValue]:
         """All options: the cell's own, and defaults for the others."""

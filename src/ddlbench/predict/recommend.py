@@ -26,6 +26,7 @@ from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.memory import capacity_bytes, fits, fullest_bytes
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.strategy import (
+    Strategy,
     cut_by_profile,
     known_strategy,
     normalise,
@@ -253,7 +254,7 @@ def recommend(
     )  # one error names all that is missing
     for cell in cells:
         strategy = strategy_of(cell.strategy)
-        if not (strategy.is_synchronous(cell) or allow_stale):
+        if not (allow_stale or _is_synchronous(strategy, cell, inputs.site)):
             continue
         reason = strategy.supports(cell) or site.supports(cell)
         if reason is not None:
@@ -276,6 +277,16 @@ def recommend(
     return Recommendation(recommender, tuple(sorted(candidates, key=_rank)))
 
 
+def _is_synchronous(strategy: Strategy, cell: Cell, site: str) -> bool:
+    """Whether updates use current weights, by the plan where the strategy alone does not say it."""
+    if strategy.is_synchronous(cell):
+        return True
+    try:
+        return strategy.is_synchronous(cell, make_plan(cell, site).details)
+    except ConfigError:
+        return False
+
+
 def _predicted(
     prediction: Prediction, workload: Workload, plan: Plan, capacity: float | None
 ) -> Candidate:
@@ -285,8 +296,10 @@ def _predicted(
     if devices and capacity is not None:
         fit = fits(workload, plan, devices, capacity)
     why = _explanation(prediction, fit, needed, capacity, plan)
-    synchronous = strategy.is_synchronous(plan.cell)
-    return Candidate(plan.cell, strategy.label, synchronous, prediction, needed, capacity, fit, why)
+    synchronous = strategy.is_synchronous(plan.cell, plan.details)
+    ran_as = strategy.ran_as(plan.cell, plan.details)
+    label = f"{strategy.label} ({ran_as})" if ran_as else strategy.label
+    return Candidate(plan.cell, label, synchronous, prediction, needed, capacity, fit, why)
 
 
 def _not_predicted(cell: Cell, why: str) -> Candidate:

@@ -62,7 +62,8 @@ def variant_labels(summary: pd.DataFrame, without: Collection[str] = ()) -> pd.S
     """Name the variant of each row, as "chunks 8, precision bf16"; empty if there is only one.
 
     Two cells of one dataset, network, strategy and geometry are variants if an option or another
-    field differs. Then its value is written for all rows of the strategy, defaults included.
+    field differs. Then its value is written for all rows of the strategy, defaults included. What a
+    row ran as, where its strategy's name says another thing, is always written.
 
     Args:
         summary: rows with ``configuration``.
@@ -86,6 +87,9 @@ def variant_labels(summary: pd.DataFrame, without: Collection[str] = ()) -> pd.S
         )
         for place, row in enumerate(rows_of(summary))
     ]
+    if "ran_as" in summary:
+        pairs = zip(texts, summary["ran_as"], strict=True)
+        texts = [", ".join(filter(None, pair)) for pair in pairs]
     return pd.Series(texts, index=summary.index, dtype=object)
 
 

@@ -33,7 +33,7 @@ from ddlbench.experiment.result import (
 from ddlbench.experiment.status import Reason, Status, reason_code
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.plan import make_plan, measured_digests
-from ddlbench.planning.strategy import workers_of
+from ddlbench.planning.strategy import known_strategy, workers_of
 from ddlbench.report.comparability import Processors, forbids_speedup, unlike
 from ddlbench.report.summary import summarise
 from ddlbench.report.tables import (
@@ -130,7 +130,7 @@ def _outcome(row: MatrixRow, site: str, root: Path) -> dict[str, Any]:
         "stale": _is_stale(result.inputs, row.cell, site, root),
         "workers": result.workers or workers_of(row.cell),
         "processes": result.processes,
-        "update_semantics": result.update_semantics,
+        **_semantics(result, row.cell),
         "device_kind": result.device_kind,
         "ran_on": ran_on,
         "processors": NOTE_BREAK.join(ran_on.devices),
@@ -142,6 +142,17 @@ def _outcome(row: MatrixRow, site: str, root: Path) -> dict[str, Any]:
         **_memory(result.ranks),
         **_checkpointing(result.checkpointing),
     }
+
+
+def _semantics(result: Result, cell: Cell) -> dict[str, str]:
+    """What the plan amounts to; results of earlier versions call a single stage stale."""
+    strategy, details = known_strategy(cell.strategy), result.plan_details
+    semantics = {"update_semantics": result.update_semantics, "ran_as": ""}
+    if strategy is not None and result.status == Status.OK:
+        semantics["ran_as"] = strategy.ran_as(cell, details)
+        if strategy.is_synchronous(cell, details):
+            semantics["update_semantics"] = "synchronous"
+    return semantics
 
 
 def _without_result(row: MatrixRow, path: Path) -> dict[str, Any]:

@@ -71,6 +71,7 @@ def _record(configuration: str, runs: pd.DataFrame, by_id: pd.DataFrame) -> dict
             if len(good)
         },
         "update_semantics": _joined(runs["update_semantics"], " "),
+        "ran_as": _joined(runs["ran_as"], NOTE_BREAK),
         "device_kind": _joined(runs["device_kind"], " "),
         "processors": _joined(runs["processors"], NOTE_BREAK),
         "noisy": bool(good["noisy"].any()),

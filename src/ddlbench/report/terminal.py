@@ -84,12 +84,11 @@ def _full_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> list[s
     ]  # fmt: skip
     cells = []
     for row in rows:
-        options = f" ({row['options']})" if row["options"] else ""
         cells.append(
             (
                 dataset_label(str(row["dataset"])),
                 network_label(str(row["network"])),
-                strategy_label(str(row["strategy"])) + options,
+                _column_name(row),
                 *(str(row[name]) for name in differing),
                 str(row["workers"]),
                 *numbers_of(row),
@@ -151,8 +150,8 @@ def speedup_table(
 
 
 def _column_name(row: dict[Hashable, Any]) -> str:
-    options = f" ({row['options']})" if row["options"] else ""
-    return strategy_label(str(row["strategy"])) + options
+    variant = ", ".join(filter(None, (str(row["options"]), str(row["ran_as"]))))
+    return strategy_label(str(row["strategy"]), variant)
 
 
 def _samples(row: Mapping[Hashable, Any]) -> str:

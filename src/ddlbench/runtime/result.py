@@ -88,7 +88,7 @@ def assemble(
     complete = status == Status.OK
     timing = timing_of(cell, ok, site.device) if complete else None
     saved = None if timing is None else checkpointing(cell, ok, timing, earlier)
-    synchronous = strategy.is_synchronous(cell)
+    synchronous = strategy.is_synchronous(cell, plan.details)
     return Result(
         status=status,
         reason=reason,

@@ -325,3 +325,35 @@ def test_stages_and_replicas_come_from_the_profile(monkeypatch, tmp_path) -> Non
     assert _stages(straight, "here") == [[n, n + 1, 1] for n in range(4)]
     with pytest.raises(ConfigError, match="has 4 blocks, too few for 5 stages"):
         make_plan(_cell("1x5", "model-parallel-p2p", balance="profile"), "here")
+
+
+# What a plan amounts to ---------------------------------------------------------------------------
+
+
+def test_a_single_stage_is_data_parallelism_with_current_weights() -> None:
+    strategy, cell = strategy_of("pipedream"), _cell("1x2", balance="24", replicas=2)
+    details = make_plan(cell).details
+    assert strategy.is_synchronous(cell, details)
+    assert not strategy.is_synchronous(cell)
+    assert strategy.ran_as(cell, details) == "data parallel, 32 samples an update"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"balance": "12+12", "replicas": "2+1"}, "32 samples an update"),
+        ({"balance": "8+8+8", "replicas": "1+1+1"}, ""),
+        ({"balance": "24", "replicas": 3, "stage_all_reduce": "async"}, "48 samples an update"),
+    ],
+)
+def test_replicated_stages_sum_more_samples_and_stay_stale(options: dict[str, Any], text: str) -> None:
+    strategy, cell = strategy_of("pipedream"), _cell("1x3", **options)
+    details = make_plan(cell).details
+    assert not strategy.is_synchronous(cell, details)
+    assert strategy.ran_as(cell, details) == text
+
+
+def test_other_strategies_sum_one_mini_batch() -> None:
+    for name in ("ddp", "pipe-1f1b", "parameter-server"):
+        cell = _cell("1x4", name) if name != "parameter-server" else _cell("1x3", name)
+        assert strategy_of(name).ran_as(cell, strategy_of(name).details(cell)) == ""

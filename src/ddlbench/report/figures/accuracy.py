@@ -42,7 +42,7 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
             (patch(_NEUTRAL, _MODEL), "predictor"),
             (patch(_NEUTRAL, _BASELINE), "baseline"),
             (Line2D([], [], **_POINT), "a measured cell"),
-            (Line2D([], [], color=GREY, linestyle=(0, (1, 1.2))), "repeats lie so far apart"),
+            (Line2D([], [], color=GREY, linestyle=(0, (1, 1.2))), "repeats differ by so much"),
         ],
         [Section("", [Panel(strategy_label(strategy)) for strategy in strategies])],
         footer=footer(shown_cells(predicted, frame), context, [_legend_sentence(scored)]),

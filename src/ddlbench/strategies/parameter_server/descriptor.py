@@ -86,7 +86,7 @@ class ParameterServer(Strategy):
         servers = int(options.get("servers", self.options["servers"]["default"]))
         return max(1, devices - servers)
 
-    def is_synchronous(self, cell: Cell) -> bool:
+    def is_synchronous(self, cell: Cell, details: Mapping[str, Any] | None = None) -> bool:
         return self.option_values(cell)["mode"] == "sync"
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:

@@ -248,6 +248,23 @@ class PipeDream(StagedStrategy):
             return tuple(int(count) for count in str(values["replicas"]).split("+"))
         return None if values["balance"] == "profile" else (1,) * cell.devices
 
+    def is_synchronous(self, cell: Cell, details: Mapping[str, Any] | None = None) -> bool:
+        """A single stage has nothing in flight: it is data parallelism."""
+        return details is not None and self._is_data_parallel(details)
+
+    def samples_per_update(self, cell: Cell, details: Mapping[str, Any]) -> int:
+        """Each replica of a stage has a mini-batch of its own, and one update sums all of them."""
+        return cell.batch_size * max(_counts(details), default=1)
+
+    def ran_as(self, cell: Cell, details: Mapping[str, Any]) -> str:
+        text = super().ran_as(cell, details)
+        return f"data parallel, {text}" if text and self._is_data_parallel(details) else text
+
+    @staticmethod
+    def _is_data_parallel(details: Mapping[str, Any]) -> bool:
+        whole = len(_counts(details)) == 1 and not details.get("extra_warmup")
+        return whole and details.get("stage_all_reduce") != "async"
+
     def ideal_speedup(self, cell: Cell) -> float:
         """No flush, no bubble (Narayanan et al. 2019, section 3.2)."""
         return float(cell.devices)
@@ -323,8 +340,8 @@ def _run(
     return flowing(lambda mini_batches: kind().schedule(shape, mini_batches), counts, late)
 
 
-def _counts(details: dict[str, Any]) -> tuple[int, ...]:
-    return tuple(replicas for _, _, replicas in details["stages"])
+def _counts(details: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(replicas for _, _, replicas in details.get("stages", ()))
 
 
 def _processes(cell: Cell, stages: Sequence[Any]) -> tuple[Process, ...]:
