@@ -16,7 +16,7 @@ from ddlbench.planning.matrix import expand as expand_matrix
 from ddlbench.planning.resources import request
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.report import run_screen
-from ddlbench.workflow import check_profile, hold_machine, make_report
+from ddlbench.workflow import check_profile, hold_machine, holds_machine, make_report
 
 CONFIG_FILES = [relpath(file) for file in workflow.configfiles]
 
@@ -124,21 +124,17 @@ def cell_threads(wildcards):
     return cell_request(wildcards).cpus_per_task
 
 
-HOLDING = []
-
-
 def hold_this_machine():
     """One run at a time measures on this machine."""
     try:
         hold_machine(SITE)
     except ConfigError as error:
         sys.exit(f"ddlbench: {error}")
-    HOLDING.append(SITE.name)
 
 
 def partial_report():
     """Tables and figures of what is there; Ctrl-C skips them."""
-    if not HOLDING:
+    if not holds_machine(SITE):
         return
     there = sum(map(exists, RESULTS))
     print(

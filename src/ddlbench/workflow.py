@@ -35,7 +35,8 @@ from ddlbench.planning.matrix import MatrixRow, expand
 if TYPE_CHECKING:
     import pandas as pd
 
-_held: list[IO[str]] = []
+# Sites that this process measures on, with the open lock of this machine; a cluster has none.
+_held: dict[str, IO[str] | None] = {}
 
 
 @contextmanager
@@ -115,8 +116,15 @@ def hold_machine(site: Site) -> None:
     Raises:
         ConfigError: another run measures here.
     """
-    if site.launcher != "local":
-        return
+    _held[site.name] = _locked(site) if site.launcher == "local" else None
+
+
+def holds_machine(site: Site) -> bool:
+    """Whether this process has begun to measure on a site, after :func:`hold_machine`."""
+    return site.name in _held
+
+
+def _locked(site: Site) -> IO[str]:
     path = RESULTS / site.name / ".running"
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a+", encoding="utf-8")
@@ -131,7 +139,7 @@ def hold_machine(site: Site) -> None:
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()
-    _held.append(file)
+    return file
 
 
 def make_report(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> list[Path]:

@@ -29,7 +29,7 @@ def interconnect() -> None:
     """Read the output of link tests, and show measured links."""
 
 
-@interconnect.command("parse-p2p")
+@interconnect.command("parse-p2p", short_help="Print p2pBandwidthLatencyTest's output as JSON.")
 @_FILE
 def parse_p2p_file(file: Path) -> None:
     """Print the matrices of p2pBandwidthLatencyTest's output as JSON (bytes per second, seconds).
@@ -41,7 +41,7 @@ def parse_p2p_file(file: Path) -> None:
     _print_parsed(file, parse_p2p)
 
 
-@interconnect.command("parse-nvbandwidth")
+@interconnect.command("parse-nvbandwidth", short_help="Print `nvbandwidth -j` output as JSON.")
 @_FILE
 def parse_nvbandwidth_file(file: Path) -> None:
     """Print the device-to-device matrices of `nvbandwidth -j` as JSON (bytes per second, seconds).
@@ -151,7 +151,7 @@ def link() -> None:
     """Emulate slow links between nodes on this machine."""
 
 
-@link.command()
+@link.command(short_help="Make links of a condition, and measure them.")
 @click.option("--latency-ms", type=float, required=True, help="Delay from node to node, one way.")
 @click.option("--bandwidth-mbit", type=float, help="Rate of each node's link, each direction.")
 @click.option("--loss-percent", type=float, default=0.0, show_default=True, help="Lost packets.")

@@ -12,7 +12,6 @@ import click
 
 from ddlbench.commands import oracle_display as display
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.screen import Column, duration_text, paragraph, table
 from ddlbench.predict.paradl import advise
 from ddlbench.predict.paradl.configuration import STRATEGIES
 from ddlbench.predict.paradl.oracle import VARIANTS
@@ -65,7 +64,7 @@ def _of_workload(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-@oracle.command("score")
+@oracle.command("score", short_help="Score projections against measured iterations.")
 @click.argument("measured", type=click.Path(path_type=Path))
 @with_platform
 @click.option(
@@ -84,10 +83,10 @@ def score_command(measured: Path, platform: Platform, predictor: str, as_json: b
     if as_json:
         click.echo(json.dumps(found))
     else:
-        click.echo("\n".join(display.score_lines(found)))
+        click.echo("\n".join(display.score_lines(found, platform)))
 
 
-@oracle.command("calibrate")
+@oracle.command("calibrate", short_help="Fit the platform's constants to measurements.")
 @click.argument("measured", type=click.Path(path_type=Path))
 @with_platform
 @click.option("--campaign", default="report", show_default=True, help="Rows of it are fitted.")
@@ -132,10 +131,10 @@ def calibrate_command(
     if as_json:
         click.echo(json.dumps(value))
     else:
-        click.echo("\n".join(display.calibration_lines(value)))
+        click.echo("\n".join(display.calibration_lines(value, platform)))
 
 
-@oracle.command("best")
+@oracle.command("best", short_help="Rank the strategies on so many devices.")
 @_of_workload
 @click.option("--devices", type=int, required=True)
 @click.option("--batch-size", type=float, required=True, help="Samples over all devices.")
@@ -158,7 +157,7 @@ def best_command(
         click.echo("\n".join(display.best_lines(found, _network(), platform, devices, batch_size)))
 
 
-@oracle.command("limits")
+@oracle.command("limits", short_help="Say how far each strategy scales, and why no further.")
 @_of_workload
 @click.option(
     "--batch-size",
@@ -166,7 +165,13 @@ def best_command(
     required=True,
     help="Samples of a device (data), of a node (hybrids), of all devices (the others).",
 )
-@click.option("--strategy", type=click.Choice(STRATEGIES), multiple=True, help="All if left out.")
+@click.option(
+    "--strategy",
+    type=click.Choice(STRATEGIES),
+    metavar="NAME",
+    multiple=True,
+    help=f"Only this one of {', '.join(STRATEGIES)}; may be repeated.",
+)
 @click.option("--max-devices", type=int, help="Look no further; the platform's end if left out.")
 def limits_command(
     *,
@@ -190,7 +195,7 @@ def limits_command(
         click.echo("\n".join(display.limits_lines(found, _network(), platform)))
 
 
-@oracle.command("target")
+@oracle.command("target", short_help="Say which devices end an epoch in a given time.")
 @_of_workload
 @click.option(
     "--batch-size",
@@ -240,7 +245,7 @@ OUT = click.option(
 )
 
 
-@oracle.command("figure")
+@oracle.command("figure", short_help="Draw measurements beside projections.")
 @click.argument("measured", type=click.Path(path_type=Path))
 @with_platform
 @CAMPAIGN
@@ -259,7 +264,7 @@ def figure_command(measured: Path, platform: Platform, campaign: str, out: Path)
     click.echo(f"{made}, .pdf and .csv are written")
 
 
-@oracle.command("anomalies")
+@oracle.command("anomalies", short_help="Flag runs that depart from their projection.")
 @click.argument("runs", type=click.Path(path_type=Path))
 @click.option(
     "--limit",
@@ -297,26 +302,30 @@ def anomalies_command(
             known = ", ".join(dict.fromkeys(map(str, predictions["predictor"])))
             raise ConfigError(f"{runs}: nothing by predictor {predictor!r}; it has: {known}")
         table = from_predictions(predictions, predictor)
+        said = f"{predictor}, of this site's own profile and links"
     else:
-        table = _projected_runs(_reliable(runs, campaign), load_platform(platform_name))
+        platform = load_platform(platform_name)
+        table = _projected_runs(_reliable(runs, campaign), platform)
+        said = f"the corrected oracle for {platform.values['description']}"
     judged = anomalies(table, limit)
     if as_json:
         records = judged.astype(object).where(judged.notna(), None).to_dict("records")
         click.echo(json.dumps({"limit": limit, "runs": records}))
     else:
-        click.echo("\n".join(_departure_lines(judged, limit)))
+        click.echo("\n".join(display.departure_lines(judged, limit, said)))
     if not (judged["why_unknown"] == "").any():  # silence must not read as "all is well"
         raise ConfigError(f"{runs}: no run could be judged: none was both measured and projected")
     if (judged["departs"] != "").any():
         raise SystemExit(1)
 
 
-@oracle.command("explain")
-@click.argument("strategies", nargs=-1, type=click.Choice(STRATEGIES))
+@oracle.command("explain", short_help="Draw who holds what of a layer, and what is sent.")
+@click.argument("strategies", nargs=-1, type=click.Choice(STRATEGIES), metavar="[STRATEGY]...")
 @OUT
 def explain_command(strategies: tuple[str, ...], out: Path) -> None:
     """Draw who holds what of a layer, and what is sent when: one figure a strategy, or all.
 
+    STRATEGY is serial, data, spatial, filter, channel, data+filter, data+spatial or pipeline.
     Writes split-STRATEGY.png and .pdf. For schedules of pipelines see `ddlbench timeline
     --schedule`.
     """
@@ -358,31 +367,3 @@ def _projected_runs(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
             "projected_communication_s": projections["communication"],
         }
     )
-
-
-def _departure_lines(judged: pd.DataFrame, limit: float) -> list[str]:
-    departing = judged[judged["departs"] != ""].to_dict("records")
-    columns = [
-        Column("run"), Column("measured", right=True), Column("projected", right=True),
-        Column("ratio", right=True), Column("departs"), Column("mostly in", drop=1),
-    ]  # fmt: skip
-    rows = (
-        (
-            row["run"], duration_text(row["measured_s"]), duration_text(row["projected_s"]),
-            f"{row['ratio']:.2f}", row["departs"], _departing_part(row),
-        )
-        for row in departing
-    )  # fmt: skip
-    lines = [f"Runs over {limit:.0%} off their projection"] if departing else []
-    lines += table(columns, rows) if departing else []
-    unknown = judged[judged["why_unknown"] != ""].to_dict("records")
-    for row in unknown:
-        lines += paragraph(f"not judged: {row['run']}: {row['why_unknown']}", hanging="  ")
-    return [*lines, f"{len(departing)} of {len(judged) - len(unknown)} runs depart"]
-
-
-def _departing_part(row: dict[Any, Any]) -> str:
-    if not row["part"]:
-        return "(parts unknown)"
-    measured, projected = row["part_measured_s"], row["part_projected_s"]
-    return f"{row['part']}: {duration_text(measured)} for {duration_text(projected)}"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.screen import (
     Column,
     duration_text,
     named_lines,
     paragraph,
+    short_names,
     size_text,
     table,
 )
@@ -28,6 +32,8 @@ ACCURACIES = (
     "communication_accuracy",
     "worst_cell_accuracy",
 )
+_FEW_NAMES = 2
+_LOOSE = 0.5
 
 
 def candidate(one: Candidate) -> dict[str, Any]:
@@ -89,31 +95,50 @@ def accuracy_by_strategy(rows: pd.DataFrame, projections: pd.DataFrame) -> dict[
     }
 
 
-def score_lines(found: Mapping[str, Any]) -> list[str]:
-    """Accuracies of every campaign, and the baselines beside them."""
+def score_lines(found: Mapping[str, Any], platform: Platform) -> list[str]:
+    """Accuracies of every campaign with the baselines, and what the projections miss most."""
     columns = [
-        Column(""), Column("accuracy", right=True), Column("computation", right=True),
+        Column("of"), Column("accuracy", right=True), Column("computation", right=True),
         Column("communication", right=True), Column("worst cell", right=True),
         Column("cells", right=True),
     ]  # fmt: skip
-    lines: list[str] = []
-    for name, said in {found["campaign"]: found, **found["campaigns"]}.items():
-        average = _percent(said["mean_accuracy"])
-        lines += paragraph(f"{found['predictor']}, campaign {name}: {average} on average")
-        groups = (*said["strategies"].items(), *said["networks"].items())
-        rows = [
-            (label, *(_percent(group[key]) for key in ACCURACIES), str(group["cells"]))
-            for label, group in groups
-        ]
+    lines = paragraph(f"{found['predictor']} on {platform.values['description']}")
+    for campaign, said in {found["campaign"]: found, **found["campaigns"]}.items():
+        known = {name: value for name, value in said["baselines"].items() if value is not None}
+        beside = ", ".join(f"{name} {_percent(known[name])}" for name in _highest_first(known))
+        lines += paragraph(
+            f"campaign {campaign}: {_percent(said['mean_accuracy'])} right, the mean of its "
+            f"strategies; baselines: {beside}",
+            hanging="  ",
+        )
+        rows = []
+        for groups in (said["strategies"], said["networks"]):
+            for name in _highest_first({name: one["accuracy"] for name, one in groups.items()}):
+                numbers = (_percent(groups[name][key]) for key in ACCURACIES)
+                rows.append((name, *numbers, str(groups[name]["cells"])))
         lines += table(columns, rows) if rows else []
-        beside = ", ".join(f"{key} {_percent(value)}" for key, value in said["baselines"].items())
-        lines += paragraph(f"beside it: {beside}", hanging="  ")
-    for row in found["left_out"]:
-        lines += paragraph(f"left out: {row['cell']}: {row['why']}", hanging="  ")
+    lines += paragraph("accuracy: 1 - |projected / measured - 1|, the mean over cells.")
+    return [*lines, *_grouped("left out", [(row["cell"], row["why"]) for row in found["left_out"]])]
+
+
+def _highest_first(values: Mapping[str, float | None]) -> list[str]:
+    return sorted(values, key=lambda name: -(values[name] or 0.0))
+
+
+def _grouped(what: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """Names that share a reason, on one line: ``not judged, 6: a, b and 4 more: the reason``."""
+    groups: dict[str, list[str]] = {}
+    for name, why in pairs:
+        groups.setdefault(why, []).append(name)
+    lines = []
+    for why, names in groups.items():
+        shown = ", ".join(names[:_FEW_NAMES])
+        more = f" and {len(names) - _FEW_NAMES} more" if len(names) > _FEW_NAMES else ""
+        lines += paragraph(f"{what}, {len(names)}: {shown}{more}: {why}", hanging="  ")
     return lines
 
 
-def calibration_lines(value: Mapping[str, Any]) -> list[str]:
+def calibration_lines(value: Mapping[str, Any], platform: Platform) -> list[str]:
     """Every fitted constant, then accuracies."""
     columns = [
         Column("constant"), Column("fitted", right=True), Column("+-", right=True),
@@ -121,10 +146,28 @@ def calibration_lines(value: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
     fitted = value["constants"]
     rows = [
-        (name, f"{said['value']:.3g}", _percent(said["relative_error"]), f"{said['prior']:.3g}")
+        (
+            name,
+            _constant(name, said["value"]),
+            f"{said['relative_error']:.0%}" if said["relative_error"] is not None else "",
+            _constant(name, said["prior"]),
+        )
         for name, said in fitted.items()
     ]
-    lines = [f"{len(fitted)} constants from {value['rows']} iterations", *table(columns, rows)]
+    lines = paragraph(
+        f"{len(fitted)} constants from {value['rows']} iterations: {platform.values['description']}"
+    )
+    lines += table(columns, rows)
+    loose = [
+        name
+        for name, said in fitted.items()
+        if said["relative_error"] is not None and said["relative_error"] > _LOOSE
+    ]
+    if loose:
+        lines += paragraph(
+            f"Hardly known from these rows, over {_LOOSE:.0%} uncertain: {', '.join(loose)}.",
+            hanging="  ",
+        )
     lines += named_lines((name, str(said["meaning"])) for name, said in fitted.items())
     lines.append(f"mean accuracy on the same rows: {_percent(value['mean_accuracy'])}")
     if "hold_out" in value:
@@ -138,6 +181,63 @@ def calibration_lines(value: Mapping[str, Any]) -> list[str]:
     if "written" in value:
         lines.append(f"written: {value['written']}")
     return lines
+
+
+def _constant(name: str, value: float) -> str:
+    """A fitted constant in the unit that its name ends with; a share as a number."""
+    if name.endswith("_bytes_per_s"):
+        return f"{size_text(value)}/s"
+    return duration_text(value) if name.endswith("_s") else f"{value:.2f}"
+
+
+def departure_lines(judged: pd.DataFrame, limit: float, said: str) -> list[str]:
+    """Runs that depart from their projection, the farthest first; then those not judged.
+
+    Args:
+        judged: what :func:`ddlbench.predict.accuracy.anomalies` returns.
+        limit: share from which a run departs.
+        said: whose projections, of which machine.
+    """
+    names = dict(zip(judged["run"], _run_names(judged["run"].tolist()), strict=True))
+    departing = judged[judged["departs"] != ""].to_dict("records")
+    departing.sort(key=lambda row: -abs(math.log(row["ratio"])))
+    columns = [
+        Column("run"), Column("measured", right=True), Column("projected", right=True),
+        Column("ratio", right=True), Column("is"), Column("mostly in", drop=1),
+    ]  # fmt: skip
+    rows = (
+        (
+            names[row["run"]], duration_text(row["measured_s"]),
+            duration_text(row["projected_s"]), f"{row['ratio']:.2f}", row["departs"],
+            _departing_part(row),
+        )
+        for row in departing
+    )  # fmt: skip
+    unknown = judged[judged["why_unknown"] != ""].to_dict("records")
+    count = len(judged) - len(unknown)
+    lines = paragraph(
+        f"{len(departing)} of {count} runs depart over {limit:.0%} from the projection by {said}"
+    )
+    lines += table(columns, rows) if departing else []
+    return [
+        *lines,
+        *_grouped("not judged", [(names[row["run"]], row["why_unknown"]) for row in unknown]),
+    ]
+
+
+def _run_names(runs: Sequence[str]) -> list[str]:
+    """Short names where runs are cells; a table of others keeps its own."""
+    try:
+        return short_names([Cell.from_id(f"{run}/rep0") for run in runs])
+    except ConfigError:
+        return list(runs)
+
+
+def _departing_part(row: Mapping[Any, Any]) -> str:
+    if not row["part"]:
+        return ""
+    measured, projected = row["part_measured_s"], row["part_projected_s"]
+    return f"{row['part']}: {duration_text(measured)} for {duration_text(projected)}"
 
 
 def _machine(network: str, platform: Platform) -> str:
@@ -166,7 +266,11 @@ def best_lines(
         lines.append(f"best: {able[0].projection.configuration.strategy}")
     else:
         lines.append("no strategy can run like this")
-    pairs = [(one.projection.configuration.strategy, one.why) for one in found if one.why]
+    pairs = [
+        (one.projection.configuration.strategy, one.why.replace("device(s)", "devices"))
+        for one in found
+        if one.why
+    ]
     if pairs:
         lines += ["Cannot run", *named_lines(pairs, "  ")]
     return lines
@@ -175,26 +279,31 @@ def best_lines(
 def limits_lines(found: Iterable[Reach], network: str, platform: Platform) -> list[str]:
     """What bounds each strategy from where on, and what ends it."""
     columns = [
-        Column("strategy"), Column("longest term from"),
+        Column("strategy"), Column("longest term"),
         Column("mostly sending from", right=True, drop=1), Column("ends at"),
     ]  # fmt: skip
     rows = []
     for one in found:
-        regimes = ", ".join(f"{devices:,}: {term}" for devices, term in one.regimes)
+        regimes = ", ".join(
+            f"from {devices:,} {term}" if at else str(term)
+            for at, (devices, term) in enumerate(one.regimes)
+        )
         outweighs = f"{one.communication_from:,}" if one.communication_from else ""
         rows.append((one.strategy, regimes or "never runs", outweighs, _end(one.stops)))
     return [*paragraph(_machine(network, platform)), *table(columns, rows)]
 
 
 _TOO_MANY = re.compile(r"\d+ devices: at most (\d+) device\(s\), limited by (.*)")
+_WHOLE_PLATFORM = re.compile(r"the platform: (\d+) devices")
 
 
 def _end(stops: str) -> str:
     """What ends a strategy in few words: ``7 devices (conv5_1.add)``."""
     match = _TOO_MANY.fullmatch(stops)
     if match:
-        return f"{match[1]} devices ({match[2].removeprefix('the ')})"
-    return stops.replace("the platform:", "platform:")
+        return f"{int(match[1]):,} devices ({match[2].removeprefix('the ')})"
+    match = _WHOLE_PLATFORM.fullmatch(stops)
+    return f"{int(match[1]):,} devices (the platform)" if match else stops
 
 
 def target_lines(

@@ -124,8 +124,8 @@ def partition_command(
 ) -> None:
     """Cut a profiled network into pipeline stages, as PipeDream does.
 
-    A stage is printed as [first, last, replicas]: it runs the nodes first, first + 1, ... last - 1
-    of the profile, counted from 0 without its Input, so last is the first node of the next stage.
+    A row is a stage: the layers of the profile that it runs, counted from 0 without its Input, and
+    its replicas. JSON has [first, last, replicas], where last is the first layer of the next stage.
     """
     if len(machines) != len(bandwidth):
         raise ConfigError(

@@ -16,7 +16,8 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.registry import BASE, known
 from ddlbench.experiment.schema import read_yaml
-from ddlbench.experiment.site import load_site
+from ddlbench.experiment.screen import paragraph
+from ddlbench.experiment.site import load_site, making_command
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,12 +92,15 @@ def predict(
         except ConfigError as error:
             errors[str(error)] = None
     if not predictions:
-        raise ConfigError("; ".join(errors))
+        missing = inputs.missing(cell)
+        made = f"; make what is missing with: {making_command(site.name, missing)}"
+        raise ConfigError("; ".join(errors) + made * bool(missing))
     if as_json:
         records = [prediction_dict(prediction) for prediction in predictions]
         click.echo(json.dumps({"cell_id": cell.id, "predictions": records}, indent=1))
         return
-    from ddlbench.commands.predict_display import errors_at, prediction_lines  # noqa: PLC0415
+    from ddlbench.commands.predict_display import prediction_lines  # noqa: PLC0415
+    from ddlbench.predict.accuracy import errors_at  # noqa: PLC0415
 
     base = make_plan(request.cell(BASE), site.name)
     lines = prediction_lines(
@@ -147,10 +151,11 @@ def recommend(
     enter_project()
     request, site = _request(options), load_site(site_name)
     history = measured_of(request.dataset, request.network, site.name)
+    inputs = Inputs(site.name)
     ranking = ranked(
         request,
         site,
-        Inputs(site.name),
+        inputs,
         recommender=recommender,
         allow_stale=allow_stale,
         device_memory_bytes=device_memory_bytes,
@@ -159,7 +164,8 @@ def recommend(
     if as_json:
         click.echo(json.dumps(ranking.to_dict(), indent=1))
         return
-    from ddlbench.commands.predict_display import errors_at, recommendation_lines  # noqa: PLC0415
+    from ddlbench.commands.predict_display import recommendation_lines  # noqa: PLC0415
+    from ddlbench.predict.accuracy import errors_at  # noqa: PLC0415
 
     asked = {candidate.cell.strategy for candidate in ranking.ranking}
     lines = recommendation_lines(
@@ -171,6 +177,9 @@ def recommend(
         stale=[name for name in known("ddlbench.strategies") if name not in asked],
         why=why,
     )
+    missing = next((inputs.missing(c.cell) for c in ranking.ranking if c.cell.devices > 1), [])
+    if missing:
+        lines += paragraph(f"Make what is missing with: {making_command(site.name, missing)}")
     click.echo("\n".join(lines))
 
 

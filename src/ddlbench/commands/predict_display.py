@@ -8,8 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import RESULTS, tables_dir
+from ddlbench.experiment.paths import tables_dir
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.screen import (
     Column,
@@ -20,53 +19,20 @@ from ddlbench.experiment.screen import (
     table,
 )
 from ddlbench.experiment.units import BYTES, TIMES
+from ddlbench.predict.prediction import steps_measured
+from ddlbench.report.choice_tables import choice_lines
 from ddlbench.report.labels import dataset_label, network_label, strategy_label
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from ddlbench.experiment.site import Site
+    from ddlbench.predict.accuracy import SignedErrors
     from ddlbench.predict.prediction import History, Prediction
     from ddlbench.predict.recommend import Candidate, PredictionRequest, Recommendation
     from ddlbench.workflow import PredictionTables
 
 _DISAGREE = 0.2
-_FEW_CASES = 10
-# Fields of a cell that decide how long a step takes; the others decide how many steps there are.
-_OF_A_STEP = (
-    "dataset", "network", "strategy", "nodes", "devices_per_node", "batch_size", "fabric",
-    "precision", "threads_per_device", "loader_workers", "data_format", "options",
-)  # fmt: skip
-
-SignedErrors = Mapping[tuple[str, str], Sequence[float]]
-"""(predictor, strategy) -> (predicted - measured) / measured of every cell measured at a site."""
-
-
-def steps_measured(history: History, cell: Cell) -> list[float]:
-    """Median steps of the repeats that did the same work a step as a cell, seconds."""
-    return [
-        one.step_s
-        for one in history
-        if all(getattr(one.cell, name) == getattr(cell, name) for name in _OF_A_STEP)
-    ]
-
-
-def errors_at(site: str) -> SignedErrors:
-    """Errors of all predictions that experiments of a site have been compared with."""
-    from ddlbench.predict.accuracy import read_predictions  # noqa: PLC0415 - pandas is slow
-
-    errors: dict[tuple[str, str], dict[str, float]] = {}
-    for path in sorted((RESULTS / site).glob("*/predictions.json")):
-        try:
-            frame = read_predictions(path)
-        except ConfigError:  # of another version: `ddlbench accuracy` writes it anew
-            continue
-        for row in frame.to_dict("records"):
-            error = row.get("signed_error")
-            if error is not None and math.isfinite(error):
-                pair = (str(row["predictor"]), str(row["strategy"]))
-                errors.setdefault(pair, {})[str(row["cell_id"])] = float(error)
-    return {pair: list(by_cell.values()) for pair, by_cell in errors.items()}
 
 
 def _header(request: PredictionRequest, site: Site, strategy: str = "") -> str:
@@ -111,7 +77,7 @@ def prediction_lines(
         used: name of the predictor that ``recommend`` asks.
         alone: the prediction of one device.
         history: measured cells of the site.
-        errors: see :func:`errors_at`.
+        errors: see :func:`ddlbench.predict.accuracy.errors_at`.
         why: print the assumptions of every predictor.
     """
     from ddlbench.predict.prediction import predictor_of  # noqa: PLC0415 - slow to import
@@ -185,7 +151,7 @@ def recommendation_lines(
         site: where.
         found: the ranking.
         history: measured cells of the site.
-        errors: see :func:`errors_at`.
+        errors: see :func:`ddlbench.predict.accuracy.errors_at`.
         stale: strategies that were left out because they update with old weights.
         why: print the parts of each prediction, and every reason in full.
     """
@@ -386,7 +352,7 @@ def accuracy_lines(
             + ("" if every_row else "The best predictor is known after the fact. ")
             + ("repeats: how far repeats differ." if rows["repeat_spread"].notna().any() else "")
         )
-    lines += _choice_lines(tables, every_row=every_row)
+    lines += choice_lines(tables.table_8_1, tables.table_8_2, every_row=every_row)
     pointer = f"{tables_dir(site, experiment)}/accuracy.csv"
     without = int((frame["n"] == 0).sum())
     silent = f"; {without} of them have no measurement" if without else ""
@@ -422,49 +388,3 @@ def _error_table(rows: pd.DataFrame, *, every_row: bool) -> list[str]:
             )
         )
     return table(columns, lines)
-
-
-def _choice_lines(tables: PredictionTables, *, every_row: bool) -> list[str]:
-    if tables.table_8_1.empty:
-        return paragraph("No case has two measured strategies, so there is nothing to recommend.")
-    rates = tables.table_8_2.drop_duplicates("recommender", keep="last")
-    scored = rates[rates["n"] > 0].sort_values(["baseline", "correct"], ascending=[True, False])
-    if scored.empty:
-        return paragraph("Fastest strategy: no case can be scored (Table 8.2).")
-    parts = [
-        f"{row['recommender']}{' (baseline)' * bool(row['baseline'])} "
-        f"{row['correct']:.2g} of {row['n']}"
-        for row in scored.to_dict("records")
-    ]
-    if not every_row and len(parts) > 6:
-        parts = [*parts[:6], f"{len(parts) - 6} more"]
-    lines = paragraph(
-        "Fastest strategy named rightly (Table 8.2): " + ", ".join(parts) + ".", hanging="  "
-    )
-    count = int(scored["n"].max())
-    if count < _FEW_CASES:
-        many = "1 case is" if count == 1 else f"{count} cases are"
-        lines += paragraph(f"{many} too few to tell recommenders apart.")
-    lines += paragraph(
-        " ".join(sorted({f"{v}.".capitalize() for v in scored["verdict"] if v})), hanging="  "
-    )
-    return [*lines, *_case_lines(tables.table_8_1)] if every_row else lines
-
-
-def _case_lines(cases: pd.DataFrame) -> list[str]:
-    """Table 8.1: of each case the fastest strategy, and what each recommender named."""
-    lines = ["", "Recommended strategies (Table 8.1)"]
-    for case, rows in cases.groupby("case", sort=False):
-        records = rows.to_dict("records")
-        fastest = next((row["fastest"] for row in records if row["fastest"]), "")
-        lines += paragraph(f"{case}: fastest {strategy_label(fastest) if fastest else 'unknown'}")
-        named: dict[str, list[str]] = {}
-        for row in records:
-            pick = " or ".join(
-                strategy_label(n) for n in str(row["recommended"]).split(" or ") if n
-            )
-            extra = row["extra_time"]
-            slower = f" (+{extra:.0%} time)" if math.isfinite(extra) and extra > 0 else ""
-            named.setdefault(f"{pick or 'no answer'}{slower}", []).append(str(row["recommender"]))
-        lines += named_lines([(pick, ", ".join(by)) for pick, by in named.items()], "  ")
-    return lines

@@ -32,7 +32,12 @@ _OF_SCHEDULES = {
     type=click.IntRange(1),
     help="Steps, or mini-batches, to show; chosen if left out, 1 for a schedule alone.",
 )
-@click.option("--schedule", type=click.Choice(list(SCHEDULES)), help="Draw this schedule alone.")
+@click.option(
+    "--schedule",
+    type=click.Choice(list(SCHEDULES)),
+    metavar="NAME",
+    help=f"Draw this schedule alone: {', '.join(SCHEDULES)}.",
+)
 @click.option("--stages", type=click.IntRange(1), help="Of the schedule.  [default: 4]")
 @click.option(
     "--mini-batches",

@@ -7,6 +7,7 @@
                                   /steps.csv       one row a step
                                   /log.txt         what every rank printed
                                   /.checkpoint/    checkpoints of an unfinished cell, if any
+                                  /.run-*/         while it runs: reports, log.txt, progress.json
     results/<site>/links/<fabric>/links.json       latency and bandwidth between devices
     results/<site>/profiles/<profile id>/profile.json   times and bytes of a network's layers
     results/<site>/<experiment>/tables/*.csv
@@ -26,6 +27,7 @@ from pathlib import Path
 from ddlbench.experiment.errors import ConfigError
 
 RESULTS = Path("results")
+PROGRESS_FILE = "progress.json"
 
 # Keys of a site file that are paths on a node, and an example for messages.
 _WANTED = {

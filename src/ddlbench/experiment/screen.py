@@ -105,6 +105,14 @@ def named_lines(pairs: Iterable[tuple[str, str]], indent: str = "") -> list[str]
     return lines
 
 
+def shortened(text: str, room: int) -> str:
+    """A name of at most ``room`` characters: the ends tell cells apart, so the middle goes."""
+    if len(text) <= room:
+        return text
+    back = (max(room, 4) - 2) // 2
+    return f"{text[: max(room, 4) - 2 - back]}..{text[-back:]}"
+
+
 def two_digits(value: float) -> str:
     """A number with two significant digits, or all digits before the point."""
     size = abs(value)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +14,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
-from ddlbench.experiment.paths import project_root
+from ddlbench.experiment.paths import CONFIG, project_root
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.schema import check_against, fill_defaults, nearest, read_yaml
 from ddlbench.experiment.status import Reason
@@ -222,3 +224,19 @@ def _conditions(fabrics: dict[str, Any], where: str) -> dict[str, LinkCondition]
         str(name): LinkCondition.from_mapping(values, f"{where}.{name}")
         for name, values in fabrics.items()
     }
+
+
+def making_command(site: str, files: Iterable[Path]) -> str:
+    """The command with which the workflow makes files of a site.
+
+    Args:
+        site: its name.
+        files: below ``results/<site>/``.
+    """
+    launcher, planned = "<slurm or local>", site
+    with suppress(ConfigError):
+        launcher = load_site(site).launcher
+    with suppress(ConfigError):
+        planned = read_yaml(project_root() / CONFIG).get("site", site)
+    words = ["snakemake", "--profile", f"profiles/{launcher}", *map(str, files)]
+    return " ".join([*words, *(["--config", f"site={site}"] if planned != site else [])])

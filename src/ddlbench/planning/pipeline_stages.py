@@ -37,6 +37,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.links import Links, PairMatrix, read_links
 from ddlbench.experiment.paths import links_file, profile_file
 from ddlbench.experiment.profile import Profile, ProfileKey
+from ddlbench.experiment.site import making_command
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_tables import block_costs
 from ddlbench.planning.partition import (
@@ -313,7 +314,7 @@ def _profile(cell: Cell, site: str | None) -> Profile:
     if not path.is_file():
         raise NeedsProfile(
             f"{cell.id}: balance profile needs {path}, which is not there; make it with: "
-            f"snakemake --profile profiles/<slurm or local> {path}"
+            f"{making_command(site, [path])}"
         )
     return profile_at(path)
 
@@ -325,7 +326,7 @@ def _partition(cell: Cell, chain: Chain, site: str) -> Partition:
     if cell.devices > 1 and not path.is_file():
         raise ConfigError(
             f"{cell.id}: balance profile needs {path}, which is not there; measure it with: "
-            f"snakemake --profile profiles/<slurm or local> {path}"
+            f"{making_command(site, [path])}"
         )
     if cell.devices_per_node > 1:
         levels.append(Level(cell.devices_per_node, bandwidth_bytes_per_s(path, "node")))

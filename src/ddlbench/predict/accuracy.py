@@ -13,7 +13,7 @@ the larger difference in seconds is named.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,26 @@ def read_predictions(path: Path) -> pd.DataFrame:
     if not path.is_file():
         raise InvalidPredictions(f"{path}: no such file; make it with `ddlbench accuracy`")
     return pd.DataFrame(_DOCUMENT.read(path)["predictions"])
+
+
+SignedErrors = Mapping[tuple[str, str], Sequence[float]]
+"""(predictor, strategy) -> (predicted - measured) / measured of every cell measured at a site."""
+
+
+def errors_at(site: str) -> SignedErrors:
+    """Errors of all predictions that experiments of a site have been compared with."""
+    errors: dict[tuple[str, str], dict[str, float]] = {}
+    for path in sorted((RESULTS / site).glob("*/predictions.json")):
+        try:
+            frame = read_predictions(path)
+        except ConfigError:  # of another version: `ddlbench accuracy` writes it anew
+            continue
+        for row in frame.to_dict("records"):
+            error = row.get("signed_error")
+            if error is not None and math.isfinite(error):
+                pair = (str(row["predictor"]), str(row["strategy"]))
+                errors.setdefault(pair, {})[str(row["cell_id"])] = float(error)
+    return {pair: list(by_cell.values()) for pair, by_cell in errors.items()}
 
 
 LIMIT = 0.25

@@ -267,12 +267,13 @@ def _measured_columns(predictor: Predictor, outcome: Outcome) -> dict[str, Any]:
         "notes": "",
     }
     if steps is not None:
+        every = outcome.steps()  # how far repeats differ does not depend on who predicts
         columns |= {
             "measured_step_s": steps.step_s,
             "measured_low_s": steps.low_s,
             "measured_high_s": steps.high_s,
             "repeats": steps.repeats,
-            "repeat_spread": steps.spread,
+            "repeat_spread": every.spread if every else steps.spread,
         }
     return columns
 

@@ -13,7 +13,7 @@ from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.links import read_links
 from ddlbench.experiment.paths import RESULTS, links_file, profile_file
 from ddlbench.experiment.profile import InvalidProfile, ProfileKey, read_profile
-from ddlbench.experiment.site import load_site
+from ddlbench.experiment.site import load_site, making_command
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.links import ConditionLinks, LinkTable
 
@@ -56,7 +56,22 @@ class Inputs:
         Raises:
             InvalidProfile: it is missing or wrong; the message gives the command that makes it.
         """
+        missing = self.missing(cell)
+        if profile_file(self.site, ProfileKey.of(cell).id) in missing:
+            raise InvalidProfile(
+                f"there is no profile of {cell.network} on {cell.dataset} at site {self.site}; "
+                f"make {'it' if len(missing) == 1 else 'what is missing'} with: "
+                f"{making_command(self.site, missing)}"
+            )
         return self.workload_of(ProfileKey.of(cell))
+
+    def missing(self, cell: Cell) -> list[Path]:
+        """Files that predictions of a cell need and that the workflow can make."""
+        wanted = [profile_file(self.site, ProfileKey.of(cell).id)]
+        # Links of a condition that was not measured are computed from the condition.
+        if cell.devices > 1 and cell.fabric not in self._conditions():
+            wanted.append(links_file(self.site, cell.fabric))
+        return [path for path in wanted if not self._at(path).is_file()]
 
     def links(self, cell: Cell) -> LinkTable | None:
         """The links of a cell's fabric, or None.
@@ -69,17 +84,19 @@ class Inputs:
         """
         return self.links_of(cell.fabric)
 
+    def _at(self, path: Path) -> Path:
+        return self._root / path.relative_to(RESULTS)
+
     def _workload(self, key: ProfileKey) -> Workload:
-        path = self._root / profile_file(self.site, key.id).relative_to(RESULTS)
+        path = self._at(profile_file(self.site, key.id))
         if not path.is_file():
             raise InvalidProfile(
-                f"there is no profile of {key.network} on {key.dataset} at site {self.site}; make "
-                f"it with: snakemake --profile profiles/<slurm or local> {path}"
+                f"there is no profile of {key.network} on {key.dataset} at site {self.site}"
             )
         return open_workload(path)
 
     def _links(self, fabric: str) -> LinkTable | None:
-        path = self._root / links_file(self.site, fabric).relative_to(RESULTS)
+        path = self._at(links_file(self.site, fabric))
         condition = self._conditions().get(fabric)
         if condition is None:
             return open_links(path) if path.is_file() else None

@@ -70,6 +70,22 @@ History = tuple[Measured, ...]
 NO_HISTORY: History = ()
 
 
+# Fields of a cell that decide how long a step takes; the others decide how many steps there are.
+_OF_A_STEP = (
+    "dataset", "network", "strategy", "nodes", "devices_per_node", "batch_size", "fabric",
+    "precision", "threads_per_device", "loader_workers", "data_format", "options",
+)  # fmt: skip
+
+
+def steps_measured(history: History, cell: Cell) -> list[float]:
+    """Median steps of the repeats that did the same work a step as a cell, seconds."""
+    return [
+        one.step_s
+        for one in history
+        if all(getattr(one.cell, name) == getattr(cell, name) for name in _OF_A_STEP)
+    ]
+
+
 class Predictor(Protocol):
     """A pure function of files.
 

@@ -243,9 +243,12 @@ def recommend(
     """
     request.check_names()
     candidates = []
-    for name in known("ddlbench.strategies"):
-        strategy = strategy_of(name)
-        cell = request.cell(name)
+    cells = [request.cell(name) for name in known("ddlbench.strategies")]
+    inputs.workload(
+        max(cells, key=lambda cell: cell.devices)
+    )  # one error names all that is missing
+    for cell in cells:
+        strategy = strategy_of(cell.strategy)
         if not (strategy.is_synchronous(cell) or allow_stale):
             continue
         reason = strategy.supports(cell) or site.supports(cell)

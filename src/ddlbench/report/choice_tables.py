@@ -1,7 +1,8 @@
-"""Tables 8.1 and 8.2 for people: a row a case, a column a recommender."""
+"""Tables 8.1 and 8.2 for people: a row a case, a column a recommender; and sentences of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.experiment.document import write_text
+from ddlbench.experiment.screen import named_lines, paragraph
 from ddlbench.predict.accuracy import ALL
 from ddlbench.report import published
 from ddlbench.report.labels import (
@@ -19,6 +21,7 @@ from ddlbench.report.labels import (
 )
 from ddlbench.report.tables import rows_of
 
+_FEW_CASES = 10
 PUBLISHED = f"printed: {published.CITATION}"
 
 
@@ -166,3 +169,56 @@ _NOTES = (
     "In brackets: extra time of a wrong choice over the fastest; `~`: within the noise of repeats. "
     "A tie counts as the mean of its picks. Not scored: it learnt from the only repeat.",
 )
+
+
+def choice_lines(cases: pd.DataFrame, rates: pd.DataFrame, *, every_row: bool) -> list[str]:
+    """How often the fastest strategy was named, for a terminal; every case, if wanted.
+
+    Args:
+        cases: what :func:`ddlbench.predict.recommender_score.table_8_1` returns.
+        rates: what :func:`ddlbench.predict.recommender_score.table_8_2` returns.
+        every_row: also what each recommender named in each case.
+    """
+    if cases.empty:
+        return paragraph("No case has two measured strategies, so there is nothing to recommend.")
+    last = rates.drop_duplicates("recommender", keep="last")
+    scored = last[last["n"] > 0].sort_values(["baseline", "correct"], ascending=[True, False])
+    if scored.empty:
+        return paragraph("Fastest strategy: no case can be scored (Table 8.2).")
+    parts = [
+        f"{row['recommender']}{' (baseline)' * bool(row['baseline'])} "
+        f"{row['correct']:.2g} of {row['n']}"
+        for row in scored.to_dict("records")
+    ]
+    if not every_row and len(parts) > 6:
+        parts = [*parts[:6], f"{len(parts) - 6} more"]
+    lines = paragraph(
+        "Fastest strategy named rightly (Table 8.2): " + ", ".join(parts) + ".", hanging="  "
+    )
+    count = int(scored["n"].max())
+    if count < _FEW_CASES:
+        many = "1 case is" if count == 1 else f"{count} cases are"
+        lines += paragraph(f"{many} too few to tell recommenders apart.")
+    lines += paragraph(
+        " ".join(sorted({f"{v}.".capitalize() for v in scored["verdict"] if v})), hanging="  "
+    )
+    return [*lines, *_case_lines(cases)] if every_row else lines
+
+
+def _case_lines(cases: pd.DataFrame) -> list[str]:
+    """Table 8.1: of each case the fastest strategy, and what each recommender named."""
+    lines = ["", "Recommended strategies (Table 8.1)"]
+    for case, rows in cases.groupby("case", sort=False):
+        records = rows.to_dict("records")
+        fastest = next((row["fastest"] for row in records if row["fastest"]), "")
+        lines += paragraph(f"{case}: fastest {strategy_label(fastest) if fastest else 'unknown'}")
+        named: dict[str, list[str]] = {}
+        for row in records:
+            pick = " or ".join(
+                strategy_label(n) for n in str(row["recommended"]).split(" or ") if n
+            )
+            extra = row["extra_time"]
+            slower = f" (+{extra:.0%} time)" if math.isfinite(extra) and extra > 0 else ""
+            named.setdefault(f"{pick or 'no answer'}{slower}", []).append(str(row["recommender"]))
+        lines += named_lines([(pick, ", ".join(by)) for pick, by in named.items()], "  ")
+    return lines

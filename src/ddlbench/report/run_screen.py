@@ -19,7 +19,7 @@ from typing import Any
 
 from ddlbench.experiment.paths import result_file
 from ddlbench.experiment.result import InvalidResult, read_result
-from ddlbench.experiment.screen import duration_text, short_names, two_digits
+from ddlbench.experiment.screen import duration_text, short_names, shortened, two_digits
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
 
@@ -34,25 +34,38 @@ _LONGEST_REASON = 300
 
 @dataclass(frozen=True)
 class _Listed:
-    """A cell of the experiment: its name on the screen, and the result of its base."""
+    """A cell of the experiment.
+
+    Args:
+        name: on the screen.
+        brief: the name without the dataset and network that all cells share.
+        base: the result of its base.
+    """
 
     name: str
+    brief: str
     base: Path | None
 
 
 _title = ""
+_shared = ""  # dataset and network, where all cells have one
 _cells: dict[str, _Listed] = {}
 
 
 def follow(experiment: str, site: str, rows: Sequence[MatrixRow]) -> None:
     """Say which cells the run is about; the Snakefile calls it before any job starts."""
-    global _title  # noqa: PLW0603 - Snakemake makes the plugin and reads the Snakefile apart
+    global _title, _shared  # noqa: PLW0603 - Snakemake makes the plugin and reads the Snakefile apart
     _title = f"{experiment} on {site}"
     runnable = [row for row in rows if row.unsupported is None]
     names = short_names([row.cell for row in runnable])
+    first = [{getattr(row.cell, part) for row in runnable} for part in ("dataset", "network")]
+    shared = [at for at, values in enumerate(first) if len(values) == 1]
+    _shared = " ".join(names[0].split(" ")[at] for at in shared) if names else ""
+    _cells.clear()
     for row, name in zip(runnable, names, strict=True):
         base = result_file(site, row.base_id) if row.base_id else None
-        _cells[row.cell.id] = _Listed(name, base)
+        words = [word for at, word in enumerate(name.split(" ")) if at not in shared]
+        _cells[row.cell.id] = _Listed(name, " ".join(words), base)
 
 
 @dataclass(frozen=True)
@@ -82,6 +95,7 @@ class RunScreen:
         self._took_s: dict[str, float] = dict.fromkeys(_PARTS, 0.0)
         self._first_s = 0.0
         self._reporting = False
+        self._brief, self._room = False, 0
 
     def planned(self, stats: Mapping[str, Any], table: str) -> list[str]:
         """The first lines: what will be measured."""
@@ -91,8 +105,10 @@ class RunScreen:
             part = _part(rule)
             if part:
                 self._planned[part] += int(count)
+        self._fit_names()
         counts = [_counted(self._planned[part], part) for part in _PARTS if self._planned[part]]
-        headings = [self._row("", "cell", *_HEADINGS)] if self._planned["cell"] else []
+        heading = f"cell of {_shared}" if self._brief and _shared else "cell"
+        headings = [self._row("", heading, *_HEADINGS)] if self._planned["cell"] else []
         return [f"{_title}: {', '.join(counts)}", *headings]
 
     def started(self, job: Mapping[str, Any], at_s: float) -> list[str]:
@@ -100,7 +116,9 @@ class RunScreen:
         part = _part(job["rule_name"])
         wildcards = dict(job["wildcards"])
         cell = _cells.get(wildcards.get("cell", ""))
-        name = cell.name if cell else " ".join(wildcards.values()).replace("/", " ")
+        name = " ".join(wildcards.values()).replace("/", " ")
+        if cell:
+            name = cell.brief if self._brief else cell.name
         if part != "cell":
             name = f"{part or job['rule_name']} {name}"
         if self._dry_run:
@@ -176,6 +194,15 @@ class RunScreen:
         at_once = max(total_s / max(at_s - self._first_s, 1e-9), 1e-9)
         return duration_text(left_s / at_once)
 
+    def _fit_names(self) -> None:
+        """Choose how names are written, and their column, from the longest of the run."""
+        front = 2 * len(str(self._planned["cell"])) + 4
+        at_80 = min(self._columns, 80) - front - sum(_WIDTHS)
+        most = self._columns - front - sum(_WIDTHS)
+        self._brief = max((len(cell.name) for cell in _cells.values()), default=0) > most
+        names = (cell.brief if self._brief else cell.name for cell in _cells.values())
+        self._room = min(max(at_80, max(map(len, names), default=0)), most)
+
     def _row(self, count: str, name: str, *values: str) -> str:
         rate, speedup, took, left = values
         total = str(self._planned["cell"])
@@ -184,10 +211,8 @@ class RunScreen:
         # The state of a cell without a rate takes the place of both numbers.
         numbers = f"{rate:>{wide_rate}}{speedup:>{wide_speedup}}"
         numbers = numbers if rate else f"{speedup:>{wide_rate + wide_speedup}}"
-        room = self._columns - len(front) - sum(_WIDTHS)
-        if len(name) > room:  # the end tells cells apart, so the middle goes
-            name = f"{name[: room // 2 - 1]}..{name[len(name) - (room - room // 2 - 1) :]}"
-        return f"{front}{name:{room}}{numbers}{took:>{wide_took}}{left:>{wide_left}}"
+        name = shortened(name, self._room)
+        return f"{front}{name:{self._room}}{numbers}{took:>{wide_took}}{left:>{wide_left}}"
 
 
 _HEADINGS = ("samples/s", "speed-up", "took", "left")

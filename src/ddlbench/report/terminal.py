@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.paths import cell_dir
+from ddlbench.experiment.paths import PROGRESS_FILE, cell_dir, result_file
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.screen import (
     Column,
+    duration_text,
     named_lines,
     paragraph,
     short_names,
@@ -35,9 +41,10 @@ from ddlbench.report.labels import (
     strategy_label,
 )
 from ddlbench.report.measurements import collect
-from ddlbench.report.tables import read_tables
+from ddlbench.report.tables import read_tables, rows_of
 
 _FEW_ROWS = 18
+_OLD_BASE_S = 3600.0
 # What may tell two rows of one dataset, network and strategy apart.
 _DISTINGUISHING = ("geometry", "batch_size", "fabric", "precision", "settings")
 
@@ -178,7 +185,37 @@ def advice_lines(tables_dir: Path) -> list[str]:
             f"one device for {len(groups) - len(best)} of {len(groups)}, where no strategy is "
             "shown to be faster (no interval above 1)"
         )
-    return [*paragraph(f"Train with {'; '.join(advice)}.", hanging="  "), *_checked(tables_dir)]
+    lines = paragraph(f"Train with {'; '.join(advice)}.", hanging="  ")
+    return [*lines, *_old_bases(tables_dir), *_checked(tables_dir)]
+
+
+def _old_bases(tables_dir: Path) -> list[str]:
+    """How many cells were measured long after their base, on a machine that others may use."""
+    cells = read_tables(tables_dir).measurements
+    compared = cells[cells["speedup"].notna() & (cells["strategy"] != BASE)]
+    pairs = [
+        (_made_s(row.site, row.cell_id), _made_s(row.site, row.base_cell_id))
+        for row in rows_of(compared)
+    ]
+    gaps_s = [abs(own - base) for own, base in pairs if own is not None and base is not None]
+    old = [gap_s for gap_s in gaps_s if gap_s > _OLD_BASE_S]
+    if not old:
+        return []
+    return paragraph(
+        f"{len(old)} of {len(gaps_s)} speed-ups compare cells measured over "
+        f"{duration_text(_OLD_BASE_S)} apart from their base (at most {duration_text(max(old))}): "
+        "if this machine did other work meanwhile, measure both again.",
+        hanging="  ",
+    )
+
+
+def _made_s(site: str, cell_id: str) -> float | None:
+    """Seconds since the epoch at which a cell was measured here; None on a cluster's own nodes."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        said = json.loads(result_file(site, cell_id).read_text("utf-8"))["provenance"]
+        if said.get("slurm_job_id") is None:
+            return datetime.fromisoformat(said["created"]).timestamp()
+    return None
 
 
 def _advised(row: dict[Hashable, Any], differing: list[str]) -> str:
@@ -216,12 +253,18 @@ class CellState:
         state: where it stands.
         reason: why it is not ok; empty when it is.
         code: of the reason; empty when it is ok, or running.
+        finished_s: when its result was written, seconds since the epoch; None without one.
+        step_s: median step of a cell that is ok.
+        speedup: over its base, where there is one.
     """
 
     cell_id: str
     state: Status
     reason: str
     code: str
+    finished_s: float | None = None
+    step_s: float | None = None
+    speedup: float | None = None
 
 
 def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellState]:
@@ -229,16 +272,31 @@ def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellState]
     found = []
     for record in collect(experiment, site, rows).to_dict("records"):
         state, reason, code = Status(record["status"]), record["reason"], record["reason_code"]
-        holder = _holder(cell_dir(site, record["cell_id"]) / "lease.json")
+        holder = _holder(cell_dir(site, record["cell_id"]))
         # A result called unsupported may be made anew, as what was missing is there now.
         if holder is not None and (not state.is_result or state == Status.UNSUPPORTED):
             state, reason, code = Status.RUNNING, holder, ""
-        found.append(CellState(record["cell_id"], state, reason, code))
+        said = CellState(record["cell_id"], state, reason, code)
+        found.append(_finished(said, site, record) if state == Status.OK else said)
     return found
 
 
+def _finished(cell: CellState, site: str, record: dict[Hashable, Any]) -> CellState:
+    """A cell that is ok, with what its result says."""
+    known = {name: float(record[name]) for name in ("step_median_s", "speedup")
+             if not pd.isna(record[name])}  # fmt: skip
+    with suppress(OSError):  # deleted since
+        return replace(
+            cell,
+            finished_s=result_file(site, cell.cell_id).stat().st_mtime,
+            step_s=known.get("step_median_s"),
+            speedup=known.get("speedup"),
+        )
+    return cell
+
+
 def status_lines(cells: Sequence[CellState], *, every_cell: bool = False) -> list[str]:
-    """Counts by state; below them what runs, and why others have no measurement.
+    """Counts by state; below them what runs, what ended last, and why others have no measurement.
 
     Args:
         cells: of the matrix.
@@ -255,29 +313,87 @@ def status_lines(cells: Sequence[CellState], *, every_cell: bool = False) -> lis
     )
     groups: dict[tuple[Status, str], list[CellState]] = {}
     for cell in cells:
-        if cell.state != Status.OK and (every_cell or cell.state != Status.NOT_RUN):
+        told = every_cell or cell.state not in (Status.NOT_RUN, Status.RUNNING)
+        if cell.state != Status.OK and told:
             groups.setdefault((cell.state, cell.reason), []).append(cell)
-    pairs = []
+    reasons = []
     for (state, reason), members in groups.items():
         shown = members if every_cell else members[:_FEW_NAMES]
         listed = ", ".join(names[cell.cell_id] for cell in shown)
         if len(members) > len(shown):
             listed += f" and {len(members) - len(shown)} more"
-        pairs.append((str(state).replace("_", " "), f"{listed}: {reason}"))
-    if len(pairs) > _FEW_REASONS and not every_cell:
-        pairs = [*pairs[:_FEW_REASONS], ("", f"{len(groups) - _FEW_REASONS} more reasons: --all")]
-    return [*lines, *named_lines(pairs, "  ")]
+        reasons.append((str(state).replace("_", " "), f"{listed}: {reason}"))
+    if len(reasons) > _FEW_REASONS and not every_cell:
+        more = f"{len(groups) - _FEW_REASONS} more reasons: --all"
+        reasons = [*reasons[:_FEW_REASONS], ("", more)]
+    widest = max(len(state) for state in ("running", *(state for state, _ in reasons)))
+    pairs = [] if every_cell else _moving(cells, names, before=widest + 4)
+    return [*lines, *named_lines([*pairs, *reasons], "  ")]
 
 
 _FEW_NAMES = 2
 _FEW_REASONS = 6
+_FEW_RUNNING = 4
 
 
-def _holder(lease: Path) -> str | None:
-    """Who holds a cell's lease; the job itself, not this command, judges whether it lives."""
+def _moving(
+    cells: Sequence[CellState], names: Mapping[str, str], before: int
+) -> list[tuple[str, str]]:
+    """The cells that run, and while there are others to come the one that ended last.
+
+    Each is one line, which begins with ``before`` characters.
+    """
+    running = [cell for cell in cells if cell.state == Status.RUNNING]
+    shown = running[:_FEW_RUNNING]
+    wide = max((len(names[cell.cell_id]) for cell in shown), default=0)
+    said = [one.reason for one in shown]
+    if wide + max(map(len, said), default=0) > terminal_width() - before - 2:
+        said = [reason.partition(", ")[2] or reason for reason in said]  # without its process
+    pairs = [
+        ("running", f"{names[one.cell_id]:{wide}}  {reason}")
+        for one, reason in zip(shown, said, strict=True)
+    ]
+    if len(running) > len(shown):
+        pairs.append(("", f"{len(running) - len(shown)} more run: --all"))
+    ended = [cell for cell in cells if cell.finished_s is not None]
+    if not ended or not {Status.RUNNING, Status.NOT_RUN} & {cell.state for cell in cells}:
+        return pairs
+    last = max(ended, key=lambda cell: cell.finished_s or 0.0)
+    numbers = [] if last.step_s is None else [f"{duration_text(last.step_s)} a step"]
+    if Cell.from_id(last.cell_id).strategy == BASE:
+        numbers.append("base")
+    elif last.speedup is not None:
+        numbers.append(f"{last.speedup:.2f}x")
+    return [*pairs, ("last ok", f"{names[last.cell_id]:{wide}}  {', '.join(numbers)}")]
+
+
+def _holder(folder: Path) -> str | None:
+    """Who holds a cell's lease, since when, at which step; None where nobody does.
+
+    Of a job on another node the job itself, not this command, judges whether it lives.
+    """
     try:
-        owner = json.loads(lease.read_text("utf-8"))
-        job = f"SLURM job {owner['job_id']}" if owner["job_id"] else f"process {owner['pid']}"
-        return f"{job} on {owner['host']}"
+        owner = json.loads((folder / "lease.json").read_text("utf-8"))
+        job, host, pid = owner["job_id"], owner["host"], owner["pid"]
+        started_s = float(owner["started"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    if job is None and host == socket.gethostname() and not _lives(pid, started_s):
+        return None
+    since = f", since {duration_text(max(time.time() - started_s, 1.0))}" if started_s else ""
+    return f"{f'SLURM job {job}' if job else f'process {pid}'} on {host}{since}{_step(folder)}"
+
+
+def _lives(pid: int, started_s: float) -> bool:
+    with suppress(psutil.Error):
+        return abs(psutil.Process(pid).create_time() - started_s) < 1.0
+    return False
+
+
+def _step(folder: Path) -> str:
+    """``, step 7/22``: what the supervisor wrote last; empty before the first steps."""
+    for path in sorted(folder.glob(f".run-*/{PROGRESS_FILE}"), reverse=True):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            said = json.loads(path.read_text("utf-8"))
+            return f", step {said['step']}/{said['total']}"
+    return ""

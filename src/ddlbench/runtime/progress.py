@@ -1,4 +1,10 @@
-"""Progress of a cell: rank 0 prints marked lines, and the supervisor shows them as a bar."""
+"""Progress of a cell: rank 0 prints marked lines; the supervisor shows and files them.
+
+::
+
+    rank 0, between steps      a marked line every half second
+    supervisor, its process    a bar, or a line every 15 s; progress.json every 5 s, for `status`
+"""
 
 from __future__ import annotations
 
@@ -6,14 +12,21 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ddlbench.experiment.paths import PROGRESS_FILE
+from ddlbench.experiment.screen import shortened, terminal_width, two_digits
+
 MARK = "\x1eddlbench-progress "
 _REPORT_EVERY_S = 0.5
 _LINE_EVERY_S = 15.0
+_FILE_EVERY_S = 5.0
+_INDENT = " " * 8  # under the names of the run's table
 
 
 class Reporter:
@@ -56,12 +69,21 @@ class Reporter:
 
 
 class Display:
-    """A progress bar on a terminal; elsewhere a plain line every 15 seconds."""
+    """A progress bar on a terminal; elsewhere a plain line every 15 seconds.
 
-    def __init__(self, title: str, stream: TextIO | None = None) -> None:
+    Args:
+        title: of the cell.
+        stream: standard error if left out.
+        folder: gets ``progress.json``, which `ddlbench status` reads.
+    """
+
+    def __init__(
+        self, title: str, stream: TextIO | None = None, folder: Path | None = None
+    ) -> None:
         self._title = title
         self._stream = stream or sys.stderr
-        self._last_line = time.monotonic()
+        self._folder = folder
+        self._last_line, self._last_file = time.monotonic(), -_FILE_EVERY_S
         self._bar: Progress | None = None
         if self._stream.isatty():
             self._bar = Progress(
@@ -76,26 +98,38 @@ class Display:
             self._bar.start()
 
     def update(self, payload: str) -> None:
-        """Show the content of a marked line; a malformed one is ignored."""
+        """Show and file the content of a marked line; a malformed one is ignored."""
         try:
             state = json.loads(payload)
             step, total = int(state["step"]), int(state["total"])
             rate = float(state["samples_per_s"])
         except (ValueError, KeyError, TypeError):
             return
+        now = time.monotonic()
+        if self._folder is not None and now - self._last_file >= _FILE_EVERY_S:
+            self._last_file = now
+            _write_step(self._folder / PROGRESS_FILE, step, total)
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, total=total, rate=f"{rate:.1f}")
-        elif time.monotonic() - self._last_line >= _LINE_EVERY_S:
-            self._last_line = time.monotonic()
+            self._bar.update(self._task, completed=step, total=total, rate=two_digits(rate))
+        elif now - self._last_line >= _LINE_EVERY_S:
+            self._last_line = now
+            numbers = f"   step {step}/{total}   {two_digits(rate)} images/s"
+            room = terminal_width() - len(_INDENT) - len(numbers)
             print(
-                f"{self._title}: step {step}/{total}, {rate:.1f} images/s",
-                file=self._stream,
-                flush=True,
+                f"{_INDENT}{shortened(self._title, room)}{numbers}", file=self._stream, flush=True
             )
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def _write_step(path: Path, step: int, total: int) -> None:
+    """Replace the file at once, without waiting for the disk; a full disk stops no cell."""
+    new = path.with_name(f".{path.name}.new")
+    with suppress(OSError):
+        new.write_text(json.dumps({"step": step, "total": total}), encoding="utf-8")
+        new.replace(path)
 
 
 def phase_in(line: str) -> str | None:

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import write_json, write_text
 from ddlbench.experiment.result import Result, write_result
+from ddlbench.experiment.screen import short_names
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason, Status, reason_of
 from ddlbench.planning.memory import why_too_large
@@ -222,7 +223,8 @@ def _launch_and_watch(
     return watch(
         fabric.launch(step, rendezvous),
         log_file(run_dir),
-        cell.id,
+        # On a cluster each log is of one cell, and its reader looks for the path.
+        cell.id if site.launcher == "slurm" else short_names([cell])[0],
         timeout_s=site.cell_timeout_s,
         hang_timeout_s=site.hang_timeout_s,
     )

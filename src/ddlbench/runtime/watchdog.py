@@ -2,7 +2,7 @@
 
 ::
 
-    lines of the ranks -> log.txt           marked lines -> progress bar, a sign of life
+    lines of the ranks -> log.txt           marked lines -> progress, a sign of life
     a rank fails       -> the others get a few seconds to report, then all end
     time is up         -> all end: the result is 'timeout'
     no progress        -> every rank dumps its stacks into the log, then all end: a failure
@@ -43,13 +43,13 @@ def watch(
 
     Args:
         launch: running processes.
-        log_path: gets every line; the ranks' reports appear beside it.
+        log_path: gets every line; the ranks' reports appear beside it, and progress.json.
         title: of the progress bar.
         timeout_s: time limit of the cell.
         hang_timeout_s: longest time without progress.
     """
     outcome = Outcome()
-    display = Display(title)
+    display = Display(title, folder=log_path.parent)
     deadline = time.monotonic() + timeout_s
     moved, stop_at = time.monotonic(), math.inf
     reports = _Reports(log_path.parent)

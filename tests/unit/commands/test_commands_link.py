@@ -89,6 +89,7 @@ def test_the_table_shows_both(nodes):
     nodes.misses = (SENTENCE,)
     done = probe(*ASKED, "--mtu", "9000", "--nodes", "3", "--backend", "relay")
     assert done.exit_code == 1
+    assert max(map(len, done.stdout.splitlines())) <= 80
     for text in ("10.000 ms", "10.100 ms", "20.200 ms", "500.0 Mbit/s", "400.0 Mbit/s", "1.000%"):
         assert text in done.stdout
     assert f"missed: {SENTENCE}" in done.stdout

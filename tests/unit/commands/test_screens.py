@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -28,6 +30,7 @@ from ddlbench.experiment.units import TIMES
 
 ROOT = Path(__file__).resolve().parents[3]
 VGG16 = str(ROOT / "tests" / "unit" / "planning" / "pipedream_vgg16_profile.csv")
+MEASURED = str(ROOT / "src" / "ddlbench" / "predict" / "paradl" / "published" / "measured.csv")
 DEMO_LINES = 25
 SCREENS = [
     (["--help"], "Predict and choose:"),
@@ -37,6 +40,8 @@ SCREENS = [
     (["oracle", "best", "resnet50", "--devices", "64", "--batch-size", "2048"], "strategy"),
     (["oracle", "limits", "resnet50", "--batch-size", "32"], "strategy"),
     (["oracle", "target", "resnet50", "--batch-size", "32", "--epoch-s", "3600"], "strategy"),
+    (["oracle", "score", MEASURED], "worst cell"),
+    (["oracle", "calibrate", MEASURED, "--hold-out", "network"], "fitted"),
     (["partition", VGG16, "--machines", "4", "--bandwidth", "1e9"], "stage"),
 ]
 
@@ -75,6 +80,33 @@ def test_each_command_has_one_line_of_help(project, monkeypatch):
     for name in cli.commands.commands:
         assert sum(line.startswith(f"  {name} ") for line in lines) == 1
     assert not any(line.startswith("      ") for line in lines)
+
+
+def every_command(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        yield (*words, name)
+        if isinstance(command, click.Group):
+            yield from every_command(command, (*words, name))
+
+
+@pytest.mark.parametrize("words", [(), *every_command(cli.commands)], ids=" ".join)
+def test_help_fits_and_is_not_cut(words, project, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = printed(*words, "--help").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if line.endswith("...") and not line.startswith("Usage:")]
+
+
+def test_the_oracle_says_which_runs_depart_for_what_machine(project, monkeypatch):
+    for width in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        done = CliRunner().invoke(cli.commands, ["oracle", "anomalies", MEASURED])
+        assert done.exit_code == 1
+        lines = done.output.splitlines()
+        assert max(map(len, lines)) <= width
+        assert len(lines) <= DEMO_LINES
+        assert lines[0].startswith("11 of 38 runs depart over 25%")
+        assert "ABCI" in done.output
 
 
 def test_a_row_is_one_line_and_names_are_whole():

@@ -10,7 +10,7 @@ import pytest
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.site import load_site
-from ddlbench.workflow import check_profile, hold_machine
+from ddlbench.workflow import check_profile, hold_machine, holds_machine
 
 HOLD = "from ddlbench.experiment.site import load_site; from ddlbench.workflow import hold_machine;"
 
@@ -64,7 +64,12 @@ def test_a_second_run_on_this_machine_is_refused_until_the_first_ends(tmp_path, 
         hold_machine(site)
     first.kill()
     first.wait()
+    assert not holds_machine(site)
     hold_machine(site)  # the kernel has dropped the lock
+    assert holds_machine(site)
+    cluster = load_site("slurm-example", as_example=True)
+    hold_machine(cluster)  # nothing is locked there
+    assert holds_machine(cluster)
 
 
 def site_file():

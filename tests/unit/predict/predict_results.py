@@ -31,6 +31,15 @@ def write_ok(root: Path, cell: Cell, step_s: float) -> None:
     _MODULE.write(root, cell, values)
 
 
+def write_matrix(root: Path, rows: list[MatrixRow]) -> None:
+    """A result of every cell that can run, a profile of every network, and links."""
+    _MODULE.write_all(root, rows, troubled=False)
+    for dataset, network in {(row.cell.dataset, row.cell.network) for row in rows}:
+        changes = {"dataset": dataset, "network": network}
+        profile = make.profile(**changes, profile_id=f"{dataset}/{network}/fp32-1t")
+        make.write_site(root, profile, make.links())
+
+
 def write_failed(root: Path, cell: Cell, status: str) -> None:
     values: dict[str, Any] = _MODULE.failed(cell, status, "a reason")
     _MODULE.write(root, cell, values)

@@ -1,14 +1,21 @@
 """The commands: tables, JSON, and one sentence for what is wrong."""
 
 import json
+import shutil
+from pathlib import Path
 
 import predict_factory as make
 import pytest
 from click.testing import CliRunner
-from predict_results import write_ok
+from predict_results import write_matrix, write_ok
 
+from ddlbench.cli import commands
 from ddlbench.commands.predict import accuracy, predict, recommend
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import RESULTS, tables_dir
+from ddlbench.experiment.schema import read_yaml
+from ddlbench.report import make_tables
+from ddlbench.workflow import matrix_of
 
 CELL = ["--network", "vgg11", "--dataset", "mnist", "--geometry", "1x2", "--batch-size", "16"]
 
@@ -128,3 +135,53 @@ def test_screens_fit_the_terminal(folder, monkeypatch, width, why):
     assert "200 ms" in row
     assert "Measurements here say: DDP, 1.50x one device" in " ".join(ranked)
     assert "Measured here: 200 ms (1 repeat)." in " ".join(told)
+
+
+ROOT = Path(__file__).resolve().parents[3]
+ASKED = ("--network", "vgg11", "--dataset", "cifar10", "--geometry", "1x2", "--batch-size", "16")
+DEMO = [
+    ("plan",),
+    ("status",),
+    ("report", "--show"),
+    ("recommend", *ASKED),
+    ("predict", *ASKED, "--strategy", "horovod"),
+    ("accuracy",),
+    ("interconnect", "show", "results/local/links/default/links.json"),
+    ("oracle", "anomalies", "results/local/demo/predictions.json"),
+]
+
+
+def test_every_screen_of_the_measured_demo_fits(tmp_path, monkeypatch):
+    shutil.copytree(ROOT / "config", tmp_path / "config")
+    (tmp_path / "Snakefile").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: range(2))
+    experiment, site, rows = matrix_of(read_yaml(Path("config/config.yaml")))
+    write_matrix(RESULTS, rows)
+    make_tables(experiment.name, site.name, rows, RESULTS, tables_dir(site.name, experiment.name))
+    for words in DEMO:
+        for width in (80, 120):
+            monkeypatch.setenv("COLUMNS", str(width))
+            shown = run(commands, *words).output.splitlines()
+            assert max(map(len, shown)) <= width, (words, shown)
+            assert 1 <= len(shown) <= 25, (words, shown)
+            assert not any("..." in line for line in shown), words
+        if words == ("accuracy",):
+            assert len(run(commands, *words, "--all").output.splitlines()) > 25
+
+
+def test_a_missing_file_is_one_sentence_with_the_whole_command(folder):
+    shutil.copytree(ROOT / "config", folder / "config")
+    (folder / "Snakefile").write_text("")
+    shutil.rmtree(folder / "results")
+    with pytest.raises(ConfigError) as error:
+        run(recommend, *CELL)
+    files = "results/local/profiles/mnist/vgg11/fp32-1t/profile.json"
+    links = "results/local/links/default/links.json"
+    assert str(error.value).endswith(f"snakemake --profile profiles/local {files} {links}")
+    config = folder / "config" / "config.yaml"
+    config.write_text(config.read_text().replace("site: local", "site: elsewhere"))
+    make.write_site(folder / "results", make.profile(), None)
+    told = " ".join(run(recommend, *CELL).output.split())
+    command = f"snakemake --profile profiles/local {links} --config site=local"
+    assert told.endswith(f"Make what is missing with: {command}")

@@ -41,3 +41,21 @@ def test_one_device_where_nothing_is_faster(advised):
 
 def test_old_weights_are_not_advised(advised):
     assert advised({"ddp": 4.0}, update_semantics="stale") == ""
+
+
+def test_a_base_of_long_ago_is_told(advised, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "ddlbench.report.terminal.result_file",
+        lambda _site, cell_id: next(tmp_path.glob(f"*/cells/{cell_id}/result.json")),
+    )
+    now = {**result(matrix()[0].cell)["provenance"], "slurm_job_id": None}
+    text = advised({"ddp": 4.0, "horovod": 5.0}, provenance=now)
+    assert "apart from their base" not in text
+    later = {**now, "created": "2031-04-05T09:07:08+00:00"}
+    text = advised({"ddp": 4.0, "horovod": 5.0}, provenance=later)
+    told = (
+        "2 of 2 speed-ups compare cells measured over 60 min apart from their base (at most 3.0 h)"
+    )
+    assert told in text
+    assert "apart" not in advised({"ddp": 4.0}, provenance={**later, "slurm_job_id": "7"})

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import time
 
+import psutil
 import report_factory
 
 from ddlbench.experiment.paths import RESULTS, cell_dir
@@ -47,3 +51,40 @@ def test_every_state_is_told_with_its_reason(tmp_path, monkeypatch):
     assert f"{waiting.strategy} {waiting.geometry}" not in text
     assert "no result.json" in "\n".join(status_lines(found, every_cell=True))
     assert status_lines(found[:1]) == ["1 ok"]
+
+
+def held_by(cell, pid, started_s, host=None):
+    folder = cell_dir("local", cell.id)
+    folder.mkdir(parents=True)
+    owner = {"job_id": None, "host": host or socket.gethostname(), "pid": pid}
+    (folder / "lease.json").write_text(json.dumps({**owner, "started": started_s, "submitted": 0}))
+    return folder
+
+
+def test_a_running_cell_says_since_when_and_at_which_step(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    rows = report_factory.matrix(networks=["vgg11"], datasets=["mnist"])
+    base, ended, held, crashed = [row.cell for row in rows][:4]
+    for cell, at_s in ((base, 100), (ended, 200)):
+        report_factory.write(RESULTS, cell)
+        os.utime(cell_dir("local", cell.id) / "result.json", (at_s, at_s))
+    run = held_by(held, os.getpid(), psutil.Process().create_time()) / ".run-7"
+    run.mkdir()
+    (run / "progress.json").write_text(json.dumps({"step": 7, "total": 22}))
+    held_by(crashed, os.getpid(), 5.0)  # another process had this number
+    found = states("demo", "local", rows)
+    assert [one.state for one in found[:4]] == ["ok", "ok", "running", "not run"]
+    lines = status_lines(found)
+    started = f"process {os.getpid()} on {socket.gethostname()}, since "
+    assert lines[1].startswith(f"  running  mnist vgg11 {held.strategy} {held.geometry}  {started}")
+    assert lines[1].endswith(", step 7/22")
+    assert lines[2].startswith(f"  last ok  mnist vgg11 {ended.strategy} {ended.geometry}  ")
+    assert lines[2].endswith(" ms a step, 1.38x")
+    monkeypatch.setenv("COLUMNS", "80")
+    for cell in report_factory.matrix(networks=["mobilenetv2"], datasets=["cifar10"])[2:3]:
+        long = held_by(cell.cell, 7, time.time() - 3600, "a-node-of-a-long-name-of-a-cluster")
+        long.joinpath(".run-1").mkdir()
+        (line,) = status_lines(states("demo", "local", [cell]))[1:]
+        assert len(line) <= 80
+        assert line.endswith("  since 60 min")

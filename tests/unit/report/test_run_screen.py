@@ -81,3 +81,20 @@ def test_a_dry_run_lists_what_would_be_measured(rows):
     assert run.planned({"cell": 2}, "Job stats:") == ["Job stats:"]
     assert run.started(job(7, rows, 1), 0.0) == ["would measure  cifar10 vgg11 ddp 1x2"]
     assert run.started(job(8, rows, 1, "stage"), 0.0) == []
+
+
+def test_names_are_whole_at_80_columns(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    strategies = ["sequential", "model-parallel-p2p"]
+    many = {"strategies": strategies, "repeats": 2}
+    one = matrix(monkeypatch, datasets=["cifar10"], networks=["mobilenetv2"], **many)
+    run_screen.follow("demo", SITE_NAME, one)
+    run, first = screen(cell=100)
+    assert words(first[1]).startswith("cell of cifar10 mobilenetv2 samples/s")
+    run.started(job(7, one, 3), 0.0)
+    line = run.finished(7, 5.0)[0]
+    assert len(line) == 80 and words(line).startswith("[ 1/100] model-parallel-p2p 1x2 rep1 ")
+    wide = RunScreen(160)
+    heading = wide.planned({"cell": 100}, "")[1]
+    assert words(heading).startswith("cell samples/s")
+    assert len(heading) < 100  # numbers stand beside the names

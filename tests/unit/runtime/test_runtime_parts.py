@@ -194,7 +194,30 @@ def test_progress_lines_reach_the_display(capsys):
     display.update(lines[-1].removeprefix(MARK))
     display.update("not json")
     display.close()
-    assert stream.getvalue().startswith("a cell: step 5/10, ")
+    assert stream.getvalue().startswith("        a cell   step 5/10   ")
+
+
+def test_progress_is_filed_now_and_then_and_lines_fit_the_screen(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = io.StringIO()
+    display = Display(
+        "cifar10 studentnets.models:vit pipe-interleaved 2x4 " + "x" * 40, stream, tmp_path
+    )
+    for step in (3, 4):
+        display._last_line -= 60
+        display.update(json.dumps({"step": step, "total": 22, "samples_per_s": 15.123}))
+    lines = stream.getvalue().splitlines()
+    assert [len(line) for line in lines] == [80, 80]
+    assert lines[0].endswith("   step 3/22   15 images/s")
+    said = tmp_path / "progress.json"
+    assert json.loads(said.read_text()) == {"step": 3, "total": 22}  # 5 s have not passed
+    display._last_file -= 60
+    display.update(json.dumps({"step": 5, "total": 22, "samples_per_s": 15.0}))
+    assert json.loads(said.read_text())["step"] == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
+    display._folder = tmp_path / "gone"
+    display._last_file -= 60
+    display.update(json.dumps({"step": 6, "total": 22, "samples_per_s": 15.0}))
 
 
 def test_gradient_buckets_of_ddp_are_counted_once():
