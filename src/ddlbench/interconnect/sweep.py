@@ -39,7 +39,12 @@ def work(here: RankContext) -> dict[str, Any]:
     settings = here.settings
     device, interface = settle(here)
     store = join_store(here.host, here.port, here.process.rank, here.world_size)
-    report: dict[str, Any] = {"sweeps": [], "overlaps": [], "notes": [], "host": socket.gethostname()}
+    report: dict[str, Any] = {
+        "sweeps": [],
+        "overlaps": [],
+        "notes": [],
+        "host": socket.gethostname(),
+    }
     no_horovod = _why_no_horovod(device)
     if no_horovod is not None:
         report["notes"].append(f"no sweep of Horovod: {no_horovod}")

@@ -25,7 +25,8 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, distributed as dist, nn
+from torch import Tensor, nn
+from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.experiment.site import Accelerator
