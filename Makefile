@@ -1,4 +1,5 @@
 # make demo   sets everything up and runs the main job on this machine, figures at the end
+# make report   makes tables, figures and the HTML report of what is measured so far
 # make check   formatting, types and unit tests (minutes): before every commit
 # make test   check, whole cells and the workflow: all that needs no SLURM and no GPU
 # make test-cluster   the workflow on a real SLURM of virtual nodes (root and SLURM's packages)
@@ -21,11 +22,11 @@ GPU_OPTIONS ?=
 export DDLBENCH_ENV
 export PATH := $(abspath $(DDLBENCH_ENV))/bin:$(PATH)
 
-.PHONY: help setup demo check test test-exhaustive lint unit integration test-cluster tables \
+.PHONY: help setup demo report check test test-exhaustive lint unit integration test-cluster tables \
 	validate validate-gpu bench clean
 
 help:
-	@sed -n '1,10s/^# //p' Makefile
+	@sed -n '1,11s/^# //p' Makefile
 
 setup:
 	@bash envs/setup.sh
@@ -33,6 +34,9 @@ setup:
 demo: setup
 	snakemake --profile profiles/local
 	@ddlbench report --show
+
+report: setup
+	@ddlbench report
 
 check: setup lint unit
 

@@ -22,6 +22,7 @@ include: "rules/profiling.smk"
 include: "rules/cells.smk"
 include: "rules/report.smk"
 include: "rules/predict.smk"
+include: "rules/page.smk"
 
 
 report: "workflow/report/workflow.rst"
@@ -34,6 +35,7 @@ rule all:
         rules.tables.output,
         figure_files,
         predictions_if_wanted,
+        rules.page.output,
     localrule: True
     message:
         "{EXPERIMENT.name} on {SITE.name}: all tables and figures are there"

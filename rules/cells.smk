@@ -31,10 +31,11 @@ rule cell:
     params:
         python=sys.executable,
         site=EXPERIMENT.site,
+        real_data=REAL_DATA,
     message:
         "measuring {wildcards.cell}"
     shell:
-        "{params.python:q} workflow/scripts/run_cell.py {params.site:q} {wildcards.cell:q}"
+        "{params.python:q} workflow/scripts/run_cell.py {params.site:q} {params.real_data:q} {wildcards.cell:q}"
         " {input.staged:q} {output.result:q} {log:q} {resources.attempt}"
 
 

@@ -1,5 +1,6 @@
 """The matrix of this experiment, and where each of its files lies. No rules here."""
 
+import json
 import sys
 from os.path import relpath
 from pathlib import Path
@@ -7,7 +8,13 @@ from pathlib import Path
 from ddlbench.workflow import mend_slurm_executor
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import cell_dir, figures_dir, result_file, tables_dir
+from ddlbench.experiment.paths import (
+    cell_dir,
+    figures_dir,
+    html_report_file,
+    result_file,
+    tables_dir,
+)
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import put_aside_if_broken
 from ddlbench.experiment.site import load_site
@@ -16,7 +23,8 @@ from ddlbench.planning.matrix import expand as expand_matrix
 from ddlbench.planning.resources import request
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.report import run_screen
-from ddlbench.workflow import check_profile, hold_machine, holds_machine, make_report
+from ddlbench.workflow import check_profile, hold_machine, holds_machine
+from ddlbench.workflow import make_report, try_own_parts
 
 CONFIG_FILES = [relpath(file) for file in workflow.configfiles]
 
@@ -24,17 +32,23 @@ try:
     EXPERIMENT = parse_experiment(
         config, ", ".join(CONFIG_FILES) or "the configuration"
     )
-    SITE = load_site(EXPERIMENT.site)
+    SITE = load_site(EXPERIMENT.site, real_data=EXPERIMENT.real_data)
     if workflow.is_main_process:
         check_profile(SITE, sys.argv[1:])
     ROWS = expand_matrix(EXPERIMENT, SITE)
+    if workflow.is_main_process:
+        for remark in try_own_parts(SITE, ROWS).remarks:
+            print(f"ddlbench: {remark}", file=sys.stderr)
 except ConfigError as error:
     sys.exit(f"ddlbench: {error}")
 
 CELLS = {row.cell.id: row.cell for row in ROWS if row.unsupported is None}
+# The folders of the user's own data: jobs read the site's file, but not the experiment's.
+REAL_DATA = json.dumps(EXPERIMENT.real_data)
 RESULTS = [str(result_file(SITE.name, cell)) for cell in CELLS]
 TABLES = tables_dir(SITE.name, EXPERIMENT.name)
 FIGURES = figures_dir(SITE.name, EXPERIMENT.name)
+PAGE = html_report_file(SITE.name, EXPERIMENT.name)
 
 mend_slurm_executor()
 run_screen.follow(EXPERIMENT.name, SITE.name, ROWS)
@@ -76,11 +90,42 @@ def figure_files(wildcards):
     return [str(FIGURES / f"{name}.png") for name in figures_for(ROWS)]
 
 
+REPORT_TITLE = f"{EXPERIMENT.name} on {SITE.name}, {len(ROWS)} cells"
+
+
+def report_origin():
+    """Site, date and commit, for the landing page of Snakemake's report."""
+    from ddlbench.report.footer import Context, origin
+    from ddlbench.report.tables import read_tables
+
+    return origin(read_tables(TABLES).summary, Context(SITE.description))
+
+
+def report_figures():
+    """Names of the figures, in the order in which they are read."""
+    from ddlbench.report.registry import figures_for, prediction_figures_for
+
+    return [*figures_for(ROWS), *prediction_figures_for(ROWS)]
+
+
 def figure_caption(name):
     """What the HTML report says of a figure."""
     from ddlbench.report.registry import caption_of
 
     return caption_of(name)
+
+
+def figure_heading(name):
+    """The first sentence of what the HTML report says of a figure."""
+    from ddlbench.report.registry import heading_of
+
+    return heading_of(name)
+
+
+def figure_labels(wildcards):
+    """The row of a figure in the list of Snakemake's report."""
+    (name,) = wildcards
+    return {"figure": name, "shows": figure_heading(name)}
 
 
 def known_cell(wildcards):

@@ -33,8 +33,9 @@ rule stage:
     params:
         python=sys.executable,
         site=EXPERIMENT.site,
+        real_data=REAL_DATA,
     message:
         "data for {wildcards.cell}"
     shell:
-        "{params.python:q} workflow/scripts/stage.py {params.site:q} {wildcards.cell:q}"
+        "{params.python:q} workflow/scripts/stage.py {params.site:q} {params.real_data:q} {wildcards.cell:q}"
         " {output:q} {log:q}"

@@ -36,7 +36,7 @@ rule prediction_figure:
             str(PREDICTION_FIGURES / "{prediction}.png"),
             caption="../workflow/report/figure.rst",
             category="Predictions",
-            labels={"figure": "{prediction}"},
+            labels=figure_labels,
         ),
         pdf=str(PREDICTION_FIGURES / "{prediction}.pdf"),
         csv=str(PREDICTION_FIGURES / "{prediction}.csv"),

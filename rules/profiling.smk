@@ -29,11 +29,13 @@ rule profile:
     params:
         python=sys.executable,
         site=EXPERIMENT.site,
+        real_data=REAL_DATA,
         needs=lambda w: json.dumps(profile_needs(w).to_dict()),
     message:
         "profiling {wildcards.profile}"
     shell:
-        "{params.python:q} -P workflow/scripts/profile_network.py {params.site:q} {params.needs:q}"
+        "{params.python:q} -P workflow/scripts/profile_network.py {params.site:q} {params.real_data:q}"
+        " {params.needs:q}"
         " {output:q} {log:q}"
 
 

@@ -32,7 +32,7 @@ rule figure:
             str(FIGURES / "{figure}.png"),
             caption="../workflow/report/figure.rst",
             category="Figures",
-            labels={"figure": "{figure}"},
+            labels=figure_labels,
         ),
         pdf=str(FIGURES / "{figure}.pdf"),
         csv=str(FIGURES / "{figure}.csv"),

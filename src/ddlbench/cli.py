@@ -23,6 +23,7 @@ from ddlbench.experiment.paths import (
     RESULTS,
     enter_project,
     figures_dir,
+    html_report_file,
     result_file,
     tables_dir,
 )
@@ -118,8 +119,9 @@ def plan(
     """Say what an experiment will cost before it runs."""
     from ddlbench.commands.plan_display import plan_lines  # noqa: PLC0415
     from ddlbench.planning.budget import cells_to_run, estimate  # noqa: PLC0415
+    from ddlbench.workflow import try_own_parts  # noqa: PLC0415
 
-    cost = estimate(rows, site, RESULTS)
+    cost = estimate(rows, site, RESULTS, try_own_parts(site, rows))
     if as_json:
         click.echo(json.dumps(cost.to_dict(), indent=1))
         return
@@ -131,6 +133,7 @@ def plan(
 @commands.command()
 @_with_matrix
 @click.option("--show", is_flag=True, help="Only print the summary of the tables that are there.")
+@click.option("--html", is_flag=True, help="Only write the HTML report of what is drawn.")
 @click.option("--all", "every_row", is_flag=True, help="A line for every configuration.")
 @click.option("--also-site", multiple=True, help="Compare with this site; may be given again.")
 def report(
@@ -139,19 +142,26 @@ def report(
     site: Site,
     rows: list[MatrixRow],
     show: bool,
+    html: bool,
     every_row: bool,
     also_site: tuple[str, ...],
 ) -> None:
-    """Make tables and figures of the results so far."""
+    """Make tables, figures and an HTML report of the results so far."""
     from ddlbench.report.terminal import advice_lines, summary_lines  # noqa: PLC0415
-    from ddlbench.workflow import compare_sites, make_report  # noqa: PLC0415
+    from ddlbench.workflow import compare_sites, make_page, make_report  # noqa: PLC0415
 
     tables = tables_dir(site.name, experiment.name)
-    if not show or not (tables / "summary.csv").is_file():
+    if not (show or html) or not (tables / "summary.csv").is_file():
         make_report(experiment, site, rows)
+    if html:
+        click.echo(make_page(experiment, site, rows))
+        return
     click.echo("\n".join([*summary_lines(tables, every_row=every_row), *advice_lines(tables)]))
     click.echo(f"tables:  {tables}/measurements.csv")
     click.echo(f"figures: {figures_dir(site.name, experiment.name)}/speedup.png")
+    page = html_report_file(site.name, experiment.name)
+    if page.is_file():
+        click.echo(f"page:    {page}")
     if also_site:
         context = click.get_current_context()
         configfile = enter_project(context.params["configfile"])

@@ -29,7 +29,7 @@ def first(workflow):
 
 def test_first_run_measures_every_cell(workflow, first):
     _, ended = first
-    assert ended.jobs == {"stage": 3, "cell": 3, "tables": 1, "figure": 4, "all": 1}
+    assert ended.jobs == {"stage": 3, "cell": 3, "tables": 1, "figure": 4, "page": 1, "all": 1}
     for cell in CELLS:
         assert workflow.result(*cell)["status"] == "ok"
         assert (workflow.cell(*cell) / "steps.csv").is_file()
@@ -42,6 +42,23 @@ def test_first_run_makes_tables_and_figures(workflow, first):
     assert {row["status"] for row in workflow.measurements().values()} == {"ok"}
     assert len(workflow.measurements()) == len(CELLS)
     assert workflow.figures() >= FIGURES | {"speedup.csv", "memory.csv", "steps.csv"}
+
+
+def test_first_run_writes_a_page_of_them(workflow, first):
+    page = (workflow.folder / "results/box/tiny/report.html").read_text()
+    assert "<h1>tiny on box, 3 cells</h1>" in page
+    assert page.count("<figure ") == len(NAMES)
+
+
+def test_a_changed_figure_makes_the_page_anew(workflow, first):
+    figure = workflow.folder / "results/box/tiny/figures/speedup.png"
+    figure.write_bytes(figure.read_bytes() + b"!")
+    page = workflow.folder / "results/box/tiny/report.html"
+    before = page.read_bytes()
+    ended = workflow.snakemake(config="experiment.yaml")
+    assert ended.code == 0, ended.text
+    assert ended.jobs == {"page": 1, "all": 1}
+    assert page.read_bytes() != before
 
 
 def test_first_run_prints_no_python_traceback(first):
@@ -87,7 +104,7 @@ def test_a_new_network_adds_its_own_cells_only(workflow, first):
         "grown.yaml", matrix={"network": ["tiny_networks:plain", "tiny_networks:other"]}
     )
     jobs = workflow.snakemake("-n", "--quiet", "reason", config=grown)
-    assert jobs.jobs == {"stage": 3, "cell": 3, "tables": 1, "figure": 4, "all": 1}
+    assert jobs.jobs == {"stage": 3, "cell": 3, "tables": 1, "figure": 4, "page": 1, "all": 1}
     assert "would measure  mnist tiny_networks:other ddp 1x2" in jobs.text
     assert "tiny_networks:plain" not in jobs.text
 
@@ -103,7 +120,7 @@ def test_more_repeats_add_the_new_ones_only(workflow, first):
 def test_cells_that_cannot_run_reach_the_tables_without_a_job(workflow, first):
     wider = workflow.experiment("wider.yaml", matrix={"geometry": ["1x2", "1x3"]})
     jobs = workflow.snakemake("-n", "--quiet", "rules", config=wider)
-    assert jobs.jobs == {"tables": 1, "figure": 4, "all": 1}
+    assert jobs.jobs == {"tables": 1, "figure": 4, "page": 1, "all": 1}
 
 
 def test_a_deleted_result_is_measured_again_alone(workflow, first):
@@ -112,7 +129,7 @@ def test_a_deleted_result_is_measured_again_alone(workflow, first):
     gone.unlink()
     ended = workflow.snakemake(config="experiment.yaml")
     assert ended.code == 0, ended.text
-    assert ended.jobs == {"stage": 1, "cell": 1, "tables": 1, "figure": 4, "all": 1}
+    assert ended.jobs == {"stage": 1, "cell": 1, "tables": 1, "figure": 4, "page": 1, "all": 1}
     after = workflow.results()
     again = str(gone.relative_to(workflow.folder))
     assert after.keys() == before.keys()
@@ -160,6 +177,8 @@ def test_partial_reports_what_is_there(workflow, first):
         *[("1", "not run")] * 3,
     ]
     assert workflow.figures("more") >= FIGURES
+    page = (workflow.folder / "results/box/more/report.html").read_text()
+    assert "Unfinished: 3 of 6 cells have not run yet." in page
 
 
 def test_report_command_works_with_missing_cells(workflow, first):
@@ -171,6 +190,11 @@ def test_report_command_works_with_missing_cells(workflow, first):
     shown = workflow.ddlbench("report", "--configfile", more, "--show")
     assert shown.code == 0
     assert "DDP" in shown.text
+    page = workflow.folder / "results/box/again/report.html"
+    assert f"page:    {page.relative_to(workflow.folder)}" in shown.text
+    page.unlink()
+    assert workflow.ddlbench("report", "--configfile", more, "--html").code == 0
+    assert page.is_file()
 
 
 def test_snakemakes_report_has_figures_and_captions(workflow, first):
@@ -192,5 +216,6 @@ def test_snakemakes_report_has_figures_and_captions(workflow, first):
         "Every measured step, not only its median",
         "One row a cell of the matrix",
         "Each cell of the experiment is one job",
+        "tiny on box, 3 cells",
     ):
         assert caption in page

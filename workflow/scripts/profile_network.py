@@ -1,6 +1,8 @@
 """Rule profile: times and bytes of one network's layers.
 
-python -P workflow/scripts/profile_network.py SITE NEEDS PROFILE_JSON LOG        NEEDS is JSON
+python -P workflow/scripts/profile_network.py SITE REAL_DATA NEEDS PROFILE_JSON LOG
+
+REAL_DATA (dataset -> folder) and NEEDS are JSON.
 
 -P, as torch imports the standard library's own module `profile` and must not find this one.
 """
@@ -15,6 +17,7 @@ from ddlbench.profiling.make import make_profile
 from ddlbench.runtime.rank_job import RankJobFailed
 from ddlbench.workflow import logged
 
-site_name, needs, output, log = sys.argv[1:]
+site_name, real_data, needs, output, log = sys.argv[1:]
 with logged(log, RankJobFailed):
-    make_profile(ProfileNeeds.from_dict(json.loads(needs)), load_site(site_name), Path(output))
+    site = load_site(site_name, real_data=json.loads(real_data))
+    make_profile(ProfileNeeds.from_dict(json.loads(needs)), site, Path(output))

@@ -1,6 +1,8 @@
 """Rule cell: one measurement.
 
-python workflow/scripts/run_cell.py SITE CELL STAGED_JSON RESULT_JSON LOG ATTEMPT
+python workflow/scripts/run_cell.py SITE REAL_DATA CELL STAGED_JSON RESULT_JSON LOG ATTEMPT
+
+REAL_DATA is JSON: dataset -> folder.
 """
 
 import json
@@ -13,9 +15,10 @@ from ddlbench.runtime.staging import unstage_cell
 from ddlbench.runtime.supervise import CellFailed, run_cell
 from ddlbench.workflow import logged
 
-site_name, cell_id, staged, result, log, attempt = sys.argv[1:]
+site_name, real_data, cell_id, staged, result, log, attempt = sys.argv[1:]
 with logged(log, CellFailed):
-    cell, site, folder = Cell.from_id(cell_id), load_site(site_name), Path(result).parent
+    site = load_site(site_name, real_data=json.loads(real_data))
+    cell, folder = Cell.from_id(cell_id), Path(result).parent
     try:
         staging = json.loads(Path(staged).read_text(encoding="utf-8"))
         run_cell(cell, site, folder, staging, int(attempt))

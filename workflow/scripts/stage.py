@@ -1,8 +1,11 @@
 """Rule stage: the cell's dataset on the nodes of this job.
 
-python workflow/scripts/stage.py SITE CELL STAGED_JSON LOG
+python workflow/scripts/stage.py SITE REAL_DATA CELL STAGED_JSON LOG
+
+REAL_DATA is JSON: dataset -> folder.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -12,7 +15,8 @@ from ddlbench.experiment.site import load_site
 from ddlbench.runtime.staging import StagingFailed, stage_cell
 from ddlbench.workflow import logged
 
-site_name, cell_id, output, log = sys.argv[1:]
+site_name, real_data, cell_id, output, log = sys.argv[1:]
 with logged(log, StagingFailed):
     report_dir = Path(output).parent
-    write_json(Path(output), stage_cell(Cell.from_id(cell_id), load_site(site_name), report_dir))
+    site = load_site(site_name, real_data=json.loads(real_data))
+    write_json(Path(output), stage_cell(Cell.from_id(cell_id), site, report_dir))

@@ -55,8 +55,8 @@ def plan_lines(
     if cost.to_run:
         strategies = Counter(cell.strategy for cell in to_run).most_common()
         pairs = [
-            ("time", _time(cost, site)),
-            ("needs", _needs(cost)),
+            ("time", _time(cost, experiment, site)),
+            ("needs", _needs(cost, experiment)),
             ("to run", ", ".join(f"{name} {count:,}" for name, count in strategies)),
         ]
     lines += named_lines(pairs)
@@ -69,14 +69,17 @@ def plan_lines(
         lines.append("The cells to run: --list.")
     if cost.to_run:
         lines += paragraph(f"Next: {snakemake_command(experiment, site)}", hanging="  ")
+    elif not cost.done:
+        lines.append("Nothing can run yet.")
     else:
         lines += paragraph("Nothing to run. The tables and figures: ddlbench report", hanging="  ")
     return lines
 
 
-def snakemake_command(experiment: Experiment, site: Site) -> str:
-    """The command that measures an experiment on a site."""
-    parts = ["snakemake", "--profile", f"profiles/{site.launcher}"]
+def snakemake_command(experiment: Experiment, site: Site, target: str = "") -> str:
+    """The command that measures an experiment on a site, or makes a target of it."""
+    # The target stands first, as --configfile would take it for a file of its own.
+    parts = ["snakemake", *filter(None, [target]), "--profile", f"profiles/{site.launcher}"]
     if Path(experiment.where) != CONFIG:
         parts += ["--configfile", experiment.where]
     if site.name != experiment.site:
@@ -94,42 +97,54 @@ def _done(cost: Budget) -> str:
     return f"{cost.done:,} done" + (f" ({listed})" if listed else "")
 
 
-def _time(cost: Budget, site: Site) -> str:
-    """The expected time first; the time-outs bound it."""
+def _time(cost: Budget, experiment: Experiment, site: Site) -> str:
+    """The expected time first, and what it is known from; the time-outs bound it."""
     alone = site.launcher != "slurm"
     upper = _hours(cost.device_s_upper) if not alone else duration_text(cost.run_s_upper)
     bound = f"at most {upper} (time-outs)"
     known = cost.to_run - cost.cells_unknown
     if cost.run_s_expected is None or cost.device_s_expected is None:
         return (
-            f"unknown, {bound}: no cell like these was measured here; measure a few first "
-            "(config/experiments/smoke.yaml)"
+            f"unknown, {bound}: nothing measured here tells it; run first, about "
+            f"{_profile_time(experiment)} a network: "
+            f"{snakemake_command(experiment, site, 'profiles')}"
         )
     about = duration_text(cost.run_s_expected) if alone else _hours(cost.device_s_expected)
     each = duration_text(cost.run_s_expected / known)
-    if cost.cells_known_by_profile == known:
-        source = "as long as the profiles' steps on one device, without the start of a cell"
-    else:
-        source = f"cells like these took {each} each"
-        if cost.cells_known_by_network:
-            source += f"; {cost.cells_known_by_network:,} known from another strategy"
-        if cost.cells_known_by_profile:
-            source += f"; {cost.cells_known_by_profile:,} from profiles"
-    part = f" for {known:,} of {cost.to_run:,} cells" if cost.cells_unknown else ""
-    return f"about {about}{part} ({source}); {bound}"
+    sources = [
+        (cost.cells_known_by_strategy, "as measured"),
+        (cost.cells_known_by_network, "as measured with another strategy"),
+        (cost.cells_known_by_steps, "from measured steps"),
+        (cost.cells_known_by_profile, "from profiles"),
+        (cost.cells_known_by_operations, "from operations, roughly"),
+        (cost.cells_unknown, "unknown and not counted"),
+    ]
+    parts = [(count, name) for count, name in sources if count]
+    alike = len(parts) == 1
+    listed = ", ".join(name if alike else f"{count:,} {name}" for count, name in parts)
+    return f"about {about}, {each} a cell ({listed}); {bound}"
 
 
-def _needs(cost: Budget) -> str:
-    disk = size_text(cost.node_disk_bytes) if cost.node_disk_bytes else "no disk"
+def _needs(cost: Budget, experiment: Experiment) -> str:
+    disk = (
+        f"{size_text(cost.node_disk_bytes)} of disk a node" if cost.node_disk_bytes else "no disk"
+    )
     jobs = f"{_count(cost.slurm_jobs, 'SLURM job')}" if cost.slurm_jobs else "no SLURM jobs"
     first = ""
     if cost.measured_first:
         first = f", {_count(cost.measured_first, 'profile or links file')} measured first"
+        first += f" (about {_profile_time(experiment)} each)"
     return (
-        f"{disk} of disk a node, no download, {jobs}{first}; "
+        f"{disk}, no download, {jobs}{first}; "
         f"largest cell {_count(cost.largest_nodes, 'node')}, "
         f"{_count(cost.largest_devices, 'device')}"
     )
+
+
+def _profile_time(experiment: Experiment) -> str:
+    from ddlbench.planning.budget import START_S  # noqa: PLC0415 - slow to import
+
+    return duration_text(experiment.profile["budget_s"] + START_S)
 
 
 def _hours(device_s: float) -> str:
@@ -149,17 +164,16 @@ def _cannot(rows: Sequence[MatrixRow], experiment: Experiment) -> list[str]:
         pairs.append(("cannot run", f"{strategies}, {_count(len(members), 'cell')}: {reason}"))
     if len(groups) > _REASONS_SHOWN:
         pairs.append(("", f"{len(groups) - _REASONS_SHOWN} more reasons: ddlbench status --all"))
-    lines = named_lines(pairs)
-    unknown = dict.fromkeys(
-        row.cell.strategy
-        for row in rows
-        if getattr(row.unsupported, "code", "") == "unknown_blocks"
-    )
-    if unknown:
-        lines += paragraph(f"Add to {experiment.where}:", "            ")
-        lines.append("              strategies:")
-        lines += [f"                {name}: {{balance: profile}}" for name in unknown]
-    return lines
+    return named_lines(pairs) + _missing_balance(rows, experiment)
+
+
+def _missing_balance(rows: Sequence[MatrixRow], experiment: Experiment) -> list[str]:
+    unknown = dict.fromkeys(row.cell.strategy for row in rows if _blocks_unknown(row))
+    if not unknown:
+        return []
+    lines = paragraph(f"Write into {experiment.where}:", "            ")
+    lines.append("              strategies:")
+    return lines + [f"                {name}: {{balance: profile}}" for name in unknown]
 
 
 def _blocks_unknown(row: MatrixRow) -> bool:
@@ -168,5 +182,5 @@ def _blocks_unknown(row: MatrixRow) -> bool:
 
 def _reason(row: MatrixRow) -> str:
     if _blocks_unknown(row):
-        return "the blocks of your own networks are not known before they run"
+        return "its balance reads a table of the built-in networks, without your own ones"
     return str(row.unsupported)

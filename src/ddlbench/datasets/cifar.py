@@ -1,13 +1,15 @@
 """CIFAR-10's own format: pickled dictionaries in ``cifar-10-batches-py``.
 
 A pickle can make its reader run any code, and real CIFAR files come from the network. So the
-unpickler here builds numpy arrays and plain containers, and refuses everything else.
+unpickler here builds arrays of numbers and plain containers, and refuses everything else.
 """
 
 from __future__ import annotations
 
 import io
+import operator
 import pickle
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -72,35 +74,69 @@ def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
     Raises:
         DataError: a file is missing, damaged, not a CIFAR batch, or holds forbidden objects.
     """
+    first = BATCHES[split][0]
+    if not (root / FOLDER).is_dir() and (root / first).is_file():
+        whole = f"{root.parent}, the folder that holds it" if root.name == FOLDER else "its parent"
+        raise DataError(f"{root} is the folder of the batches; name it {FOLDER} and give {whole}")
     shards, labels = [], []
     for name in BATCHES[split]:
         path = root / FOLDER / name
         batch = load_pickle(path)
-        data = batch.get("data")
-        numbers = batch.get("labels")
-        if (
-            not isinstance(data, np.ndarray)
-            or data.dtype != np.uint8
-            or data.ndim != 2
-            or data.shape[1] != spec.image_bytes
-            or not isinstance(numbers, list)
-            or len(numbers) != len(data)
-            or not all(isinstance(n, int) and 0 <= n < spec.num_classes for n in numbers)
-        ):
-            raise DataError(
-                f"{path} is not a CIFAR batch of {spec.image_bytes} bytes an image and labels "
-                f"under {spec.num_classes}; replace it"
-            )
-        shards.append(np.ascontiguousarray(data).reshape(-1, *spec.shape))
-        labels.append(np.asarray(numbers, np.int64))
+        _check_keys(path, batch)
+        images = _images(path, batch["data"], spec)
+        shards.append(images.reshape(-1, *spec.shape))
+        labels.append(_labels(path, batch["labels"], len(images), spec))
     all_labels = np.concatenate(labels)
     if not len(all_labels):
         raise DataError(f"{root / FOLDER} holds no {split} images; replace it")
     return ArraySplit([np.concatenate(shards)], all_labels)
 
 
+def _check_keys(path: Path, batch: dict[str, Any]) -> None:
+    missing = [key for key in ("data", "labels") if key not in batch]
+    if missing:
+        found = ", ".join(repr(key) for key in batch) or "nothing"
+        raise DataError(
+            f"{path} has no key {' and no key '.join(map(repr, missing))}; it has {found}; "
+            "a CIFAR batch is a dictionary of 'data' and 'labels'"
+        )
+
+
+def _images(path: Path, data: Any, spec: DatasetSpec) -> np.ndarray:
+    """The images of a batch, uint8 (N, bytes of an image)."""
+    is_array = isinstance(data, np.ndarray)
+    if is_array and data.dtype == np.uint8 and data.shape[1:] == (spec.image_bytes,):
+        return np.ascontiguousarray(data)
+    form = f"an array of {data.dtype} of shape {data.shape}" if is_array else type(data).__name__
+    size = "x".join(map(str, spec.shape))
+    raise DataError(
+        f"{path}: 'data' is {form}; write a numpy array of uint8 of shape (N, {spec.image_bytes}): "
+        f"each row is one image of {size}, channel after channel"
+    )
+
+
+def _labels(path: Path, numbers: Any, images: int, spec: DatasetSpec) -> np.ndarray:
+    """The labels of a batch, int64 (N,)."""
+    try:
+        labels = np.array([operator.index(number) for number in numbers], np.int64)
+    except (TypeError, OverflowError):
+        raise DataError(f"{path}: 'labels' is no list of whole numbers; write one") from None
+    if len(labels) != images:
+        raise DataError(
+            f"{path} has {images} images in 'data' and {len(labels)} numbers in 'labels'; "
+            "write one label an image"
+        )
+    wrong = labels[(labels < 0) | (labels >= spec.num_classes)]
+    if len(wrong):
+        raise DataError(
+            f"{path} has the label {wrong[0]}, but {spec.label} has {spec.num_classes} classes; "
+            f"write labels from 0 to {spec.num_classes - 1}"
+        )
+    return labels
+
+
 def load_pickle(path: Path) -> dict[str, Any]:
-    """Reads the dictionary pickled in ``path``.
+    """Reads the dictionary pickled in ``path``; keys of bytes become text.
 
     Raises:
         DataError: the file is missing or damaged, or needs more than arrays and containers.
@@ -119,7 +155,7 @@ def load_pickle(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} is not a readable CIFAR file ({error}); replace it") from error
     if not isinstance(value, dict):
         raise DataError(f"{path} is not a CIFAR file: it holds no dictionary; replace it")
-    return value
+    return {k.decode("latin1") if isinstance(k, bytes) else k: v for k, v in value.items()}
 
 
 def _latin1(text: str, encoding: str) -> bytes:
@@ -129,28 +165,30 @@ def _latin1(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-def _byte_type(name: str, *_: object) -> np.dtype:
-    """Replaces ``numpy.dtype``; images have bytes only."""
-    if name not in ("u1", "|u1", "uint8"):
+def _number_type(name: str, *_: object) -> np.dtype:
+    """Replaces ``numpy.dtype``; images and labels are numbers, and no objects."""
+    if not re.fullmatch(r"[|<>=]?[iuf][1248]", name):
         raise DataError(f"holds an array of {name!r}; it is not CIFAR data, do not use it")
-    return np.dtype(np.uint8)
+    return np.dtype(name, copy=True)  # the reader of a pickle sets its byte order
 
 
 def _array_parts() -> dict[tuple[str, str], Any]:
     # What numpy names when it pickles an array, under its module's old and new name.
-    reconstruct = np.empty(0).__reduce__()[0]
+    array, number = np.empty(0), np.int64(0)
     parts: dict[tuple[str, str], Any] = {
         ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): _byte_type,
+        ("numpy", "dtype"): _number_type,
         ("_codecs", "encode"): _latin1,
     }
-    for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-        parts[module, "_reconstruct"] = reconstruct
+    for core in ("numpy.core", "numpy._core"):
+        parts[f"{core}.multiarray", "_reconstruct"] = array.__reduce__()[0]
+        parts[f"{core}.multiarray", "scalar"] = number.__reduce__()[0]
+        parts[f"{core}.numeric", "_frombuffer"] = array.__reduce_ex__(5)[0]
     return parts
 
 
 class _DataUnpickler(pickle.Unpickler):
-    """Rebuilds numpy arrays; refuses any other name before it is imported."""
+    """Rebuilds numpy arrays and numbers; refuses any other name before it is imported."""
 
     _known = _array_parts()
 

@@ -126,6 +126,27 @@ def read(root: Path, spec: DatasetSpec, split: str) -> FileSplit:
     return FileSplit(folder, classes, np.array(names, dtype=np.bytes_), labels)
 
 
+def first_image(root: Path, spec: DatasetSpec, split: str) -> Path:
+    """An image of one split under ``root``, found without listing more classes than it takes.
+
+    Raises:
+        DataError: as :func:`read`.
+    """
+    folder = root / split
+    try:
+        with os.scandir(folder) as entries:
+            classes = sorted(entry.name for entry in entries if entry.is_dir())
+        for name in classes if len(classes) <= spec.num_classes else ():
+            with os.scandir(folder / name) as entries:
+                for entry in entries:
+                    if entry.name.lower().endswith(_EXTENSIONS):
+                        return folder / name / entry.name
+    except OSError:
+        pass
+    read(root, spec, split)  # says what is wrong
+    raise DataError(f"{folder} holds no images in class folders; check the data source")
+
+
 def decode(path: Path, spec: DatasetSpec) -> np.ndarray:
     """Decodes the image in ``path`` as uint8 (C, H, W) of ``spec``'s shape.
 

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from ddlbench.datasets import cifar
-from ddlbench.datasets.files import DataError, FileSplit, Record, in_parallel, record_of
+from ddlbench.datasets.files import ArraySplit, DataError, FileSplit, Record, in_parallel, record_of
 from ddlbench.datasets.formats import SPLITS, format_of
 from ddlbench.datasets.idx import file_paths
-from ddlbench.datasets.imagefolder import decode
+from ddlbench.datasets.imagefolder import decode, first_image
 from ddlbench.datasets.manifest import Manifest, source_folder
 from ddlbench.experiment.dataset_spec import DataRequest
 
@@ -56,7 +56,7 @@ def inspect_user_data(request: DataRequest) -> UserData:
     facts: dict[str, object] = {}
     parts: list[str] = []
     for split in SPLITS:
-        data = format_of(request).read(folder, request.spec, split)
+        data = _array_split(request, folder, split)
         if isinstance(data, FileSplit):
             decode(data.path(0), request.spec)
             crcs = dict.fromkeys(data.classes, 0)
@@ -66,12 +66,6 @@ def inspect_user_data(request: DataRequest) -> UserData:
             facts.update({f"{split}/{name}": crc for name, crc in crcs.items()})
             parts.extend(f"{split}/{name}" for name in data.classes)
             continue
-        top = int(data.labels.max())
-        if top >= request.spec.num_classes or int(data.labels.min()) < 0:
-            raise DataError(
-                f"{folder} has label {top} in {split}, but {request.spec.label} has "
-                f"{request.spec.num_classes} classes; check the data source"
-            )
         parts.extend(_files(request, split))
     if not facts:
         extra = f"{cifar.FOLDER}/{cifar.META}"
@@ -80,6 +74,40 @@ def inspect_user_data(request: DataRequest) -> UserData:
         facts.update({part: record_of(folder / part, contents=True)["crc32"] for part in parts})
     text = json.dumps([request.dataset, request.format, facts], sort_keys=True)
     return UserData(folder, parts, hashlib.blake2b(text.encode(), digest_size=32).hexdigest())
+
+
+def count_user_data(request: DataRequest) -> int:
+    """Checks the data ``request`` points to without a digest, and counts its training images.
+
+    Idx and cifar files are read. Of image folders, which may be huge, one image a split is decoded,
+    and the names of no other class are listed: their number is that of the dataset.
+
+    Raises:
+        DataError: something is missing or cannot be read.
+    """
+    folder = source_folder(request)
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder; give the folder of {request.spec.label}")
+    if request.format == "imagefolder":
+        for split in SPLITS:
+            decode(first_image(folder, request.spec, split), request.spec)
+        return request.num_images("train")
+    counts = [len(_array_split(request, folder, split).labels) for split in SPLITS]
+    return max(1, round(counts[0] * min(request.scale, 1)))
+
+
+def _array_split(request: DataRequest, folder: Path, split: str) -> ArraySplit | FileSplit:
+    """One split of idx or cifar files, its labels checked."""
+    data = format_of(request).read(folder, request.spec, split)
+    if isinstance(data, FileSplit):
+        return data
+    low, top = int(data.labels.min()), int(data.labels.max())
+    if low < 0 or top >= request.spec.num_classes:
+        raise DataError(
+            f"{folder} has label {top} in {split}, but {request.spec.label} has "
+            f"{request.spec.num_classes} classes; check the data source"
+        )
+    return data
 
 
 def _files(request: DataRequest, split: str) -> list[str]:

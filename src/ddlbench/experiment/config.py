@@ -25,6 +25,7 @@ class Experiment:
         exclude: cells of the product to leave out.
         include: further single cells.
         profile: batch sizes and duration of profiling.
+        real_data: folders of the user's own data by dataset; they go before the site's.
         predict: the workflow makes predictions by default.
         where: the file's name, for messages.
     """
@@ -39,6 +40,7 @@ class Experiment:
     exclude: list[dict[str, Any]]
     include: list[dict[str, Any]]
     profile: dict[str, Any]
+    real_data: dict[str, str]
     predict: bool
     where: str
 

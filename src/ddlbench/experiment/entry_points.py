@@ -57,7 +57,8 @@ def load_target(name: str, target: str) -> Any:
     try:
         return getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"cannot load {name!r} ({target}): {error}") from error
+        whose = "" if name == target else f" ({target})"
+        raise ConfigError(f"cannot load {name!r}{whose}: {error}") from error
 
 
 class Registry(Mapping[str, T], Generic[T]):

@@ -14,6 +14,7 @@
                                /figures/*.png, *.pdf
                                /figures/predictions/*.png, *.pdf
                                /predictions.json    predicted and measured steps of its cells
+                               /report.html         all of these for a reader, in one file
 """
 
 from __future__ import annotations
@@ -117,6 +118,11 @@ def prediction_figures_dir(site: str, experiment: str) -> Path:
 def predictions_file(site: str, experiment: str) -> Path:
     """Predicted and measured steps of an experiment's cells."""
     return experiment_dir(site, experiment) / "predictions.json"
+
+
+def html_report_file(site: str, experiment: str) -> Path:
+    """Tables and figures of an experiment in one file."""
+    return experiment_dir(site, experiment) / "report.html"
 
 
 def scratch_dir(template: str) -> Path:

@@ -8,11 +8,13 @@ again.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import OMIT_NONE, Document, SameKeys, key_of
 from ddlbench.experiment.status import Status
 
@@ -300,6 +302,53 @@ def read_result(path: Path) -> Result:
         InvalidResult: the file is no result of this schema version.
     """
     return Result.from_dict(_DOCUMENT.read(path))
+
+
+@dataclass(frozen=True)
+class Glance:
+    """The few fields of a result that tell what a cell costs.
+
+    Args:
+        cell: what was measured.
+        status: how it ended.
+        elapsed_s: of the whole cell.
+        step_s: mean of its steps; None where none was timed.
+        start_s: all that is no step: processes, imports, rendezvous, the end; None as above.
+    """
+
+    cell: Cell
+    status: Status
+    elapsed_s: float
+    step_s: float | None
+    start_s: float | None
+
+
+def glance(path: Path, cell_id: str) -> Glance | None:
+    """Read a result's few fields; None when they are not what a result has.
+
+    Thousands of files are read while a user waits, so the whole schema is not checked here.
+    """
+    try:
+        result = json.loads(path.read_bytes())
+        cell = Cell.from_id(cell_id)
+    except (OSError, ValueError):  # ConfigError and JSONDecodeError are ValueErrors
+        return None
+    if not isinstance(result, dict) or result.get("schema_version") != SCHEMA_VERSION:
+        return None
+    status = result.get("status")
+    elapsed_s: Any = result.get("elapsed_s")
+    if status not in STATUSES or result.get("cell_id") != cell_id:
+        return None
+    if type(elapsed_s) not in (int, float) or not 0 <= elapsed_s < math.inf:
+        return None
+    try:
+        timing = result["timing"]
+        step_s = float(timing["step_s"]["mean"])
+        steps = cell.warmup_steps + sum(epoch["steps"] for epoch in timing["epochs"])
+    except (KeyError, TypeError, ValueError):
+        return Glance(cell, Status(status), float(elapsed_s), None, None)
+    start_s = max(0.0, elapsed_s - steps * step_s)
+    return Glance(cell, Status(status), float(elapsed_s), step_s, start_s)
 
 
 def put_aside_if_broken(path: Path) -> bool:

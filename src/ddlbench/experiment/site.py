@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -133,7 +133,8 @@ class Site:
         if cell.data_source == "real" and cell.dataset not in self.real_data:
             return Reason(
                 "no_real_data",
-                f"site {self.name} names no real data for {cell.dataset}; add it to real_data",
+                f"no folder of real {cell.dataset} is named; write it into the experiment: "
+                f"real_data: {{{cell.dataset}: /your/folder}}",
             )
         if self.launcher == "slurm" and cell.threads_per_device > self.cpus_per_device:
             return Reason(
@@ -146,12 +147,15 @@ class Site:
         return None if self.accelerator is None else self.accelerator.supports(cell)
 
 
-def load_site(name: str, *, as_example: bool = False) -> Site:
+def load_site(
+    name: str, *, as_example: bool = False, real_data: Mapping[str, str] | None = None
+) -> Site:
     """Read ``config/sites/<name>.yaml``, or the file itself when ``name`` is a path.
 
     Args:
         name: of the site.
         as_example: accept a site file in which REPLACE_ME still stands.
+        real_data: folders by dataset that go before those of the file.
 
     Raises:
         ConfigError: there is no such site, a key of it is wrong, or REPLACE_ME stands in it.
@@ -169,6 +173,9 @@ def load_site(name: str, *, as_example: bool = False) -> Site:
     values = fill_defaults("site", values)
     for dataset in values["real_data"]:
         DATASETS.check(dataset, f"{path}: real_data")
+    for dataset in real_data or {}:
+        DATASETS.check(dataset, "real_data")
+    values["real_data"] = {**values["real_data"], **(real_data or {})}
     if values["devices_share_gpu"] and values["device"] != "cuda":
         raise ConfigError(
             f"{path}: devices_share_gpu is for device: cuda; CPU devices share their node anyway, "

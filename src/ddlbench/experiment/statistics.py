@@ -12,9 +12,11 @@ The intervals of means and of ratios of medians are from a seeded bootstrap.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -122,3 +124,11 @@ def _rank(count: int) -> tuple[int, float]:
 def is_known(interval: Interval) -> bool:
     """Whether there were enough values for an interval."""
     return not math.isnan(interval.low)
+
+
+def medians(pairs: Iterable[tuple[Any, float]]) -> dict[Any, float]:
+    """Key -> median of all its values."""
+    grouped: dict[Any, list[float]] = {}
+    for key, value in pairs:
+        grouped.setdefault(key, []).append(value)
+    return {key: median(values) for key, values in grouped.items()}

@@ -52,7 +52,7 @@ REASON_CODES: Mapping[str, str] = {
     "stage_too_large": "a stage needs more memory than a device has",
     "site_too_small": "the site has too few nodes, devices or cores",
     "no_link_to_emulate": "one node has no link that could be emulated",
-    "no_real_data": "the site names no real data for the dataset",
+    "no_real_data": "neither the experiment nor the site names real data for the dataset",
     "precision_unavailable": "the device has no such arithmetic",
     "no_accelerator_profile": "the emulated accelerator has no profile of the network",
     "layers_not_emulated": "an emulated accelerator cannot split layers",

@@ -1,13 +1,22 @@
-"""Builds a network by name, with the same initial weights in every process, and describes it."""
+"""Builds a network by name, with the same initial weights in every process, and describes it.
+
+:func:`main` tries networks of users before any job is submitted.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
+import traceback
+from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import load, pairs
 from ddlbench.experiment.site import Accelerator
@@ -110,3 +119,111 @@ def markdown_table() -> str:
             f"| {tensors} | {num_parameters(network):,} |"
         )
     return "\n".join(lines)
+
+
+_SAMPLES = 2  # batch normalisation needs more than one
+
+
+class BlockFails(ConfigError):  # noqa: N818 - what happened
+    """A block cannot compute its output on the CPU; a GPU may."""
+
+
+def try_out(network: str, spec: DatasetSpec) -> int:
+    """Floating-point operations of a forward pass of one sample; the network is built and run once.
+
+    It is built on the meta device, which takes no memory; a network that this device cannot run is
+    built on the CPU.
+
+    Raises:
+        ConfigError: it cannot be loaded, built, cut into blocks or run, or returns a wrong shape.
+    """
+    where = f"network {network!r}"
+    factory = _load(network)
+    if not callable(factory):
+        raise ConfigError(f"{where} is not callable; name a function that returns the network")
+    try:
+        return _operations(network, factory, spec, "meta")
+    except Exception:  # what the device lacks, or what is wrong: the CPU tells
+        return _operations(network, factory, spec, "cpu")
+
+
+def _load(network: str) -> Any:
+    try:
+        return load("ddlbench.networks", network)
+    except ConfigError as error:
+        lacking = getattr(error.__cause__, "name", None)
+        if isinstance(error.__cause__, ModuleNotFoundError) and network.startswith(str(lacking)):
+            raise ConfigError(
+                f"network {network!r}: there is no module {lacking}; put its file or folder beside "
+                "the Snakefile"
+            ) from error
+        raise
+    except Exception as error:
+        module = network.partition(":")[0]
+        raise ConfigError(f"network {network!r}: {module} fails: {_sentence(error)}") from error
+
+
+def _operations(network: str, factory: Any, spec: DatasetSpec, device: str) -> int:
+    where = f"network {network!r}"
+    try:
+        with torch.device(device):
+            made = factory(spec)
+    except Exception as error:
+        raise ConfigError(f"{where} cannot be built for {spec.name}: {_sentence(error)}") from error
+    blocks = out_of_place(_checked(network, made))
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        passing: Any = torch.zeros(_SAMPLES, *spec.shape, device=device)
+        for name, block in blocks._modules.items():  # named_children skips repeated modules
+            assert block is not None
+            shape = tuple(passing.shape)
+            try:
+                passing = block(passing)
+            except Exception as error:
+                raise BlockFails(
+                    f"{where}: block {name!r} fails on an input of shape {shape} ({spec.name}): "
+                    f"{_sentence(error)}"
+                ) from error
+            if not isinstance(passing, Tensor):
+                raise ConfigError(
+                    f"{where}: block {name!r} must return one tensor, not "
+                    f"{type(passing).__name__}; put what it returns into one tensor"
+                )
+    if tuple(passing.shape) != (_SAMPLES, spec.num_classes):
+        raise ConfigError(
+            f"{where} must return a tensor of shape (N, {spec.num_classes}) for {spec.name}, one "
+            f"value a class, not {('N', *passing.shape[1:])}".replace("'N'", "N")
+        )
+    return round(counter.get_total_flops() / _SAMPLES)
+
+
+def _sentence(error: Exception) -> str:
+    """The first line of an error, and the line of the user's file that raised it."""
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if not isinstance(error, SyntaxError):  # which says its line itself
+        package = Path(__file__).resolve().parents[1]
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [
+            frame
+            for frame in frames
+            if not {"site-packages", "importlib"} & set(Path(frame.filename).parts)
+            and package not in Path(frame.filename).parents
+            and not frame.filename.startswith("<")
+        ]
+        if own:
+            text += f" ({Path(own[-1].filename).name}, line {own[-1].lineno})"
+    return f"{type(error).__name__}: {text}"
+
+
+def main(pairs: str) -> None:
+    """Try pairs of network and dataset, and print a JSON list.
+
+    Of each pair ``operations``, or an ``error``, with ``on_cpu`` true if a GPU may do better.
+    """
+    answers: list[dict[str, Any]] = []
+    with redirect_stdout(sys.stderr):  # what a user's module prints is no JSON
+        for network, dataset in json.loads(pairs):
+            try:
+                answers.append({"operations": try_out(network, DATASETS[dataset])})
+            except ConfigError as error:
+                answers.append({"error": str(error), "on_cpu": isinstance(error, BlockFails)})
+    print(json.dumps(answers))

@@ -8,29 +8,36 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.dataset_spec import DATASETS, estimate_bytes
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, profile_file, result_file
 from ddlbench.experiment.profile import InvalidProfile, ProfileKey
-from ddlbench.experiment.result import SCHEMA_VERSION, STATUSES
+from ddlbench.experiment.registry import BASE
+from ddlbench.experiment.result import Glance, glance
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
+from ddlbench.experiment.statistics import medians
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.plan import request_of
+from ddlbench.planning.network_tables import block_costs
+from ddlbench.planning.plan import OwnParts
+from ddlbench.planning.resources import held_devices, node_disk_bytes, whole_nodes
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Workload, profile_at
 
-Likeness = Literal["strategy", "network", "profile"]
+Likeness = Literal["strategy", "network", "steps", "profile", "operations"]
+
+START_S = 15.0  # of a cell where no start was measured: processes import torch
+_MOST_READ = 500  # files, while a user waits
 
 
 @dataclass(frozen=True)
@@ -57,11 +64,13 @@ class Budget:
         device_s_expected: device-seconds of those cells to run that a finished cell or a profile
             is known for; None when there is none.
         run_s_upper, run_s_expected: the same in seconds of one cell after the other.
-        cells_known_by_strategy: cells to run that are expected to take as long as finished ones
-            of the same dataset, network, strategy and amount of work.
-        cells_known_by_network: the same, known from another strategy only.
-        cells_known_by_profile: cells to run that only a profile of their network tells of: all
-            steps as on one device, without the start.
+        cells_known_by_strategy: known from finished ones of the same dataset, network, strategy
+            and amount of work.
+        cells_known_by_network: the same, from another strategy only.
+        cells_known_by_steps: known from measured steps of this network and strategy; like the
+            next two, the steps of the cell, and the start of one.
+        cells_known_by_profile: known from a profile: all steps as on one device.
+        cells_known_by_operations: known from those of their network, and the site's rate.
         cells_unknown: cells to run that nothing is known of; ``device_s_expected`` lacks them.
         node_disk_bytes: most room that one node's scratch folder needs for datasets.
         download_bytes: what is fetched from elsewhere: nothing, as data is generated or is the
@@ -86,7 +95,9 @@ class Budget:
     run_s_expected: float | None
     cells_known_by_strategy: int
     cells_known_by_network: int
+    cells_known_by_steps: int
     cells_known_by_profile: int
+    cells_known_by_operations: int
     cells_unknown: int
     node_disk_bytes: int
     download_bytes: int
@@ -97,22 +108,19 @@ class Budget:
         return {**asdict(self), "warnings": list(self.warnings)}
 
 
-@dataclass(frozen=True)
-class _Finished:
-    """The few fields of a result file that a cost needs."""
-
-    cell: Cell
-    status: Status
-    elapsed_s: float
-
-
-def estimate(rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS) -> Budget:
+def estimate(
+    rows: Sequence[MatrixRow],
+    site: Site,
+    results_root: Path = RESULTS,
+    own: OwnParts = OwnParts(),  # noqa: B008 - frozen
+) -> Budget:
     """Estimate what an expanded experiment still costs.
 
     Args:
         rows: the expanded matrix.
         site: where it runs.
         results_root: the folder that holds ``<site>/cells``.
+        own: what is known of the user's own networks and data.
     """
     finished, invalid = _read_results(rows, site.name, results_root)
     unsupported = [row for row in rows if row.unsupported is not None]
@@ -121,14 +129,14 @@ def estimate(rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS
     to_run = [row.cell for row in supported if row.cell.id not in finished]
     first = _measured_first(to_run, site, results_root)
     largest = max(to_run, key=lambda cell: (cell.devices, site.held_geometry(cell)), default=None)
-    known = _Expectation(finished.values(), site.name, results_root)
+    known = _Expectation(finished.values(), site.name, results_root, own)
     likeness: Counter[Likeness | None] = Counter()
     device_s = run_s = 0.0
     for cell in to_run:
         alike, elapsed_s = known.of(cell)
         likeness[alike] += 1
         run_s += elapsed_s
-        device_s += elapsed_s * _held_devices(cell, site)
+        device_s += elapsed_s * held_devices(cell, site)
     some_known = likeness[None] < len(to_run)
     return Budget(
         site=site.name,
@@ -145,17 +153,19 @@ def estimate(rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS
         largest_nodes=site.held_geometry(largest)[0] if largest else 0,
         largest_devices=largest.devices if largest else 0,
         device_s_upper=float(site.cell_timeout_s)
-        * sum(_held_devices(cell, site) for cell in to_run),
+        * sum(held_devices(cell, site) for cell in to_run),
         device_s_expected=device_s if some_known else None,
         run_s_upper=float(site.cell_timeout_s) * len(to_run),
         run_s_expected=run_s if some_known else None,
         cells_known_by_strategy=likeness["strategy"],
         cells_known_by_network=likeness["network"],
+        cells_known_by_steps=likeness["steps"],
         cells_known_by_profile=likeness["profile"],
+        cells_known_by_operations=likeness["operations"],
         cells_unknown=likeness[None],
-        node_disk_bytes=_node_disk_bytes(to_run, site),
+        node_disk_bytes=node_disk_bytes(to_run, site),
         download_bytes=0,
-        warnings=tuple(_warnings(rows, to_run, site, invalid)),
+        warnings=(*_warnings(rows, to_run, site, invalid), *own.remarks),
     )
 
 
@@ -167,18 +177,18 @@ def cells_to_run(rows: Sequence[MatrixRow], site: Site, results_root: Path = RES
 
 def _read_results(
     rows: Sequence[MatrixRow], site: str, results_root: Path
-) -> tuple[dict[str, _Finished], list[str]]:
+) -> tuple[dict[str, Glance], list[str]]:
     """Read every result of the rows' datasets and networks: id -> result, and invalid ids.
 
     Cells of other experiments are read too: they tell how long the ones to run may take.
     """
-    cells_root = results_root / result_file(site, "").parent.relative_to(RESULTS)
-    finished: dict[str, _Finished] = {}
+    cells_root = _cells_root(site, results_root)
+    finished: dict[str, Glance] = {}
     invalid = []
     for folder in dict.fromkeys("/".join(row.cell.id.split("/")[:2]) for row in rows):
         for path in (cells_root / folder).glob("*/*/*/rep*/result.json"):
             cell_id = path.parent.relative_to(cells_root).as_posix()
-            result = _read_result(path, cell_id)
+            result = glance(path, cell_id)
             if result is None:
                 invalid.append(cell_id)
             elif result.status.is_result:
@@ -186,26 +196,8 @@ def _read_results(
     return finished, invalid
 
 
-def _read_result(path: Path, cell_id: str) -> _Finished | None:
-    """Read a result's few fields; None when they are not what a result has.
-
-    Thousands of files are read while a user waits, so the whole schema is not checked here.
-    """
-    try:
-        result = json.loads(path.read_bytes())
-        cell = Cell.from_id(cell_id)
-    except (OSError, ValueError):  # ConfigError and JSONDecodeError are ValueErrors
-        return None
-    if not isinstance(result, dict) or result.get("schema_version") != SCHEMA_VERSION:
-        return None
-    status, elapsed_s = result.get("status"), result.get("elapsed_s")
-    if status not in STATUSES or result.get("cell_id") != cell_id:
-        return None
-    if not isinstance(elapsed_s, int | float) or isinstance(elapsed_s, bool):
-        return None
-    if not 0 <= elapsed_s < math.inf:
-        return None
-    return _Finished(cell, Status(status), float(elapsed_s))
+def _cells_root(site: str, results_root: Path) -> Path:
+    return results_root / result_file(site, "").parent.relative_to(RESULTS)
 
 
 def _measured_first(cells: Iterable[Cell], site: Site, results_root: Path) -> int:
@@ -219,47 +211,139 @@ def _measured_first(cells: Iterable[Cell], site: Site, results_root: Path) -> in
 
 
 class _Expectation:
-    """How long a cell may take: the median of the finished cells that are most like it.
+    """How long a cell may take, by the best that is known of it.
 
-    Only cells with the same amount of work count: a trial run on a thousandth of a dataset says
-    nothing of the whole one. Where no cell is alike, a profile of the network is asked.
+    ::
+
+        measured    the median of finished cells with the same amount of work
+        steps       measured steps of this network and strategy, and the start of a cell
+        profile     steps on one device, by a profile of the network, and the start
+        operations  those of the network, at the rate of what was measured here, and the start
     """
 
-    def __init__(self, finished: Iterable[_Finished], site: str, results_root: Path) -> None:
-        self._site, self._results_root = site, results_root
-        samples: defaultdict[tuple[object, ...], list[float]] = defaultdict(list)
-        for result in finished:
-            if result.status == Status.OK:
-                for _, key in self._keys(result.cell):
-                    samples[key].append(result.elapsed_s)
-        self._elapsed_s = {key: median(values) for key, values in samples.items()}
+    def __init__(
+        self, finished: Iterable[Glance], site: str, results_root: Path, own: OwnParts
+    ) -> None:
+        self._site, self._results_root, self._own = site, results_root, own
+        self._finished = [result for result in finished if result.status == Status.OK]
+        self._elapsed_s = medians(
+            (key, result.elapsed_s)
+            for result in self._finished
+            for _, key in self._keys(result.cell)
+        )
 
     def of(self, cell: Cell) -> tuple[Likeness | None, float]:
         """Return what the expectation rests on, and the seconds; (None, 0) for an unknown cell."""
         for likeness, key in self._keys(cell):
             if key in self._elapsed_s:
                 return likeness, self._elapsed_s[key]
-        profiled_s = self._by_profile(cell)
-        return (None, 0.0) if profiled_s is None else ("profile", profiled_s)
+        for kind, step_s in (
+            ("steps", self._sample_s.get(_training(cell))),
+            ("profile", self._profiled_step_s(cell)),
+            ("operations", self._counted_step_s(cell)),
+        ):
+            if step_s is not None:
+                scale = cell.batch_size if kind == "steps" else 1
+                return cast("Likeness", kind), self.start_s(cell) + self._steps(
+                    cell
+                ) * step_s * scale
+        return None, 0.0
 
-    def _by_profile(self, cell: Cell) -> float | None:
-        """All steps as long as on one device; None without a profile."""
-        path = profile_file(self._site, ProfileKey.of(cell).id).relative_to(RESULTS)
+    def start_s(self, cell: Cell) -> float:
+        """What a cell takes beside its steps."""
+        return self._starts.get(cell.strategy, self._starts.get("", START_S))
+
+    @cached_property
+    def _here(self) -> list[Glance]:
+        """Finished cells of the site, those of other networks too."""
+        cells_root = _cells_root(self._site, self._results_root)
+        paths = islice(cells_root.glob("*/*/*/*/*/rep0/result.json"), _MOST_READ)
+        read = (glance(path, path.parent.relative_to(cells_root).as_posix()) for path in paths)
+        others = [result for result in read if result and result.status == Status.OK]
+        return list({r.cell.id: r for r in (*self._finished, *others)}.values())
+
+    @cached_property
+    def _starts(self) -> dict[str, float]:
+        return medians(
+            (key, result.start_s)
+            for result in self._here
+            if result.start_s is not None
+            for key in (result.cell.strategy, "")
+        )
+
+    @cached_property
+    def _sample_s(self) -> dict[object, float]:
+        """Seconds of a step for each of its samples, by network and strategy."""
+        return medians(
+            (_training(r.cell), r.step_s / r.cell.batch_size)
+            for r in self._finished
+            if r.step_s is not None
+        )
+
+    @cached_property
+    def _rates(self) -> dict[str, float]:
+        """Operations a second: of each strategy, and of all with the profiles (empty name)."""
+        rates = [
+            (result.cell.strategy, operations / result.step_s)
+            for result in self._here
+            if result.step_s and (operations := self._operations(result.cell))
+        ]
+        if not rates:
+            folder = self._results_root / profile_file(self._site, "").parent.relative_to(RESULTS)
+            paths = islice(folder.glob("*/*/*/profile.json"), _MOST_READ)
+            rates = [("", rate) for path in paths if (rate := self._rate_of_profile(path))]
+        return medians((key, rate) for name, rate in rates for key in {name, ""})
+
+    def _rate_of_profile(self, path: Path) -> float | None:
         try:
-            workload = Workload(profile_at(self._results_root / path).to_dict(), str(path))
-            step_s = workload.step(cell.batch_size).step_s
+            profile = profile_at(path).to_dict()
+            batch_size = max(entry["batch_size"] for entry in profile["steps"])
+            step_s = Workload(profile, str(path)).step(batch_size).step_s
+        except (ConfigError, InvalidProfile, OSError, ValueError):
+            return None
+        cell = Cell(profile["dataset"], profile["network"], BASE, batch_size=batch_size)
+        return (self._operations(cell) or 0) / step_s if step_s else None
+
+    def _operations(self, cell: Cell) -> float | None:
+        """Of a step; a backward pass takes about twice those of a forward pass."""
+        forward = self._own.operations.get((cell.network, cell.dataset))
+        if forward is None:
+            blocks = block_costs(cell)
+            forward = sum(block.operations for block in blocks) if blocks else None
+        return 3.0 * forward * cell.batch_size if forward else None
+
+    def _counted_step_s(self, cell: Cell) -> float | None:
+        operations = self._operations(cell)
+        rate = self._rates.get(cell.strategy, self._rates.get("")) if operations else None
+        return operations / rate if operations and rate else None
+
+    def _profiled_step_s(self, cell: Cell) -> float | None:
+        path = self._results_root / profile_file(self._site, ProfileKey.of(cell).id).relative_to(
+            RESULTS
+        )
+        try:
+            workload = Workload(profile_at(path).to_dict(), str(path))
+            return workload.step(cell.batch_size).step_s
         except (InvalidProfile, OSError):
             return None
-        images = DATASETS[cell.dataset].num_images("train", cell.data_scale)
+
+    def _steps(self, cell: Cell) -> int:
+        """Steps of a whole cell, those of its warm-up too."""
+        known = self._own.images if cell.data_source == "real" else {}
+        images = known.get(
+            (cell.dataset, cell.data_scale),
+            DATASETS[cell.dataset].num_images("train", cell.data_scale),
+        )
         steps = images // cell.batch_size
         if cell.max_steps is not None:
             steps = min(steps, cell.max_steps)
-        return step_s * (cell.warmup_steps + cell.epochs * steps)
+        return cell.warmup_steps + cell.epochs * steps
 
     @staticmethod
     def _keys(cell: Cell) -> tuple[tuple[Likeness, tuple[object, ...]], ...]:
         """List what a cell may be known by, the most alike first."""
-        work = (cell.dataset, cell.network, cell.data_scale, cell.epochs, cell.max_steps)
+        data = (cell.dataset, cell.data_source, cell.data_scale)
+        work = (*data, cell.network, cell.epochs, cell.max_steps)
         return (
             ("strategy", (*work, cell.strategy, cell.geometry)),
             ("strategy", (*work, cell.strategy)),
@@ -267,20 +351,8 @@ class _Expectation:
         )
 
 
-def _held_devices(cell: Cell, site: Site) -> int:
-    nodes, devices = site.held_geometry(cell)
-    return nodes * (site.devices_per_node if _whole_nodes(site) else devices)
-
-
-def _whole_nodes(site: Site) -> bool:
-    return site.launcher == "slurm" and bool(site.slurm.get("exclusive", True))
-
-
-def _node_disk_bytes(cells: Iterable[Cell], site: Site) -> int:
-    """Add up what one node holds: every dataset where they are kept, else one at a time."""
-    requests = {request_of(cell, site) for cell in cells}
-    sizes = [estimate_bytes(request) for request in requests if request.is_synthetic]
-    return sum(sizes) if site.keep_data else max(sizes, default=0)
+def _training(cell: Cell) -> tuple[str, str, str]:
+    return cell.dataset, cell.network, cell.strategy
 
 
 def _warnings(
@@ -307,7 +379,7 @@ def _warnings(
             f"{_cells(again)} an invalid result.json, which the workflow takes for a result: "
             f"delete it to measure again (first: {again[0]})"
         )
-    if _whole_nodes(site):
+    if whole_nodes(site):
         partial = [c for c in to_run if site.held_geometry(c)[1] < site.devices_per_node]
         if partial:
             yield (

@@ -7,7 +7,8 @@
 
 If a strategy cannot run a combination of the product, the cell is *unsupported*: a row with a
 reason and no job. The same combination under ``include``, written by hand, is an error. A cell is
-unsupported, too, if its profile shows that a stage is too large for its device.
+unsupported, too, if its profile shows that a stage is too large for its device. A pipeline of a
+network that is not built in is cut by its profile, unless its balance is written.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ddlbench.experiment.registry import BASE, known, mismatch
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.strategy import Strategy, normalise, strategy_of
+from ddlbench.planning.strategy import Strategy, cut_by_profile, normalise, strategy_of
 
 _NAMED_AXES = ("dataset", "network", "strategy", "geometry")
 _FIELDS = {field.name for field in fields(Cell)}
@@ -221,7 +222,8 @@ def _cell(point: Mapping[str, Any], where: str) -> Cell:
     own = {key: value for key, value in point.items() if key in _FIELDS and key != "options"}
     own.update(batch_size=batch_size, nodes=nodes, devices_per_node=devices_per_node)
     try:
-        return normalise(Cell(**own, options=tuple(options.items())))
+        cell = normalise(Cell(**own, options=tuple(options.items())))
+        return cut_by_profile(cell, point.get("options", {}))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
 

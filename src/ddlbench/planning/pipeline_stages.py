@@ -177,7 +177,8 @@ BALANCE_OPTION: dict[str, Any] = {
     "default": "work",
     "description": (
         "How blocks are dealt to stages: 'work' evens out floating-point operations, 'size' "
-        "parameters, 'blocks' their number, 'profile' measured times, '5+9' says it by hand."
+        "parameters, 'blocks' their number, 'profile' measured times, '5+9' says it by hand. A "
+        "network that is not built in takes 'profile'."
     ),
 }
 
@@ -214,8 +215,8 @@ def _why_not_by_table(cell: Cell, balance: str, replicas: Sequence[int]) -> str 
     if costs is None:
         return Reason(
             "unknown_blocks",
-            f"{cell.network} is not a built-in network, so its blocks are not known before it "
-            f"runs; write balance: profile, or the blocks of each stage, as balance: 5+9",
+            f"balance {balance} reads a table of the built-in networks, and {cell.network} is not "
+            "one of them; write balance: profile, or the blocks of each stage, as balance: 5+9",
         )
     least = sum(replicas) if balance == "blocks" else len(replicas)
     if len(costs) < least:

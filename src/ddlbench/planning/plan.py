@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -126,6 +126,21 @@ def _has_no_default(field: Field[Any]) -> bool:
 
 def _tuples(value: Any) -> Any:
     return tuple(_tuples(entry) for entry in value) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class OwnParts:
+    """What was found out about the user's own networks and data.
+
+    Args:
+        operations: of the forward pass of one sample, by network and dataset.
+        images: training images that are read, by dataset and scale.
+        remarks: what could not be looked at here, a sentence each.
+    """
+
+    operations: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    images: Mapping[tuple[str, float], int] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
 
 def request_of(cell: Cell, site: Site) -> DataRequest:

@@ -24,9 +24,13 @@ their minutes. The spare minutes start and end the processes and write the resul
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import estimate_bytes
 from ddlbench.experiment.site import Site
+from ddlbench.planning.plan import request_of
 
 SPARE_MINUTES = 5
 
@@ -116,3 +120,21 @@ def request(nodes: int, devices_per_node: int, site: Site) -> SchedulerRequest:
         constraint=slurm.get("constraint"),
         extra=" ".join(part for part in extra if part),
     )
+
+
+def held_devices(cell: Cell, site: Site) -> int:
+    """Devices that a cell's job holds: all of its nodes where SLURM gives whole ones."""
+    nodes, devices = site.held_geometry(cell)
+    return nodes * (site.devices_per_node if whole_nodes(site) else devices)
+
+
+def whole_nodes(site: Site) -> bool:
+    """Whether a job holds whole nodes."""
+    return site.launcher == "slurm" and bool(site.slurm.get("exclusive", True))
+
+
+def node_disk_bytes(cells: Iterable[Cell], site: Site) -> int:
+    """Add up what one node holds: every dataset where they are kept, else one at a time."""
+    requests = {request_of(cell, site) for cell in cells}
+    sizes = [estimate_bytes(request) for request in requests if request.is_synthetic]
+    return sum(sizes) if site.keep_data else max(sizes, default=0)

@@ -17,6 +17,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import BASE, load
 from ddlbench.experiment.schema import check
 from ddlbench.experiment.status import Reason
+from ddlbench.planning.network_tables import block_costs
 
 if TYPE_CHECKING:
     from ddlbench.planning.gradient_traffic import GradientTraffic
@@ -277,6 +278,22 @@ def normalise(cell: Cell) -> Cell:
     if cell.strategy != BASE:
         return cell
     return cell.with_(nodes=1, devices_per_node=1, fabric="default")
+
+
+def cut_by_profile(cell: Cell, written: Mapping[str, Any]) -> Cell:
+    """The cell with balance ``profile`` where only a profile knows the blocks of its network.
+
+    Args:
+        cell: of any network; that of a built-in one stays as it is.
+        written: the options that the user wrote; a balance among them stays.
+    """
+    if "balance" in written or block_costs(cell) is not None:
+        return cell
+    strategy = strategy_of(cell.strategy)
+    if getattr(strategy.supports(cell), "code", "") != "unknown_blocks":
+        return cell
+    options = strategy.check_options({**dict(cell.options), "balance": "profile"}, cell.strategy)
+    return cell.with_(options=tuple(options.items()))
 
 
 def data_parallel_placement(cell: Cell) -> tuple[Process, ...]:

@@ -25,7 +25,12 @@ from ddlbench.experiment.units import GB
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.memory import capacity_bytes, fits, fullest_bytes
 from ddlbench.planning.plan import Plan, make_plan
-from ddlbench.planning.strategy import known_strategy, normalise, strategy_of
+from ddlbench.planning.strategy import (
+    cut_by_profile,
+    known_strategy,
+    normalise,
+    strategy_of,
+)
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import NO_HISTORY, History, Prediction, ask, predictor_of
@@ -132,9 +137,8 @@ class PredictionRequest:
         Raises:
             ConfigError: an option is unknown, or a value is invalid.
         """
-        options = strategy_of(strategy).check_options(
-            self.options.get(strategy, {}), f"options of {strategy}"
-        )
+        written = self.options.get(strategy, {})
+        options = strategy_of(strategy).check_options(written, f"options of {strategy}")
         cell = Cell(
             dataset=self.dataset,
             network=self.network,
@@ -145,7 +149,7 @@ class PredictionRequest:
             options=tuple(options.items()),
             **self.settings,
         )
-        return normalise(cell)
+        return cut_by_profile(normalise(cell), written)
 
 
 @dataclass(frozen=True)

@@ -108,10 +108,8 @@ def origin(shown: pd.DataFrame, context: Context) -> str:
     """Site, dates, commits and repeats of the numbers of one site."""
     site = str(shown["site"].iloc[0])
     where = f"Site {site}: {context.site_description}" if context.site_description else site
-    days = sorted({text[:10] for text in shown["created"] if text})
-    commits = sorted({_short(c) for text in shown["commit"] for c in text.split()})
-    parts = [where.rstrip(".")]
-    parts.append(" to ".join(dict.fromkeys([days[0], days[-1]])) if days else "not measured yet")
+    commits = commits_of(shown)
+    parts = [where.rstrip("."), days_of(shown)]
     if commits:
         several = len(commits) > 3
         names = f"{len(commits)} commits" if several else ", ".join(commits)
@@ -120,6 +118,17 @@ def origin(shown: pd.DataFrame, context: Context) -> str:
     number = _span(int(repeats.min()), int(repeats.max()))
     parts.append(f"{number} repeat{'' if number == '1' else 's'}")
     return f"{'; '.join(parts)}."
+
+
+def days_of(shown: pd.DataFrame) -> str:
+    """The first and the last day on which cells were measured."""
+    days = sorted({text[:10] for text in shown["created"] if text})
+    return " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "not measured yet"
+
+
+def commits_of(shown: pd.DataFrame) -> list[str]:
+    """The commits that measured, shortened."""
+    return sorted({_short(commit) for text in shown["commit"] for commit in text.split()})
 
 
 def _short(commit: str) -> str:

@@ -338,12 +338,34 @@ def prediction_figure(name: str, strategies: Sequence[str]) -> tuple[str, tuple[
     )
 
 
+def figures_by_strategy(
+    names: Sequence[str], strategies: Sequence[str]
+) -> dict[str, list[tuple[str, str]]]:
+    """Those of the figures that there are for each strategy.
+
+    Returns:
+        by its name in :data:`FIGURES`: the figures' names, each with its strategy.
+    """
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for one in names_of("strategy"):
+        for strategy in strategies:
+            name = f"{one}_{_slug(strategy)}"
+            if name in names:
+                groups.setdefault(one, []).append((name, strategy))
+    return groups
+
+
 def caption_of(name: str) -> str:
     """The caption of a figure in the HTML report, by the name of its file."""
     if name in FIGURES:
         return FIGURES[name].caption
     each = (one for one in names_of("strategy") if name.startswith(f"{one}_"))
     return next((FIGURES[one].caption for one in each), "")
+
+
+def heading_of(name: str) -> str:
+    """The first sentence of a figure's caption, without its point; without one, the name."""
+    return caption_of(name).partition("\n\n")[0].partition(". ")[0].rstrip(".") or name
 
 
 def _strategies_with_models() -> set[str]:

@@ -20,6 +20,18 @@ Of these an experiment makes three tables in `results/<site>/<experiment>/tables
 Seconds end in `_s`, bytes in `_bytes`, rates in `_per_s`. An unknown number or text is an empty
 field. This page is made by `make tables`.
 
+## report.html: all of it on one page
+
+`results/<site>/<experiment>/report.html` shows what tables and figures hold: what to train with,
+the table of speed-ups, every figure with its caption and links to its PDF and numbers, a summary of
+every configuration, and why a cell has no number. All pictures are in the one file, and no script
+is: send it, or read it offline or on a phone. Its links to files work while it lies in its folder.
+
+The workflow writes it last; `ddlbench report` (`make report`) writes it at any time, of an
+unfinished run too, and `ddlbench report --html` does so without drawing anything anew.
+`snakemake --profile profiles/local --report report.zip` packs Snakemake's own report: figures and
+measurements beside the code and run times of the rules.
+
 ## How numbers are made
 
 - Times are summarised as medians; a rate or a speed-up is derived from seconds once, at the end.

@@ -26,6 +26,7 @@ from ddlbench.planning.matrix import MatrixRow
 _MEASURING = {"cell": "cell", "profile": "profile", "links_of_fabric": "links"}
 _REPORT = "table or figure"
 _REPORTING = {"tables", "predict", "figure", "prediction_figure"}
+_PAGE = "page"
 _PARTS = ("cell", "profile", "links", _REPORT)
 # samples/s, speed-up, took, left
 _WIDTHS = (9, 9, 8, 8)
@@ -107,6 +108,7 @@ class RunScreen:
                 self._planned[part] += int(count)
         self._fit_names()
         counts = [_counted(self._planned[part], part) for part in _PARTS if self._planned[part]]
+        counts += ["HTML report"] * bool(stats.get(_PAGE))
         heading = f"cell of {_shared}" if self._brief and _shared else "cell"
         headings = [self._row("", heading, *_HEADINGS)] if self._planned["cell"] else []
         return [f"{_title}: {', '.join(counts)}", *headings]

@@ -57,7 +57,7 @@ def summary_lines(tables_dir: Path, *, every_row: bool = True) -> list[str]:
         every_row: a line a configuration; otherwise a long table is one line a network.
     """
     summary = read_tables(tables_dir).summary
-    differing = [name for name in _DISTINGUISHING if summary[name].nunique() > 1]
+    differing = telling_apart(summary)
     rows = summary.to_dict("records")
     lines = ["Speed-up over sequential training"]
     compact = [] if every_row or len(rows) <= _FEW_ROWS else _compact_table(rows, differing)
@@ -68,6 +68,11 @@ def summary_lines(tables_dir: Path, *, every_row: bool = True) -> list[str]:
     if compact:
         lines += paragraph(f"All {len(rows)} rows with intervals and memory: --all.")
     return lines
+
+
+def telling_apart(summary: pd.DataFrame) -> list[str]:
+    """Columns that may tell two rows of one dataset, network and strategy apart."""
+    return [name for name in _DISTINGUISHING if summary[name].nunique() > 1]
 
 
 def _full_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> list[str]:
@@ -87,7 +92,7 @@ def _full_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> list[s
                 strategy_label(str(row["strategy"])) + options,
                 *(str(row[name]) for name in differing),
                 str(row["workers"]),
-                *_numbers(row),
+                *numbers_of(row),
             )
         )
     return table(columns, cells)
@@ -100,6 +105,22 @@ _HEADINGS = {"geometry": "devices", "batch_size": "batch", "fabric": "link"} | {
 
 def _compact_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> list[str]:
     """One line a network, one column a strategy; empty where it does not fit the terminal."""
+    columns, cells = speedup_table(rows, differing)
+    lines = table(columns, cells)
+    if max(map(len, lines)) > terminal_width() or len(lines) > len(cells) + 1:
+        return []
+    return lines
+
+
+def speedup_table(
+    rows: list[dict[Hashable, Any]], differing: list[str]
+) -> tuple[list[Column], list[tuple[str, ...]]]:
+    """Speed-ups, a row a network, a column a strategy.
+
+    Args:
+        rows: of the summary.
+        differing: names of the columns that tell rows apart.
+    """
     kept = [name for name in differing if name != "geometry"]
     names = list(dict.fromkeys(_column_name(row) for row in rows if row["strategy"] != BASE))
     groups: dict[tuple[str, ...], dict[str, dict[Hashable, Any]]] = {}
@@ -123,12 +144,10 @@ def _compact_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> lis
     for key, by_name in groups.items():
         base = by_name.get(strategy_label(BASE))
         speed = _samples(base) if base else "-"
+        speed += "/s" if base and base["status"] == Status.OK else ""
         speedups = [_speedup(by_name[name]) if name in by_name else "-" for name in names]
-        cells.append((*key[:-1], key[-1] if several else "", f"{speed}/s", *speedups))
-    lines = table(columns, cells)
-    if max(map(len, lines)) > terminal_width() or len(lines) > len(cells) + 1:
-        return []
-    return lines
+        cells.append((*key[:-1], key[-1] if several else "", speed, *speedups))
+    return columns, cells
 
 
 def _column_name(row: dict[Hashable, Any]) -> str:
@@ -136,13 +155,13 @@ def _column_name(row: dict[Hashable, Any]) -> str:
     return strategy_label(str(row["strategy"])) + options
 
 
-def _samples(row: dict[Hashable, Any]) -> str:
+def _samples(row: Mapping[Hashable, Any]) -> str:
     if row["status"] != Status.OK:
         return str(row["status"]).replace("_", " ")
     return "-" if pd.isna(row["samples_per_s"]) else two_digits(float(row["samples_per_s"]))
 
 
-def _speedup(row: dict[Hashable, Any]) -> str:
+def _speedup(row: Mapping[Hashable, Any]) -> str:
     if row["status"] != Status.OK:
         return str(row["status"]).replace("_", " ")
     if pd.isna(row["speedup"]):
@@ -150,7 +169,7 @@ def _speedup(row: dict[Hashable, Any]) -> str:
     return f"{float(row['speedup']):.2f}"
 
 
-def _numbers(row: dict[Hashable, Any]) -> list[str]:
+def numbers_of(row: Mapping[Hashable, Any]) -> list[str]:
     """Samples a second, speed-up with its interval, memory."""
     speed = _samples(row)
     if row["status"] != Status.OK:
@@ -164,6 +183,11 @@ def _numbers(row: dict[Hashable, Any]) -> list[str]:
 
 
 def advice_lines(tables_dir: Path) -> list[str]:
+    """The sentences of :func:`advice`, as lines of the terminal."""
+    return [line for text in advice(tables_dir) for line in paragraph(text, hanging="  ")]
+
+
+def advice(tables_dir: Path) -> list[str]:
     """What to train with, by the measurements; and how often predictions would have said so.
 
     Strategies are compared where network, devices, batch, link and settings are equal. Those with
@@ -179,14 +203,14 @@ def advice_lines(tables_dir: Path) -> list[str]:
     faster = [rows[rows["speedup_low"] > 1].to_dict("records") for rows in groups]
     best = [max(rows, key=lambda row: row["speedup"]) for rows in faster if rows]
     differing = [name for name in _DISTINGUISHING if compared[name].nunique() > 1]
-    advice = [_advised(row, differing) for row in best]
+    choices = [_advised(row, differing) for row in best]
     if len(best) < len(groups):
-        advice.append(
+        choices.append(
             f"one device for {len(groups) - len(best)} of {len(groups)}, where no strategy is "
             "shown to be faster (no interval above 1)"
         )
-    lines = paragraph(f"Train with {'; '.join(advice)}.", hanging="  ")
-    return [*lines, *_old_bases(tables_dir), *_checked(tables_dir)]
+    sentence = f"Train with {'; '.join(choices)}."
+    return [sentence, *_old_bases(tables_dir), *_checked(tables_dir)]
 
 
 def _old_bases(tables_dir: Path) -> list[str]:
@@ -201,12 +225,11 @@ def _old_bases(tables_dir: Path) -> list[str]:
     old = [gap_s for gap_s in gaps_s if gap_s > _OLD_BASE_S]
     if not old:
         return []
-    return paragraph(
+    return [
         f"{len(old)} of {len(gaps_s)} speed-ups compare cells measured over "
         f"{duration_text(_OLD_BASE_S)} apart from their base (at most {duration_text(max(old))}): "
-        "if this machine did other work meanwhile, measure both again.",
-        hanging="  ",
-    )
+        "if this machine did other work meanwhile, measure both again."
+    ]
 
 
 def _made_s(site: str, cell_id: str) -> float | None:
@@ -237,11 +260,10 @@ def _checked(tables_dir: Path) -> list[str]:
     if rows.empty:
         return []
     row = rows.iloc[-1]  # the row over all datasets is the last
-    return paragraph(
+    return [
         f"Predictions ({DEFAULT_RECOMMENDER}) named the fastest strategy in {row['correct']:g} of "
-        f"{row['n']:g} cases, within the noise in {row['top1_within_noise'] * row['n']:g}.",
-        hanging="  ",
-    )
+        f"{row['n']:g} cases, within the noise in {row['top1_within_noise'] * row['n']:g}."
+    ]
 
 
 @dataclass(frozen=True)

@@ -157,8 +157,14 @@ class _Evil:
     [
         ({"data": _Evil(), "labels": [1]}, r"asks for builtins.print"),
         ({"data": np.array([_Evil()]), "labels": [1]}, r"array of 'O8'"),
-        ({"data": np.zeros((1, 7), np.uint8), "labels": [1]}, "not a CIFAR batch"),
-        ({"data": np.zeros((1, 3072), np.uint8), "labels": [10]}, "not a CIFAR batch"),
+        ({"data": np.zeros((1, 7), np.uint8), "labels": [1]}, r"uint8 of shape \(1, 7\); write"),
+        ({"data": np.zeros((1, 3072)), "labels": [1]}, "array of float64"),
+        ({"data": [[0] * 3072], "labels": [1]}, "'data' is list; write a numpy array of uint8"),
+        ({"data": np.zeros((1, 3072), np.uint8), "labels": [10]}, "label 10.* 10 classes"),
+        ({"data": np.zeros((1, 3072), np.uint8), "labels": [1, 2]}, "1 images .* 2 numbers"),
+        ({"data": np.zeros((1, 3072), np.uint8), "labels": ["a"]}, "no list of whole numbers"),
+        ({"x": 1, "labels": [1]}, "no key 'data'; it has 'x', 'labels'"),
+        ({}, "no key 'data' and no key 'labels'; it has nothing"),
         ([1, 2], "no dictionary"),
     ],
 )
@@ -179,6 +185,20 @@ def test_a_batch_in_the_style_of_the_original_is_read(tmp_path):
     path = tmp_path / "batch"
     path.write_bytes(pickle.dumps({"data": data, "labels": [3, 4]}, protocol=2))
     np.testing.assert_array_equal(cifar.load_pickle(path)["data"], data)
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+@pytest.mark.parametrize("keys", [("data", "labels"), (b"data", b"labels")], ids=["str", "bytes"])
+@pytest.mark.parametrize("labels", [[3, 4], np.array([3, 4]), list(np.array([3, 4], np.int32))])
+def test_keys_and_labels_of_either_type_are_read(protocol, keys, labels, tmp_path):
+    data = np.arange(2 * 3072).astype(np.uint8).reshape(2, 3072)
+    request = DataRequest("cifar10", "cifar", 0.001)
+    write_dataset(request, tmp_path)
+    path = tmp_path / "cifar-10-batches-py" / "test_batch"
+    path.write_bytes(pickle.dumps(dict(zip(keys, (data, labels), strict=True)), protocol))
+    split = cifar.read(tmp_path, request.spec, "val")
+    assert split.labels.tolist() == [3, 4]
+    assert np.array_equal(split.shards[0], data.reshape(2, 3, 32, 32))
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=_name)

@@ -80,7 +80,7 @@ def test_what_a_site_has_no_room_for(tmp_path: Path) -> None:
     assert site.supports(CELL.with_(nodes=2, devices_per_node=2)) is None
     assert "has 2 node(s) of 2 device(s)" in str(site.supports(CELL.with_(devices_per_node=3)))
     assert "the cell asks for 3x1" in str(site.supports(CELL.with_(nodes=3)))
-    assert "names no real data for mnist" in str(site.supports(CELL.with_(data_source="real")))
+    assert "no folder of real mnist is named" in str(site.supports(CELL.with_(data_source="real")))
     assert "GPUs only" in str(site.supports(CELL.with_(precision="tf32")))
 
 
@@ -189,3 +189,13 @@ def test_ranks_learn_their_accelerator_from_the_environment(monkeypatch) -> None
     for name, value in accelerator.variables().items():
         monkeypatch.setenv(name, value)
     assert Accelerator.of_this_process() == accelerator
+
+
+def test_real_data_of_an_experiment_goes_before_the_sites(tmp_path):
+    path = tmp_path / "mine.yaml"
+    lines = ["description: d", "device: cpu", "launcher: local"]
+    path.write_text("\n".join([*lines, "real_data: {mnist: /theirs, cifar10: /theirs}"]))
+    site = load_site(str(path), real_data={"cifar10": "/mine"})
+    assert site.real_data == {"mnist": "/theirs", "cifar10": "/mine"}
+    with pytest.raises(ConfigError, match="real_data: unknown dataset 'cifar'"):
+        load_site(str(path), real_data={"cifar": "/mine"})

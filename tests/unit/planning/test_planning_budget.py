@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planning_factory import block, write_site
 
 from ddlbench.commands.plan_display import plan_lines
 from ddlbench.experiment.cell import Cell
@@ -18,8 +19,10 @@ from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.budget import Budget, cells_to_run, estimate
+from ddlbench.planning.budget import START_S, Budget, cells_to_run, estimate
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.network_tables import block_costs
+from ddlbench.planning.plan import OwnParts
 from ddlbench.planning.strategy import strategy_of
 
 LOCAL = Site(
@@ -330,8 +333,8 @@ def test_what_is_shown(tmp_path: Path) -> None:
     text = _shown(rows, replace(SHARED_NODES, cell_timeout_s=3600), tmp_path)
     for words in (
         "trial on here: 5 cells, 2 to run, 2 done (1 timeout), 1 cannot run",
-        "about 2.0 device-hours for 1 of 2 cells (cells like these took 60 min each; 1 known from "
-        "another strategy); at most 4.0 device-hours (time-outs)",
+        "about 2.0 device-hours, 60 min a cell (1 as measured with another strategy, 1 unknown "
+        "and not counted); at most 4.0 device-hours (time-outs)",
         "2 SLURM jobs; largest cell 1 node, 2 devices",
         "to run ddp 2",
         "cannot run gpipe, 1 cell: one [node] only",
@@ -350,13 +353,72 @@ def test_the_yaml_that_lets_pipelines_of_own_networks_run_is_shown(tmp_path: Pat
     own = GPIPE.with_(strategy="pipe-1f1b", network="studentnets.models:vit")
     reason = Reason("unknown_blocks", "its blocks are not known; write balance: profile")
     text = _shown([MatrixRow(own, None, reason)], LOCAL, tmp_path)
-    assert "pipe-1f1b, 1 cell: the blocks of your own networks are not known" in text
-    assert "Add to config/config.yaml: strategies: pipe-1f1b: {balance: profile}" in text
+    assert "pipe-1f1b, 1 cell: its balance reads a table of the built-in networks" in text
+    assert "Write into config/config.yaml: strategies: pipe-1f1b: {balance: profile}" in text
 
 
 def test_nothing_known_is_said(tmp_path: Path) -> None:
     text = _shown(_rows(BASE, DDP), LOCAL, tmp_path)
-    assert "time unknown, at most 20 min (time-outs): no cell like these was measured here" in text
+    assert "time unknown, at most 20 min (time-outs): nothing measured here tells it; " in text
+    assert "about 55 s a network: snakemake profiles --profile profiles/local" in text
+
+
+def _timed(step_s: float, steps: int = 10) -> dict[str, Any]:
+    epoch = {"epoch": 1, "steps": steps, "samples": 1, "elapsed_s": steps * step_s, "load_s": 0.0}
+    return {"step_s": {"mean": step_s}, "epochs": [epoch]}
+
+
+def test_other_amounts_of_work_are_scaled_by_measured_steps(tmp_path: Path) -> None:
+    short = BASE.with_(max_steps=10, epochs=1, warmup_steps=0)
+    _finish(tmp_path, short, 7.0, timing=_timed(0.5))  # 5 s of steps, 2 s of start
+    wanted = short.with_(max_steps=100)
+    cost = estimate(_rows(wanted), LOCAL, tmp_path)
+    assert cost.run_s_expected == pytest.approx(2 + 100 * 0.5)
+    assert (cost.cells_known_by_steps, cost.cells_unknown) == (1, 0)
+    twice = wanted.with_(batch_size=64)
+    assert estimate(_rows(twice), LOCAL, tmp_path).run_s_expected == pytest.approx(2 + 100 * 1.0)
+
+
+def test_operations_and_a_measured_rate_tell_of_other_networks(tmp_path: Path) -> None:
+    short = BASE.with_(max_steps=10, epochs=1, warmup_steps=0)
+    _finish(tmp_path, short, 7.0, timing=_timed(0.5))
+    other = short.with_(network="resnet50")
+    ratio = sum(b.operations for b in block_costs(other) or ()) / sum(
+        b.operations for b in block_costs(short) or ()
+    )
+    cost = estimate(_rows(other), LOCAL, tmp_path)
+    assert cost.run_s_expected == pytest.approx(2 + 10 * 0.5 * ratio)
+    assert cost.cells_known_by_operations == 1
+    own = short.with_(network="my.models:net")
+    assert estimate(_rows(own), LOCAL, tmp_path).cells_unknown == 1
+    twice = sum(b.operations for b in block_costs(short) or ()) * 2
+    parts = OwnParts(operations={("my.models:net", "mnist"): twice})
+    known = estimate(_rows(own), LOCAL, tmp_path, parts)
+    assert known.run_s_expected == pytest.approx(2 + 10 * 0.5 * 2)
+    text = _shown(_rows(other), LOCAL, tmp_path)
+    assert "from operations, roughly" in text
+
+
+def test_own_data_has_its_own_number_of_steps(tmp_path: Path) -> None:
+    site = replace(LOCAL, real_data={"mnist": "/data/mnist"})
+    short = BASE.with_(max_steps=10, epochs=1, warmup_steps=0)
+    _finish(tmp_path, short, 7.0, timing=_timed(0.5))
+    real = BASE.with_(epochs=1, warmup_steps=0, data_source="real")
+    parts = OwnParts(images={("mnist", 1): 64}, remarks=("a remark",))
+    cost = estimate(_rows(real), site, tmp_path, parts)
+    assert cost.run_s_expected == pytest.approx(2 + 2 * 0.5)
+    assert cost.warnings == ("a remark",)
+
+
+def test_a_profile_tells_the_steps_and_a_default_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_site([block(0, 0.3), block(1, 0.3)], network="resnet18")  # seconds of a sample
+    cell = BASE.with_(max_steps=10, epochs=1, warmup_steps=0)
+    cost = estimate(_rows(cell), LOCAL, RESULTS)
+    assert cost.cells_known_by_profile == 1
+    assert cost.run_s_expected == pytest.approx(START_S + 10 * 32 * 0.6)
 
 
 def test_thousands_of_results(tmp_path: Path) -> None:

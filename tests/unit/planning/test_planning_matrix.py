@@ -32,6 +32,7 @@ SITE = Site(
     cell_timeout_s=60,
     hang_timeout_s=600,
 )
+OWN = "my.models:net"
 AXES = {
     "dataset": ["mnist"],
     "network": ["resnet18"],
@@ -372,7 +373,11 @@ def test_the_same_by_hand_is_an_error_that_names_it() -> None:
             "site test has 4 node(s) of 4 device(s), the cell asks for 1x8",
         ),
         ({"data_scale": [0.001]}, {}, "60 training images are fewer than one mini-batch of 64"),
-        ({"data_source": ["real"]}, {}, "site test names no real data for mnist"),
+        (
+            {"data_source": ["real"]},
+            {},
+            "no folder of real mnist is named; write it into the experiment: real_data: {mnist: ",
+        ),
         ({"geometry": ["1x3"]}, {}, "64 does not divide over 3 workers; make batch_size a multip"),
     ],
 )
@@ -410,3 +415,43 @@ def test_thousands_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     print(f"{len(rows)} rows in {time.perf_counter() - started:.2f} s")
     assert len(rows) == 4 * 6 * (1 + 4 * 5) * 10 == 5040
     assert checked["calls"] == 2 * 4 * 6 * 5 * 5
+
+
+# Networks of one's own ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "strategy", ["pipedream", "pipe-1f1b", "pipe-interleaved", "pipe-zbv", "model-parallel-p2p"]
+)
+def test_a_pipeline_of_an_own_network_is_cut_by_its_profile(strategy: str) -> None:
+    axes = {"network": ["vgg11", OWN], "strategy": [strategy]}
+    builtin, own = _expand(axes)
+    assert own.unsupported is None
+    assert own.cell.option("balance", "") == "profile"
+    assert "balance=profile" in own.cell.id
+    assert builtin.cell.option("balance", "") == ""
+    written = _expand(axes, strategies={strategy: {"balance": "profile"}})
+    assert own.cell.id == written[1].cell.id
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "ddp", "gpipe", "model-parallel"])
+def test_what_needs_no_blocks_stays_as_it_is(strategy: str) -> None:
+    (row,) = _expand({"network": [OWN], "strategy": [strategy]})
+    assert row.unsupported is None
+    assert row.cell.options == ()
+
+
+def test_a_balance_that_was_written_stays() -> None:
+    axes = {"network": [OWN], "strategy": ["pipe-1f1b"]}
+    (row,) = _expand(axes, strategies={"pipe-1f1b": {"balance": "work"}})
+    assert row.unsupported is not None
+    assert "balance work reads a table of the built-in networks" in row.unsupported
+    (row,) = _expand(axes, strategies={"pipe-1f1b": {"balance": "2+3"}})
+    assert (row.unsupported, row.cell.option("balance", "")) == (None, "2+3")
+
+
+def test_an_included_cell_of_an_own_network_runs_too() -> None:
+    entry = {"dataset": "mnist", "network": OWN, "strategy": "pipedream", "geometry": "1x2"}
+    rows = _expand(include=[entry])
+    assert rows[-1].cell.option("balance", "") == "profile"
+    assert rows[-1].unsupported is None

@@ -182,7 +182,7 @@ OWN = "my.module:network"
         (_cell(balance="3+9", replicas="3+1"), "balance 3+9 deals 12 blocks, vgg11 has 23"),
         (_cell("1x2", network=OWN, balance="3+9"), None),
         (_cell("1x2", network=OWN, balance="profile"), None),
-        (_cell("1x2", network=OWN), "is not a built-in network, so its blocks are not known"),
+        (_cell("1x2", network=OWN), "balance work reads a table of the built-in networks"),
         (_cell(vertical_sync=True, stage_all_reduce="async"), "use one of the two"),
     ],
 )

@@ -1,0 +1,329 @@
+"""The HTML report: one file that shows the tables and figures of an experiment, offline too.
+
+::
+
+    tables/*.csv    figures/*.png, *.pdf, *.csv  ->  report.html     pictures in it, numbers linked
+
+It shows what these files hold and computes nothing. Equal files give equal bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.document import write_text
+from ddlbench.experiment.paths import (
+    RESULTS,
+    figures_dir,
+    html_report_file,
+    prediction_figures_dir,
+    tables_dir,
+)
+from ddlbench.experiment.screen import Column, short_names
+from ddlbench.experiment.site import Site
+from ddlbench.experiment.status import Status
+from ddlbench.planning.matrix import MatrixRow
+from ddlbench.report.footer import commits_of, days_of, interval_words, marks
+from ddlbench.report.labels import (
+    dataset_label,
+    network_label,
+    strategy_label,
+    variant_labels,
+    workers_label,
+)
+from ddlbench.report.registry import (
+    FIGURES,
+    caption_of,
+    figures_by_strategy,
+    figures_for,
+    heading_of,
+    prediction_figures_for,
+)
+from ddlbench.report.tables import NOTE_BREAK, Tables, read_tables
+from ddlbench.report.terminal import advice, numbers_of, speedup_table, telling_apart
+
+_PNG_HEAD = struct.Struct(">8s8xII")  # signature, length and name of IHDR, width and height
+_PNG = b"\x89PNG\r\n\x1a\n"
+_PIXELS_EACH = 0.6  # of the page for one of a figure: 180 mm are 850
+_FEW_NAMES = 12
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One figure in the page.
+
+    Args:
+        name: of its files.
+        heading: of what it is, where several figures share a caption; else empty.
+        png: the picture as a data URI.
+        width: pixels of the page.
+        height: pixels of the page.
+        links: text and address of its PDF and CSV, as far as they are there.
+    """
+
+    name: str
+    heading: str
+    png: str
+    width: int
+    height: int
+    links: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Captioned:
+    """Figures that share a caption: its first sentence, then its paragraphs."""
+
+    heading: str
+    paragraphs: tuple[Markup, ...]
+    pictures: tuple[Picture, ...]
+
+
+def make_html_report(
+    experiment: str, site: Site, rows: Sequence[MatrixRow], results: Path = RESULTS
+) -> Path:
+    """Write the report of the tables and figures that are there, and return its path.
+
+    Args:
+        experiment: its name.
+        site: where it was measured.
+        rows: the matrix, which says which figures belong to it.
+        results: the folder that holds ``<site>/cells``.
+    """
+    page = results / html_report_file(site.name, experiment).relative_to(RESULTS)
+    tables = results / tables_dir(site.name, experiment).relative_to(RESULTS)
+    read = read_tables(tables)
+    environment = Environment(
+        loader=PackageLoader("ddlbench.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    columns, speedups = _shown(*_speedups(read.summary))
+    count = len(read.measurements)
+    text = environment.get_template("html_report.html").render(
+        title=f"{experiment} on {site.name}, {count} cell{'' if count == 1 else 's'}",
+        days=days_of(read.summary),
+        site=site,
+        commits=commits_of(read.summary),
+        measured=_measured(read.summary),
+        unfinished=_unfinished(read.measurements),
+        facts=_facts(read.summary),
+        advice=advice(tables),
+        columns=columns,
+        speedups=speedups,
+        intervals=interval_words(read.summary, ratio=True),
+        marks=marks(read.summary),
+        figures=list(_figures(page.parent, experiment, site, rows, results)),
+        lacking=_lacking(experiment, site, rows, results),
+        summary=_summary(read.summary),
+        reasons=_reasons(read),
+        files=_files(page.parent, tables),
+    )
+    write_text(page, text)
+    return page
+
+
+def _speedups(summary: pd.DataFrame) -> tuple[list[Column], list[tuple[str, ...]]]:
+    return speedup_table(summary.to_dict("records"), telling_apart(summary))
+
+
+def _shown(
+    columns: list[Column], rows: list[tuple[str, ...]]
+) -> tuple[list[Column], list[tuple[str, ...]]]:
+    """Columns that have a text, and what of the rows is in them."""
+    kept = [at for at in range(len(columns)) if any(row[at] for row in rows)]
+    return [columns[at] for at in kept], [tuple(row[at] for at in kept) for row in rows]
+
+
+def _unfinished(measurements: pd.DataFrame) -> str:
+    """How many cells have no result yet; empty where all have one."""
+    missing = int((measurements["status"] == Status.NOT_RUN).sum())
+    if not missing:
+        return ""
+    return f"Unfinished: {missing} of {len(measurements)} cells have not run yet."
+
+
+def _measured(summary: pd.DataFrame) -> str:
+    """What was measured, in one sentence."""
+    counts = [
+        f"{count} {singular if count == 1 else plural}"
+        for name, singular, plural in (
+            ("strategy", "strategy", "strategies"),
+            ("network", "network", "networks"),
+            ("dataset", "dataset", "datasets"),
+        )
+        for count in [summary[name].nunique()]
+    ]
+    kinds = " and ".join(dict.fromkeys(kind.upper() for kind in summary["device_kind"] if kind))
+    most = f"; largest cell: {workers_label(summary['workers'].max())} ({kinds})" if kinds else ""
+    return f"{', '.join(counts)}{most}."
+
+
+def _facts(summary: pd.DataFrame) -> list[tuple[str, str]]:
+    """What was measured, and on what."""
+
+    def different(column: str, label: Any = str) -> str:
+        values = dict.fromkeys(label(value) for value in summary[column] if not pd.isna(value))
+        return ", ".join(value for value in values if value) or "-"
+
+    processors = dict.fromkeys(
+        one for text in summary["processors"] for one in str(text).split(NOTE_BREAK) if one
+    )
+    return [
+        ("Devices", different("device_kind", lambda kind: str(kind).upper())),
+        ("Processors", ", ".join(processors) or "-"),
+        ("Nodes x devices", different("geometry")),
+        ("Datasets", different("dataset", dataset_label)),
+        ("Networks", different("network", network_label)),
+        ("Strategies", different("strategy", strategy_label)),
+        ("Samples a step", different("batch_size")),
+        ("Settings", different("settings", lambda text: str(text).replace(",", ", "))),
+        ("Repeats", different("repeats")),
+    ]
+
+
+def _figures(
+    folder: Path, experiment: str, site: Site, rows: Sequence[MatrixRow], results: Path
+) -> Iterator[Captioned]:
+    """The speed-up, then the errors of predictions, then all others in the registry's order."""
+    measured = [(name, "") for name in figures_for(rows)]
+    predicted = prediction_figures_for(rows)
+    whole = [(name, "") for name in predicted if name in FIGURES]
+    strategies = list(dict.fromkeys(row.cell.strategy for row in rows))
+    each = figures_by_strategy(predicted, strategies)
+    own = results / figures_dir(site.name, experiment).relative_to(RESULTS)
+    beside = results / prediction_figures_dir(site.name, experiment).relative_to(RESULTS)
+    groups = [
+        *((own, [one]) for one in measured[:1]),
+        *((beside, [one]) for one in whole[:1]),
+        *((own, [one]) for one in measured[1:]),
+        *((beside, [one]) for one in whole[1:]),
+        *((beside, [(n, strategy_label(of)) for n, of in members]) for members in each.values()),
+    ]
+    for place, named in groups:
+        pictures = [_picture(place / f"{name}.png", label, folder) for name, label in named]
+        there = tuple(picture for picture in pictures if picture is not None)
+        if there:
+            name = there[0].name
+            yield Captioned(heading_of(name), _paragraphs(name), there)
+
+
+def _lacking(experiment: str, site: Site, rows: Sequence[MatrixRow], results: Path) -> list[str]:
+    """Names of the figures that the matrix has and the folder has not."""
+    own = results / figures_dir(site.name, experiment).relative_to(RESULTS)
+    return [name for name in figures_for(rows) if not (own / f"{name}.png").is_file()]
+
+
+def _picture(path: Path, heading: str, folder: Path) -> Picture | None:
+    """The figure of a file; None where there is none, or it is no whole PNG."""
+    try:
+        content = path.read_bytes()
+        signature, width, height = _PNG_HEAD.unpack_from(content)
+    except (OSError, struct.error):
+        return None
+    if signature != _PNG:
+        return None
+    beside = [path.with_suffix(suffix) for suffix in (".pdf", ".csv")]
+    return Picture(
+        path.stem,
+        heading,
+        f"data:image/png;base64,{base64.b64encode(content).decode()}",
+        round(width * _PIXELS_EACH),
+        round(height * _PIXELS_EACH),
+        tuple(
+            (file.suffix[1:].upper(), _address(file, folder)) for file in beside if file.is_file()
+        ),
+    )
+
+
+def _address(path: Path, folder: Path) -> str:
+    """Of a file from the page's folder."""
+    return quote(path.relative_to(folder).as_posix())
+
+
+def _paragraphs(name: str) -> tuple[Markup, ...]:
+    """What a caption says after its first sentence; ``*word*`` is emphasised."""
+    rest = caption_of(name).removeprefix(heading_of(name)).removeprefix(".").strip()
+    return tuple(
+        Markup(re.sub(r"\*(\w[^*]*)\*", r"<em>\1</em>", str(escape(text))))
+        for text in rest.split("\n\n")
+        if text
+    )
+
+
+_SUMMARY = (
+    Column("Dataset"), Column("Network"), Column("Strategy"), Column("Geometry"),
+    Column("Samples/s", right=True), Column("Speed-up (interval)", right=True),
+    Column("Memory", right=True), Column("State"),
+)  # fmt: skip
+
+
+def _summary(summary: pd.DataFrame) -> tuple[Sequence[Column], list[tuple[str, ...]]]:
+    """One row a configuration; an empty number has its reason in the last column."""
+    return _SUMMARY, [
+        (
+            dataset_label(str(row["dataset"])),
+            network_label(str(row["network"])),
+            strategy_label(str(row["strategy"]), variant),
+            str(row["geometry"]),
+            *(numbers_of(row) if row["status"] == Status.OK else ("", "", "")),
+            _state(row),
+        )
+        for row, variant in zip(summary.to_dict("records"), variant_labels(summary), strict=True)
+    ]
+
+
+def _state(row: Mapping[Hashable, Any]) -> str:
+    parts = [str(row["status"]).replace("_", " ")]
+    parts += [mark for mark in ("noisy", "stale") if row[mark]]
+    reason = row["reason"] if row["status"] != Status.NOT_RUN else ""
+    return ", ".join(parts) + (f": {reason}" if reason else "")
+
+
+def _reasons(tables: Tables) -> list[tuple[str, str, str, str]]:
+    """State, reason, names of the cells, and address of the first one's folder."""
+    shown = tables.measurements
+    shown = shown[~shown["status"].isin([Status.OK, Status.NOT_RUN])]
+    found = []
+    for (status, reason), cells in shown.groupby(["status", "reason"], sort=False):
+        names = short_names([Cell.from_id(name) for name in cells["cell_id"]])
+        listed = ", ".join(names[:_FEW_NAMES])
+        if len(names) > _FEW_NAMES:
+            listed += f" and {len(names) - _FEW_NAMES} more"
+        # What the plan itself calls unsupported has no folder.
+        folder = f"../cells/{cells['cell_id'].iloc[0]}/log.txt"
+        ran = status not in (Status.UNSUPPORTED, Status.INVALID)
+        log = quote(folder) if ran else ""
+        found.append((str(status).replace("_", " "), str(reason), listed, log))
+    return found
+
+
+_TABLES = {
+    "measurements.csv": "one row a cell",
+    "summary.csv": "one row a configuration, over its repeats",
+    "steps.csv": "one row a step",
+    "accuracy.csv": "errors of every predictor",
+    "table_8_1.csv": "what was recommended, and what was fastest",
+    "table_8_2.csv": "how often recommenders were right",
+    "table_6_1.csv": "micro-batches, measured and predicted",
+    "recommendations.csv": "what to train with, by predictions",
+}
+
+
+def _files(folder: Path, tables: Path) -> list[tuple[str, str, str]]:
+    """Path, address and meaning of the tables that are there."""
+    there = [(tables / name, text) for name, text in _TABLES.items() if (tables / name).is_file()]
+    return [(str(file.relative_to(folder)), _address(file, folder), text) for file, text in there]

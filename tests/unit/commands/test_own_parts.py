@@ -1,0 +1,142 @@
+"""Own networks and own data are tried before any job, and cost nothing where there are none."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddlbench import workflow
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.site import Site
+from ddlbench.planning.matrix import MatrixRow
+from ddlbench.workflow import try_own_parts
+
+LOCAL = Site(
+    name="here",
+    description="",
+    device="cpu",
+    launcher="local",
+    nodes=1,
+    devices_per_node=2,
+    cpus_per_device=1,
+    memory_per_device_mb=None,
+    scratch="/tmp",
+    keep_data=True,
+    interface=None,
+    cell_timeout_s=600,
+    hang_timeout_s=600,
+)
+BASE = Cell("cifar10", "resnet18", "sequential", batch_size=16)
+GOOD = """
+from torch import nn
+print("noise")
+def net(spec):
+    return nn.Sequential(nn.Flatten(), nn.Linear(spec.image_bytes, spec.num_classes))
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _rows(*cells: Cell) -> list[MatrixRow]:
+    return [MatrixRow(cell, None, None) for cell in cells]
+
+
+def _no_process(*_: Any, **__: Any) -> None:
+    raise AssertionError("a process was started")
+
+
+def test_built_in_networks_and_generated_data_start_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workflow.subprocess, "run", _no_process)
+    assert not try_own_parts(LOCAL, _rows(BASE)).operations
+
+
+def test_a_network_is_tried_once_until_its_file_changes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = folder / "own_tried_nets.py"
+    file.write_text(GOOD)
+    rows = _rows(BASE.with_(network="own_tried_nets:net"))
+    found = try_own_parts(LOCAL, rows).operations
+    assert found == {("own_tried_nets:net", "cifar10"): 2 * 3072 * 10}
+    with monkeypatch.context() as patch:
+        patch.setattr(workflow.subprocess, "run", _no_process)
+        assert try_own_parts(LOCAL, rows).operations == found
+        reason = MatrixRow(rows[0].cell.with_(network="no.such:net"), None, "cannot run")
+        assert try_own_parts(LOCAL, [*rows, reason]).operations == found
+    file.write_text(GOOD.replace("spec.num_classes", "7"))
+    with pytest.raises(ConfigError, match=r"'own_tried_nets:net' must return .* \(N, 10\)"):
+        try_own_parts(LOCAL, rows)
+
+
+def test_a_module_that_is_not_there_is_a_sentence(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="no module own_missing; put its file or folder beside"):
+        try_own_parts(LOCAL, _rows(BASE.with_(network="own_missing:net")))
+    (folder / "own_dying.py").write_text("import os\nos._exit(3)\n")
+    with pytest.raises(ConfigError, match="own_dying:net: the process that builds it ended: .* 3"):
+        try_own_parts(LOCAL, _rows(BASE.with_(network="own_dying:net")))
+
+
+def test_what_only_a_gpu_computes_is_a_remark_on_a_site_of_gpus(folder: Path) -> None:
+    (folder / "own_gpu.py").write_text(GOOD.replace("spec.image_bytes", "99"))
+    rows = _rows(BASE.with_(network="own_gpu:net"))
+    with pytest.raises(ConfigError, match=r"block '1' fails on an input of shape \(2, 3072\)"):
+        try_own_parts(LOCAL, rows)
+    found = try_own_parts(replace(LOCAL, device="cuda"), rows)
+    assert found.operations == {}
+    assert "the CPU of this machine said so" in found.remarks[0]
+
+
+def test_nodes_with_another_environment_try_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workflow.subprocess, "run", _no_process)
+    boxed = replace(LOCAL, launcher="slurm", container={"image": "/x.sif"})
+    assert not try_own_parts(boxed, _rows(BASE.with_(network="own_missing:net"))).operations
+
+
+def _write_cifar(folder: Path, images: int) -> None:
+    batches = folder / "cifar-10-batches-py"
+    batches.mkdir(parents=True)
+    for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"):
+        data = np.zeros((images // 5, 3072), np.uint8)
+        batch = {b"data": data, b"labels": [k % 10 for k in range(len(data))]}
+        (batches / name).write_bytes(pickle.dumps(batch))
+
+
+def test_own_data_is_counted(folder: Path) -> None:
+    _write_cifar(folder / "mine", 200)
+    site = replace(LOCAL, real_data={"cifar10": str(folder / "mine")})
+    real = BASE.with_(data_source="real")
+    halves = real.with_(data_scale=0.5)
+    found = try_own_parts(site, _rows(real, halves)).images
+    assert found == {("cifar10", 1.0): 200, ("cifar10", 0.5): 100}
+    with pytest.raises(ConfigError, match=r"200 training .* fewer than one mini-batch of 256"):
+        try_own_parts(site, _rows(real.with_(batch_size=256)))
+
+
+def test_what_is_wrong_with_own_data_is_a_sentence(folder: Path) -> None:
+    _write_cifar(folder / "mine", 200)
+    site = replace(LOCAL, real_data={"cifar10": str(folder / "mine")})
+    real = _rows(BASE.with_(data_source="real"))
+    (folder / "mine" / "cifar-10-batches-py" / "data_batch_3").write_bytes(pickle.dumps({"x": 1}))
+    with pytest.raises(ConfigError, match="data_batch_3 has no key 'data' and no key 'labels'"):
+        try_own_parts(site, real)
+    lost = replace(site, real_data={"cifar10": str(folder / "nowhere")})
+    with pytest.raises(ConfigError, match=r"real_data.cifar10: .*nowhere is not a folder"):
+        try_own_parts(lost, real)
+
+
+def test_a_folder_of_the_nodes_is_left_to_them() -> None:
+    site = replace(LOCAL, launcher="slurm", real_data={"cifar10": "/nodes/cifar10"})
+    (remark,) = try_own_parts(site, _rows(BASE.with_(data_source="real"))).remarks
+    assert remark == "/nodes/cifar10 (cifar10) is not on this machine; the nodes will look at it"
