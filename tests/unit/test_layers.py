@@ -31,7 +31,7 @@ BELOW = {
     "strategies": {"experiment", "networks", "planning"},
     "runtime": {"experiment", "emulation", "datasets", "networks", "planning", "strategies"},
     "profiling": {"experiment", "datasets", "networks", "planning", "strategies", "runtime"},
-    "interconnect": {"experiment", "planning", "strategies", "runtime"},
+    "interconnect": {"experiment", "networks", "planning", "strategies", "runtime"},
     "cluster": {"experiment", "planning", "runtime"},
     "predict": {"experiment", "planning", "strategies"},
     "report": {"experiment", "planning", "strategies", "predict"},

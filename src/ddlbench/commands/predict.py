@@ -123,8 +123,8 @@ def predict(
     "--recommender",
     default="measured-links",
     show_default=True,
-    help="measured-links (by device: CPUs hide no communication), overlap, thesis, ddlbench, or a "
-    "predictor that covers every strategy.",
+    help="measured-links (by device: CPUs hide no communication), overlap, thesis, ddlbench-2020 "
+    "(the paper's equations), or a predictor that covers every strategy.",
 )
 @click.option("--allow-stale", is_flag=True, help="Also strategies that update with old weights.")
 @click.option(

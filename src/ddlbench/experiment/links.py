@@ -103,6 +103,21 @@ class LinkSweep(JsonForm):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LinkOverlap(JsonForm):
+    """An all-reduce beside a computation of equal length: the share that the computation hides."""
+
+    transport: str
+    nodes: int
+    devices_per_node: int
+    ranks: int
+    message_bytes: int
+    alone_s: float
+    compute_s: float
+    both_s: float
+    hidden_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Links(JsonForm):
     """The content of links.json."""
 
@@ -112,6 +127,7 @@ class Links(JsonForm):
     device_kind: str
     pairs: tuple[PairMatrix, ...]
     sweeps: tuple[LinkSweep, ...]
+    overlaps: tuple[LinkOverlap, ...] = ()
     notes: tuple[str, ...]
     provenance: Mapping[str, Any]
 

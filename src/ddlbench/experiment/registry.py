@@ -129,6 +129,7 @@ BASE = "sequential"
 
 _PREDICTORS = "ddlbench.predict.predictors"
 PREDICTORS: dict[str, str] = {
+    "ddlbench": f"{_PREDICTORS}.ddlbench:Ddlbench",
     "sequential": f"{_PREDICTORS}.published:Sequential",
     "ddlbench-eq1": f"{_PREDICTORS}.published:DdlbenchEq1",
     "ddlbench-eq2": f"{_PREDICTORS}.published:DdlbenchEq2",

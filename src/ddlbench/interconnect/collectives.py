@@ -157,7 +157,7 @@ def sweep_of(operation: str, largest: int, make: Callable[[int], Callable[[], ob
     ]
 
     def run(size: int, count: int) -> list[float]:
-        times = _slowest(make(element_count(operation, size, ranks)), count)
+        times = slowest(make(element_count(operation, size, ranks)), count)
         return [value / 2 for value in times] if operation == "p2p" else times
 
     return Sweep(sizes, run)
@@ -185,7 +185,7 @@ def measure(sweeps: dict[str, Sweep], transport: str, budget_s: float) -> list[d
     ]
 
 
-def _slowest(call: Callable[[], object], count: int) -> list[float]:
+def slowest(call: Callable[[], object], count: int) -> list[float]:
     """Seconds of each of ``count`` calls on the slowest rank; the same list on all ranks."""
     ready = torch.zeros(1)
     times = torch.zeros(count, dtype=torch.float64)

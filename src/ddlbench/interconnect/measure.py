@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.links import Links, LinkSweep, PairMatrix, write_links
+from ddlbench.experiment.links import LinkOverlap, Links, LinkSweep, PairMatrix, write_links
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.interconnect.assemble import given_parts, node_type_pairs, sweeps_of, world_pairs
@@ -44,6 +44,7 @@ class _Parts:
 
     pairs: list[PairMatrix] = field(default_factory=list)
     sweeps: tuple[LinkSweep, ...] = ()
+    overlaps: tuple[LinkOverlap, ...] = ()
     notes: list[str] = field(default_factory=list)
     provenance: dict[str, Any] = field(default_factory=dict)
 
@@ -79,6 +80,7 @@ def measure_links(site: Site, fabric: str, path: Path) -> Links:
         device_kind=site.device,
         pairs=tuple(with_slow_pairs(pair) for pair in parts.pairs),
         sweeps=parts.sweeps,
+        overlaps=parts.overlaps,
         notes=tuple(parts.notes),
         provenance=parts.provenance,
     )
@@ -150,6 +152,7 @@ def _run_tools(
         parts.notes += [f"no pairs within the node: {reason}" for reason in reasons if reason]
     reports = run("sweep")
     parts.sweeps, notes = sweeps_of(reports[0]["sweeps"])
+    parts.overlaps = tuple(map(LinkOverlap.from_dict, reports[0]["overlaps"]))
     parts.notes += [*reports[0]["notes"], *notes]
     parts.provenance["ranks"] = [
         report["provenance"] for rank, report in enumerate(reports) if rank % devices == 0

@@ -2,8 +2,8 @@
 
 ::
 
-    all ranks   | 1x2: gloo, Horovod | 1x4: ... | 2x1: ... |
-    not in it   | waits              |          | waits    |
+    all ranks   | 1x2: gloo, DDP, Horovod | 1x4: ... | 2x1: ... |
+    not in it   | waits                   |          | waits    |
 
 Horovod runs only while its own messages are measured, as it communicates in every cycle.
 """
@@ -22,6 +22,7 @@ from torch import distributed as dist
 from ddlbench.interconnect.collectives import Buffers, measure, sweep_of, torch_operation
 from ddlbench.interconnect.group import Group, joined, members_of, settle
 from ddlbench.interconnect.horovod_sweep import sweep_horovod
+from ddlbench.interconnect.training_sweep import measure_overlap, sweep_reducer
 from ddlbench.interconnect.worlds import OPERATIONS
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
@@ -38,7 +39,12 @@ def work(here: RankContext) -> dict[str, Any]:
     settings = here.settings
     device, interface = settle(here)
     store = join_store(here.host, here.port, here.process.rank, here.world_size)
-    report: dict[str, Any] = {"sweeps": [], "notes": [], "host": socket.gethostname()}
+    report: dict[str, Any] = {
+        "sweeps": [],
+        "overlaps": [],
+        "notes": [],
+        "host": socket.gethostname(),
+    }
     no_horovod = _why_no_horovod(device)
     if no_horovod is not None:
         report["notes"].append(f"no sweep of Horovod: {no_horovod}")
@@ -48,11 +54,13 @@ def work(here: RankContext) -> dict[str, Any]:
         if me is not None:
             own_store = dist.PrefixStore(f"{nodes}x{devices}", store)
             group = Group(members, me, own_store, device, interface)
+            shape = {"nodes": nodes, "devices_per_node": devices, "ranks": len(members)}
             with joined(group):
                 sweeps = _sweep_group(group, settings)
+                overlap = measure_overlap(device, settings["largest_bytes"])
+            report["overlaps"].append({"transport": group.transport, **overlap, **shape})
             if no_horovod is None:
                 sweeps += sweep_horovod(group, here.host, here.port, settings)
-            shape = {"nodes": nodes, "devices_per_node": devices, "ranks": len(members)}
             report["sweeps"] += [{**sweep, **shape} for sweep in sweeps]
         barrier(store, f"done/{nodes}x{devices}", here.world_size)
     report["provenance"] = rank_provenance()
@@ -81,7 +89,8 @@ def _sweep_group(group: Group, settings: dict[str, Any]) -> list[dict[str, Any]]
         for operation in OPERATIONS
         if operation != "p2p" or len(group.members) == 2
     }
-    return measure(sweeps, group.transport, settings["budget_s"])
+    measured = measure(sweeps, group.transport, settings["budget_s"])
+    return measured + sweep_reducer(group.device, settings["largest_bytes"], settings["budget_s"])
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ class DataParallel(Strategy):
 
     family: ClassVar[str] = "data parallel"
     parallelism: ClassVar[str | None] = "data"
+    library: ClassVar[str | None] = None  # see GradientTraffic
 
     def supports(self, cell: Cell) -> str | None:
         return uneven_shares(cell)
@@ -48,7 +49,8 @@ class DataParallel(Strategy):
     def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic:
         """All messages of a step; the last of them ends behind the backward pass."""
         messages = tuple(self.gradient_messages(workload, plan))
-        return GradientTraffic(messages, self.transport(workload.device_kind), messages[-1].bytes)
+        transport = self.transport(workload.device_kind)
+        return GradientTraffic(messages, transport, messages[-1].bytes, self.library)
 
     def communication_bytes(self, workload: Workload, plan: Plan) -> int:
         """Memory for sending gradients; by default none."""

@@ -101,11 +101,17 @@ class GradientTraffic:
         messages: in the order in which they are sent.
         transport: library of the all-reduce, as links.json names it.
         last_bytes: of the message that ends behind the backward pass, at worst.
+        library: what sends through the transport and copies gradients around it, as links.json
+            names its sweep; None if the transport's own sweep has all.
+        fusion_bytes: messages form while earlier ones are sent, of whole gradients up to so many
+            bytes; None if ``messages`` are fixed.
     """
 
     messages: tuple[GradientMessage, ...]
     transport: str
     last_bytes: int
+    library: str | None = None
+    fusion_bytes: int | None = None
 
     @property
     def sizes(self) -> list[int]:

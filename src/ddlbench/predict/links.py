@@ -241,6 +241,26 @@ class LinkTable:
             (note,),
         )
 
+    def sweeps_of(self, transport: str) -> bool:
+        """Whether an all-reduce was swept through this transport or library."""
+        return any(sweep.transport == transport for sweep in self.links.sweeps)
+
+    def hidden_share(self, nodes: int, devices_per_node: int) -> tuple[float, str | None]:
+        """Share of an all-reduce that computation hides, of the nearest geometry, and a remark.
+
+        Where it was not measured: nothing on CPUs, all on GPUs.
+        """
+        level = nodes > 1
+        overlaps = [each for each in self.links.overlaps if (each.nodes > 1) == level]
+        if not overlaps and self.within_node is not None and not level:
+            return self.within_node.hidden_share(nodes, devices_per_node)
+        if not overlaps:
+            is_cpu = self.links.device_kind == "cpu"
+            hidden = "nothing" if is_cpu else "all"
+            return float(not is_cpu), f"overlap was not measured: {hidden} of a message is hidden"
+        ranks = nodes * devices_per_node
+        return min(overlaps, key=lambda each: abs(each.ranks - ranks)).hidden_share, None
+
     def _ring_of_given_links(self, nodes: int, devices_per_node: int) -> AllReduce:
         """Links that were given by hand have no all-reduce: the ring's formula computes it."""
         ranks = nodes * devices_per_node

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 DEFAULT_RECOMMENDER = "measured-links"
 _OVERLAP = "overlap"
-RECOMMENDERS = (DEFAULT_RECOMMENDER, _OVERLAP, "thesis", "ddlbench")
+RECOMMENDERS = (DEFAULT_RECOMMENDER, _OVERLAP, "thesis", "ddlbench-2020")
 
 # "Horovod unless out of memory, else GPipe": a rule of thumb. It got all 24 cases of the thesis
 # right; the thesis' recommender got 16.

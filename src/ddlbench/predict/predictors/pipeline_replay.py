@@ -144,7 +144,9 @@ class StageTimes:
         return tables[kind][stage] if kind in tables else 0.0
 
 
-def stage_times(workload: Workload, plan: Plan, samples: float, loaded: float) -> StageTimes:
+def stage_times(
+    workload: Workload, plan: Plan, samples: float, loaded: float, *, level: bool = False
+) -> StageTimes:
     """Times of a plan's stages.
 
     Args:
@@ -152,6 +154,7 @@ def stage_times(workload: Workload, plan: Plan, samples: float, loaded: float) -
         plan: of a pipeline.
         samples: of one forward pass.
         loaded: samples that the first stage loads at a time.
+        level: blocks give the shares only; their sum is that of whole steps of so many samples.
 
     Raises:
         ConfigError: the plan cuts a network of other blocks than the profile's.
@@ -160,7 +163,8 @@ def stage_times(workload: Workload, plan: Plan, samples: float, loaded: float) -
     step = workload.step(loaded)
     weights = [sum(block.parameter_bytes for block in blocks) for blocks in stages]
     whole = sum(weights) or 1
-    backward = [[block.backward.at(samples) for block in blocks] for blocks in stages]
+    ahead, back = _levels(workload, samples) if level else (1.0, 1.0)
+    backward = [[back * block.backward.at(samples) for block in blocks] for blocks in stages]
     input_halves = [
         sum(block.input_share * s for block, s in zip(blocks, seconds, strict=True))
         for blocks, seconds in zip(stages, backward, strict=True)
@@ -170,7 +174,9 @@ def stage_times(workload: Workload, plan: Plan, samples: float, loaded: float) -
         for blocks, seconds in zip(stages, backward, strict=True)
     ]
     return StageTimes(
-        forward_s=tuple(sum(block.forward.at(samples) for block in blocks) for blocks in stages),
+        forward_s=tuple(
+            ahead * sum(block.forward.at(samples) for block in blocks) for blocks in stages
+        ),
         backward_s=tuple(map(sum, backward)),
         # The first stage sends no gradient of its input: it computes all in the second half.
         input_s=(0.0, *input_halves[1:]),
@@ -179,6 +185,20 @@ def stage_times(workload: Workload, plan: Plan, samples: float, loaded: float) -
         load_s=step.load_s,
         notes=joined(_extrapolated(workload, samples), step.remark),
     )
+
+
+def _levels(workload: Workload, samples: float) -> tuple[float, float]:
+    """Factors of forward and backward times, by which blocks add up to whole steps.
+
+    A block that was timed between two cuts costs more than within a step. 1 if no whole step was
+    measured.
+    """
+    whole = workload.step(samples)
+    forward_s = sum(block.forward.at(samples) for block in workload.blocks)
+    backward_s = sum(block.backward.at(samples) for block in workload.blocks)
+    if not (whole.forward_s and whole.backward_s and forward_s and backward_s):
+        return 1.0, 1.0
+    return whole.forward_s / forward_s, whole.backward_s / backward_s
 
 
 def _extrapolated(workload: Workload, samples: float) -> str | None:
@@ -204,34 +224,48 @@ class PipelineReplay(BuiltInPredictor):
     source = "replay of the schedule, measured blocks and links"
 
     def model(self, inputs: CellInputs) -> Prediction:
-        workload, plan, strategy = inputs.workload, inputs.plan, inputs.strategy
-        run, pipeline = strategy.pipeline_run(plan), strategy.pipeline_of(plan)
-        if run is None or pipeline is None:
-            raise NotPredictable(f"the plan of {inputs.cell.strategy} holds no stages to replay")
-        times = stage_times(workload, plan, run.samples, run.loaded)
-        compute = _Compute(run, times)
-        work_s = compute.work_s() / plan.world_size
-        free_s = run.free.period_s(compute.costs_s(run.free.graph))
-        busiest = max(len(plan.on_node(process.node)) for process in plan.processes)
-        slowdown = workload.slowdown(max(1.0, busiest * work_s / free_s)) if free_s else 1.0
-        step_s, sent_s = slowdown * free_s, 0.0
-        remarks: tuple[str, ...] = ()
-        if plan.world_size > 1:
-            stage_blocks = strategy.stage_blocks(workload, plan)
-            links = PipelineLinks(inputs.links, plan, pipeline, stage_blocks)
-            step_s, sent_s = _with_links(run, compute, slowdown, links, workload.device_kind)
-            remarks = links.remarks
-        exposed_s = max(0.0, step_s - slowdown * free_s)
-        compute_s = slowdown * work_s
-        return Prediction(
-            self.name,
-            compute_s=compute_s,
-            communication_s=sent_s,
-            exposed_communication_s=exposed_s,
-            bubble_s=step_s - exposed_s - compute_s,
-            limits=(*_LIMITS, _SPLIT_LIMIT) if run.splits else _LIMITS,
-            notes=joined(times.notes, remarks),
-        )
+        return replayed(inputs)
+
+
+def replayed(inputs: CellInputs, *, level: bool = False) -> Prediction:
+    """The schedule of a plan with stages, replayed.
+
+    Args:
+        inputs: of a cell whose strategy has a schedule.
+        level: block times add up to whole steps, and replicas never make each other faster.
+
+    Raises:
+        NotPredictable: the plan holds no stages.
+    """
+    workload, plan, strategy = inputs.workload, inputs.plan, inputs.strategy
+    run, pipeline = strategy.pipeline_run(plan), strategy.pipeline_of(plan)
+    if run is None or pipeline is None:
+        raise NotPredictable(f"the plan of {inputs.cell.strategy} holds no stages to replay")
+    times = stage_times(workload, plan, run.samples, run.loaded, level=level)
+    compute = _Compute(run, times)
+    work_s = compute.work_s() / plan.world_size
+    free_s = run.free.period_s(compute.costs_s(run.free.graph))
+    busiest = max(len(plan.on_node(process.node)) for process in plan.processes)
+    slowdown = workload.slowdown(max(1.0, busiest * work_s / free_s)) if free_s else 1.0
+    slowdown = max(1.0, slowdown) if level else slowdown
+    step_s, sent_s = slowdown * free_s, 0.0
+    remarks: tuple[str, ...] = ()
+    if plan.world_size > 1:
+        stage_blocks = strategy.stage_blocks(workload, plan)
+        links = PipelineLinks(inputs.links, plan, pipeline, stage_blocks)
+        step_s, sent_s = _with_links(run, compute, slowdown, links, workload.device_kind)
+        remarks = links.remarks
+    exposed_s = max(0.0, step_s - slowdown * free_s)
+    compute_s = slowdown * work_s
+    return Prediction(
+        inputs.predictor,
+        compute_s=compute_s,
+        communication_s=sent_s,
+        exposed_communication_s=exposed_s,
+        bubble_s=step_s - exposed_s - compute_s,
+        limits=(*_LIMITS, _SPLIT_LIMIT) if run.splits else _LIMITS,
+        notes=joined(times.notes, remarks),
+    )
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ class DistributedDataParallel(DataParallel):
     label: ClassVar[str] = "DDP"
     colour: ClassVar[str] = "#56B4E9"
     marker: ClassVar[str] = "D"
+    library: ClassVar[str | None] = "ddp"
     executor: ClassVar[str] = "ddlbench.strategies.ddp.executor:DdpExecutor"
     predictors: ClassVar[tuple[str, ...]] = (
         *("ddp-buckets", "ddp-all-reduce", "ddp-serial"),

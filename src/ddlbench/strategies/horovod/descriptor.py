@@ -51,7 +51,7 @@ class Horovod(DataParallel):
     }
     recommended_by: ClassVar[Mapping[str, str]] = {
         "thesis": "thesis-5.1-p2p",
-        "ddlbench": "ddlbench-eq1",
+        "ddlbench-2020": "ddlbench-eq1",
     }
     requires: ClassVar[tuple[str, ...]] = ("horovod",)
     options: ClassVar[dict[str, dict[str, Any]]] = {
@@ -82,7 +82,8 @@ class Horovod(DataParallel):
         threshold = int(HorovodDetails.of(plan).fusion_threshold_bytes)
         if threshold <= 0:
             return traffic
-        return replace(traffic, last_bytes=min(workload.parameter_bytes, threshold))
+        last_bytes = min(workload.parameter_bytes, threshold)
+        return replace(traffic, last_bytes=last_bytes, fusion_bytes=threshold)
 
     def transport(self, device_kind: str) -> str:
         return "horovod"  # with its cycle and its copies

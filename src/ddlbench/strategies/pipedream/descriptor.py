@@ -208,7 +208,7 @@ class PipeDream(StagedStrategy):
     predictors: ClassVar[tuple[str, ...]] = (
         *("ddlbench-eq3", "pipeline-replay", "pipeline-period", "pipeline-period-paper"),
     )
-    recommended_by: ClassVar[Mapping[str, str]] = {"ddlbench": "ddlbench-eq3"}
+    recommended_by: ClassVar[Mapping[str, str]] = {"ddlbench-2020": "ddlbench-eq3"}
     options: ClassVar[dict[str, dict[str, Any]]] = {
         "balance": BALANCE_OPTION,
         "replicas": {

@@ -29,7 +29,10 @@ class Sequential(Strategy):
         "cpu": "sequential",
         "cuda": "sequential",
     }
-    recommended_by: ClassVar[Mapping[str, str]] = {"thesis": "sequential", "ddlbench": "sequential"}
+    recommended_by: ClassVar[Mapping[str, str]] = {
+        "thesis": "sequential",
+        "ddlbench-2020": "sequential",
+    }
 
     def supports(self, cell: Cell) -> str | None:
         if cell.devices == 1:

@@ -169,7 +169,7 @@ class GPipe(TorchGPipe):
     }
     recommended_by: ClassVar[Mapping[str, str]] = {
         "thesis": "thesis-6",
-        "ddlbench": "ddlbench-eq2",
+        "ddlbench-2020": "ddlbench-eq2",
     }
     options: ClassVar[dict[str, dict[str, Any]]] = {
         "chunks": {
@@ -216,7 +216,7 @@ class ModelParallel(TorchGPipe):
         "cpu": "torchgpipe-turns",
         "cuda": "model-parallel",
     }
-    recommended_by: ClassVar[Mapping[str, str]] = {"ddlbench": "ddlbench-eq2"}
+    recommended_by: ClassVar[Mapping[str, str]] = {"ddlbench-2020": "ddlbench-eq2"}
 
     def ideal_speedup(self, cell: Cell) -> float:
         return 1.0

@@ -1,0 +1,175 @@
+"""Links as training sees them: the all-reduce through DDP's reducer, and beside a computation.
+
+A bare all-reduce is not what a step of DDP waits for. DDP also copies gradients into a bucket,
+divides them, and copies them back. So a message is timed as the difference of two backward passes
+of one parameter tensor, whose gradient is given and costs nothing::
+
+    with synchronisation      | hook, copy, all-reduce, copy |
+    within ``no_sync``        | |                                  the difference is DDP's message
+
+And a message may hide behind computation, or take its cores away::
+
+    alone       |--- all-reduce ---|
+    alone       |--- computation --|
+    together    |--- all-reduce ---|                        hidden share 1
+                |--- computation --|
+    together    |--- all-reduce ---|--- computation --|     hidden share 0
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ddlbench.experiment.site import Accelerator
+from ddlbench.interconnect.collectives import Sweep, measure, slowest, touched
+from ddlbench.interconnect.worlds import message_sizes
+from ddlbench.networks.emulated import occupy
+
+# Buckets have 25 MiB; a larger tensor is one of its own, and is extrapolated.
+_LARGEST_BYTES = 32 * 2**20
+_ELEMENT_BYTES = 4
+_LEAST_S = 1e-7
+
+
+class _Given(torch.autograd.Function):
+    """A loss whose gradient of ``weight`` is given."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, gradient: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return weight.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _of_loss: Tensor) -> tuple[Tensor, None]:
+        return ctx.gradient, None
+
+
+class _Message(nn.Module):
+    """One parameter tensor of ``count`` elements, with a gradient to add to."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(touched(count, device))
+        self.weight.grad = touched(count, device)
+
+    def forward(self, gradient: Tensor) -> Tensor:
+        loss: Tensor = _Given.apply(self.weight, gradient)
+        return loss
+
+
+def sweep_reducer(device: torch.device, largest: int, budget_s: float) -> list[dict[str, Any]]:
+    """Raw times of DDP's messages over the default group, as the sweep ``all_reduce``."""
+
+    def sweep(synchronised: bool) -> Sweep:
+        def run(size: int, count: int) -> list[float]:
+            return slowest(_backward(size // _ELEMENT_BYTES, device, synchronised), count)
+
+        return Sweep(message_sizes(min(largest, _LARGEST_BYTES)), run)
+
+    both = measure({"synced": sweep(True), "local": sweep(False)}, "ddp", budget_s)
+    synced, local = (entry["points"] for entry in both)
+    points = [
+        {
+            "message_bytes": point["message_bytes"],
+            "times_s": _less(point["times_s"], alone["times_s"]),
+        }
+        for point, alone in zip(synced, local, strict=False)
+    ]
+    return [{**both[0], "operation": "all_reduce", "points": points}]
+
+
+def _less(times_s: list[float], others_s: list[float]) -> list[float]:
+    other_s = statistics.median(others_s)
+    return [max(seconds - other_s, _LEAST_S) for seconds in times_s]
+
+
+def _backward(count: int, device: torch.device, synchronised: bool) -> Callable[[], None]:
+    """A backward pass through DDP's reducer; returns when the device is done."""
+    module = DistributedDataParallel(_Message(count, device), bucket_cap_mb=2 * _LARGEST_BYTES)
+    gradient = touched(count, device)
+
+    def call() -> None:
+        with nullcontext() if synchronised else module.no_sync():
+            module(gradient).backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    call()  # DDP plans its buckets in the first pass
+    return call
+
+
+_OVERLAP_BYTES = 8 * 2**20
+_OVERLAP_REPEATS = 7
+_MATRIX = 64
+
+
+def measure_overlap(device: torch.device, largest: int) -> dict[str, Any]:
+    """How much of an all-reduce a computation hides that takes as long as the all-reduce."""
+    size = min(largest, _OVERLAP_BYTES)
+    message = touched(size // _ELEMENT_BYTES, device)
+    alone_s = _median(lambda: _finish(device, dist.all_reduce(message, async_op=True)))
+    compute = _computation(device, alone_s)
+    compute_s = _median(lambda: _finish(device, compute()))
+
+    def together() -> None:
+        work = dist.all_reduce(message, async_op=True)
+        compute()
+        _finish(device, work)
+
+    both_s = _median(together)
+    hidden_s = alone_s + compute_s - both_s
+    return {
+        "message_bytes": size,
+        "alone_s": alone_s,
+        "compute_s": compute_s,
+        "both_s": both_s,
+        "hidden_share": max(0.0, min(1.0, hidden_s / min(alone_s, compute_s))),
+    }
+
+
+def _median(call: Callable[[], None]) -> float:
+    return statistics.median(slowest(call, _OVERLAP_REPEATS)[1:])
+
+
+def _finish(device: torch.device, work: Any) -> None:
+    if work is not None:
+        work.wait()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _computation(device: torch.device, seconds: float) -> Callable[[], None]:
+    """A call that keeps the device busy for about ``seconds``, as all ranks do it at once."""
+    if Accelerator.of_this_process() is not None:
+        return lambda: occupy(seconds)
+    size = _MATRIX * (16 if device.type == "cuda" else 1)
+    left, right = (torch.rand(size, size, device=device) for _ in range(2))
+
+    def products(count: int) -> None:
+        for _ in range(count):
+            torch.mm(left, right)
+
+    products(10)
+    count = 10
+    while True:  # until it takes long enough to be timed
+        begin = time.perf_counter()
+        products(count)
+        _finish(device, None)
+        took_s = time.perf_counter() - begin
+        if took_s > seconds / 4:
+            break
+        count *= 2
+    # The same on every rank: one that computes for longer would seem to hide more.
+    agreed = torch.tensor([count * seconds / took_s])
+    dist.all_reduce(agreed)
+    repeats = max(1, round(float(agreed) / dist.get_world_size()))
+    return lambda: products(repeats)

@@ -1,0 +1,208 @@
+"""The predictor ``ddlbench``: one answer for every strategy, from what the site measured.
+
+What a step consists of says the strategy's descriptor:
+
+* gradients that all ranks sum: :class:`_Backward` replays the backward pass with its messages;
+* stages: the schedule is replayed (:mod:`ddlbench.predict.predictors.pipeline_replay`), with block
+  times whose sum is that of whole steps;
+* anything else: the model that the descriptor prefers on such devices.
+
+A backward pass with messages (DDP; Horovod has no copies of its own)::
+
+    compute      |--B3--|c|--B2--|c|------B1------|c|           |c'|  copies in, and out at the end
+    all-reduce            |--- m0 ---|--- m1 ---|     |-- m2 --|
+                                                       exposed
+
+    T = k t(B/W) + copies + stolen + what ends after the backward pass
+
+* t(B/W): a sequential step of a rank's share of the mini-batch.
+* k: slow-down of silent replicas of a node, at least 1: replicas do not make each other faster.
+* Copies: what DDP's own sweep takes longer than a bare all-reduce of as many bytes. Half before,
+  half after.
+* Stolen: a message hides behind computation only as far as the site's overlap allows (``overlaps``
+  of links.json): one core that computes and sends hides nothing, an accelerator nearly all. What is
+  not hidden delays the computation.
+
+Horovod's messages form while it sends: each takes all gradients that are ready by then, whole, up
+to the fusion threshold (Sergeev and Del Balso 2018, section 4).
+
+No paper has this model. Its parts: the bucket timeline of Li et al. 2020, section 3.2, and the
+slow-down of computation beside communication that simulators of GPUs have (Proteus, Echo).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic
+from ddlbench.planning.workload import Workload
+from ddlbench.predict.links import LinkTable
+from ddlbench.predict.prediction import (
+    BuiltInPredictor,
+    CellInputs,
+    NotPredictable,
+    Prediction,
+    joined,
+    predictor_of,
+)
+from ddlbench.predict.predictors.pipeline_replay import replayed
+
+NAME = "ddlbench"
+_LIMITS = ("no straggling worker",)
+
+
+class Ddlbench(BuiltInPredictor):
+    """What the site measured, put together as the strategy's descriptor says."""
+
+    name = NAME
+    source = "replay of what the strategy does, with measured parts"
+    strategies = None
+
+    def model(self, inputs: CellInputs) -> Prediction:
+        strategy, plan = inputs.strategy, inputs.plan
+        if plan.world_size > 1 and strategy.gradient_traffic(inputs.workload, plan) is not None:
+            return _data_parallel(inputs)
+        if strategy.pipeline_run(plan) is not None:
+            return replayed(inputs, level=True)
+        preferred = strategy.preferred_predictor.get(inputs.workload.device_kind)
+        if preferred in (None, NAME):
+            raise NotPredictable(f"strategy {strategy.name} does not say what its step consists of")
+        model = predictor_of(str(preferred))
+        prediction = model.predict(
+            inputs.workload, inputs.measured_links, plan, inputs.cell, inputs.history
+        )
+        return replace(prediction, predictor=NAME)
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """One message: gradients that are summed over all ranks.
+
+    Args:
+        ready_fraction: share of the backward pass after which its last gradient is ready.
+        carried_s: from the first byte to the last.
+        copied_s: copies around it, by the thread that computes.
+    """
+
+    ready_fraction: float
+    carried_s: float
+    copied_s: float = 0.0
+
+
+@dataclass
+class _Backward:
+    """A backward pass during which messages leave.
+
+    Args:
+        undisturbed_s: without messages.
+        hidden_share: of a message's time, 0 to 1, that computation hides.
+    """
+
+    undisturbed_s: float
+    hidden_share: float
+    delay_s: float = 0.0  # of computation so far
+    sent_s: float = 0.0  # end of the last message
+    after_s: float = 0.0  # copies once all messages are there
+
+    def ready_s(self, fraction: float) -> float:
+        """When gradients are ready that an undisturbed pass has after ``fraction`` of its time."""
+        return fraction * self.undisturbed_s + self.delay_s
+
+    def send(self, message: _Sum) -> None:
+        """Send a message once its gradients are ready and the one before it has ended."""
+        self.delay_s += message.copied_s / 2
+        self.after_s += message.copied_s / 2
+        begin = max(self.ready_s(message.ready_fraction), self.sent_s)
+        self.sent_s = begin + message.carried_s
+        beside_s = max(0.0, min(message.carried_s, self.undisturbed_s + self.delay_s - begin))
+        self.delay_s += (1 - self.hidden_share) * beside_s
+
+    @property
+    def exposed_s(self) -> float:
+        """What the messages add to the undisturbed pass."""
+        end_s = max(self.undisturbed_s + self.delay_s, self.sent_s) + self.after_s
+        return end_s - self.undisturbed_s
+
+
+def _data_parallel(inputs: CellInputs) -> Prediction:
+    cell, workload, links = inputs.cell, inputs.workload, inputs.links
+    step = workload.step(cell.batch_size / inputs.plan.world_size)
+    slowdown = max(1.0, workload.slowdown(cell.devices_per_node))
+    hidden, hidden_remark = links.hidden_share(cell.nodes, cell.devices_per_node)
+    traffic = inputs.gradient_traffic
+    times = _MessageTimes.of(links, inputs, traffic)
+    backward = _Backward(slowdown * step.backward_s, hidden)
+    carried_s = 0.0
+    for message in _messages(backward, workload, traffic, times):
+        backward.send(message)
+        carried_s += message.carried_s + message.copied_s
+    return Prediction(
+        NAME,
+        compute_s=slowdown * step.step_s,
+        communication_s=carried_s,
+        exposed_communication_s=backward.exposed_s,
+        limits=_LIMITS,
+        notes=joined(step.remark, hidden_remark, times.remarks),
+        interval_s=step.interval(slowdown, backward.exposed_s),
+    )
+
+
+@dataclass(frozen=True)
+class _MessageTimes:
+    """Seconds of a message by its bytes: on its way, and in copies around it."""
+
+    carried_s: Callable[[float], float]
+    copied_s: Callable[[float], float]
+    remarks: tuple[str, ...]
+
+    @classmethod
+    def of(cls, links: LinkTable, inputs: CellInputs, traffic: GradientTraffic) -> _MessageTimes:
+        """From the sweeps of the strategy's transport, and of the library around it if swept."""
+        shape = (inputs.cell.nodes, inputs.cell.devices_per_node)
+        bare = links.all_reduce(*shape, traffic.transport)
+        library = traffic.library
+        if library is None or not links.sweeps_of(library):
+            lack = f"copies of {library} were not measured; measure the links again"
+            return cls(
+                bare.time_s, lambda _size: 0.0, joined(bare.notes, lack if library else None)
+            )
+        whole = links.all_reduce(*shape, library)
+        return cls(
+            bare.time_s,
+            lambda size: max(0.0, whole.time_s(size) - bare.time_s(size)),
+            joined(bare.notes, whole.notes),
+        )
+
+    def sum_of(self, message: GradientMessage) -> _Sum:
+        size = message.bytes
+        return _Sum(message.ready_fraction, self.carried_s(size), self.copied_s(size))
+
+
+def _messages(
+    backward: _Backward, workload: Workload, traffic: GradientTraffic, times: _MessageTimes
+) -> Iterator[_Sum]:
+    """The messages of a step in order; those of Horovod form while earlier ones are sent."""
+    if traffic.fusion_bytes is None:
+        yield from map(times.sum_of, traffic.messages)
+        return
+    waiting: Sequence[GradientMessage] = [
+        GradientMessage(tensor.bytes, tensor.ready_fraction) for tensor in workload.tensors
+    ]
+    while waiting:
+        begin = max(backward.sent_s, backward.ready_s(waiting[0].ready_fraction))
+        ready = [m for m in waiting if backward.ready_s(m.ready_fraction) <= begin]
+        fused = _whole(ready, traffic.fusion_bytes)
+        size = sum(message.bytes for message in fused)
+        yield times.sum_of(GradientMessage(size, fused[-1].ready_fraction))
+        waiting = waiting[len(fused) :]
+
+
+def _whole(messages: Sequence[GradientMessage], most_bytes: int) -> Sequence[GradientMessage]:
+    """The first messages that fit together; a tensor is never cut, so the first always fits."""
+    filled = 0
+    for index, message in enumerate(messages):
+        filled += message.bytes
+        if index and filled > most_bytes:
+            return messages[:index]
+    return messages

@@ -1,0 +1,43 @@
+"""cells.csv of a study: one row for each cell and predictor, from which its means are made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+COLUMNS = (
+    "study", "cell_id", "dataset", "network", "strategy", "geometry", "fabric", "repeats",
+    "measured_step_s", "measured_low_s", "measured_high_s", "predictor", "predicted_step_s",
+    "compute_s", "exposed_communication_s", "bubble_s", "low_s", "high_s", "held_out",
+)  # fmt: skip
+
+
+def cells_of(study: str, predictions: Path, held_out: str) -> pd.DataFrame:
+    """The rows of one study.
+
+    Args:
+        study: its name.
+        predictions: predictions.json of its experiment.
+        held_out: what the predictors had not seen of the cells: all, network, geometry, repeat or
+            nothing.
+    """
+    rows = pd.DataFrame(pd.read_json(predictions)["predictions"].tolist())
+    rows = rows[rows["measured_step_s"].notna() & rows["predicted_step_s"].notna()]
+    rows = rows.rename(columns={"predicted_low_s": "low_s", "predicted_high_s": "high_s"})
+    rows["geometry"] = rows["nodes"].astype(str) + "x" + rows["devices_per_node"].astype(str)
+    rows["study"], rows["held_out"] = study, held_out
+    return rows[list(COLUMNS)]
+
+
+def errors_of(cells: pd.DataFrame, by: str = "strategy") -> pd.DataFrame:
+    """Mean, median and worst absolute error, and signed mean, of each predictor and group."""
+    signed = cells["predicted_step_s"] / cells["measured_step_s"] - 1
+    errors = cells.assign(signed=signed, absolute=signed.abs())
+    return errors.groupby(["predictor", by], sort=False).agg(
+        n=("absolute", "size"),
+        mean_absolute_error=("absolute", "mean"),
+        median_absolute_error=("absolute", "median"),
+        worst_absolute_error=("absolute", "max"),
+        mean_signed_error=("signed", "mean"),
+    )
