@@ -346,7 +346,9 @@ def test_a_single_stage_is_data_parallelism_with_current_weights() -> None:
         ({"balance": "24", "replicas": 3, "stage_all_reduce": "async"}, "48 samples an update"),
     ],
 )
-def test_replicated_stages_sum_more_samples_and_stay_stale(options: dict[str, Any], text: str) -> None:
+def test_replicated_stages_sum_more_samples_and_stay_stale(
+    options: dict[str, Any], text: str
+) -> None:
     strategy, cell = strategy_of("pipedream"), _cell("1x3", **options)
     details = make_plan(cell).details
     assert not strategy.is_synchronous(cell, details)

@@ -118,7 +118,7 @@ def test_every_strategy_has_an_answer_or_a_reason(strategy):
     try:
         found = predicted(strategy, table(*sweeps), batch_size=32, options=options)
     except NotPredictable as error:
-        assert descriptor.family == "split", error  # noqa: PT017 - which may not be predicted
+        assert descriptor.family == "split", error
     else:
         assert found.predictor == "ddlbench"
         assert found.step_s > 0
