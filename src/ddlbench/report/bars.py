@@ -24,7 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from ddlbench.report.footer import NOISY, STALE
-from ddlbench.report.labels import network_label
+from ddlbench.report.labels import network_label, strategy_label
 from ddlbench.report.layout import PanelSize
 from ddlbench.report.style import (
     CENTRED,
@@ -84,21 +84,36 @@ def bar_groups(
 
     ``values`` gives value, low and high of a row with ``mark``, ``stale`` and ``noisy``.
     """
-    bars = {
-        (row.network, row.dataset): Bar(
-            *values(row),
-            strategy_look(row.strategy).colour,
-            dataset_look(row.dataset),
-            row.mark,
-            row.stale,
-            row.noisy,
-        )
-        for row in rows_of(part)
-    }
+    bars = {(row.network, row.dataset): _bar_of(row, values) for row in rows_of(part)}
     return [
         Group(network_label(network), [bars.get((network, dataset)) for dataset in datasets])
         for network in networks
     ]
+
+
+def strategy_groups(
+    part: pd.DataFrame, datasets: Sequence[str], values: Callable[[Any], tuple[float, float, float]]
+) -> list[Group]:
+    """One group for each strategy and variant of a single network, with a bar for each dataset."""
+    bars = {(row.strategy, row.variant, row.dataset): _bar_of(row, values) for row in rows_of(part)}
+    return [
+        Group(
+            strategy_label(strategy, variant),
+            [bars.get((strategy, variant, dataset)) for dataset in datasets],
+        )
+        for strategy, variant in dict.fromkeys((s, v) for s, v, _ in bars)
+    ]
+
+
+def _bar_of(row: Any, values: Callable[[Any], tuple[float, float, float]]) -> Bar:
+    return Bar(
+        *values(row),
+        strategy_look(row.strategy).colour,
+        dataset_look(row.dataset),
+        row.mark,
+        row.stale,
+        row.noisy,
+    )
 
 
 def slots_width_mm(groups: int, members: int) -> float:

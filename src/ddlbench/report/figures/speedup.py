@@ -9,7 +9,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddlbench.report.bars import Group, bar_groups, draw_groups, message, panel_size, patch, top_of
+from ddlbench.report.bars import (
+    Group,
+    bar_groups,
+    draw_groups,
+    message,
+    panel_size,
+    patch,
+    strategy_groups,
+    top_of,
+)
 from ddlbench.report.figures.scaling import without_base
 from ddlbench.report.footer import Context, common_notes, footer, interval_sentence
 from ddlbench.report.labels import (
@@ -34,23 +43,29 @@ _TABLE = [
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """Sections are geometries, panels strategies; networks on x, datasets as shades."""
+    """Sections are geometries, panels strategies; networks on x, datasets as shades.
+
+    With a single network, strategies are on x: a panel for each would hold one bar.
+    """
     shown = without_base(tables.summary)
     datasets = in_dataset_order(shown["dataset"])
     networks = unique(shown["network"])
     everywhere = common_notes(shown) if shown["strategy"].nunique() > 1 else []
     geometries = list(shown.groupby("geometry", sort=False))
     sections = []
+    labels = [network_label(network) for network in networks]
     for geometry, part in geometries:
-        panels = []
-        for (strategy, variant), own in part.groupby(["strategy", "variant"], sort=False):
-            note = "; ".join(n for n in common_notes(own) if n not in everywhere)
-            data = (own, bar_groups(own, networks, datasets, _values))
-            panels.append(Panel(strategy_label(str(strategy), str(variant)), note, data))
         workers = workers_label(int(part["workers"].max()))
         heading = f"{workers} ({geometry})" if len(geometries) > 1 else ""
-        sections.append(Section(heading, panels))
-    labels = [network_label(network) for network in networks]
+        if len(networks) == 1:
+            groups = strategy_groups(part, datasets, _values)
+            sections.append(Section(heading, [Panel(labels[0], "", (part, groups))]))
+        else:
+            sections.append(Section(heading, _panels(part, networks, datasets, everywhere)))
+    if len(networks) == 1:
+        everywhere = [*everywhere, *_notes_by_strategy(shown, everywhere)]
+        pairs = dict.fromkeys(zip(shown["strategy"], shown["variant"], strict=True))
+        labels = [strategy_label(str(strategy), str(variant)) for strategy, variant in pairs]
     counted = [len(section.panels) for section in sections]
     page = lay_out(
         f"Speed-up {common_workers(shown['workers']) or 'by number of workers'}",
@@ -69,6 +84,28 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             _bounds(axes, top, linear, labelled=axes in page.last_in_row)
     page.label_rows("Speed-up")
     return page.figure, shown[_TABLE]
+
+
+def _panels(
+    part: pd.DataFrame, networks: list[str], datasets: list[str], everywhere: list[str]
+) -> list[Panel]:
+    """One panel for each strategy and variant of a geometry."""
+    panels = []
+    for (strategy, variant), own in part.groupby(["strategy", "variant"], sort=False):
+        note = "; ".join(n for n in common_notes(own) if n not in everywhere)
+        data = (own, bar_groups(own, networks, datasets, _values))
+        panels.append(Panel(strategy_label(str(strategy), str(variant)), note, data))
+    return panels
+
+
+def _notes_by_strategy(shown: pd.DataFrame, everywhere: list[str]) -> list[str]:
+    """Notes that not all strategies share, each with the strategies that it is of."""
+    of: dict[str, list[str]] = {}
+    for strategy, own in shown.groupby("strategy", sort=False):
+        for note in common_notes(own):
+            if note not in everywhere:
+                of.setdefault(note, []).append(strategy_label(str(strategy)))
+    return [f"{', '.join(labels)}: {note}" for note, labels in of.items()]
 
 
 def _values(row: Any) -> tuple[float, float, float]:
