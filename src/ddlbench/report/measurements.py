@@ -150,7 +150,7 @@ def _semantics(result: Result, cell: Cell) -> dict[str, str]:
     semantics = {"update_semantics": result.update_semantics, "ran_as": ""}
     if strategy is not None and result.status == Status.OK:
         semantics["ran_as"] = strategy.ran_as(cell, details)
-        if strategy.is_synchronous(cell, details):
+        if strategy.is_synchronous(cell, details) and not strategy.is_synchronous(cell):
             semantics["update_semantics"] = "synchronous"
     return semantics
 

@@ -32,6 +32,7 @@ from ddlbench.experiment.screen import (
 )
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.strategy import known_strategy
 from ddlbench.predict.recommend import DEFAULT_RECOMMENDER
 from ddlbench.report.footer import interval_words
 from ddlbench.report.labels import (
@@ -190,11 +191,14 @@ def advice(tables_dir: Path) -> list[str]:
     """What to train with, by the measurements; and how often predictions would have said so.
 
     Strategies are compared where network, devices, batch, link and settings are equal. Those with
-    old weights are left out, as `recommend` leaves them out.
+    old weights are left out, as `recommend` leaves them out. So are those whose schedule allows no
+    speed-up: what was measured above 1 is the machine's drift.
     """
     summary = read_tables(tables_dir).summary
     fresh = ~summary["update_semantics"].astype(str).str.contains("stale")
     compared = summary[fresh & (summary["strategy"] != BASE) & summary["speedup"].notna()]
+    can_gain = [_can_gain(str(name)) for name in compared["configuration"]]
+    compared = compared[pd.Series(can_gain, index=compared.index, dtype=bool)]
     conditions = ["dataset", "network", *_DISTINGUISHING]
     groups = [rows for _, rows in compared.groupby(conditions, sort=False, dropna=False)]
     if not groups:
@@ -210,6 +214,13 @@ def advice(tables_dir: Path) -> list[str]:
         )
     sentence = f"Train with {'; '.join(choices)}."
     return [sentence, *_old_bases(tables_dir), *_checked(tables_dir)]
+
+
+def _can_gain(configuration: str) -> bool:
+    cell = Cell.from_id(f"{configuration}/rep0")
+    strategy = known_strategy(cell.strategy)
+    ideal = None if strategy is None else strategy.ideal_speedup(cell)
+    return ideal is None or ideal > 1
 
 
 def _old_bases(tables_dir: Path) -> list[str]:

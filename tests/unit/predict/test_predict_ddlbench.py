@@ -106,8 +106,7 @@ def test_blocks_give_the_shares_of_a_stage_and_whole_steps_the_level():
     plan = make.plan("model-parallel-p2p", options={"balance": "1+1+1+1"})
     step = workload.step(32)
     found = ask(predictor_of("ddlbench"), workload, links, plan)
-    computing_s = (found.compute_s + found.bubble_s) - step.load_s - step.optimizer_s
-    assert computing_s == pytest.approx(step.forward_s + step.backward_s)
+    assert found.compute_s == pytest.approx(step.step_s / 4)  # the work of all ranks, on average
 
 
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "parameter-server"])
@@ -115,8 +114,9 @@ def test_every_strategy_has_an_answer_or_a_reason(strategy):
     sweeps = (BARE, make.sweep(0.01, 1e9, 4, transport="horovod"))
     descriptor = strategy_of(strategy)
     options = {"balance": "1+1+1+1"} if "balance" in descriptor.options else {}
+    geometry = "1x2" if strategy in ("pipe-interleaved", "pipe-zb", "pipe-zbv") else "1x4"
     try:
-        found = predicted(strategy, table(*sweeps), batch_size=32, options=options)
+        found = predicted(strategy, table(*sweeps), geometry, options=options)
     except NotPredictable as error:
         assert descriptor.family == "split", error
     else:

@@ -59,3 +59,9 @@ def test_a_base_of_long_ago_is_told(advised, tmp_path, monkeypatch):
     )
     assert told in text
     assert "apart" not in advised({"ddp": 4.0}, provenance={**later, "slurm_job_id": "7"})
+
+
+def test_what_cannot_gain_is_not_advised(advised):
+    text = advised({"ddp": 5.0, "model-parallel": 2.0})
+    assert text.startswith("Train with DDP for VGG-11")
+    assert "Model parallel" not in text

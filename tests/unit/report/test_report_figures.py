@@ -99,6 +99,14 @@ def test_the_demo_shows_what_the_table_says(drawn):
     assert notes.count("torchgpipe runs its CPU partitions") == 2
 
 
+def test_with_one_network_strategies_are_on_x(drawn):
+    figure, plotted = drawn["one", "speedup"]
+    assert [text.get_text() for text in of(figure, "panel")] == ["ResNet-18"]
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["DDP"]
+    assert len(plotted) == 1
+
+
 def test_a_panel_with_one_reason_says_it_once(drawn):
     figure, _ = drawn["geometries", "speedup"]
     messages = [text.get_text().replace("\n", " ") for text in of(figure, "message")]
