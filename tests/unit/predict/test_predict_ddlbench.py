@@ -101,7 +101,7 @@ def test_replicas_never_make_each_other_faster():
 
 
 def test_blocks_give_the_shares_of_a_stage_and_whole_steps_the_level():
-    workload = make.workload()
+    workload = make.workload(node_slowdown=[])
     links = table(BARE, hidden_share=1.0)
     plan = make.plan("model-parallel-p2p", options={"balance": "1+1+1+1"})
     step = workload.step(32)
