@@ -358,7 +358,7 @@ def status_lines(cells: Sequence[CellState], *, every_cell: bool = False) -> lis
     if len(reasons) > _FEW_REASONS and not every_cell:
         more = f"{len(groups) - _FEW_REASONS} more reasons: --all"
         reasons = [*reasons[:_FEW_REASONS], ("", more)]
-    widest = max(len(state) for state in ("running", *(state for state, _ in reasons)))
+    widest = max(len(state) for state in (str(Status.RUNNING), *(state for state, _ in reasons)))
     pairs = [] if every_cell else _moving(cells, names, before=widest + 4)
     return [*lines, *named_lines([*pairs, *reasons], "  ")]
 
@@ -382,7 +382,7 @@ def _moving(
     if wide + max(map(len, said), default=0) > terminal_width() - before - 2:
         said = [reason.partition(", ")[2] or reason for reason in said]  # without its process
     pairs = [
-        ("running", f"{names[one.cell_id]:{wide}}  {reason}")
+        (str(Status.RUNNING), f"{names[one.cell_id]:{wide}}  {reason}")
         for one, reason in zip(shown, said, strict=True)
     ]
     if len(running) > len(shown):

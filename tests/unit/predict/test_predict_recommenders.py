@@ -44,8 +44,8 @@ def test_on_cpus_the_default_hides_nothing_and_takes_turns():
 
 
 def test_what_says_the_same_is_named_once():
-    assert recommenders_on("cpu") == ["measured-links", "overlap", "thesis", "ddlbench"]
-    assert recommenders_on("cuda") == ["measured-links", "thesis", "ddlbench"]
+    assert recommenders_on("cpu") == ["measured-links", "overlap", "thesis", "ddlbench-2020"]
+    assert recommenders_on("cuda") == ["measured-links", "thesis", "ddlbench-2020"]
 
 
 def test_a_predictor_of_all_strategies_is_a_recommender():

@@ -15,6 +15,7 @@ REASONS = {
     "experiment/registry.py": "the one line of each strategy; predictors of the same name",
     "interconnect/horovod_sweep.py": "a transport, as links.json names it",
     "interconnect/sweep.py": "a Python package",
+    "interconnect/training_sweep.py": "a transport, as links.json names it",
     "planning/schedules/__init__.py": "functions that make schedules",
     "planning/schedules/flushing.py": "names of schedules",
     "planning/schedules/events.py": "names of schedules",

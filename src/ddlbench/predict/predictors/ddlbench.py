@@ -141,7 +141,7 @@ def _data_parallel(inputs: CellInputs) -> Prediction:
         NAME,
         compute_s=slowdown * step.step_s,
         communication_s=carried_s,
-        exposed_communication_s=backward.exposed_s,
+        exposed_communication_s=min(backward.exposed_s, carried_s),
         limits=_LIMITS,
         notes=joined(step.remark, hidden_remark, times.remarks),
         interval_s=step.interval(slowdown, backward.exposed_s),
