@@ -19,6 +19,7 @@ from ddlbench.experiment.screen import (
     table,
 )
 from ddlbench.experiment.units import BYTES, TIMES
+from ddlbench.planning.strategy import can_gain
 from ddlbench.predict.prediction import steps_measured
 from ddlbench.report.choice_tables import choice_lines
 from ddlbench.report.labels import dataset_label, network_label, strategy_label
@@ -248,7 +249,11 @@ def _verdict(
 def _measured_verdict(
     ranked: Sequence[Candidate], measured: Mapping[str, Sequence[float]]
 ) -> list[str]:
-    known = {c.label: measured[c.cell.id] for c in ranked if measured[c.cell.id]}
+    known = {
+        c.label: measured[c.cell.id]
+        for c in ranked
+        if measured[c.cell.id] and (c.cell.strategy == BASE or can_gain(c.cell))
+    }
     if not known:
         return paragraph("No cell like these has been measured here.")
     off = any(

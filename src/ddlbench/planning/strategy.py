@@ -286,6 +286,13 @@ def workers_of(cell: Cell) -> int:
     return cell.devices if strategy is None else strategy.workers(cell.devices, dict(cell.options))
 
 
+def can_gain(cell: Cell) -> bool:
+    """Whether the cell's schedule allows a speed-up; what is measured above it is drift."""
+    strategy = known_strategy(cell.strategy)
+    ideal = None if strategy is None else strategy.ideal_speedup(cell)
+    return ideal is None or ideal > 1
+
+
 def normalise(cell: Cell) -> Cell:
     """The canonical form of a cell: the baseline has one device, and no network."""
     if cell.strategy != BASE:

@@ -32,7 +32,7 @@ from ddlbench.experiment.screen import (
 )
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.strategy import known_strategy
+from ddlbench.planning.strategy import can_gain
 from ddlbench.predict.recommend import DEFAULT_RECOMMENDER
 from ddlbench.report.footer import interval_words
 from ddlbench.report.labels import (
@@ -197,8 +197,8 @@ def advice(tables_dir: Path) -> list[str]:
     summary = read_tables(tables_dir).summary
     fresh = ~summary["update_semantics"].astype(str).str.contains("stale")
     compared = summary[fresh & (summary["strategy"] != BASE) & summary["speedup"].notna()]
-    can_gain = [_can_gain(str(name)) for name in compared["configuration"]]
-    compared = compared[pd.Series(can_gain, index=compared.index, dtype=bool)]
+    gains = [can_gain(Cell.from_id(f"{name}/rep0")) for name in compared["configuration"]]
+    compared = compared[pd.Series(gains, index=compared.index, dtype=bool)]
     conditions = ["dataset", "network", *_DISTINGUISHING]
     groups = [rows for _, rows in compared.groupby(conditions, sort=False, dropna=False)]
     if not groups:
@@ -214,13 +214,6 @@ def advice(tables_dir: Path) -> list[str]:
         )
     sentence = f"Train with {'; '.join(choices)}."
     return [sentence, *_old_bases(tables_dir), *_checked(tables_dir)]
-
-
-def _can_gain(configuration: str) -> bool:
-    cell = Cell.from_id(f"{configuration}/rep0")
-    strategy = known_strategy(cell.strategy)
-    ideal = None if strategy is None else strategy.ideal_speedup(cell)
-    return ideal is None or ideal > 1
 
 
 def _old_bases(tables_dir: Path) -> list[str]:
