@@ -34,6 +34,18 @@ if TYPE_CHECKING:
     from ddlbench.workflow import PredictionTables
 
 _DISAGREE = 0.2
+_NOISY = 0.25
+
+
+def _noisy_profile(alone: Prediction | None) -> list[str]:
+    """A warning where the profile's own steps lie far apart, on which all predictions rest."""
+    interval = alone.interval_s if alone else None
+    if alone is None or interval is None or interval[1] - interval[0] <= _NOISY * alone.step_s:
+        return []
+    return paragraph(
+        f"The profile is noisy: one device's step lies between {_range(*interval)}. Profile again "
+        "on a quiet machine."
+    )
 
 
 def _header(request: PredictionRequest, site: Site, strategy: str = "") -> str:
@@ -118,6 +130,7 @@ def prediction_lines(
     if measured:
         sentences.append(f"Measured here: {_measured_text(measured)}.")
     lines += paragraph(" ".join(sentences))
+    lines += _noisy_profile(alone)
     own = errors.get((first.predictor, cell.strategy))
     if own:
         lines += paragraph(f"{first.predictor} was {_off(own)} (median).")
@@ -167,6 +180,9 @@ def recommendation_lines(
         lines += _verdict(ranked, tied, base_s)
         lines += _measured_verdict(ranked, measured)
         lines += _errors_here(ranked, errors)
+        lines += _noisy_profile(
+            next((c.prediction for c in ranked if c.cell.strategy == BASE), None)
+        )
     else:
         lines.append("nothing that can run is predicted to fit")
     lines += _not_ranked(others, stale, site, why=why)

@@ -185,3 +185,15 @@ def test_a_missing_file_is_one_sentence_with_the_whole_command(folder):
     told = " ".join(run(recommend, *CELL).output.split())
     command = f"snakemake --profile profiles/local {links} --config site=local"
     assert told.endswith(f"Make what is missing with: {command}")
+
+
+def test_a_noisy_profile_is_told_with_the_range_of_its_steps(tmp_path, monkeypatch):
+    quiet = make.profile()
+    steps = [
+        {**entry, "interval_s": [0.8 * entry["step_s"], 1.2 * entry["step_s"]]}
+        for entry in quiet["steps"]
+    ]
+    make.write_site(tmp_path / "results", {**quiet, "steps": steps}, make.links())
+    monkeypatch.chdir(tmp_path)
+    for out in (run(predict, *CELL, "--strategy", "gpipe").output, run(recommend, *CELL).output):
+        assert "The profile is noisy: one device's step lies between 208-312 ms." in out
