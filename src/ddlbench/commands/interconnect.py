@@ -120,6 +120,14 @@ def _fit_lines(links: Links) -> list[str]:
         lines += paragraph(
             f"A poor fit, over {_POOR_FIT:.0%} off at some size: {', '.join(poor)}.", hanging="  "
         )
+    hidden = [
+        f"{each.hidden_share:.0%} on {each.nodes}x{each.devices_per_node}"
+        for each in links.overlaps
+    ]
+    if hidden:
+        lines += paragraph(
+            f"Computation hides of an all-reduce: {', '.join(hidden)}.", hanging="  "
+        )
     return lines
 
 

@@ -257,16 +257,20 @@ def draw_sweeps(links: Links) -> tuple[Figure, pd.DataFrame]:
     return page.figure, pd.DataFrame([row for sweep in links.sweeps for row in _sweep_rows(sweep)])
 
 
+# Their sweeps look as the strategies that send through them.
+_LIBRARIES = {"horovod": "Horovod", "ddp": "DDP's reducer"}
+
+
 def _look(sweep: LinkSweep) -> StrategyLook:
-    horovod = sweep.transport == "horovod"
-    return strategy_look("horovod") if horovod else _LOOKS[sweep.operation]
+    library = sweep.transport in _LIBRARIES
+    return strategy_look(sweep.transport) if library else _LOOKS[sweep.operation]
 
 
 def _name(sweep: LinkSweep) -> str:
     operation = {"p2p": "ping-pong, one way"}.get(
         sweep.operation, sweep.operation.replace("_", "-")
     )
-    names = {"nccl": "NCCL", "horovod": "Horovod", "given": "given by hand"}
+    names = {"nccl": "NCCL", "given": "given by hand", **_LIBRARIES}
     return f"{operation} ({names.get(sweep.transport, sweep.transport)})"
 
 
