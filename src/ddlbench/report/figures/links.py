@@ -207,7 +207,7 @@ def _rows(pair: PairMatrix) -> list[dict[str, Any]]:
 
 _LOOKS = {
     "p2p": StrategyLook("#000000", "o"),
-    "all_reduce": StrategyLook("#56B4E9", "D"),
+    "all_reduce": StrategyLook("#8A6D00", "X"),
     "broadcast": StrategyLook("#D55E00", "^"),
     "all_gather": StrategyLook("#009E73", "P"),
     "reduce_scatter": StrategyLook("#CC79A7", "v"),
