@@ -51,6 +51,7 @@ def test_every_operation_is_swept_and_fitted(measured):
         (operation, "gloo")
         for operation in ("p2p", "all_reduce", "broadcast", "all_gather", "reduce_scatter")
     }
+    wanted.add(("all_reduce", "ddp"))
     if importlib.util.find_spec("horovod"):
         wanted.add(("all_reduce", "horovod"))
     assert kinds == wanted
@@ -65,6 +66,13 @@ def test_every_operation_is_swept_and_fitted(measured):
         if not any(note.startswith(name) for note in found["notes"]):
             gathers = sweep["operation"] == "all_gather"
             assert sizes[-1] == (LARGEST // 2 if gathers else LARGEST)
+
+
+def test_an_all_reduce_was_timed_beside_computation(measured):
+    (overlap,) = read_links(measured).overlaps
+    assert (overlap.nodes, overlap.devices_per_node, overlap.ranks) == (1, 2, 2)
+    assert 0 <= overlap.hidden_share <= 1
+    assert min(overlap.alone_s, overlap.compute_s, overlap.both_s) > 0
 
 
 def test_figures_lie_beside(measured):
