@@ -74,6 +74,7 @@ validate: setup
 	python validation/pipelines.py
 	python validation/networking.py
 	python validation/splits.py
+	python validation/emulated.py
 
 # Of its own Python, so that a machine without internet needs no set-up.
 validate-gpu:
