@@ -25,6 +25,7 @@ def pytest_configure(config):
         folder = tempfile.TemporaryDirectory(prefix="ddlbench-tests-")
         config.add_cleanup(folder.cleanup)
         os.chdir(shipped.make_project(Path(folder.name)))
+        shipped.CONFIG = Path.cwd() / "config"
         config.stash[_HEADER] = "config/ is edited: tests read it as it was committed"
 
 

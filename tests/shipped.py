@@ -15,6 +15,8 @@ import subprocess
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[1]
+# The shipped configuration; another copy where the user has edited the checkout's.
+CONFIG = CHECKOUT / "config"
 EDITED = ("config/config.yaml", "config/experiments", "config/sites")
 
 

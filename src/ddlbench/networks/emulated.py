@@ -52,7 +52,6 @@ def emulated_network(
     workload = Workload(profile.to_dict(), str(path))
     if not profile.blocks:
         raise ConfigError(f"{path}: blocks were not timed, so they cannot be emulated")
-    torch.set_flush_denormal(True)  # sums of unwritten memory would take long
     sizes = _parameter_sizes(profile)
     blocks = list(enumerate(workload.blocks))
     modules: OrderedDict[str, nn.Module] = OrderedDict()

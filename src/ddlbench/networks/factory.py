@@ -42,6 +42,7 @@ def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
     """
     accelerator = Accelerator.of_this_process()
     if accelerator is not None:
+        torch.set_flush_denormal(True)  # sums of memory that nobody wrote would take long
         return emulated_network(accelerator, network, spec)
     factory = load("ddlbench.networks", network)
     if not callable(factory):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
+import shipped
 import yaml
 from click.testing import CliRunner
 
@@ -49,7 +50,7 @@ SCREENS = [
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A copy of the repository's configuration, without results."""
-    shutil.copytree(ROOT / "config", tmp_path / "config")
+    shutil.copytree(shipped.CONFIG, tmp_path / "config")
     (tmp_path / "Snakefile").write_text("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: range(2))

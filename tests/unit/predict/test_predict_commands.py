@@ -6,6 +6,7 @@ from pathlib import Path
 
 import predict_factory as make
 import pytest
+import shipped
 from click.testing import CliRunner
 from predict_results import write_matrix, write_ok
 
@@ -152,7 +153,7 @@ DEMO = [
 
 
 def test_every_screen_of_the_measured_demo_fits(tmp_path, monkeypatch):
-    shutil.copytree(ROOT / "config", tmp_path / "config")
+    shutil.copytree(shipped.CONFIG, tmp_path / "config")
     (tmp_path / "Snakefile").write_text("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: range(2))
@@ -171,7 +172,7 @@ def test_every_screen_of_the_measured_demo_fits(tmp_path, monkeypatch):
 
 
 def test_a_missing_file_is_one_sentence_with_the_whole_command(folder):
-    shutil.copytree(ROOT / "config", folder / "config")
+    shutil.copytree(shipped.CONFIG, folder / "config")
     (folder / "Snakefile").write_text("")
     shutil.rmtree(folder / "results")
     with pytest.raises(ConfigError) as error:
