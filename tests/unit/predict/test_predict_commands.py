@@ -138,7 +138,6 @@ def test_screens_fit_the_terminal(folder, monkeypatch, width, why):
     assert "Measured here: 200 ms (1 repeat)." in " ".join(told)
 
 
-ROOT = Path(__file__).resolve().parents[3]
 ASKED = ("--network", "vgg11", "--dataset", "cifar10", "--geometry", "1x2", "--batch-size", "16")
 DEMO = [
     ("plan",),
