@@ -18,13 +18,18 @@ from ddlbench.experiment.paths import (
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import put_aside_if_broken
 from ddlbench.experiment.site import load_site
+from ddlbench.own_parts import try_own_parts
 from ddlbench.planning.matrix import cell_of
 from ddlbench.planning.matrix import expand as expand_matrix
 from ddlbench.planning.resources import request
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.report import run_screen
-from ddlbench.workflow import check_profile, hold_machine, holds_machine
-from ddlbench.workflow import make_report, try_own_parts
+from ddlbench.workflow import (
+    check_profile,
+    hold_machine,
+    holds_machine,
+    make_report,
+)
 
 CONFIG_FILES = [relpath(file) for file in workflow.configfiles]
 

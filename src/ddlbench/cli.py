@@ -118,8 +118,8 @@ def plan(
 ) -> None:
     """Say what an experiment will cost before it runs."""
     from ddlbench.commands.plan_display import plan_lines  # noqa: PLC0415
+    from ddlbench.own_parts import try_own_parts  # noqa: PLC0415
     from ddlbench.planning.budget import cells_to_run, estimate  # noqa: PLC0415
-    from ddlbench.workflow import try_own_parts  # noqa: PLC0415
 
     cost = estimate(rows, site, RESULTS, try_own_parts(site, rows))
     if as_json:

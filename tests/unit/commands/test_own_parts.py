@@ -10,28 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddlbench import workflow
+from ddlbench import own_parts
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.site import Site
+from ddlbench.experiment.site import load_site
+from ddlbench.own_parts import try_own_parts
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.workflow import try_own_parts
 
-LOCAL = Site(
-    name="here",
-    description="",
-    device="cpu",
-    launcher="local",
-    nodes=1,
-    devices_per_node=2,
-    cpus_per_device=1,
-    memory_per_device_mb=None,
-    scratch="/tmp",
-    keep_data=True,
-    interface=None,
-    cell_timeout_s=600,
-    hang_timeout_s=600,
-)
+LOCAL = replace(load_site("local"), devices_per_node=2)
 BASE = Cell("cifar10", "resnet18", "sequential", batch_size=16)
 GOOD = """
 from torch import nn
@@ -58,7 +44,7 @@ def _no_process(*_: Any, **__: Any) -> None:
 def test_built_in_networks_and_generated_data_start_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(workflow.subprocess, "run", _no_process)
+    monkeypatch.setattr(own_parts.subprocess, "run", _no_process)
     assert not try_own_parts(LOCAL, _rows(BASE)).operations
 
 
@@ -71,7 +57,7 @@ def test_a_network_is_tried_once_until_its_file_changes(
     found = try_own_parts(LOCAL, rows).operations
     assert found == {("own_tried_nets:net", "cifar10"): 2 * 3072 * 10}
     with monkeypatch.context() as patch:
-        patch.setattr(workflow.subprocess, "run", _no_process)
+        patch.setattr(own_parts.subprocess, "run", _no_process)
         assert try_own_parts(LOCAL, rows).operations == found
         reason = MatrixRow(rows[0].cell.with_(network="no.such:net"), None, "cannot run")
         assert try_own_parts(LOCAL, [*rows, reason]).operations == found
@@ -99,7 +85,7 @@ def test_what_only_a_gpu_computes_is_a_remark_on_a_site_of_gpus(folder: Path) ->
 
 
 def test_nodes_with_another_environment_try_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workflow.subprocess, "run", _no_process)
+    monkeypatch.setattr(own_parts.subprocess, "run", _no_process)
     boxed = replace(LOCAL, launcher="slurm", container={"image": "/x.sif"})
     assert not try_own_parts(boxed, _rows(BASE.with_(network="own_missing:net"))).operations
 

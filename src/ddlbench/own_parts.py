@@ -1,0 +1,150 @@
+"""The user's own networks and data, tried before any job: a mistake costs seconds, not a queue.
+
+::
+
+    networks    built and run once in a process of their own; again only when their files change
+    data        read and counted as the nodes will read it, where this machine sees the folder
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddlbench.experiment.document import write_json
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import RESULTS, result_file
+from ddlbench.experiment.registry import NETWORKS, known
+from ddlbench.experiment.site import Site
+from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.plan import OwnParts, request_of
+
+if TYPE_CHECKING:
+    from ddlbench.experiment.dataset_spec import DataRequest
+
+_TRIED = RESULTS / ".networks-tried.json"
+_TRY = "import sys; from ddlbench.networks.factory import main; main(sys.argv[1])"
+_TRY_TIMEOUT_S = 300.0
+
+
+def try_own_parts(site: Site, rows: Sequence[MatrixRow]) -> OwnParts:
+    """Try the user's own networks and data, before any job, where cells without a result use them.
+
+    A network is built and run once, in a process of its own, and again only when its files change.
+
+    Raises:
+        ConfigError: a network or a folder of data cannot work; the sentence says why.
+    """
+    cells = [row.cell for row in rows if row.unsupported is None]
+    own = {(c.network, c.dataset) for c in cells if c.network not in NETWORKS.built_in}
+    real = [cell for cell in cells if cell.data_source == "real"]
+    if not own and not real:
+        return OwnParts()
+    waiting = {c.id for c in cells if not result_file(site.name, c.id).is_file()}
+    used = {(cell.network, cell.dataset) for cell in cells if cell.id in waiting}
+    remarks: dict[str, None] = {}
+    operations = _try_networks(sorted(own & used), site, remarks)
+    images: dict[tuple[str, float], int] = {}
+    for cell in real:
+        key = (cell.dataset, cell.data_scale)
+        if cell.id not in waiting or key in images:
+            continue
+        folder = Path(site.real_data[cell.dataset]).expanduser()
+        if site.launcher == "slurm" and not folder.is_dir():
+            remark = f"{folder} ({cell.dataset}) is not on this machine; the nodes will look at it"
+            remarks[remark] = None
+            continue
+        images[key] = _count_images(request_of(cell, site))
+    for cell in real:
+        count = images.get((cell.dataset, cell.data_scale))
+        if cell.id in waiting and count is not None and count < cell.batch_size:
+            raise ConfigError(
+                f"real_data.{cell.dataset}: {count} training images of "
+                f"{site.real_data[cell.dataset]} are read, fewer than one mini-batch of "
+                f"{cell.batch_size}; raise data_scale or lower batch_size"
+            )
+    return OwnParts(operations, images, tuple(remarks))
+
+
+def _count_images(request: DataRequest) -> int:
+    from ddlbench.datasets.files import DataError  # noqa: PLC0415 - only where data is real
+    from ddlbench.datasets.user_data import count_user_data  # noqa: PLC0415
+
+    try:
+        return count_user_data(request)
+    except DataError as error:
+        raise ConfigError(f"real_data.{request.dataset}: {error}") from error
+
+
+def _try_networks(
+    pairs: list[tuple[str, str]], site: Site, remarks: dict[str, None]
+) -> dict[tuple[str, str], int]:
+    """Operations of a sample's forward pass of each pair of network and dataset.
+
+    Nothing is tried where the nodes have another environment (a container) or take the network from
+    a profile (an accelerator), or where no torch is.
+    """
+    elsewhere = site.container is not None or site.accelerator is not None
+    if not pairs or elsewhere or importlib.util.find_spec("torch") is None:
+        return {}
+    tried: dict[str, int] = {}
+    with suppress(OSError, ValueError):
+        tried = dict(json.loads(_TRIED.read_bytes()))
+    keys = {pair: f"{pair[0]} {pair[1]} {_state_of(pair[0])}" for pair in pairs}
+    new = [pair for pair in pairs if keys[pair] not in tried]
+    if new:
+        for pair, answer in zip(new, _answers(new), strict=True):
+            if "operations" in answer:
+                tried[keys[pair]] = answer["operations"]
+            elif site.device == "cuda" and answer["on_cpu"]:
+                remarks[f"{answer['error']}; the CPU of this machine said so, a GPU may not"] = None
+            else:
+                raise ConfigError(answer["error"])
+        write_json(_TRIED, tried)
+    # Earlier ones too: their cells tell how fast this site is. The last is the newest.
+    words = {key: key.split() for key in (*tried, *keys.values()) if key in tried}
+    return {(network, dataset): tried[key] for key, (network, dataset, _) in words.items()}
+
+
+def _answers(pairs: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    names = ", ".join(dict.fromkeys(network for network, _ in pairs))
+    command = [sys.executable, "-c", _TRY, json.dumps(pairs)]
+    try:
+        tried = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_TRY_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"{names}: not built within {_TRY_TIMEOUT_S:g} s; build nothing else in the function"
+        ) from None
+    try:
+        answers: list[dict[str, Any]] = json.loads(tried.stdout)
+    except ValueError:
+        said = (tried.stderr.strip().splitlines() or [f"exit status {tried.returncode}"])[-1]
+        raise ConfigError(f"{names}: the process that builds it ended: {said}") from None
+    return answers
+
+
+def _state_of(network: str) -> str:
+    """Names, times and sizes of the files of a network's package, without importing it."""
+    top = known("ddlbench.networks").get(network, network).partition(":")[0].partition(".")[0]
+    found = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
+    places: list[str] = []
+    if found is not None:
+        places = list(found.submodule_search_locations or [found.origin or ""])
+    files = [
+        file
+        for place in map(Path, places)
+        for file in (sorted(place.rglob("*.py")) if place.is_dir() else [place])
+        if file.is_file()
+    ]
+    state = [(str(f), f.stat().st_mtime_ns, f.stat().st_size) for f in files]
+    return hashlib.blake2b(json.dumps(state).encode(), digest_size=8).hexdigest()
