@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -100,7 +99,8 @@ def _of_pipedream(table: Path) -> Iterator[Profile]:
     """PipeDream's nodes 2 to 41 are the 40 blocks of VGG-16, in order."""
     with table.open(encoding="utf-8", newline="") as file:
         nodes = list(csv.DictReader(line for line in file if not line.startswith("#")))
-    names = _vgg16_blocks()
+    names = [*(f"features_{number}" for number in range(31)), "avgpool", "flatten"]
+    names += [f"classifier_{number}" for number in range(7)]
     entering = float(nodes[0]["activation_bytes"])
     blocks: list[BlockProfile] = []
     layers: list[LayerProfile] = []
@@ -165,12 +165,6 @@ def _proportional(milliseconds: float) -> tuple[BatchTime, ...]:
         BatchTime(size, milliseconds / 1e3 * size / _PIPEDREAM_BATCH, None)
         for size in (1, _PIPEDREAM_BATCH)
     )
-
-
-def _vgg16_blocks() -> list[str]:
-    kinds = ["features_" + str(number) for number in range(31)]
-    classifier = ["classifier_" + str(number) for number in range(7)]
-    return list(itertools.chain(kinds, ["avgpool", "flatten"], classifier))
 
 
 if __name__ == "__main__":

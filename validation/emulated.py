@@ -3,7 +3,7 @@
 Computation takes the time of a profile (docs/emulated_accelerators.md); processes, messages and
 schedules are real. Three networks, up to eight devices. Nothing is fitted: predictors know the
 site's profiles and links only, and no cell. Writes docs/validation/emulated/; with ``--report``,
-from what was measured before. About half an hour on two quiet cores.
+from what was measured before.
 """
 
 from __future__ import annotations

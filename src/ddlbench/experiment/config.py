@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ddlbench.experiment.errors import ConfigError
@@ -40,9 +40,9 @@ class Experiment:
     exclude: list[dict[str, Any]]
     include: list[dict[str, Any]]
     profile: dict[str, Any]
-    real_data: dict[str, str]
     predict: bool
     where: str
+    real_data: dict[str, str] = field(default_factory=dict)  # absent in older schemas
 
 
 def parse_experiment(config: Mapping[str, Any], where: str = "config") -> Experiment:

@@ -12,8 +12,8 @@ Sleeping leaves the cores to communication, as an accelerator does, and takes th
 else runs. A device works off its queue without gaps: what one sleep was too long, the next one is
 shorter, if it follows at once. Loading, the optimiser, copies and messages are real.
 
-The idea is that of NeuronaBox (arXiv 2405.02969) and Phantora (arXiv 2505.01616): emulate the
-devices, and run the rest. What such a network learns means nothing.
+The idea is that of Phantora (Qin et al., arXiv 2505.01616): emulate the devices, and run the
+rest. What such a network learns means nothing.
 """
 
 from __future__ import annotations

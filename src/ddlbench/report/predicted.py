@@ -69,9 +69,11 @@ def with_conditions(predictions: pd.DataFrame, summary: pd.DataFrame) -> pd.Data
     cells["configuration"] = [str(cell_id).removesuffix("/rep0") for cell_id in cells["cell_id"]]
     cells["geometry"] = [f"{row.nodes}x{row.devices_per_node}" for row in rows_of(cells)]
     cells["workers"] = [workers_of(Cell.from_id(str(cell_id))) for cell_id in cells["cell_id"]]
+    cells = cells.join(
+        summary.set_index("configuration")[["stale", "noisy", "ran_as"]], on="configuration"
+    )
+    cells["ran_as"] = cells["ran_as"].fillna("")
     cells["variant"] = variant_labels(cells)
-    flags = summary.set_index("configuration")[["stale", "noisy"]]
-    cells = cells.join(flags, on="configuration")
     for name in ("stale", "noisy"):
         cells[name] = cells[name].eq(True)  # unknown is no flag
     added = ["configuration", "geometry", "workers", "variant", "stale", "noisy"]

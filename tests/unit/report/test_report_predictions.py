@@ -14,7 +14,7 @@ from ddlbench.report.drawing import make_prediction_figures
 from ddlbench.report.figures.gpipe_step import shares
 from ddlbench.report.figures.micro_batches import table_6_1
 from ddlbench.report.footer import Context
-from ddlbench.report.predicted import own_predictors, read_predicted
+from ddlbench.report.predicted import own_predictors, read_predicted, with_conditions
 from ddlbench.report.registry import FIGURES, prediction_figure, prediction_figures_for
 from ddlbench.report.style import style
 
@@ -205,3 +205,26 @@ def test_a_figure_of_predictions_is_three_files(tmp_path, monkeypatch):
     assert made == [tmp_path / "out" / "deviation_ddp.png"]
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"deviation_ddp.csv", "deviation_ddp.pdf", "deviation_ddp.png"}
+
+
+def test_conditions_say_what_a_cell_ran_as():
+    cell = "mnist/vgg11/pipedream/1x2/batch_size=16/rep0"
+    frame = pd.DataFrame(
+        [
+            {
+                "cell_id": cell,
+                "dataset": "mnist",
+                "network": "vgg11",
+                "strategy": "pipedream",
+                "nodes": 1,
+                "devices_per_node": 2,
+                "status": "ok",
+                "predicted_step_s": 1.0,
+                "measured_step_s": 1.0,
+                "notes": "",
+            }
+        ]
+    )
+    flags = {"stale": False, "noisy": False, "ran_as": "data parallel, 32 samples an update"}
+    summary = pd.DataFrame([{"configuration": cell.removesuffix("/rep0"), **flags}])
+    assert list(with_conditions(frame, summary)["variant"]) == [flags["ran_as"]]

@@ -23,6 +23,7 @@ from ddlbench.report.style import GREY, DatasetLook, bar_style, strategy_look, t
 _MODEL = DatasetLook(0.35, "")
 _BASELINE = DatasetLook(0.75, "/////")
 _NEUTRAL = "#444444"
+_SPREAD = Line2D([], [], color=GREY, linestyle=(0, (1, 1.2)))
 _ROW_MM = 4.0
 _CUT = 2.0  # longer bars are cut at 200 % and have their value written out
 
@@ -42,7 +43,11 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
             (patch(_NEUTRAL, _MODEL), "predictor"),
             (patch(_NEUTRAL, _BASELINE), "baseline"),
             (Line2D([], [], **_POINT), "a measured cell"),
-            (Line2D([], [], color=GREY, linestyle=(0, (1, 1.2))), "repeats differ by so much"),
+            *(
+                [(_SPREAD, "repeats differ by so much")]
+                if frame["repeat_spread"].notna().any()
+                else []
+            ),
         ],
         [Section("", [Panel(strategy_label(strategy)) for strategy in strategies])],
         footer=footer(shown_cells(predicted, frame), context, [_legend_sentence(scored)]),
