@@ -11,9 +11,12 @@ HERE = Path(__file__).parent
 STEPS = 36  # 3 epochs of 12
 
 
+JOB = os.environ.get("SLURM_JOB_ID")  # None where the plan tries the network: all is well there
+
+
 def note(name):
     with (HERE / name).open("a") as file:
-        file.write(f"{os.environ['SLURM_JOB_ID']}\n")
+        file.write(f"{JOB}\n")
 
 
 class Slow(nn.Module):
@@ -25,7 +28,7 @@ class Slow(nn.Module):
         self.steps = 0
 
     def forward(self, inputs):
-        if not (HERE / "hurry.txt").exists():
+        if JOB and not (HERE / "hurry.txt").exists():
             time.sleep(self.seconds)
         self.steps += 1
         if self.steps == STEPS and os.environ.get("SLURM_PROCID") == "0":
@@ -35,7 +38,8 @@ class Slow(nn.Module):
 
 class Greedy(nn.Module):
     def forward(self, inputs):
-        self.kept = [torch.ones(250_000_000) for _ in range(8)]  # 8 GB
+        if JOB:
+            self.kept = [torch.ones(250_000_000) for _ in range(8)]  # 8 GB
         return inputs
 
 
@@ -48,11 +52,14 @@ class Stuck(nn.Module):
 
 class Wrong(nn.Module):
     def forward(self, inputs):
-        raise ZeroDivisionError("a bug")
+        if JOB:
+            raise ZeroDivisionError("a bug")
+        return inputs
 
 
 def _network(spec, first):
-    note("runs.txt")
+    if JOB:
+        note("runs.txt")
     return nn.Sequential(first, nn.Flatten(), nn.Linear(spec.image_bytes, 10))
 
 

@@ -22,12 +22,15 @@ needs_horovod = pytest.mark.skipif(
 )
 
 
-def cell_of(strategy: str, devices: int, network: str = "residual", **options) -> Cell:
+def cell_of(
+    strategy: str, devices: int, network: str = "residual", nodes: int = 1, **options
+) -> Cell:
     return Cell(
         dataset="mnist",
         network=network,
         strategy=strategy,
         batch_size=16,
+        nodes=nodes,
         devices_per_node=devices,
         learning_rate=0.05,
         options=tuple(sorted(options.items())),
@@ -44,7 +47,7 @@ def cell_of(strategy: str, devices: int, network: str = "residual", **options) -
         pytest.param(cell_of("horovod", 1), 1, marks=needs_horovod),
         pytest.param(cell_of("horovod", 2), 2, marks=needs_horovod),
         pytest.param(cell_of("horovod", 2, fusion_threshold_bytes=0), 2, marks=needs_horovod),
-        pytest.param(cell_of("horovod", 4), 4, marks=needs_horovod),
+        pytest.param(cell_of("horovod", 2, nodes=2), 4, marks=needs_horovod),
         (cell_of("gpipe", 1), 4),
         (cell_of("gpipe", 2), 4),
         (cell_of("gpipe", 2, checkpoint="always", balance="2+4"), 4),

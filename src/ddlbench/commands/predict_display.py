@@ -223,7 +223,7 @@ def _ranking_table(
     ]
     texts = in_one_unit(middles, TIMES)
     if any(texts):
-        texts = [text or "-" for text in texts]
+        texts = [text or "no" for text in texts]
     places = [
         "1=" if len(tied) > 1 and c in tied else str(place)
         for place, c in enumerate(ranked, start=1)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -32,7 +33,6 @@ from ddlbench.runtime.network_address import address_of
 from ddlbench.strategies.horovod.descriptor import Horovod
 from ddlbench.strategies.horovod.rendezvous import (
     HorovodPlace,
-    host_names,
     join_rendezvous,
     set_place,
 )
@@ -42,9 +42,10 @@ from ddlbench.strategies.horovod.rendezvous import (
 def horovod_world(hvd: Any, group: Group) -> Iterator[None]:
     """Initialise ``hvd`` over ``group``, with Horovod's default fusion and cycle, in a ``with``."""
     size = len(group.members)
-    rendezvous = join_rendezvous(group.store, group.rank, size, address_of(group.interface))
-    # Horovod identifies hosts by name, so nodes with the same host name count as one.
-    hosts = host_names(group.store, size)
+    # Nodes with the same host name count as one.
+    group.store.set(f"horovod/host/{group.rank}", socket.gethostname())
+    hosts = [group.store.get(f"horovod/host/{rank}").decode() for rank in range(size)]
+    rendezvous = join_rendezvous(group.store, group.rank, hosts, address_of(group.interface))
     names = list(dict.fromkeys(hosts))
     local = [rank for rank, name in enumerate(hosts) if name == hosts[group.rank]]
     place = HorovodPlace(
@@ -54,6 +55,7 @@ def horovod_world(hvd: Any, group: Group) -> Iterator[None]:
         local_size=len(local),
         node=names.index(hosts[group.rank]),
         nodes=len(names),
+        host=hosts[group.rank],
     )
     set_place(place, rendezvous, group.interface)
     options = Horovod.options

@@ -8,7 +8,7 @@
       |__#__#__#____M___
         group 1  group 2
 
-A stale number is pale; marks stand above it.
+A stale number is pale; signs stand above it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from ddlbench.report.footer import NOISY, STALE
+from ddlbench.report.footer import signs
 from ddlbench.report.labels import network_label, strategy_label
 from ddlbench.report.layout import PanelSize
 from ddlbench.report.style import (
@@ -63,7 +63,7 @@ class Bar:
     look: DatasetLook
     mark: str = ""
     stale: bool = False
-    noisy: bool = False
+    signs: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def bar_groups(
 ) -> list[Group]:
     """One group for each network with a bar for each dataset.
 
-    ``values`` gives value, low and high of a row with ``mark``, ``stale`` and ``noisy``.
+    ``values`` gives value, low and high of a row with ``mark``, and the columns of its signs.
     """
     bars = {(row.network, row.dataset): _bar_of(row, values) for row in rows_of(part)}
     return [
@@ -112,7 +112,7 @@ def _bar_of(row: Any, values: Callable[[Any], tuple[float, float, float]]) -> Ba
         dataset_look(row.dataset),
         row.mark,
         row.stale,
-        row.noisy,
+        signs(row),
     )
 
 
@@ -152,19 +152,32 @@ def panel_size(
             width = slots
     columns = max(1, int((inner + between) / (width + between)))
     rows = sum(math.ceil(n / columns) for n in panels)
-    turned = max(text_width_mm(label) for label in labels) * 0.5 + 4.0
     return PanelSize(
         min_width=width,
         height=34.0 if rows <= _MOST_ROWS else 27.0,
         left=left,
         between=between,
         right=right,
-        bottom=lambda axes_mm: turned if is_crowded(labels, axes_mm) else 4.0,
+        bottom=lambda axes_mm: labels_height_mm(labels, axes_mm),
     )
 
 
-def is_crowded(labels: Sequence[str], width_mm: float) -> bool:
-    """Whether group labels must be turned to fit."""
+def labels_height_mm(labels: Sequence[str], width_mm: float) -> float:
+    """The space that :func:`write_labels` needs below axes of this width."""
+    turned = max(text_width_mm(label) for label in labels) * 0.5 + 4.0
+    return turned if _is_crowded(labels, width_mm) else 4.0
+
+
+def write_labels(axes: Axes, at: Sequence[float], labels: Sequence[str], width_mm: float) -> None:
+    """Write a label at each x; labels that do not fit side by side are turned."""
+    axes.set_xticks(at, labels)
+    axes.tick_params(axis="x", length=0)
+    if _is_crowded(labels, width_mm):
+        for label in axes.get_xticklabels():
+            label.set(rotation=30, ha="right", rotation_mode="anchor")
+
+
+def _is_crowded(labels: Sequence[str], width_mm: float) -> bool:
     return label_width_mm(labels) > width_mm
 
 
@@ -199,13 +212,8 @@ def draw_groups(axes: Axes, groups: Sequence[Group], width_mm: float, number: st
     slot_mm = width_mm / total
     fill = min(_FILL, _WIDEST_MM / slot_mm)
     axes.set_xlim(0, total)
-    axes.set_xticks(
-        [(place + 0.5) * pitch for place in range(len(groups))], [group.label for group in groups]
-    )
-    axes.tick_params(axis="x", length=0)
-    if is_crowded([group.label for group in groups], width_mm):
-        for label in axes.get_xticklabels():
-            label.set(rotation=30, ha="right", rotation_mode="anchor")
+    centres = [(place + 0.5) * pitch for place in range(len(groups))]
+    write_labels(axes, centres, [group.label for group in groups], width_mm)
     for place, group in enumerate(groups):
         for slot, bar in enumerate(group.bars):
             if bar is not None and not bar.mark:
@@ -238,8 +246,7 @@ def _draw_bar(axes: Axes, x: float, bar: Bar, *, fill: float, slot_mm: float, nu
             capthick=0.7,
             zorder=3,
         )
-    flags = (STALE if bar.stale else "") + (NOISY if bar.noisy else "")
-    text = number.format(bar.value) + flags if slot_mm >= _NUMBER_MM else flags
+    text = number.format(bar.value) + bar.signs if slot_mm >= _NUMBER_MM else bar.signs
     if text:
         hangs = bar.value < 0
         foot = bar.low if math.isfinite(bar.low) else bar.value
@@ -328,7 +335,7 @@ def draw_point(
         [x], [y], linestyle="none", marker=look.marker, markersize=size, color=look.colour,
         markerfacecolor=shade(look.colour, PALE if row.stale else 0.0), zorder=3, gid="point",
     )  # fmt: skip
-    text = (STALE if row.stale else "") + (NOISY if row.noisy else "")
+    text = signs(row)
     if text:
         axes.annotate(
             text, (x, y), xytext=(2.5, 1.5), textcoords="offset points", ha="left", va="bottom",

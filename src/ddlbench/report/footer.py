@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -18,6 +19,7 @@ from ddlbench.report.tables import NOTE_BREAK
 
 STALE = "†"
 NOISY = "~"
+OLD_WEIGHTS = "‡"
 _SHORT_COMMIT = 7
 _ENOUGH = 6  # the range of fewer repeats holds the median with less than 95 %
 
@@ -88,6 +90,24 @@ def common_notes(shown: pd.DataFrame) -> list[str]:
     return [note for note in common if not comparability.is_note(note)]
 
 
+def signs(row: Any) -> str:
+    """The signs that stand at the number of a row; :func:`marks` explains them."""
+    each = (
+        (STALE, row.stale),
+        (NOISY, row.noisy),
+        (OLD_WEIGHTS, _STALE_WEIGHTS in str(getattr(row, "update_semantics", ""))),
+    )
+    return "".join(sign for sign, flag in each if flag)
+
+
+_STALE_WEIGHTS = "stale"  # of the column update_semantics
+
+
+def without_signs(shown: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a figure that draws no sign, so that its footer explains none."""
+    return shown.assign(stale=False, noisy=False, update_semantics="")
+
+
 def marks(shown: pd.DataFrame) -> list[str]:
     """Explain the marks of the figure, and name differing processors."""
     parts = []
@@ -97,6 +117,8 @@ def marks(shown: pd.DataFrame) -> list[str]:
         parts.append(f"{STALE} and pale: the plan, or what it is made from, has changed since")
     if shown["noisy"].any():
         parts.append(f"{NOISY} noisy: quartiles of the steps spread over a quarter of the median")
+    if shown["update_semantics"].str.contains(_STALE_WEIGHTS).any():
+        parts.append(f"{OLD_WEIGHTS}: updates with gradients of older weights, so not equal work")
     partial = int(((shown["status"] == Status.OK) & (shown["n"] < shown["repeats"])).sum())
     if partial:
         parts.append(f"{partial} of {len(shown)} cells lack repeats (see summary.csv)")

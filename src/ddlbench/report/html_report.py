@@ -172,19 +172,22 @@ def _measured(summary: pd.DataFrame) -> str:
     return f"{', '.join(counts)}{most}."
 
 
+_NOT_YET = "not measured yet"
+
+
 def _facts(summary: pd.DataFrame) -> list[tuple[str, str]]:
     """What was measured, and on what."""
 
     def different(column: str, label: Any = str) -> str:
         values = dict.fromkeys(label(value) for value in summary[column] if not pd.isna(value))
-        return ", ".join(value for value in values if value) or "-"
+        return ", ".join(value for value in values if value) or _NOT_YET
 
     processors = dict.fromkeys(
         one for text in summary["processors"] for one in str(text).split(NOTE_BREAK) if one
     )
     return [
         ("Devices", different("device_kind", lambda kind: str(kind).upper())),
-        ("Processors", ", ".join(processors) or "-"),
+        ("Processors", ", ".join(processors) or _NOT_YET),
         ("Nodes x devices", different("geometry")),
         ("Datasets", different("dataset", dataset_label)),
         ("Networks", different("network", network_label)),

@@ -17,6 +17,8 @@ from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import workers_of
 from ddlbench.predict.accuracy import read_predictions
 from ddlbench.predict.prediction import predictor_of
+from ddlbench.predict.predictors.ddlbench import NAME as FOR_ALL
+from ddlbench.report.footer import without_signs
 from ddlbench.report.labels import (
     dataset_label,
     in_dataset_order,
@@ -83,12 +85,14 @@ def with_conditions(predictions: pd.DataFrame, summary: pd.DataFrame) -> pd.Data
 
 
 def own_predictors(frame: pd.DataFrame, strategy: str) -> list[str]:
-    """Predictors made for this strategy (not for all strategies), in the registry's order.
+    """``ddlbench``, then the predictors made for this strategy, in the registry's order.
 
-    A predictor without any prediction is left out, unless none has one.
+    Others that model all strategies are left out, and so is a predictor without any prediction,
+    unless none has one.
     """
     rows = frame[frame["strategy"] == strategy]
     names = [name for name in dict.fromkeys(map(str, rows["predictor"])) if _is_own(name)]
+    names.sort(key=lambda name: name != FOR_ALL)
     predicting = set(rows.loc[rows["predicted_step_s"].notna(), "predictor"])
     return [name for name in names if name in predicting] or names
 
@@ -115,11 +119,11 @@ def condition_sections(rows: pd.DataFrame, strategy: str) -> list[tuple[str, pd.
 def shown_cells(predicted: Predicted, frame: pd.DataFrame, marked: bool = False) -> pd.DataFrame:
     """Rows of the summary for the footer of a figure that shows the predictions ``frame``.
 
-    Without ``marked`` no row is stale or noisy, so the footer explains no such marks.
+    The footer explains no sign of older weights, and without ``marked`` no sign at all.
     """
     chosen = predicted.summary["configuration"].isin(set(frame["configuration"]))
     shown = predicted.summary[chosen] if chosen.any() else predicted.summary
-    return shown if marked else shown.assign(stale=False, noisy=False)
+    return shown.assign(update_semantics="") if marked else without_signs(shown)
 
 
 def title_of(strategy: str) -> str:
@@ -129,7 +133,7 @@ def title_of(strategy: str) -> str:
 
 def _is_own(name: str) -> bool:
     try:
-        return predictor_of(name).strategies is not None
+        return name == FOR_ALL or predictor_of(name).strategies is not None
     except ConfigError:  # of another package that is not here
         return True
 

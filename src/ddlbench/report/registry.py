@@ -207,9 +207,9 @@ FIGURES: Registry[FigureEntry] = Registry(
             caption=(
                 "How far every predictor lies from what was measured, strategy by strategy. A "
                 "model that is no better than a hatched baseline adds nothing. No predictor can "
-                "be held to less than the dotted line, which is how far repeats of one cell lie "
-                "apart. Look at the points, too: a small mean may hide one cell that is far "
-                "off."
+                "be held to less than the dotted line, which is how far repeats of one cell "
+                "differ. Look at the points, too: a small mean may hide one cell with a large "
+                "error."
             ),
         ),
         "oracle": FigureEntry(

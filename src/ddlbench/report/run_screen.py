@@ -221,17 +221,17 @@ _HEADINGS = ("samples/s", "speed-up", "took", "left")
 
 
 def _speedup(rate: float, job: _Job) -> str:
-    """Of this one result over that of its base; ``-`` where the base has none."""
+    """Of this one result over that of its base."""
     if job.base is None:
-        return "-"
+        return "no base"
     if job.base == job.output:
         return "base"
     try:
         timing = read_result(job.base).timing
     except (InvalidResult, OSError):
-        return "-"
+        return "no base"
     base_rate = timing.samples_per_s if timing else None
-    return f"{rate / base_rate:.2f}" if base_rate else "-"
+    return f"{rate / base_rate:.2f}" if base_rate else "no base"
 
 
 def _part(rule: str) -> str:

@@ -143,9 +143,9 @@ def speedup_table(
     cells = []
     for key, by_name in groups.items():
         base = by_name.get(strategy_label(BASE))
-        speed = _samples(base) if base else "-"
+        speed = _samples(base) if base else "no base"
         speed += "/s" if base and base["status"] == Status.OK else ""
-        speedups = [_speedup(by_name[name]) if name in by_name else "-" for name in names]
+        speedups = [_speedup(by_name[name]) if name in by_name else "" for name in names]
         cells.append((*key[:-1], key[-1] if several else "", speed, *speedups))
     return columns, cells
 
@@ -158,7 +158,7 @@ def _column_name(row: dict[Hashable, Any]) -> str:
 def _samples(row: Mapping[Hashable, Any]) -> str:
     if row["status"] != Status.OK:
         return str(row["status"]).replace("_", " ")
-    return "-" if pd.isna(row["samples_per_s"]) else two_digits(float(row["samples_per_s"]))
+    return "unknown" if pd.isna(row["samples_per_s"]) else two_digits(float(row["samples_per_s"]))
 
 
 def _speedup(row: Mapping[Hashable, Any]) -> str:
@@ -179,7 +179,7 @@ def numbers_of(row: Mapping[Hashable, Any]) -> list[str]:
     if row["strategy"] != BASE and not (pd.isna(row["speedup"]) or pd.isna(low) or pd.isna(high)):
         speedup += f" ({float(low):.2f}-{float(high):.2f})"
     peak = row["peak_memory_bytes"]
-    return [speed, speedup, "-" if pd.isna(peak) else size_text(float(peak))]
+    return [speed, speedup, "unknown" if pd.isna(peak) else size_text(float(peak))]
 
 
 def advice_lines(tables_dir: Path) -> list[str]:

@@ -68,7 +68,7 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
             if len(errors):
                 _draw_row(axes, place, np.abs(errors), strategy_look(strategy).colour, look)
             else:
-                _write(axes, place, 0.0, "not scored", GREY)
+                _write(axes, place, 0.02, "not scored", color=GREY)
         spread = own["repeat_spread"].median()
         if math.isfinite(spread):
             axes.axvline(
@@ -108,12 +108,15 @@ def _draw_row(axes: Axes, place: int, errors: np.ndarray, colour: str, look: Dat
     inside = errors[errors <= 1.12 * _CUT]
     spread = np.random.default_rng(place).uniform(-0.2, 0.2, len(inside))
     axes.plot(inside, place + spread, **_POINT, zorder=3, gid="cells")
+    beyond = len(errors) - len(inside)
+    if beyond and mean <= _CUT:
+        _write(axes, place, 0.98, f"{beyond} →", ha="right")
     interval = mean_interval(errors)
     if interval is not None:
         ends = [min(end, 1.12 * _CUT) for end in interval]
         axes.plot(ends, [place, place], color="#333333", linewidth=0.9, marker="|", markersize=3.5)
     if mean > _CUT:
-        _write(axes, place, 0.03, f"{mean:.0%} →", "black")
+        _write(axes, place, 0.05, f"{mean:.0%} →")
 
 
 _POINT: dict[str, Any] = {
@@ -126,15 +129,14 @@ _POINT: dict[str, Any] = {
 }
 
 
-def _write(axes: Axes, place: int, x: float, text: str, colour: str) -> None:
+def _write(axes: Axes, place: int, x: float, text: str, **style: Any) -> None:
     axes.text(
-        x + 0.02,
+        x,
         place,
         text,
         transform=axes.get_yaxis_transform(),
-        ha="left",
         va="center",
-        color=colour,
+        **style,
         gid="mark",
         zorder=5,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3},
@@ -164,7 +166,10 @@ def _legend_sentence(scored: pd.DataFrame) -> str:
         return "No cell has both a prediction and a measurement."
     cut = ""
     if scored["signed_error"].abs().max() > _CUT:
-        cut = f" Panels end at {_CUT:.0%}; cells beyond are in the table, means are written out."
+        cut = (
+            f" Panels end at {_CUT:.0%}; an arrow has the mean beyond, or the number of cells "
+            "beyond (in predictions.csv)."
+        )
     return (
         "Error: |predicted - measured| / measured of a step. Bars: mean over cells; whiskers: 95 % "
         "bootstrap interval of that mean, from 3 cells on. A row without a bar: the predictor does "

@@ -155,7 +155,8 @@ def _sentences(shown: pd.DataFrame) -> list[str]:
 
 
 def _limits(part: pd.DataFrame) -> tuple[float, float]:
-    values = pd.concat([part["measured_step_s"], part["predicted_step_s"]]).dropna()
+    columns = ("measured_step_s", "measured_low_s", "measured_high_s", "predicted_step_s")
+    values = pd.concat([part[name] for name in columns]).dropna()
     values = values[values > 0]
     if values.empty:
         return 0.1, 10.0

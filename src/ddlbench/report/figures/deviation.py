@@ -19,6 +19,7 @@ from matplotlib.ticker import FuncFormatter
 
 from ddlbench.report import published
 from ddlbench.report.bars import (
+    Group,
     bar_groups,
     draw_groups,
     panel_size,
@@ -49,23 +50,38 @@ _TABLE = [
 
 
 def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure, pd.DataFrame]:
-    """Sections are geometries, panels predictors; networks on x, datasets as shades."""
+    """Sections are geometries, panels predictors; networks on x, datasets as shades.
+
+    With a single network, predictors are on x: a panel for each would hold one bar.
+    """
     frame = predicted.predictions
     predictors = own_predictors(frame, strategy)
     shown = frame[(frame["strategy"] == strategy) & frame["predictor"].isin(predictors)]
     datasets = in_dataset_order(shown["dataset"])
     networks = unique(shown["network"])
+    one_network = len(networks) == 1
+    places = predictors if one_network else networks
+    labels = predictors if one_network else [network_label(network) for network in networks]
     sections, all_printed = [], []
     for (workers, geometry, variant), part in shown.groupby(
         ["workers", "geometry", "variant"], sort=False
     ):
         heading = condition_label(strategy, workers, str(geometry), str(variant))
-        panels = []
+        besides = []
         for name in predictors:
             beside = published.deviations(strategy, name, str(geometry))
             beside = beside[beside["network"].isin(networks) & beside["dataset"].isin(datasets)]
-            all_printed.append(beside)
-            panels.append(Panel(name, data=(part[part["predictor"] == name], beside)))
+            besides.append(beside.assign(predictor=name))
+        all_printed += besides
+        if one_network:
+            groups = _predictor_groups(part, predictors, datasets)
+            data = (groups, pd.concat(besides, ignore_index=True))
+            panels = [Panel(network_label(networks[0]), data=data)]
+        else:
+            panels = [
+                Panel(name, data=(_network_groups(part, name, networks, datasets), beside))
+                for name, beside in zip(predictors, besides, strict=True)
+            ]
         sections.append(Section(heading, panels))
     printed = pd.concat(all_printed, ignore_index=True)
     legend: list[tuple[Artist, str]] = [
@@ -80,15 +96,16 @@ def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure,
         footer=footer(
             shown_cells(predicted, shown, marked=True), context, _sentences(shown, printed)
         ),
-        size=_size([network_label(n) for n in networks], len(datasets), len(predictors), sections),
+        size=_size(labels, len(datasets), 1 if one_network else len(predictors), sections),
         share_y=True,
     )
     limits = _limits(shown, printed)
-    for axes, (part, beside) in page.facets:
+    for axes, (groups, beside) in page.facets:
         # Numbers would lie under the hollow marks.
         number = "" if len(beside) else "{:+.0f}"
-        draw_groups(axes, bar_groups(part, networks, datasets, _values), page.width_mm, number)
-        _draw_published(axes, beside, networks, datasets)
+        draw_groups(axes, groups, page.width_mm, number)
+        on_x = beside["predictor"] if one_network else beside["network"]
+        _draw_published(axes, beside.assign(place=on_x.map(places.index)), datasets)
         axes.axhline(0, color=GREY, linewidth=0.6, zorder=1)
         axes.set_ylim(*limits)
         axes.yaxis.set_major_formatter(
@@ -133,6 +150,25 @@ def published_label(printed: pd.DataFrame) -> str:
     return f"{published.CITATION}, {places} ({hardware})"
 
 
+def _network_groups(
+    part: pd.DataFrame, predictor: str, networks: list[str], datasets: list[str]
+) -> list[Group]:
+    own = part[part["predictor"] == predictor]
+    return bar_groups(own, networks, datasets, _values)
+
+
+def _predictor_groups(
+    part: pd.DataFrame, predictors: list[str], datasets: list[str]
+) -> list[Group]:
+    """One group for each predictor of a single network, with a bar for each dataset."""
+    each = []
+    for name in predictors:
+        own = part[part["predictor"] == name]
+        bars = bar_groups(own, unique(own["network"])[:1], datasets, _values)
+        each.append(Group(name, bars[0].bars if bars else [None] * len(datasets)))
+    return each
+
+
 def _values(row: Any) -> tuple[float, float, float]:
     low, high = _interval(row)
     return 100 * row.signed_error, 100 * low, 100 * high
@@ -147,15 +183,12 @@ def _interval(row: Any) -> tuple[float, float]:
     return low, high
 
 
-def _draw_published(
-    axes: Axes, printed: pd.DataFrame, networks: list[str], datasets: list[str]
-) -> None:
+def _draw_published(axes: Axes, printed: pd.DataFrame, datasets: list[str]) -> None:
     for row in rows_of(printed):
         slot = datasets.index(row.dataset)
-        place = networks.index(row.network)
         mark = hollow()
         mark.set_data(
-            [slot_centre(place, slot, len(datasets), len(datasets))], [100 * row.signed_error]
+            [slot_centre(row.place, slot, len(datasets), len(datasets))], [100 * row.signed_error]
         )
         mark.set(gid="published", zorder=6)
         axes.add_line(mark)

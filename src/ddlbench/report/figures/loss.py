@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from ddlbench.report.applicability import LEARNING_STEPS
-from ddlbench.report.footer import STALE, Context, footer
+from ddlbench.report.footer import STALE, Context, footer, without_signs
 from ddlbench.report.labels import (
     dataset_label,
     network_label,
@@ -101,12 +101,15 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         return nothing_to_show(_TITLE, reason, below), pd.DataFrame(columns=TABLE)
     parts = [part for _, part in shown.groupby(_KEYS, sort=False)]
     strategies = list(dict.fromkeys(zip(shown["strategy"], shown["variant"], strict=True)))
+    signed = without_signs(shown).assign(stale=shown["stale"])
     page = lay_out(
         _TITLE,
         [(_handle(name, i), strategy_label(name, v)) for i, (name, v) in enumerate(strategies)],
         [Section(_heading(part), [Panel("by updates"), Panel("by time")]) for part in parts],
         footer=footer(
-            shown.assign(noisy=False), context, [_legend_sentence(curves), *_lost(shown, curves)]
+            signed,
+            context,
+            [_legend_sentence(curves), *_lost(shown, curves)],
         ),
         size=PanelSize(min_width=50.0, height=34.0, left=10.0, between=4.0),
         share_y=True,

@@ -13,7 +13,7 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.units import GIB, MIB, Unit, unit_for
 from ddlbench.report.bars import Bar, Group, draw_groups, panel_size, patch, top_of
-from ddlbench.report.footer import Context, footer
+from ddlbench.report.footer import Context, footer, without_signs
 from ddlbench.report.labels import (
     common_workers,
     dataset_label,
@@ -68,11 +68,12 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             groups = _groups(own, networks, members, looks, unit)
             panels.append(Panel(dataset_label(dataset), data=groups))
         sections.append(Section(heading, panels))
+    signed = without_signs(shown).assign(stale=shown["stale"])
     page = lay_out(
         f"Peak memory per device {common_workers(others['workers'])}".strip(),
         [(patch(*looks[member]), strategy_label(*member)) for member in members],
         sections,
-        footer=footer(shown.assign(noisy=False), context, [_bars_sentence(shown)]),
+        footer=footer(signed, context, [_bars_sentence(shown)]),
         size=panel_size(
             [network_label(network) for network in networks],
             len(members),

@@ -27,6 +27,7 @@ from ddlbench.predict.paradl.configuration import STRATEGIES
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, projected, reliable_rows
 from ddlbench.predict.paradl.oracle import VARIANTS
 from ddlbench.predict.paradl.platform import Platform, load_platform
+from ddlbench.report.bars import labels_height_mm, write_labels
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import dataset_label, network_label, strategy_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
@@ -71,7 +72,10 @@ def draw_bars(
         limit: relative departure from which runs are marked (``predict/accuracy.py``).
     """
     sources = [source for source in SOURCES if source in set(bars["source"])]
-    groups = bars.groupby(["row", "strategy"])["place"].nunique().max()
+    several = bars["place"].nunique() > 1
+    labels = list(dict.fromkeys(_title(str(strategy)) for strategy in bars["strategy"]))
+    by_panel = bars.groupby(["row", "strategy"])["place"]
+    groups = int(by_panel.nunique().max()) if several else len(labels)
     numbers = (
         f"Above a projection: its accuracy in percent; {_DEPARTS} where the run is over "
         f"{limit:.0%} longer than projected, or the projection than the run."
@@ -79,28 +83,44 @@ def draw_bars(
     page = lay_out(
         title,
         [*((_sample(source), _LEGEND[source]) for source in sources), *_parts(bars)],
-        [Section(str(row), _panels(part)) for row, part in bars.groupby("row", sort=False)],
+        _sections(bars, several),
         footer=[numbers, *footer],
         size=PanelSize(
-            min_width=max(24.0, 2.3 * int(groups) * (len(sources) + 1)),
+            min_width=max(24.0, 2.3 * groups * (len(sources) + 1)),
             height=32.0,
             left=11.0,
             between=10.0,
             max_width=90.0,
             max_columns=5,
+            bottom=lambda axes_mm: 8.0 if several else labels_height_mm(labels, axes_mm),
         ),
     )
-    for axes, (strategy, own) in page.facets:
-        _fill(axes, own, sources, strategy_look(_own_name(strategy)).colour)
-        axes.set_xlabel(places_label, labelpad=1)
+    for axes, own in page.facets:
+        _fill(axes, own, sources, page.width_mm)
+        if several:
+            axes.set_xlabel(places_label, labelpad=1)
     return page.figure
 
 
-def _panels(part: pd.DataFrame) -> list[Panel]:
-    return [
-        Panel(_title(str(strategy)), data=(strategy, own))
-        for strategy, own in part.groupby("strategy", sort=False)
-    ]
+def _sections(bars: pd.DataFrame, several: bool) -> list[Section]:
+    """A panel for each strategy; where all ran at one place, a panel for each row."""
+    rows = bars.groupby("row", sort=False)
+    if several:
+        return [
+            Section(
+                str(row),
+                [
+                    Panel(_title(str(strategy)), data=own)
+                    for strategy, own in part.groupby("strategy", sort=False)
+                ],
+            )
+            for row, part in rows
+        ]
+    titles = bars["strategy"].map(str).map(_title)
+    orders = dict.fromkeys(titles)
+    by_strategy = bars.assign(place=titles, order=titles.map(list(orders).index))
+    rows = by_strategy.groupby("row", sort=False)
+    return [Section("", [Panel(str(row), data=own) for row, own in rows])]
 
 
 def _own_name(strategy: str) -> str:
@@ -128,16 +148,16 @@ def _parts(bars: pd.DataFrame) -> list[tuple[Any, str]]:
     return [(hatched, "of it communication")]
 
 
-def _fill(axes: Axes, own: pd.DataFrame, sources: list[str], colour: str) -> None:
+def _fill(axes: Axes, own: pd.DataFrame, sources: list[str], width_mm: float) -> None:
     places = list(dict.fromkeys(own.sort_values("order")["place"]))
     pitch = len(sources) + 1
     axes.set_xlim(-0.5, len(places) * pitch - 0.5)
     middles = [place * pitch + (len(sources) - 1) / 2 + 0.5 for place in range(len(places))]
-    axes.set_xticks(middles, places)
-    axes.tick_params(axis="x", length=0)
+    write_labels(axes, middles, places, width_mm)
     top = float(own["step_s"].max())
     for bar in rows_of(own):
         x = places.index(bar.place) * pitch + sources.index(bar.source) + 0.5
+        colour = strategy_look(_own_name(bar.strategy)).colour
         _draw_bar(axes, x, bar, _PLAIN if bar.source == "as-published" else colour)
         text = str(bar.mark) or _accuracy(bar)
         if text:
@@ -258,7 +278,10 @@ _PREDICTORS = {"paradl-published": "as-published", "paradl-corrected": "correcte
 
 
 def draw_runs(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """Rows are networks and datasets, columns strategies, groups geometries."""
+    """Rows are networks and datasets, columns strategies, groups geometries.
+
+    With a single geometry, the groups of one panel are strategies.
+    """
     frame = predicted.predictions
     shown = frame[frame["predictor"].isin(_PREDICTORS)]
     title = "ParaDL's oracle: projected and measured step"

@@ -19,16 +19,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.report import published
-from ddlbench.report.bars import draw_cross, draw_point
+from ddlbench.report.bars import draw_cross, draw_point, labels_height_mm, write_labels
 from ddlbench.report.comparability import forbids_speedup
 from ddlbench.report.footer import Context, footer
-from ddlbench.report.labels import speedup_mark, strategy_label, variant_labels
+from ddlbench.report.labels import common_workers, speedup_mark, strategy_label, variant_labels
 from ddlbench.report.layout import PanelSize, dataset_sections, lay_out, unique
 from ddlbench.report.style import GREY, strategy_look
 from ddlbench.report.tables import Tables, rows_of
@@ -117,29 +116,41 @@ _SAME = ("network", "dataset", "geometry")
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
-    """Sections are datasets, panels networks; strategies are side by side at each geometry."""
+    """Sections are datasets, panels networks; strategies are side by side at each geometry.
+
+    With a single geometry, strategies are on x and need no legend.
+    """
     shown = pipeline_table(tables)
     names = list(dict.fromkeys(zip(shown["strategy"], shown["variant"], strict=True)))
     geometries = unique(shown.sort_values(["workers", "nodes"])["geometry"])
+    several = len(geometries) > 1
+    labels = geometries if several else [strategy_label(*name) for name in names]
+    on_workers = common_workers(shown["workers"])
     page = lay_out(
-        "Share of its own bound that each pipeline reaches",
-        [(_handle(strategy), strategy_label(strategy, variant)) for strategy, variant in names],
+        f"Share of its own bound that each pipeline reaches {on_workers}".strip(),
+        [(_handle(name[0]), strategy_label(*name)) for name in names] if several else [],
         dataset_sections(shown),
         footer=footer(shown, context, [_STEADY_STATE, *_whiskers(shown), *_missing(shown)]),
         size=PanelSize(
-            min_width=max(36.0, 1.9 * len(names) * len(geometries)),
+            min_width=max(36.0, 1.9 * len(names) * len(geometries), 5.0 * len(labels)),
             height=34.0,
             left=11.0,
             between=3.0,
             max_columns=2,
+            bottom=lambda axes_mm: labels_height_mm(labels, axes_mm) + (4.0 if several else 0.0),
         ),
         share_y=True,
     )
     top = 1.1 * max([1.0, *shown["share_of_bound"].dropna()])
     for axes, part in page.facets:
-        _frame(axes, geometries, top)
+        _frame(axes, labels, top, page.width_mm)
+        if several:
+            axes.set_xlabel("Nodes x devices a node", labelpad=1)
         for row in rows_of(part):
-            _draw_point(axes, row, geometries.index(row.geometry), names)
+            x: float = names.index((row.strategy, row.variant))
+            if several:
+                x = geometries.index(row.geometry) + 0.86 * ((x + 0.5) / len(names) - 0.5)
+            _draw_point(axes, row, x)
     page.label_rows("Speed-up over bound")
     return page.figure, shown[TABLE]
 
@@ -168,22 +179,17 @@ def _missing(shown: pd.DataFrame) -> list[str]:
     return [f"Crosses: {'; '.join(parts)}."] if parts else []
 
 
-def _frame(axes: Axes, geometries: list[str], top: float) -> None:
-    axes.set_xlim(-0.5, len(geometries) - 0.5)
+def _frame(axes: Axes, labels: list[str], top: float, width_mm: float) -> None:
+    axes.set_xlim(-0.5, len(labels) - 0.5)
     axes.set_ylim(0, top)
     axes.axhline(1, color=GREY, linewidth=0.6, linestyle=(0, (4, 2)), zorder=1, gid="bound")
-    for edge in range(1, len(geometries)):
+    for edge in range(1, len(labels)):
         axes.axvline(edge - 0.5, color="#dddddd", linewidth=0.5, zorder=1)
-    axes.xaxis.set_major_locator(FixedLocator(list(map(float, range(len(geometries))))))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: geometries[round(value)]))
-    axes.tick_params(axis="x", length=0)
-    axes.set_xlabel("Nodes x devices a node", labelpad=1)
+    write_labels(axes, range(len(labels)), labels, width_mm)
 
 
-def _draw_point(axes: Axes, row: Any, geometry: int, names: list[tuple[str, str]]) -> None:
+def _draw_point(axes: Axes, row: Any, x: float) -> None:
     look = strategy_look(str(row.strategy))
-    place = names.index((row.strategy, row.variant))
-    x = geometry + 0.86 * ((place + 0.5) / len(names) - 0.5)
     if row.mark:
         draw_cross(axes, x, look.colour)
         return

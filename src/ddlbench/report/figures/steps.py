@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.units import TIMES, unit_for
-from ddlbench.report.footer import NOISY, STALE, Context, footer
+from ddlbench.report.footer import Context, footer, signs
 from ddlbench.report.labels import common_workers, status_mark, strategy_label, variant_labels
 from ddlbench.report.layout import PanelSize, dataset_sections, lay_out
 from ddlbench.report.style import GREY, shade, strategy_look, text_width_mm, ticks_in
@@ -67,7 +67,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             times = durations.get(str(row.configuration), np.array([]))
             mark = status_mark(str(row.status)) or ("" if len(times) else NO_STEPS)
             records.append(_record(row, times, mark))
-            flags.append((place, STALE * bool(row.stale) + NOISY * bool(row.noisy)))
+            flags.append((place, signs(row)))
             if mark:
                 marks.append((place, mark))
             else:

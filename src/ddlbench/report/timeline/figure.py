@@ -15,7 +15,7 @@ from ddlbench.experiment.paths import RESULTS, cell_dir
 from ddlbench.experiment.result import Result
 from ddlbench.experiment.status import Status
 from ddlbench.planning.schedules import Schedule
-from ddlbench.report.footer import Context, footer
+from ddlbench.report.footer import Context, footer, without_signs
 from ddlbench.report.labels import dataset_label, network_label, strategy_label, workers_label
 from ddlbench.report.tables import Tables, rows_of
 from ddlbench.report.timeline.box import InvalidTimeline, Row
@@ -131,9 +131,8 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     ids = {cell.cell.id.rpartition("/")[0] for cell in cells}
     summary = tables.summary
     chosen = summary[summary["configuration"].isin(ids)] if ids else summary
-    # The figure has no number from a table, so no mark.
-    unmarked = chosen.assign(stale=False, noisy=False)
-    lines = footer(unmarked, context, [*(sentences(cells) or [NOTHING]), *below])
+    # The figure has no number from a table, so no sign.
+    lines = footer(without_signs(chosen), context, [*(sentences(cells) or [NOTHING]), *below])
     return draw_page(TITLE, shown or [_nothing()], lines)
 
 

@@ -143,18 +143,24 @@ def _set_environment(plan: Plan, process: Process, context: Context) -> Rendezvo
         local_size=len(plan.on_node(process.node)),
         node=nodes.index(process.node),
         nodes=len(nodes),
+        host=_host(process),
     )
     rendezvous = None
     if plan.world_size > 1:
         assert context.store is not None
         rendezvous = join_rendezvous(
-            context.store, process.rank, plan.world_size, context.local_address
+            context.store, process.rank, [_host(p) for p in plan.processes], context.local_address
         )
     set_place(place, rendezvous, context.interface)
     # An all-reduce over a bad link may take longer than Horovod's default of 30 s.
     os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(math.ceil(context.patience_s))
     _set_tuning(plan)
     return rendezvous
+
+
+def _host(process: Process) -> str:
+    """A name for each node of the plan; on one machine, several nodes have the same host name."""
+    return f"node{process.node}"
 
 
 def _set_tuning(plan: Plan) -> None:

@@ -2,15 +2,14 @@
 
 ::
 
-    every rank   its host -> store                       address of the server <- store
-    rank 0                 '-> hosts of all -> server -> store
+    rank 0       hosts of all ranks -> server -> its address -> store
+    every rank   address of the server <- store
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-import socket
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,10 @@ from torch.distributed import Store
 
 @dataclass(frozen=True)
 class HorovodPlace:
-    """The place of a process among all ranks, on its node, and of its node among all nodes."""
+    """The place of a process among all ranks, on its node, and of its node among all nodes.
+
+    Horovod tells nodes apart by the name ``host``: two nodes of one name would wait for each other.
+    """
 
     rank: int
     size: int
@@ -29,6 +31,7 @@ class HorovodPlace:
     local_size: int
     node: int
     nodes: int
+    host: str
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def set_place(place: HorovodPlace, rendezvous: Rendezvous | None, interface: str
         "HOROVOD_LOCAL_SIZE": place.local_size,
         "HOROVOD_CROSS_RANK": place.node,
         "HOROVOD_CROSS_SIZE": place.nodes,
-        "HOROVOD_HOSTNAME": socket.gethostname(),
+        "HOROVOD_HOSTNAME": place.host,
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
     }
@@ -67,27 +70,23 @@ def set_place(place: HorovodPlace, rendezvous: Rendezvous | None, interface: str
     os.environ.update({name: str(value) for name, value in values.items()})
 
 
-def join_rendezvous(store: Store, rank: int, size: int, local_address: str) -> Rendezvous:
+def join_rendezvous(
+    store: Store, rank: int, hosts: Sequence[str], local_address: str
+) -> Rendezvous:
     """Start the server on rank 0, and give every rank its address.
 
     Args:
         store: of these ranks only.
         rank: of this process.
-        size: number of ranks.
+        hosts: of all ranks, in their order.
         local_address: at which other ranks reach this host.
     """
-    store.set(f"horovod/host/{rank}", socket.gethostname())
     server = None
     if rank == 0:
-        server, port = _serve(host_names(store, size))
+        server, port = _serve(hosts)
         store.set("horovod/rendezvous", f"{local_address} {port}")
     address, port_text = store.get("horovod/rendezvous").decode().split()
     return Rendezvous(address, int(port_text), server)
-
-
-def host_names(store: Store, size: int) -> list[str]:
-    """Hosts of all ranks, in their order; waits until each has called :func:`join_rendezvous`."""
-    return [store.get(f"horovod/host/{rank}").decode() for rank in range(size)]
 
 
 def _serve(hosts: Sequence[str]) -> tuple[Any, int]:
