@@ -13,6 +13,14 @@ COLUMNS = (
 )  # fmt: skip
 
 
+# These carry measured cells on: what they had not seen.
+_CARRIES_ON = {
+    "data-extrapolation": "repeat",
+    "hardware-extrapolation": "geometry",
+    "carry-forward": "geometry",
+}
+
+
 def cells_of(study: str, predictions: Path, held_out: str) -> pd.DataFrame:
     """The rows of one study.
 
@@ -26,8 +34,17 @@ def cells_of(study: str, predictions: Path, held_out: str) -> pd.DataFrame:
     rows = rows[rows["measured_step_s"].notna() & rows["predicted_step_s"].notna()]
     rows = rows.rename(columns={"predicted_low_s": "low_s", "predicted_high_s": "high_s"})
     rows["geometry"] = rows["nodes"].astype(str) + "x" + rows["devices_per_node"].astype(str)
-    rows["study"], rows["held_out"] = study, held_out
+    rows["study"] = study
+    rows["held_out"] = rows["predictor"].map(_CARRIES_ON).fillna(held_out)
     return rows[list(COLUMNS)]
+
+
+def keep_cells(study: str, predictions: Path, held_out: str, target: Path) -> pd.DataFrame:
+    """Write :func:`cells_of` a study as a CSV file, and return it."""
+    cells = cells_of(study, predictions, held_out)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    cells.to_csv(target, index=False, float_format="%.6g")
+    return cells
 
 
 def errors_of(cells: pd.DataFrame, by: str = "strategy") -> pd.DataFrame:

@@ -1,9 +1,9 @@
 """Every strategy on emulated accelerators, against every predictor.
 
 Computation takes the time of a profile (docs/emulated_accelerators.md); processes, messages and
-schedules are real. Three networks, up to eight devices. Nothing is fitted: predictors know the
-site's profiles and links only, and no cell. Writes docs/validation/emulated/; with ``--report``,
-from what was measured before.
+schedules are real. Three networks, up to eight devices, on one node or two. Nothing is fitted:
+predictors know the site's profiles and links only, and no cell. Writes docs/validation/emulated/;
+with ``--report``, from what was measured before.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 from bed_study import ROOT, Study
-from cells import cells_of, errors_of
+from cells import errors_of, keep_cells
 
 OUT = ROOT / "docs" / "validation" / "emulated"
 SITE = "accelerators"
 DATA_PARALLEL = ["ddp", "horovod"]
-PIPELINES = ["pipe-gpipe", "pipe-1f1b", "pipe-interleaved", "pipe-zb", "pipe-zbv"]
-STAGED = [*PIPELINES, "pipedream", "model-parallel-p2p"]
+TWO_STAGES = ["pipe-gpipe", "pipe-1f1b"]
+FOUR_STAGES = ["pipe-interleaved", "pipe-zb", "pipe-zbv", "pipedream", "model-parallel-p2p"]
+STAGED = [*TWO_STAGES, *FOUR_STAGES]
 EXPERIMENT: dict[str, Any] = {
     "experiment": "emulated",
     "site": SITE,
@@ -28,7 +30,7 @@ EXPERIMENT: dict[str, Any] = {
         "dataset": ["cifar10"],
         "network": ["stack", "vgg11", "mobilenetv2"],
         "strategy": ["sequential", *DATA_PARALLEL, *STAGED, "parameter-server"],
-        "geometry": ["1x2", "1x4", "2x4"],
+        "geometry": ["1x2", "1x4", "2x2", "2x4"],
     },
     "settings": {
         "batch_size": 24,
@@ -37,33 +39,78 @@ EXPERIMENT: dict[str, Any] = {
         "warmup_steps": 2,
         "max_steps": 6,
     },
+    "overrides": [{"when": {"geometry": ["2x2", "2x4"]}, "set": {"fabric": "gigabit"}}],
     "exclude": [
+        {"strategy": FOUR_STAGES, "geometry": "1x2"},
         {"strategy": STAGED, "geometry": "2x4"},
         {"strategy": "parameter-server", "geometry": ["1x2", "2x4"]},
     ],
     "profile": {"budget_s": 30},
 }
 # A slower device would need longer sweeps; these take three minutes.
-INTERCONNECT = {"largest_bytes": 2**25, "sweep_budget_s": 1.5}
+# The steady state of pipelines on four equal devices, against the bound of their schedule.
+STEADY: dict[str, Any] = {
+    **EXPERIMENT,
+    "experiment": "steady",
+    "matrix": {
+        "dataset": ["cifar10"],
+        "network": ["stack"],
+        "strategy": ["sequential", "pipe-gpipe", "pipe-1f1b", "pipedream"],
+        "geometry": ["1x4"],
+    },
+    "repeats": 3,
+    "overrides": [],
+    "exclude": [],
+}
+SITE_KEYS = {
+    "interconnect": {"largest_bytes": 2**25, "sweep_budget_s": 1.5},
+    "cell_timeout_s": 900,
+}
 
 
 def main() -> None:
     """Measure, predict, keep one row a cell."""
-    study = Study("emulated", EXPERIMENT)
+    study = _studied(EXPERIMENT, "links", "profiles", "cells")
+    results = Path("results") / SITE / "emulated"
+    predictions = study.folder / results / "predictions.json"
+    cells = keep_cells("emulated", predictions, "all", OUT / "cells.csv")
+    errors_of(cells).to_csv(OUT / "errors.csv", float_format="%.4g")
+    figures = results / "figures"
+    study.keep(figures / "predictions" / "accuracy.png", OUT / "accuracy.png")
+    study.keep(figures / "speedup.png", OUT / "speedup.png")
+    study = _studied(STEADY, "cells")
+    results = Path("results") / SITE / "steady"
+    for suffix in ("png", "csv"):
+        study.keep(results / "figures" / f"pipelines.{suffix}", OUT / f"steady.{suffix}")
+    _without_messages(study.folder / results / "predictions.json").to_csv(
+        OUT / "steady_bound.csv", index=False, float_format="%.4g"
+    )
+
+
+def _studied(experiment: dict[str, Any], *targets: str) -> Study:
+    """Measure what is missing, unless only a report is wanted; draw and predict."""
+    study = Study("emulated", experiment)
     site_file = study.folder / "config" / "sites" / f"{SITE}.yaml"
     site = yaml.safe_load(site_file.read_text(encoding="utf-8"))
-    site_file.write_text(yaml.safe_dump({**site, "interconnect": INTERCONNECT}), encoding="utf-8")
+    site_file.write_text(yaml.safe_dump({**site, **SITE_KEYS}), encoding="utf-8")
     if "--report" not in sys.argv[1:]:
-        study.run_here("links", "profiles", "cells")
+        study.run_here(*targets)
     study.ddlbench("report", "--configfile", "experiment.yaml")
     study.ddlbench("accuracy", "--configfile", "experiment.yaml", "--figures")
-    results = Path("results") / SITE / "emulated"
-    cells = cells_of("emulated", study.folder / results / "predictions.json", "all")
-    OUT.mkdir(parents=True, exist_ok=True)
-    cells.to_csv(OUT / "cells.csv", index=False, float_format="%.6g")
-    errors_of(cells).to_csv(OUT / "errors.csv", float_format="%.4g")
-    study.keep(results / "figures" / "accuracy.png", OUT / "accuracy.png")
-    study.keep(results / "figures" / "speedup.png", OUT / "speedup.png")
+    return study
+
+
+def _without_messages(predictions: Path) -> pd.DataFrame:
+    """The share of its step in which each strategy does what its schedule needs, messages aside."""
+    rows = pd.DataFrame(pd.read_json(predictions)["predictions"].tolist())
+    rows = rows[(rows["predictor"] == "ddlbench") & rows["measured_step_s"].notna()].copy()
+    rows["bound_s"] = rows["compute_s"] + rows["bubble_s"]
+    rows["messages_s"] = rows["exposed_communication_s"]
+    # The longest measured step gives the smallest share.
+    for share, step in (("share", "step"), ("share_low", "high"), ("share_high", "low")):
+        rows[share] = rows["bound_s"] / (rows[f"measured_{step}_s"] - rows["messages_s"])
+    kept = ["strategy", "repeats", "measured_step_s", "bound_s", "messages_s"]
+    return rows[[*kept, "share", "share_low", "share_high"]]
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 import yaml
 from bed_study import ROOT, Study
+from cells import keep_cells
 
 OUT = ROOT / "docs" / "validation" / "networking"
 SITE = "emulated-study"
@@ -90,6 +91,8 @@ def _keep(study: Study, folder: Path, out: Path) -> None:
             study.keep(path.relative_to(study.folder), out / path.name)
     if (study.folder / folder / "tables" / "accuracy.csv").is_file():
         study.keep(folder / "tables" / "accuracy.csv", out / "accuracy.csv")
+        predictions = study.folder / folder / "predictions.json"
+        keep_cells("networking", predictions, "all", out / "cells.csv")
     summary = pd.read_csv(study.folder / folder / "tables" / "summary.csv")
     summary = summary[summary["strategy"] != "sequential"]
     shapes = summary.pivot_table("samples_per_s", index=KEYS, columns="fabric")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bed_study import ROOT, Study
+from cells import keep_cells
 from testbed import Options
 
 from ddlbench.planning.partition import Level, partition, read_chain
@@ -137,6 +138,9 @@ def main() -> None:
             study.ddlbench("accuracy", "--configfile", "experiment.yaml")
             told = made.parents[1] / "tables" / "accuracy.csv"
             study.keep(told, OUT / f"{part['experiment']}-accuracy.csv")
+            predictions = study.folder / made.parents[1] / "predictions.json"
+            cells = OUT / f"{part['experiment']}-cells.csv"
+            keep_cells(part["experiment"], predictions, "all", cells)
     _keep_promises(promises)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 from bed_study import ROOT, Study
+from cells import keep_cells
 from testbed import Options
 
 OUT = ROOT / "docs" / "validation" / "prediction"
@@ -86,7 +87,9 @@ def main() -> None:
         for path in sorted((study.folder / folder).rglob("*")):
             if path.name in (*KEPT, *PICTURES[folder.name]):
                 study.keep(path.relative_to(study.folder), OUT / folder.name / path.name)
-        _further_tables(study.folder / folder / "predictions.json", OUT / folder.name)
+        predictions = study.folder / folder / "predictions.json"
+        keep_cells(folder.name, predictions, "all", OUT / folder.name / "cells.csv")
+        _further_tables(predictions, OUT / folder.name)
 
 
 def _measure() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 from bed_study import ROOT, Study
+from cells import keep_cells
 from testbed import Options
 
 OUT = ROOT / "docs" / "validation" / "splits"
@@ -71,6 +72,9 @@ def main() -> None:
         study.keep(folder / "tables" / "accuracy.csv", OUT / f"{part['experiment']}-accuracy.csv")
         figure = folder / "figures" / "predictions" / "oracle.png"
         study.keep(figure, OUT / f"{part['experiment']}-oracle.png")
+        predictions = study.folder / folder / "predictions.json"
+        cells = OUT / f"{part['experiment']}-cells.csv"
+        keep_cells(part["experiment"], predictions, "all", cells)
         told.append(pd.read_json(study.folder / folder / "predictions.json")["predictions"])
     _projections(pd.DataFrame([row for rows in told for row in rows]))
 

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from ddlbench import __version__
+from ddlbench.commands.calibrate import calibrate
 from ddlbench.commands.interconnect import interconnect, link
 from ddlbench.commands.oracle import oracle
 from ddlbench.commands.partition import partition_command
@@ -28,6 +29,7 @@ from ddlbench.experiment.paths import (
     tables_dir,
 )
 from ddlbench.experiment.schema import read_yaml
+from ddlbench.experiment.screen import say_error
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
@@ -45,14 +47,14 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except ConfigError as error:
-        print(f"ddlbench: {error}", file=sys.stderr)
+        say_error(error)
         sys.exit(2)
 
 
 _GROUPS = {
     "Measure": ("plan", "status", "report", "forget"),
     "Predict and choose": (
-        "predict", "recommend", "accuracy", "partition", "oracle", "timeline",
+        "predict", "recommend", "accuracy", "calibrate", "partition", "oracle", "timeline",
     ),
     "Cluster": ("init", "doctor", "interconnect", "link"),
 }  # fmt: skip
@@ -303,6 +305,7 @@ for _command in (
     predict,
     recommend,
     accuracy,
+    calibrate,
     oracle,
     timeline,
 ):

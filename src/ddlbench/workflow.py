@@ -29,6 +29,7 @@ from ddlbench.experiment.paths import (
     tables_dir,
 )
 from ddlbench.experiment.schema import read_yaml
+from ddlbench.experiment.screen import say_error
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning.matrix import MatrixRow, expand
 
@@ -60,7 +61,7 @@ def logged(path: str, *explained: type[Exception]) -> Iterator[None]:
     except Exception as error:
         one_sentence = isinstance(error, (ConfigError, *explained))
         log.write_text(f"{error}\n" if one_sentence else traceback.format_exc(), encoding="utf-8")
-        print(f"ddlbench: {error}", file=sys.stderr)
+        say_error(error)
         sys.exit(1)
 
 

@@ -75,6 +75,19 @@ def test_an_all_reduce_was_timed_beside_computation(measured):
     assert min(overlap.alone_s, overlap.compute_s, overlap.both_s) > 0
 
 
+def test_processor_times_and_what_idle_horovod_costs_are_known(measured):
+    links = read_links(measured)
+    assert all(
+        point.cpu_s is not None and point.cpu_s >= 0
+        for sweep in links.sweeps
+        for point in sweep.points
+    )
+    if importlib.util.find_spec("horovod"):
+        (background,) = links.backgrounds
+        assert (background.library, background.ranks) == ("horovod", 2)
+        assert min(background.alone_s, background.beside_s) > 0
+
+
 def test_figures_lie_beside(measured):
     make_links_figures(read_links(measured), measured.parent)
     names = {path.name for path in measured.parent.iterdir() if path.is_file()}

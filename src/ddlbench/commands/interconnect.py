@@ -128,6 +128,12 @@ def _fit_lines(links: Links) -> list[str]:
         lines += paragraph(
             f"Computation hides of an all-reduce: {', '.join(hidden)}.", hanging="  "
         )
+    idle = [
+        f"{each.beside_s / each.alone_s - 1:+.0%} on {each.nodes}x{each.devices_per_node}"
+        for each in links.backgrounds
+    ]
+    if idle:
+        lines += paragraph(f"Computation beside idle Horovod: {', '.join(idle)}.", hanging="  ")
     return lines
 
 

@@ -54,12 +54,14 @@ def _cell_options(command: Callable[..., None]) -> Callable[..., None]:
 @_cell_options
 @click.option("--strategy", required=True, help="Name of the strategy.")
 @click.option("--predictor", "names", multiple=True, help="Only this one; may be repeated.")
+@click.option("--all", "every_model", is_flag=True, help="Also the papers' models and baselines.")
 @click.option("--why", is_flag=True, help="Also what each predictor assumes.")
 def predict(
     *,
     site_name: str,
     strategy: str,
     names: tuple[str, ...],
+    every_model: bool,
     why: bool,
     as_json: bool,
     **options: Any,
@@ -67,6 +69,7 @@ def predict(
     """Predict one cell: time of a step, its parts, memory."""
     from ddlbench.planning.plan import make_plan  # noqa: PLC0415 - slow to import
     from ddlbench.planning.strategy import strategy_of  # noqa: PLC0415
+    from ddlbench.predict.calibration import calibrated  # noqa: PLC0415
     from ddlbench.predict.evaluate import measured_of  # noqa: PLC0415
     from ddlbench.predict.inputs import Inputs  # noqa: PLC0415
     from ddlbench.predict.prediction import ask, predictor_of  # noqa: PLC0415
@@ -84,11 +87,15 @@ def predict(
     inputs, plan = Inputs(site.name), make_plan(cell, site.name)
     workload, links = inputs.workload(cell), inputs.links(cell)
     history = measured_of(cell.dataset, cell.network, site.name)
+    used = predictor_for(DEFAULT_RECOMMENDER, strategy, site.device) or DEFAULT_RECOMMENDER
+    if every_model:
+        names = tuple(known("ddlbench.predictors"))
     predictions: list[Prediction] = []
     errors: dict[str, None] = {}
-    for name in names or known("ddlbench.predictors"):
+    for name in names or (used,):
         try:
-            predictions.append(ask(predictor_of(name), workload, links, plan, history))
+            found = ask(predictor_of(name), workload, links, plan, history)
+            predictions.append(calibrated(found, strategy, inputs.calibration))
         except ConfigError as error:
             errors[str(error)] = None
     if not predictions:
@@ -108,10 +115,11 @@ def predict(
         site,
         predictions,
         cell=cell,
-        used=predictor_for(DEFAULT_RECOMMENDER, strategy, site.device),
+        used=used,
         alone=ask(predictor_of(BASE), workload, links, base),
         history=history,
         errors=errors_at(site.name),
+        calibrated=bool(inputs.calibration and inputs.calibration.of(strategy)),
         why=why,
     )
     click.echo("\n".join(lines))
@@ -121,10 +129,10 @@ def predict(
 @_cell_options
 @click.option(
     "--recommender",
-    default="measured-links",
+    default="ddlbench",
     show_default=True,
-    help="measured-links (by device: CPUs hide no communication), overlap, thesis, ddlbench-2020 "
-    "(the paper's equations), or a predictor that covers every strategy.",
+    help="A predictor that covers every strategy, or a set: measured-links (by device: CPUs hide "
+    "no communication), overlap, thesis, ddlbench-2020 (the paper's equations).",
 )
 @click.option("--allow-stale", is_flag=True, help="Also strategies that update with old weights.")
 @click.option(

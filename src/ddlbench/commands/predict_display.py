@@ -74,13 +74,14 @@ def prediction_lines(
     predictions: Sequence[Prediction],
     *,
     cell: Cell,
-    used: str | None,
+    used: str,
     alone: Prediction | None,
     history: History,
     errors: SignedErrors,
+    calibrated: bool,
     why: bool,
 ) -> list[str]:
-    """What several predictors say of one cell, the one that ``recommend`` asks first.
+    """What predictors say of one cell, the one that ``recommend`` asks first.
 
     Args:
         request: what is to be trained.
@@ -91,6 +92,7 @@ def prediction_lines(
         alone: the prediction of one device.
         history: measured cells of the site.
         errors: see :func:`ddlbench.predict.accuracy.errors_at`.
+        calibrated: the first prediction has the constants of a calibration.
         why: print the assumptions of every predictor.
     """
     from ddlbench.predict.prediction import predictor_of  # noqa: PLC0415 - slow to import
@@ -98,8 +100,8 @@ def prediction_lines(
     baselines = {p.predictor for p in predictions if predictor_of(p.predictor).baseline}
     ordered = sorted(predictions, key=lambda p: (p.predictor != used, p.predictor in baselines))
     remarks = dict.fromkeys(baselines, "baseline")
-    if used is not None:
-        remarks[used] = f"`recommend` asks it on {site.device.upper()}s"
+    if len(ordered) > 1:
+        remarks[used] = "`recommend` asks it"
     columns = [
         Column(""), Column("predictor"), Column("step", right=True), Column("compute", right=True),
         Column("waits", right=True), Column("bubble", right=True),
@@ -107,7 +109,7 @@ def prediction_lines(
     ]  # fmt: skip
     bubbles = [p.bubble_s or None for p in ordered]
     cells = zip(
-        ["->" if p.predictor == used else "" for p in ordered],
+        ["->" if p.predictor == used and len(ordered) > 1 else "" for p in ordered],
         [p.predictor for p in ordered],
         in_one_unit([p.step_s for p in ordered], TIMES),
         in_one_unit([p.compute_s for p in ordered], TIMES),
@@ -130,6 +132,9 @@ def prediction_lines(
     if measured:
         sentences.append(f"Measured here: {_measured_text(measured)}.")
     lines += paragraph(" ".join(sentences))
+    if first.interval_s is not None:
+        whose = "90 %, by cells measured here" if calibrated else "95 %, by the profile's steps"
+        lines += paragraph(f"Interval: {_range(*first.interval_s)} ({whose}).")
     lines += _noisy_profile(alone)
     own = errors.get((first.predictor, cell.strategy))
     if own:
@@ -138,7 +143,9 @@ def prediction_lines(
         assumptions = "; ".join((*prediction.notes, *prediction.limits))
         if assumptions:
             lines += paragraph(f"{prediction.predictor} assumes: {assumptions}.", hanging="  ")
-    if not why and len(ordered) > 1:
+    if len(ordered) == 1:
+        lines.append("The papers' models and baselines beside it: --all.")
+    elif not why:
         lines.append("What the others assume: --why.")
     return lines
 
@@ -371,7 +378,7 @@ def accuracy_lines(
         lines += paragraph(
             "error: mean of |predicted / measured - 1|; worst: its sign, and the network. "
             + ("" if every_row else "The best predictor is known after the fact. ")
-            + ("repeats: how far repeats differ." if rows["repeat_spread"].notna().any() else "")
+            + (_FLOOR if rows["noise_floor"].notna().any() else _NO_FLOOR)
         )
     lines += choice_lines(tables.table_8_1, tables.table_8_2, every_row=every_row)
     pointer = f"{tables_dir(site, experiment)}/accuracy.csv"
@@ -382,16 +389,20 @@ def accuracy_lines(
     return lines
 
 
+_FLOOR = "floor: what a perfect model would score, by how far repeats differ."
+_NO_FLOOR = "Without repeats the noise is unknown."
+
+
 def _error_table(rows: pd.DataFrame, *, every_row: bool) -> list[str]:
     columns = [
         Column("strategy"), Column("predictor" if every_row else "best predictor"),
-        Column("n", right=True, drop=1), Column("error", right=True), Column("worst", right=True),
-        Column("", drop=2), Column("repeats", right=True), Column("", drop=3),
+        Column("n", right=True, drop=1), Column("error", right=True), Column("floor", right=True),
+        Column("worst", right=True), Column("", drop=2), Column("", drop=3),
     ]  # fmt: skip
     lines = []
     for row in rows.to_dict("records"):
-        spread = row["repeat_spread"]
-        known = spread is not None and math.isfinite(spread)
+        floor = row["noise_floor"]
+        known = floor is not None and math.isfinite(floor)
         error = row["mean_absolute_error"]
         baseline = " (baseline)" if row["baseline"] else ""
         worst = str(row["worst_cell"])
@@ -402,10 +413,10 @@ def _error_table(rows: pd.DataFrame, *, every_row: bool) -> list[str]:
                 f"{row['predictor']}{baseline}",
                 str(row["n"]),
                 f"{error:.0%}",
+                f"{floor:.0%}" if known else "",
                 f"{row['worst_error']:+.0%}",
                 network,
-                f"{spread:.0%}" if known else "",
-                "within noise" if known and error <= spread else "",
+                "within noise" if known and error <= floor else "",
             )
         )
     return table(columns, lines)

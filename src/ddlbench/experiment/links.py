@@ -80,12 +80,13 @@ class PairMatrix(JsonForm):
 
 @dataclass(frozen=True)
 class SweepPoint(JsonForm):
-    """Median time of messages of one size."""
+    """Median time of messages of one size, and their processor time; earlier files lack that."""
 
     message_bytes: int
     time_s: float
     interval_s: tuple[float, ...] | None
     repeats: int
+    cpu_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +119,18 @@ class LinkOverlap(JsonForm):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LibraryBackground(JsonForm):
+    """A computation before a library starts, and beside the idle library."""
+
+    library: str
+    nodes: int
+    devices_per_node: int
+    ranks: int
+    alone_s: float
+    beside_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Links(JsonForm):
     """The content of links.json."""
 
@@ -128,6 +141,7 @@ class Links(JsonForm):
     pairs: tuple[PairMatrix, ...]
     sweeps: tuple[LinkSweep, ...]
     overlaps: tuple[LinkOverlap, ...] = ()
+    backgrounds: tuple[LibraryBackground, ...] = ()
     notes: tuple[str, ...]
     provenance: Mapping[str, Any]
 

@@ -43,7 +43,7 @@ class DeviceMemory(SameKeys):
 
 @dataclass(frozen=True, kw_only=True)
 class RankEntry(SameKeys):
-    """One rank of a result; earlier versions lack the models of its processors."""
+    """One rank of a result; earlier versions lack the models of its processors and the probes."""
 
     rank: int
     role: str
@@ -66,6 +66,7 @@ class RankEntry(SameKeys):
     cpus: str | None = None
     load_s: float
     communication_wait_s: float | None
+    probe_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

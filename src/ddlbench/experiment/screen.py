@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -92,6 +93,14 @@ def paragraph(text: str, indent: str = "", hanging: str | None = None) -> list[s
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def say_error(error: Exception) -> None:
+    """Print what is wrong to stderr: wrapped on a terminal, in one line in a log."""
+    lines = f"ddlbench: {error}".splitlines()
+    if sys.stderr.isatty():
+        lines = [part for line in lines for part in paragraph(line, hanging="  ")]
+    print("\n".join(lines), file=sys.stderr)
 
 
 def named_lines(pairs: Iterable[tuple[str, str]], indent: str = "") -> list[str]:

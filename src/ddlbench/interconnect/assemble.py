@@ -24,7 +24,7 @@ from ddlbench.interconnect.worlds import level_of
 
 
 def points_of(raw: list[dict[str, Any]]) -> tuple[SweepPoint, ...]:
-    """Median and rank-based 95 % interval of ``times_s`` of each size."""
+    """Medians of ``times_s`` and ``cpu_s`` of each size; the times' rank-based 95 % interval."""
     return tuple(
         SweepPoint(
             message_bytes=point["message_bytes"],
@@ -32,6 +32,7 @@ def points_of(raw: list[dict[str, Any]]) -> tuple[SweepPoint, ...]:
             # None for fewer than six repeats, which cannot give 95 %.
             interval_s=median_interval(point["times_s"]).ends(),
             repeats=len(point["times_s"]),
+            cpu_s=statistics.median(point["cpu_s"]) if "cpu_s" in point else None,
         )
         for point in raw
     )

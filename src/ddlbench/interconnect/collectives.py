@@ -2,16 +2,18 @@
 
 ::
 
-    probe     1K 2K 4K ... 64M     warm-up, dropped; plans the repeats of each size, and the largest
-                                   size that the budget allows
+    probe     1K 16K ... 64M       warm-up, dropped; plans the repeats of each size, and the largest
+              2K 4K ... 32M        size that the budget allows; first a coarse grid, so that a slow
+                                   transport has few sizes rather than short ones only
     pass 1    1K 2K 4K ... 64M     a quarter of the repeats of each size
     pass 2    1K 2K 4K ... 64M     ... alternates with passes of other operations, so that a
                                    disturbance of a second affects no size or operation alone
 
 Every repeat begins with a barrier over gloo and ends on each rank when its part is done (on a GPU:
 when the device is idle again). Its time is the slowest rank's, so all ranks take the same
-decisions. The barrier is not Horovod's, so that messages join Horovod's cycle at any phase, as
-gradients do.
+decisions. So is its processor time, over all threads of the process: LogGP's overhead, which a core
+cannot spend on computation meanwhile (Alexandrov et al. 1995). The barrier is not Horovod's, so
+that messages join Horovod's cycle at any phase, as gradients do.
 
 The transports are those of training: torch.distributed's gloo and NCCL, as DDP uses them, and
 Horovod. A message of Horovod is a group of four tensors. Like the gradients of a step it is
@@ -22,9 +24,9 @@ skip the buffer.)
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed as dist
@@ -107,43 +109,76 @@ _LEAST, _MOST = 4, 40
 _LIMIT = 3.0
 
 
+_COARSE = 4
+
+
+def _expected_s(size: int, probed: Mapping[int, float]) -> float:
+    """Seconds of a message, by the shortest time so far and the longest message below it.
+
+    A time below twice the shortest is taken for latency, which does not grow with the message.
+    """
+    below = [known for known in probed if known < size]
+    if not below:
+        return 0.0
+    nearest, least_s = max(below), min(probed.values())
+    longer_s = probed[nearest] - least_s
+    return probed[nearest] if longer_s < least_s else least_s + longer_s * size / nearest
+
+
+class Repeat(NamedTuple):
+    """One message on the slowest rank: seconds, and seconds of the processor."""
+
+    time_s: float
+    cpu_s: float
+
+
 class Sweep:
     """Times messages of every size: first a probe, then several passes.
 
     Args:
         sizes: in bytes, ascending.
-        run: (size, count) -> seconds of each of ``count`` repeats on the slowest rank.
+        run: (size, count) -> ``count`` repeats.
 
     Attributes:
-        times_s: by message size in bytes.
+        repeats: by message size in bytes.
         ended: why sizes are missing; empty if none is.
     """
 
-    def __init__(self, sizes: Sequence[int], run: Callable[[int, int], list[float]]) -> None:
-        self.times_s: dict[int, list[float]] = {}
+    def __init__(self, sizes: Sequence[int], run: Callable[[int, int], list[Repeat]]) -> None:
+        self.repeats: dict[int, list[Repeat]] = {}
         self.ended = ""
         self._sizes, self._run = sizes, run
         self._counts: dict[int, int] = {}
 
     def probe(self, budget_s: float) -> None:
-        """Time each size and plan its repeats, so that the sweep takes about ``budget_s``."""
-        planned_s, last_size, last_s = 0.0, 0, 0.0
-        for index, size in enumerate(self._sizes):
-            if last_size:
-                expected_s = last_s * size / last_size
-                if planned_s + (_LEAST + _PROBES) * expected_s > _LIMIT * budget_s:
-                    self.ended = f"no message above {last_size} bytes, to keep within the budget"
-                    break
-            times = self._run(size, _PROBES)
-            last_size, last_s = size, min(times)
-            share_s = (budget_s - planned_s) / (len(self._sizes) - index)
-            self._counts[size] = min(max(int(share_s / last_s), _LEAST), _MOST)
-            planned_s += sum(times) + self._counts[size] * last_s
+        """Time sizes and plan their repeats, so that the sweep takes about ``budget_s``."""
+        planned_s = 0.0
+        probed: dict[int, float] = {}
+        order = self._coarse_first()
+        for index, size in enumerate(order):
+            expected_s = _expected_s(size, probed)
+            if planned_s + (_LEAST + _PROBES) * expected_s > _LIMIT * budget_s:
+                continue
+            times = [repeat.time_s for repeat in self._run(size, _PROBES)]
+            probed[size] = min(times)
+            share_s = (budget_s - planned_s) / (len(order) - index)
+            self._counts[size] = min(max(int(share_s / probed[size]), _LEAST), _MOST)
+            planned_s += sum(times) + self._counts[size] * probed[size]
+        largest = max(probed)
+        if largest < self._sizes[-1]:
+            self.ended = f"no message above {largest} bytes, to keep within the budget"
+        self._counts = dict(sorted(self._counts.items()))
+
+    def _coarse_first(self) -> list[int]:
+        """Every fourth size and the largest, then all others; both ascending."""
+        coarse = sorted({*self._sizes[::_COARSE], self._sizes[-1]})
+        return [*coarse, *(size for size in self._sizes if size not in coarse)]
 
     def take(self, number: int) -> None:
+        """Run one pass: a share of the planned repeats of each size."""
         for size, count in self._counts.items():
             share = count // PASSES + (number < count % PASSES)
-            self.times_s.setdefault(size, []).extend(self._run(size, share))
+            self.repeats.setdefault(size, []).extend(self._run(size, share))
 
 
 def sweep_of(operation: str, largest: int, make: Callable[[int], Callable[[], object]]) -> Sweep:
@@ -156,9 +191,10 @@ def sweep_of(operation: str, largest: int, make: Callable[[int], Callable[[], ob
         size for size in message_sizes(largest) if buffer_bytes(operation, size, ranks) <= largest
     ]
 
-    def run(size: int, count: int) -> list[float]:
-        times = slowest(make(element_count(operation, size, ranks)), count)
-        return [value / 2 for value in times] if operation == "p2p" else times
+    def run(size: int, count: int) -> list[Repeat]:
+        repeats = slowest(make(element_count(operation, size, ranks)), count)
+        ways = 2 if operation == "p2p" else 1
+        return [Repeat(time_s / ways, cpu_s / ways) for time_s, cpu_s in repeats]
 
     return Sweep(sizes, run)
 
@@ -176,8 +212,12 @@ def measure(sweeps: dict[str, Sweep], transport: str, budget_s: float) -> list[d
             "operation": operation,
             "transport": transport,
             "points": [
-                {"message_bytes": 4 * element_count(operation, size, ranks), "times_s": times}
-                for size, times in sweep.times_s.items()
+                {
+                    "message_bytes": 4 * element_count(operation, size, ranks),
+                    "times_s": [repeat.time_s for repeat in repeats],
+                    "cpu_s": [repeat.cpu_s for repeat in repeats],
+                }
+                for size, repeats in sweep.repeats.items()
             ],
             "ended": sweep.ended,
         }
@@ -185,14 +225,15 @@ def measure(sweeps: dict[str, Sweep], transport: str, budget_s: float) -> list[d
     ]
 
 
-def slowest(call: Callable[[], object], count: int) -> list[float]:
-    """Seconds of each of ``count`` calls on the slowest rank; the same list on all ranks."""
+def slowest(call: Callable[[], object], count: int) -> list[Repeat]:
+    """Each of ``count`` calls on the slowest rank; the same list on all ranks."""
     ready = torch.zeros(1)
-    times = torch.zeros(count, dtype=torch.float64)
+    times = torch.zeros(count, 2, dtype=torch.float64)
     for index in range(count):
         dist.all_reduce(ready)
-        start = time.perf_counter()
+        start, start_cpu = time.perf_counter(), time.process_time()
         call()
-        times[index] = time.perf_counter() - start
+        times[index, 0] = time.perf_counter() - start
+        times[index, 1] = time.process_time() - start_cpu
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
-    return [float(value) for value in times]
+    return [Repeat(*values) for values in times.tolist()]

@@ -28,6 +28,7 @@ from torch import distributed as dist
 
 from ddlbench.interconnect.collectives import Buffers, horovod_operation, measure, sweep_of
 from ddlbench.interconnect.group import Group, joined
+from ddlbench.interconnect.training_sweep import fixed_computation
 from ddlbench.planning.strategy import Process
 from ddlbench.runtime.network_address import address_of
 from ddlbench.strategies.horovod.descriptor import Horovod
@@ -75,8 +76,8 @@ _PATIENCE = timedelta(minutes=10)
 
 def sweep_horovod(
     group: Group, host: str, port: int, settings: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """Raw times of Horovod's all-reduce over ``group``; all its ranks call this.
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Raw times of Horovod's all-reduce, and a computation beside idle Horovod; all ranks call it.
 
     The group's process group must be destroyed already. ``host`` and ``port`` are of its store.
 
@@ -102,7 +103,7 @@ def _sweep(
     address: tuple[str, int],
     threads: int,
     settings: dict[str, Any],
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     members, me, device_name, interface = own
     torch.set_num_threads(threads)
     device = torch.device(device_name)
@@ -116,8 +117,11 @@ def _sweep(
     largest = settings["largest_bytes"]
     with joined(group):
         buffers = Buffers(largest, device)
+        compute = fixed_computation(device)
+        alone_s = compute()
         with horovod_world(hvd, group):
+            background = {"library": "horovod", "alone_s": alone_s, "beside_s": compute()}
             sweep = sweep_of(
                 "all_reduce", largest, lambda count: horovod_operation(hvd, count, buffers)
             )
-            return measure({"all_reduce": sweep}, "horovod", settings["budget_s"])
+            return measure({"all_reduce": sweep}, "horovod", settings["budget_s"]), background

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.links import LinkOverlap, Links, LinkSweep, PairMatrix, write_links
+from ddlbench.experiment.links import (
+    LibraryBackground,
+    LinkOverlap,
+    Links,
+    LinkSweep,
+    PairMatrix,
+    write_links,
+)
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.interconnect.assemble import given_parts, node_type_pairs, sweeps_of, world_pairs
@@ -45,6 +52,7 @@ class _Parts:
     pairs: list[PairMatrix] = field(default_factory=list)
     sweeps: tuple[LinkSweep, ...] = ()
     overlaps: tuple[LinkOverlap, ...] = ()
+    backgrounds: tuple[LibraryBackground, ...] = ()
     notes: list[str] = field(default_factory=list)
     provenance: dict[str, Any] = field(default_factory=dict)
 
@@ -81,6 +89,7 @@ def measure_links(site: Site, fabric: str, path: Path) -> Links:
         pairs=tuple(with_slow_pairs(pair) for pair in parts.pairs),
         sweeps=parts.sweeps,
         overlaps=parts.overlaps,
+        backgrounds=parts.backgrounds,
         notes=tuple(parts.notes),
         provenance=parts.provenance,
     )
@@ -153,6 +162,7 @@ def _run_tools(
     reports = run("sweep")
     parts.sweeps, notes = sweeps_of(reports[0]["sweeps"])
     parts.overlaps = tuple(map(LinkOverlap.from_dict, reports[0]["overlaps"]))
+    parts.backgrounds = tuple(map(LibraryBackground.from_dict, reports[0]["backgrounds"]))
     parts.notes += [*reports[0]["notes"], *notes]
     parts.provenance["ranks"] = [
         report["provenance"] for rank, report in enumerate(reports) if rank % devices == 0

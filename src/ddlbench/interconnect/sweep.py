@@ -42,6 +42,7 @@ def work(here: RankContext) -> dict[str, Any]:
     report: dict[str, Any] = {
         "sweeps": [],
         "overlaps": [],
+        "backgrounds": [],
         "notes": [],
         "host": socket.gethostname(),
     }
@@ -60,7 +61,9 @@ def work(here: RankContext) -> dict[str, Any]:
                 overlap = measure_overlap(device, settings["largest_bytes"])
             report["overlaps"].append({"transport": group.transport, **overlap, **shape})
             if no_horovod is None:
-                sweeps += sweep_horovod(group, here.host, here.port, settings)
+                own, background = sweep_horovod(group, here.host, here.port, settings)
+                sweeps += own
+                report["backgrounds"].append({**background, **shape})
             report["sweeps"] += [{**sweep, **shape} for sweep in sweeps]
         barrier(store, f"done/{nodes}x{devices}", here.world_size)
     report["provenance"] = rank_provenance()

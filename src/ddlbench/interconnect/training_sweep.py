@@ -1,4 +1,4 @@
-"""Links as training sees them: the all-reduce through DDP's reducer, and beside a computation.
+"""Links as training sees them: all-reduces through DDP's reducer, and beside a computation.
 
 A bare all-reduce is not what a step of DDP waits for. DDP also copies gradients into a bucket,
 divides them, and copies them back. So a message is timed as the difference of two backward passes
@@ -14,6 +14,9 @@ And a message may hide behind computation, or take its cores away::
     together    |--- all-reduce ---|                        hidden share 1
                 |--- computation --|
     together    |--- all-reduce ---|--- computation --|     hidden share 0
+
+Horovod's own thread runs in every cycle, also when there is nothing to send. So one computation is
+timed before Horovod starts and beside an idle Horovod.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.experiment.site import Accelerator
-from ddlbench.interconnect.collectives import Sweep, measure, slowest, touched
+from ddlbench.interconnect.collectives import Repeat, Sweep, measure, slowest, touched
 from ddlbench.interconnect.worlds import message_sizes
 from ddlbench.networks.emulated import occupy
 
@@ -70,7 +73,7 @@ def sweep_reducer(device: torch.device, largest: int, budget_s: float) -> list[d
     """Raw times of DDP's messages over the default group, as the sweep ``all_reduce``."""
 
     def sweep(synchronised: bool) -> Sweep:
-        def run(size: int, count: int) -> list[float]:
+        def run(size: int, count: int) -> list[Repeat]:
             return slowest(_backward(size // _ELEMENT_BYTES, device, synchronised), count)
 
         return Sweep(message_sizes(min(largest, _LARGEST_BYTES)), run)
@@ -80,7 +83,7 @@ def sweep_reducer(device: torch.device, largest: int, budget_s: float) -> list[d
     points = [
         {
             "message_bytes": point["message_bytes"],
-            "times_s": _less(point["times_s"], alone["times_s"]),
+            **{name: _less(point[name], alone[name]) for name in ("times_s", "cpu_s")},
         }
         for point, alone in zip(synced, local, strict=False)
     ]
@@ -88,6 +91,7 @@ def sweep_reducer(device: torch.device, largest: int, budget_s: float) -> list[d
 
 
 def _less(times_s: list[float], others_s: list[float]) -> list[float]:
+    """The times, each less the median of the others."""
     other_s = statistics.median(others_s)
     return [max(seconds - other_s, _LEAST_S) for seconds in times_s]
 
@@ -109,6 +113,7 @@ def _backward(count: int, device: torch.device, synchronised: bool) -> Callable[
 
 _OVERLAP_BYTES = 8 * 2**20
 _OVERLAP_REPEATS = 7
+_FIXED_S = 0.1
 _MATRIX = 64
 
 
@@ -136,8 +141,15 @@ def measure_overlap(device: torch.device, largest: int) -> dict[str, Any]:
     }
 
 
+def fixed_computation(device: torch.device) -> Callable[[], float]:
+    """A call that gives the seconds of a computation that is always the same, on all ranks."""
+    compute = _computation(device, _FIXED_S)
+    return lambda: _median(lambda: _finish(device, compute()))
+
+
 def _median(call: Callable[[], None]) -> float:
-    return statistics.median(slowest(call, _OVERLAP_REPEATS)[1:])
+    repeats = slowest(call, _OVERLAP_REPEATS)[1:]
+    return statistics.median(repeat.time_s for repeat in repeats)
 
 
 def _finish(device: torch.device, work: Any) -> None:

@@ -28,8 +28,14 @@ PREDICTIONS_VERSION = 1
 
 COLUMNS = (
     "predictor", "strategy", "baseline", "n", "mean_absolute_error", "median_absolute_error",
-    "signed_error", "worst_error", "worst_cell", "repeat_spread", "not_predicted",
+    "signed_error", "worst_error", "worst_cell", "repeat_spread", "noise_floor", "not_predicted",
 )  # fmt: skip
+
+# Expected range of n draws of a normal distribution, in standard deviations (Tippett 1925).
+_EXPECTED_RANGE = {
+    2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326, 6: 2.534, 7: 2.704, 8: 2.847, 9: 2.970, 10: 3.078,
+}  # fmt: skip
+_PROFILES = 1  # jobs that a profile comes from
 
 
 class InvalidPredictions(ConfigError):  # noqa: N818 - a state of a file, shown as such
@@ -44,7 +50,8 @@ def errors(predictions: pd.DataFrame) -> pd.DataFrame:
 
     ``n`` counts cells with both a prediction and a measurement, ``not_predicted`` measured cells
     without a prediction. ``worst_error`` is the signed error of the worst cell, ``repeat_spread``
-    the median over cells of (longest - shortest) / median of the repeats.
+    the median over cells of (longest - shortest) / median of the repeats. ``noise_floor`` is the
+    mean absolute error that a perfect model would have; NaN where no cell has repeats.
 
     Args:
         predictions: the frame that :func:`ddlbench.predict.evaluate.predictions` makes.
@@ -73,8 +80,31 @@ def _rows(predictions: pd.DataFrame) -> Iterator[dict[str, Any]]:
                 "worst_error": worst["signed_error"] if worst is not None else float("nan"),
                 "worst_cell": worst["cell_id"] if worst is not None else "",
                 "repeat_spread": scored["repeat_spread"].median(),
+                "noise_floor": noise_floor(scored),
                 "not_predicted": len(measured) - len(scored),
             }
+
+
+def noise_floor(scored: pd.DataFrame) -> float:
+    """Mean absolute error of a perfect model, as profile and cells are measured with noise.
+
+    ::
+
+        sigma = range of the repeats / (expected range of n normal draws)
+        floor = mean over cells of  sqrt(2 / pi) sigma sqrt(1 / profiles + 1 / n)
+
+    Runs of the profile are taken to differ as runs of the cell do.
+
+    Args:
+        scored: rows with ``repeats`` (n) and ``repeat_spread`` (range over median).
+    """
+    floors = [
+        math.sqrt(2 / math.pi) * spread / _EXPECTED_RANGE[min(n, 10)]
+        * math.sqrt(1 / _PROFILES + 1 / n)
+        for n, spread in zip(scored["repeats"], scored["repeat_spread"], strict=True)
+        if n > 1 and math.isfinite(spread)
+    ]  # fmt: skip
+    return sum(floors) / len(floors) if floors else math.nan
 
 
 def write_predictions(

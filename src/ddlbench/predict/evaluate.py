@@ -194,7 +194,10 @@ COLUMNS = (
 
 
 def predictions(
-    rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS
+    rows: Sequence[MatrixRow],
+    site: Site,
+    results_root: Path = RESULTS,
+    names: Sequence[str] | None = None,
 ) -> pd.DataFrame:
     """Predict every configuration of an experiment with every registered predictor.
 
@@ -207,6 +210,7 @@ def predictions(
         rows: the expanded matrix.
         site: where it ran.
         results_root: the folder that holds ``<site>/``.
+        names: of the predictors to ask; None asks all.
 
     Raises:
         ConfigError: no cell could be predicted; the message is the first reason.
@@ -219,7 +223,7 @@ def predictions(
     inputs = Inputs(site.name, results_root)
     plan_of = cache(partial(plan_at, site=site.name, results_root=results_root))
     records, reasons = [], []
-    for name in known("ddlbench.predictors"):
+    for name in names or known("ddlbench.predictors"):
         predictor = predictor_of(name)
         modelled = modelled_strategies(predictor)
         for outcome in outcomes:

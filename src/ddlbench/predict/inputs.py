@@ -15,7 +15,9 @@ from ddlbench.experiment.paths import RESULTS, links_file, profile_file
 from ddlbench.experiment.profile import InvalidProfile, ProfileKey, read_profile
 from ddlbench.experiment.site import load_site, making_command
 from ddlbench.planning.workload import Workload
-from ddlbench.predict.links import ConditionLinks, LinkTable
+from ddlbench.predict.calibration import read_calibration
+from ddlbench.predict.links import LinkTable
+from ddlbench.predict.tcp import ConditionLinks
 
 
 def open_workload(path: Path) -> Workload:
@@ -49,6 +51,7 @@ class Inputs:
         self.site, self._root = site, results_root
         self.workload_of = cache(self._workload)
         self.links_of = cache(self._links)
+        self.calibration = read_calibration(site, results_root)
 
     def workload(self, cell: Cell) -> Workload:
         """The profile of a cell's network and dataset.

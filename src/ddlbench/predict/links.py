@@ -1,116 +1,21 @@
-"""Links: the hop between two devices, and the time of an all-reduce.
+"""Measured links: the hop between two devices, the time of an all-reduce, and what it takes.
 
-They are read from links.json, or computed from the condition of an emulated or planned network.
-
-The all-reduce of computed links is gloo's ring (``allreduce.cc``): a buffer is cut into n segments
-of at most 1 MiB. Two segments are under way at a time, and the receiver asks for each before it is
-sent::
-
-    n = roundUp(max(ceil(S / 1 MiB), 2P), P)
-    T(S, P) = 2 ceil((n - n/P) / 2) R  +  2 (P-1)/P S / B  +  stalls
-
-So latency counts per segment, not per call: 16 MiB over two ranks wait for 8 round trips. B and
-stalls are TCP's. If links of the undisturbed network were measured, their all-reduce is a lower
-bound: a slow link does not make hosts faster.
-
-TCP over a link with a delay, a rate and loss has the bandwidth::
-
-    B = min(rate, window / R, loss bound)         R: round trip
-
-Loss bound, in segments per round trip (q: probability that a packet is lost):
-
-* reno: sqrt(3/2) / sqrt(q)                                     Mathis et al. 1997
-* cubic: the larger of reno's and 1.054 (R/q)^(3/4)             RFC 9438, section 5.1 (C = 0.4)
-* bbr: does not slow down for loss (version 1): rate (1 - q)    Cardwell et al. 2016
-
-Linux bounds the window by ``tcp_wmem``.
+A table reads links.json. Links that are computed from a condition are in
+:mod:`ddlbench.predict.tcp`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
+
+import numpy as np
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.fits import HockneyFit, given_hockney
-from ddlbench.experiment.links import Links, PairMatrix
+from ddlbench.experiment.links import Links, LinkSweep, PairMatrix
 from ddlbench.planning.plan import Plan
-
-_HEADERS_BYTES = 52  # IPv4, TCP with timestamps
-_MATHIS = math.sqrt(3 / 2)
-_CUBIC = 1.054  # (C (3 + beta) / (4 (1 - beta)))^(1/4) with C = 0.4, beta = 0.7
-
-
-@dataclass(frozen=True)
-class TcpPath:
-    """One direction between two hosts.
-
-    Args:
-        round_trip_s: of a packet and its answer with empty queues.
-        rate_bytes_per_s: of the link; infinite if nothing bounds it.
-        loss: probability that a packet is lost, 0 to below 1.
-        mtu_bytes: largest packet.
-        congestion_control: "cubic", "reno" or "bbr".
-        window_bytes: bound on the bytes under way, from socket buffers.
-
-    Raises:
-        ConfigError: a number is out of range, or the congestion control has no formula here.
-    """
-
-    round_trip_s: float
-    rate_bytes_per_s: float = math.inf
-    loss: float = 0.0
-    mtu_bytes: int = 1500
-    congestion_control: str = "cubic"
-    window_bytes: float = math.inf
-
-    def __post_init__(self) -> None:
-        if self.round_trip_s < 0 or not self.rate_bytes_per_s > 0 or not 0 <= self.loss < 1:
-            raise ConfigError(
-                f"a TCP path of round trip {self.round_trip_s} s, {self.rate_bytes_per_s} bytes/s "
-                f"and loss {self.loss} is impossible; write a delay of 0 or more, a rate above 0 "
-                "and a loss from 0 to below 1"
-            )
-        if self.congestion_control not in ("cubic", "reno", "bbr"):
-            raise ConfigError(
-                f"no formula for congestion control {self.congestion_control!r}; "
-                "write cubic, reno or bbr"
-            )
-
-    @property
-    def segment_bytes(self) -> int:
-        """Payload of a full packet."""
-        return self.mtu_bytes - _HEADERS_BYTES
-
-    @property
-    def bandwidth_bytes_per_s(self) -> float:
-        """Payload per second of a long transfer."""
-        payload = self.segment_bytes / self.mtu_bytes
-        bandwidth = self.rate_bytes_per_s * payload * (1 - self.loss)
-        if self.round_trip_s > 0:
-            bandwidth = min(bandwidth, self.window_bytes / self.round_trip_s, self._loss_bound())
-        return bandwidth
-
-    def stall_s(self, message_bytes: float) -> float:
-        """Expected wait for a lost packet at the end of a message.
-
-        Fewer than three duplicate acknowledgements follow one of the last three packets. So its
-        loss costs a tail loss probe, two round trips (RFC 8985, section 7.2).
-        """
-        packets = min(3, math.ceil(message_bytes / self.segment_bytes))
-        return (1 - (1 - self.loss) ** packets) * 2 * self.round_trip_s
-
-    def _loss_bound(self) -> float:
-        if self.loss == 0 or self.congestion_control == "bbr":
-            return math.inf
-        window = _MATHIS / math.sqrt(self.loss)
-        if self.congestion_control == "cubic":
-            window = max(window, _CUBIC * (self.round_trip_s / self.loss) ** 0.75)
-        return window * self.segment_bytes / self.round_trip_s
-
 
 Kind = Literal["p2p", "transport"]
 Place = tuple[int, int]  # node, index of the device on its node
@@ -158,6 +63,63 @@ class AllReduce:
         return self.alpha_factor * alpha_s + self.beta_factor * beta_s_per_byte * message_bytes
 
 
+class _OfGeometry(Protocol):
+    @property
+    def nodes(self) -> int: ...
+    @property
+    def devices_per_node(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+
+
+_Measured = TypeVar("_Measured", bound=_OfGeometry)
+
+
+def _nearest(measured: Sequence[_Measured], nodes: int, devices_per_node: int) -> _Measured:
+    """That of this geometry, or of the nearest number of ranks."""
+    return min(
+        measured,
+        key=lambda one: (
+            (one.nodes, one.devices_per_node) != (nodes, devices_per_node),
+            abs(one.ranks - nodes * devices_per_node),
+        ),
+    )
+
+
+def _between(points: Sequence[tuple[float, float]], message_bytes: float) -> float:
+    """Seconds at a size: linear between points, in proportion beyond the last one."""
+    sizes, seconds = zip(*points, strict=True)
+    if message_bytes > sizes[-1]:
+        return float(seconds[-1] * message_bytes / sizes[-1])
+    return float(np.interp(message_bytes, sizes, seconds))
+
+
+@dataclass(frozen=True)
+class Contention:
+    """What a message takes from the computation beside it.
+
+    A message that waits for the wire takes nothing; one that needs the core that computes delays
+    the computation by its processor time.
+
+    Args:
+        exposed_share: of a message's time; used where processor times are unknown.
+        notes: what was not measured.
+        busy: bytes and processor seconds of messages, ascending.
+        delay: seconds of delay a second of processor time.
+    """
+
+    exposed_share: float
+    notes: tuple[str, ...]
+    busy: Sequence[tuple[float, float]] = ()
+    delay: float = 0.0
+
+    def stolen_s(self, message_bytes: float, carried_s: float) -> float:
+        """Seconds by which a message of so many bytes and seconds delays the computation."""
+        if not self.busy:
+            return self.exposed_share * carried_s
+        return min(carried_s, self.delay * _between(self.busy, message_bytes))
+
+
 @dataclass
 class LinkTable:
     """The links of one fabric.
@@ -188,6 +150,21 @@ class LinkTable:
             self._hops[key] = self._find(*key)
         return self._hops[key]
 
+    def message_ends_s(self, source: Place, target: Place) -> Callable[[float], float] | None:
+        """Processor seconds of sending and receiving a message, by its bytes; None if unknown."""
+        level = "node" if source[0] == target[0] else "network"
+        points = next(
+            (
+                [(one.message_bytes, 2 * one.cpu_s) for one in sweep.points if one.cpu_s]
+                for sweep in self.links.sweeps
+                if sweep.operation == "p2p" and sweep.level == level
+            ),
+            [],
+        )
+        if not points and level == "node" and self.within_node is not None:
+            return self.within_node.message_ends_s(source, target)
+        return (lambda size: _between(points, size)) if points else None
+
     def ring(self, kind: Kind, plan: Plan) -> tuple[list[Hop], tuple[str, ...]]:
         """Hops of the ring over a plan's processes, in the order of ranks, the closing one last."""
         places = places_of(plan)
@@ -204,14 +181,7 @@ class LinkTable:
         Raises:
             ConfigError: no all-reduce of that level was swept.
         """
-        level = "network" if nodes > 1 else "node"
-        sweeps = [
-            sweep
-            for sweep in self.links.sweeps
-            if sweep.operation == "all_reduce"
-            and sweep.level == level
-            and (transport is None or sweep.transport in (transport, "given"))
-        ]
+        sweeps = self._sweeps(nodes, transport)
         if not sweeps and any(pair.method == "given" for pair in self.links.pairs):
             return self._ring_of_given_links(nodes, devices_per_node)
         if not sweeps and nodes == 1 and self.within_node is not None:
@@ -223,13 +193,7 @@ class LinkTable:
                 f"{'between nodes' if nodes > 1 else 'within a node'}; measure the links again"
             )
         ranks = nodes * devices_per_node
-        nearest = min(
-            sweeps,
-            key=lambda sweep: (
-                (sweep.nodes, sweep.devices_per_node) != (nodes, devices_per_node),
-                abs(sweep.ranks - ranks),
-            ),
-        )
+        nearest = _nearest(sweeps, nodes, devices_per_node)
         swept = nearest.ranks
         if swept == ranks:
             return AllReduce(nearest.fit, 1.0, 1.0, ())
@@ -245,21 +209,63 @@ class LinkTable:
         """Whether an all-reduce was swept through this transport or library."""
         return any(sweep.transport == transport for sweep in self.links.sweeps)
 
-    def hidden_share(self, nodes: int, devices_per_node: int) -> tuple[float, str | None]:
-        """Share of an all-reduce that computation hides, of the nearest geometry, and a remark.
+    def contention(self, nodes: int, devices_per_node: int, transport: str | None) -> Contention:
+        """What an all-reduce takes from the computation beside it, by the nearest geometry.
 
-        Where it was not measured: nothing on CPUs, all on GPUs.
+        Where it was not measured, computation hides nothing on CPUs and all on GPUs.
         """
-        level = nodes > 1
-        overlaps = [each for each in self.links.overlaps if (each.nodes > 1) == level]
-        if not overlaps and self.within_node is not None and not level:
-            return self.within_node.hidden_share(nodes, devices_per_node)
+        overlaps = [one for one in self.links.overlaps if (one.nodes > 1) == (nodes > 1)]
+        if not overlaps and self.within_node is not None and nodes == 1:
+            return self.within_node.contention(nodes, devices_per_node, transport)
         if not overlaps:
             is_cpu = self.links.device_kind == "cpu"
             hidden = "nothing" if is_cpu else "all"
-            return float(not is_cpu), f"overlap was not measured: {hidden} of a message is hidden"
-        ranks = nodes * devices_per_node
-        return min(overlaps, key=lambda each: abs(each.ranks - ranks)).hidden_share, None
+            remark = f"overlap was not measured: {hidden} of a message is hidden"
+            return Contention(float(is_cpu), (remark,))
+        overlap = _nearest(overlaps, nodes, devices_per_node)
+        exposed = 1 - overlap.hidden_share
+        of_overlap = self._busy(overlap.nodes, overlap.devices_per_node, overlap.transport)
+        of_message = self._busy(nodes, devices_per_node, transport)
+        if not (of_overlap and of_message):
+            return Contention(exposed, ())
+        delay_s = exposed * min(overlap.alone_s, overlap.compute_s)
+        busy_s = _between(of_overlap, overlap.message_bytes)
+        return Contention(exposed, (), of_message, delay_s / busy_s if busy_s else 0.0)
+
+    def slow_down_beside(self, library: str, nodes: int, devices_per_node: int) -> float:
+        """Factor on computation beside an idle library; 1 where it was not measured."""
+        measured = [
+            one
+            for one in self.links.backgrounds
+            if one.library == library and (one.nodes > 1) == (nodes > 1)
+        ]
+        if not measured and self.within_node is not None and nodes == 1:
+            return self.within_node.slow_down_beside(library, nodes, devices_per_node)
+        if not measured:
+            return 1.0
+        nearest = _nearest(measured, nodes, devices_per_node)
+        return max(1.0, nearest.beside_s / nearest.alone_s)
+
+    def _sweeps(self, nodes: int, transport: str | None) -> list[LinkSweep]:
+        """All-reduces of that level."""
+        level = "network" if nodes > 1 else "node"
+        return [
+            sweep
+            for sweep in self.links.sweeps
+            if sweep.operation == "all_reduce"
+            and sweep.level == level
+            and (transport is None or sweep.transport in (transport, "given"))
+        ]
+
+    def _busy(
+        self, nodes: int, devices_per_node: int, transport: str | None
+    ) -> list[tuple[float, float]]:
+        """Bytes and processor seconds of an all-reduce, ascending; empty if unknown."""
+        sweeps = self._sweeps(nodes, transport)
+        if not sweeps:
+            return []
+        points = _nearest(sweeps, nodes, devices_per_node).points
+        return [(one.message_bytes, one.cpu_s) for one in points if one.cpu_s is not None]
 
     def _ring_of_given_links(self, nodes: int, devices_per_node: int) -> AllReduce:
         """Links that were given by hand have no all-reduce: the ring's formula computes it."""
@@ -354,84 +360,3 @@ def _hop(pair: PairMatrix, row: int, column: int) -> Hop | None:
     if latency_s is None or bandwidth_bytes_per_s is None:
         return None
     return Hop(latency_s, bandwidth_bytes_per_s)
-
-
-_SEGMENT_BYTES = 2**20
-_WINDOW_BYTES = 4 * 2**20  # the largest send buffer of a Linux host (tcp_wmem) unless it was tuned
-
-
-def path_of(condition: LinkCondition, window_bytes: float = _WINDOW_BYTES) -> TcpPath:
-    """TCP between two nodes; packets pass the condition's delay once each way."""
-    bits = condition.bandwidth_bits_per_s
-    return TcpPath(
-        round_trip_s=2 * condition.latency_s,
-        rate_bytes_per_s=math.inf if bits is None else bits / 8,
-        loss=condition.loss,
-        mtu_bytes=condition.mtu,
-        congestion_control=condition.congestion_control,
-        window_bytes=window_bytes,
-    )
-
-
-def gloo_all_reduce_s(path: TcpPath, ranks: int, message_bytes: float) -> float:
-    """Seconds of gloo's all-reduce over ``ranks`` hosts; see the module."""
-    if ranks < 2 or message_bytes <= 0:
-        return 0.0
-    least = max(math.ceil(message_bytes / _SEGMENT_BYTES), 2 * ranks)
-    segments = math.ceil(least / ranks) * ranks
-    rounds = 2 * math.ceil((segments - segments // ranks) / 2)
-    carried = 2 * (ranks - 1) / ranks * message_bytes / path.bandwidth_bytes_per_s
-    stalls = rounds * path.stall_s(message_bytes / segments)
-    return rounds * path.round_trip_s + carried + stalls
-
-
-@dataclass(frozen=True)
-class _Computed:
-    """An :class:`AllReduce` whose time is a formula."""
-
-    path: TcpPath
-    ranks: int
-    floor: AllReduce | None
-    notes: tuple[str, ...]
-
-    def time_s(self, message_bytes: float) -> float:
-        computed_s = gloo_all_reduce_s(self.path, self.ranks, message_bytes)
-        return max(computed_s, self.floor.time_s(message_bytes) if self.floor else 0.0)
-
-
-_NO_LINKS = Links(
-    site="", fabric="", device_kind="cpu", pairs=(), sweeps=(), notes=(), provenance={}
-)
-
-
-class ConditionLinks(LinkTable):
-    """The links of a fabric that was not measured, computed from its condition.
-
-    Args:
-        condition: delay, rate, loss between any two nodes.
-        base: links of the undisturbed network, used within a node and as a lower bound.
-        name: of the fabric, for messages.
-    """
-
-    def __init__(self, condition: LinkCondition, base: LinkTable | None, name: str) -> None:
-        super().__init__(base.links if base else _NO_LINKS, f"fabric {name}")
-        self.path, self._base = path_of(condition), base
-        self._note = f"links of fabric {name} are computed from its delay, rate and loss"
-
-    def hop(self, kind: str, source: tuple[int, int], target: tuple[int, int]) -> tuple[Hop, str]:
-        """Between nodes half a round trip and TCP's bandwidth; within a node as measured."""
-        if source[0] == target[0]:
-            hop, remark = super().hop(kind, source, target)  # type: ignore[arg-type]
-            return hop, remark or self._note
-        latency_s = self.path.round_trip_s / 2 + self.path.stall_s(1)
-        return Hop(latency_s, self.path.bandwidth_bytes_per_s), self._note
-
-    def all_reduce(self, nodes: int, devices_per_node: int, transport: str | None) -> AllReduce:
-        """Between nodes gloo's ring over all ranks; within one node as measured."""
-        if nodes < 2:
-            return super().all_reduce(nodes, devices_per_node, transport)
-        floor = None
-        if self._base is not None and self._base.links.sweeps:
-            floor = self._base.all_reduce(nodes, devices_per_node, transport)
-        computed = _Computed(self.path, nodes * devices_per_node, floor, (self._note,))
-        return computed  # type: ignore[return-value]  # the same two members

@@ -18,6 +18,8 @@ from ddlbench.planning.strategy import Strategy, known_strategy, strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.links import LinkTable
 
+DEFAULT_PREDICTOR = "ddlbench"  # that of every strategy, which is asked unless another is named
+
 
 class NotPredictable(ConfigError):  # noqa: N818 - a state of a cell, shown as such
     """A predictor cannot predict a cell; the message gives the reason."""
@@ -39,7 +41,8 @@ class Prediction:
             may leave it empty; then :func:`ask` fills it in from :mod:`ddlbench.planning.memory`.
         limits: what the model leaves out.
         notes: which inputs were extrapolated or replaced by others.
-        interval_s: 95 % interval of ``step_s`` from the intervals of the inputs, if they have one.
+        interval_s: of ``step_s``, if known: 95 % by the intervals of the inputs, or, if the site is
+            calibrated, 90 % by its held-out cells.
     """
 
     predictor: str

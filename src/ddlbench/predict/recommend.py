@@ -33,15 +33,24 @@ from ddlbench.planning.strategy import (
     strategy_of,
 )
 from ddlbench.planning.workload import Workload
+from ddlbench.predict.calibration import calibrated
 from ddlbench.predict.inputs import Inputs
-from ddlbench.predict.prediction import NO_HISTORY, History, Prediction, ask, predictor_of
+from ddlbench.predict.prediction import (
+    DEFAULT_PREDICTOR,
+    NO_HISTORY,
+    History,
+    Prediction,
+    ask,
+    predictor_of,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
-DEFAULT_RECOMMENDER = "measured-links"
+DEFAULT_RECOMMENDER = DEFAULT_PREDICTOR
+_MEASURED_LINKS = "measured-links"
 _OVERLAP = "overlap"
-RECOMMENDERS = (DEFAULT_RECOMMENDER, _OVERLAP, "thesis", "ddlbench-2020")
+RECOMMENDERS = (_MEASURED_LINKS, _OVERLAP, "thesis", "ddlbench-2020")
 
 # "Horovod unless out of memory, else GPipe": a rule of thumb. It got all 24 cases of the thesis
 # right; the thesis' recommender got 16.
@@ -51,8 +60,8 @@ UNLESS_OOM = "horovod-unless-oom"
 def predictor_for(recommender: str, strategy: str, device: str) -> str | None:
     """Name of the predictor that a recommender uses for a strategy; None if it has none.
 
-    A predictor of every strategy is a recommender by itself. For a strategy of another package it
-    is the first predictor of another package that lists this strategy.
+    A predictor of every strategy is a recommender by itself; the default is ``ddlbench``. For a
+    strategy of another package, the first predictor of another package that lists it goes first.
 
     Args:
         recommender: its name.
@@ -62,18 +71,19 @@ def predictor_for(recommender: str, strategy: str, device: str) -> str | None:
     Raises:
         ConfigError: there is no such recommender.
     """
-    if recommender not in RECOMMENDERS:
-        if recommender in known("ddlbench.predictors"):
-            return recommender
+    own = recommender if recommender in known("ddlbench.predictors") else None
+    if own is None and recommender not in RECOMMENDERS:
         remark = nearest(recommender, [*RECOMMENDERS, *known("ddlbench.predictors")])
         raise ConfigError(f"unknown recommender {recommender!r}; {remark}")
-    predictor = _named_predictor(recommender, strategy, device)
+    if own is not None and own != DEFAULT_RECOMMENDER:
+        return own
+    predictor = None if own else _named_predictor(recommender, strategy, device)
     if predictor is not None or strategy in STRATEGIES:
-        return predictor
+        return predictor or own
     for name in known("ddlbench.predictors"):
         if name not in PREDICTORS and strategy in (predictor_of(name).strategies or ()):
             return name
-    return None
+    return own
 
 
 def recommenders_on(device: str) -> list[str]:
@@ -90,7 +100,7 @@ def _named_predictor(recommender: str, strategy: str, device: str) -> str | None
     descriptor = known_strategy(strategy)
     if descriptor is None:
         return None
-    if recommender == DEFAULT_RECOMMENDER:
+    if recommender == _MEASURED_LINKS:
         return descriptor.preferred_predictor.get(device)
     if recommender == _OVERLAP:
         return descriptor.preferred_predictor.get("cuda")
@@ -269,6 +279,7 @@ def recommend(
         try:
             plan = make_plan(cell, inputs.site)
             prediction = ask(predictor_of(predictor), workload, inputs.links(cell), plan, history)
+            prediction = calibrated(prediction, cell.strategy, inputs.calibration)
         except ConfigError as error:
             candidates.append(_not_predicted(cell, f"no prediction: {error}"))
             continue

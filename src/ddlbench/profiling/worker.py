@@ -35,7 +35,7 @@ from ddlbench.profiling.steps import StepRunner, Steps, measure_steps, run_round
 from ddlbench.profiling.timers import SHARES
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.failure import classify
-from ddlbench.runtime.meters import peak_rss_bytes
+from ddlbench.runtime.meters import peak_rss_bytes, probe_s
 from ddlbench.runtime.placement import own_devices
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import join_store, leave
@@ -85,7 +85,9 @@ def work(here: RankContext) -> dict[str, Any]:
     report: dict[str, Any] = {"notes": [], "spent_s": spent_s}
     ready: list[tuple[str, float]] = []
     largest_batch = math.inf
+    probes: list[float] = []
     if rank == 0:
+        probes.append(probe_s(device))
         with _timed("steps", spent_s):
             limit = here.settings["memory_bytes"] if device.type == "cpu" else None
             steps, largest_batch = _steps(needs, dataset, device, limit, report["notes"])
@@ -103,7 +105,7 @@ def work(here: RankContext) -> dict[str, Any]:
         report["device_memory_bytes"] = (
             torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
         )
-        report["provenance"] = rank_provenance()
+        report["provenance"] = {**rank_provenance(), "probe_s": [*probes, probe_s(device)]}
     leave(store, rank, replicas)
     return report
 

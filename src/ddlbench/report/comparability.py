@@ -8,22 +8,31 @@
 
 Results of earlier versions name no processors for each rank; then provenance has those of rank 0.
 Unknown processors give no note.
+
+Whether a machine had the same speed tells the probe, a fixed piece of work that every cell times
+before and after its training::
+
+    probe  [ training ]  probe       the two are apart by over 15 %: unsteady
+    |<---- mean of both ---->|       and that of the base are apart by over 15 %: unsteady
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
 
 import pandas as pd
 
-from ddlbench.experiment.result import Result
+from ddlbench.experiment.result import RankEntry, Result
 from ddlbench.report.tables import NOTE_BREAK
 
 _UNLIKE_BASE = "no speed-up, as base and cell ran on different processors"
 _UNLIKE_HOSTS = "base and cell ran on hosts with different processors"
 _MIXED = "ranks of one cell ran on different processors"
 _MOST_SENTENCES = 3
+UNSTEADY_LIMIT = 0.15
 
 
 @dataclass(frozen=True)
@@ -91,3 +100,25 @@ def sentences(shown: pd.DataFrame) -> list[str]:
 
 def _each_once(models: Iterable[str | None]) -> tuple[str, ...]:
     return tuple(sorted({model for model in models if model}))
+
+
+def probed(ranks: Sequence[RankEntry]) -> dict[str, Any]:
+    """The columns ``probe_s``, ``probe_change`` and ``unsteady``; none without probes.
+
+    ``probe_s`` is the mean over nodes, before and after; ``probe_change`` the largest ratio of
+    after to before, less 1, of any node.
+    """
+    pairs = [rank.probe_s for rank in ranks if len(rank.probe_s) == 2]
+    if not pairs:
+        return {"unsteady": False}
+    changes = [after_s / before_s - 1 for before_s, after_s in pairs]
+    return {
+        "probe_s": fmean(seconds for pair in pairs for seconds in pair),
+        "probe_change": max(changes, key=abs),
+        "unsteady": any(differ(*pair) for pair in pairs),
+    }
+
+
+def differ(one_s: float, other_s: float) -> bool:
+    """Whether two probes differ by so much that their cells ran at different speeds."""
+    return max(one_s, other_s) > (1 + UNSTEADY_LIMIT) * min(one_s, other_s)

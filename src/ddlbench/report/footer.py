@@ -19,6 +19,7 @@ from ddlbench.report.tables import NOTE_BREAK
 
 STALE = "†"
 NOISY = "~"
+UNSTEADY = "≈"
 OLD_WEIGHTS = "‡"
 _SHORT_COMMIT = 7
 _ENOUGH = 6  # the range of fewer repeats holds the median with less than 95 %
@@ -95,6 +96,7 @@ def signs(row: Any) -> str:
     each = (
         (STALE, row.stale),
         (NOISY, row.noisy),
+        (UNSTEADY, getattr(row, "unsteady", False)),
         (OLD_WEIGHTS, _STALE_WEIGHTS in str(getattr(row, "update_semantics", ""))),
     )
     return "".join(sign for sign, flag in each if flag)
@@ -105,7 +107,7 @@ _STALE_WEIGHTS = "stale"  # of the column update_semantics
 
 def without_signs(shown: pd.DataFrame) -> pd.DataFrame:
     """The rows of a figure that draws no sign, so that its footer explains none."""
-    return shown.assign(stale=False, noisy=False, update_semantics="")
+    return shown.assign(stale=False, noisy=False, unsteady=False, update_semantics="")
 
 
 def marks(shown: pd.DataFrame) -> list[str]:
@@ -117,6 +119,11 @@ def marks(shown: pd.DataFrame) -> list[str]:
         parts.append(f"{STALE} and pale: the plan, or what it is made from, has changed since")
     if shown["noisy"].any():
         parts.append(f"{NOISY} noisy: quartiles of the steps spread over a quarter of the median")
+    if shown["unsteady"].any():
+        parts.append(
+            f"{UNSTEADY} unsteady: the machine's speed (probe) changed by over "
+            f"{comparability.UNSTEADY_LIMIT:.0%} during the cell, or since its base"
+        )
     if shown["update_semantics"].str.contains(_STALE_WEIGHTS).any():
         parts.append(f"{OLD_WEIGHTS}: updates with gradients of older weights, so not equal work")
     partial = int(((shown["status"] == Status.OK) & (shown["n"] < shown["repeats"])).sum())

@@ -34,7 +34,7 @@ from ddlbench.experiment.status import Reason, Status, reason_code
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.plan import make_plan, measured_digests
 from ddlbench.planning.strategy import known_strategy, workers_of
-from ddlbench.report.comparability import Processors, forbids_speedup, unlike
+from ddlbench.report.comparability import Processors, differ, forbids_speedup, probed, unlike
 from ddlbench.report.summary import summarise
 from ddlbench.report.tables import (
     MEASUREMENTS,
@@ -140,6 +140,7 @@ def _outcome(row: MatrixRow, site: str, root: Path) -> dict[str, Any]:
         "created": result.provenance.created,
         **_timing(result.timing if result.status == Status.OK else None),
         **_memory(result.ranks),
+        **probed(result.ranks),
         **_checkpointing(result.checkpointing),
     }
 
@@ -236,6 +237,10 @@ def _compare(record: dict[str, Any], base: dict[str, Any]) -> None:
     if not forbids_speedup(record["notes"]):
         record["speedup"] = base["epoch_s"] / record["epoch_s"]
         record["base_samples_per_s"] = base["samples_per_s"]
+        own_s, base_s = record.get("probe_s"), base.get("probe_s")
+        if own_s and base_s:
+            record["speedup_normalised"] = record["speedup"] * own_s / base_s
+            record["unsteady"] |= differ(own_s, base_s)
 
 
 def _comparable(record: dict[str, Any], base: dict[str, Any]) -> bool:

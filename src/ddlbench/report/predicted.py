@@ -16,8 +16,7 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import workers_of
 from ddlbench.predict.accuracy import read_predictions
-from ddlbench.predict.prediction import predictor_of
-from ddlbench.predict.predictors.ddlbench import NAME as FOR_ALL
+from ddlbench.predict.prediction import DEFAULT_PREDICTOR, predictor_of
 from ddlbench.report.footer import without_signs
 from ddlbench.report.labels import (
     dataset_label,
@@ -63,7 +62,7 @@ def read_predicted(predictions_json: Path, tables_dir: Path, results: Path = RES
 
 
 def with_conditions(predictions: pd.DataFrame, summary: pd.DataFrame) -> pd.DataFrame:
-    """Add ``configuration``, ``geometry``, ``workers``, ``variant``, ``mark`` and both flags."""
+    """Add ``configuration``, ``geometry``, ``workers``, ``variant``, ``mark`` and the flags."""
     frame = predictions.reset_index(drop=True)
     numbers = [c for c in frame.columns if c.endswith(("_s", "_bytes", "_error", "_spread"))]
     frame = frame.astype(dict.fromkeys(numbers, float))
@@ -72,13 +71,14 @@ def with_conditions(predictions: pd.DataFrame, summary: pd.DataFrame) -> pd.Data
     cells["geometry"] = [f"{row.nodes}x{row.devices_per_node}" for row in rows_of(cells)]
     cells["workers"] = [workers_of(Cell.from_id(str(cell_id))) for cell_id in cells["cell_id"]]
     cells = cells.join(
-        summary.set_index("configuration")[["stale", "noisy", "ran_as"]], on="configuration"
+        summary.set_index("configuration")[["stale", "noisy", "unsteady", "ran_as"]],
+        on="configuration",
     )
     cells["ran_as"] = cells["ran_as"].fillna("")
     cells["variant"] = variant_labels(cells)
-    for name in ("stale", "noisy"):
+    for name in ("stale", "noisy", "unsteady"):
         cells[name] = cells[name].eq(True)  # unknown is no flag
-    added = ["configuration", "geometry", "workers", "variant", "stale", "noisy"]
+    added = ["configuration", "geometry", "workers", "variant", "stale", "noisy", "unsteady"]
     frame = frame.merge(cells[["cell_id", *added]], on="cell_id", how="left")
     frame["mark"] = [_mark(row) for row in rows_of(frame)]
     return frame
@@ -92,7 +92,7 @@ def own_predictors(frame: pd.DataFrame, strategy: str) -> list[str]:
     """
     rows = frame[frame["strategy"] == strategy]
     names = [name for name in dict.fromkeys(map(str, rows["predictor"])) if _is_own(name)]
-    names.sort(key=lambda name: name != FOR_ALL)
+    names.sort(key=lambda name: name != DEFAULT_PREDICTOR)
     predicting = set(rows.loc[rows["predicted_step_s"].notna(), "predictor"])
     return [name for name in names if name in predicting] or names
 
@@ -133,7 +133,7 @@ def title_of(strategy: str) -> str:
 
 def _is_own(name: str) -> bool:
     try:
-        return name == FOR_ALL or predictor_of(name).strategies is not None
+        return name == DEFAULT_PREDICTOR or predictor_of(name).strategies is not None
     except ConfigError:  # of another package that is not here
         return True
 

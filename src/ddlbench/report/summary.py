@@ -67,7 +67,7 @@ def _record(configuration: str, runs: pd.DataFrame, by_id: pd.DataFrame) -> dict
         },
         **{
             name: float(good[name].median())
-            for name in ("step_median_s", "load_s", "loss_last")
+            for name in ("step_median_s", "load_s", "loss_last", "probe_s", "speedup_normalised")
             if len(good)
         },
         "update_semantics": _joined(runs["update_semantics"], " "),
@@ -75,6 +75,7 @@ def _record(configuration: str, runs: pd.DataFrame, by_id: pd.DataFrame) -> dict
         "device_kind": _joined(runs["device_kind"], " "),
         "processors": _joined(runs["processors"], NOTE_BREAK),
         "noisy": bool(good["noisy"].any()),
+        "unsteady": bool(good["unsteady"].any()),
         "stale": bool(runs["stale"].any()),
         "notes": _joined(runs["notes"], NOTE_BREAK),
         "commit": _joined(runs["commit"], " "),

@@ -101,6 +101,10 @@ MEASUREMENTS: tuple[Column, ...] = (
     _number(
         "speedup", "epoch_s of the base over epoch_s, same repeat, dataset_samples and processors"
     ),
+    _number(
+        "speedup_normalised",
+        "speedup at equal speed of the machine: times probe_s over that of the base",
+    ),
     _text("base_cell_id", "the sequential cell that speedup is measured against"),
     _rate("base_samples_per_s", "absolute speed of the base"),
     *_MEMORY,
@@ -112,7 +116,10 @@ MEASUREMENTS: tuple[Column, ...] = (
     _text("ran_as", "what its plan amounts to where the strategy's name says another thing"),
     _text("device_kind", "cpu or cuda"),
     _text("processors", "models of its devices; several are parted by ' | '"),
+    _seconds("probe_s", "a fixed piece of work, mean of before and after training"),
+    _number("probe_change", "that after training over that before, less 1"),
     _flag("noisy", "quartile spread of the steps above a quarter of their median"),
+    _flag("unsteady", "probes before and after, or those of cell and base, over 15 % apart"),
     _flag(
         "stale",
         "the cell's plan, or the profile or links that it is made from, differ from those that "
@@ -155,6 +162,7 @@ SUMMARY: tuple[Column, ...] = (
     ),
     _number("speedup_high", "upper end of the same"),
     _count("speedup_n", "repeats in which both the cell and its base are ok"),
+    _number("speedup_normalised", "median of speedup_normalised over repeats"),
     _text("base_configuration", "configuration of the base"),
     _rate("base_samples_per_s", "absolute speed of the base, over the shared repeats"),
     *_MEMORY,
@@ -163,7 +171,9 @@ SUMMARY: tuple[Column, ...] = (
     _text("ran_as", "what its plan amounts to where the strategy's name says another thing"),
     _text("device_kind", "cpu or cuda"),
     _text("processors", "models of the devices of any repeat, parted by ' | '"),
+    _seconds("probe_s", "median of probe_s over repeats"),
     _flag("noisy", "any repeat is"),
+    _flag("unsteady", "any repeat is"),
     _flag("stale", "any repeat is"),
     _text("notes", "notes of any repeat, parted by ' | '"),
     _text("commit", "commits of its repeats, parted by a blank"),

@@ -1,4 +1,4 @@
-"""Meters beside the clock: processor and GPU utilisation, memory of each device, bytes sent."""
+"""Meters beside the clock: utilisation, memory of each device, bytes sent, a probe of the speed."""
 
 from __future__ import annotations
 
@@ -25,6 +25,34 @@ from ddlbench.runtime.rank_report import CountedBytes
 from ddlbench.strategies.executor import Executor
 
 _SAMPLE_S = 0.2
+_PROBE_SIDE = {"cpu": 384, "cuda": 2048}
+_PROBE_PRODUCTS = 100  # some tenths of a second on one core
+
+
+def probe_s(device: torch.device) -> float:
+    """Seconds of one float32 matrix product of a fixed size, alone on its node.
+
+    The work is always the same, so two probes tell whether the machine had the same speed. It is
+    the mean of many products, which holds what other processes took of the core meanwhile.
+    """
+    side = _PROBE_SIDE[device.type]
+    factor = torch.full((side, side), 1 / side, device=device)
+    product = torch.empty_like(factor)
+    _multiply(factor, product, 2)  # the first one is slower
+    begin = time.perf_counter()
+    _multiply(factor, product, _PROBE_PRODUCTS)
+    seconds = (time.perf_counter() - begin) / _PROBE_PRODUCTS
+    if device.type == "cuda":
+        del factor, product
+        torch.cuda.empty_cache()  # else the cell's memory would hold the probe's
+    return seconds
+
+
+def _multiply(factor: torch.Tensor, product: torch.Tensor, times: int) -> None:
+    for _ in range(times):
+        torch.mm(factor, factor, out=product)
+    if factor.is_cuda:
+        torch.cuda.synchronize(factor.device)
 
 
 @dataclass(frozen=True)

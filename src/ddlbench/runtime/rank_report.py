@@ -57,6 +57,8 @@ class RankReport(JsonForm):
         clock_offset_s: added to the rank's clock, it gives rank 0's.
         traffic: None if nothing was counted.
         checkpoints: None for a cell without checkpoints.
+        probe_s: of a fixed piece of work, before the strategy starts and after it has ended; of
+            one rank of each node.
     """
 
     status: Status = Status.OK
@@ -96,6 +98,7 @@ class RankReport(JsonForm):
     communication_wait_s: float | None = None
     cpu_utilisation: float | None = None
     gpu_utilisation: float | None = None
+    probe_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,7 @@ from ddlbench.runtime.meters import (
     cpu_peak_bytes,
     device_memory,
     peak_rss_bytes,
+    probe_s,
     restart_peaks,
 )
 from ddlbench.runtime.network_address import address_of, use_interface
@@ -112,6 +114,7 @@ def _run(job: Job, process: Process) -> RankReport:
         progress=reporter if process.rank == 0 else (lambda _done: None),
         fixed={} if checkpoints is None else checkpoints.fixed(),
     )
+    before_s = _probe(process, devices[0], "before", wait_for_all)
     executor.prepare(plan, process, network, stream, context)
     offsets = clock_offsets(store, process.rank, plan.world_size)
     prepare_s = time.time() - psutil.Process().create_time()
@@ -166,6 +169,7 @@ def _run(job: Job, process: Process) -> RankReport:
         plan_details=executor.details(),
         partition_spans=tuple(_partition_spans(executor, last)),
         provenance=provenance,
+        probe_s=before_s,
         **_times(measured),
     )
     # The measurement is complete: a failure below costs a picture, but not the result.
@@ -174,8 +178,19 @@ def _run(job: Job, process: Process) -> RankReport:
     report = _with_spans(report, executor, last, offsets)
     wait_for_all("reported")
     executor.close()
+    after_s = _probe(process, devices[0], "after", wait_for_all)
     leave(store, process.rank, plan.world_size)
-    return report
+    return replace(report, probe_s=before_s + after_s)
+
+
+def _probe(
+    process: Process, device: torch.device, when: str, wait_for_all: Callable[[str], None]
+) -> tuple[float, ...]:
+    """Probe the speed of a node while other ranks wait; empty for all but one rank of a node."""
+    wait_for_all(f"probe {when}")
+    seconds = (probe_s(device),) if process.local_rank == 0 else ()
+    wait_for_all(f"probed {when}")
+    return seconds
 
 
 def _data(

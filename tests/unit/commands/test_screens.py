@@ -21,6 +21,7 @@ from ddlbench.experiment.screen import (
     Column,
     duration_text,
     in_one_unit,
+    say_error,
     short_names,
     size_text,
     table,
@@ -205,3 +206,14 @@ def test_a_site_that_is_not_filled_in_is_refused(project):
 def test_doctor_takes_the_site_of_the_experiment(project):
     with pytest.raises(ConfigError, match="site local starts its cells on this machine"):
         printed("doctor")
+
+
+@pytest.mark.parametrize(("terminal", "most"), [(True, 80), (False, 400)])
+def test_an_error_is_wrapped_on_a_terminal_only(monkeypatch, capsys, terminal, most):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+    say_error(ConfigError("a sentence of many words " * 8 + "\nstrategy: {gpipe: {chunks: 8}}"))
+    lines = capsys.readouterr().err.splitlines()
+    assert max(map(len, lines)) <= most
+    assert (len(lines) > 2) == terminal
+    assert lines[-1] == "strategy: {gpipe: {chunks: 8}}"

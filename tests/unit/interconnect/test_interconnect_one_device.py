@@ -151,7 +151,14 @@ def test_links_of_one_gpu_say_so_once(monkeypatch, tmp_path):
     def run_rank_job(_site, geometry, module, _settings, _folder, **_named):
         if module.endswith("rank_pairs"):
             raise measure.RankJobFailed("left out")
-        own = {"status": "ok", "provenance": {}, "sweeps": [], "overlaps": [], "notes": []}
+        own = {
+            "status": "ok",
+            "provenance": {},
+            "sweeps": [],
+            "overlaps": [],
+            "backgrounds": [],
+            "notes": [],
+        }
         if module.endswith("node_pairs"):
             own |= {"node_type": "1x H100", "pairs": [], "no_pairs": "one GPU"}
         return [{"rank": rank, **own} for rank in range(geometry[0] * geometry[1])]

@@ -62,6 +62,8 @@ def test_errors_by_predictor_and_strategy(site):
     assert abs(eq1.worst_error) == pytest.approx(max(map(abs, expected)))
     assert "/horovod/1x4/" in eq1.worst_cell
     assert eq1.repeat_spread == pytest.approx(0.2)
+    sigma = 0.2 / 1.693  # three draws of a normal distribution lie 1.693 sigma apart
+    assert eq1.noise_floor == pytest.approx(math.sqrt(2 / math.pi * (1 + 1 / 3)) * sigma, rel=1e-3)
     overall = one(table, predictor="linear", strategy=ALL)
     assert overall.n == 9
     assert overall.baseline

@@ -1,5 +1,6 @@
 """The commands: tables, JSON, and one sentence for what is wrong."""
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 from predict_results import write_matrix, write_ok
 
 from ddlbench.cli import commands
+from ddlbench.commands.calibrate import calibrate
 from ddlbench.commands.predict import accuracy, predict, recommend
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, tables_dir
@@ -41,8 +43,10 @@ def wide(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: range(4))
 
 
-def test_predict_json_has_every_predictor_that_speaks_of_the_cell(folder):
+def test_predict_has_one_answer_and_all_only_when_asked(folder):
     out = run(predict, *CELL, "--strategy", "horovod", "--json").output
+    assert [one["predictor"] for one in json.loads(out)["predictions"]] == ["ddlbench"]
+    out = run(predict, *CELL, "--strategy", "horovod", "--all", "--json").output
     told = {entry["predictor"]: entry for entry in json.loads(out)["predictions"]}
     assert {"ddlbench-eq1", "thesis-5.1-p2p", "thesis-5.1-transport", "linear"} <= set(told)
     assert told["linear"]["step_s"] == pytest.approx((0.1 + 0.16) / 2)
@@ -52,8 +56,11 @@ def test_predict_json_has_every_predictor_that_speaks_of_the_cell(folder):
 def test_predict_prints_a_table_with_limits(folder):
     out = run(predict, *CELL, "--strategy", "gpipe", "--option", "gpipe.chunks=8").output
     assert "GPipe on 1x2 (2 CPU workers), 16 samples a step" in out
-    assert "thesis-6" in out
-    full = run(predict, *CELL, "--strategy", "gpipe", "--option", "gpipe.chunks=8", "--why").output
+    assert "thesis-6" not in out
+    assert "The papers' models and baselines beside it: --all." in out
+    asked = (*CELL, "--strategy", "gpipe", "--option", "gpipe.chunks=8", "--all")
+    assert "thesis-6" in run(predict, *asked).output
+    full = run(predict, *asked, "--why").output
     assert "on CPU all partitions share one process" in full
 
 
@@ -131,7 +138,10 @@ def test_screens_fit_the_terminal(folder, monkeypatch, width, why):
     told = run(predict, *CELL, "--strategy", "ddp", *further).output.splitlines()
     assert max(map(len, (*ranked, *told))) <= width
     assert why or (len(ranked) <= 25 and len(told) <= 25)
-    assert sum(line.startswith("->") for line in told) == 1
+    every = run(predict, *CELL, "--strategy", "ddp", "--all", *further).output.splitlines()
+    assert max(map(len, every)) <= width
+    assert sum(line.startswith("->") for line in every) == 1
+    assert sum(line.startswith("->") for line in told) == 0
     row = next(line for line in ranked if " DDP " in line)
     assert "200 ms" in row
     assert "Measurements here say: DDP, 1.50x one device" in " ".join(ranked)
@@ -197,3 +207,27 @@ def test_a_noisy_profile_is_told_with_the_range_of_its_steps(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     for out in (run(predict, *CELL, "--strategy", "gpipe").output, run(recommend, *CELL).output):
         assert "The profile is noisy: one device's step lies between 208-312 ms." in out
+
+
+def test_calibration_learns_from_measured_cells_and_changes_predictions(folder):
+    config = folder / "experiment.yaml"
+    config.write_text(
+        "experiment: trial\nsite: local\n"
+        "matrix: {dataset: [mnist], network: [vgg11], strategy: [ddp],"
+        " geometry: [1x2, 1x4], batch_size: [16, 32]}\n"
+    )
+    with pytest.raises(ConfigError, match="no strategy has three measured cells"):
+        run(calibrate, "--configfile", str(config))
+    before = json.loads(run(predict, *CELL, "--strategy", "ddp", "--json").output)
+    for geometry, batch_size in itertools.product(("1x2", "1x4"), (16, 32)):
+        write_ok(folder / "results", make.cell("ddp", geometry, batch_size), 1.0)
+    chosen = run(calibrate, "--configfile", str(config), "--choose", "2", "--json").output
+    assert len(json.loads(chosen)) == 2
+    assert "measured" in run(calibrate, "--configfile", str(config), "--choose", "2").output
+    table = run(calibrate, "--configfile", str(config)).output
+    assert table.splitlines()[0].split()[:3] == ["strategy", "n", "before"]
+    after = json.loads(run(predict, *CELL, "--strategy", "ddp", "--json").output)
+    steps = [told["predictions"][0]["step_s"] for told in (before, after)]
+    assert abs(steps[1] - 1.0) < abs(steps[0] - 1.0)
+    assert "Interval: " in run(predict, *CELL, "--strategy", "ddp").output
+    assert "calibrated by 4 cells" in run(predict, *CELL, "--strategy", "ddp").output

@@ -7,7 +7,7 @@ from dataclasses import replace
 import predict_factory as make
 import pytest
 
-from ddlbench.experiment.links import LinkOverlap
+from ddlbench.experiment.links import LibraryBackground, LinkOverlap, SweepPoint
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.planning.gradient_traffic import GradientMessage
 from ddlbench.planning.strategy import strategy_of
@@ -58,6 +58,41 @@ def test_messages_hide_as_far_as_the_site_lets_them(hidden_share, exposed_s):
     assert found.compute_s == pytest.approx(1.6 * 0.18)
     assert found.exposed_communication_s == pytest.approx(exposed_s)
     assert found.communication_s == pytest.approx(0.13)
+
+
+def with_processor_times(links, *points):
+    """The links, whose all-reduces of so many bytes need so many seconds of the processor."""
+    times = tuple(SweepPoint(size, 1.0, None, 6, cpu_s) for size, cpu_s in points)
+    sweeps = tuple(replace(sweep, points=times) for sweep in links.links.sweeps)
+    return replace(links, links=replace(links.links, sweeps=sweeps))
+
+
+def test_a_message_takes_from_computation_what_it_needs_of_the_core():
+    # The message of the overlap needs 0.5 s of the core and delays computation by as much.
+    links = with_processor_times(table(BARE, hidden_share=0.5), (1, 0.5), (100 * MB, 0.5))
+    contention = links.contention(1, 4, "gloo")
+    assert contention.stolen_s(50 * MB, carried_s=2.0) == pytest.approx(0.5)
+    assert contention.stolen_s(50 * MB, carried_s=0.1) == pytest.approx(0.1)  # no more than it all
+
+
+def test_time_on_the_wire_delays_no_computation():
+    # Buckets of 40, 30, 30 MB need 4, 3, 3 ms; what is beside computation delays it.
+    busy = with_processor_times(table(BARE, hidden_share=0.0), (1, 1e-10), (100 * MB, 0.01))
+    overlap = replace(busy.links.overlaps[0], alone_s=1e-10, compute_s=1e-10)
+    links = replace(busy, links=replace(busy.links, overlaps=(overlap,)))
+    found = predicted("ddp", links)
+    assert found.exposed_communication_s == pytest.approx(0.004 + 0.003 + 0.04)
+
+
+def test_an_idle_library_slows_computation_down():
+    swept = make.sweep(0.01, 1e9, 4, transport="horovod")
+    quiet = table(swept, hidden_share=1.0)
+    idle = LibraryBackground(
+        library="horovod", nodes=1, devices_per_node=4, ranks=4, alone_s=1.0, beside_s=1.25
+    )
+    busy = replace(quiet, links=replace(quiet.links, backgrounds=(idle,)))
+    computes = [predicted("horovod", links).compute_s for links in (quiet, busy)]
+    assert computes[1] == pytest.approx(1.25 * computes[0])
 
 
 def test_where_overlap_was_not_measured_a_cpu_hides_nothing():
@@ -122,3 +157,18 @@ def test_every_strategy_has_an_answer_or_a_reason(strategy):
     else:
         assert found.predictor == "ddlbench"
         assert found.step_s > 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "longer"), [("model-parallel-p2p", False), ("pipedream", True)]
+)
+def test_ends_of_messages_cost_time_where_nobody_waits_for_them(strategy, longer):
+    """A rank that waits for a message has the time; one whose message came before has not."""
+    own = make.sweep(0.001, 1e9, 2, operation="p2p")
+    quiet = table(BARE, own, hidden_share=1.0)
+    busy = with_processor_times(quiet, (1, 1e-6), (100 * MB, 1e-6))
+    free, charged = (
+        predicted(strategy, links, options={"balance": "1+1+1+1"}).step_s for links in (quiet, busy)
+    )
+    assert (charged > free * (1 + 1e-9)) == longer
+    assert charged == pytest.approx(free, rel=1e-3)

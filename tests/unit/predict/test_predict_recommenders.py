@@ -25,20 +25,25 @@ def test_every_predictor_speaks_of_the_strategy_that_it_is_asked_about(device):
                 assert strategy in modelled_strategies(predictor_of(name)), (recommender, strategy)
 
 
-def test_the_default_speaks_of_every_strategy_but_of_splits_on_cpus():
+def test_the_default_asks_one_predictor_for_every_strategy():
+    asked = {predictor_for(DEFAULT_RECOMMENDER, s, d) for s in STRATEGIES for d in ("cpu", "cuda")}
+    assert asked == {"ddlbench"}
+
+
+def test_measured_links_speaks_of_every_strategy_but_of_splits_on_cpus():
     for strategy in STRATEGIES:
-        assert predictor_for(DEFAULT_RECOMMENDER, strategy, "cuda") in PREDICTORS
-        asked = predictor_for(DEFAULT_RECOMMENDER, strategy, "cpu")
+        assert predictor_for("measured-links", strategy, "cuda") in PREDICTORS
+        asked = predictor_for("measured-links", strategy, "cpu")
         assert (asked is None) == (strategy_of(strategy).family == "split")
 
 
-def test_on_cpus_the_default_hides_nothing_and_takes_turns():
-    asked = {s: predictor_for(DEFAULT_RECOMMENDER, s, "cpu") for s in STRATEGIES}
+def test_on_cpus_measured_links_hides_nothing_and_takes_turns():
+    asked = {s: predictor_for("measured-links", s, "cpu") for s in STRATEGIES}
     assert asked["horovod"] == "horovod-serial"
     assert asked["ddp"] == "ddp-serial"
     assert asked["parameter-server"] == "parameter-server"
     assert asked["gpipe"] == asked["model-parallel"] == "torchgpipe-turns"
-    on_gpu = {s: predictor_for(DEFAULT_RECOMMENDER, s, "cuda") for s in STRATEGIES}
+    on_gpu = {s: predictor_for("measured-links", s, "cuda") for s in STRATEGIES}
     assert on_gpu == {s: predictor_for("overlap", s, "cpu") for s in STRATEGIES}
     assert (on_gpu["gpipe"], on_gpu["ddp"]) == ("thesis-6", "ddp-buckets")
 

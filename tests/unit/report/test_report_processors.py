@@ -1,4 +1,4 @@
-"""No speed-up, and no silence, where a cell and its base ran on different processors."""
+"""No speed-up on different processors, and a mark where the machine's speed changed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ OLD, NEW = "EPYC 7402 24-Core", "EPYC 9334 32-Core"
 NOTE = "no speed-up, as base and cell ran on different processors: {} (base), {} (cell)"
 
 
-def on(values, cpus=(), gpus=(), provenance=None):
+def on(values, cpus=(), gpus=(), provenance=None, probe_s=()):
     """A result whose ranks ran there; without any, one from before they said so."""
     for number, rank in enumerate(values["ranks"]):
         if cpus:
             rank["cpu_model"] = cpus[number % len(cpus)]
             rank["gpu_models"] = [gpus[number % len(gpus)]] if gpus else []
+    values["ranks"][0]["probe_s"] = list(probe_s)
     values["device_kind"] = "cuda" if gpus or (provenance or {}).get("gpu_models") else "cpu"
     values["provenance"].update(provenance or {})
     return values
@@ -170,3 +171,26 @@ def test_notes_of_processors_stand_once(tables):
     new = tables.summary[tables.summary["geometry"] == "1x4"]
     assert NOTE.format(OLD, NEW) in new["notes"].iloc[0]
     assert not any("processors" in note for note in common_notes(new))
+
+
+@pytest.mark.parametrize(
+    ("base", "cell", "unsteady"),
+    [
+        ((0.010, 0.010), (0.0105, 0.0105), False),
+        ((0.010, 0.010), (0.012, 0.012), True),  # slower than when the base ran
+        ((0.010, 0.010), (0.0095, 0.0112), True),  # slower after than before
+    ],
+)
+def test_a_machine_whose_speed_changed_is_marked(base, cell, unsteady, measured):
+    row = measured({"probe_s": base}, {"probe_s": cell})
+    assert row["speedup"] == pytest.approx(1.5)
+    assert row["probe_s"] == pytest.approx(sum(cell) / 2)
+    assert row["probe_change"] == pytest.approx(cell[1] / cell[0] - 1)
+    assert row["speedup_normalised"] == pytest.approx(1.5 * row["probe_s"] / 0.010)
+    assert row["unsteady"] == unsteady
+
+
+def test_without_probes_nothing_is_marked(measured):
+    row = measured({}, {"probe_s": (0.01, 0.01)})
+    assert not row["unsteady"]
+    assert math.isnan(row["speedup_normalised"])

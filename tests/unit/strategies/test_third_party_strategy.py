@@ -76,7 +76,7 @@ def test_it_is_recommended(make, tmp_path):
     ranking = recommend(asked, make.site(), Inputs("local", root)).ranking
     (found,) = (one for one in ranking if one.cell.strategy == NAME)
     assert found.prediction is not None
-    assert found.prediction.predictor == "ddp-serial"
+    assert found.prediction.predictor == "ddlbench"  # from the messages that it declares
 
 
 def test_it_has_a_colour_of_its_family_and_a_label(toy):

@@ -13,15 +13,16 @@ A backward pass with messages (DDP; Horovod has no copies of its own)::
     all-reduce            |--- m0 ---|--- m1 ---|     |-- m2 --|
                                                        exposed
 
-    T = k t(B/W) + copies + stolen + what ends after the backward pass
+    T = k q t(B/W) + copies + stolen + what ends after the backward pass
 
 * t(B/W): a sequential step of a rank's share of the mini-batch.
 * k: slow-down of silent replicas of a node, at least 1: replicas do not make each other faster.
+* q: slow-down of computation beside the idle library; Horovod's thread runs in every cycle.
 * Copies: what DDP's own sweep takes longer than a bare all-reduce of as many bytes. Half before,
   half after.
-* Stolen: a message hides behind computation only as far as the site's overlap allows (``overlaps``
-  of links.json): one core that computes and sends hides nothing, an accelerator nearly all. What is
-  not hidden delays the computation.
+* Stolen: a message delays the computation beside it by its processor time, as far as both need the
+  same core (``cpu_s`` and ``overlaps`` of links.json): on a core that computes and sends all of it,
+  on an accelerator next to nothing. Time on the wire is hidden.
 
 Horovod's messages form while it sends: each takes all gradients that are ready by then, whole, up
 to the fusion threshold (Sergeev and Del Balso 2018, section 4).
@@ -37,8 +38,9 @@ from dataclasses import dataclass, replace
 
 from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic
 from ddlbench.planning.workload import Workload
-from ddlbench.predict.links import LinkTable
+from ddlbench.predict.links import Contention, LinkTable
 from ddlbench.predict.prediction import (
+    DEFAULT_PREDICTOR,
     BuiltInPredictor,
     CellInputs,
     NotPredictable,
@@ -48,14 +50,13 @@ from ddlbench.predict.prediction import (
 )
 from ddlbench.predict.predictors.pipeline_replay import replayed
 
-NAME = "ddlbench"
 _LIMITS = ("no straggling worker",)
 
 
 class Ddlbench(BuiltInPredictor):
     """What the site measured, put together as the strategy's descriptor says."""
 
-    name = NAME
+    name = DEFAULT_PREDICTOR
     source = "replay of what the strategy does, with measured parts"
     strategies = None
 
@@ -66,13 +67,17 @@ class Ddlbench(BuiltInPredictor):
         if strategy.pipeline_run(plan) is not None:
             return replayed(inputs, level=True)
         preferred = strategy.preferred_predictor.get(inputs.workload.device_kind)
-        if preferred in (None, NAME):
-            raise NotPredictable(f"strategy {strategy.name} does not say what its step consists of")
+        if preferred in (None, DEFAULT_PREDICTOR):
+            raise NotPredictable(
+                f"{DEFAULT_PREDICTOR} has no model of {strategy.name} on "
+                f"{inputs.workload.device_kind} devices: its descriptor states neither "
+                "gradient_traffic nor pipeline_run"
+            )
         model = predictor_of(str(preferred))
         prediction = model.predict(
             inputs.workload, inputs.measured_links, plan, inputs.cell, inputs.history
         )
-        return replace(prediction, predictor=NAME)
+        return replace(prediction, predictor=DEFAULT_PREDICTOR)
 
 
 @dataclass(frozen=True)
@@ -82,11 +87,13 @@ class _Sum:
     Args:
         ready_fraction: share of the backward pass after which its last gradient is ready.
         carried_s: from the first byte to the last.
+        stolen_s: by which it delays computation beside all of it.
         copied_s: copies around it, by the thread that computes.
     """
 
     ready_fraction: float
     carried_s: float
+    stolen_s: float
     copied_s: float = 0.0
 
 
@@ -96,11 +103,9 @@ class _Backward:
 
     Args:
         undisturbed_s: without messages.
-        hidden_share: of a message's time, 0 to 1, that computation hides.
     """
 
     undisturbed_s: float
-    hidden_share: float
     delay_s: float = 0.0  # of computation so far
     sent_s: float = 0.0  # end of the last message
     after_s: float = 0.0  # copies once all messages are there
@@ -116,7 +121,8 @@ class _Backward:
         begin = max(self.ready_s(message.ready_fraction), self.sent_s)
         self.sent_s = begin + message.carried_s
         beside_s = max(0.0, min(message.carried_s, self.undisturbed_s + self.delay_s - begin))
-        self.delay_s += (1 - self.hidden_share) * beside_s
+        if message.carried_s:
+            self.delay_s += message.stolen_s * beside_s / message.carried_s
 
     @property
     def exposed_s(self) -> float:
@@ -128,22 +134,23 @@ class _Backward:
 def _data_parallel(inputs: CellInputs) -> Prediction:
     cell, workload, links = inputs.cell, inputs.workload, inputs.links
     step = workload.step(cell.batch_size / inputs.plan.world_size)
-    slowdown = max(1.0, workload.slowdown(cell.devices_per_node))
-    hidden, hidden_remark = links.hidden_share(cell.nodes, cell.devices_per_node)
     traffic = inputs.gradient_traffic
+    slowdown = max(1.0, workload.slowdown(cell.devices_per_node))
+    if traffic.transport:
+        slowdown *= links.slow_down_beside(traffic.transport, cell.nodes, cell.devices_per_node)
     times = _MessageTimes.of(links, inputs, traffic)
-    backward = _Backward(slowdown * step.backward_s, hidden)
+    backward = _Backward(slowdown * step.backward_s)
     carried_s = 0.0
     for message in _messages(backward, workload, traffic, times):
         backward.send(message)
         carried_s += message.carried_s + message.copied_s
     return Prediction(
-        NAME,
+        DEFAULT_PREDICTOR,
         compute_s=slowdown * step.step_s,
         communication_s=carried_s,
         exposed_communication_s=min(backward.exposed_s, carried_s),
         limits=_LIMITS,
-        notes=joined(step.remark, hidden_remark, times.remarks),
+        notes=joined(step.remark, times.remarks),
         interval_s=step.interval(slowdown, backward.exposed_s),
     )
 
@@ -154,6 +161,7 @@ class _MessageTimes:
 
     carried_s: Callable[[float], float]
     copied_s: Callable[[float], float]
+    contention: Contention
     remarks: tuple[str, ...]
 
     @classmethod
@@ -161,22 +169,24 @@ class _MessageTimes:
         """From the sweeps of the strategy's transport, and of the library around it if swept."""
         shape = (inputs.cell.nodes, inputs.cell.devices_per_node)
         bare = links.all_reduce(*shape, traffic.transport)
+        contention = links.contention(*shape, traffic.transport)
         library = traffic.library
         if library is None or not links.sweeps_of(library):
             lack = f"copies of {library} were not measured; measure the links again"
-            return cls(
-                bare.time_s, lambda _size: 0.0, joined(bare.notes, lack if library else None)
-            )
+            remarks = joined(bare.notes, contention.notes, lack if library else None)
+            return cls(bare.time_s, lambda _size: 0.0, contention, remarks)
         whole = links.all_reduce(*shape, library)
         return cls(
             bare.time_s,
             lambda size: max(0.0, whole.time_s(size) - bare.time_s(size)),
-            joined(bare.notes, whole.notes),
+            contention,
+            joined(bare.notes, contention.notes, whole.notes),
         )
 
     def sum_of(self, message: GradientMessage) -> _Sum:
-        size = message.bytes
-        return _Sum(message.ready_fraction, self.carried_s(size), self.copied_s(size))
+        size, carried_s = message.bytes, self.carried_s(message.bytes)
+        stolen_s = self.contention.stolen_s(size, carried_s)
+        return _Sum(message.ready_fraction, carried_s, stolen_s, self.copied_s(size))
 
 
 def _messages(

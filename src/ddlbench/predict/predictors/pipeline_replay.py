@@ -10,6 +10,8 @@
     load       k * t_load, before the first pass of a step or in each pass of PipeDream's stage 0
     message    L + b A / BW of the hop that it takes, one after the other on a channel; it leaves
                when it is sent and a notice (L) has arrived that its receive is posted
+    end        of a message: what it costs its ranks of the processor (ddlbench only, and on CPUs);
+               so much less of the message is on its way
     all-reduce of a stage's replicas: measured, in buckets of 25 MiB, when the last replica is ready
 
 The schedules are those that the runtime executes (:mod:`ddlbench.planning.schedules`). So are the
@@ -61,12 +63,19 @@ class PipelineLinks:
         plan: who runs where.
         pipeline: its stages.
         blocks: of each stage.
+        ends: a message costs its ranks processor time, which is not spent on computation.
     """
 
     def __init__(
-        self, table: LinkTable, plan: Plan, pipeline: Pipeline, blocks: Sequence[Sequence[Block]]
+        self,
+        table: LinkTable,
+        plan: Plan,
+        pipeline: Pipeline,
+        blocks: Sequence[Sequence[Block]],
+        *,
+        ends: bool = False,
     ) -> None:
-        self._table, self._pipeline = table, pipeline
+        self._table, self._pipeline, self._ends = table, pipeline, ends
         self._sent_bytes = [pipeline.samples * stage[-1].output_bytes for stage in blocks]
         self._weight_bytes = [sum(block.parameter_bytes for block in stage) for stage in blocks]
         self._places = places_of(plan)
@@ -85,8 +94,14 @@ class PipelineLinks:
         if action is None:
             return 0.0
         if event.role == "message" and peer is not None:
-            cut = action.stage - (1 if action.kind == "send_gradient" else 0)
-            return self._hop(event.rank, peer).time_s(self._sent_bytes[cut])
+            size = self._sent_bytes[action.stage - (action.kind == "send_gradient")]
+            carried_s = self._hop(event.rank, peer).time_s(size)
+            return max(0.0, carried_s - self._ends_s(event.rank, peer, size))
+        if action.kind.startswith("receive"):
+            cut = action.stage - (action.kind == "receive_activation")
+            sender = cut if action.kind == "receive_activation" else action.stage + 1
+            source = self._pipeline.stages[sender].ranks[0]
+            return self._ends_s(source, event.rank, self._sent_bytes[cut])
         if action.kind == "all_reduce":
             return self._sum_s(action.stage, "nccl" if device_kind == "cuda" else "gloo")
         return 0.0
@@ -96,6 +111,12 @@ class PipelineLinks:
         if remark:
             self._remarks[remark] = None
         return hop
+
+    def _ends_s(self, source: int, target: int, size: float) -> float:
+        """Processor seconds of both ends of a message; a rank sends as many as it receives."""
+        places = self._places[source], self._places[target]
+        ends_s = self._table.message_ends_s(*places) if self._ends else None
+        return ends_s(size) if ends_s else 0.0
 
     def _sum_s(self, stage: int, transport: str) -> float:
         """Seconds of the all-reduces of all buckets of a stage, one after the other."""
@@ -252,7 +273,8 @@ def replayed(inputs: CellInputs, *, level: bool = False) -> Prediction:
     remarks: tuple[str, ...] = ()
     if plan.world_size > 1:
         stage_blocks = strategy.stage_blocks(workload, plan)
-        links = PipelineLinks(inputs.links, plan, pipeline, stage_blocks)
+        ends = level and workload.device_kind == "cpu"  # a GPU's queue hides what its host does
+        links = PipelineLinks(inputs.links, plan, pipeline, stage_blocks, ends=ends)
         step_s, sent_s = _with_links(run, compute, slowdown, links, workload.device_kind)
         remarks = links.remarks
     exposed_s = max(0.0, step_s - slowdown * free_s)

@@ -7,7 +7,7 @@
          +--base--lat10--bw250--
 
 Predictions for an emulated fabric use the links measured under it. Without a measurement they use
-links computed from its delay, rate and loss (``predict/links.py``). The footer says which.
+links computed from its delay, rate and loss (``predict/tcp.py``). The footer says which.
 """
 
 from __future__ import annotations

@@ -1,0 +1,129 @@
+"""``ddlbench calibrate``: what measured cells teach the predictor of a site."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import enter_project, result_file
+from ddlbench.experiment.schema import read_yaml
+from ddlbench.experiment.screen import Column, duration_text, paragraph, table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ddlbench.predict.calibration import Calibration, CalibrationCell
+
+
+@click.command()
+@click.option(
+    "--configfile",
+    type=click.Path(path_type=Path),
+    default=Path("config/config.yaml"),
+    show_default=True,
+    help="The experiment whose measured cells teach.",
+)
+@click.option("--site", "site_name", default=None, help="Another site than the file names.")
+@click.option(
+    "--choose", type=click.IntRange(1), default=None, help="Only name the N cells that tell most."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def calibrate(configfile: Path, site_name: str | None, choose: int | None, as_json: bool) -> None:
+    """Learn a site's constants from measured cells.
+
+    Writes results/SITE/calibration.json, which predict and recommend then use.
+    """
+    from ddlbench.predict import calibration  # noqa: PLC0415 - slow to import
+    from ddlbench.predict.evaluate import predictions  # noqa: PLC0415
+    from ddlbench.predict.prediction import DEFAULT_PREDICTOR  # noqa: PLC0415
+    from ddlbench.workflow import matrix_of  # noqa: PLC0415
+
+    configfile = enter_project(configfile)
+    config = read_yaml(configfile)
+    if site_name is not None:
+        config["site"] = site_name
+    _experiment, site, rows = matrix_of(config, where=str(configfile))
+    frame = predictions(rows, site, names=(DEFAULT_PREDICTOR,))
+    cells = calibration.cells_of(frame, DEFAULT_PREDICTOR)
+    if choose is not None:
+        chosen = calibration.choose(cells, choose)
+        paths = [str(result_file(site.name, cell.cell_id)) for cell in chosen]
+        click.echo(json.dumps(paths, indent=1) if as_json else "\n".join(_chosen_lines(chosen)))
+        return
+    measured = [cell for cell in cells if cell.measured_s is not None]
+    found = calibration.calibrate(site.name, measured)
+    if not found.strategies:
+        raise ConfigError(
+            f"{configfile}: no strategy has three measured cells at site {site.name}, which "
+            "calibration needs; `ddlbench calibrate --choose 6` names those that tell most"
+        )
+    path = calibration.write_calibration(found)
+    scores = calibration.scores(measured)
+    if as_json:
+        click.echo(json.dumps({**found.to_dict(), "scores": scores.to_dict("records")}, indent=1))
+        return
+    click.echo("\n".join(_score_lines(found, scores, path)))
+
+
+def _chosen_lines(cells: Sequence[CalibrationCell]) -> list[str]:
+    columns = [
+        Column(""), Column("strategy"), Column("network"), Column("devices"),
+        Column("predicted", right=True), Column(""),
+    ]  # fmt: skip
+    rows = [
+        (
+            str(place),
+            cell.strategy,
+            cell.network,
+            cell.geometry,
+            duration_text(cell.predicted_s),
+            "measured" if cell.measured_s is not None else "",
+        )
+        for place, cell in enumerate(cells, start=1)
+    ]
+    return [
+        *table(columns, rows),
+        *paragraph("--json prints their result files, which snakemake takes as targets."),
+    ]
+
+
+def _score_lines(found: Calibration, scores: pd.DataFrame, path: Path) -> list[str]:
+    columns = [
+        Column("strategy"), Column("n", right=True), Column("before", right=True),
+        Column("networks", right=True), Column("geometries", right=True),
+        Column("covered", right=True), Column("work", right=True), Column("messages", right=True),
+        Column("step", right=True),
+    ]  # fmt: skip
+    rows = []
+    for score in scores.to_dict("records"):
+        constants = found.of(str(score["strategy"]))
+        learnt = ("too few", "", "")
+        if constants is not None:
+            sign = "-" if constants.step_s < 0 else "+"
+            learnt = (
+                f"{constants.work:+.0%}",
+                f"{constants.communication:+.0%}",
+                sign + duration_text(abs(constants.step_s)),
+            )
+        shares = (
+            score[name]
+            for name in ("as_predicted", "networks_held_out", "geometries_held_out", "covered")
+        )
+        texts = ("" if math.isnan(share) else f"{share:.1%}" for share in shares)
+        rows.append((str(score["strategy"]), str(score["n"]), *texts, *learnt))
+    return [
+        *table(columns, rows),
+        *paragraph(
+            "Errors: mean of |predicted / measured - 1|, before calibration, and with constants "
+            "that learnt from other networks, or other geometries, only. covered: share of cells "
+            "within the 90 % interval that other networks gave. Then the constants: further share "
+            "of computation, of messages, and seconds a step."
+        ),
+        *paragraph(f"Written: {path}; predict and recommend use it."),
+    ]

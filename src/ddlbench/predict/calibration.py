@@ -1,0 +1,325 @@
+"""Calibration of the predictor ``ddlbench``: constants of a site that cannot be measured alone.
+
+::
+
+    measured - predicted  =  work (compute + bubble)  +  communication sent  +  step_s
+
+    work             share    computation takes longer than on a quiet device: stragglers
+    communication    share    messages cost more than in a sweep, hidden or not
+    step_s           seconds  once a step: the framework, a barrier
+
+Every strategy has constants of its own. They are fitted to relative errors, each with a normal
+prior at 0, so that few cells change little::
+
+    sum over cells ((y - x c) / 5 %)^2  +  sum over constants (c / prior)^2  ->  least
+
+A prediction is never scored with constants that learnt from its cell: :func:`held_out` leaves out
+all cells of its network, or of its geometry. From these errors comes the interval, by split
+conformal prediction (Vovk et al. 2005): its ratio is the ceil(0.9 (n + 1))-th of n sorted errors.
+
+ParaDL calibrates five constants (Kahira et al. 2021, section 4.4). The choice of cells is greedily
+D-optimal: each further one raises the determinant of the information most (Fedorov 1972).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ddlbench.experiment.document import Document, JsonForm
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import RESULTS
+from ddlbench.predict.prediction import DEFAULT_PREDICTOR, Prediction, joined
+
+COVERAGE = 0.9
+_VERSION = 1
+_NOISE = 0.05  # relative, of one cell
+_PRIORS = (0.2, 0.5, 0.05)  # of work, of communication, of step_s over a typical step
+_FEWEST = 3
+
+
+class InvalidCalibration(ConfigError):  # noqa: N818 - a state of a file, shown as such
+    """A calibration file that is missing, truncated or of another version."""
+
+
+_DOCUMENT = Document("calibration", "calibration", InvalidCalibration)
+
+
+@dataclass(frozen=True)
+class CalibrationCell:
+    """A predicted cell, and its measured step if it has one; seconds of a step.
+
+    Args:
+        work_s: predicted compute and bubble.
+        sent_s: predicted communication, hidden or not.
+        predicted_s, measured_s: the step.
+    """
+
+    cell_id: str
+    strategy: str
+    network: str
+    geometry: str
+    work_s: float
+    sent_s: float
+    predicted_s: float
+    measured_s: float | None = None
+
+    def row(self, scale_s: float, typical_s: float) -> np.ndarray:
+        """Seconds that each constant adds, over ``scale_s``; step_s counts in typical steps."""
+        return np.array([self.work_s, self.sent_s, typical_s]) / scale_s
+
+
+@dataclass(frozen=True)
+class Constants(JsonForm):
+    """What calibration has learnt of one strategy.
+
+    Args:
+        work, communication, step_s: see the module.
+        ratio: measured and predicted steps differ by at most this factor in 90 % of held-out cells;
+            None where no cell could be held out.
+        cells: ids of the cells that it learnt from.
+    """
+
+    strategy: str
+    work: float
+    communication: float
+    step_s: float
+    ratio: float | None
+    cells: tuple[str, ...]
+
+    def step_of(self, cell: CalibrationCell) -> float:
+        """Seconds of a step."""
+        return (
+            cell.predicted_s
+            + self.work * cell.work_s
+            + self.communication * cell.sent_s
+            + self.step_s
+        )
+
+
+@dataclass(frozen=True)
+class Calibration(JsonForm):
+    """The content of calibration.json."""
+
+    site: str
+    strategies: tuple[Constants, ...]
+    schema_version: int = _VERSION
+
+    def of(self, strategy: str) -> Constants | None:
+        return next((one for one in self.strategies if one.strategy == strategy), None)
+
+
+def cells_of(predictions: pd.DataFrame, predictor: str) -> list[CalibrationCell]:
+    """The cells that a predictor has predicted, from a frame of predictions."""
+    rows = predictions[
+        (predictions["predictor"] == predictor) & predictions["predicted_step_s"].notna()
+    ]
+    return [
+        CalibrationCell(
+            cell_id=str(row["cell_id"]),
+            strategy=str(row["strategy"]),
+            network=str(row["network"]),
+            geometry=f"{row['nodes']}x{row['devices_per_node']}",
+            work_s=float(row["compute_s"]) + float(row["bubble_s"]),
+            sent_s=float(row["communication_s"]),
+            predicted_s=float(row["predicted_step_s"]),
+            measured_s=None if pd.isna(row["measured_step_s"]) else float(row["measured_step_s"]),
+        )
+        for row in rows.to_dict("records")
+    ]
+
+
+def fit(strategy: str, cells: Sequence[CalibrationCell]) -> Constants:
+    """The constants of one strategy; zeros where nothing was measured."""
+    known = [(cell, cell.measured_s) for cell in cells if cell.measured_s is not None]
+    typical_s = _typical_s(cells)
+    rows = [cell.row(measured_s, typical_s) for cell, measured_s in known]
+    errors = [1 - cell.predicted_s / measured_s for cell, measured_s in known]
+    # The priors are further rows: each says that its constant is 0, give or take its width.
+    left = np.vstack([*(row / _NOISE for row in rows), np.diag([1 / width for width in _PRIORS])])
+    right = np.array([*(error / _NOISE for error in errors), 0.0, 0.0, 0.0])
+    solved, *_ = np.linalg.lstsq(left, right, rcond=None)
+    work, communication, steps = (float(value) for value in solved)
+    ids = tuple(cell.cell_id for cell, _ in known)
+    return Constants(strategy, work, communication, steps * typical_s, None, ids)
+
+
+def _typical_s(cells: Sequence[CalibrationCell]) -> float:
+    return median(cell.predicted_s for cell in cells)
+
+
+def held_out(
+    cells: Sequence[CalibrationCell], group_of: Callable[[CalibrationCell], str]
+) -> dict[str, float]:
+    """Cell id -> step, by constants that learnt from the cells of all other groups.
+
+    Empty where all measured cells are of one group.
+    """
+    groups: dict[str, list[CalibrationCell]] = {}
+    for cell in cells:
+        if cell.measured_s is not None:
+            groups.setdefault(group_of(cell), []).append(cell)
+    found: dict[str, float] = {}
+    for name, own in groups.items():
+        others = [cell for other, part in groups.items() if other != name for cell in part]
+        if others:
+            constants = fit(own[0].strategy, others)
+            found |= {cell.cell_id: constants.step_of(cell) for cell in own}
+    return found
+
+
+def calibrate(site: str, cells: Iterable[CalibrationCell]) -> Calibration:
+    """Constants of every strategy with at least three measured cells, each with its interval."""
+    by_strategy: dict[str, list[CalibrationCell]] = {}
+    for cell in cells:
+        if cell.measured_s is not None:
+            by_strategy.setdefault(cell.strategy, []).append(cell)
+    return Calibration(
+        site,
+        tuple(
+            replace(fit(strategy, own), ratio=ratio_of(own))
+            for strategy, own in by_strategy.items()
+            if len(own) >= _FEWEST
+        ),
+    )
+
+
+def ratio_of(cells: Sequence[CalibrationCell]) -> float | None:
+    """The factor within which 90 % of cells lie whose network (or else geometry) was held out.
+
+    With fewer than nine cells it is that of the worst one.
+    """
+    found = held_out(cells, lambda cell: cell.network)
+    found = found or held_out(cells, lambda cell: cell.geometry)
+    ratios = sorted(
+        max(found[cell.cell_id] / cell.measured_s, cell.measured_s / found[cell.cell_id])
+        for cell in cells
+        if cell.measured_s is not None and cell.cell_id in found
+    )
+    if not ratios:
+        return None
+    return ratios[min(math.ceil(COVERAGE * (len(ratios) + 1)), len(ratios)) - 1]
+
+
+def choose(cells: Sequence[CalibrationCell], count: int) -> list[CalibrationCell]:
+    """The ``count`` cells that tell most of the constants, for each strategy in turn."""
+    by_strategy: dict[str, list[CalibrationCell]] = {}
+    for cell in cells:
+        by_strategy.setdefault(cell.strategy, []).append(cell)
+    information = {name: np.diag([width**-2 for width in _PRIORS]) for name in by_strategy}
+    typical_s = {name: _typical_s(own) for name, own in by_strategy.items()}
+    chosen: list[CalibrationCell] = []
+
+    def gain(cell: CalibrationCell) -> float:
+        row = cell.row(cell.predicted_s, typical_s[cell.strategy]) / _NOISE
+        known = information[cell.strategy]
+        return float(np.linalg.slogdet(known + np.outer(row, row))[1] - np.linalg.slogdet(known)[1])
+
+    while len(chosen) < count and any(by_strategy.values()):
+        best = max((cell for own in by_strategy.values() for cell in own), key=gain)
+        row = best.row(best.predicted_s, typical_s[best.strategy]) / _NOISE
+        information[best.strategy] = information[best.strategy] + np.outer(row, row)
+        by_strategy[best.strategy].remove(best)
+        chosen.append(best)
+    return chosen
+
+
+def calibrated(
+    prediction: Prediction, strategy: str, calibration: Calibration | None
+) -> Prediction:
+    """A prediction of ``ddlbench`` with its strategy's constants, if it has any; 90 % interval."""
+    constants = calibration.of(strategy) if calibration else None
+    if constants is None or prediction.predictor != DEFAULT_PREDICTOR:
+        return prediction
+    work = 1 + constants.work
+    longer_s = constants.communication * prediction.communication_s + constants.step_s
+    corrected = replace(
+        prediction,
+        compute_s=work * prediction.compute_s,
+        bubble_s=work * prediction.bubble_s,
+        exposed_communication_s=max(0.0, prediction.exposed_communication_s + longer_s),
+        notes=joined(prediction.notes, f"calibrated by {len(constants.cells)} cells measured here"),
+        interval_s=None,
+    )
+    if constants.ratio is None:
+        return corrected
+    step_s = corrected.step_s
+    return replace(corrected, interval_s=(step_s / constants.ratio, step_s * constants.ratio))
+
+
+def calibration_file(site: str, results_root: Path = RESULTS) -> Path:
+    """The calibration of a site; it need not be there."""
+    return results_root / site / "calibration.json"
+
+
+def write_calibration(calibration: Calibration, results_root: Path = RESULTS) -> Path:
+    """Check and write the calibration of its site atomically; return its path."""
+    path = calibration_file(calibration.site, results_root)
+    _DOCUMENT.write(path, calibration.to_dict())
+    return path
+
+
+def read_calibration(site: str, results_root: Path = RESULTS) -> Calibration | None:
+    """The calibration of a site; None if it has none.
+
+    Raises:
+        InvalidCalibration: the file does not fit the schema.
+    """
+    path = calibration_file(site, results_root)
+    return Calibration.from_dict(_DOCUMENT.read(path)) if path.is_file() else None
+
+
+def scores(cells: Sequence[CalibrationCell]) -> pd.DataFrame:
+    """Errors of each strategy: as predicted, with networks held out, with geometries held out.
+
+    ``covered``: share of cells within the interval that the other networks' cells give.
+    """
+    records: list[dict[str, Any]] = []
+    measured = [cell for cell in cells if cell.measured_s is not None]
+    for strategy in dict.fromkeys(cell.strategy for cell in measured):
+        own = [cell for cell in measured if cell.strategy == strategy]
+        by_network = held_out(own, lambda cell: cell.network)
+        by_geometry = held_out(own, lambda cell: cell.geometry)
+        records.append(
+            {
+                "strategy": strategy,
+                "n": len(own),
+                "as_predicted": _mean_error(own, {c.cell_id: c.predicted_s for c in own}),
+                "networks_held_out": _mean_error(own, by_network),
+                "geometries_held_out": _mean_error(own, by_geometry),
+                "covered": _covered(own),
+            }
+        )
+    return pd.DataFrame(records)
+
+
+def _mean_error(cells: Sequence[CalibrationCell], steps: dict[str, float]) -> float:
+    errors = [
+        abs(steps[cell.cell_id] / cell.measured_s - 1)
+        for cell in cells
+        if cell.measured_s is not None and cell.cell_id in steps
+    ]
+    return sum(errors) / len(errors) if errors else math.nan
+
+
+def _covered(cells: Sequence[CalibrationCell]) -> float:
+    """Share of cells within the interval of constants, and of a ratio, of all other networks."""
+    inside = []
+    for network in dict.fromkeys(cell.network for cell in cells):
+        others = [cell for cell in cells if cell.network != network]
+        ratio = ratio_of(others) if others else None
+        if ratio is None:
+            continue
+        constants = fit(cells[0].strategy, others)
+        for cell in cells:
+            if cell.network == network and cell.measured_s is not None:
+                step_s = constants.step_of(cell)
+                inside.append(step_s / ratio <= cell.measured_s <= step_s * ratio)
+    return sum(inside) / len(inside) if inside else math.nan
