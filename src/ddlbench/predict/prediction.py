@@ -178,7 +178,14 @@ class CellInputs:
 
 
 class BuiltInPredictor(Predictor):
-    """A predictor of this package: a subclass implements :meth:`model`."""
+    """A predictor of this package: a subclass implements :meth:`model`.
+
+    Class attributes:
+        overlapped: name of the model of the same messages where computation hides them; None if
+            this one has no such counterpart.
+    """
+
+    overlapped: ClassVar[str | None] = None
 
     def predict(
         self,

@@ -135,6 +135,21 @@ def test_replicas_never_make_each_other_faster():
     assert found.compute_s == pytest.approx(0.18)
 
 
+def test_a_parameter_server_hides_as_much_as_the_site_lets_it():
+    def exposed_s(name, hidden_share):
+        plan = make.plan("parameter-server")
+        links = table(BARE, hidden_share=hidden_share)
+        return ask(predictor_of(name), make.workload(), links, plan).exposed_communication_s
+
+    serial, messages = (
+        exposed_s(name, 0.0) for name in ("parameter-server", "parameter-server-messages")
+    )
+    assert messages < serial
+    for hidden_share in (0.0, 0.5, 1.0):
+        expected_s = serial + hidden_share * (messages - serial)
+        assert exposed_s("ddlbench", hidden_share) == pytest.approx(expected_s)
+
+
 def test_blocks_give_the_shares_of_a_stage_and_whole_steps_the_level():
     workload = make.workload(node_slowdown=[])
     links = table(BARE, hidden_share=1.0)

@@ -5,7 +5,8 @@ What a step consists of says the strategy's descriptor:
 * gradients that all ranks sum: :class:`_Backward` replays the backward pass with its messages;
 * stages: the schedule is replayed (:mod:`ddlbench.predict.predictors.pipeline_replay`), with block
   times whose sum is that of whole steps;
-* anything else: the model that the descriptor prefers on such devices.
+* anything else: the model that the descriptor prefers on such devices; where that hides nothing and
+  has a counterpart that hides all it can, as much is hidden as the site's overlap allows.
 
 A backward pass with messages (DDP; Horovod has no copies of its own)::
 
@@ -45,6 +46,7 @@ from ddlbench.predict.prediction import (
     CellInputs,
     NotPredictable,
     Prediction,
+    Predictor,
     joined,
     predictor_of,
 )
@@ -73,11 +75,29 @@ class Ddlbench(BuiltInPredictor):
                 f"{inputs.workload.device_kind} devices: its descriptor states neither "
                 "gradient_traffic nor pipeline_run"
             )
-        model = predictor_of(str(preferred))
-        prediction = model.predict(
-            inputs.workload, inputs.measured_links, plan, inputs.cell, inputs.history
+        return replace(_preferred(inputs, str(preferred)), predictor=DEFAULT_PREDICTOR)
+
+
+def _preferred(inputs: CellInputs, name: str) -> Prediction:
+    """What a model says; where it hides nothing, with as much hidden as the site's links allow."""
+
+    def said_by(model: Predictor) -> Prediction:
+        return model.predict(
+            inputs.workload, inputs.measured_links, inputs.plan, inputs.cell, inputs.history
         )
-        return replace(prediction, predictor=DEFAULT_PREDICTOR)
+
+    model = predictor_of(name)
+    found, overlapped = said_by(model), getattr(model, "overlapped", None)
+    if overlapped is None:
+        return found
+    cell = inputs.cell
+    exposed = inputs.links.contention(cell.nodes, cell.devices_per_node, None).exposed_share
+    hidden = said_by(predictor_of(overlapped))
+    longer_s = found.exposed_communication_s - hidden.exposed_communication_s
+    exposed_s = hidden.exposed_communication_s + exposed * max(0.0, longer_s)
+    return replace(
+        found, exposed_communication_s=min(exposed_s, found.communication_s), interval_s=None
+    )
 
 
 @dataclass(frozen=True)

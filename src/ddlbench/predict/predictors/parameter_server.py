@@ -110,6 +110,7 @@ class ParameterServer(_ParameterServer):
 
     name = "parameter-server"
     source = "bounds of the links (Li et al. 2014 give none)"
+    overlapped = "parameter-server-messages"
 
     def wait_s(self, exchange: _Exchange, workload: Workload, workers: int) -> float:
         one_way_s = exchange.slowest_hop.latency_s + exchange.transfer_s(workers)
