@@ -19,8 +19,8 @@ A backward pass with messages (DDP; Horovod has no copies of its own)::
 * t(B/W): a sequential step of a rank's share of the mini-batch.
 * k: slow-down of silent replicas of a node, at least 1: replicas do not make each other faster.
 * q: slow-down of computation beside the idle library; Horovod's thread runs in every cycle.
-* Copies: what DDP's own sweep takes longer than a bare all-reduce of as many bytes. Half before,
-  half after.
+* Copies: what DDP's own sweep takes longer than a bare all-reduce of as many bytes, over the
+  devices of one node. Half before, half after.
 * Stolen: a message delays the computation beside it by its processor time, as far as both need the
   same core (``cpu_s`` and ``overlaps`` of links.json): on a core that computes and sends all of it,
   on an accelerator next to nothing. Time on the wire is hidden.
@@ -195,10 +195,12 @@ class _MessageTimes:
             lack = f"copies of {library} were not measured; measure the links again"
             remarks = joined(bare.notes, contention.notes, lack if library else None)
             return cls(bare.time_s, lambda _size: 0.0, contention, remarks)
-        whole = links.all_reduce(*shape, library)
+        # Copies are a node's own matter, and its links are swept up to longer messages.
+        beside = (1, shape[1]) if shape[1] > 1 else shape
+        whole, inner = (links.all_reduce(*beside, name) for name in (library, traffic.transport))
         return cls(
             bare.time_s,
-            lambda size: max(0.0, whole.time_s(size) - bare.time_s(size)),
+            lambda size: max(0.0, whole.time_s(size) - inner.time_s(size)),
             contention,
             joined(bare.notes, contention.notes, whole.notes),
         )

@@ -11,11 +11,12 @@
 
     t_c = t(B/N) - t_opt + t_u,  t_u = t_opt / K        servers share the optimiser's step
 
-L and BW are latency and bandwidth of the slowest hop between a worker and a server, through the
-training transport. T is the time of one mini-batch; in async mode it is the time of one update by
-each worker. Li et al. (OSDI 2014) describe the system and give no equation: these are the bounds of
-its links. Links are assumed to carry both directions at once, so in async mode pushes of some
-workers overlap pulls of others.
+L is the latency of the slowest hop between a worker and a server, through the training transport;
+BW its bandwidth. Where hops differ, each worker counts with its own: S / BW is then the sum over a
+worker's servers, and N S / (K BW) that over a server's workers. T is the time of one mini-batch; in
+async mode it is the time of one update by each worker. Li et al. (OSDI 2014) describe the system
+and give no equation: these are the bounds of its links. Links are assumed to carry both directions
+at once, so in async mode pushes of some workers overlap pulls of others.
 
 Two predictors:
 
@@ -43,13 +44,20 @@ from ddlbench.strategies.parameter_server.descriptor import ParameterServerDetai
 
 @dataclass(frozen=True)
 class _Exchange:
-    """The workers, the servers and what they send each other in a step."""
+    """The workers, the servers and what they send each other in a step.
+
+    Args:
+        server_s: seconds in which the busiest server gets the gradients of all workers.
+        worker_s: seconds in which the slowest worker sends its gradients to all servers.
+    """
 
     workers: int
     servers: int
     gradient_bytes: int
     message_bytes: int
     slowest_hop: Hop
+    server_s: float
+    worker_s: float
     step: Step
 
     @property
@@ -64,8 +72,7 @@ class _Exchange:
 
     def transfer_s(self, workers: int) -> float:
         """Seconds of all gradients or weights one way, without latency, of ``workers`` at once."""
-        share = max(workers / self.servers, 1.0)
-        return share * self.gradient_bytes / self.slowest_hop.bandwidth_bytes_per_s
+        return max(self.server_s, self.worker_s) if workers > 1 else self.worker_s
 
 
 class _ParameterServer(BuiltInPredictor):
@@ -81,9 +88,7 @@ class _ParameterServer(BuiltInPredictor):
         at_once = exchange.workers if synchronous else 1
         waited_s = self.wait_s(exchange, inputs.workload, at_once)
         if not synchronous:
-            links_s = exchange.workers * exchange.gradient_bytes / exchange.servers
-            links_s /= exchange.slowest_hop.bandwidth_bytes_per_s
-            bound_s = max(links_s, exchange.workers * exchange.update_s)
+            bound_s = max(exchange.server_s, exchange.workers * exchange.update_s)
             waited_s = max(waited_s, bound_s - exchange.compute_s)
         # Updates count as compute. Waiting for links or for a bound counts as communication.
         updates_s = min(waited_s, exchange.update_s)
@@ -173,20 +178,23 @@ def _exchange(inputs: CellInputs) -> tuple[_Exchange, tuple[str, ...]]:
     places: dict[str, list[tuple[int, int]]] = {"server": [], "worker": []}
     for process in plan.processes:
         places[process.role].append((process.node, process.devices[0]))
-    hops = [
-        links.hop("transport", *ends)
-        for worker in places["worker"]
-        for server in places["server"]
-        for ends in ((worker, server), (server, worker))
-    ]
+    pairs = [(worker, server) for worker in places["worker"] for server in places["server"]]
+    hops = [links.hop("transport", *ends) for a, b in pairs for ends in ((a, b), (b, a))]
     workers, servers = len(places["worker"]), len(places["server"])
     share = workload.parameter_bytes / servers
+    # The slower way of each pair, as push and pull take equally long here.
+    seconds = {
+        pair: share / min(hop.bandwidth_bytes_per_s for hop, _ in hops[2 * at : 2 * at + 2])
+        for at, pair in enumerate(pairs)
+    }
     exchange = _Exchange(
         workers=workers,
         servers=servers,
         gradient_bytes=workload.parameter_bytes,
         message_bytes=ParameterServerDetails.of(plan).message_bytes,
         slowest_hop=max((hop for hop, _ in hops), key=lambda hop: hop.time_s(share)),
+        server_s=max(sum(seconds[w, s] for w in places["worker"]) for s in places["server"]),
+        worker_s=max(sum(seconds[w, s] for s in places["server"]) for w in places["worker"]),
         step=workload.step(inputs.cell.batch_size / workers),
     )
     return exchange, joined(remark for _, remark in hops if remark)
