@@ -22,6 +22,9 @@ from ddlbench.experiment.status import Reason
 _ACCELERATOR = "DDLBENCH_ACCELERATOR"
 
 
+EMULATED_COMPUTE = "emulated compute"  # begins the remark of results that did not compute
+
+
 @dataclass(frozen=True)
 class Accelerator:
     """Devices that a site emulates; see :mod:`ddlbench.networks.emulated`.
@@ -52,7 +55,7 @@ class Accelerator:
     def remark(self) -> str:
         """What every result of such a site says."""
         slower = f", {self.slow_down:g} times slower" if self.slow_down != 1 else ""
-        return f"emulated compute: times of {Path(self.profiles).name}{slower}"
+        return f"{EMULATED_COMPUTE}: times of {Path(self.profiles).name}{slower}"
 
     def supports(self, cell: Cell) -> str | None:
         """Why the cell cannot run on this accelerator; None if it can."""

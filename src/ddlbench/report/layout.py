@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -41,6 +41,8 @@ from ddlbench.report.style import (
 _EDGE = 1.5
 _HEAD = 4.0
 _BETWEEN_ROWS = 2.0
+_PANEL_PT = 7.5
+_APART = 2.0  # between the titles of two panels
 _BOLD = 0.85  # bold letters are so much wider than the regular ones that are measured
 
 
@@ -107,6 +109,7 @@ def lay_out(
     share_y: bool = False,
 ) -> Page:
     """Place the texts and empty axes of a figure; ``share_y`` is within a section."""
+    size = _with_titles(size, sections)
     page_mm, columns = _columns(max(len(s.panels) for s in sections), size)
     sides = 2 * _EDGE + size.left + size.right + (columns - 1) * size.between
     width = min((page_mm - sides) / columns, size.max_width)
@@ -139,6 +142,13 @@ def lay_out(
     for line in footer_lines:
         cursor.text(_EDGE, line, LINE_MM, gid="footer", color=GREY)
     return page
+
+
+def _with_titles(size: PanelSize, sections: Sequence[Section]) -> PanelSize:
+    """The size at which no panel's title reaches the title beside it."""
+    titles = (text_width_mm(panel.title, _PANEL_PT) for s in sections for panel in s.panels)
+    least = max(titles, default=0.0) + _APART - size.between
+    return replace(size, min_width=max(size.min_width, least))
 
 
 def _columns(count: int, size: PanelSize) -> tuple[float, int]:
@@ -230,7 +240,7 @@ def _draw_section(
                 axes.tick_params(labelleft=False)
             above = height + head - 0.5
             if panel.title:
-                _above(axes, panel.title, above / height, "panel", 7.5)
+                _above(axes, panel.title, above / height, "panel", _PANEL_PT)
                 above -= _HEAD - 0.5
             for line in note:
                 _above(axes, line, above / height, "note", MIN_PT)

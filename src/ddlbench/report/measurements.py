@@ -30,6 +30,7 @@ from ddlbench.experiment.result import (
     Timing,
     read_result,
 )
+from ddlbench.experiment.site import EMULATED_COMPUTE
 from ddlbench.experiment.status import Reason, Status, reason_code
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.plan import make_plan, measured_digests
@@ -140,7 +141,8 @@ def _outcome(row: MatrixRow, site: str, root: Path) -> dict[str, Any]:
         "created": result.provenance.created,
         **_timing(result.timing if result.status == Status.OK else None),
         **_memory(result.ranks),
-        **probed(result.ranks),
+        **probed(result.ranks, _is_emulated(result)),
+        "is_emulated": _is_emulated(result),
         **_checkpointing(result.checkpointing),
     }
 
@@ -225,6 +227,10 @@ def _checkpointing(part: Checkpointing | None) -> dict[str, Any]:
     return {"checkpoint_s": part.total_s, "resumed": part.resumed, "lost_steps": part.lost_steps}
 
 
+def _is_emulated(result: Result) -> bool:
+    return any(note.startswith(EMULATED_COMPUTE) for note in result.notes)
+
+
 def _commit(provenance: Provenance) -> str | None:
     commit = provenance.git_commit
     return f"{commit}-dirty" if commit and provenance.git_dirty else commit
@@ -240,7 +246,7 @@ def _compare(record: dict[str, Any], base: dict[str, Any]) -> None:
         own_s, base_s = record.get("probe_s"), base.get("probe_s")
         if own_s and base_s:
             record["speedup_normalised"] = record["speedup"] * own_s / base_s
-            record["unsteady"] |= differ(own_s, base_s)
+            record["unsteady"] |= not record["is_emulated"] and differ(own_s, base_s)
 
 
 def _comparable(record: dict[str, Any], base: dict[str, Any]) -> bool:

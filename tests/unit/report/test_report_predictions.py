@@ -227,6 +227,7 @@ def test_conditions_say_what_a_cell_ran_as():
             }
         ]
     )
-    flags = {"stale": False, "noisy": False, "ran_as": "data parallel, 32 samples an update"}
+    flags = {"stale": False, "noisy": False, "unsteady": False}
+    flags |= {"ran_as": "data parallel, 32 samples an update"}
     summary = pd.DataFrame([{"configuration": cell.removesuffix("/rep0"), **flags}])
     assert list(with_conditions(frame, summary)["variant"]) == [flags["ran_as"]]

@@ -23,13 +23,14 @@ OLD, NEW = "EPYC 7402 24-Core", "EPYC 9334 32-Core"
 NOTE = "no speed-up, as base and cell ran on different processors: {} (base), {} (cell)"
 
 
-def on(values, cpus=(), gpus=(), provenance=None, probe_s=()):
+def on(values, cpus=(), gpus=(), *, provenance=None, probe_s=(), notes=()):
     """A result whose ranks ran there; without any, one from before they said so."""
     for number, rank in enumerate(values["ranks"]):
         if cpus:
             rank["cpu_model"] = cpus[number % len(cpus)]
             rank["gpu_models"] = [gpus[number % len(gpus)]] if gpus else []
     values["ranks"][0]["probe_s"] = list(probe_s)
+    values["notes"] += notes
     values["device_kind"] = "cuda" if gpus or (provenance or {}).get("gpu_models") else "cpu"
     values["provenance"].update(provenance or {})
     return values
@@ -188,6 +189,15 @@ def test_a_machine_whose_speed_changed_is_marked(base, cell, unsteady, measured)
     assert row["probe_change"] == pytest.approx(cell[1] / cell[0] - 1)
     assert row["speedup_normalised"] == pytest.approx(1.5 * row["probe_s"] / 0.010)
     assert row["unsteady"] == unsteady
+
+
+def test_emulated_computation_takes_the_same_time_at_any_speed(measured):
+    notes = ["emulated compute: times of one-core"]
+    row = measured(
+        {"probe_s": (0.01, 0.01), "notes": notes}, {"probe_s": (0.01, 0.02), "notes": notes}
+    )
+    assert row["probe_change"] == pytest.approx(1.0)
+    assert not row["unsteady"]
 
 
 def test_without_probes_nothing_is_marked(measured):
