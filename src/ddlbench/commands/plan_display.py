@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddlbench.experiment.config import Experiment
-from ddlbench.experiment.paths import CONFIG
+from ddlbench.experiment.paths import CONFIG, profile_file
+from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.screen import (
     duration_text,
     named_lines,
@@ -57,6 +58,7 @@ def plan_lines(
         pairs = [
             ("time", _time(cost, experiment, site)),
             ("needs", _needs(cost, experiment)),
+            *_predictions(cost, experiment, site, to_run),
             ("to run", ", ".join(f"{name} {count:,}" for name, count in strategies)),
         ]
     lines += named_lines(pairs)
@@ -123,6 +125,18 @@ def _time(cost: Budget, experiment: Experiment, site: Site) -> str:
     alike = len(parts) == 1
     listed = ", ".join(name if alike else f"{count:,} {name}" for count, name in parts)
     return f"about {about}, {each} a cell ({listed}); {bound}"
+
+
+def _predictions(
+    cost: Budget, experiment: Experiment, site: Site, to_run: Sequence[Cell]
+) -> list[tuple[str, str]]:
+    """The profiles that only predictions need, which are in no cell's time."""
+    keys = {ProfileKey.of(cell).id for cell in to_run}
+    missing = sum(not profile_file(site.name, key).is_file() for key in keys)
+    if not (experiment.predict and missing) or cost.measured_first:
+        return []
+    each = _profile_time(experiment)
+    return [("predict", f"{_count(missing, 'profile')} too, about {each} each, and links")]
 
 
 def _needs(cost: Budget, experiment: Experiment) -> str:
