@@ -8,6 +8,7 @@ with ``--report``, from what was measured before.
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,9 @@ def main() -> None:
     predictions = study.folder / results / "predictions.json"
     cells = keep_cells("emulated", predictions, "all", OUT / "cells.csv")
     errors_of(cells).to_csv(OUT / "errors.csv", float_format="%.4g")
+    learnt = json.loads(study.ddlbench("calibrate", "--configfile", "experiment.yaml", "--json"))
+    scores = pd.DataFrame(learnt["scores"])
+    scores.to_csv(OUT / "calibration.csv", index=False, float_format="%.4g")
     figures = results / "figures"
     study.keep(figures / "predictions" / "accuracy.png", OUT / "accuracy.png")
     study.keep(figures / "speedup.png", OUT / "speedup.png")

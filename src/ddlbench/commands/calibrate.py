@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddlbench.commands.predict import records
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import enter_project, result_file
 from ddlbench.experiment.schema import read_yaml
@@ -66,7 +67,7 @@ def calibrate(configfile: Path, site_name: str | None, choose: int | None, as_js
     path = calibration.write_calibration(found)
     scores = calibration.scores(measured)
     if as_json:
-        click.echo(json.dumps({**found.to_dict(), "scores": scores.to_dict("records")}, indent=1))
+        click.echo(json.dumps({**found.to_dict(), "scores": records(scores)}, indent=1))
         return
     click.echo("\n".join(_score_lines(found, scores, path)))
 
