@@ -75,6 +75,9 @@ def main() -> None:
     predictions = study.folder / results / "predictions.json"
     cells = keep_cells("emulated", predictions, "all", OUT / "cells.csv")
     errors_of(cells).to_csv(OUT / "errors.csv", float_format="%.4g")
+    places = cells["geometry"].str.startswith("1x").map({True: "one node", False: "two nodes"})
+    by_nodes = errors_of(cells.assign(where=cells["strategy"] + ", " + places), by="where")
+    by_nodes.to_csv(OUT / "errors_by_nodes.csv", float_format="%.4g")
     learnt = json.loads(study.ddlbench("calibrate", "--configfile", "experiment.yaml", "--json"))
     scores = pd.DataFrame(learnt["scores"])
     scores.to_csv(OUT / "calibration.csv", index=False, float_format="%.4g")

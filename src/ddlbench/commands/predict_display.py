@@ -138,7 +138,8 @@ def prediction_lines(
     lines += _noisy_profile(alone)
     own = errors.get((first.predictor, cell.strategy))
     if own:
-        lines += paragraph(f"{first.predictor} was {_off(own)} (median).")
+        before = " before calibration" * calibrated
+        lines += paragraph(f"{first.predictor} was {_off(own)} (median){before}.")
     for prediction in ordered if why else ordered[:1]:
         assumptions = "; ".join((*prediction.notes, *prediction.limits))
         if assumptions:

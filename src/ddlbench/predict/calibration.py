@@ -14,11 +14,13 @@ prior at 0, so that few cells change little::
     sum over cells ((y - x c) / 5 %)^2  +  sum over constants (c / prior)^2  ->  least
 
 A prediction is never scored with constants that learnt from its cell: :func:`held_out` leaves out
-all cells of its network, or of its geometry. From these errors comes the interval, by split
-conformal prediction (Vovk et al. 2005): its ratio is the ceil(0.9 (n + 1))-th of n sorted errors.
+all cells of its network, or of its geometry. From these errors comes the interval: its ratio is the
+ceil(0.9 (n + 1))-th of n sorted errors, the quantile of conformal prediction. Cells of one network
+err alike, so it may hold fewer than 90 % of new ones; :func:`scores` says how many it held.
 
-ParaDL calibrates five constants (Kahira et al. 2021, section 4.4). The choice of cells is greedily
-D-optimal: each further one raises the determinant of the information most (Fedorov 1972).
+No constant may turn a step around: work is at least -1/2, communication -1, step_s 0. The choice of
+cells is greedily D-optimal: each further one raises the determinant of the information most
+(Fedorov 1972).
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import lsq_linear
 
 from ddlbench.experiment.document import Document, JsonForm
 from ddlbench.experiment.errors import ConfigError
@@ -42,6 +45,7 @@ COVERAGE = 0.9
 _VERSION = 1
 _NOISE = 0.05  # relative, of one cell
 _PRIORS = (0.2, 0.5, 0.05)  # of work, of communication, of step_s over a typical step
+_LEAST = (-0.5, -1.0, 0.0)  # of each constant
 _FEWEST = 3
 
 
@@ -94,14 +98,13 @@ class Constants(JsonForm):
     ratio: float | None
     cells: tuple[str, ...]
 
+    def longer_s(self, work_s: float, sent_s: float) -> float:
+        """Seconds by which a step is longer than predicted; below zero it is shorter."""
+        return self.work * work_s + self.communication * sent_s + self.step_s
+
     def step_of(self, cell: CalibrationCell) -> float:
         """Seconds of a step."""
-        return (
-            cell.predicted_s
-            + self.work * cell.work_s
-            + self.communication * cell.sent_s
-            + self.step_s
-        )
+        return cell.predicted_s + self.longer_s(cell.work_s, cell.sent_s)
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ def fit(strategy: str, cells: Sequence[CalibrationCell]) -> Constants:
     # The priors are further rows: each says that its constant is 0, give or take its width.
     left = np.vstack([*(row / _NOISE for row in rows), np.diag([1 / width for width in _PRIORS])])
     right = np.array([*(error / _NOISE for error in errors), 0.0, 0.0, 0.0])
-    solved, *_ = np.linalg.lstsq(left, right, rcond=None)
+    solved = lsq_linear(left, right, bounds=(_LEAST, np.inf)).x
     work, communication, steps = (float(value) for value in solved)
     ids = tuple(cell.cell_id for cell, _ in known)
     return Constants(strategy, work, communication, steps * typical_s, None, ids)
@@ -239,18 +242,20 @@ def calibrated(
     if constants is None or prediction.predictor != DEFAULT_PREDICTOR:
         return prediction
     work = 1 + constants.work
-    longer_s = constants.communication * prediction.communication_s + constants.step_s
+    compute_s, bubble_s = work * prediction.compute_s, work * prediction.bubble_s
+    work_s = prediction.compute_s + prediction.bubble_s
+    step_s = prediction.step_s + constants.longer_s(work_s, prediction.communication_s)
+    exposed_s = step_s - compute_s - bubble_s
     corrected = replace(
         prediction,
-        compute_s=work * prediction.compute_s,
-        bubble_s=work * prediction.bubble_s,
-        exposed_communication_s=max(0.0, prediction.exposed_communication_s + longer_s),
+        compute_s=compute_s + min(0.0, exposed_s),  # less than all messages cannot be exposed
+        bubble_s=bubble_s,
+        exposed_communication_s=max(0.0, exposed_s),
         notes=joined(prediction.notes, f"calibrated by {len(constants.cells)} cells measured here"),
         interval_s=None,
     )
     if constants.ratio is None:
         return corrected
-    step_s = corrected.step_s
     return replace(corrected, interval_s=(step_s / constants.ratio, step_s * constants.ratio))
 
 

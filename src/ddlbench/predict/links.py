@@ -209,6 +209,12 @@ class LinkTable:
         """Whether an all-reduce was swept through this transport or library."""
         return any(sweep.transport == transport for sweep in self.links.sweeps)
 
+    def sweeps_within_node(self, transport: str) -> bool:
+        """Whether an all-reduce over the devices of one node was swept through it."""
+        inner = self.within_node
+        known = any(sweep.transport == transport for sweep in self._sweeps(1, None))
+        return known or (inner is not None and inner.sweeps_within_node(transport))
+
     def contention(self, nodes: int, devices_per_node: int, transport: str | None) -> Contention:
         """What an all-reduce takes from the computation beside it, by the nearest geometry.
 
