@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddlbench.commands.predict import records
+from ddlbench.commands.predict import of_experiment, records, selected
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import enter_project, result_file
-from ddlbench.experiment.schema import read_yaml
+from ddlbench.experiment.paths import result_file
 from ddlbench.experiment.screen import Column, duration_text, paragraph, table
 
 if TYPE_CHECKING:
@@ -23,14 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option(
-    "--configfile",
-    type=click.Path(path_type=Path),
-    default=Path("config/config.yaml"),
-    show_default=True,
-    help="The experiment whose measured cells teach.",
-)
-@click.option("--site", "site_name", default=None, help="Another site than the file names.")
+@of_experiment
 @click.option(
     "--choose", type=click.IntRange(1), default=None, help="Only name the N cells that tell most."
 )
@@ -43,13 +35,8 @@ def calibrate(configfile: Path, site_name: str | None, choose: int | None, as_js
     from ddlbench.predict import calibration  # noqa: PLC0415 - slow to import
     from ddlbench.predict.evaluate import predictions  # noqa: PLC0415
     from ddlbench.predict.prediction import DEFAULT_PREDICTOR  # noqa: PLC0415
-    from ddlbench.workflow import matrix_of  # noqa: PLC0415
 
-    configfile = enter_project(configfile)
-    config = read_yaml(configfile)
-    if site_name is not None:
-        config["site"] = site_name
-    _experiment, site, rows = matrix_of(config, where=str(configfile))
+    _experiment, site, rows = selected(configfile, site_name)
     frame = predictions(rows, site, names=(DEFAULT_PREDICTOR,))
     cells = calibration.cells_of(frame, DEFAULT_PREDICTOR)
     if choose is not None:

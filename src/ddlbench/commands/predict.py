@@ -22,6 +22,9 @@ from ddlbench.experiment.site import load_site, making_command
 if TYPE_CHECKING:
     import pandas as pd
 
+    from ddlbench.experiment.config import Experiment
+    from ddlbench.experiment.site import Site
+    from ddlbench.planning.matrix import MatrixRow
     from ddlbench.predict.prediction import Prediction
     from ddlbench.predict.recommend import PredictionRequest
 
@@ -191,15 +194,35 @@ def recommend(
     click.echo("\n".join(lines))
 
 
+def of_experiment(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that name an experiment."""
+    for option in (
+        click.option("--site", "site_name", default=None, help="Another site than the file names."),
+        click.option(
+            "--configfile",
+            type=click.Path(path_type=Path),
+            default=Path("config/config.yaml"),
+            show_default=True,
+            help="The experiment.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def selected(configfile: Path, site_name: str | None) -> tuple[Experiment, Site, list[MatrixRow]]:
+    """The experiment of :func:`of_experiment`, its site and its matrix."""
+    from ddlbench.workflow import matrix_of  # noqa: PLC0415 - slow to import
+
+    configfile = enter_project(configfile)
+    config = read_yaml(configfile)
+    if site_name is not None:
+        config["site"] = site_name
+    return matrix_of(config, where=str(configfile))
+
+
 @click.command()
-@click.option(
-    "--configfile",
-    type=click.Path(path_type=Path),
-    default=Path("config/config.yaml"),
-    show_default=True,
-    help="The experiment.",
-)
-@click.option("--site", "site_name", default=None, help="Another site than the file names.")
+@of_experiment
 @click.option("--figures", is_flag=True, help="Draw the figures too.")
 @click.option("--all", "every_row", is_flag=True, help="Every predictor and every case.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
@@ -215,14 +238,9 @@ def accuracy(
         draw_predictions,
         make_predictions,
         make_report,
-        matrix_of,
     )
 
-    configfile = enter_project(configfile)
-    config = read_yaml(configfile)
-    if site_name is not None:
-        config["site"] = site_name
-    experiment, site, rows = matrix_of(config, where=str(configfile))
+    experiment, site, rows = selected(configfile, site_name)
     tables = make_predictions(experiment, site, rows)
     drawn: list[Path] = []
     if figures:

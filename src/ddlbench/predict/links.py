@@ -135,6 +135,7 @@ class LinkTable:
     where: str = "the links file"
     within_node: LinkTable | None = None
     _hops: dict[tuple[Kind, Place, Place], tuple[Hop, str | None]] = field(default_factory=dict)
+    _ends: dict[str, list[tuple[float, float]]] = field(default_factory=dict, init=False)
 
     def hop(self, kind: Kind, source: Place, target: Place) -> tuple[Hop, str | None]:
         """The hop between two devices, and a remark if it was measured between others.
@@ -153,7 +154,16 @@ class LinkTable:
     def message_ends_s(self, source: Place, target: Place) -> Callable[[float], float] | None:
         """Processor seconds of sending and receiving a message, by its bytes; None if unknown."""
         level = "node" if source[0] == target[0] else "network"
-        points = next(
+        if level not in self._ends:
+            self._ends[level] = self._ends_of(level)
+        points = self._ends[level]
+        if not points and level == "node" and self.within_node is not None:
+            return self.within_node.message_ends_s(source, target)
+        return (lambda size: _between(points, size)) if points else None
+
+    def _ends_of(self, level: str) -> list[tuple[float, float]]:
+        """Bytes of a message, and processor seconds of both its ends."""
+        return next(
             (
                 [(one.message_bytes, 2 * one.cpu_s) for one in sweep.points if one.cpu_s]
                 for sweep in self.links.sweeps
@@ -161,9 +171,6 @@ class LinkTable:
             ),
             [],
         )
-        if not points and level == "node" and self.within_node is not None:
-            return self.within_node.message_ends_s(source, target)
-        return (lambda size: _between(points, size)) if points else None
 
     def ring(self, kind: Kind, plan: Plan) -> tuple[list[Hop], tuple[str, ...]]:
         """Hops of the ring over a plan's processes, in the order of ranks, the closing one last."""

@@ -179,13 +179,16 @@ def _exchange(inputs: CellInputs) -> tuple[_Exchange, tuple[str, ...]]:
     for process in plan.processes:
         places[process.role].append((process.node, process.devices[0]))
     pairs = [(worker, server) for worker in places["worker"] for server in places["server"]]
-    hops = [links.hop("transport", *ends) for a, b in pairs for ends in ((a, b), (b, a))]
+    both_ways = {
+        (a, b): [links.hop("transport", *ends) for ends in ((a, b), (b, a))] for a, b in pairs
+    }
+    hops = [hop for ways in both_ways.values() for hop in ways]
     workers, servers = len(places["worker"]), len(places["server"])
     share = workload.parameter_bytes / servers
     # The slower way of each pair, as push and pull take equally long here.
     seconds = {
-        pair: share / min(hop.bandwidth_bytes_per_s for hop, _ in hops[2 * at : 2 * at + 2])
-        for at, pair in enumerate(pairs)
+        pair: share / min(hop.bandwidth_bytes_per_s for hop, _ in ways)
+        for pair, ways in both_ways.items()
     }
     exchange = _Exchange(
         workers=workers,
