@@ -4,9 +4,9 @@ include: "profiling_common.smk"
 # Times and bytes of one network's layers on one device, and how replicas on a node slow each other.
 rule profile:
     output:
-        str(profile_file(SITE.name, "{profile}")),
+        str(profile_file(SITE.name, "{measured}")),
     log:
-        str(profile_file(SITE.name, "{profile}").with_name("profile.log")),
+        str(profile_file(SITE.name, "{measured}").with_name("profile.log")),
     conda:
         "../envs/environment.yaml"
     threads: profile_threads
@@ -32,11 +32,34 @@ rule profile:
         real_data=REAL_DATA,
         needs=lambda w: json.dumps(profile_needs(w).to_dict()),
     message:
-        "profiling {wildcards.profile}"
+        "profiling {wildcards.measured}"
     shell:
         "{params.python:q} -P workflow/scripts/profile_network.py {params.site:q} {params.real_data:q}"
         " {params.needs:q}"
         " {output:q} {log:q}"
+
+
+if PROFILE_RUNS > 1:
+
+    ruleorder: pooled_profile > profile
+
+    # The medians of several runs, each of which was a job.
+    rule pooled_profile:
+        input:
+            profile_runs,
+        output:
+            str(profile_file(SITE.name, "{profile}")),
+        log:
+            str(profile_file(SITE.name, "{profile}").with_name("pool.log")),
+        conda:
+            "../envs/environment.yaml"
+        localrule: True
+        params:
+            python=sys.executable,
+        message:
+            "pooling the runs of profile {wildcards.profile}"
+        shell:
+            "{params.python:q} -P workflow/scripts/pool_profiles.py {output:q} {log:q} {input:q}"
 
 
 # All profiles of the experiment.

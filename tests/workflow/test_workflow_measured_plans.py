@@ -40,6 +40,14 @@ def test_a_measured_balance_asks_for_the_profile_and_the_links(workflow):
     }  # fmt: skip
 
 
+def test_a_profile_of_several_runs_pools_a_job_each(workflow):
+    config = workflow.experiment("profiled.yaml", profile={"budget_s": 1, "runs": 3})
+    jobs = planned(workflow, "profiles", config=config)
+    assert jobs == {"profile": 3, "pooled_profile": 1, "profiles": 1, "total": 5}
+    one = PROFILE.replace("profile.json", "run-2/profile.json")
+    assert planned(workflow, one, config=config) == {"profile": 1, "total": 1}
+
+
 @pytest.mark.parametrize("strategy", ["gpipe", "pipe-gpipe", "model-parallel-p2p"])
 def test_links_only_where_the_partitioner_needs_them(workflow, strategy):
     jobs = planned(workflow, "cells", config=experiment(workflow, "profile", [strategy]))

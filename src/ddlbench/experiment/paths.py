@@ -10,6 +10,7 @@
                                   /.run-*/         while it runs: reports, log.txt, progress.json
     results/<site>/links/<fabric>/links.json       latency and bandwidth between devices
     results/<site>/profiles/<profile id>/profile.json   times and bytes of a network's layers
+                                        /run-<n>/profile.json   one of several runs that it pools
     results/<site>/<experiment>/tables/*.csv
                                /figures/*.png, *.pdf
                                /figures/predictions/*.png, *.pdf
@@ -93,6 +94,11 @@ def links_file(site: str, fabric: str) -> Path:
 def profile_file(site: str, profile_id: str) -> Path:
     """Times and bytes of one network's layers on one device."""
     return RESULTS / site / "profiles" / profile_id / "profile.json"
+
+
+def profile_run_file(site: str, profile_id: str, run: int) -> Path:
+    """One of several runs that a profile pools, counted from 1."""
+    return profile_file(site, profile_id).parent / f"run-{run}" / "profile.json"
 
 
 def experiment_dir(site: str, experiment: str) -> Path:

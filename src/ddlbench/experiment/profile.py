@@ -159,6 +159,7 @@ class Profile(JsonForm):
 
     Args:
         blocks: empty in profiles of earlier versions.
+        runs: jobs that it is the median of.
         device_memory_bytes: of one device; None if unknown.
     """
 
@@ -171,6 +172,7 @@ class Profile(JsonForm):
     threads_per_device: int
     device_kind: str
     batch_sizes: tuple[int, ...]
+    runs: int = 1
     steps: tuple[StepTimes, ...]
     layers: tuple[LayerProfile, ...]
     blocks: tuple[BlockProfile, ...] = ()

@@ -117,6 +117,7 @@ class Workload:
         self.network: str = profile["network"]
         self.dataset: str = profile["dataset"]
         self.device_kind: str = profile["device_kind"]
+        self.runs: int = profile.get("runs", 1)
         self.fixed_memory_bytes: int = profile["fixed_memory_bytes"]
         self.device_memory_bytes: int | None = profile.get("device_memory_bytes")
         self._steps: dict[float, Step] = {}

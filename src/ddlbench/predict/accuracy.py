@@ -35,7 +35,6 @@ COLUMNS = (
 _EXPECTED_RANGE = {
     2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326, 6: 2.534, 7: 2.704, 8: 2.847, 9: 2.970, 10: 3.078,
 }  # fmt: skip
-_PROFILES = 1  # jobs that a profile comes from
 
 
 class InvalidPredictions(ConfigError):  # noqa: N818 - a state of a file, shown as such
@@ -91,17 +90,21 @@ def noise_floor(scored: pd.DataFrame) -> float:
     ::
 
         sigma = range of the repeats / (expected range of n normal draws)
-        floor = mean over cells of  sqrt(2 / pi) sigma sqrt(1 / profiles + 1 / n)
+        floor = mean over cells of  sqrt(2 / pi) sigma sqrt(1 / runs of the profile + 1 / n)
 
     Runs of the profile are taken to differ as runs of the cell do.
 
     Args:
-        scored: rows with ``repeats`` (n) and ``repeat_spread`` (range over median).
+        scored: rows with ``repeats`` (n), ``repeat_spread`` (range over median), ``profile_runs``.
     """
+    # A predictions file of an earlier version has no such column.
+    runs_of = scored.get("profile_runs", pd.Series(1, scored.index)).fillna(1)
     floors = [
         math.sqrt(2 / math.pi) * spread / _EXPECTED_RANGE[min(n, 10)]
-        * math.sqrt(1 / _PROFILES + 1 / n)
-        for n, spread in zip(scored["repeats"], scored["repeat_spread"], strict=True)
+        * math.sqrt(1 / runs + 1 / n)
+        for n, spread, runs in zip(
+            scored["repeats"], scored["repeat_spread"], runs_of, strict=True
+        )
         if n > 1 and math.isfinite(spread)
     ]  # fmt: skip
     return sum(floors) / len(floors) if floors else math.nan

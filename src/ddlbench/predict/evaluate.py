@@ -187,7 +187,7 @@ COLUMNS = (
     "predictor", "cell_id", "strategy", "dataset", "network", "nodes", "devices_per_node",
     "batch_size", "fabric", "options", "synchronous", "baseline", "status", "predicted_step_s",
     "predicted_low_s", "predicted_high_s", "measured_step_s", "measured_low_s", "measured_high_s",
-    "repeats", "repeat_spread", "signed_error", "compute_s", "communication_s",
+    "repeats", "repeat_spread", "profile_runs", "signed_error", "compute_s", "communication_s",
     "exposed_communication_s", "bubble_s", "predicted_memory_bytes", "measured_memory_bytes",
     "measured_wait_s", "fits", "base_step_s", "limits", "notes",
 )  # fmt: skip
@@ -233,6 +233,7 @@ def predictions(
             record["base_step_s"] = base_step_s(outcome, by_id)
             try:
                 workload = inputs.workload(outcome.cell)
+                record["profile_runs"] = workload.runs
                 links = inputs.links(outcome.cell)
                 plan = plan_of(outcome.cell)
                 prediction = ask(predictor, workload, links, plan, history)

@@ -8,5 +8,6 @@
         layers.py    rows of the profile, of blocks and of leaf operations:
           blocks.py    a step cut at every boundary between blocks; when gradients are ready
           leaves.py    each leaf operation alone: time, output, what autograd keeps
+    pool.py      afterwards: one profile from several such jobs
     timers.py    marks of time; their medians; how often, how long
 """

@@ -64,6 +64,9 @@ def test_errors_by_predictor_and_strategy(site):
     assert eq1.repeat_spread == pytest.approx(0.2)
     sigma = 0.2 / 1.693  # three draws of a normal distribution lie 1.693 sigma apart
     assert eq1.noise_floor == pytest.approx(math.sqrt(2 / math.pi * (1 + 1 / 3)) * sigma, rel=1e-3)
+    frame = predictions(rows, SITE, root).assign(profile_runs=3)
+    thrice = one(errors(frame), predictor="ddlbench-eq1")
+    assert thrice.noise_floor == pytest.approx(math.sqrt(2 / math.pi * 2 / 3) * sigma, rel=1e-3)
     overall = one(table, predictor="linear", strategy=ALL)
     assert overall.n == 9
     assert overall.baseline
