@@ -51,9 +51,9 @@ if PROFILE_RUNS > 1:
             str(profile_file(SITE.name, "{profile}")),
         log:
             str(profile_file(SITE.name, "{profile}").with_name("pool.log")),
+        localrule: True
         conda:
             "../envs/environment.yaml"
-        localrule: True
         params:
             python=sys.executable,
         message:

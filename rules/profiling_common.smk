@@ -2,7 +2,7 @@
 
 import json
 
-from ddlbench.experiment.paths import profile_file, profile_run_file
+from ddlbench.experiment.paths import profile_file, profile_id_of, profile_run_file
 from ddlbench.planning.profiles import needs_of, profiles_of
 
 PROFILE_RUNS = EXPERIMENT.profile["runs"]
@@ -17,8 +17,7 @@ wildcard_constraints:
 def profile_needs(wildcards):
     """Batch sizes and settings of a profile; a wrong path ends here, before any job runs."""
     try:
-        profile = wildcards.measured.split("/run-")[0]
-        return needs_of(profile, ROWS, EXPERIMENT.profile, SITE)
+        return needs_of(profile_id_of(wildcards.measured), ROWS, EXPERIMENT.profile, SITE)
     except ConfigError as error:
         sys.exit(f"ddlbench: {error}")
 

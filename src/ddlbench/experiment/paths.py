@@ -101,6 +101,11 @@ def profile_run_file(site: str, profile_id: str, run: int) -> Path:
     return profile_file(site, profile_id).parent / f"run-{run}" / "profile.json"
 
 
+def profile_id_of(measured: str) -> str:
+    """The profile that a measured one belongs to: itself, or of which it is a run."""
+    return re.sub(r"/run-\d+$", "", measured)
+
+
 def experiment_dir(site: str, experiment: str) -> Path:
     """Folder of one experiment's tables and figures."""
     return RESULTS / site / experiment
