@@ -26,12 +26,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.schedules import (
     EAGER,
     Action,
     EventGraph,
+    Held,
     Messaging,
     Schedule,
     events_of,
@@ -184,16 +186,27 @@ class Repeated:
     updates: tuple[int, ...] = ()
     replicas: int = 1
 
-    def period_s(self, costs_s: Sequence[float]) -> float:
-        """Seconds per mini-batch in the long run, for the seconds of each of the graph's keys."""
+    def period_s(
+        self, costs_s: Sequence[float], holds: Sequence[Held | None] | None = None
+    ) -> float:
+        """Seconds per mini-batch in the long run.
+
+        Args:
+            costs_s: seconds of each of the graph's keys.
+            holds: links that each of them holds, where messages share links.
+        """
         durations = [costs_s[number] for number in self.graph.key_numbers]
+        ends_s: Callable[[list[float] | None], list[float]] = partial(self.graph.ends_s, durations)
+        if holds is not None:
+            held = [holds[number] for number in self.graph.key_numbers]
+            ends_s = partial(self.graph.ends_sharing_s, durations, held)
         if self.updates:
-            ends = self.graph.ends_s(durations)
+            ends = ends_s(None)
             return _slope([ends[number] for number in self.updates]) / self.replicas
         starts = [0.0] * len(self.last)
         period = 0.0
         for _ in range(_MOST_STEPS):
-            ends = self.graph.ends_s(durations, starts)
+            ends = ends_s(starts)
             following = [ends[number] for number in self.last]
             before, period = period, max(following) - max(starts)
             starts = following

@@ -7,6 +7,7 @@ import pytest
 from ddlbench.planning.schedules import (
     EAGER,
     Event,
+    Held,
     Messaging,
     Schedule,
     events_of,
@@ -145,3 +146,43 @@ def test_one_rank_alone_has_the_same_actions() -> None:
         whole.in_flight, whole.warmups, whole.stage_ranks
     )  # fmt: skip
     assert model_parallel(2, 3, only_rank=0).actions[0] == model_parallel(2, 3).actions[0]
+
+
+def test_looped_schedules_wait_for_receives_that_torch_posts_late() -> None:
+    schedule = interleaved_1f1b(2, 1, 2)
+    early = _ends(schedule, Messaging(waits_for_sends=True), message_s=1, notice_s=0.5)
+    late = _ends(schedule, messaging_of(schedule), message_s=1, notice_s=0.5)
+    # F0 of rank 1: 2 to 3. The receive of m1 is posted then, its word takes 0.5, m1 itself 1.
+    assert early[1, "F1"] == 5  # behind B0, which ends at 4
+    assert late[1, "F1"] == max(3 + 0.5 + 1, 4) + 1
+
+
+def test_messages_of_one_link_take_turns() -> None:
+    # Two pipelines of two stages; both first stages share the link out of their node.
+    schedule = replicate(gpipe(2, 1), 2)
+    graph = events_of(schedule, EAGER)
+    durations = [
+        {"message": 2.0, "action": 1.0}.get(event.role, 0.0)
+        if event.action is None or not event.action.communicates or event.role == "message"
+        else 0.0
+        for event in graph.events
+    ]
+    holds = [
+        Held((event.action.kind,), 2.0) if event.role == "message" and event.action else None
+        for event in graph.events
+    ]
+    apart, sharing = graph.ends_s(durations), graph.ends_sharing_s(durations, holds)
+    sent = [n for n, e in enumerate(graph.events) if e.role == "message"]
+    kinds = ["send_activation", "send_gradient"]
+    by_kind = [[n for n in sent if graph.events[n].action.kind == kind] for kind in kinds]
+    assert [sorted(apart[n] for n in numbers) for numbers in by_kind] == [[3, 3], [7, 7]]
+    assert [sorted(sharing[n] for n in numbers) for numbers in by_kind] == [[3, 5], [7, 9]]
+
+
+def test_links_of_their_own_change_nothing() -> None:
+    graph = events_of(zero_bubble_v(4, 8), EAGER)
+    durations = [0.1 * (number % 7) for number in range(len(graph.events))]
+    assert graph.ends_sharing_s(durations, [None] * len(durations)) == graph.ends_s(durations)
+    starts = [0.3, 0.0, 0.2, 0.1]
+    alone = graph.ends_sharing_s(durations, [None] * len(durations), starts)
+    assert alone == graph.ends_s(durations, starts)

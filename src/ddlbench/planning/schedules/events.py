@@ -30,22 +30,26 @@ schedule                       receives posted          sends waited for
 ``1f1b``                       on demand                in the steady state together with the next
                                                         receive, else before the next send; at the
                                                         end of the step
-all others                     long before              at the end of the step
+all others                     where torch's runtime    at the end of the step
+                               lists them
 =============================  =======================  ===========================================
 
 Sources: this project's PipeDream runtime; ``torch.distributed.pipelining`` 2.13, ``schedules.py``:
-``ScheduleGPipe``, ``Schedule1F1B``, and ``_PipelineScheduleRuntime`` for all others.
+``ScheduleGPipe``, ``Schedule1F1B``, and ``_PipelineScheduleRuntime`` for all others
+(:mod:`ddlbench.planning.schedules.lowering`).
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from typing import Literal
 
 from ddlbench.planning.schedules.action import Action, Channel, InvalidSchedule, Schedule
+from ddlbench.planning.schedules.lowering import posted_receives
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class Messaging:
     Args:
         receives_ahead: receives of a channel posted beyond the one that is waited for; 0 posts
             each on demand, None posts all of them at the start.
+        lowered: receives are posted where torch's runtime puts them among the passes of a rank
+            (:mod:`ddlbench.planning.schedules.lowering`).
         paired: a send and the receive of the other kind behind it are posted and waited for
             together, and a send is waited for before the next one.
         waits_for_sends: an update, or the all-reduce before it, waits for all sends of its rank.
@@ -63,6 +69,7 @@ class Messaging:
     """
 
     receives_ahead: int | None = None
+    lowered: bool = False
     paired: bool = False
     waits_for_sends: bool = False
     late_sums: bool = False
@@ -80,7 +87,7 @@ _OF_SCHEDULE = {
 
 def messaging_of(schedule: Schedule) -> Messaging:
     """How the runtime of a schedule waits for messages."""
-    return _OF_SCHEDULE.get(schedule.name, Messaging(waits_for_sends=True))
+    return _OF_SCHEDULE.get(schedule.name, Messaging(lowered=True, waits_for_sends=True))
 
 
 Role = Literal["start", "action", "wait", "message", "notice", "meeting"]
@@ -122,6 +129,19 @@ class Placed:
     ends: int
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Links that a message holds while its bytes are on them.
+
+    Args:
+        links: any names; equal names are one link.
+        seconds: as long as no other message may use them.
+    """
+
+    links: tuple[Hashable, ...]
+    seconds: float
+
+
 @dataclass(frozen=True)
 class EventGraph:
     """Events in topological order.
@@ -150,6 +170,51 @@ class EventGraph:
     def key_counts(self) -> tuple[int, ...]:
         counts = Counter(self.key_numbers)
         return tuple(counts[number] for number in range(len(self.keys)))
+
+    @cached_property
+    def _after(self) -> tuple[tuple[int, ...], ...]:
+        """For each event, the numbers of those that wait for it."""
+        after: list[list[int]] = [[] for _ in self.events]
+        for number, before in enumerate(self.before):
+            for earlier in before:
+                after[earlier].append(number)
+        return tuple(map(tuple, after))
+
+    def ends_sharing_s(
+        self,
+        durations_s: Sequence[float],
+        holds: Sequence[Held | None],
+        starts_s: Sequence[float] | None = None,
+    ) -> list[float]:
+        """When each event ends, if some hold a link that others need: first come, first served.
+
+        Args:
+            durations_s: of each event, from when it has its links.
+            holds: the links that an event holds, and how long; None for none.
+            starts_s: as in :meth:`ends_s`.
+        """
+        waits = [len(before) for before in self.before]
+        ends = [0.0] * len(self.events)
+        free: dict[Hashable, float] = {}
+        ready = [
+            (starts_s[number] if starts_s else 0.0, number)
+            for number, before in enumerate(self.before)
+            if not before
+        ]
+        heapify(ready)
+        while ready:
+            begin, number = heappop(ready)
+            held = holds[number]
+            if held is not None:
+                begin = max([begin, *(free.get(link, 0.0) for link in held.links)])
+                free.update(dict.fromkeys(held.links, begin + held.seconds))
+            ends[number] = begin + durations_s[number]
+            for later in self._after[number]:
+                waits[later] -= 1
+                if not waits[later]:
+                    before_s = max([ends[earlier] for earlier in self.before[later]])
+                    heappush(ready, (before_s, later))
+        return ends
 
     def ends_s(
         self, durations_s: Sequence[float], starts_s: Sequence[float] | None = None
@@ -218,6 +283,11 @@ class _Builder:
         )
         for channel, count in self._to_receive.items():
             self._post(channel, min(count, messaging.receives_ahead or 0))
+        listed = posted_receives(schedule) if messaging.lowered else [()] * schedule.world_size
+        self._unposted = [deque(receives) for receives in listed]
+        self._passes = [0 for _ in ranks]
+        for rank in ranks:
+            self._post_listed(rank)
         self._do: dict[str, Callable[[int, Action], bool]] = {
             "send_activation": self._send,
             "send_gradient": self._send,
@@ -261,7 +331,16 @@ class _Builder:
 
     def _compute(self, rank: int, action: Action) -> bool:
         self._line[rank] = self._add(Event("action", rank, action), self._line[rank])
+        self._passes[rank] += action.computes
+        self._post_listed(rank)
         return True
+
+    def _post_listed(self, rank: int) -> None:
+        """Posts the receives that the runtime lists behind the passes that are done."""
+        unposted = self._unposted[rank]
+        while unposted and unposted[0][0] <= self._passes[rank]:
+            _, channel = unposted.popleft()
+            self._post(channel, len(self._channels[channel].posted) + 1)
 
     def _send(self, rank: int, action: Action) -> bool:
         name = action.channel(rank)
@@ -343,7 +422,7 @@ class _Builder:
 
     def _deliver(self, name: Channel) -> None:
         channel, (_, source, target) = self._channels[name], name
-        rendezvous = self._messaging.receives_ahead is not None
+        rendezvous = self._messaging.lowered or self._messaging.receives_ahead is not None
         ready = len(channel.issued)
         if rendezvous:
             ready = min(ready, len(channel.posted))

@@ -9,7 +9,7 @@
 Unless :class:`~ddlbench.planning.schedules.events.Messaging` differs, a send does not delay its
 sender, and receives are posted long before. An all-reduce starts when the last replica of its stage
 arrives. A channel is one kind of message from one rank to another. Messages of different channels
-do not slow each other down, so a shared link needs longer durations.
+do not slow each other down here; :meth:`EventGraph.ends_sharing_s` has links that they share.
 """
 
 from __future__ import annotations

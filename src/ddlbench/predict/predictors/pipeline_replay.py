@@ -9,7 +9,8 @@
     update     k * t_opt * (weights of the stage / weights)
     load       k * t_load, before the first pass of a step or in each pass of PipeDream's stage 0
     message    L + b A / BW of the hop that it takes, one after the other on a channel; it leaves
-               when it is sent and a notice (L) has arrived that its receive is posted
+               when it is sent and a notice (L) has arrived that its receive is posted; all that
+               leaves a node, or enters one, takes turns on its link
     end        of a message: what it costs its ranks of the processor (ddlbench only, and on CPUs);
                so much less of the message is on its way
     all-reduce of a stage's replicas: measured, in buckets of 25 MiB, when the last replica is ready
@@ -36,13 +37,14 @@ zero bubble: Qi et al. 2024; PipeDream: Narayanan et al. 2019). The replay is th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddlbench.planning.gradient_traffic import DEFAULT_BUCKET_BYTES, fused
 from ddlbench.planning.pipeline import Pipeline, PipelineRun, Repeated
 from ddlbench.planning.plan import Plan
-from ddlbench.planning.schedules import Event, EventGraph
+from ddlbench.planning.schedules import Event, EventGraph, Held
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Block, Workload
 from ddlbench.predict.links import AllReduce, Hop, LinkTable, places_of
@@ -105,6 +107,23 @@ class PipelineLinks:
         if action.kind == "all_reduce":
             return self._sum_s(action.stage, "nccl" if device_kind == "cuda" else "gloo")
         return 0.0
+
+    def held(self, event: Event) -> Held | None:
+        """The links of two nodes that a message holds, out of the one and into the other.
+
+        A notice has next to no bytes, but waits behind messages.
+        """
+        action, peer = event.action, event.peer
+        if event.role not in ("message", "notice") or peer is None:
+            return None
+        source, target = self._places[event.rank][0], self._places[peer][0]
+        if source == target:
+            return None
+        wire_s = 0.0
+        if action is not None:
+            size = self._sent_bytes[action.stage - (action.kind == "send_gradient")]
+            wire_s = size / self._hop(event.rank, peer).bandwidth_bytes_per_s
+        return Held((("out", source), ("in", target)), wire_s)
 
     def _hop(self, source: int, target: int) -> Hop:
         hop, remark = self._table.hop("transport", self._places[source], self._places[target])
@@ -232,7 +251,7 @@ def _extrapolated(workload: Workload, samples: float) -> str | None:
 
 
 _LIMITS = (
-    "messages slow neither each other nor computation down",
+    "a node has one link to the others; messages slow no computation down",
     "labels and the loss cost nothing",
 )
 _SPLIT_LIMIT = "the halves of a backward pass are shares of the whole, not measured"
@@ -334,7 +353,11 @@ def _with_links(
     graph = run.real.graph
     sent = [links.time_s(key, device_kind) for key in graph.keys]
     costs = [slowdown * compute.of(key) + s for key, s in zip(graph.keys, sent, strict=True)]
-    return run.real.period_s(costs), _sent_s(run.real, sent, run.pipelines)
+    holds = [links.held(key) for key in graph.keys]
+    shared = Counter(link for held in holds if held for link in held.links)
+    crowded = any(count > 1 for count in shared.values())
+    period_s = run.real.period_s(costs, holds if crowded else None)
+    return period_s, _sent_s(run.real, sent, run.pipelines)
 
 
 def _sent_s(repeated: Repeated, sent_s: Sequence[float], pipelines: int) -> float:

@@ -1,0 +1,113 @@
+"""What each term of the predictor ``ddlbench`` buys: its errors with one term left out.
+
+Reads the cells that ``emulated.py`` and ``prediction.py`` measured; measures nothing. A term is
+left out where the model reads it, so all else stays as it is. Writes
+docs/validation/ablation.csv: a row for each study, term and strategy whose error it changes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import emulated
+import pandas as pd
+import prediction
+from bed_study import ROOT, Study
+
+from ddlbench.experiment.config import parse_experiment
+from ddlbench.experiment.site import load_site
+from ddlbench.planning import pipeline
+from ddlbench.planning.matrix import expand
+from ddlbench.planning.schedules import Messaging, Schedule, messaging_of
+from ddlbench.planning.workload import Workload
+from ddlbench.predict.evaluate import predictions
+from ddlbench.predict.links import Contention, LinkTable
+from ddlbench.predict.prediction import DEFAULT_PREDICTOR
+from ddlbench.predict.predictors import pipeline_replay
+from ddlbench.strategies.pipelining import descriptor
+
+OUT = ROOT / "docs" / "validation" / "ablation.csv"
+
+_sweeps_of = LinkTable.sweeps_of
+
+
+def _bare_sweeps(table: LinkTable, library: str) -> bool:
+    return library != "ddp" and _sweeps_of(table, library)
+
+
+def _early(schedule: Schedule) -> Messaging:
+    return replace(messaging_of(schedule), lowered=False)
+
+
+def _nothing_hidden(*_: Any) -> Contention:
+    return Contention(1.0, ())
+
+
+# What is left out -> what is put in its place: owner, name, value.
+Place = tuple[Any, str, Callable[..., Any]]
+TERMS: dict[str, list[Place]] = {
+    "nothing": [],
+    "DDP's copies": [(LinkTable, "sweeps_of", _bare_sweeps)],
+    "overlap (nothing hidden)": [(LinkTable, "contention", _nothing_hidden)],
+    "processor time of messages": [
+        (LinkTable, "_busy", lambda *_: []),
+        (LinkTable, "message_ends_s", lambda *_: None),
+    ],
+    "idle Horovod": [(LinkTable, "slow_down_beside", lambda *_: 1.0)],
+    "replicas slow each other": [(Workload, "slowdown", lambda *_: 1.0)],
+    "level of whole steps": [(pipeline_replay, "_levels", lambda *_: (1.0, 1.0))],
+    "torch's order of receives": [(pipeline, "messaging_of", _early)],
+    "nodes share a link": [(pipeline_replay.PipelineLinks, "held", lambda *_: None)],
+}
+
+
+def main() -> None:
+    """Predict the cells of both studies, each time without one term."""
+    tables = []
+    for name, experiment, describe in (
+        ("emulated", emulated.EXPERIMENT, None),
+        ("prediction", prediction.FAST, prediction.options("default")),
+        ("prediction", prediction.SLOW, prediction.options("slow")),
+    ):
+        study = Study(name, experiment)
+        if describe is not None:
+            study.describe_site(experiment["site"], describe)
+        os.chdir(study.folder)
+        told = {term: _errors(experiment, places) for term, places in TERMS.items()}
+        for term, errors in told.items():
+            changed = errors[(errors - told["nothing"]).abs() > 1e-6]
+            shown = told["nothing"] if term == "nothing" else changed
+            tables.append(
+                pd.DataFrame(
+                    {
+                        "study": experiment["experiment"],
+                        "left_out": term,
+                        "strategy": shown.index,
+                        "mean_absolute_error": shown.to_numpy(),
+                        "with_it": told["nothing"][shown.index].to_numpy(),
+                    }
+                )
+            )
+    pd.concat(tables).to_csv(OUT, index=False, float_format="%.4g")
+
+
+def _errors(experiment: dict[str, Any], places: list[Place]) -> pd.Series[float]:
+    """Mean absolute error of each strategy."""
+    config = parse_experiment(experiment, "the study")
+    site = load_site(config.site)
+    descriptor._run.cache_clear()  # runs of schedules hold how they post receives
+    with ExitStack() as stack:
+        for owner, name, value in places:
+            stack.enter_context(patch.object(owner, name, value))
+        frame = predictions(expand(config, site), site, names=[DEFAULT_PREDICTOR])
+    descriptor._run.cache_clear()
+    return frame["signed_error"].abs().groupby(frame["strategy"], sort=False).mean().dropna()
+
+
+if __name__ == "__main__":
+    main()
