@@ -18,6 +18,7 @@ _CARRIES_ON = {
     "data-extrapolation": "repeat",
     "hardware-extrapolation": "geometry",
     "carry-forward": "geometry",
+    "pipeline-recorded": "strategy",
 }
 
 
@@ -27,8 +28,8 @@ def cells_of(study: str, predictions: Path, held_out: str) -> pd.DataFrame:
     Args:
         study: its name.
         predictions: predictions.json of its experiment.
-        held_out: what the predictors had not seen of the cells: all, network, geometry, repeat or
-            nothing.
+        held_out: what the predictors had not seen of the cells: all, network, geometry, strategy,
+            repeat or nothing.
     """
     rows = pd.DataFrame(pd.read_json(predictions)["predictions"].tolist())
     rows = rows[rows["measured_step_s"].notna() & rows["predicted_step_s"].notna()]

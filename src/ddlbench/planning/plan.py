@@ -85,10 +85,11 @@ def plan_at(cell: Cell, site: str, results_root: Path = RESULTS) -> Plan:
         ConfigError: it did not run, and its plan is made from measurements that are missing.
     """
     path = results_root / plan_file(site, cell.id).relative_to(RESULTS)
-    return _read_plan(path, cell) or make_plan(cell, site)
+    return kept_plan(path, cell) or make_plan(cell, site)
 
 
-def _read_plan(path: Path, cell: Cell) -> Plan | None:
+def kept_plan(path: Path, cell: Cell) -> Plan | None:
+    """The plan in a file; None if there is none, or it is not one of this cell."""
     try:
         values = json.loads(path.read_bytes())
         plan = Plan.from_dict(values)

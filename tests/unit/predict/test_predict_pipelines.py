@@ -7,6 +7,7 @@ each; here steps load nothing and update in no time, unless a test says otherwis
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import predict_factory as make
 import pytest
@@ -21,8 +22,14 @@ from ddlbench.planning.workload import Workload, backward_shares
 from ddlbench.predict.evaluate import predictions
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.links import LinkTable
-from ddlbench.predict.prediction import NotPredictable, Prediction, ask, predictor_of
-from ddlbench.predict.predictors.pipeline_replay import stage_times
+from ddlbench.predict.prediction import (
+    Measured,
+    NotPredictable,
+    Prediction,
+    ask,
+    predictor_of,
+)
+from ddlbench.predict.predictors.pipeline_replay import as_profiled, stage_times
 from ddlbench.report.measurements import _is_stale
 
 NOTHING = {"load_s": 0.0, "optimizer_s": 0.0}
@@ -46,6 +53,22 @@ def told(
     work: Workload | None = None,
 ) -> Prediction:
     return ask(predictor_of(name), work or workload(), table or make.table(FREE), asked)
+
+
+def recorded(folder: Path, ran: Plan, stages: dict[int, tuple[float, float]]) -> Measured:
+    """A finished cell whose passes took so many milliseconds, forward and backward, by stage."""
+    cell = ran.cell
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps(ran.to_dict()))
+    events = [
+        {"ph": "X", "name": f"{kind} {chunk}.{stage} 7", "tid": stage, "ts": 0, "dur": 1e3 * ms}
+        for stage, times in stages.items()
+        for kind, ms in zip(("forward", "backward"), times, strict=True)
+        for chunk in range(2)
+    ]
+    others = [{"ph": "M", "name": "thread_name"}, {"ph": "X", "name": "wait 7", "tid": 0, "dur": 9}]
+    (folder / "trace.json").write_text(json.dumps({"traceEvents": others + events}))
+    return Measured(cell, 1.0, folder / "steps.csv")
 
 
 # Without messages --------------------------------------------------------------------------------
@@ -216,7 +239,8 @@ def test_halves_of_a_backward_pass_follow_from_its_layers() -> None:
 @pytest.mark.parametrize("strategy", ["pipe-zb", "pipe-zbv"])
 def test_zero_bubble_schedules_fill_with_weight_gradients(strategy) -> None:
     asked = plan(strategy, "1x2", 32, "1+1+1+1", chunks=4)
-    times = stage_times(workload(), asked, 8, 32)
+    work = workload()
+    times = stage_times(work, asked, 8, 32, as_profiled(work, 8))
     assert times.input_s == pytest.approx((0, 0.008, 0.008, 0.008))
     assert times.weight_s == pytest.approx((0.016, 0.008, 0.008, 0.008))
     found = told(asked)
@@ -225,6 +249,63 @@ def test_zero_bubble_schedules_fill_with_weight_gradients(strategy) -> None:
     assert found.compute_s <= found.step_s * (1 + 1e-9)
     assert found.step_s < interleaved.step_s
     assert any("halves" in limit for limit in found.limits)
+
+
+# Recorded passes ---------------------------------------------------------------------------------
+
+# Stages of two blocks, 16 samples in two micro-batches: 16 and 32 ms in the profile.
+RECORDED = {0: (32.0, 32.0), 1: (16.0, 64.0)}
+
+
+def test_recorded_passes_serve_other_schedules_and_cuts(tmp_path) -> None:
+    ran = recorded(tmp_path / "a", plan("pipe-gpipe", "1x2", 16, "2+2", chunks=2), RECORDED)
+    asked = plan("pipe-1f1b", "1x2", 16, "1+3", chunks=2)
+    work = workload(node_slowdown=[*ALONE, {"replicas": 2, "slowdown": 3.0, "interval": None}])
+    found = ask(predictor_of("pipeline-recorded"), work, make.table(FREE), asked, (ran,))
+    # Of 8 samples: stage 0 has one block of 2 x 8 and 1 x 16 ms, stage 1 one like it and two of
+    # 1 x 8 and 2 x 16 ms: F 16, B 16; F 32, B 80. Replicas slow nothing further.
+    assert found.compute_s == pytest.approx(2 * (32 + 112) / 2 / 1e3)
+    assert found.notes == (f"passes as recorded in {ran.cell.id}",)
+
+
+def test_halves_of_a_recorded_backward_pass_add_up(tmp_path) -> None:
+    ran = recorded(tmp_path / "a", plan("pipe-zb", "1x2", 16, "1+1+1+1", chunks=2), {})
+    halves = {"forward": 8.0, "backward_input": 6.0, "backward_weight": 26.0}
+    events = [
+        {"ph": "X", "name": f"{kind} 0.{stage} 7", "tid": 0, "ts": 0, "dur": 1e3 * ms}
+        for stage in range(4)
+        for kind, ms in halves.items()
+    ]
+    (tmp_path / "a" / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    asked = plan("pipe-1f1b", "1x2", 16, "2+2", chunks=2)
+    found = ask(predictor_of("pipeline-recorded"), workload(), make.table(FREE), asked, (ran,))
+    assert found.compute_s == pytest.approx(2 * 2 * (8 + 32) / 1e3)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda folder: (folder / "trace.json").unlink(),
+        lambda folder: (folder / "plan.json").unlink(),
+        lambda folder: (folder / "trace.json").write_text('{"traceEvents": [3]}'),
+        lambda folder: (folder / "trace.json").write_text("{"),
+    ],
+)
+def test_without_a_readable_record_there_is_no_prediction(tmp_path, spoil) -> None:
+    ran = recorded(tmp_path / "a", plan("pipe-gpipe", "1x2", 16, "2+2", chunks=2), RECORDED)
+    spoil(tmp_path / "a")
+    asked = plan("pipe-1f1b", "1x2", 16, "2+2", chunks=2)
+    with pytest.raises(NotPredictable, match="needs a run of another pipeline of vgg11 at 1x2"):
+        ask(predictor_of("pipeline-recorded"), workload(), make.table(FREE), asked, (ran,))
+
+
+def test_a_cells_own_record_is_not_asked(tmp_path) -> None:
+    asked = plan("pipe-gpipe", "1x2", 16, "2+2", chunks=2)
+    ran = recorded(tmp_path / "a", asked, RECORDED)
+    elsewhere = recorded(tmp_path / "b", plan("pipe-1f1b", "2x1", 16, "2+2", chunks=2), RECORDED)
+    with pytest.raises(NotPredictable, match="none is measured"):
+        told_by = predictor_of("pipeline-recorded")
+        ask(told_by, workload(), make.table(FREE), asked, (ran, elsewhere))
 
 
 # The partitioner's own word ----------------------------------------------------------------------

@@ -40,6 +40,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from ddlbench.planning.gradient_traffic import DEFAULT_BUCKET_BYTES, fused
 from ddlbench.planning.pipeline import Pipeline, PipelineRun, Repeated
@@ -184,8 +185,16 @@ class StageTimes:
         return tables[kind][stage] if kind in tables else 0.0
 
 
+@dataclass(frozen=True)
+class BlockFactors:
+    """Factors on a profile's times of each block, in the order of the network."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+
+
 def stage_times(
-    workload: Workload, plan: Plan, samples: float, loaded: float, *, level: bool = False
+    workload: Workload, plan: Plan, samples: float, loaded: float, factors: BlockFactors
 ) -> StageTimes:
     """Times of a plan's stages.
 
@@ -194,7 +203,7 @@ def stage_times(
         plan: of a pipeline.
         samples: of one forward pass.
         loaded: samples that the first stage loads at a time.
-        level: blocks give the shares only; their sum is that of whole steps of so many samples.
+        factors: on the times of the blocks.
 
     Raises:
         ConfigError: the plan cuts a network of other blocks than the profile's.
@@ -203,8 +212,9 @@ def stage_times(
     step = workload.step(loaded)
     weights = [sum(block.parameter_bytes for block in blocks) for blocks in stages]
     whole = sum(weights) or 1
-    ahead, back = _levels(workload, samples) if level else (1.0, 1.0)
-    backward = [[back * block.backward.at(samples) for block in blocks] for blocks in stages]
+    in_order = iter(zip(factors.forward, factors.backward, strict=True))
+    scaled = [list(zip(blocks, islice(in_order, len(blocks)), strict=True)) for blocks in stages]
+    backward = [[back * block.backward.at(samples) for block, (_, back) in own] for own in scaled]
     input_halves = [
         sum(block.input_share * s for block, s in zip(blocks, seconds, strict=True))
         for blocks, seconds in zip(stages, backward, strict=True)
@@ -215,7 +225,7 @@ def stage_times(
     ]
     return StageTimes(
         forward_s=tuple(
-            ahead * sum(block.forward.at(samples) for block in blocks) for blocks in stages
+            sum(ahead * block.forward.at(samples) for block, (ahead, _) in own) for own in scaled
         ),
         backward_s=tuple(map(sum, backward)),
         # The first stage sends no gradient of its input: it computes all in the second half.
@@ -227,12 +237,24 @@ def stage_times(
     )
 
 
-def _levels(workload: Workload, samples: float) -> tuple[float, float]:
-    """Factors of forward and backward times, by which blocks add up to whole steps.
+def as_profiled(workload: Workload, samples: float) -> BlockFactors:
+    """Blocks take as long as they were timed."""
+    ones = (1.0,) * len(workload.blocks)
+    return BlockFactors(ones, ones)
+
+
+def as_whole_steps(workload: Workload, samples: float) -> BlockFactors:
+    """Blocks give the shares only; their sum is that of whole steps of so many samples.
 
     A block that was timed between two cuts costs more than within a step. 1 if no whole step was
     measured.
     """
+    ahead, back = _levels(workload, samples)
+    count = len(workload.blocks)
+    return BlockFactors((ahead,) * count, (back,) * count)
+
+
+def _levels(workload: Workload, samples: float) -> tuple[float, float]:
     whole = workload.step(samples)
     forward_s = sum(block.forward.at(samples) for block in workload.blocks)
     backward_s = sum(block.backward.at(samples) for block in workload.blocks)
@@ -267,12 +289,16 @@ class PipelineReplay(BuiltInPredictor):
         return replayed(inputs)
 
 
-def replayed(inputs: CellInputs, *, level: bool = False) -> Prediction:
+def replayed(
+    inputs: CellInputs, *, level: bool = False, recorded: BlockFactors | None = None
+) -> Prediction:
     """The schedule of a plan with stages, replayed.
 
     Args:
         inputs: of a cell whose strategy has a schedule.
         level: block times add up to whole steps, and replicas never make each other faster.
+        recorded: factors on block times that were seen beside other ranks, so that no slow-down of
+            replicas is added.
 
     Raises:
         NotPredictable: the plan holds no stages.
@@ -281,13 +307,16 @@ def replayed(inputs: CellInputs, *, level: bool = False) -> Prediction:
     run, pipeline = strategy.pipeline_run(plan), strategy.pipeline_of(plan)
     if run is None or pipeline is None:
         raise NotPredictable(f"the plan of {inputs.cell.strategy} holds no stages to replay")
-    times = stage_times(workload, plan, run.samples, run.loaded, level=level)
+    factors_of = as_whole_steps if level else as_profiled
+    factors = recorded or factors_of(workload, run.samples)
+    times = stage_times(workload, plan, run.samples, run.loaded, factors)
     compute = _Compute(run, times)
     work_s = compute.work_s() / plan.world_size
     free_s = run.free.period_s(compute.costs_s(run.free.graph))
     busiest = max(len(plan.on_node(process.node)) for process in plan.processes)
     slowdown = workload.slowdown(max(1.0, busiest * work_s / free_s)) if free_s else 1.0
     slowdown = max(1.0, slowdown) if level else slowdown
+    slowdown = 1.0 if recorded else slowdown
     step_s, sent_s = slowdown * free_s, 0.0
     remarks: tuple[str, ...] = ()
     if plan.world_size > 1:

@@ -78,7 +78,7 @@ class StagedStrategy(Strategy):
     """Base of both strategies: each process computes one stage."""
 
     executor: ClassVar[str] = "ddlbench.strategies.pipedream.executor:PipeDreamExecutor"
-    predictors: ClassVar[tuple[str, ...]] = ("pipeline-replay",)
+    predictors: ClassVar[tuple[str, ...]] = ("pipeline-replay", "pipeline-recorded")
     preferred_predictor: ClassVar[Mapping[str, str]] = {
         "cpu": "pipeline-replay",
         "cuda": "pipeline-replay",
@@ -206,7 +206,8 @@ class PipeDream(StagedStrategy):
     family: ClassVar[str] = "pipeline"
     synchronous: ClassVar[bool] = False
     predictors: ClassVar[tuple[str, ...]] = (
-        *("ddlbench-eq3", "pipeline-replay", "pipeline-period", "pipeline-period-paper"),
+        *("ddlbench-eq3", "pipeline-replay", "pipeline-recorded"),
+        *("pipeline-period", "pipeline-period-paper"),
     )
     recommended_by: ClassVar[Mapping[str, str]] = {"ddlbench-2020": "ddlbench-eq3"}
     options: ClassVar[dict[str, dict[str, Any]]] = {

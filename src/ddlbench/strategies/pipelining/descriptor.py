@@ -111,7 +111,7 @@ class SynchronousPipeline(Strategy):
 
     family: ClassVar[str] = "pipeline"
     executor: ClassVar[str] = "ddlbench.strategies.pipelining.executor:PipelineExecutor"
-    predictors: ClassVar[tuple[str, ...]] = ("pipeline-replay",)
+    predictors: ClassVar[tuple[str, ...]] = ("pipeline-replay", "pipeline-recorded")
     preferred_predictor: ClassVar[Mapping[str, str]] = {
         "cpu": "pipeline-replay",
         "cuda": "pipeline-replay",
@@ -299,7 +299,7 @@ class TorchGPipeSchedule(SynchronousPipeline):
     marker: ClassVar[str] = "<"
     parallelism: ClassVar[str | None] = "pipeline"
     predictors: ClassVar[tuple[str, ...]] = (
-        *("pipeline-replay", "paradl-published", "paradl-corrected"),
+        *("pipeline-replay", "pipeline-recorded", "paradl-published", "paradl-corrected"),
     )
 
     def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:

@@ -1,0 +1,160 @@
+"""Passes as a run recorded them: how much longer blocks take there than in the profile.
+
+::
+
+    trace.json   forward 3.2 117   stage 2: seconds of each pass  --.
+    plan.json    stage 2 = blocks 5 to 7                            >-- factor of blocks 5 to 7
+    profile      seconds of blocks 5 to 7 at that micro-batch     --'
+
+A pass in its pipeline runs beside other ranks, their messages and the runtime's own work; the
+profile has it alone. One recorded run of another schedule at the same geometry says how much that
+is. Its factors then serve any cut of the same network into stages (in the manner of dPRO and
+Lumos, which replay recorded operations).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.planning.pipeline import Pipeline
+from ddlbench.planning.plan import Plan, kept_plan
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.workload import Workload
+from ddlbench.predict.prediction import (
+    BuiltInPredictor,
+    CellInputs,
+    Measured,
+    NotPredictable,
+    Prediction,
+    joined,
+)
+from ddlbench.predict.predictors.pipeline_replay import BlockFactors, replayed
+
+_PLAN_FILE, _TRACE_FILE = "plan.json", "trace.json"
+_PASS = re.compile(
+    r"(?P<kind>forward|backward|backward_input|backward_weight) ((\d+)\.(?P<stage>\d+) )?\d+"
+)
+_US = 1e-6
+# What must be equal for one run to say something of the passes of another.
+_ALIKE = ("dataset", "network", "nodes", "devices_per_node", "fabric", "precision", "batch_size")
+
+
+class PipelineRecorded(BuiltInPredictor):
+    """The schedule replayed with passes that a run of another schedule recorded."""
+
+    name = "pipeline-recorded"
+    source = "replay of the schedule, passes recorded in another one's run"
+
+    def model(self, inputs: CellInputs) -> Prediction:
+        recorded = _recorded_for(inputs)
+        if recorded is None:
+            raise NotPredictable(
+                f"{self.name} needs a run of another pipeline of {inputs.cell.network} at "
+                f"{inputs.cell.geometry}; none is measured"
+            )
+        found = replayed(inputs, level=True, recorded=recorded.factors)
+        return replace(
+            found, notes=joined(found.notes, f"passes as recorded in {recorded.cell_id}")
+        )
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """What a run says of the blocks.
+
+    Args:
+        stages: into which it cut the network.
+        factors: on the profile's times.
+        cell_id: of the run.
+    """
+
+    stages: int
+    factors: BlockFactors
+    cell_id: str
+
+
+def _recorded_for(inputs: CellInputs) -> _Recorded | None:
+    """What the history has recorded of another strategy at the cell's geometry; None if nothing.
+
+    Of several runs the one with the most stages counts, as it tells blocks apart best.
+    """
+    runs = (
+        _recorded(measured, inputs.workload)
+        for measured in inputs.history
+        if _alike(measured.cell, inputs.cell)
+    )
+    return max((run for run in runs if run), key=lambda run: run.stages, default=None)
+
+
+def _alike(measured: Cell, wanted: Cell) -> bool:
+    same = all(getattr(measured, name) == getattr(wanted, name) for name in _ALIKE)
+    return same and measured.strategy != wanted.strategy
+
+
+def _recorded(measured: Measured, workload: Workload) -> _Recorded | None:
+    """What a run says; None if it has no stages, or recorded no passes."""
+    if measured.steps_file is None:
+        return None
+    plan = kept_plan(measured.steps_file.with_name(_PLAN_FILE), measured.cell)
+    pipeline = strategy_of(measured.cell.strategy).pipeline_of(plan) if plan else None
+    if plan is None or pipeline is None:
+        return None
+    passes = dict(_passes_s(measured.steps_file.with_name(_TRACE_FILE), plan))
+    wanted = {(kind, s) for kind in ("forward", "backward") for s in range(len(pipeline.stages))}
+    if not wanted <= passes.keys():
+        return None
+    factors = _factors(workload, pipeline, passes)
+    return _Recorded(len(pipeline.stages), factors, measured.cell.id)
+
+
+def _factors(
+    workload: Workload, pipeline: Pipeline, passes_s: Mapping[tuple[str, int], float]
+) -> BlockFactors:
+    pipeline.check_blocks(len(workload.blocks))
+    forward, backward = [1.0] * pipeline.blocks, [1.0] * pipeline.blocks
+    for number, stage in enumerate(pipeline.stages):
+        own = range(stage.first, stage.last)
+        blocks = [workload.blocks[index] for index in own]
+        ahead_s = sum(block.forward.at(pipeline.samples) for block in blocks)
+        back_s = sum(block.backward.at(pipeline.samples) for block in blocks)
+        for index in own:
+            if ahead_s and back_s:
+                forward[index] = passes_s["forward", number] / ahead_s
+                backward[index] = passes_s["backward", number] / back_s
+    return BlockFactors(tuple(forward), tuple(backward))
+
+
+def _passes_s(trace: Path, plan: Plan) -> Iterator[tuple[tuple[str, int], float]]:
+    """Median seconds of each stage's forward and backward pass, its two halves together."""
+    spans: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for kind, stage, seconds in _spans(trace, plan):
+        spans[kind, stage].append(seconds)
+    for stage in {stage for _, stage in spans}:
+        halves = [spans.get((f"backward_{half}", stage), []) for half in ("input", "weight")]
+        if spans.get(("forward", stage)):
+            yield ("forward", stage), median(spans["forward", stage])
+        if spans.get(("backward", stage)):
+            yield ("backward", stage), median(spans["backward", stage])
+        elif all(halves):
+            yield ("backward", stage), sum(map(median, halves))
+
+
+def _spans(trace: Path, plan: Plan) -> Iterator[tuple[str, int, float]]:
+    """Kind, stage and seconds of every recorded pass; none if nothing readable was recorded."""
+    try:
+        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+        for event in events:
+            named = _PASS.fullmatch(event["name"]) if event["ph"] == "X" else None
+            if named is not None:
+                stage = named["stage"]
+                own = plan.processes[event["tid"]].stage
+                yield named["kind"], int(stage) if stage else own, _US * float(event["dur"])
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return
