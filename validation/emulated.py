@@ -40,7 +40,11 @@ EXPERIMENT: dict[str, Any] = {
         "warmup_steps": 2,
         "max_steps": 6,
     },
-    "overrides": [{"when": {"geometry": ["2x2", "2x4"]}, "set": {"fabric": "gigabit"}}],
+    "overrides": [
+        {"when": {"geometry": ["2x2", "2x4"]}, "set": {"fabric": "gigabit"}},
+        # PipeDream needs as many steps as stages to fill and to drain: the steady state is between.
+        {"when": {"strategy": "pipedream"}, "set": {"max_steps": 14, "data_scale": 0.01}},
+    ],
     "exclude": [
         {"strategy": FOUR_STAGES, "geometry": "1x2"},
         {"strategy": STAGED, "geometry": "2x4"},

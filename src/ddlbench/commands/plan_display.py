@@ -158,7 +158,8 @@ def _needs(cost: Budget, experiment: Experiment) -> str:
 def _profile_time(experiment: Experiment) -> str:
     from ddlbench.planning.budget import START_S  # noqa: PLC0415 - slow to import
 
-    return duration_text(experiment.profile["budget_s"] + START_S)
+    profile = experiment.profile
+    return duration_text(profile["runs"] * (profile["budget_s"] + START_S))
 
 
 def _hours(device_s: float) -> str:

@@ -267,6 +267,17 @@ def test_what_plans_are_made_from_is_counted_until_it_is_there(tmp_path: Path) -
     assert (cost.measured_first, cost.slurm_jobs) == (0, 3)
 
 
+def test_predictions_need_profiles_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = _rows(BASE, DDP)
+    cost = estimate(rows, LOCAL, tmp_path)
+    settings = {"budget_s": 40 - START_S, "runs": 3}
+    predicting = replace(EXPERIMENT, predict=True, profile=settings)
+    told = " ".join(" ".join(plan_lines(cost, predicting, LOCAL, rows, [BASE, DDP])).split())
+    assert "1 profile too, about 2.0 min each, and links" in told
+    assert "profile too" not in _shown(rows, LOCAL, tmp_path)
+
+
 def test_disk_of_a_node(tmp_path: Path) -> None:
     cells = [
         BASE,
