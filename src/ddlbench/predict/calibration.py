@@ -15,8 +15,9 @@ prior at 0, so that few cells change little::
 
 A prediction is never scored with constants that learnt from its cell: :func:`held_out` leaves out
 all cells of its network, or of its geometry. From these errors comes the interval: its ratio is the
-ceil(0.9 (n + 1))-th of n sorted errors, the quantile of conformal prediction. Cells of one network
-err alike, so it may hold fewer than 90 % of new ones; :func:`scores` says how many it held.
+ceil(0.9 (n + 1))-th of n sorted errors, the quantile of conformal prediction, over all cells of a
+family of strategies (one strategy has few). Cells of one network err alike, so it may hold fewer
+than 90 % of new ones; :func:`scores` says how many it held.
 
 No constant may turn a step around: work is at least -1/2, communication -1, step_s 0. The choice of
 cells is greedily D-optimal: each further one raises the determinant of the information most
@@ -39,6 +40,7 @@ from scipy.optimize import lsq_linear
 from ddlbench.experiment.document import Document, JsonForm
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS
+from ddlbench.planning.strategy import known_strategy
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR, Prediction, joined
 
 COVERAGE = 0.9
@@ -86,8 +88,8 @@ class Constants(JsonForm):
 
     Args:
         work, communication, step_s: see the module.
-        ratio: measured and predicted steps differ by at most this factor in 90 % of held-out cells;
-            None where no cell could be held out.
+        ratio: measured and predicted steps differ by at most this factor in 90 % of held-out cells
+            of its family; None where no cell could be held out.
         cells: ids of the cells that it learnt from.
     """
 
@@ -184,23 +186,38 @@ def calibrate(site: str, cells: Iterable[CalibrationCell]) -> Calibration:
     for cell in cells:
         if cell.measured_s is not None:
             by_strategy.setdefault(cell.strategy, []).append(cell)
+    enough = {name: own for name, own in by_strategy.items() if len(own) >= _FEWEST}
+    everything = [cell for own in enough.values() for cell in own]
     return Calibration(
         site,
         tuple(
-            replace(fit(strategy, own), ratio=ratio_of(own))
-            for strategy, own in by_strategy.items()
-            if len(own) >= _FEWEST
+            replace(fit(strategy, own), ratio=ratio_of(_family_of(strategy, everything)))
+            for strategy, own in enough.items()
         ),
     )
+
+
+def _family_of(strategy: str, cells: Iterable[CalibrationCell]) -> list[CalibrationCell]:
+    """The cells of the strategies of its family; those of a stranger are its own."""
+
+    def family(name: str) -> str:
+        descriptor = known_strategy(name)
+        return descriptor.family if descriptor else name
+
+    return [cell for cell in cells if family(cell.strategy) == family(strategy)]
 
 
 def ratio_of(cells: Sequence[CalibrationCell]) -> float | None:
     """The factor within which 90 % of cells lie whose network (or else geometry) was held out.
 
-    With fewer than nine cells it is that of the worst one.
+    Constants are of each strategy by itself, the factor is of all. With fewer than nine cells it is
+    that of the worst one.
     """
-    found = held_out(cells, lambda cell: cell.network)
-    found = found or held_out(cells, lambda cell: cell.geometry)
+    found: dict[str, float] = {}
+    for strategy in dict.fromkeys(cell.strategy for cell in cells):
+        own = [cell for cell in cells if cell.strategy == strategy]
+        by_network = held_out(own, lambda cell: cell.network)
+        found |= by_network or held_out(own, lambda cell: cell.geometry)
     ratios = sorted(
         max(found[cell.cell_id] / cell.measured_s, cell.measured_s / found[cell.cell_id])
         for cell in cells
@@ -284,7 +301,8 @@ def read_calibration(site: str, results_root: Path = RESULTS) -> Calibration | N
 def scores(cells: Sequence[CalibrationCell]) -> pd.DataFrame:
     """Errors of each strategy: as predicted, with networks held out, with geometries held out.
 
-    ``covered``: share of cells within the interval that the other networks' cells give.
+    ``covered``: share of cells within the interval that the other networks' cells of the family
+    give.
     """
     records: list[dict[str, Any]] = []
     measured = [cell for cell in cells if cell.measured_s is not None]
@@ -299,7 +317,7 @@ def scores(cells: Sequence[CalibrationCell]) -> pd.DataFrame:
                 "as_predicted": _mean_error(own, {c.cell_id: c.predicted_s for c in own}),
                 "networks_held_out": _mean_error(own, by_network),
                 "geometries_held_out": _mean_error(own, by_geometry),
-                "covered": _covered(own),
+                "covered": _covered(own, _family_of(strategy, measured)),
             }
         )
     return pd.DataFrame(records)
@@ -314,16 +332,21 @@ def _mean_error(cells: Sequence[CalibrationCell], steps: dict[str, float]) -> fl
     return sum(errors) / len(errors) if errors else math.nan
 
 
-def _covered(cells: Sequence[CalibrationCell]) -> float:
-    """Share of cells within the interval of constants, and of a ratio, of all other networks."""
+def _covered(own: Sequence[CalibrationCell], family: Sequence[CalibrationCell]) -> float:
+    """Share of cells within the interval of constants, and of a ratio, of all other networks.
+
+    Args:
+        own: measured cells of one strategy.
+        family: those of all strategies of its family.
+    """
     inside = []
-    for network in dict.fromkeys(cell.network for cell in cells):
-        others = [cell for cell in cells if cell.network != network]
-        ratio = ratio_of(others) if others else None
-        if ratio is None:
+    for network in dict.fromkeys(cell.network for cell in own):
+        others = [cell for cell in own if cell.network != network]
+        ratio = ratio_of([cell for cell in family if cell.network != network])
+        if not others or ratio is None:
             continue
-        constants = fit(cells[0].strategy, others)
-        for cell in cells:
+        constants = fit(own[0].strategy, others)
+        for cell in own:
             if cell.network == network and cell.measured_s is not None:
                 step_s = constants.step_of(cell)
                 inside.append(step_s / ratio <= cell.measured_s <= step_s * ratio)

@@ -115,6 +115,18 @@ def test_the_ratio_is_that_of_the_worst_of_few():
     assert ratio_of(own) == pytest.approx(worst)
 
 
+def test_strategies_of_a_family_share_their_interval():
+    steady, noisy = cells(), cells(noise=0.2, strategy="horovod")
+    pipeline = cells(noise=0.05, strategy="pipe-gpipe")
+    ratios = {
+        one.strategy: one.ratio for one in calibrate("local", steady + noisy + pipeline).strategies
+    }
+    assert ratios["ddp"] == ratios["horovod"] == ratio_of(steady + noisy)
+    assert ratios["pipe-gpipe"] == ratio_of(pipeline)
+    row, _ = scores(steady + noisy).to_dict("records")
+    assert row["covered"] == 1.0
+
+
 def test_cells_that_differ_most_are_chosen():
     own = cells()
     computes = CalibrationCell("a", "ddp", "mlp", "1x2", 1.0, 0.0, 1.0)
