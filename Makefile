@@ -75,6 +75,7 @@ validate: setup
 	python validation/networking.py
 	python validation/splits.py
 	python validation/emulated.py
+	python validation/ablation.py
 
 # Of its own Python, so that a machine without internet needs no set-up.
 validate-gpu:
