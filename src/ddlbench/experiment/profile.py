@@ -121,7 +121,11 @@ class LayerProfile(JsonForm):
 
 @dataclass(frozen=True)
 class BlockProfile(JsonForm):
-    """One child of the flat network, timed as a whole; a pipeline cuts between blocks."""
+    """One child of the flat network, timed as a whole; a pipeline cuts between blocks.
+
+    Args:
+        input_half, weight_half: of the backward pass, run apart; empty in earlier profiles.
+    """
 
     block: int
     name: str
@@ -132,6 +136,8 @@ class BlockProfile(JsonForm):
     saved_bytes_per_sample: float
     forward: tuple[BatchTime, ...]
     backward: tuple[BatchTime, ...]
+    input_half: tuple[BatchTime, ...] = ()
+    weight_half: tuple[BatchTime, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ together::
     backward       | gradients of input and weights |       1
     apart          | of the input | | of the weights |      input_share + weight_share >= 1
 
-The halves follow from a block's layers. For a convolution or matrix product either gradient takes
-as many operations, so half the time each (a rule, not a measurement). A layer without weights has
-the gradient of its input only. A normalisation computes both at once, so it runs in both halves.
+A profile has timed the halves of each block apart. In one that has not, they follow from a block's
+layers. For a convolution or matrix product either gradient takes as many operations, so half the
+time each (a rule, not a measurement). A layer without weights has the gradient of its input only. A
+normalisation computes both at once, so it runs in both halves.
 
 Source: Zero Bubble Pipeline Parallelism (Qi et al., ICLR 2024), section 2, on the operations of a
 matrix product's two gradients.
@@ -21,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ddlbench.experiment.dataset_spec import DATASETS
@@ -139,10 +141,32 @@ class Workload:
                 saved_bytes=entry["saved_bytes_per_sample"],
                 forward=self._timing(entry["forward"], f"block {entry['name']}"),
                 backward=self._timing(entry["backward"], f"block {entry['name']}"),
-                **backward_shares(layers[entry["block"]]),
+                **(self._timed_shares(entry) or backward_shares(layers[entry["block"]])),
             )
             for entry in sorted(entries, key=lambda entry: entry["block"])
         )
+
+    @property
+    def halves_timed(self) -> bool:
+        """Whether the halves of every block's backward pass were timed."""
+        entries = self._profile.get("blocks") or []
+        return bool(entries) and all(self._timed_shares(entry) for entry in entries)
+
+    @staticmethod
+    def _timed_shares(entry: Mapping[str, Any]) -> dict[str, float] | None:
+        """The halves of a block over its whole backward pass, median over batch sizes."""
+        whole = {timing["batch_size"]: timing["time_s"] for timing in entry["backward"]}
+        shares: dict[str, float] = {}
+        for half in ("input", "weight"):
+            ratios = [
+                timing["time_s"] / whole[timing["batch_size"]]
+                for timing in entry.get(f"{half}_half") or []
+                if whole.get(timing["batch_size"])
+            ]
+            if not ratios:
+                return None
+            shares[f"{half}_share"] = median(ratios)
+        return shares
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -7,6 +7,7 @@
         steps.py     whole steps as a cell runs them; peak memory; slower beside neighbours
         layers.py    rows of the profile, of blocks and of leaf operations:
           blocks.py    a step cut at every boundary between blocks; when gradients are ready
+          halves.py    gradients of input and weights apart, as zero-bubble schedules run them
           leaves.py    each leaf operation alone: time, output, what autograd keeps
     pool.py      afterwards: one profile from several such jobs
     timers.py    marks of time; their medians; how often, how long

@@ -21,6 +21,7 @@ from ddlbench.profiling.blocks import (
     time_blocks,
     time_one_by_one,
 )
+from ddlbench.profiling.halves import time_halves
 from ddlbench.profiling.leaves import LeafBytes, NetworkBytes, network_bytes, time_leaves
 from ddlbench.profiling.timers import SHARES, Samples, marks_on, passes
 from ddlbench.runtime.failure import classify
@@ -68,17 +69,20 @@ def measure_layers(
     traced = time.perf_counter()
     of_blocks = _time_blocks(needs, blocks, device, largest_batch, notes)
     blocked = time.perf_counter()
+    of_halves = _time_halves(needs, blocks, device, largest_batch, notes)
+    halved = time.perf_counter()
     of_leaves = _time_leaves(needs, blocks, device, notes)
     return {
         "layers": _leaf_rows(blocks, sizes, of_blocks, of_leaves),
-        "blocks": _block_rows(blocks, sizes, of_blocks),
+        "blocks": _block_rows(blocks, sizes, of_blocks, of_halves),
         "tensors": tensor_entries(network, ready),
         "block_totals_s": {str(b): of_blocks.total_s(b) for b in needs.layer_batches},
         "stretch": {"blocks": of_blocks.stretch, "leaves": of_leaves.stretch},
         "layers_spent_s": {
             "bytes": traced - begin,
             "blocks": blocked - traced,
-            "leaves": time.perf_counter() - blocked,
+            "halves": halved - blocked,
+            "leaves": time.perf_counter() - halved,
         },
     }
 
@@ -108,6 +112,29 @@ def _time_blocks(
         time_one_by_one(blocks, inputs, new_marks, count, samples)
 
     _while_it_fits("blocks", needs.layer_batches, time_them, notes)
+    return samples
+
+
+def _time_halves(
+    needs: ProfileNeeds,
+    blocks: list[Block],
+    device: torch.device,
+    largest_batch: float,
+    notes: list[str],
+) -> Samples:
+    samples = Samples()
+    fitting = tuple(size for size in needs.layer_batches if size <= largest_batch)
+    share_s = SHARES["halves"] * needs.budget_s / max(len(fitting), 1)
+
+    def count(pass_s: float) -> int:
+        return passes(share_s - pass_s, pass_s, 1, _MOST_PASSES)
+
+    def time_them(batch_size: int) -> None:
+        inputs = _images(needs, batch_size, device)
+        new_marks = partial(marks_on, device, needs.cell.threads_per_device)
+        time_halves(blocks, inputs, new_marks, count, samples)
+
+    _while_it_fits("halves of backward passes", fitting, time_them, notes)
     return samples
 
 
@@ -167,7 +194,9 @@ def _images(needs: ProfileNeeds, batch_size: int, device: torch.device) -> torch
     return torch.randn(batch_size, *DATASETS[needs.cell.dataset].shape, device=device)
 
 
-def _block_rows(blocks: list[Block], sizes: NetworkBytes, samples: Samples) -> list[dict[str, Any]]:
+def _block_rows(
+    blocks: list[Block], sizes: NetworkBytes, samples: Samples, halves: Samples
+) -> list[dict[str, Any]]:
     return [
         {
             "block": block.index,
@@ -179,6 +208,8 @@ def _block_rows(blocks: list[Block], sizes: NetworkBytes, samples: Samples) -> l
             "saved_bytes_per_sample": saved,
             "forward": samples.timings(block.index, "forward"),
             "backward": samples.timings(block.index, "backward"),
+            "input_half": halves.timings(block.index, "forward"),
+            "weight_half": halves.timings(block.index, "backward"),
         }
         for block, (inputs, outputs, saved) in zip(blocks, sizes.blocks, strict=True)
     ]

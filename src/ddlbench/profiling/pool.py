@@ -66,6 +66,8 @@ def pooled(profiles: Sequence[Profile]) -> Profile:
                 same[0],
                 forward=_times(block.forward for block in same),
                 backward=_times(block.backward for block in same),
+                input_half=_times(block.input_half for block in same),
+                weight_half=_times(block.weight_half for block in same),
             )
             for same in zip(*(profile.blocks for profile in profiles), strict=True)
         ),

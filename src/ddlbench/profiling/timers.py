@@ -168,7 +168,7 @@ def median_with_interval(values: Sequence[float]) -> tuple[float, list[float] | 
 
 
 # Parts of the budget. Whole steps get most: the sequential predictor rests on them alone.
-SHARES = {"steps": 0.5, "replicas": 0.2, "blocks": 0.18, "leaves": 0.12}
+SHARES = {"steps": 0.5, "replicas": 0.2, "blocks": 0.14, "halves": 0.06, "leaves": 0.1}
 
 # A median of windows this long is no median of lucky moments: control groups that give a process
 # part of a core stop it every 20 to 100 ms.

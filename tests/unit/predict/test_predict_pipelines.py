@@ -236,6 +236,16 @@ def test_halves_of_a_backward_pass_follow_from_its_layers() -> None:
     assert backward_shares([untimed]) == {"input_share": 0.5, "weight_share": 0.5}
 
 
+def test_halves_that_were_timed_count() -> None:
+    timed = {"input_half": make.timings(0.0, 0.0015), "weight_half": make.timings(0.0, 0.0007)}
+    work = workload(blocks=[make.block(index, 0, **timed) for index in range(4)])
+    asked = plan("pipe-zb", "1x2", 32, "1+1+1+1", chunks=4)
+    times = stage_times(work, asked, 8, 32, as_profiled(work, 8))
+    assert times.input_s == pytest.approx((0, 0.012, 0.012, 0.012))
+    assert times.weight_s == pytest.approx((0.016, 0.0056, 0.0056, 0.0056))
+    assert not any("halves" in limit for limit in told(asked, work=work).limits)
+
+
 @pytest.mark.parametrize("strategy", ["pipe-zb", "pipe-zbv"])
 def test_zero_bubble_schedules_fill_with_weight_gradients(strategy) -> None:
     asked = plan(strategy, "1x2", 32, "1+1+1+1", chunks=4)

@@ -79,6 +79,9 @@ def test_blocks_and_layers(tiny):
     for row in [*tiny["blocks"], *tiny["layers"]]:
         for phase in ("forward", "backward"):
             assert [t["batch_size"] for t in row[phase]] == [2, 4, 8], row["name"]
+    for block in tiny["blocks"]:
+        for half in ("input_half", "weight_half"):
+            assert [t["batch_size"] for t in block[half]] == [2, 4, 8], block["name"]
     trained = sum(block["parameter_bytes"] for block in tiny["blocks"])
     assert trained == sum(layer["parameter_bytes"] for layer in tiny["layers"])
     assert trained == sum(tensor["bytes"] for tensor in tiny["tensors"])
@@ -135,6 +138,8 @@ def test_a_network_that_does_not_fit_is_profiled_all_the_same(room):
     for block in found["blocks"]:
         assert [t["batch_size"] for t in block["forward"]] == [2, 3]
         assert [t["batch_size"] for t in block["backward"]] == [2, 3]
+        halves = [size for size in (2, 3) if size <= room]
+        assert [t["batch_size"] for t in block["weight_half"]] == halves
     assert len(found["tensors"]) == 18
     assert any("moved in and out" in note for note in notes) is (room == 0)
     assert any("at batch size 3 each block was timed alone" in n for n in notes) is (room == 2)

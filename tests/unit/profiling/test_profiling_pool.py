@@ -31,7 +31,7 @@ def run(speed: float, *, width: float = 0.01, slowdown: float = 1.1) -> Profile:
                          0.1 * step_s, 1000 * batch)  # fmt: skip
 
     times = tuple(BatchTime(batch, speed * batch * 0.003, None) for batch in (4, 8))
-    block = BlockProfile(0, "all", 40, 0, 10.0, 10.0, 20.0, times, times)
+    block = BlockProfile(0, "all", 40, 0, 10.0, 10.0, 20.0, times, times, times, times)
     layer = LayerProfile(
         name="all.linear", block=0, block_name="all", kind="Linear", parameter_bytes=40,
         output_bytes_per_sample=10.0, saved_bytes_per_sample=20.0, forward=times, backward=times,
@@ -51,6 +51,7 @@ def test_times_are_medians_over_the_runs():
     assert whole.runs == 3
     assert [step.step_s for step in whole.steps] == pytest.approx([0.044, 0.088])
     assert whole.blocks[0].forward[1].time_s == pytest.approx(1.1 * 8 * 0.003)
+    assert whole.blocks[0].weight_half == whole.blocks[0].forward
     assert whole.layers[0].backward[0].time_s == pytest.approx(1.1 * 4 * 0.003)
     assert whole.node_slowdown[1].slowdown == 1.1
     assert whole.notes == ("same",)

@@ -1,0 +1,107 @@
+"""Times of a pipeline's messages and sums, and the links that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddlbench.planning.gradient_traffic import DEFAULT_BUCKET_BYTES, fused
+from ddlbench.planning.pipeline import Pipeline
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.schedules import Event, Held
+from ddlbench.planning.workload import Block
+from ddlbench.predict.links import AllReduce, Hop, LinkTable, places_of
+
+
+class PipelineLinks:
+    """Times of a plan's communication.
+
+    Args:
+        table: the links of the cell's fabric.
+        plan: who runs where.
+        pipeline: its stages.
+        blocks: of each stage.
+        ends: a message costs its ranks processor time, which is not spent on computation.
+    """
+
+    def __init__(
+        self,
+        table: LinkTable,
+        plan: Plan,
+        pipeline: Pipeline,
+        blocks: Sequence[Sequence[Block]],
+        *,
+        ends: bool = False,
+    ) -> None:
+        self._table, self._pipeline, self._ends = table, pipeline, ends
+        self._sent_bytes = [pipeline.samples * stage[-1].output_bytes for stage in blocks]
+        self._weight_bytes = [sum(block.parameter_bytes for block in stage) for stage in blocks]
+        self._places = places_of(plan)
+        self._remarks: dict[str, None] = {}
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Which links stand in for unmeasured ones; each remark once, in order of occurrence."""
+        return tuple(self._remarks)
+
+    def time_s(self, event: Event, device_kind: str) -> float:
+        """Seconds of a message, of the notice of a posted receive, or of an all-reduce; else 0."""
+        action, peer = event.action, event.peer
+        if event.role == "notice" and peer is not None:
+            return self._hop(event.rank, peer).latency_s
+        if action is None:
+            return 0.0
+        if event.role == "message" and peer is not None:
+            size = self._sent_bytes[action.stage - (action.kind == "send_gradient")]
+            carried_s = self._hop(event.rank, peer).time_s(size)
+            return max(0.0, carried_s - self._ends_s(event.rank, peer, size))
+        if action.kind.startswith("receive"):
+            cut = action.stage - (action.kind == "receive_activation")
+            sender = cut if action.kind == "receive_activation" else action.stage + 1
+            source = self._pipeline.stages[sender].ranks[0]
+            return self._ends_s(source, event.rank, self._sent_bytes[cut])
+        if action.kind == "all_reduce":
+            return self._sum_s(action.stage, "nccl" if device_kind == "cuda" else "gloo")
+        return 0.0
+
+    def held(self, event: Event) -> Held | None:
+        """The links of two nodes that a message holds, out of the one and into the other.
+
+        A notice has next to no bytes, but waits behind messages.
+        """
+        action, peer = event.action, event.peer
+        if event.role not in ("message", "notice") or peer is None:
+            return None
+        source, target = self._places[event.rank][0], self._places[peer][0]
+        if source == target:
+            return None
+        wire_s = 0.0
+        if action is not None:
+            size = self._sent_bytes[action.stage - (action.kind == "send_gradient")]
+            wire_s = size / self._hop(event.rank, peer).bandwidth_bytes_per_s
+        return Held((("out", source), ("in", target)), wire_s)
+
+    def _hop(self, source: int, target: int) -> Hop:
+        hop, remark = self._table.hop("transport", self._places[source], self._places[target])
+        if remark:
+            self._remarks[remark] = None
+        return hop
+
+    def _ends_s(self, source: int, target: int, size: float) -> float:
+        """Processor seconds of both ends of a message; a rank sends as many as it receives."""
+        places = self._places[source], self._places[target]
+        ends_s = self._table.message_ends_s(*places) if self._ends else None
+        return ends_s(size) if ends_s else 0.0
+
+    def _sum_s(self, stage: int, transport: str) -> float:
+        """Seconds of the all-reduces of all buckets of a stage, one after the other."""
+        reduce = self._all_reduce(self._pipeline.stages[stage].ranks, transport)
+        self._remarks.update(dict.fromkeys(reduce.notes))
+        sizes = fused(self._weight_bytes[stage], DEFAULT_BUCKET_BYTES)
+        return sum(reduce.time_s(size) for size in sizes if size)
+
+    def _all_reduce(self, ranks: Sequence[int], transport: str) -> AllReduce:
+        nodes = len({self._places[rank][0] for rank in ranks})
+        shape = (nodes, len(ranks) // nodes)
+        if len(ranks) % nodes:  # no such geometry was swept: as if each rank had a node of its own
+            shape = (len(ranks), 1)
+        return self._table.all_reduce(*shape, transport)

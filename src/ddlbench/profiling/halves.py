@@ -1,0 +1,79 @@
+"""Times both halves of a block's backward pass, which zero-bubble schedules run apart.
+
+::
+
+    forward    x ----------------> y
+    backward   dx <--|input half|-- dy        gradients at the operations with weights are kept
+               dw <--|weight half|--'         from these, the gradients of the weights
+
+Each block runs alone on a random gradient, through the functions that torch's pipeline runtime
+calls (``torch.distributed.pipelining._backward``, torch 2.13). What it costs to split a pass is
+part of the halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+
+from ddlbench.profiling.blocks import Block, clear_gradients, next_input
+from ddlbench.profiling.timers import Marks, Part, Samples
+
+
+def time_halves(
+    blocks: Sequence[Block],
+    inputs: Tensor,
+    new_marks: Callable[[], Marks],
+    count: Callable[[float], int],
+    samples: Samples,
+) -> None:
+    """Warm up, then time all blocks; ``samples`` gets input halves as forward, weights as backward.
+
+    Args:
+        blocks: of a network that is on its device.
+        inputs: of the first block.
+        new_marks: as in :func:`ddlbench.profiling.blocks.time_blocks`.
+        count: likewise.
+        samples: gets the seconds by the block's index.
+    """
+    marks = new_marks()
+    begin = marks.mark()
+    _pass(blocks, inputs, marks)
+    end = marks.mark()
+    marks.finish()
+    number = count(marks.wall_s(begin, end))
+    marks = new_marks()
+    timed = [_pass(blocks, inputs, marks) for _ in range(number)]
+    marks.finish()
+    for parts in timed:
+        for block, part in zip(blocks, parts, strict=True):
+            samples.add(block.index, len(inputs), marks, part)
+    for block in blocks:
+        clear_gradients(block.module)
+
+
+def _pass(blocks: Sequence[Block], inputs: Tensor, marks: Marks) -> list[Part]:
+    parts = []
+    for block in blocks:
+        clear_gradients(block.module)
+        # As in the runtime, also the input of a stage without weights requires a gradient.
+        entering = inputs.detach().requires_grad_()
+        outputs = block.forward(entering)
+        if outputs._is_view():  # its graph is dropped in place, which a view forbids
+            outputs = outputs.clone()
+        inputs = next_input(outputs)
+        parts.append(halved(block, entering, outputs, torch.randn_like(outputs), marks))
+    return parts
+
+
+def halved(block: Block, inputs: Tensor, outputs: Tensor, gradient: Tensor, marks: Marks) -> Part:
+    """The backward pass of a block in two halves; gradients are left where one pass leaves them."""
+    weights = [weight for weight in block.module.parameters() if weight.requires_grad]
+    begin = marks.mark()
+    _, groups = stage_backward_input([outputs], [gradient], [inputs], iter(weights))
+    middle = marks.mark()
+    stage_backward_weight(iter(weights), groups)
+    return Part((begin, middle), (middle, marks.mark()))
