@@ -155,6 +155,7 @@ def recommend(
     **options: Any,
 ) -> None:
     """Rank the strategies for a network on so many devices."""
+    from ddlbench.predict.accuracy import errors_at  # noqa: PLC0415 - slow to import
     from ddlbench.predict.evaluate import measured_of  # noqa: PLC0415
     from ddlbench.predict.inputs import Inputs  # noqa: PLC0415 - slow to import
     from ddlbench.predict.recommend import recommend as ranked  # noqa: PLC0415
@@ -162,7 +163,7 @@ def recommend(
     enter_project()
     request, site = _request(options), load_site(site_name)
     history = measured_of(request.dataset, request.network, site.name)
-    inputs = Inputs(site.name)
+    inputs, errors = Inputs(site.name), errors_at(site.name)
     ranking = ranked(
         request,
         site,
@@ -171,20 +172,19 @@ def recommend(
         allow_stale=allow_stale,
         device_memory_bytes=device_memory_bytes,
         history=history,
+        errors=errors,
     )
     if as_json:
         click.echo(json.dumps(ranking.to_dict(), indent=1))
         return
-    from ddlbench.commands.predict_display import recommendation_lines  # noqa: PLC0415
-    from ddlbench.predict.accuracy import errors_at  # noqa: PLC0415
+    from ddlbench.commands.recommend_display import recommendation_lines  # noqa: PLC0415
 
     asked = {candidate.cell.strategy for candidate in ranking.ranking}
     lines = recommendation_lines(
         request,
         site,
         ranking,
-        history=history,
-        errors=errors_at(site.name),
+        errors=errors,
         stale=[name for name in known("ddlbench.strategies") if name not in asked],
         why=why,
     )

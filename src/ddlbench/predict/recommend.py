@@ -1,10 +1,13 @@
-"""Recommend a strategy: rank the strategies that fit into memory by predicted time.
+"""Recommend a strategy: rank the strategies that fit into memory by what is known of their time.
 
 ::
 
     network, dataset, nodes x devices, batch
-        -> a cell for each strategy -> can it run? -> predicted step, memory -> does it fit?
-        -> fastest first; below: what does not fit, cannot run or has no prediction, with the reason
+        -> a cell for each strategy -> can it run? -> measured here, or predicted; memory -> fits?
+        -> fastest first, each with the probability that it is the fastest
+        -> below: what does not fit, cannot run or has no prediction, with the reason
+
+A cell that was measured at the site counts as measured; its prediction stays beside it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ddlbench.experiment.cell import Cell
@@ -34,6 +38,13 @@ from ddlbench.planning.strategy import (
 )
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.calibration import calibrated
+from ddlbench.predict.candidate import (
+    Candidate,
+    Recommendation,
+    rank,
+    with_belief,
+    with_chances,
+)
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import (
     DEFAULT_PREDICTOR,
@@ -46,6 +57,8 @@ from ddlbench.predict.prediction import (
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from ddlbench.predict.accuracy import SignedErrors
 
 DEFAULT_RECOMMENDER = DEFAULT_PREDICTOR
 _MEASURED_LINKS = "measured-links"
@@ -163,73 +176,6 @@ class PredictionRequest:
         return cut_by_profile(normalise(cell), written)
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """One strategy's place in the ranking.
-
-    Args:
-        cell: the cell that would be run.
-        label: the strategy's name in figures.
-        synchronous: its updates use gradients of the current weights.
-        prediction: None if it cannot run or has no prediction.
-        memory_bytes: of the fullest device (on CPU: process); None if unknown.
-        capacity_bytes: memory of one device; None if unknown.
-        fits: None if memory or capacity is unknown.
-        why: the reason for its place, in one sentence.
-    """
-
-    cell: Cell
-    label: str
-    synchronous: bool
-    prediction: Prediction | None
-    memory_bytes: int | None
-    capacity_bytes: float | None
-    fits: bool | None
-    why: str
-
-    def to_dict(self) -> dict[str, Any]:
-        prediction = self.prediction
-        interval_s = prediction.interval_s if prediction else None
-        parts = ("compute_s", "communication_s", "exposed_communication_s", "bubble_s")
-        return {
-            "strategy": self.cell.strategy,
-            "cell_id": self.cell.id,
-            "synchronous": self.synchronous,
-            "predictor": prediction.predictor if prediction else None,
-            "predicted_step_s": prediction.step_s if prediction else None,
-            "interval_s": list(interval_s) if interval_s else None,
-            "samples_per_s": self.cell.batch_size / prediction.step_s if prediction else None,
-            **{name: getattr(prediction, name, None) for name in parts},
-            "memory_bytes": self.memory_bytes,
-            "device_memory_bytes": self.capacity_bytes,
-            "fits": self.fits,
-            "why": self.why,
-            "limits": list(prediction.limits) if prediction else [],
-            "notes": list(prediction.notes) if prediction else [],
-        }
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """The candidates, best first."""
-
-    recommender: str
-    ranking: tuple[Candidate, ...]
-
-    @property
-    def best(self) -> Candidate | None:
-        """The fastest that can run and is not known to be too large; None if there is none."""
-        first = self.ranking[0] if self.ranking else None
-        return first if first and first.prediction and first.fits is not False else None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "recommender": self.recommender,
-            "recommended": self.best.cell.strategy if self.best else None,
-            "ranking": [candidate.to_dict() for candidate in self.ranking],
-        }
-
-
 def recommend(
     request: PredictionRequest,
     site: Site,
@@ -239,6 +185,7 @@ def recommend(
     allow_stale: bool = False,
     device_memory_bytes: float | None = None,
     history: History = NO_HISTORY,
+    errors: SignedErrors = MappingProxyType({}),
 ) -> Recommendation:
     """Rank every registered strategy.
 
@@ -251,7 +198,8 @@ def recommend(
         allow_stale: also rank strategies whose updates use gradients of older weights. They learn
             less in the same time, so they are left out by default.
         device_memory_bytes: memory of one device; by default that of the profile or the site.
-        history: measured cells, for predictors that extrapolate measurements.
+        history: measured cells of the site; the default recommender takes them before predictions.
+        errors: of the site's predictions, see :func:`ddlbench.predict.accuracy.errors_at`.
 
     Raises:
         ConfigError: a name is unknown, or the profile or the links are missing or wrong.
@@ -285,7 +233,12 @@ def recommend(
             continue
         capacity = device_memory_bytes or capacity_bytes(workload, site)
         candidates.append(_predicted(prediction, workload, plan, capacity))
-    return Recommendation(recommender, tuple(sorted(candidates, key=_rank)))
+    # Who asks another recommender wants its own word.
+    by_runs = recommender == DEFAULT_RECOMMENDER
+    known_of = [
+        with_belief(c, inputs.calibration, history, errors, by_runs=by_runs) for c in candidates
+    ]
+    return Recommendation(recommender, tuple(sorted(with_chances(known_of), key=rank)))
 
 
 def _is_synchronous(strategy: Strategy, cell: Cell, site: str) -> bool:
@@ -340,20 +293,12 @@ def _explanation(
     return ", ".join(parts)
 
 
-def _rank(candidate: Candidate) -> tuple[int, float, str]:
-    """Sort key: what fits by time, then what does not fit, then what has no prediction."""
-    if candidate.prediction is None:
-        return (2, 0.0, candidate.cell.strategy)
-    group = 1 if candidate.fits is False else 0
-    return (group, candidate.prediction.step_s, candidate.cell.strategy)
-
-
 _SETTINGS = ("fabric", "precision", "threads_per_device")
 _SIZE = ("dataset", "network", "nodes", "devices_per_node", "batch_size")
 _CASE = (*_SIZE, *_SETTINGS)
 COLUMNS = (
-    *_CASE, "place", "recommended", "strategy", "predictor", "predicted_step_s", "samples_per_s",
-    "memory_bytes", "fits", "why",
+    *_CASE, "place", "recommended", "strategy", "predictor", "predicted_step_s", "measured_step_s",
+    "runs", "basis", "fastest", "samples_per_s", "memory_bytes", "fits", "why",
 )  # fmt: skip
 
 
@@ -375,6 +320,9 @@ def recommendations(
     """
     import pandas as pd  # noqa: PLC0415 - slow to import
 
+    # Here, as it asks this module for the predictors of recommenders.
+    from ddlbench.predict.evaluate import measured_of  # noqa: PLC0415
+
     inputs = Inputs(site.name, results_root)
     cells = (row.cell for row in rows if row.unsupported is None and row.cell.devices > 1)
     cases = dict.fromkeys(tuple(getattr(cell, name) for name in _CASE) for cell in cells)
@@ -386,12 +334,12 @@ def recommendations(
             settings={name: case[name] for name in _SETTINGS},
             options={},
         )
-        recommendation = recommend(request, site, inputs)
+        history = measured_of(request.dataset, request.network, site.name, results_root)
+        recommendation = recommend(request, site, inputs, history=history)
         for place, candidate in enumerate(recommendation.ranking, start=1):
-            runs = candidate.prediction is not None and candidate.fits is not False
             record = candidate.to_dict() | case
             record |= {
-                "place": place if runs else None,
+                "place": place if candidate.ranked else None,
                 "recommended": candidate is recommendation.best,
             }
             records.append(record)

@@ -9,6 +9,7 @@ from predict_factory import MB
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import STRATEGIES, known
 from ddlbench.predict.inputs import Inputs
+from ddlbench.predict.prediction import Measured
 from ddlbench.predict.recommend import PredictionRequest, recommend
 from ddlbench.strategies.ddp.descriptor import DistributedDataParallel
 
@@ -178,3 +179,42 @@ def test_splits_are_ranked_where_their_prediction_holds(inputs):
         for candidate in (on_gpu[name], asked[name]):
             assert candidate.prediction is not None, candidate.why
             assert candidate.prediction.predictor == "paradl-corrected"
+
+
+def test_what_was_measured_goes_before_predictions(inputs):
+    cells = {name: question().cell(name) for name in ("ddp", "horovod")}
+    history = (Measured(cells["ddp"], 0.001), Measured(cells["horovod"], 99.0))
+    found = recommend(question(), SITE, inputs, history=history)
+    assert found.best.cell.strategy == "ddp"
+    assert found.best.belief.basis == "measured"
+    assert found.best.fastest > 0.99
+    assert [c for c in found.ranking if c.ranked][-1].cell.strategy == "horovod"
+    assert sum(c.fastest for c in found.ranking if c.ranked) == pytest.approx(1)
+    told = found.best.to_dict()
+    assert (told["measured_step_s"], told["runs"], told["basis"]) == (0.001, 1, "measured")
+
+
+def test_another_recommender_gives_its_own_word(inputs):
+    history = (Measured(question().cell("ddp"), 0.001),)
+    found = recommend(question(), SITE, inputs, recommender="thesis", history=history)
+    assert {c.cell.strategy for c in found.ranking if c.ranked} == {
+        "sequential",
+        "gpipe",
+        "horovod",
+    }
+    assert by_strategy(found)["ddp"].measured_s == (0.001,)
+
+
+def test_a_strategy_without_a_prediction_is_ranked_once_it_is_measured(inputs):
+    split = question().cell("data-filter")
+    assert not by_strategy(recommend(question(), SITE, inputs))["data-filter"].ranked
+    found = recommend(question(), SITE, inputs, history=(Measured(split, 0.001),))
+    assert found.best.cell.strategy == "data-filter"
+
+
+def test_close_candidates_are_a_tie(inputs):
+    cells = [question().cell(name) for name in ("ddp", "horovod", "parameter-server")]
+    steps = zip(cells, (0.00100, 0.00101, 0.00200), strict=True)
+    history = tuple(Measured(cell, step_s) for cell, step_s in steps)
+    found = recommend(question(), SITE, inputs, history=history)
+    assert [c.cell.strategy for c in found.tied] == ["ddp", "horovod"]
