@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ddlbench.experiment.config import Experiment
     from ddlbench.experiment.site import Site
     from ddlbench.planning.matrix import MatrixRow
+    from ddlbench.predict.candidate import Recommendation
     from ddlbench.predict.prediction import Prediction
     from ddlbench.predict.recommend import PredictionRequest
 
@@ -137,6 +138,10 @@ def predict(
     help="A predictor that covers every strategy, or a set: measured-links (by device: CPUs hide "
     "no communication), overlap, thesis, ddlbench-2020 (the paper's equations).",
 )
+@click.option("--measure", type=click.IntRange(1), help="Measure up to so many candidates first.")
+@click.option(
+    "--budget-device-hours", type=click.FloatRange(0, min_open=True), help="Of what is measured."
+)
 @click.option("--allow-stale", is_flag=True, help="Also strategies that update with old weights.")
 @click.option(
     "--device-memory-bytes",
@@ -148,6 +153,8 @@ def recommend(
     *,
     site_name: str,
     recommender: str,
+    measure: int | None,
+    budget_device_hours: float | None,
     allow_stale: bool,
     device_memory_bytes: int | None,
     why: bool,
@@ -162,18 +169,27 @@ def recommend(
 
     enter_project()
     request, site = _request(options), load_site(site_name)
-    history = measured_of(request.dataset, request.network, site.name)
     inputs, errors = Inputs(site.name), errors_at(site.name)
-    ranking = ranked(
-        request,
-        site,
-        inputs,
-        recommender=recommender,
-        allow_stale=allow_stale,
-        device_memory_bytes=device_memory_bytes,
-        history=history,
-        errors=errors,
-    )
+
+    def rank() -> Recommendation:
+        return ranked(
+            request,
+            site,
+            inputs,
+            recommender=recommender,
+            allow_stale=allow_stale,
+            device_memory_bytes=device_memory_bytes,
+            history=measured_of(request.dataset, request.network, site.name),
+            errors=errors,
+        )
+
+    if measure is not None:
+        from ddlbench.commands.choose import choose_by_measuring, cost_lines  # noqa: PLC0415
+
+        choice = choose_by_measuring(rank, request, site, measure, budget_device_hours)
+        ranking, cost = choice.ranking, cost_lines(choice)
+    else:
+        ranking, cost = rank(), []
     if as_json:
         click.echo(json.dumps(ranking.to_dict(), indent=1))
         return
@@ -188,6 +204,7 @@ def recommend(
         stale=[name for name in known("ddlbench.strategies") if name not in asked],
         why=why,
     )
+    lines += cost
     missing = next((inputs.missing(c.cell) for c in ranking.ranking if c.cell.devices > 1), [])
     if missing:
         lines += paragraph(f"Make what is missing with: {making_command(site.name, missing)}")

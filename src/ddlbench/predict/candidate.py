@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -110,6 +110,18 @@ class Recommendation:
             c for c in self.ranking
             if c.ranked and c.belief and (c is best or c.belief.beats(best.belief) >= _TIE)
         )  # fmt: skip
+
+    def without(self, strategies: Collection[str]) -> Recommendation:
+        """The ranking after some candidates could not run; the others' chances grow."""
+        if not strategies:
+            return self
+        left = [
+            replace(c, belief=None, fastest=None, why="measured here: it did not end well")
+            if c.cell.strategy in strategies
+            else c
+            for c in self.ranking
+        ]
+        return replace(self, ranking=tuple(sorted(with_chances(left), key=rank)))
 
     def to_dict(self) -> dict[str, Any]:
         return {

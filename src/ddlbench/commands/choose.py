@@ -1,0 +1,73 @@
+"""``ddlbench recommend --measure``: candidates are measured by the workflow, as any cell is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.paths import project_root, result_file
+from ddlbench.experiment.screen import duration_text, paragraph
+from ddlbench.experiment.units import HOURS
+
+if TYPE_CHECKING:
+    from ddlbench.experiment.result import Glance
+    from ddlbench.experiment.site import Site
+    from ddlbench.predict.candidate import Recommendation
+    from ddlbench.predict.choose import Choice
+    from ddlbench.predict.recommend import PredictionRequest
+
+
+def choose_by_measuring(
+    rank: Callable[[], Recommendation],
+    request: PredictionRequest,
+    site: Site,
+    cells: int,
+    device_hours: float | None,
+) -> Choice:
+    """Choose, write choice.json, and say on the error stream what is being measured."""
+    from ddlbench.predict.choose import (  # noqa: PLC0415 - slow to import
+        Limits,
+        choice_file,
+        choose,
+        result_of,
+        write_choice,
+    )
+
+    def measure(cell: Cell) -> Glance | None:
+        path = result_file(site.name, cell.id)
+        click.echo(f"measuring {cell.strategy} ...", err=True)
+        command = [sys.executable, "-m", "snakemake", str(path)]
+        command += ["--profile", f"profiles/{site.launcher}", "--config", f"site={site.name}"]
+        subprocess.run(command, cwd=project_root(), check=False, stdout=sys.stderr)
+        return result_of(cell, site.name)
+
+    device_s = None if device_hours is None else HOURS.size * device_hours
+    choice = choose(rank, measure, Limits(cells, device_s), lambda cell: result_of(cell, site.name))
+    geometry = f"{request.nodes}x{request.devices_per_node}"
+    network = request.network.replace(":", "@")
+    case_id = f"{request.dataset}/{network}/{geometry}/batch_size={request.batch_size}"
+    case = {**asdict(request), "settings": dict(request.settings)}
+    write_choice(choice, site.name, case, choice_file(site.name, case_id))
+    return choice
+
+
+def cost_lines(choice: Choice) -> list[str]:
+    """What was measured for a choice, and what it saved."""
+    if not choice.trials:
+        return paragraph(f"Nothing was measured: {choice.stopped}.")
+    told = [
+        f"{trial.strategy} {duration_text(trial.step_s) if trial.step_s else trial.status}"
+        for trial in choice.trials
+    ]
+    every = choice.device_s_all()
+    saved = f" of {duration_text(every)} for all candidates" if every else ""
+    return paragraph(
+        f"Measured for this choice: {', '.join(told)}; {duration_text(choice.device_s)} of "
+        f"devices{saved}. Stopped: {choice.stopped}."
+    )

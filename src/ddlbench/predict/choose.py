@@ -1,0 +1,249 @@
+"""Choose a strategy: measure the most probable candidates until one is surely the fastest.
+
+::
+
+    rank --> sure (95 %)? budget spent? K measured? --yes--> choice.json
+      ^                       | no
+      |        measure the likeliest candidate that is only predicted
+      `-------- one short cell, an ordinary one ---------'
+
+A cell that ends without a step (out of memory, timeout) takes its strategy out. Cells lie where
+every cell lies, so nothing is measured twice: a choice that was killed goes on where it was, and an
+experiment finds them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.document import Document
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import RESULTS, result_file
+from ddlbench.experiment.registry import BASE
+from ddlbench.experiment.result import Glance, glance
+from ddlbench.experiment.status import Status
+from ddlbench.experiment.units import HOURS
+from ddlbench.planning.strategy import can_gain
+from ddlbench.predict.candidate import Candidate, Recommendation
+
+SURE = 0.95
+_VERSION = 1
+_WARMUP_STEPS, _STEPS = 2, 10
+_NO_CHANCE = 0.005
+
+
+class InvalidChoice(ConfigError):  # noqa: N818 - a state of a file, shown as such
+    """A choice file that does not fit its schema."""
+
+
+_DOCUMENT = Document("choice", "choice", InvalidChoice)
+
+
+def short_cell(cell: Cell) -> Cell:
+    """A cell of the same work a step, with few steps and no more data than they need."""
+    samples = (_WARMUP_STEPS + _STEPS) * cell.batch_size
+    scale = ceil(1000 * samples / DATASETS[cell.dataset].num_train) / 1000
+    return cell.with_(
+        epochs=1,
+        warmup_steps=_WARMUP_STEPS,
+        max_steps=_STEPS,
+        data_scale=min(1.0, scale),
+        repeat=0,
+    )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop.
+
+    Args:
+        cells: most candidates that are measured.
+        device_s: most seconds of devices; None for no limit.
+    """
+
+    cells: int
+    device_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate that was measured for this choice.
+
+    Args:
+        strategy: its name.
+        cell_id: of the short cell.
+        status: how it ended.
+        step_s: mean of its steps; None where none was timed.
+        device_s: seconds of the cell times its devices.
+    """
+
+    strategy: str
+    cell_id: str
+    status: str
+    step_s: float | None
+    device_s: float
+
+
+@dataclass
+class Choice:
+    """What was chosen, and what it cost.
+
+    Args:
+        first: the ranking before anything was measured for it.
+        ranking: the last ranking.
+        trials: measured candidates, in the order of their measurement.
+        stopped: why no more were measured.
+    """
+
+    first: Recommendation
+    ranking: Recommendation
+    trials: list[Trial] = field(default_factory=list)
+    stopped: str = ""
+
+    @property
+    def device_s(self) -> float:
+        return sum(trial.device_s for trial in self.trials)
+
+    def device_s_all(self) -> float | None:
+        """What measuring every candidate would cost; None if nothing was measured.
+
+        Candidates that were not measured take as long to start as the others did on average.
+        """
+        if not self.trials:
+            return None
+        measured = {trial.strategy: trial for trial in self.trials}
+        devices = max(c.cell.devices for c in self.ranking.ranking)
+        steps = _WARMUP_STEPS + _STEPS
+        starts = [
+            trial.device_s - devices * steps * trial.step_s
+            for trial in self.trials
+            if trial.step_s is not None
+        ]
+        start_s = max(0.0, fmean(starts)) if starts else 0.0
+        others = [c for c in self.ranking.ranking if c.ranked and c.cell.strategy not in measured]
+        return self.device_s + sum(start_s + devices * steps * c.step_s for c in others)
+
+    def to_dict(self, site: str, case: dict[str, Any]) -> dict[str, Any]:
+        """The content of choice.json."""
+        best = self.ranking.best
+        return {
+            "schema_version": _VERSION,
+            "site": site,
+            "case": case,
+            "recommended": best.cell.strategy if best else None,
+            "basis": best.belief.basis if best and best.belief else None,
+            "step_s": best.step_s if best else None,
+            "fastest": best.fastest if best else None,
+            "tied": [c.cell.strategy for c in self.ranking.tied],
+            "stopped": self.stopped,
+            "trials": [vars(trial) for trial in self.trials],
+            "predicted": {
+                c.cell.strategy: list(c.belief.interval_s)
+                for c in self.first.ranking
+                if c.ranked and c.belief
+            },
+            "known": {
+                c.cell.strategy: list(c.belief.interval_s)
+                for c in self.ranking.ranking
+                if c.ranked and c.belief
+            },
+            "device_s": self.device_s,
+            "device_s_all": self.device_s_all(),
+        }
+
+
+def choose(
+    rank: Callable[[], Recommendation],
+    measure: Callable[[Cell], Glance | None],
+    limits: Limits,
+    done: Callable[[Cell], Glance | None],
+) -> Choice:
+    """Measure candidates until the choice is sure, or a limit is reached.
+
+    Args:
+        rank: the ranking by all that is measured now.
+        measure: measures a cell; None if it left no result.
+        limits: when to stop.
+        done: the result of a cell that was measured before, for instance by a choice that was
+            killed; it counts as one of this choice.
+    """
+    first = rank()
+    choice = Choice(first, first)
+    failed: set[str] = set()
+    for candidate in first.ranking:
+        if candidate.cell.strategy != BASE:
+            _keep(choice, candidate.cell, done(short_cell(candidate.cell)), failed)
+    while True:
+        choice.ranking = rank().without(failed)
+        likeliest = likeliest_of(choice.ranking, [trial.strategy for trial in choice.trials])
+        choice.stopped = _reason(choice, likeliest, limits)
+        if choice.stopped or likeliest is None:
+            return choice
+        found = measure(short_cell(likeliest.cell))
+        if found is None:
+            failed.add(likeliest.cell.strategy)
+        _keep(choice, likeliest.cell, found, failed)
+
+
+def _keep(choice: Choice, cell: Cell, found: Glance | None, failed: set[str]) -> None:
+    if found is None:
+        return
+    strategy = cell.strategy
+    if found.status != Status.OK:
+        failed.add(strategy)
+    device_s = found.elapsed_s * cell.devices
+    choice.trials.append(Trial(strategy, found.cell.id, str(found.status), found.step_s, device_s))
+
+
+def likeliest_of(ranking: Recommendation, tried: Collection[str] = ()) -> Candidate | None:
+    """The candidate that is only predicted and is most probably the fastest; None if all are known.
+
+    One whose schedule allows no gain need not be measured: one device does the same.
+    """
+    predicted = [
+        c
+        for c in ranking.ranking
+        if c.ranked and c.belief and c.belief.basis == "predicted"
+        if c.cell.strategy not in (BASE, *tried) and can_gain(c.cell)
+    ]
+    best = max(predicted, key=lambda c: c.fastest or 0.0, default=None)
+    return best if best is not None and (best.fastest or 0.0) >= _NO_CHANCE else None
+
+
+def _reason(choice: Choice, likeliest: Candidate | None, limits: Limits) -> str:
+    """Why to stop; empty to go on."""
+    best = choice.ranking.best
+    if best is None:
+        return "no candidate can run"
+    if (best.fastest or 0.0) >= SURE:
+        return f"{best.cell.strategy} is the fastest with {best.fastest:.0%}"
+    if likeliest is None:
+        return "all candidates with a chance are measured"
+    if len(choice.trials) >= limits.cells:
+        return f"{len(choice.trials)} measured, as many as asked for"
+    if limits.device_s is not None and choice.device_s >= limits.device_s:
+        return f"{HOURS.of(choice.device_s):.2g} device-hours are spent"
+    return ""
+
+
+def result_of(cell: Cell, site: str, results_root: Path = RESULTS) -> Glance | None:
+    """The result of a cell, if it has a readable one."""
+    path = results_root / result_file(site, cell.id).relative_to(RESULTS)
+    return glance(path, cell.id)
+
+
+def choice_file(site: str, case_id: str, results_root: Path = RESULTS) -> Path:
+    """Where a choice is kept."""
+    return results_root / site / "choices" / case_id / "choice.json"
+
+
+def write_choice(choice: Choice, site: str, case: dict[str, Any], path: Path) -> None:
+    """Check and write a choice atomically."""
+    _DOCUMENT.write(path, choice.to_dict(site, case))
