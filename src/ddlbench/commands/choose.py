@@ -30,7 +30,7 @@ def choose_by_measuring(
     cells: int,
     device_hours: float | None,
 ) -> Choice:
-    """Choose, write choice.json, and say on the error stream what is being measured."""
+    """Choose, write choice.json and its figure, and say on the error stream what is being measured."""
     from ddlbench.predict.choose import (  # noqa: PLC0415 - slow to import
         Limits,
         choice_file,
@@ -38,6 +38,7 @@ def choose_by_measuring(
         result_of,
         write_choice,
     )
+    from ddlbench.report.drawing import draw_figure  # noqa: PLC0415
 
     def measure(cell: Cell) -> Glance | None:
         path = result_file(site.name, cell.id)
@@ -53,7 +54,9 @@ def choose_by_measuring(
     network = request.network.replace(":", "@")
     case_id = f"{request.dataset}/{network}/{geometry}/batch_size={request.batch_size}"
     case = {**asdict(request), "settings": dict(request.settings)}
-    write_choice(choice, site.name, case, choice_file(site.name, case_id))
+    path = choice_file(site.name, case_id)
+    draw_figure("choice", path.with_suffix(".png"), write_choice(choice, site.name, case, path))
+    click.echo(f"written: {path}, {path.with_suffix('.png').name}", err=True)
     return choice
 
 

@@ -11,7 +11,7 @@
     results/<site>/links/<fabric>/links.json       latency and bandwidth between devices
     results/<site>/profiles/<profile id>/profile.json   times and bytes of a network's layers
                                         /run-<n>/profile.json   one of several runs that it pools
-    results/<site>/choices/<case>/choice.json      what `ddlbench recommend --measure` chose, and why
+    results/<site>/choices/<case>/choice.json      what `ddlbench recommend --measure` chose
     results/<site>/<experiment>/tables/*.csv
                                /figures/*.png, *.pdf
                                /figures/predictions/*.png, *.pdf

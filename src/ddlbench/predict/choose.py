@@ -244,6 +244,8 @@ def choice_file(site: str, case_id: str, results_root: Path = RESULTS) -> Path:
     return results_root / site / "choices" / case_id / "choice.json"
 
 
-def write_choice(choice: Choice, site: str, case: dict[str, Any], path: Path) -> None:
-    """Check and write a choice atomically."""
-    _DOCUMENT.write(path, choice.to_dict(site, case))
+def write_choice(choice: Choice, site: str, case: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Check and write a choice atomically; return the file's content."""
+    content = choice.to_dict(site, case)
+    _DOCUMENT.write(path, content)
+    return content

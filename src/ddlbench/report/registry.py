@@ -31,7 +31,15 @@ from ddlbench.report.applicability import (
 )
 
 FigureKind = Literal[
-    "experiment", "prediction", "strategy", "links", "published", "cell", "schedule", "sharding"
+    "experiment",
+    "prediction",
+    "strategy",
+    "links",
+    "published",
+    "cell",
+    "schedule",
+    "sharding",
+    "choice",
 ]
 
 
@@ -49,7 +57,8 @@ class FigureEntry:
             * ``links``: ``Links``;
             * ``published``: rows of a measured campaign, a ParaDL platform, their source;
             * ``cell``: a ``CellTimeline``; ``schedule``: a ``Lesson``; ``sharding``: the name of
-              one of ParaDL's strategies.
+              one of ParaDL's strategies;
+            * ``choice``: the content of choice.json.
         draw: ``module:function``; it returns ``(figure, table of the plotted numbers)``, or only
             the figure if it shows no numbers.
         applicable: whether a matrix has something to show; for the first two kinds.
@@ -286,6 +295,7 @@ FIGURES: Registry[FigureEntry] = Registry(
         "timeline": FigureEntry("cell", "ddlbench.report.timeline.figure:draw_cell"),
         "schedule": FigureEntry("schedule", "ddlbench.report.timeline.figure:draw_schedule"),
         "split": FigureEntry("sharding", "ddlbench.report.figures.sharding:draw"),
+        "choice": FigureEntry("choice", "ddlbench.report.figures.choice:draw"),
     },
     _of_package,
 )

@@ -21,6 +21,8 @@ from ddlbench.predict.choose import (
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import Measured
 from ddlbench.predict.recommend import PredictionRequest, recommend
+from ddlbench.report.labels import strategy_label
+from ddlbench.report.registry import FIGURES
 
 SITE = make.site()
 REQUEST = PredictionRequest(
@@ -125,6 +127,19 @@ def test_a_choice_says_what_it_saved(tmp_path) -> None:
     told = json.loads(path.read_text())
     assert told["recommended"] == choice.ranking.best.cell.strategy
     assert [trial["strategy"] for trial in told["trials"]] == bed.measured
+
+
+def test_the_figure_marks_the_winner(tmp_path) -> None:
+    bed = Bed(tmp_path)
+    case = {"network": "vgg11", "dataset": "mnist", "nodes": 1, "devices_per_node": 4}
+    choice = bed.choose(cells=2)
+    content = choice.to_dict("local", {**case, "batch_size": 32})
+    figure, plotted = FIGURES["choice"].function()(content)
+    (axes,) = figure.axes
+    bold = [t.get_text() for t in axes.get_yticklabels() if t.get_fontweight() == "bold"]
+    assert bold == [strategy_label(content["recommended"])]
+    assert set(plotted.query("basis == 'measured'")["strategy"]) == set(bed.measured)
+    assert plotted["recommended"].sum() == 1
 
 
 def test_a_short_cell_does_the_same_work_a_step() -> None:
