@@ -30,7 +30,7 @@ def choose_by_measuring(
     cells: int,
     device_hours: float | None,
 ) -> Choice:
-    """Choose, write choice.json and its figure, and say on the error stream what is being measured."""
+    """Choose, write choice.json and its figure; the error stream says what is being measured."""
     from ddlbench.predict.choose import (  # noqa: PLC0415 - slow to import
         Limits,
         choice_file,
