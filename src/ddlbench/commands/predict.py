@@ -136,7 +136,8 @@ def predict(
     default="ddlbench",
     show_default=True,
     help="A predictor that covers every strategy, or a set: measured-links (by device: CPUs hide "
-    "no communication), overlap, thesis, ddlbench-2020 (the paper's equations).",
+    "no communication), overlap, thesis, ddlbench-2020 (the paper's equations), or a rule: "
+    "horovod-unless-oom.",
 )
 @click.option("--measure", type=click.IntRange(1), help="Measure up to so many candidates first.")
 @click.option(

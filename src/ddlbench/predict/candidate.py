@@ -106,6 +106,8 @@ class Recommendation:
         best = self.best
         if best is None or best.belief is None:
             return ()
+        if best.fastest is None:  # a rule placed it
+            return (best,)
         return tuple(
             c for c in self.ranking
             if c.ranked and c.belief and (c is best or c.belief.beats(best.belief) >= _TIE)

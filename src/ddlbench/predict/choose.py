@@ -132,7 +132,10 @@ class Choice:
 
     def to_dict(self, site: str, case: dict[str, Any]) -> dict[str, Any]:
         """The content of choice.json."""
-        best = self.ranking.best
+        tied = self.ranking.tied
+        # As long as one device may be as fast, more of them are not worth it.
+        alone = next((c for c in tied if c.cell.strategy == BASE), None)
+        best = alone or self.ranking.best
         return {
             "schema_version": _VERSION,
             "site": site,
@@ -141,7 +144,7 @@ class Choice:
             "basis": best.belief.basis if best and best.belief else None,
             "step_s": best.step_s if best else None,
             "fastest": best.fastest if best else None,
-            "tied": [c.cell.strategy for c in self.ranking.tied],
+            "tied": [c.cell.strategy for c in tied],
             "stopped": self.stopped,
             "trials": [vars(trial) for trial in self.trials],
             "predicted": {

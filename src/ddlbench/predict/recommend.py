@@ -13,7 +13,7 @@ A cell that was measured at the site counts as measured; its prediction stays be
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -86,7 +86,8 @@ def predictor_for(recommender: str, strategy: str, device: str) -> str | None:
     """
     own = recommender if recommender in known("ddlbench.predictors") else None
     if own is None and recommender not in RECOMMENDERS:
-        remark = nearest(recommender, [*RECOMMENDERS, *known("ddlbench.predictors")])
+        names = [*RECOMMENDERS, UNLESS_OOM, *known("ddlbench.predictors")]
+        remark = nearest(recommender, names)
         raise ConfigError(f"unknown recommender {recommender!r}; {remark}")
     if own is not None and own != DEFAULT_RECOMMENDER:
         return own
@@ -193,8 +194,8 @@ def recommend(
         request: the network, the dataset and the devices.
         site: the machine.
         inputs: profiles and links of the site.
-        recommender: a name in :data:`~ddlbench.predict.recommend.RECOMMENDERS`, or a predictor
-            of every strategy.
+        recommender: a name in :data:`~ddlbench.predict.recommend.RECOMMENDERS`, a predictor of
+            every strategy, or the rule of thumb :data:`~ddlbench.predict.recommend.UNLESS_OOM`.
         allow_stale: also rank strategies whose updates use gradients of older weights. They learn
             less in the same time, so they are left out by default.
         device_memory_bytes: memory of one device; by default that of the profile or the site.
@@ -204,6 +205,8 @@ def recommend(
     Raises:
         ConfigError: a name is unknown, or the profile or the links are missing or wrong.
     """
+    # The rule decides the order; memory and times are shown beside it.
+    named = _MEASURED_LINKS if recommender == UNLESS_OOM else recommender
     request.check_names()
     candidates = []
     cells = [request.cell(name) for name in known("ddlbench.strategies")]
@@ -219,7 +222,7 @@ def recommend(
             candidates.append(_not_predicted(cell, f"cannot run: {reason}"))
             continue
         workload = inputs.workload(cell)
-        predictor = predictor_for(recommender, cell.strategy, site.device)
+        predictor = predictor_for(named, cell.strategy, site.device)
         if predictor is None:
             why = f"recommender {recommender} has no predictor for it on {site.device}"
             candidates.append(_not_predicted(cell, why))
@@ -238,7 +241,20 @@ def recommend(
     known_of = [
         with_belief(c, inputs.calibration, history, errors, by_runs=by_runs) for c in candidates
     ]
-    return Recommendation(recommender, tuple(sorted(with_chances(known_of), key=rank)))
+    ranking = sorted(with_chances(known_of), key=rank)
+    if recommender == UNLESS_OOM:
+        ranking = _by_the_rule(ranking)
+    return Recommendation(recommender, tuple(ranking))
+
+
+def _by_the_rule(ranking: Sequence[Candidate]) -> list[Candidate]:
+    """Horovod, or GPipe where Horovod does not fit, before all others; without chances."""
+    placed = {c.cell.strategy: c for c in ranking if c.ranked}
+    first = placed.get("horovod") or placed.get("gpipe")
+    return [
+        replace(candidate, fastest=None)
+        for candidate in sorted(ranking, key=lambda candidate: candidate is not first)
+    ]
 
 
 def _is_synchronous(strategy: Strategy, cell: Cell, site: str) -> bool:

@@ -125,7 +125,7 @@ def test_a_choice_says_what_it_saved(tmp_path) -> None:
     path = choice_file("local", "a/b", tmp_path)
     write_choice(choice, "local", {"network": "vgg11"}, path)
     told = json.loads(path.read_text())
-    assert told["recommended"] == choice.ranking.best.cell.strategy
+    assert told["recommended"] == "sequential"  # nothing is surely faster than one device
     assert [trial["strategy"] for trial in told["trials"]] == bed.measured
 
 

@@ -218,3 +218,13 @@ def test_close_candidates_are_a_tie(inputs):
     history = tuple(Measured(cell, step_s) for cell, step_s in steps)
     found = recommend(question(), SITE, inputs, history=history)
     assert [c.cell.strategy for c in found.tied] == ["ddp", "horovod"]
+
+
+@pytest.mark.parametrize(("memory", "named"), [(10_000 * MB, "horovod"), (280 * MB, "gpipe")])
+def test_the_rule_of_thumb_goes_by_memory_alone(inputs, memory, named):
+    asked = question(batch_size=64)
+    found = recommend(
+        asked, SITE, inputs, recommender="horovod-unless-oom", device_memory_bytes=memory
+    )
+    assert found.best.cell.strategy == named
+    assert found.tied == (found.best,)
