@@ -77,10 +77,10 @@ FAST = {
     **experiment("fast-link", ["sequential", *DATA_PARALLEL, *PIPELINES, "gpipe"], ["1x4", "4x1"]),
     "strategies": {name: {"chunks": 4} for name in ("gpipe", "pipe-gpipe", "pipe-1f1b")},
     "exclude": [{"strategy": "gpipe", "geometry": "4x1"}],
-    # PipeDream needs as many steps as stages to fill and to drain: the steady state is between.
-    # Three workers and a server: four images a worker, as with four workers.
     "overrides": [
+        # PipeDream needs as many steps as stages to fill and to drain: the steady state is between.
         {"when": {"strategy": "pipedream"}, "set": {"max_steps": 14}},
+        # Three workers and a server: four images a worker, as with four workers.
         {"when": {"strategy": "parameter-server"}, "set": {"batch_size": 12}},
     ],
 }
