@@ -157,14 +157,19 @@ class EventGraph:
     lines: tuple[tuple[Placed, ...], ...]
 
     @cached_property
-    def keys(self) -> tuple[Event, ...]:
-        return tuple(dict.fromkeys(event.key for event in self.events))
+    def _numbered(self) -> tuple[tuple[Event, ...], tuple[int, ...]]:
+        place: dict[Event, int] = {}
+        numbers = tuple(place.setdefault(event.key, len(place)) for event in self.events)
+        return tuple(place), numbers
 
-    @cached_property
+    @property
+    def keys(self) -> tuple[Event, ...]:
+        return self._numbered[0]
+
+    @property
     def key_numbers(self) -> tuple[int, ...]:
         """For each event, the index of its key in ``keys``."""
-        place = {key: number for number, key in enumerate(self.keys)}
-        return tuple(place[event.key] for event in self.events)
+        return self._numbered[1]
 
     @cached_property
     def key_counts(self) -> tuple[int, ...]:

@@ -75,15 +75,16 @@ def _entries(rank: int, actions: Sequence[Action]) -> Iterator[_Entry]:
     left = Counter(action.stage for action in passes if action.kind.startswith("backward"))
     left -= Counter(action.stage for action in passes if action.kind == "backward_input")
     received: Counter[Channel] = Counter()
-    entry, at_hand, place = _Entry(), set[int](), 0
+    entry, at_hand, place = _Entry(), frozenset[int](), 0
     ready: list[_Entry] = []
+    following = _next_stages(passes)
     for action in actions:
         if action.kind.startswith("receive"):
             received[action.channel(rank)] += 1
         elif action.kind.startswith("send"):
             entry.sends.append(action.channel(rank))
         elif action.computes:
-            wanted = _next_stages(passes[place:])
+            wanted = following[place]
             ready += [_Entry() for stage in at_hand - wanted]
             ready += [_Entry() for stage in wanted - at_hand]
             at_hand, place = wanted, place + 1
@@ -95,10 +96,13 @@ def _entries(rank: int, actions: Sequence[Action]) -> Iterator[_Entry]:
     yield from ready
 
 
-def _next_stages(passes: Sequence[Action]) -> set[int]:
-    stages: dict[int, None] = {}
-    for action in passes:
-        stages[action.stage] = None
-        if len(stages) == _UNSHARDED:
-            break
-    return set(stages)
+def _next_stages(passes: Sequence[Action]) -> list[frozenset[int]]:
+    """The stages whose passes come next, from each pass on."""
+    found: list[frozenset[int]] = []
+    nearest: list[int] = []
+    for action in reversed(passes):
+        stage = action.stage
+        if nearest[:1] != [stage]:
+            nearest = [stage, *(other for other in nearest if other != stage)][:_UNSHARDED]
+        found.append(frozenset(nearest))
+    return found[::-1]
