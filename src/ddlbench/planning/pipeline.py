@@ -38,6 +38,7 @@ from ddlbench.planning.schedules import (
     Schedule,
     events_of,
     messaging_of,
+    replicate,
 )
 
 
@@ -234,7 +235,7 @@ class PipelineRun:
 
     Args:
         real: messages are waited for as the runtime does.
-        free: a message is there when it is needed; only inputs are waited for.
+        free: one pipeline in which a message is there when it is needed.
         samples: of one forward pass.
         loaded: samples that the first stage loads at a time.
         loads_each_pass: it loads them in every forward pass, else once a step.
@@ -251,14 +252,21 @@ class PipelineRun:
     splits: bool
 
 
-def flushing(schedule: Schedule) -> tuple[Repeated, Repeated]:
-    """One step of a schedule that ends with an update, for a real and a free run."""
+def flushing(schedule: Schedule, pipelines: int) -> tuple[Repeated, Repeated]:
+    """One step of a schedule that ends with an update, for a real and a free run.
 
-    def one_step(messaging: Messaging) -> Repeated:
-        graph = events_of(schedule, messaging)
+    Args:
+        schedule: of one pipeline.
+        pipelines: side by side. Without messages all do the same, so the free run is of one.
+    """
+
+    def one_step(whole: Schedule, messaging: Messaging) -> Repeated:
+        graph = events_of(whole, messaging)
         return Repeated(graph, 1, _last_events(graph))
 
-    return one_step(messaging_of(schedule)), one_step(EAGER)
+    return one_step(replicate(schedule, pipelines), messaging_of(schedule)), one_step(
+        schedule, EAGER
+    )
 
 
 def _last_events(graph: EventGraph) -> tuple[int, ...]:

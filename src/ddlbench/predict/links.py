@@ -134,7 +134,10 @@ class LinkTable:
     links: Links
     where: str = "the links file"
     within_node: LinkTable | None = None
-    _hops: dict[tuple[Kind, Place, Place], tuple[Hop, str | None]] = field(default_factory=dict)
+    _hops: dict[tuple[Kind, Place, Place], tuple[Hop, str | None]] = field(
+        default_factory=dict, init=False
+    )
+    _slowest_hops: dict[tuple[int, bool], Hop | None] = field(default_factory=dict, init=False)
     _ends: dict[str, list[tuple[float, float]]] = field(default_factory=dict, init=False)
 
     def hop(self, kind: Kind, source: Place, target: Place) -> tuple[Hop, str | None]:
@@ -312,7 +315,18 @@ class LinkTable:
                 measured = _hop(pair, places.index(ends[0]), places.index(ends[1]))
                 if measured is not None:
                     return measured, None
-            same_level = [
+            slowest = self._slowest(pair, same_node)
+            if slowest is not None:
+                remark = f"pairs {level} that were not measured are taken as the slowest that was"
+                return slowest, remark
+        return self._without_matrix(kind, source, target)
+
+    def _slowest(self, pair: PairMatrix, same_node: bool) -> Hop | None:
+        """The slowest measured pair of a level in a matrix, by a message of 1 MB."""
+        key = (id(pair), same_node)
+        if key not in self._slowest_hops:
+            places = _places(pair)
+            hops = [
                 hop
                 for row, a in enumerate(places)
                 for column, b in enumerate(places)
@@ -320,10 +334,8 @@ class LinkTable:
                 for hop in [_hop(pair, row, column)]
                 if hop is not None
             ]
-            if same_level:
-                remark = f"pairs {level} that were not measured are taken as the slowest that was"
-                return max(same_level, key=lambda hop: hop.time_s(1e6)), remark
-        return self._without_matrix(kind, source, target)
+            self._slowest_hops[key] = max(hops, key=lambda hop: hop.time_s(1e6), default=None)
+        return self._slowest_hops[key]
 
     def _without_matrix(self, kind: Kind, source: Place, target: Place) -> tuple[Hop, str | None]:
         same_node = source[0] == target[0]

@@ -41,6 +41,7 @@ Sources: this project's PipeDream runtime; ``torch.distributed.pipelining`` 2.13
 
 from __future__ import annotations
 
+import gc
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -243,7 +244,14 @@ def events_of(schedule: Schedule, messaging: Messaging = EAGER) -> EventGraph:
     Raises:
         InvalidSchedule: it deadlocks.
     """
-    return _Builder(schedule, messaging).build()
+    # A large schedule makes millions of objects, none of which is garbage yet.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _Builder(schedule, messaging).build()
+    finally:
+        if collecting:
+            gc.enable()
 
 
 @dataclass

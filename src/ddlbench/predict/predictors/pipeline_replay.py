@@ -269,10 +269,10 @@ class _Compute:
         whole = sum(
             count * self.of(key) for key, count in zip(graph.keys, graph.key_counts, strict=True)
         )
-        return whole / self.run.free.mini_batches
+        return whole * self.run.pipelines / self.run.free.mini_batches
 
     def _holds_first_stage(self, rank: int) -> bool:
-        return any(placed.action.stage == 0 for placed in self.run.free.graph.lines[rank])
+        return any(placed.action.stage == 0 for placed in self.run.real.graph.lines[rank])
 
 
 def _with_links(

@@ -278,7 +278,7 @@ class SynchronousPipeline(Strategy):
 def _run(
     kind: type[SynchronousPipeline], ranks: int, stages_per_rank: int, chunks: int, pipelines: int
 ) -> tuple[Repeated, Repeated]:
-    return flushing(replicate(kind().one_pipeline(ranks, stages_per_rank, chunks), pipelines))
+    return flushing(kind().one_pipeline(ranks, stages_per_rank, chunks), pipelines)
 
 
 def _needs(one: Schedule, rank: int) -> tuple[Needs, ...]:
