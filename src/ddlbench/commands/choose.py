@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import project_root, result_file
 from ddlbench.experiment.screen import duration_text, paragraph
 from ddlbench.experiment.units import HOURS
@@ -40,13 +41,19 @@ def choose_by_measuring(
     )
     from ddlbench.report.drawing import draw_figure  # noqa: PLC0415
 
-    def measure(cell: Cell) -> Glance | None:
+    def measure(cell: Cell) -> Glance:
         path = result_file(site.name, cell.id)
         click.echo(f"measuring {cell.strategy} ...", err=True)
         command = [sys.executable, "-m", "snakemake", str(path)]
         command += ["--profile", f"profiles/{site.launcher}", "--config", f"site={site.name}"]
-        subprocess.run(command, cwd=project_root(), check=False, stdout=sys.stderr)
-        return result_of(cell, site.name)
+        ended = subprocess.run(command, cwd=project_root(), check=False, stdout=sys.stderr)
+        found = result_of(cell, site.name)
+        if found is None:
+            raise ConfigError(
+                f"{path} was not measured: snakemake ended with {ended.returncode}, and says why "
+                "above; the same command goes on from here"
+            )
+        return found
 
     device_s = None if device_hours is None else HOURS.size * device_hours
     choice = choose(rank, measure, Limits(cells, device_s), lambda cell: result_of(cell, site.name))

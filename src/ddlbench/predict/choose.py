@@ -164,7 +164,7 @@ class Choice:
 
 def choose(
     rank: Callable[[], Recommendation],
-    measure: Callable[[Cell], Glance | None],
+    measure: Callable[[Cell], Glance],
     limits: Limits,
     done: Callable[[Cell], Glance | None],
 ) -> Choice:
@@ -172,7 +172,7 @@ def choose(
 
     Args:
         rank: the ranking by all that is measured now.
-        measure: measures a cell; None if it left no result.
+        measure: measures a cell.
         limits: when to stop.
         done: the result of a cell that was measured before, for instance by a choice that was
             killed; it counts as one of this choice.
@@ -189,10 +189,7 @@ def choose(
         choice.stopped = _reason(choice, likeliest, limits)
         if choice.stopped or likeliest is None:
             return choice
-        found = measure(short_cell(likeliest.cell))
-        if found is None:
-            failed.add(likeliest.cell.strategy)
-        _keep(choice, likeliest.cell, found, failed)
+        _keep(choice, likeliest.cell, measure(short_cell(likeliest.cell)), failed)
 
 
 def _keep(choice: Choice, cell: Cell, found: Glance | None, failed: set[str]) -> None:

@@ -1,0 +1,59 @@
+"""``recommend --measure`` asks the workflow for cells, and stops where it cannot measure."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import predict_factory as make
+import pytest
+from click.testing import CliRunner
+from predict_results import write_ok
+
+from ddlbench.cli import commands
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.errors import ConfigError
+
+CELL = ("--network", "vgg11", "--dataset", "mnist", "--geometry", "1x2", "--batch-size", "16")
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """Commands that were run; each leaves a result of 0.1 s a step, as the workflow does."""
+    make.write_site(tmp_path / "results", make.profile(), make.links(make.pair([0] * 2)))
+    monkeypatch.chdir(tmp_path)
+    seen: list[list[str]] = []
+
+    def run(command, **_more):
+        seen.append(command)
+        cell_id = command[3].removeprefix("results/local/cells/").removesuffix("/result.json")
+        write_ok(tmp_path / "results", Cell.from_id(cell_id), 0.1)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr("ddlbench.commands.choose.subprocess.run", run)
+    return seen
+
+
+def test_the_workflow_measures_and_the_choice_is_kept(asked, tmp_path) -> None:
+    ended = CliRunner().invoke(commands, ["recommend", *CELL, "--measure", "2"])
+    assert ended.exit_code == 0, ended.output
+    assert 1 <= len(asked) <= 2
+    assert asked[0][1:3] == ["-m", "snakemake"]
+    assert asked[0][4:] == ["--profile", "profiles/local", "--config", "site=local"]
+    assert "Measured for this choice: " in ended.output
+    folder = tmp_path / "results/local/choices/mnist/vgg11/1x2/batch_size=16"
+    kept = json.loads((folder / "choice.json").read_text())
+    assert len(kept["trials"]) == len(asked)
+    assert (folder / "choice.png").is_file()
+    again = CliRunner().invoke(commands, ["recommend", *CELL, "--measure", "2"])
+    assert again.exit_code == 0
+    assert len(asked) == len(kept["trials"])  # nothing twice
+
+
+def test_a_workflow_that_cannot_measure_is_one_sentence(asked, monkeypatch) -> None:
+    monkeypatch.setattr(
+        "ddlbench.commands.choose.subprocess.run",
+        lambda command, **_: subprocess.CompletedProcess(command, 1),
+    )
+    with pytest.raises(ConfigError, match="was not measured: snakemake ended with 1"):
+        CliRunner().invoke(commands, ["recommend", *CELL, "--measure", "2"], catch_exceptions=False)
