@@ -1,8 +1,8 @@
 """What each term of the predictor ``ddlbench`` buys: its errors with one term left out.
 
-Reads the cells that ``emulated.py`` and ``prediction.py`` measured; measures nothing. A term is
-left out where the model reads it, so all else stays as it is. Writes
-docs/validation/ablation.csv: a row for each study, term and strategy whose error it changes.
+Reads the cells that the studies measured; measures nothing. A term is left out where the model
+reads it, so all else stays as it is. Writes docs/validation/ablation.csv: a row for each study,
+term and strategy whose error it changes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from unittest.mock import patch
 
 import emulated
 import pandas as pd
-import prediction
 from bed_study import ROOT, Study
 
 from ddlbench.experiment.config import parse_experiment
@@ -32,6 +31,7 @@ from ddlbench.predict.predictors import pipeline_replay
 from ddlbench.strategies.pipelining import descriptor
 
 OUT = ROOT / "docs" / "validation" / "ablation.csv"
+STUDIES = [emulated.EXPERIMENT]
 
 _sweeps_of = LinkTable.sweeps_of
 
@@ -67,17 +67,10 @@ TERMS: dict[str, list[Place]] = {
 
 
 def main() -> None:
-    """Predict the cells of both studies, each time without one term."""
+    """Predict the cells of each study, each time without one term."""
     tables = []
-    for name, experiment, describe in (
-        ("emulated", emulated.EXPERIMENT, None),
-        ("prediction", prediction.FAST, prediction.options("default")),
-        ("prediction", prediction.SLOW, prediction.options("slow")),
-    ):
-        study = Study(name, experiment)
-        if describe is not None:
-            study.describe_site(experiment["site"], describe)
-        os.chdir(study.folder)
+    for experiment in STUDIES:
+        os.chdir(Study(experiment["experiment"], experiment).folder)
         told = {term: _errors(experiment, places) for term, places in TERMS.items()}
         for term, errors in told.items():
             changed = errors[(errors - told["nothing"]).abs() > 1e-6]

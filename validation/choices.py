@@ -1,9 +1,9 @@
 """Choosing by measuring, replayed on cells that studies have measured.
 
-For each case (network, geometry, fabric, batch) of ``emulated.py`` and ``prediction.py``: the
-candidates are predicted, calibrated with the other networks' cells alone, and K of them "measured":
-their cell's step is looked up. Measures nothing itself. Writes docs/validation/choices.csv, a row a
-case and K, and choices_by_k.csv.
+For each case of a study (network, geometry, fabric, batch) the candidates are predicted, calibrated
+with the other networks' cells alone, and K of them "measured": their cell's step is looked up.
+Measures nothing itself. Writes docs/validation/choices.csv, a row a case and K, and
+choices_by_k.csv.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 
 import emulated
 import pandas as pd
-import prediction
 from bed_study import ROOT, Study
 
 from ddlbench.experiment.cell import Cell
@@ -32,21 +31,16 @@ from ddlbench.predict.prediction import DEFAULT_PREDICTOR, Measured, Prediction
 from ddlbench.report.labels import strategy_label
 
 OUT = ROOT / "docs" / "validation"
+STUDIES = [emulated.EXPERIMENT]
 MOST = 3
 _CASE = ["dataset", "network", "nodes", "devices_per_node", "fabric", "batch_size"]
 
 
 def main() -> None:
-    """Choose in every case of both studies, with nothing measured and with up to three."""
+    """Choose in every case of each study, with nothing measured and with up to three."""
     rows: list[dict[str, Any]] = []
-    for name, experiment, bed in (
-        ("emulated", emulated.EXPERIMENT, None),
-        ("prediction", prediction.FAST, prediction.options("default")),
-    ):
-        study = Study(name, experiment)
-        if bed is not None:
-            study.describe_site(experiment["site"], bed)
-        os.chdir(study.folder)
+    for experiment in STUDIES:
+        os.chdir(Study(experiment["experiment"], experiment).folder)
         rows += _cases(experiment)
     table = pd.DataFrame(rows)
     table.to_csv(OUT / "choices.csv", index=False, float_format="%.6g")

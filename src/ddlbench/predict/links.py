@@ -276,12 +276,21 @@ class LinkTable:
     def _busy(
         self, nodes: int, devices_per_node: int, transport: str | None
     ) -> list[tuple[float, float]]:
-        """Bytes and processor seconds of an all-reduce, ascending; empty if unknown."""
+        """Bytes and processor seconds of an all-reduce, ascending; empty if unknown.
+
+        A library that works while it is idle does so beside messages, too. That part is in
+        :meth:`slow_down_beside`: it is what messages use that use the processor least.
+        """
         sweeps = self._sweeps(nodes, transport)
         if not sweeps:
             return []
         points = _nearest(sweeps, nodes, devices_per_node).points
-        return [(one.message_bytes, one.cpu_s) for one in points if one.cpu_s is not None]
+        known = [
+            (one.message_bytes, one.time_s, one.cpu_s) for one in points if one.cpu_s is not None
+        ]
+        works_idle = any(one.library == transport for one in self.links.backgrounds)
+        idle = min((cpu_s / time_s for _, time_s, cpu_s in known), default=0.0) * works_idle
+        return [(size, max(0.0, cpu_s - idle * time_s)) for size, time_s, cpu_s in known]
 
     def _ring_of_given_links(self, nodes: int, devices_per_node: int) -> AllReduce:
         """Links that were given by hand have no all-reduce: the ring's formula computes it."""

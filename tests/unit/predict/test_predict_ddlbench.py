@@ -95,6 +95,22 @@ def test_an_idle_library_slows_computation_down():
     assert computes[1] == pytest.approx(1.25 * computes[0])
 
 
+def test_what_an_idle_library_uses_anyway_is_no_messages_doing():
+    swept = make.sweep(0.01, 1e9, 4, transport="horovod")
+    idle = LibraryBackground(
+        library="horovod", nodes=1, devices_per_node=4, ranks=4, alone_s=1.0, beside_s=1.25
+    )
+    # Messages take 1 s each; the small one uses 0.4 s of the core, the large one 0.7 s.
+    links = with_processor_times(table(BARE, swept, hidden_share=0.0), (1, 0.4), (100 * MB, 0.7))
+    beside = replace(links, links=replace(links.links, backgrounds=(idle,)))
+    all_of_it = links.contention(1, 4, "horovod").stolen_s(100 * MB, 9.0)
+    assert beside.contention(1, 4, "horovod").stolen_s(100 * MB, 9.0) == pytest.approx(
+        all_of_it * 0.3 / 0.7
+    )
+    assert beside.contention(1, 4, "horovod").stolen_s(1, 9.0) == 0.0
+    assert beside.contention(1, 4, "gloo") == links.contention(1, 4, "gloo")
+
+
 def test_where_overlap_was_not_measured_a_cpu_hides_nothing():
     found = predicted("ddp", table(BARE))
     assert found.exposed_communication_s == pytest.approx(0.13)
