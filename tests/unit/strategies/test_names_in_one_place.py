@@ -26,6 +26,7 @@ REASONS = {
     "predict/paradl/oracle.py": "ParaDL's kinds of parallelism",
     "predict/paradl/published.py": "ParaDL's kinds of parallelism",
     "predict/paradl/configuration.py": "ParaDL's kinds of parallelism",
+    "predict/recommend.py": "the rule Horovod, or GPipe where that does not fit",
     "predict/recommender_score.py": "the published rule of thumb names two strategies",
     "predict/predictors/paradl.py": "ParaDL's kinds of parallelism",
     "predict/predictors/parameter_server.py": "a predictor of the same name",
