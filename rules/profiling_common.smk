@@ -17,7 +17,9 @@ wildcard_constraints:
 def profile_needs(wildcards):
     """Batch sizes and settings of a profile; a wrong path ends here, before any job runs."""
     try:
-        return needs_of(profile_id_of(wildcards.measured), ROWS, EXPERIMENT.profile, SITE)
+        return needs_of(
+            profile_id_of(wildcards.measured), ROWS, EXPERIMENT.profile, SITE
+        )
     except ConfigError as error:
         sys.exit(f"ddlbench: {error}")
 
