@@ -43,6 +43,10 @@ GEOMETRIES = {
     "pipe-zbv": ["1x2", "1x4", "2x2"],
 }
 BATCHES = [64, 128, 256, 512]
+# 1,024 devices: each pipeline has four of them.
+LARGE: dict[str, dict[str, Any]] = {
+    "ddp": {}, "horovod": {}, "pipe-1f1b": {"replicas": 256}, "pipe-zb": {"replicas": 256},
+}  # fmt: skip
 
 
 def main() -> None:
@@ -59,6 +63,9 @@ def main() -> None:
     print(f"1,000 predictions    {figures['thousand_s'] * 1e3:9.1f} ms, plans and memory included")
     for name, each_s in figures["each_s"].items():
         print(f"  {name:<24} {each_s * 1e6:9.1f} us")
+    print("ddlbench on 128x8, the first time and again")
+    for name, (first_s, again_s) in figures["large_s"].items():
+        print(f"  {name:<24} {first_s * 1e3:9.1f} ms {again_s * 1e3:9.1f} ms")
 
 
 def measure(folder: Path) -> dict[str, Any]:
@@ -92,7 +99,16 @@ def measure(folder: Path) -> dict[str, Any]:
         asked += 1
     thousand_s = time.perf_counter() - begin
     each_s = {name: sum(times) / len(times) for name, times in spent.items()}
-    return {"read_s": read_s, "thousand_s": thousand_s, "each_s": each_s}
+    ours = predictor_of("ddlbench")
+    large_s = {}
+    for strategy, options in LARGE.items():
+        plan = make_plan(cell(strategy, "128x8", 8192).with_(options=tuple(options.items())))
+        moments = [time.perf_counter()]
+        for _ in range(2):
+            ask(ours, workload, table, plan)
+            moments.append(time.perf_counter())
+        large_s[strategy] = [end - begin for begin, end in itertools.pairwise(moments)]
+    return {"read_s": read_s, "thousand_s": thousand_s, "each_s": each_s, "large_s": large_s}
 
 
 def cell(strategy: str, geometry: str, batch_size: int) -> Cell:

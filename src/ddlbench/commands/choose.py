@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
 import click
@@ -57,14 +57,26 @@ def choose_by_measuring(
 
     device_s = None if device_hours is None else HOURS.size * device_hours
     choice = choose(rank, measure, Limits(cells, device_s), lambda cell: result_of(cell, site.name))
-    geometry = f"{request.nodes}x{request.devices_per_node}"
-    network = request.network.replace(":", "@")
-    case_id = f"{request.dataset}/{network}/{geometry}/batch_size={request.batch_size}"
-    case = {**asdict(request), "settings": dict(request.settings)}
-    path = choice_file(site.name, case_id)
+    case = asdict(request)
+    path = choice_file(site.name, _case_id(request))
     draw_figure("choice", path.with_suffix(".png"), write_choice(choice, site.name, case, path))
     click.echo(f"written: {path}, {path.with_suffix('.png').name}", err=True)
     return choice
+
+
+def _case_id(request: PredictionRequest) -> str:
+    """The case as a path: what differs from the defaults of a cell is in its last part."""
+    defaults = {field.name: field.default for field in fields(Cell)}
+    parts = [f"batch_size={request.batch_size}"]
+    parts += [f"{key}={v}" for key, v in sorted(request.settings.items()) if v != defaults[key]]
+    parts += [
+        f"{strategy}.{key}={value}"
+        for strategy, options in sorted(request.options.items())
+        for key, value in sorted(options.items())
+    ]
+    geometry = f"{request.nodes}x{request.devices_per_node}"
+    network = request.network.replace(":", "@")
+    return f"{request.dataset}/{network}/{geometry}/{'+'.join(parts)}"
 
 
 def cost_lines(choice: Choice) -> list[str]:

@@ -166,6 +166,7 @@ def recommend(
     from ddlbench.predict.accuracy import errors_at  # noqa: PLC0415 - slow to import
     from ddlbench.predict.evaluate import measured_of  # noqa: PLC0415
     from ddlbench.predict.inputs import Inputs  # noqa: PLC0415 - slow to import
+    from ddlbench.predict.recommend import DEFAULT_RECOMMENDER  # noqa: PLC0415
     from ddlbench.predict.recommend import recommend as ranked  # noqa: PLC0415
 
     enter_project()
@@ -184,6 +185,12 @@ def recommend(
             errors=errors,
         )
 
+    if budget_device_hours is not None and measure is None:
+        raise ConfigError("--budget-device-hours limits what --measure K measures; give K, too")
+    if measure is not None and recommender != DEFAULT_RECOMMENDER:
+        raise ConfigError(
+            f"--measure goes by measurements, --recommender {recommender} does not; leave one out"
+        )
     if measure is not None:
         from ddlbench.commands.choose import choose_by_measuring, cost_lines  # noqa: PLC0415
 

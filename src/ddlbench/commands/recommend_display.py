@@ -10,6 +10,7 @@ from ddlbench.commands.predict_display import header, noisy_profile, seconds_ran
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.screen import Column, in_one_unit, named_lines, paragraph, table
 from ddlbench.experiment.units import BYTES, TIMES
+from ddlbench.predict.candidate import FAILED_HERE
 from ddlbench.report.labels import strategy_label
 
 if TYPE_CHECKING:
@@ -180,6 +181,8 @@ def _not_ranked(
 
 def _short_reason(candidate: Candidate, site: Site) -> str:
     why = candidate.why
+    if why == FAILED_HERE:
+        return "failed here"
     if candidate.prediction is not None:
         return "too large for a device"
     if "balance: profile" in why:

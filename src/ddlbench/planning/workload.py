@@ -146,7 +146,7 @@ class Workload:
             for entry in sorted(entries, key=lambda entry: entry["block"])
         )
 
-    @property
+    @cached_property
     def halves_timed(self) -> bool:
         """Whether the halves of every block's backward pass were timed."""
         entries = self._profile.get("blocks") or []

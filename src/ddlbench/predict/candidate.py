@@ -17,6 +17,7 @@ from ddlbench.predict.prediction import History, Prediction, steps_measured
 if TYPE_CHECKING:
     from ddlbench.predict.accuracy import SignedErrors
 
+FAILED_HERE = "measured here: it ended without a step"
 _TIE = 0.25
 
 
@@ -34,7 +35,8 @@ class Candidate:
         fits: None if memory or capacity is unknown.
         why: the reason for its place, in one sentence.
         measured_s: median steps of its runs at the site.
-        belief: what is known of its step; None if nothing is.
+        expected: its step by the prediction alone; None without one.
+        belief: what is known of its step, by runs or else by the prediction; None if nothing is.
         fastest: probability that it is the fastest of those that fit; None if it is not ranked.
     """
 
@@ -47,6 +49,7 @@ class Candidate:
     fits: bool | None
     why: str
     measured_s: tuple[float, ...] = ()
+    expected: Belief | None = None
     belief: Belief | None = None
     fastest: float | None = None
 
@@ -118,7 +121,7 @@ class Recommendation:
         if not strategies:
             return self
         left = [
-            replace(c, belief=None, fastest=None, why="measured here: it did not end well")
+            replace(c, belief=None, fastest=None, why=FAILED_HERE)
             if c.cell.strategy in strategies
             else c
             for c in self.ranking
@@ -143,18 +146,17 @@ def with_belief(
 ) -> Candidate:
     """What is known of its step: measured runs if ``by_runs``, else the prediction."""
     cell, prediction = candidate.cell, candidate.prediction
-    # Faster than its schedule allows is drift: such runs say nothing.
-    trusted = cell.strategy == BASE or can_gain(cell)
-    runs = tuple(steps_measured(history, cell)) if trusted else ()
-    belief = None
-    if runs and by_runs:
-        belief = from_runs(runs)
-    elif prediction is not None:
+    runs = tuple(steps_measured(history, cell))
+    expected = None
+    if prediction is not None:
         constants = calibration.of(cell.strategy) if calibration else None
         ratio = constants.ratio if constants else None
         known_errors = errors.get((prediction.predictor, cell.strategy), ())
-        belief = from_prediction(prediction.step_s, ratio, known_errors)
-    return replace(candidate, measured_s=runs, belief=belief)
+        expected = from_prediction(prediction.step_s, ratio, known_errors)
+    # Faster than its schedule allows is drift: such runs are shown, but decide nothing.
+    decides = by_runs and (cell.strategy == BASE or can_gain(cell))
+    belief = from_runs(runs) if runs and decides else expected
+    return replace(candidate, measured_s=runs, expected=expected, belief=belief)
 
 
 def with_chances(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -96,13 +96,11 @@ class Choice:
     """What was chosen, and what it cost.
 
     Args:
-        first: the ranking before anything was measured for it.
-        ranking: the last ranking.
+        ranking: by all that is measured.
         trials: measured candidates, in the order of their measurement.
         stopped: why no more were measured.
     """
 
-    first: Recommendation
     ranking: Recommendation
     trials: list[Trial] = field(default_factory=list)
     stopped: str = ""
@@ -148,14 +146,14 @@ class Choice:
             "stopped": self.stopped,
             "trials": [vars(trial) for trial in self.trials],
             "predicted": {
-                c.cell.strategy: list(c.belief.interval_s)
-                for c in self.first.ranking
-                if c.ranked and c.belief
+                c.cell.strategy: list(c.expected.interval_s)
+                for c in self.ranking.ranking
+                if c.expected and c.fits is not False
             },
-            "known": {
+            "measured": {
                 c.cell.strategy: list(c.belief.interval_s)
                 for c in self.ranking.ranking
-                if c.ranked and c.belief
+                if c.belief and c.belief.basis == "measured"
             },
             "device_s": self.device_s,
             "device_s_all": self.device_s_all(),
@@ -177,10 +175,9 @@ def choose(
         done: the result of a cell that was measured before, for instance by a choice that was
             killed; it counts as one of this choice.
     """
-    first = rank()
-    choice = Choice(first, first)
+    choice = Choice(rank())
     failed: set[str] = set()
-    for candidate in first.ranking:
+    for candidate in choice.ranking.ranking:
         if candidate.cell.strategy != BASE:
             _keep(choice, candidate.cell, done(short_cell(candidate.cell)), failed)
     while True:

@@ -173,25 +173,51 @@ def time_blocks(
     count: Callable[[float], int],
     samples: Samples,
 ) -> None:
-    """Warms up, then times cut steps; ``samples`` gets the seconds by the block's index.
+    """Times cut steps; ``samples`` gets the seconds by the block's index.
 
     ``count`` gives the number of passes, from the seconds of one pass.
+    """
+
+    def cut(marks: Marks) -> list[Part]:
+        return cut_step(blocks, inputs, marks)[0]
+
+    time_passes(blocks, len(inputs), cut, new_marks=new_marks, count=count, samples=samples)
+
+
+def time_passes(
+    blocks: Sequence[Block],
+    batch_size: int,
+    run: Callable[[Marks], list[Part]],
+    *,
+    new_marks: Callable[[], Marks],
+    count: Callable[[float], int],
+    samples: Samples,
+) -> None:
+    """Warms up, then times a pass over all blocks several times, each without gradients before.
+
+    Args:
+        blocks: of the network.
+        batch_size: of the pass.
+        run: makes one pass, and gives the parts of each block.
+        new_marks: makes the clock of a series of passes.
+        count: the number of passes, from the seconds of one.
+        samples: gets the seconds by the block's index.
     """
     marks = new_marks()
     begin = marks.mark()
     _clear(blocks)
-    cut_step(blocks, inputs, marks)
+    run(marks)
     end = marks.mark()
     marks.finish()
     number = count(marks.wall_s(begin, end))
     marks, passes = new_marks(), []
     for _ in range(number):
         _clear(blocks)
-        passes.append(cut_step(blocks, inputs, marks)[0])
+        passes.append(run(marks))
     marks.finish()
     for parts in passes:
         for block, part in zip(blocks, parts, strict=True):
-            samples.add(block.index, len(inputs), marks, part)
+            samples.add(block.index, batch_size, marks, part)
     _clear(blocks)
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
-from ddlbench.profiling.blocks import Block, clear_gradients, next_input
+from ddlbench.profiling.blocks import Block, next_input, time_passes
 from ddlbench.profiling.timers import Marks, Part, Samples
 
 
@@ -30,43 +30,30 @@ def time_halves(
     count: Callable[[float], int],
     samples: Samples,
 ) -> None:
-    """Warm up, then time all blocks; ``samples`` gets input halves as forward, weights as backward.
+    """Times all blocks; ``samples`` gets input halves as forward, weight halves as backward.
 
     Args:
         blocks: of a network that is on its device.
         inputs: of the first block.
-        new_marks: as in :func:`ddlbench.profiling.blocks.time_blocks`.
+        new_marks: as in :func:`ddlbench.profiling.blocks.time_passes`.
         count: likewise.
         samples: gets the seconds by the block's index.
     """
-    marks = new_marks()
-    begin = marks.mark()
-    _pass(blocks, inputs, marks)
-    end = marks.mark()
-    marks.finish()
-    number = count(marks.wall_s(begin, end))
-    marks = new_marks()
-    timed = [_pass(blocks, inputs, marks) for _ in range(number)]
-    marks.finish()
-    for parts in timed:
-        for block, part in zip(blocks, parts, strict=True):
-            samples.add(block.index, len(inputs), marks, part)
-    for block in blocks:
-        clear_gradients(block.module)
 
+    def one_by_one(marks: Marks) -> list[Part]:
+        parts, entering = [], inputs
+        for block in blocks:
+            # As in the runtime, also the input of a stage without weights requires a gradient.
+            entering = entering.detach().requires_grad_()
+            outputs = block.forward(entering)
+            if outputs._is_view():  # its graph is dropped in place, which a view forbids
+                outputs = outputs.clone()
+            following = next_input(outputs)
+            parts.append(halved(block, entering, outputs, torch.randn_like(outputs), marks))
+            entering = following
+        return parts
 
-def _pass(blocks: Sequence[Block], inputs: Tensor, marks: Marks) -> list[Part]:
-    parts = []
-    for block in blocks:
-        clear_gradients(block.module)
-        # As in the runtime, also the input of a stage without weights requires a gradient.
-        entering = inputs.detach().requires_grad_()
-        outputs = block.forward(entering)
-        if outputs._is_view():  # its graph is dropped in place, which a view forbids
-            outputs = outputs.clone()
-        inputs = next_input(outputs)
-        parts.append(halved(block, entering, outputs, torch.randn_like(outputs), marks))
-    return parts
+    time_passes(blocks, len(inputs), one_by_one, new_marks=new_marks, count=count, samples=samples)
 
 
 def halved(block: Block, inputs: Tensor, outputs: Tensor, gradient: Tensor, marks: Marks) -> Part:

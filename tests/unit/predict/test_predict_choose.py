@@ -7,6 +7,7 @@ import json
 import predict_factory as make
 import pytest
 
+from ddlbench.commands.recommend_display import recommendation_lines
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import Glance
 from ddlbench.experiment.status import Status
@@ -96,6 +97,8 @@ def test_what_runs_out_of_memory_is_out(tmp_path) -> None:
     choice = bed.choose(cells=2)
     out = next(c for c in choice.ranking.ranking if c.cell.strategy == first)
     assert not out.ranked
+    lines = recommendation_lines(REQUEST, SITE, choice.ranking, errors={}, why=False)
+    assert f"{strategy_label(first)}: failed here" in " ".join(" ".join(lines).split())
     assert choice.trials[0].status == "out_of_memory"
     assert sum(c.fastest for c in choice.ranking.ranking if c.ranked) == pytest.approx(1)
 
@@ -140,6 +143,16 @@ def test_the_figure_marks_the_winner(tmp_path) -> None:
     assert bold == [strategy_label(content["recommended"])]
     assert set(plotted.query("basis == 'measured'")["strategy"]) == set(bed.measured)
     assert plotted["recommended"].sum() == 1
+
+
+def test_what_was_measured_before_is_drawn_as_measured(tmp_path) -> None:
+    bed = Bed(tmp_path)
+    earlier = REQUEST.cell("ddp")
+    bed.finished[earlier.id] = Glance(earlier, Status.OK, 20.0, 0.5, 10.0)
+    content = bed.choose(cells=1).to_dict("local", {})
+    assert "ddp" in content["measured"]
+    assert "ddp" in content["predicted"]
+    assert "ddp" not in [trial["strategy"] for trial in content["trials"]]
 
 
 def test_a_short_cell_does_the_same_work_a_step() -> None:

@@ -57,3 +57,24 @@ def test_a_workflow_that_cannot_measure_is_one_sentence(asked, monkeypatch) -> N
     )
     with pytest.raises(ConfigError, match="was not measured: snakemake ended with 1"):
         CliRunner().invoke(commands, ["recommend", *CELL, "--measure", "2"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("further", "says"),
+    [
+        (["--measure", "1", "--recommender", "thesis"], "--recommender thesis does not"),
+        (["--budget-device-hours", "1"], "give K, too"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(asked, further, says) -> None:
+    with pytest.raises(ConfigError, match=says):
+        CliRunner().invoke(commands, ["recommend", *CELL, *further], catch_exceptions=False)
+    assert asked == []
+
+
+def test_each_case_has_a_file_of_its_own(asked, tmp_path) -> None:
+    further = ["--option", "pipe-gpipe.chunks=8"]
+    for more in ([], further):
+        CliRunner().invoke(commands, ["recommend", *CELL, "--measure", "1", *more])
+    kept = {path.parent.name for path in (tmp_path / "results").rglob("choice.json")}
+    assert kept == {"batch_size=16", "batch_size=16+pipe-gpipe.chunks=8"}

@@ -66,7 +66,10 @@ def recorded(folder: Path, ran: Plan, stages: dict[int, tuple[float, float]]) ->
         for kind, ms in zip(("forward", "backward"), times, strict=True)
         for chunk in range(2)
     ]
-    others = [{"ph": "M", "name": "thread_name"}, {"ph": "X", "name": "wait 7", "tid": 0, "dur": 9}]
+    others = [
+        {"ph": "M", "name": "thread_name"},
+        {"ph": "X", "name": "wait 7", "tid": 0, "ts": 0, "dur": 9},
+    ]
     (folder / "trace.json").write_text(json.dumps({"traceEvents": others + events}))
     return Measured(cell, 1.0, folder / "steps.csv")
 

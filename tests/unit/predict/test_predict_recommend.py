@@ -228,3 +228,11 @@ def test_the_rule_of_thumb_goes_by_memory_alone(inputs, memory, named):
     )
     assert found.best.cell.strategy == named
     assert found.tied == (found.best,)
+
+
+def test_a_run_that_cannot_decide_is_still_shown(inputs):
+    """Faster than its schedule allows is drift: the prediction counts, the run stays beside it."""
+    history = (Measured(question().cell("model-parallel"), 0.001),)
+    told = by_strategy(recommend(question(), SITE, inputs, history=history))["model-parallel"]
+    assert told.measured_s == (0.001,)
+    assert told.belief.basis == "predicted"

@@ -3,15 +3,8 @@
 from ddlbench.planning.schedules.action import Action, InvalidSchedule, Schedule
 from ddlbench.planning.schedules.assemble import replicate
 from ddlbench.planning.schedules.check import blocked, check, most_held
-from ddlbench.planning.schedules.events import (
-    EAGER,
-    Event,
-    EventGraph,
-    Held,
-    Messaging,
-    events_of,
-    messaging_of,
-)
+from ddlbench.planning.schedules.event_graph import Event, EventGraph, Held
+from ddlbench.planning.schedules.events import EAGER, Messaging, events_of, messaging_of
 from ddlbench.planning.schedules.flushing import gpipe, interleaved_1f1b, one_f_one_b
 from ddlbench.planning.schedules.pipedream import model_parallel, pipedream, weight_version
 from ddlbench.planning.schedules.replay import (

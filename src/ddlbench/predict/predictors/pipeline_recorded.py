@@ -14,8 +14,6 @@ Lumos, which replay recorded operations).
 
 from __future__ import annotations
 
-import json
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +21,7 @@ from pathlib import Path
 from statistics import median
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.spans import TRACE_FILE, spans_in
 from ddlbench.planning.pipeline import Pipeline
 from ddlbench.planning.plan import Plan, kept_plan
 from ddlbench.planning.strategy import strategy_of
@@ -37,11 +36,8 @@ from ddlbench.predict.prediction import (
 )
 from ddlbench.predict.predictors.pipeline_replay import BlockFactors, replayed
 
-_PLAN_FILE, _TRACE_FILE = "plan.json", "trace.json"
-_PASS = re.compile(
-    r"(?P<kind>forward|backward|backward_input|backward_weight) ((\d+)\.(?P<stage>\d+) )?\d+"
-)
-_US = 1e-6
+_PLAN_FILE = "plan.json"
+_PASSES = ("forward", "backward", "backward_input", "backward_weight")
 # What must be equal for one run to say something of the passes of another.
 _ALIKE = ("dataset", "network", "nodes", "devices_per_node", "fabric", "precision", "batch_size")
 
@@ -106,7 +102,7 @@ def _recorded(measured: Measured, workload: Workload) -> _Recorded | None:
     pipeline = strategy_of(measured.cell.strategy).pipeline_of(plan) if plan else None
     if plan is None or pipeline is None:
         return None
-    passes = dict(_passes_s(measured.steps_file.with_name(_TRACE_FILE), plan))
+    passes = dict(_passes_s(measured.steps_file.with_name(TRACE_FILE), plan))
     wanted = {(kind, s) for kind in ("forward", "backward") for s in range(len(pipeline.stages))}
     if not wanted <= passes.keys():
         return None
@@ -149,12 +145,11 @@ def _passes_s(trace: Path, plan: Plan) -> Iterator[tuple[tuple[str, int], float]
 def _spans(trace: Path, plan: Plan) -> Iterator[tuple[str, int, float]]:
     """Kind, stage and seconds of every recorded pass; none if nothing readable was recorded."""
     try:
-        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-        for event in events:
-            named = _PASS.fullmatch(event["name"]) if event["ph"] == "X" else None
-            if named is not None:
-                stage = named["stage"]
-                own = plan.processes[event["tid"]].stage
-                yield named["kind"], int(stage) if stage else own, _US * float(event["dur"])
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        for span in spans_in(trace.read_text(encoding="utf-8")):
+            if span.kind in _PASSES:
+                own = plan.processes[span.rank].stage
+                stage = own if span.stage is None else span.stage
+                yield span.kind, stage, span.length_s
+    # The report says what is wrong with the file.
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
         return

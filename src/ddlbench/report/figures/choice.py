@@ -34,9 +34,9 @@ def draw(choice: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     Args:
         choice: the content of choice.json.
     """
-    known: Mapping[str, Any] = choice["known"]
+    measured: Mapping[str, Any] = choice["measured"]
+    known: Mapping[str, Any] = {**choice["predicted"], **measured}
     names = sorted(known, key=lambda name: known[name][0] * known[name][1])
-    tried = {trial["strategy"] for trial in choice["trials"]}
     labels = [strategy_label(name) for name in names]
     left = max(map(text_width_mm, labels)) + 5
     page = lay_out(
@@ -49,7 +49,7 @@ def draw(choice: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     ((axes,),) = page.axes
     unit = unit_for(max(high for _, high in known.values()), TIMES)
     for place, name in enumerate(names):
-        _row(axes, place, choice, name, measured=known[name] != choice["predicted"].get(name))
+        _row(axes, place, choice, name)
     axes.set_yticks(range(len(names)), labels)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(left=0)
@@ -57,19 +57,19 @@ def draw(choice: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
         axes.get_yticklabels()[names.index(choice["recommended"])].set_fontweight("bold")
     ticks_in(unit, axes.xaxis, "Step", 6)
     rows = [
-        (name, *known[name], "measured" if name in tried else "predicted",
+        (name, *known[name], "measured" if name in measured else "predicted",
          name == choice["recommended"])
         for name in names
     ]  # fmt: skip
     return page.figure, pd.DataFrame(rows, columns=_COLUMNS)
 
 
-def _row(axes: Axes, place: int, choice: Mapping[str, Any], name: str, *, measured: bool) -> None:
+def _row(axes: Axes, place: int, choice: Mapping[str, Any], name: str) -> None:
     predicted = choice["predicted"].get(name)
     if predicted is not None:
         axes.plot(predicted, [place - _APART] * 2, "-", color=GREY, linewidth=2)
-    if measured:
-        low_s, high_s = choice["known"][name]
+    if name in choice["measured"]:
+        low_s, high_s = choice["measured"][name]
         colour = strategy_look(name).colour
         axes.plot([low_s, high_s], [place + _APART] * 2, "-", color=colour, linewidth=1)
         axes.plot([(low_s * high_s) ** 0.5], [place + _APART], "o", color=colour)

@@ -8,8 +8,7 @@
                             '-----------------------------------------'
     result.json    -> how sure the clocks are, when and where it was measured
 
-    trace.json       {"name": "forward 3.2 117", "tid": 1, "ts": ..., "dur": ...}
-                      kind, micro-batch.stage, mini-batch; rank; microseconds on rank 0's clock
+    trace.json       spans of every rank (ddlbench.experiment.spans)
     partitions.csv   partition, kind, micro_batch, start_s, end_s      of one step of torchgpipe
 
 Files are only ever parsed, never executed.
@@ -20,7 +19,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +26,7 @@ from typing import Any
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import InvalidResult, Result, read_result
+from ddlbench.experiment.spans import TRACE_FILE, Span, spans_in
 from ddlbench.planning.pipeline import PlannedSchedule
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import known_strategy
@@ -40,11 +39,7 @@ from ddlbench.report.timeline.planned import (
 )
 from ddlbench.report.timeline.windows import Window, windows_of
 
-TRACE_FILE = "trace.json"
 PARTITIONS_FILE = "partitions.csv"
-_NAME = re.compile(
-    r"(?P<kind>[A-Za-z_]+)( (?P<micro_batch>\d+)\.(?P<stage>\d+))? (?P<mini_batch>\d+)"
-)
 _AGAIN = "delete the result.json beside it and run again to measure the cell anew"
 
 
@@ -73,27 +68,21 @@ def read_measured(folder: Path, rows: Sequence[Row]) -> tuple[Box, ...]:
 
 
 def _read_trace(text: str, rows: Sequence[Row]) -> list[Box]:
-    events = json.loads(text)["traceEvents"]
-    return [_of_event(event, rows) for event in events if event["ph"] == "X"]
+    return [_of_span(span, rows) for span in spans_in(text)]
 
 
-def _of_event(event: dict[str, Any], rows: Sequence[Row]) -> Box:
-    name = _NAME.fullmatch(event["name"])
-    if name is None:
-        raise ValueError(f"{event['name']!r} names no kind of work and mini-batch")
-    row = _row(event["tid"], rows)
-    start_s, length_s = float(event["ts"]) / 1e6, float(event["dur"]) / 1e6
-    micro_batch, stage = name["micro_batch"], name["stage"]
+def _of_span(span: Span, rows: Sequence[Row]) -> Box:
+    row = _row(span.rank, rows)
     own = rows[row].stages
     return _box(
         row=row,
-        kind=_kind(name["kind"]),
+        kind=_kind(span.kind),
         # Loss and update name no stage: the loss is the last stage's, an update the whole row's.
-        stage=int(stage) if stage else (own[-1] if own else 0),
-        mini_batch=int(name["mini_batch"]),
-        micro_batch=int(micro_batch) if micro_batch else None,
-        start_s=start_s,
-        end_s=start_s + length_s,
+        stage=span.stage if span.stage is not None else (own[-1] if own else 0),
+        mini_batch=span.mini_batch,
+        micro_batch=span.micro_batch,
+        start_s=span.start_s,
+        end_s=span.start_s + span.length_s,
     )
 
 
