@@ -13,8 +13,9 @@ import click
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import project_root, result_file
-from ddlbench.experiment.screen import duration_text, paragraph
+from ddlbench.experiment.screen import paragraph
 from ddlbench.experiment.units import HOURS
+from ddlbench.report.labels import strategy_label
 
 if TYPE_CHECKING:
     from ddlbench.experiment.result import Glance
@@ -84,12 +85,12 @@ def cost_lines(choice: Choice) -> list[str]:
     if not choice.trials:
         return paragraph(f"Nothing was measured: {choice.stopped}.")
     told = [
-        f"{trial.strategy} {duration_text(trial.step_s) if trial.step_s else trial.status}"
+        strategy_label(trial.strategy) + ("" if trial.step_s else f" ({trial.status})")
         for trial in choice.trials
     ]
     every = choice.device_s_all()
-    saved = f" of {duration_text(every)} for all candidates" if every else ""
+    whole = f"; all candidates would take {HOURS.of(every):.2g}" if every else ""
     return paragraph(
-        f"Measured for this choice: {', '.join(told)}; {duration_text(choice.device_s)} of "
-        f"devices{saved}. Stopped: {choice.stopped}."
+        f"Measured for this choice: {', '.join(told)}, {HOURS.of(choice.device_s):.2g} "
+        f"device-hours{whole}. Stopped: {choice.stopped}."
     )

@@ -119,10 +119,10 @@ def _verdict(best: Candidate, tied: Sequence[Candidate], base: Candidate | None)
         return paragraph(f"Stay on one device: nothing is surely faster{near}.")
     inside = seconds_range(*best.belief.interval_s)
     times = f", {base.step_s / best.step_s:.1f}x one device" if base else ""
-    chance = f", the fastest with {_percent(best.fastest)}" if best.fastest is not None else ""
+    chance = "" if best.fastest is None else f"; a chance of {_percent(best.fastest)} to be fastest"
     lines = paragraph(f"recommended: {best.label} ({basis}, {inside}){times}{chance}.")
     if len(tied) > 1:
-        lines += paragraph(f"1= is faster with a chance of 25% or more: {_names(tied, best)}.")
+        lines += paragraph(f"A chance of 25% or more to be faster: {_names(tied, best)}.")
     return lines
 
 

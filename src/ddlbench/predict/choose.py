@@ -220,7 +220,7 @@ def _reason(choice: Choice, likeliest: Candidate | None, limits: Limits) -> str:
     if best is None:
         return "no candidate can run"
     if (best.fastest or 0.0) >= SURE:
-        return f"{best.cell.strategy} is the fastest with {best.fastest:.0%}"
+        return f"{best.label} is the fastest with a chance of {best.fastest:.0%}"
     if likeliest is None:
         return "all candidates with a chance are measured"
     if len(choice.trials) >= limits.cells:

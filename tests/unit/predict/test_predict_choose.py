@@ -77,7 +77,7 @@ def test_a_sure_choice_ends_it(tmp_path) -> None:
     bed = Bed(tmp_path, **{first.replace("-", "_"): 1e-4})
     choice = bed.choose(cells=9)
     assert bed.measured == [first]
-    assert choice.stopped == f"{first} is the fastest with 100%"
+    assert choice.stopped == f"{strategy_label(first)} is the fastest with a chance of 100%"
     assert choice.ranking.best.cell.strategy == first
 
 

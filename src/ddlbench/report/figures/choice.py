@@ -92,7 +92,7 @@ def _footer(choice: Mapping[str, Any]) -> list[str]:
     chosen = choice["recommended"]
     said = f"Recommended: {strategy_label(chosen)}" if chosen else "Nothing can run"
     if choice["fastest"] is not None:
-        said += f", the fastest with {choice['fastest']:.0%}"
+        said += f", a chance of {choice['fastest']:.0%} to be the fastest"
     spent = f"{HOURS.of(choice['device_s']):.2g} device-hours"
     if choice["device_s_all"]:
         spent += f" of {HOURS.of(choice['device_s_all']):.2g} for all candidates"
