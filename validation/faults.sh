@@ -3,4 +3,5 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 DDLBENCH_FAULT_TABLE="$PWD/docs/validation/faults.csv" \
-    pytest -q tests/cluster/test_cluster_faults.py tests/cluster/test_cluster_accounting.py
+    pytest -q tests/integration/test_run_faults.py tests/cluster/test_cluster_faults.py \
+    tests/cluster/test_cluster_accounting.py

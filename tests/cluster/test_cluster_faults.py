@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
+from cases.fault_table import ROWS, Row
 from cluster_project import Project
-from fault_table import ROWS, Row
 from testbed import Options, TestBed, missing
 
 pytestmark = [
@@ -112,7 +112,7 @@ class FaultyRun:
     def report(self, fault: str, state: str, then: str, lost: int = 0) -> None:
         """Add this run to the fault table, and hold it to its two zeros."""
         twice = max(0, len(self.jobs("complete.txt")) - 1)
-        ROWS.append(Row(fault, state, self.ranks_gone_s, then, lost, twice))
+        ROWS.append(Row(fault, "SLURM", state, self.ranks_gone_s, then, lost, twice))
         assert (lost, twice) == (0, 0)
 
 
@@ -145,7 +145,7 @@ def end(run: subprocess.Popen[bytes], seconds: float = 90) -> None:
 
 def folder_made(bed: TestBed, node: str) -> str:
     """Inodes of the data folders on a node: another one each time they are made."""
-    return bed.run(node, "sh", "-c", "stat -c %i /scratch/ddlbench-data/*/").stdout
+    return bed.run(node, "sh", "-c", "stat -c %i /scratch/ddlbench-data-*/*/").stdout
 
 
 @pytest.fixture(scope="module")
@@ -296,7 +296,7 @@ def test_a_bug_is_not_tried_again(faulty):
 
 def test_a_full_scratch_disk_names_the_node(faulty):
     for node in ("n1", "n2"):
-        faulty.bed.run(node, "rm", "-rf", "/scratch/ddlbench-data")
+        faulty.bed.run(node, "sh", "-c", "rm -rf /scratch/ddlbench-data-*")
     faulty.bed.run("n2", "sh", "-c", "cat /dev/zero > /scratch/fill", check=False)
     try:
         run = faulty.project.snakemake("cells", "--retries", "0")
@@ -319,7 +319,7 @@ def test_corrupted_data_is_made_anew_on_that_node_only(faulty):
     (faulty.folder / "complete.txt").unlink()
     (faulty.cell / "result.json").unlink()
     made = {node: folder_made(faulty.bed, node) for node in ("n1", "n2")}
-    corrupt = "find /scratch/ddlbench-data -name '*images*' -exec truncate -s 100 {} +"
+    corrupt = "find /scratch/ddlbench-data-* -name '*images*' -exec truncate -s 100 {} +"
     faulty.bed.run("n2", "sh", "-c", corrupt)
     result = faulty.run_again()
     assert result["status"] == "ok"

@@ -94,7 +94,7 @@ def test_processes_sit_on_the_right_nodes(project, first_run):
 def test_each_node_has_its_own_copy_of_the_data(project, first_run, bed):
     places = set()
     for node in bed.nodes:
-        found = bed.run(node, "sh", "-c", "stat -c '%d:%i' /scratch/ddlbench-data/mnist-*/")
+        found = bed.run(node, "sh", "-c", "stat -c '%d:%i' /scratch/ddlbench-data-*/mnist-*/")
         places.add(found.stdout.strip())
     assert len(places) == len(bed.nodes)
 
@@ -132,7 +132,7 @@ def test_a_node_that_lost_its_data_makes_it_anew_and_only_that_node(project, fir
     cell = next(c for c in project.results() if c.geometry == "4x1" and c.strategy == "ddp")
     folder = project.folder / "results/testbed/cells" / cell.id
     inodes = {node: _inode(bed, node) for node in bed.nodes}
-    bed.run("n3", "sh", "-c", "rm -rf /scratch/ddlbench-data")
+    bed.run("n3", "sh", "-c", "rm -rf /scratch/ddlbench-data-*")
     (folder / "result.json").unlink()
     run = project.snakemake("cells")
     assert run.returncode == 0, run.stderr[-4000:]
@@ -141,5 +141,5 @@ def test_a_node_that_lost_its_data_makes_it_anew_and_only_that_node(project, fir
 
 
 def _inode(bed: TestBed, node: str) -> str:
-    found = bed.run(node, "sh", "-c", "stat -c '%i' /scratch/ddlbench-data/mnist-*/")
+    found = bed.run(node, "sh", "-c", "stat -c '%i' /scratch/ddlbench-data-*/mnist-*/")
     return found.stdout.strip()

@@ -99,7 +99,7 @@ def slow(spec) -> nn.Sequential:
 
 def holds_its_data(spec):
     def act():
-        (readers,) = Path(os.environ["ODD_SCRATCH"]).glob("ddlbench-data/*.readers")
+        (readers,) = Path(os.environ["ODD_SCRATCH"]).glob("ddlbench-data-*/*.readers")
         with readers.open("rb+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -188,3 +188,25 @@ class TwoRolesExecutor(StepwiseExecutor):
             for tensor in tensors:
                 tensor.copy_(flat[offset : offset + tensor.numel()].view_as(tensor))
                 offset += tensor.numel()
+
+
+def patient(spec):
+    """Trains once there is a file ``$ODD_HURRY``; notes who begins and who has trained.
+
+    ``$ODD_HANGING`` gets ``begun-<rank>-<pid>``, and from rank 0 ``done-<pid>`` after 13 steps.
+    """
+    calls = []
+
+    def act():
+        notes, rank = Path(os.environ["ODD_HANGING"]), os.environ["DDLBENCH_LOCAL_RANK"]
+        (notes / f"begun-{rank}-{os.getpid()}").touch()
+        while not Path(os.environ["ODD_HURRY"]).exists():
+            time.sleep(0.02)
+        calls.append(1)
+        if rank == "0" and len(calls) == PATIENT_STEPS - 2:  # the first two steps do not act
+            (notes / f"done-{os.getpid()}").touch()
+
+    return _small(spec, act)
+
+
+PATIENT_STEPS = 13  # of 48 images in batches of 8: one to warm up, two epochs of six

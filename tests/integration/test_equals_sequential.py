@@ -44,6 +44,8 @@ def cell_of(
         (cell_of("ddp", 2), 2),
         (cell_of("ddp", 2, bucket_cap_bytes=1), 2),
         (cell_of("ddp", 4), 4),
+        (cell_of("ddp", 2, "transformer"), 2),
+        (cell_of("gpipe", 2, "transformer", balance="2+4"), 4),
         pytest.param(cell_of("horovod", 1), 1, marks=needs_horovod),
         pytest.param(cell_of("horovod", 2), 2, marks=needs_horovod),
         pytest.param(cell_of("horovod", 2, fusion_threshold_bytes=0), 2, marks=needs_horovod),

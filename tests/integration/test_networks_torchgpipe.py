@@ -21,8 +21,8 @@ from ddlbench.networks import build, without_dropout
 
 CHUNKS = 2
 IMAGE_NETWORKS = [name for name in NETWORKS if mismatch(name, "imagenet") is None]
-# Of the families that resnet18 and vgg11 stand for.
-LARGE = {"resnet50", "resnet152", "vgg16"}
+# Of the families that resnet18, vgg11 and vit-tiny stand for.
+LARGE = {"resnet50", "resnet152", "vgg16", "vit-small", "vit-base"}
 # Of which a dense layer takes most of the time: their blocks are cut on small images.
 DENSE = {"alexnet", "vgg11"}
 
@@ -96,7 +96,8 @@ def test_small_images(network: str, dataset: str) -> None:
     [
         pytest.param(name, marks=[pytest.mark.exhaustive] if name in LARGE | DENSE else [])
         for name in IMAGE_NETWORKS
-        if name != "mlp"  # its first layer takes images of one size
+        # The first layer of these takes images of one size.
+        if name != "mlp" and not name.startswith("vit-")
     ],
 )
 def test_networks_of_imagenet_and_highres(network: str) -> None:

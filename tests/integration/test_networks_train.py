@@ -12,7 +12,7 @@ from ddlbench.networks import build
 
 # CosmoFlow's real volumes take gigabytes: it trains on smaller ones in a test of its own.
 _IMAGES = [(network, spec.name) for network, spec in pairs() if spec.depth is None]
-_SECONDS = {("imagenet", "resnet152"), ("imagenet", "vgg16")} | {
+_SECONDS = {("imagenet", "resnet152"), ("imagenet", "vgg16"), ("imagenet", "vit-base")} | {
     ("highres", network) for network in NETWORKS if network not in ("mobilenetv2", "resnet18")
 }
 

@@ -56,6 +56,8 @@ TWO_DEVICES = [
     *(_cell("pipe-zbv", 1, 2, balance=b) for b in FOUR_CUTS),
     _cell("pipe-zb", 1, 2, stages_per_rank=1),
     _cell("pipe-interleaved", 1, 2, chunks=1),
+    *(_cell(s, 1, 2, network="transformer", balance="2+4") for s in ALL[:2]),
+    *(_cell(s, 1, 2, network="transformer", balance="1+1+1+3") for s in TWO_STAGES),
 ]
 FOUR_DEVICES = [
     *(_cell(strategy, 2, 2, chunks=8) for strategy in ALL),
@@ -86,6 +88,7 @@ def test_the_papers_networks_too():
         _cell("pipe-zbv", 1, 2, 8, chunks=2, network="resnet18"),
         _cell("pipe-zb", 1, 2, 8, chunks=2, network="mobilenetv2"),
         _cell("pipe-interleaved", 1, 2, 8, chunks=2, network="vgg11"),
+        _cell("pipe-zb", 1, 2, 8, chunks=2, network="vit-tiny"),
     ]
     for cell, ranks in zip(cells, train(cells, RUNS, limit_s=600), strict=True):
         expected, _ = reference(cell, 2, STEPS)

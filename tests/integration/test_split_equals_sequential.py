@@ -55,6 +55,8 @@ TWO_DEVICES = [
     _cell("spatial", 1, 2, until="block1"),
     _cell("filter", 1, 2, "tiny"),
     _cell("channel", 1, 2, "tiny"),
+    _cell("filter", 1, 2, "transformer"),
+    _cell("channel", 1, 2, "transformer"),
 ]
 THREE_DEVICES = [*(_cell(strategy, 1, 3, batch=5) for strategy in PURE)]
 FOUR_DEVICES = [

@@ -19,6 +19,7 @@ from typing import Any
 
 from ddlbench.experiment.document import write_json
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.json_text import read_json
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.runtime.network_address import address_of
 
@@ -71,11 +72,11 @@ def main(arguments: str) -> None:
     reports = Path(request["reports"])
     host = socket.gethostname()
     report = {"host": host, **_node(request)}
-    with socket.create_server(("", 0)) as server:
+    with socket.create_server((report["address"] or "127.0.0.1", 0)) as server:
         report["port"] = server.getsockname()[1]
         write_json(reports / f"{host}.node.json", report)
         _wait_for(reports, "*.node.json", int(request["nodes"]))
-        others = [json.loads(p.read_text("utf-8")) for p in sorted(reports.glob("*.node.json"))]
+        others = [read_json(p) for p in sorted(reports.glob("*.node.json"))]
         report["unreachable"] = [
             f"{other['host']} ({other['address']})"
             for other in others

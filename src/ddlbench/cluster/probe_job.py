@@ -23,6 +23,7 @@ from typing import Any
 
 from ddlbench.cluster.query import why_pending
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.json_text import read_json
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning.resources import job_minutes, request
@@ -66,7 +67,7 @@ def ask_nodes(
             return [], _reason(submitted.stderr)
         job = submitted.stdout.strip().split(";")[0]  # "id" or "id;cluster"
         error = _wait(job, nodes, patience_s, say)
-        reports = [json.loads(p.read_text("utf-8")) for p in sorted(folder.glob("*.done.json"))]
+        reports = [read_json(p) for p in sorted(folder.glob("*.done.json"))]
         output = folder / _OUTPUT
         text = output.read_text("utf-8", errors="replace") if output.is_file() else ""
         return reports, error or _reason(text)

@@ -111,10 +111,10 @@ def record_of(path: Path, *, contents: bool) -> Record:
     return {"files": len(entries), "size_bytes": size, "crc32": crc}
 
 
-def check_record(path: Path, expected: Record, *, contents: bool) -> str | None:
-    """The difference between ``path`` and ``expected``: sizes, and checksums if ``contents``."""
+def check_record(path: Path, expected: Record) -> str | None:
+    """How sizes or checksums of ``path`` differ from ``expected``; None if they do not."""
     try:
-        present = record_of(path, contents=contents)
+        present = record_of(path, contents=True)
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:
@@ -123,7 +123,7 @@ def check_record(path: Path, expected: Record, *, contents: bool) -> str | None:
         return f"{path} holds {present['files']} files instead of {expected['files']}"
     if present["size_bytes"] != expected["size_bytes"]:
         return f"{path} has {present['size_bytes']} bytes instead of {expected['size_bytes']}"
-    if contents and present["crc32"] != expected["crc32"]:
+    if present["crc32"] != expected["crc32"]:
         return f"{path} has other contents than were written"
     return None
 

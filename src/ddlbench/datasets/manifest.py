@@ -13,6 +13,8 @@ from typing import Any
 from ddlbench.datasets.files import DataError, Records, check_record, in_parallel
 from ddlbench.datasets.synthetic import CONTENT_VERSION
 from ddlbench.experiment.dataset_spec import DataRequest
+from ddlbench.experiment.document import JsonForm
+from ddlbench.experiment.json_text import read_object
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION = 1
@@ -40,7 +42,7 @@ def source_folder(request: DataRequest) -> Path:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(JsonForm):
     """Description of a folder of data.
 
     Args:
@@ -115,16 +117,15 @@ class Manifest:
         """
         path = folder / MANIFEST_NAME
         try:
-            facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            manifest = cls(**facts)
-            version = manifest.schema_version
+            manifest = cls.from_dict(read_object(path))
         except OSError as error:
             raise DataError(f"{path} cannot be read ({error.strerror}); stage the data") from error
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise DataError(f"{path} is not a dataset manifest; stage the data again") from error
-        if version != SCHEMA_VERSION:
+        if manifest.schema_version != SCHEMA_VERSION:
             raise DataError(
-                f"{path} has schema version {version}, not {SCHEMA_VERSION}; stage the data again"
+                f"{path} has schema version {manifest.schema_version}, not {SCHEMA_VERSION}; "
+                "stage the data again"
             )
         return manifest
 
@@ -135,13 +136,12 @@ class Manifest:
                 return f"it was made for {name} {getattr(self, name)!r}, not {wanted!r}"
         return None
 
-    def damage(self, folder: Path, *, contents: bool, workers: int) -> str | None:
-        """What is missing or changed in ``folder``, else None; ``contents``: read all bytes."""
+    def damage(self, folder: Path, *, workers: int) -> str | None:
+        """What is missing or changed in ``folder``, else None; reads all its bytes."""
         try:
             jobs = [
-                partial(check_record, folder / path, record, contents=contents)
-                for path, record in self.files.items()
+                partial(check_record, folder / path, record) for path, record in self.files.items()
             ]
             return next(filter(None, in_parallel(jobs, workers)), None)
-        except (AttributeError, TypeError, KeyError):
+        except (AttributeError, TypeError, KeyError, ValueError):
             return f"{folder / MANIFEST_NAME} has no proper list of files"

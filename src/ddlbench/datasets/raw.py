@@ -20,6 +20,7 @@ import numpy as np
 from ddlbench.datasets.files import ArraySplit, CheckedFile, DataError, Record, Records, in_parallel
 from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.experiment.json_text import read_object
 
 INDEX_NAME = "index.json"
 _SHARD_BYTES = 64 << 20  # a shard is at least this large ...
@@ -88,7 +89,7 @@ def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
     """
     path = root / INDEX_NAME
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
+        index = read_object(path)
         shape, facts = tuple(index["shape"]), index[split]
         count, step = int(facts["images"]), int(facts["images_per_shard"])
         names = [Path(name).name for name in facts["shards"]]
@@ -105,6 +106,6 @@ def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
             shards.append(np.asarray(mapped))
     except OSError as error:
         raise DataError(f"{error.filename or path} cannot be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+    except (ValueError, KeyError, TypeError, ArithmeticError) as error:
         raise DataError(f"{path} is not an index of raw images; stage the data again") from error
     return ArraySplit(shards, labels)

@@ -2,14 +2,21 @@
 
 ::
 
-    <scratch>/ddlbench-data/
+    <scratch>/ddlbench-data-<uid>/  of one user, who alone may enter it
         mnist-idx-x1-s0-v1/         the data, complete, with manifest.json
+        mnist-idx-x1-s0-v1.verified that its checksums were right; see verification.py
         mnist-idx-x1-s0-v1.lock     held while a job checks, makes or removes the folder
         mnist-idx-x1-s0-v1.readers  held shared by readers of the folder, exclusively to remove it
         .mnist-idx-x1-s0-v1.tmp-*   being made; becomes the folder by one rename
 
 Locks are the kernel's (flock): they end with the last process that holds them. So a half-made
 folder that is seen under the lock was left by a job that died, and can be deleted.
+
+Data that is used again is read and compared with its checksums once after every boot, and whenever
+a file has changed.
+
+Other users of the node may write to the scratch folder. So the folder below it is made with mode
+0700, must be a real folder of this user, and no link in it is followed.
 """
 
 from __future__ import annotations
@@ -20,9 +27,10 @@ import hashlib
 import logging
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,11 +40,17 @@ from ddlbench.datasets.formats import write_dataset
 from ddlbench.datasets.manifest import Manifest, source_folder
 from ddlbench.datasets.synthetic import CONTENT_VERSION
 from ddlbench.datasets.user_data import UserData, copy_user_data, inspect_user_data
+from ddlbench.datasets.verification import forget_verified, is_verified, note_verified
 from ddlbench.experiment.dataset_spec import DataRequest, estimate_bytes
 from ddlbench.experiment.units import BYTES, unit_for
 
 _log = logging.getLogger(__name__)
-_TOP = "ddlbench-data"
+_OPEN = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def own_folder(scratch: Path) -> Path:
+    """The folder of this user's data."""
+    return scratch / f"ddlbench-data-{os.getuid()}"
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,8 @@ class Staged:
         manifest_digest: 64 hex digits that identify its contents.
         reused: it was there already.
         stage_s: duration of this call in seconds, with the wait for another job.
+        verify_s: of these, reading data that was there and comparing checksums; 0 where that was
+            not needed.
         size_bytes: sum of its files; None for the user's own data read in place.
     """
 
@@ -55,12 +71,13 @@ class Staged:
     manifest_digest: str
     reused: bool
     stage_s: float
+    verify_s: float
     size_bytes: int | None
 
 
 def data_folder(request: DataRequest, scratch: Path) -> Path:
     """Folder of the data of ``request``, which need not exist; the user's own if read in place."""
-    top = scratch / _TOP
+    top = own_folder(scratch)
     name = f"{request.dataset}-{request.format}"
     if request.is_synthetic:
         return top / f"{name}-x{request.scale:.12g}-s{request.seed}-v{CONTENT_VERSION}"
@@ -75,7 +92,7 @@ def stage(
     scratch: Path,
     *,
     workers: int | None = None,
-    verify: Literal["size", "full"] = "size",
+    verify: Literal["boot", "full"] = "boot",
 ) -> Staged:
     """Makes sure that the data of ``request`` is on this node, complete.
 
@@ -83,29 +100,34 @@ def stage(
         request: which data.
         scratch: a folder on the node's own disk; made if it is missing.
         workers: threads or processes that write; None for as many as there are CPUs.
-        verify: check data that is there for missing or truncated files ("size"), or read all
-            its bytes ("full").
+        verify: read all bytes of data that is there once a boot and whenever a file has changed
+            ("boot"), or in any case ("full").
 
     Raises:
         StagingError: no space, no permission, or another failure of the disk; nothing half-made
             is left behind.
         DataError: the user's own data is missing or cannot be read.
     """
-    if verify not in ("size", "full"):
-        raise ValueError(f"verify must be 'size' or 'full', not {verify!r}")
+    if verify not in ("boot", "full"):
+        raise ValueError(f"verify must be 'boot' or 'full', not {verify!r}")
     begin = time.perf_counter()
     workers = workers or available_cpus()
     own = None if request.is_synthetic else inspect_user_data(request)
     if own is not None and not request.copy_to_scratch:
-        return Staged(own.folder, own.digest, True, time.perf_counter() - begin, None)
+        return Staged(own.folder, own.digest, True, time.perf_counter() - begin, 0.0, None)
     folder = data_folder(request, scratch)
     with _disk_errors(request, scratch), _locked(folder) as lock_fd:
-        manifest = _usable(request, own, folder, verify == "full", workers)
+        to_verify = verify == "full" or not is_verified(folder)
+        verifying = time.perf_counter()
+        manifest = _usable(request, own, folder, to_verify, workers)
         reused = manifest is not None
+        verify_s = time.perf_counter() - verifying if reused and to_verify else 0.0
         if manifest is None:
             manifest = _make(request, own, folder, workers, lock_fd)
+        if to_verify or not reused:
+            note_verified(folder)
     elapsed_s = time.perf_counter() - begin
-    return Staged(folder, manifest.digest, reused, elapsed_s, manifest.total_bytes)
+    return Staged(folder, manifest.digest, reused, elapsed_s, verify_s, manifest.total_bytes)
 
 
 def hold(request: DataRequest, scratch: Path) -> Path:
@@ -118,11 +140,11 @@ def hold(request: DataRequest, scratch: Path) -> Path:
         StagingError, DataError: as :func:`stage`, where the data is made again.
     """
     folder = data_folder(request, scratch)
-    if folder.parent != scratch / _TOP or not folder.parent.is_dir():
+    if folder.parent != own_folder(scratch) or not folder.parent.is_dir():
         return folder
     try:
         # Never closed: the lock goes with the process.
-        fd = os.open(_readers(folder), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(_readers(folder), os.O_RDONLY | _OPEN, 0o600)
         fcntl.flock(fd, fcntl.LOCK_SH)
     except OSError as error:  # a user's jobs cannot remove a folder that they cannot write to
         _log.info("%s cannot be held: %s", folder, error)
@@ -141,15 +163,16 @@ def remove(request: DataRequest, scratch: Path) -> bool:
         StagingError: it cannot be deleted.
     """
     folder = data_folder(request, scratch)
-    if folder.parent != scratch / _TOP or not folder.parent.is_dir():
+    if folder.parent != own_folder(scratch) or not folder.parent.is_dir():
         return False
     with _disk_errors(request, scratch), _locked(folder):
         _clear_leftovers(folder)
         if not folder.exists():
             return False
-        fd = os.open(_readers(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(_readers(folder), os.O_RDWR | _OPEN, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            forget_verified(folder)
             removed = _temporary(folder)
             folder.rename(removed)
             shutil.rmtree(removed)
@@ -168,6 +191,27 @@ def _readers(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.readers")
 
 
+def _private(top: Path) -> None:
+    """Make the folder of this user's data, or refuse what another user has put in its place.
+
+    Raises:
+        StagingError: it is a link or no folder, or belongs to somebody else.
+    """
+    top.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        top.mkdir(mode=0o700)
+    found = top.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise StagingError(f"{top} is no folder but a link or a file; remove it, or choose another "
+                           "scratch folder")  # fmt: skip
+    if found.st_uid != os.getuid():
+        raise StagingError(
+            f"{top} belongs to user {found.st_uid}, not to you; choose another scratch folder"
+        )
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        top.chmod(0o700)
+
+
 def _temporary(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
 
@@ -175,9 +219,9 @@ def _temporary(folder: Path) -> Path:
 @contextmanager
 def _locked(folder: Path) -> Iterator[int]:
     """Waits for the lock of ``folder`` and holds it; yields its descriptor."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    _private(folder.parent)
     # Never deleted: a second job could lock the deleted file while a third makes a new one.
-    fd = os.open(_lock(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    fd = os.open(_lock(folder), os.O_RDWR | _OPEN, 0o600)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -190,9 +234,9 @@ def _locked(folder: Path) -> Iterator[int]:
 
 
 def _usable(
-    request: DataRequest, own: UserData | None, folder: Path, contents: bool, workers: int
+    request: DataRequest, own: UserData | None, folder: Path, to_verify: bool, workers: int
 ) -> Manifest | None:
-    """The manifest of ``folder`` if it holds the data of ``request``, undamaged."""
+    """The manifest of ``folder`` if it holds the data of ``request``; ``to_verify``: undamaged."""
     if not folder.exists():
         return None
     try:
@@ -203,7 +247,8 @@ def _usable(
         problem = manifest.mismatch(request)
         if own is not None and manifest.source_digest != own.digest:
             problem = f"{own.folder} has changed since it was copied"
-        problem = problem or manifest.damage(folder, contents=contents, workers=workers)
+        if problem is None and to_verify:
+            problem = manifest.damage(folder, workers=workers)
         if problem is None:
             return manifest
     _log.warning("making %s again: %s", folder, problem)

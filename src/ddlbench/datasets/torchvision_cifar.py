@@ -31,7 +31,7 @@ class StagedCIFAR10(datasets.CIFAR10):
     def _check_integrity(self) -> bool:
         root = Path(self.root)
         manifest = Manifest.read(root)
-        if manifest.damage(root, contents=True, workers=available_cpus()):
+        if manifest.damage(root, workers=available_cpus()):
             return False
         names = [name for name, _ in (*self.train_list, *self.test_list)]
         for name in (*names, META):

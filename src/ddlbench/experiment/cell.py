@@ -18,11 +18,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.document import WrongForm, read_fields
+from ddlbench.experiment.errors import ConfigError, shown
 
 OptionValue = bool | int | float | str
+_OPTION_TYPES = (bool, int, float, str)
 
-_GEOMETRY = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)")
+_GEOMETRY = re.compile(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})")
 _SAFE = re.compile(r"[A-Za-z0-9_.:+@-]+")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_.]+)?")
 # Pairs are separated by a plus, as Snakemake splits wildcards at commas. A value may contain a plus
@@ -30,6 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_.]+)?")
 _BETWEEN_PAIRS = re.compile(r"\+(?=[A-Za-z_][A-Za-z0-9_]*=)")
 _OPTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST_FOLDER_NAME = 255
+_MOST_DIGITS = 60
 # Fields with their own place in the path; others appear as name=value unless they have the default.
 _PLACED = ("dataset", "network", "strategy", "nodes", "devices_per_node", "repeat", "options")
 # Fields that are newer than the first results.
@@ -96,23 +99,23 @@ class Cell:
         for name in ("dataset", "network", "strategy"):
             if not _NAME.fullmatch(getattr(self, name)):
                 raise ConfigError(
-                    f"{name} {getattr(self, name)!r} cannot stand in a path: use letters, digits "
-                    "and the signs _ . - only, or package.module:attribute"
+                    f"{name} {shown(getattr(self, name))} cannot stand in a path: use letters, "
+                    "digits and the signs _ . - only, or package.module:attribute"
                 )
         for name in _FLOATS:
             object.__setattr__(self, name, float(getattr(self, name)))
         for name, _ in self.options:
             if name in _FIELDS or not _OPTION.fullmatch(name):
                 raise ConfigError(
-                    f"strategy {self.strategy} cannot have an option {name!r}: use letters, digits "
-                    "and _ only, and no name that a cell's own field has"
+                    f"strategy {self.strategy} cannot have an option {shown(name)}: use letters, "
+                    "digits and _ only, and no name that a cell's own field has"
                 )
         options = sorted((name, _read_option(_encode(value))) for name, value in self.options)
         object.__setattr__(self, "options", tuple(options))
         if len(self.variant) > _LONGEST_FOLDER_NAME:
             raise ConfigError(
-                f"{self.variant!r} is longer than the {_LONGEST_FOLDER_NAME} characters that a "
-                "folder's name can have; change fewer settings at once"
+                f"{shown(self.variant)} is longer than the {_LONGEST_FOLDER_NAME} characters that "
+                "a folder's name can have; change fewer settings at once"
             )
 
     @property
@@ -156,7 +159,7 @@ class Cell:
             ConfigError: the path is not one that :attr:`id` writes.
         """
         parts = cell_id.strip("/").split("/")
-        if len(parts) != 6 or not re.fullmatch(r"rep\d+", parts[5]):
+        if len(parts) != 6 or not re.fullmatch(r"rep[0-9]{1,9}", parts[5]):
             raise ConfigError(
                 f"{cell_id!r} is not a cell: write "
                 "dataset/network/strategy/NxD/batch_size=...+.../repK"
@@ -207,8 +210,20 @@ class Cell:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Cell:
-        """Read the form that :meth:`to_dict` writes."""
-        return cls(**{**values, "options": tuple(values.get("options", {}).items())})
+        """Read the form that :meth:`to_dict` writes.
+
+        Raises:
+            WrongForm: a key is unknown or missing, or a value is not of its field's type.
+            ConfigError: a value cannot be part of a path.
+        """
+        own = read_fields(cls, {key: values[key] for key in values if key != "options"})
+        options = values.get("options", {})
+        if not isinstance(options, Mapping):
+            raise WrongForm(f"{shown(options)} is no object", "options")
+        for name, value in options.items():
+            if not isinstance(value, _OPTION_TYPES):
+                raise WrongForm(f"{shown(value)} is no value of an option", f"options.{name}")
+        return cls(**own, options=tuple(options.items()))
 
     def with_(self, **changes: Any) -> Cell:
         """A copy with some fields changed."""
@@ -224,7 +239,8 @@ def parse_geometry(text: str, where: str) -> tuple[int, int]:
     match = _GEOMETRY.fullmatch(str(text))
     if match is None:
         raise ConfigError(
-            f"{where}: geometry {text!r} is not <nodes>x<devices per node>; write for example 2x4"
+            f"{where}: geometry {shown(text)} is not <nodes>x<devices per node>; write for "
+            "example 2x4"
         )
     return int(match[1]), int(match[2])
 
@@ -246,13 +262,16 @@ def _encode(value: OptionValue | None) -> str:
     text = str(value)
     if not _SAFE.fullmatch(text):
         raise ConfigError(
-            f"{text!r} cannot stand in a path: use letters, digits and the signs _ . : + @ - only"
+            f"{shown(text)} cannot stand in a path: use letters, digits and the signs "
+            "_ . : + @ - only"
         )
     return text
 
 
 def _number(text: str) -> int | float | None:
     """The finite number that :func:`_encode` writes as ``text``, if there is one."""
+    if len(text) > _MOST_DIGITS:  # Python refuses to read numbers of thousands of digits
+        return None
     for read in (int, float):
         try:
             value = read(text)

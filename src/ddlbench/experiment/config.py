@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.schema import check_against, fill_defaults
+from ddlbench.experiment.paper import at_scale
+from ddlbench.experiment.paths import NAMES_OF_SITES
+from ddlbench.experiment.schema import check, check_against, fill_defaults, setting_schema
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,11 @@ class Experiment:
         exclude: cells of the product to leave out.
         include: further single cells.
         profile: batch sizes and duration of profiling.
+        most_cells: a larger matrix is refused.
         real_data: folders of the user's own data by dataset; they go before the site's.
         predict: the workflow makes predictions by default.
         where: the file's name, for messages.
+        given: what was set beside the file, as Snakemake's ``--config`` takes it: ``site=mine``.
     """
 
     name: str
@@ -43,17 +47,31 @@ class Experiment:
     predict: bool
     where: str
     real_data: dict[str, str] = field(default_factory=dict)  # absent in older schemas
+    given: tuple[str, ...] = ()
+    most_cells: int = 10_000
+
+    def conditions(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Every condition on cells, and its place in the file."""
+        for number, rule in enumerate(self.overrides):
+            yield f"overrides.{number}.when", rule["when"]
+        for number, rule in enumerate(self.exclude):
+            yield f"exclude.{number}", rule
 
 
 def parse_experiment(config: Mapping[str, Any], where: str = "config") -> Experiment:
-    """Validate a configuration and fill its defaults.
+    """Validate a configuration and fill its defaults; a published figure's at its scale.
 
     Raises:
-        ConfigError: a key is unknown or missing, its value is not allowed, or one group has both
-            batch keys.
+        ConfigError: a key is unknown or missing, its value is not allowed, one group has both
+            batch keys, or the name is that of another folder.
     """
-    values = dict(config)
+    values = at_scale(config, where)
     check_against("experiment", values, where)
+    if values["experiment"] in NAMES_OF_SITES:
+        raise ConfigError(
+            f"{where}: experiment: {values['experiment']!r} is the name of something else in every "
+            "site's results; write another one"
+        )
     for place, layer in _layers(values):
         if {"batch_size", "batch_per_device"} <= set(layer):
             raise ConfigError(
@@ -61,7 +79,23 @@ def parse_experiment(config: Mapping[str, Any], where: str = "config") -> Experi
             )
     values = fill_defaults("experiment", values)
     named = {field.name: values[field.name] for field in fields(Experiment) if field.name in values}
-    return Experiment(name=values["experiment"], where=where, **named)
+    experiment = Experiment(name=values["experiment"], where=where, **named)
+    for place, condition in experiment.conditions():
+        _check_condition(condition, f"{where}: {place}")
+    return experiment
+
+
+def _check_condition(condition: Mapping[str, Any], where: str) -> None:
+    """Refuse a value that no cell can have: the condition would silently change nothing."""
+    for key, wanted in condition.items():
+        schema = setting_schema("experiment", key) or _NAME
+        if wanted == []:
+            raise ConfigError(f"{where}.{key}: must not be empty; write at least one value")
+        for value in wanted if isinstance(wanted, list) else [wanted]:
+            check(value, schema, f"{where}.{key}")
+
+
+_NAME = {"type": "string", "minLength": 1, "description": "a name, or a list of names"}
 
 
 def _layers(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

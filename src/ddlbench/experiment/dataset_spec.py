@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ddlbench.experiment.entry_points import Registry, load_target
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.errors import ConfigError, shown
 
 DataFormat = Literal["idx", "cifar", "imagefolder", "raw"]
 
@@ -80,7 +80,7 @@ def _of_package(name: str, target: str) -> DatasetSpec:
     """The entry of another package."""
     spec = load_target(name, target)
     if not isinstance(spec, DatasetSpec) or spec.name != name:
-        raise ConfigError(f"dataset {name!r}: {target} is no DatasetSpec of that name")
+        raise ConfigError(f"dataset {shown(name)}: {target} is no DatasetSpec of that name")
     return spec
 
 

@@ -9,7 +9,8 @@ read. Writes are atomic: to a temporary file, flushed to disk, renamed.
 
 Dataclasses are frozen. A field is a number, text, bool, enumeration member, mapping, another such
 dataclass, a tuple of these (a list in JSON), or None. Numbers are not converted, so a file that is
-read and written again stays the same.
+read and written again stays the same. A key that is no field is refused: what it says would be lost
+in silence, and a file of a later version should be read by that version.
 """
 
 from __future__ import annotations
@@ -18,24 +19,29 @@ import hashlib
 import json
 import os
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+
+from ddlbench.experiment.errors import printable, shown
+from ddlbench.experiment.json_text import UnreadableJson, read_json, read_object
 
 if TYPE_CHECKING:
-    from jsonschema import Draft202012Validator
+    from jsonschema import Draft202012Validator, ValidationError
+
+_LONGEST_MESSAGE = 200
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Give a temporary path that is renamed to ``path`` when the block ends.
 
-    The folder is made first. If the block raises, ``path`` is unchanged.
+    The folder is made first. If the block raises, ``path`` is unchanged; an OSError names it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
@@ -44,6 +50,10 @@ def whole_file(path: Path) -> Iterator[Path]:
         with beside.open("rb") as file:
             os.fsync(file.fileno())
         beside.replace(path)
+    except OSError as error:
+        if error.filename is None:  # a full disk shows in writes, which name no file
+            error.filename = str(path)
+        raise
     finally:
         beside.unlink(missing_ok=True)
 
@@ -95,8 +105,8 @@ class Document:
 
         error = best_match(self._validator.iter_errors(value))
         if error is not None:
-            place = ".".join(str(part) for part in error.absolute_path) or "the file"
-            raise self._error(f"{where}: {place}: {error.message}")
+            place = ".".join(str(part)[:_LONGEST_MESSAGE] for part in error.absolute_path)
+            raise self._error(f"{where}: {place or 'the file'}: {_fault(error)}")
 
     def write(self, path: Path, value: dict[str, Any]) -> None:
         """Check and write atomically."""
@@ -110,11 +120,39 @@ class Document:
             the document's error: the file is unreadable, truncated, or does not fit its schema.
         """
         try:
-            value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            value: dict[str, Any] = read_json(path)
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise self._error(f"{path}: not a readable {self._noun}: {reason}") from error
+        except UnreadableJson as error:
             raise self._error(f"{path}: not a readable {self._noun}: {error}") from error
         self.check(value, str(path))
         return value
+
+
+def put_aside_if_broken(path: Path) -> str | None:
+    """Rename a file that holds no complete JSON object to ``<name>.broken``.
+
+    So it is made again. This is a cheap check; readers validate the schema.
+
+    Returns:
+        what was wrong with it; None if nothing was, or if there is no such file.
+    """
+    try:
+        read_object(path)
+    except UnreadableJson as error:
+        path.replace(path.with_name(f"{path.name}.broken"))
+        return str(error)
+    except OSError:
+        return None
+    return None
+
+
+def _fault(error: ValidationError) -> str:
+    """What jsonschema says, without the whole of a large value."""
+    if len(error.message) <= _LONGEST_MESSAGE:
+        return printable(error.message)
+    return f"{shown(error.instance)} does not fit {error.validator} {shown(error.validator_value)}"
 
 
 # Metadata of a field that is left out of files if it is None.
@@ -126,6 +164,23 @@ def key_of(name: str) -> Mapping[str, Any]:
     return {"key": name}
 
 
+class WrongForm(ValueError):  # noqa: N818 - what values are
+    """Values that are not the JSON form of a dataclass.
+
+    Args:
+        what: is wrong.
+        place: keys and indices that lead there, parted by dots.
+    """
+
+    def __init__(self, what: str, place: str = "") -> None:
+        super().__init__(f"{place}: {what}" if place else what)
+        self._what, self._place = what, place
+
+    def within(self, key: object) -> WrongForm:
+        """The same, seen from what holds the values under ``key``."""
+        return WrongForm(self._what, f"{key}.{self._place}" if self._place else str(key))
+
+
 @dataclass(frozen=True)
 class JsonForm:
     """Base of dataclasses that are read from JSON and written to it."""
@@ -135,15 +190,10 @@ class JsonForm:
         """Read the JSON form; a key that is absent has the field's default.
 
         Raises:
-            KeyError: a field without a default is absent.
+            WrongForm: a field without a default is absent, a key is no field, or a value is not of
+                its field's type.
         """
-        arguments = {}
-        for name, key, convert, required in _readers(cls):  # type: ignore[arg-type]  # classes are hashable
-            if key in values:
-                arguments[name] = convert(values[key])
-            elif required:
-                raise KeyError(key)
-        return cls(**arguments)
+        return cls(**read_fields(cls, values))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, keys in the order of the fields."""
@@ -176,8 +226,44 @@ class SameKeys(JsonForm):
         return written if keys is None else {key: written.get(key) for key in keys}
 
 
+def read_fields(cls: type, values: Mapping[str, Any], *, others: bool = False) -> dict[str, Any]:
+    """Arguments of a dataclass, read from JSON values and checked by its type hints.
+
+    Args:
+        cls: the dataclass.
+        values: of its fields, by their keys.
+        others: whether there may be further keys.
+
+    Raises:
+        WrongForm: as :meth:`JsonForm.from_dict`.
+    """
+    if not isinstance(values, Mapping):
+        raise WrongForm(f"{shown(values)} is no object")
+    arguments = {}
+    for name, key, convert, required in _readers(cls):
+        if key in values:
+            try:
+                arguments[name] = convert(values[key])
+            except WrongForm as error:
+                raise error.within(key) from None
+        elif required:
+            raise WrongForm(f"{key!r} is missing")
+    if not (others or _keys(cls).issuperset(values)):
+        unknown = next(key for key in values if key not in _keys(cls))
+        raise WrongForm(f"{shown(unknown)} is not a key here")
+    return arguments
+
+
+_Reader = Callable[[Any], Any]
+
+
 @cache
-def _readers(cls: type) -> tuple[tuple[str, str, Callable[[Any], Any], bool], ...]:
+def _keys(cls: type) -> frozenset[str]:
+    return frozenset(key for _, key, _, _ in _readers(cls))
+
+
+@cache
+def _readers(cls: type) -> tuple[tuple[str, str, _Reader, bool], ...]:
     """Of every field: name, key in files, conversion, and whether it is required."""
     hints = get_type_hints(cls)
     return tuple(
@@ -191,24 +277,107 @@ def _readers(cls: type) -> tuple[tuple[str, str, Callable[[Any], Any], bool], ..
     )
 
 
-def _reader(hint: Any) -> Callable[[Any], Any]:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        inner = next((one for one in map(_reader, arguments) if one is not _as_it_is), _as_it_is)
-        if inner is _as_it_is:
-            return _as_it_is
+# Types of JSON's values for a hint; a whole number is a number, true is none.
+_KINDS: dict[Any, frozenset[type]] = {
+    int: frozenset({int}),
+    float: frozenset({int, float}),
+    str: frozenset({str}),
+    bool: frozenset({bool}),
+    types.NoneType: frozenset({types.NoneType}),
+}
+
+
+def _kinds(hint: Any) -> frozenset[type]:
+    """Types of the values of a hint; empty if these are more than single values."""
+    parts = [_KINDS.get(part, frozenset()) for part in _alternatives(hint)]
+    return frozenset().union(*parts) if all(parts) else frozenset()
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _reader(hint: Any) -> _Reader:  # noqa: PLR0911 - one for each kind of hint
+    kinds = _kinds(hint)
+    if kinds:
+        return lambda value: _single(value, kinds)
+    several = _alternatives(hint)
+    if types.NoneType in several:
+        (inner,) = (_reader(one) for one in several if one is not types.NoneType)
         return lambda value: None if value is None else inner(value)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return _record_reader(arguments)
     if origin is tuple:
-        inner = _reader(arguments[0])
-        return tuple if inner is _as_it_is else lambda values: tuple(map(inner, values))
+        return _tuple_reader(arguments[0])
+    if origin is Literal:
+        return lambda value: _one_of(value, arguments)
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint
+        return lambda value: _member(value, hint)
     if is_dataclass(hint):
         return hint.from_dict  # type: ignore[union-attr]
-    return _as_it_is
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _mapping
+    return lambda value: value  # Any
 
 
-def _as_it_is(value: Any) -> Any:
+def _tuple_reader(hint: Any) -> _Reader:
+    inner, kinds = _reader(hint), _kinds(hint)
+
+    def read(values: Any) -> tuple[Any, ...]:
+        if not isinstance(values, list | tuple):
+            raise WrongForm(f"{shown(values)} is not a list")
+        if kinds and kinds.issuperset(map(type, values)):  # thousands of numbers at once
+            return tuple(values)
+        entries = []
+        for number, value in enumerate(values):
+            try:
+                entries.append(inner(value))
+            except WrongForm as error:
+                raise error.within(number) from None
+        return tuple(entries)
+
+    return read
+
+
+def _record_reader(hints: Sequence[Any]) -> _Reader:
+    readers = [_reader(hint) for hint in hints]
+
+    def read(values: Any) -> tuple[Any, ...]:
+        if not isinstance(values, list | tuple) or len(values) != len(readers):
+            raise WrongForm(f"{shown(values)} is not a list of {len(readers)} values")
+        return tuple(inner(value) for inner, value in zip(readers, values, strict=True))
+
+    return read
+
+
+def _single(value: Any, kinds: frozenset[type]) -> Any:
+    if type(value) in kinds:
+        return value
+    if isinstance(value, tuple(kinds)) and not isinstance(value, bool):
+        return value  # of a type of its own, as a status is
+    number = "a number" if float in kinds else "a whole number"
+    names = {int: number, str: "a text", bool: "true or false"}
+    wanted = " or ".join(name for kind, name in names.items() if kind in kinds)
+    raise WrongForm(f"{shown(value)} is not {wanted}")
+
+
+def _one_of(value: Any, known: Sequence[Any]) -> Any:
+    if value not in known:
+        raise WrongForm(f"{shown(value)} is none of {', '.join(map(str, known))}")
+    return value
+
+
+def _member(value: Any, kind: type[Enum]) -> Enum:
+    try:
+        return kind(value)
+    except ValueError:
+        raise WrongForm(f"{shown(value)} is none of {', '.join(m.value for m in kind)}") from None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise WrongForm(f"{shown(value)} is no object")
     return value
 
 

@@ -13,11 +13,12 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.schema import nearest
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
+_LONGEST_LINE = 120
 
 
 def kind_of(group: str) -> str:
@@ -54,11 +55,24 @@ def load_target(name: str, target: str) -> Any:
         ConfigError: it cannot be imported; the message names ``name`` and ``target``.
     """
     module_name, _, attribute = target.partition(":")
+    whose = "" if name == target else f" ({target[:_LONGEST_LINE]})"
+    if not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):
+        raise ConfigError(f"cannot load {shown(name)}{whose}: write package.module:attribute")
     try:
         return getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
-        whose = "" if name == target else f" ({target})"
-        raise ConfigError(f"cannot load {name!r}{whose}: {error}") from error
+        raise ConfigError(f"cannot load {shown(name)}{whose}: {_first_line(error)}") from error
+    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+        kind = type(error).__name__
+        raise ConfigError(
+            f"cannot load {shown(name)}{whose}: its module fails on import, "
+            f"{kind}: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or ["without a message"]
+    return lines[0] if len(lines[0]) <= _LONGEST_LINE else f"{lines[0][:_LONGEST_LINE]}..."
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -101,7 +115,7 @@ class Registry(Mapping[str, T], Generic[T]):
         if name not in self:
             place = where and f"{where}: "
             raise ConfigError(
-                f"{place}unknown {kind_of(self.group)} {name!r}; {nearest(name, self)}"
+                f"{place}unknown {kind_of(self.group)} {shown(name)}; {nearest(name, self)}"
             )
 
     def __contains__(self, name: object) -> bool:

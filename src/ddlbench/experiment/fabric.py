@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.schema import check
 
 BACKENDS = ("auto", "netem", "relay")
@@ -86,7 +86,9 @@ class LinkCondition:
             ConfigError: a key is unknown or missing, or its value is not allowed.
         """
         if not isinstance(values, Mapping):
-            raise ConfigError(f"{where}: {values!r} is no link condition; write latency_ms: 10")
+            raise ConfigError(
+                f"{where}: {shown(values)} is no link condition; write latency_ms: 10"
+            )
         check(dict(values), _SCHEMA, where)
         rate = values.get("bandwidth_mbit_per_s")
         return cls(

@@ -27,7 +27,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.errors import ConfigError, shown
 
 RESULTS = Path("results")
 PROGRESS_FILE = "progress.json"
@@ -107,6 +107,10 @@ def profile_id_of(measured: str) -> str:
     return re.sub(r"/run-\d+$", "", measured)
 
 
+NAMES_OF_SITES = ("cells", "links", "profiles", "choices", "tunings", "calibration.json")
+"""What lies beside the folders of experiments, so that no experiment can have such a name."""
+
+
 def experiment_dir(site: str, experiment: str) -> Path:
     """Folder of one experiment's tables and figures."""
     return RESULTS / site / experiment
@@ -167,10 +171,10 @@ def expanded(template: str, key: str) -> Path:
     reason = (
         f"${unset[0]} is not set there"
         if unset
-        else f"it becomes {str(path)!r}, no plain absolute path"
+        else f"it becomes {shown(str(path))}, no plain absolute path"
     )
     raise ConfigError(
-        f"{key}: {template!r} is no path on {socket.gethostname()}, as {reason}; "
+        f"{key}: {shown(template)} is no path on {socket.gethostname()}, as {reason}; "
         f"write {_WANTED[key]}, in the site file"
     )
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.entry_points import Registry, kind_of, load_target, third_party
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.status import Reason
 
 
@@ -75,6 +75,9 @@ NETWORKS: Registry[NetworkSpec] = Registry(
             NetworkSpec("cosmoflow", "CosmoFlow", f"{_NETWORKS}.cosmoflow:cosmoflow", "volumes"),
             NetworkSpec("mlp", "MLP", f"{_NETWORKS}.synthetic:mlp"),
             NetworkSpec("stack", "stack", f"{_NETWORKS}.synthetic:stack"),
+            NetworkSpec("vit-tiny", "ViT-Ti", f"{_NETWORKS}.vit:vit_tiny"),
+            NetworkSpec("vit-small", "ViT-S", f"{_NETWORKS}.vit:vit_small"),
+            NetworkSpec("vit-base", "ViT-B", f"{_NETWORKS}.vit:vit_base"),
         )
     },
     _of_package,
@@ -151,7 +154,7 @@ PREDICTORS: dict[str, str] = {
     "torchgpipe-turns": f"{_PREDICTORS}.pipeline_replay:TorchgpipeTurns",
     "data-extrapolation": f"{_PREDICTORS}.baselines:DataExtrapolation",
     "hardware-extrapolation": f"{_PREDICTORS}.baselines:HardwareExtrapolation",
-    "paradl-published": f"{_PREDICTORS}.paradl:ParadlPublished",
+    "paradl-authors": f"{_PREDICTORS}.paradl:ParadlAuthors",
     "paradl-corrected": f"{_PREDICTORS}.paradl:ParadlCorrected",
     "linear": f"{_PREDICTORS}.baselines:Linear",
     "carry-forward": f"{_PREDICTORS}.baselines:CarryForward",
@@ -180,7 +183,7 @@ def load(group: str, name: str) -> Any:
     target = known(group).get(name, name)
     if ":" not in target:
         raise ConfigError(
-            f"unknown {kind_of(group)} {name!r}; known: {', '.join(known(group))}, "
+            f"unknown {kind_of(group)} {shown(name)}; known: {', '.join(known(group))}, "
             "or write package.module:attribute"
         )
     return load_target(name, target)

@@ -7,15 +7,15 @@ again.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import OMIT_NONE, Document, SameKeys, key_of
+from ddlbench.experiment.json_text import read_object
 from ddlbench.experiment.status import Status
 
 
@@ -93,9 +93,16 @@ class StepSummary(SameKeys):
     count: int
 
 
+FEWEST_STEPS = 4
+"""Of fewer steps the spread is unknown."""
+
+
 @dataclass(frozen=True)
 class Timing(SameKeys):
-    """Durations of steps and epochs, and the rules of the measurement."""
+    """Durations of steps and epochs, and the rules of the measurement.
+
+    ``noisy`` is None where the steps are too few to tell; earlier versions wrote false.
+    """
 
     clock: str
     device_synchronised: bool
@@ -109,7 +116,7 @@ class Timing(SameKeys):
     dataset_samples: int
     step_s: StepSummary
     step_spread: float | None
-    noisy: bool
+    noisy: bool | None
     epoch_s: float | None
     epoch_scaled: bool
     samples_per_s: float | None
@@ -119,12 +126,13 @@ class Timing(SameKeys):
 
 @dataclass(frozen=True)
 class Staging(SameKeys):
-    """The copying or making of the dataset on the nodes."""
+    """The copying or making of the dataset on the nodes; earlier versions lack ``verify_s``."""
 
     seconds: float
     reused: bool
     bytes: int
     nodes: int
+    verify_s: float | None = field(default=None, metadata=OMIT_NONE)
 
 
 @dataclass(frozen=True)
@@ -330,39 +338,26 @@ def glance(path: Path, cell_id: str) -> Glance | None:
     Thousands of files are read while a user waits, so the whole schema is not checked here.
     """
     try:
-        result = json.loads(path.read_bytes())
+        result = read_object(path)
         cell = Cell.from_id(cell_id)
-    except (OSError, ValueError):  # ConfigError and JSONDecodeError are ValueErrors
+    except (OSError, ValueError):  # ConfigError and UnreadableJson are ValueErrors
         return None
-    if not isinstance(result, dict) or result.get("schema_version") != SCHEMA_VERSION:
-        return None
-    status = result.get("status")
-    elapsed_s: Any = result.get("elapsed_s")
-    if status not in STATUSES or result.get("cell_id") != cell_id:
-        return None
-    if type(elapsed_s) not in (int, float) or not 0 <= elapsed_s < math.inf:
+    status: Any = result.get("status")
+    elapsed_s = result.get("elapsed_s")
+    known = result.get("schema_version") == SCHEMA_VERSION and status in STATUSES
+    if not known or result.get("cell_id") != cell_id or not _is_duration(elapsed_s):
         return None
     try:
         timing = result["timing"]
         step_s = float(timing["step_s"]["mean"])
         steps = cell.warmup_steps + sum(epoch["steps"] for epoch in timing["epochs"])
-    except (KeyError, TypeError, ValueError):
+        start_s = max(0.0, elapsed_s - steps * step_s)
+    except (KeyError, TypeError, ValueError, OverflowError):
         return Glance(cell, Status(status), float(elapsed_s), None, None)
-    start_s = max(0.0, elapsed_s - steps * step_s)
+    if not step_s > 0:  # damaged, as whoever checks the schema says
+        return None
     return Glance(cell, Status(status), float(elapsed_s), step_s, start_s)
 
 
-def put_aside_if_broken(path: Path) -> bool:
-    """Rename a result that is no complete JSON object to ``result.json.broken``.
-
-    Then the cell is measured again. This is a cheap check; readers validate the schema.
-    """
-    try:
-        if isinstance(json.loads(path.read_bytes()), dict):
-            return False
-    except ValueError:
-        pass
-    except OSError:
-        return False
-    path.replace(path.with_name(f"{path.name}.broken"))
-    return True
+def _is_duration(seconds: object) -> TypeGuard[float]:
+    return isinstance(seconds, int | float) and seconds is not True and 0 <= seconds < math.inf

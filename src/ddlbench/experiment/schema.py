@@ -5,15 +5,16 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.paths import schema_file
+from ddlbench.experiment.yaml_text import MOST_BYTES, check_plain, parse_yaml
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
@@ -23,19 +24,19 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file's mapping.
 
     Raises:
-        ConfigError: the file is missing, is no YAML, or holds no mapping.
+        ConfigError: the file is missing, is no YAML, or holds no mapping; a key is written twice,
+            or its anchors expand without end.
     """
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if path.stat().st_size > MOST_BYTES:
+            raise ConfigError(f"{path}: is larger than {MOST_BYTES} bytes; shorten it")
+        value = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as text: {error}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", "cannot be read")
-        raise ConfigError(f"{path}{line}: not valid YAML: {problem}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} cannot be read as text: {error.reason}") from None
     if not isinstance(value, dict):
         kind = "a list" if isinstance(value, list) else "empty" if value is None else "one value"
         raise ConfigError(f"{path}: is {kind}; write 'key: value' lines")
@@ -50,6 +51,7 @@ def check(value: Any, schema: Mapping[str, Any], where: str) -> None:
     """
     from jsonschema.exceptions import best_match  # noqa: PLC0415 - takes its time
 
+    check_plain(value, where)
     error = best_match(_validator()(schema).iter_errors(value), key=_relevance)
     if error is not None:
         raise ConfigError(f"{where}: {_sentence(error)}")
@@ -70,10 +72,16 @@ def fill_defaults(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
     return _filled(_schema(name), value)
 
 
+def setting_schema(name: str, key: str) -> Mapping[str, Any] | None:
+    """The schema of one setting of ``config/schemas/<name>.schema.yaml``; None if it has none."""
+    found: Mapping[str, Any] | None = _schema(name)["$defs"].get(key)
+    return found
+
+
 def nearest(word: object, known: Iterable[str]) -> str:
     """The end of a message: the likely spelling if one is near, else all known words."""
     known = sorted(known)
-    close = difflib.get_close_matches(str(word), known, n=1)
+    close = difflib.get_close_matches(str(word)[:_LONGEST_WORD], known, n=1)
     if close:
         return f"did you mean {close[0]!r}?"
     return f"known: {', '.join(known)}" if known else "there are none"
@@ -96,7 +104,9 @@ def _is_integer(_: object, value: object) -> bool:
 
 def _is_number(_: object, value: object) -> bool:
     """No setting may be .nan or .inf, which YAML allows."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= _LARGEST_NUMBER
 
 
 @cache
@@ -106,7 +116,15 @@ def _validator() -> Any:
 
     checker = Draft202012Validator.TYPE_CHECKER
     own = checker.redefine_many({"integer": _is_integer, "number": _is_number})
-    return extend(Draft202012Validator, type_checker=own)
+    return extend(Draft202012Validator, {"pattern": _pattern}, type_checker=own)
+
+
+def _pattern(_: object, pattern: str, value: object, schema: object) -> Iterator[ValidationError]:
+    """As JSON schema has it, where ``$`` is the end; Python's also matches before a line break."""
+    from jsonschema import ValidationError  # noqa: PLC0415 - takes its time
+
+    if isinstance(value, str) and not re.search(re.sub(r"\$$", r"\\Z", pattern), value):
+        yield ValidationError(f"{shown(value)} does not match {pattern!r}")
 
 
 def _relevance(error: ValidationError) -> Any:
@@ -117,7 +135,7 @@ def _relevance(error: ValidationError) -> Any:
 
 
 def _sentence(error: ValidationError) -> str:
-    place = ".".join(str(part) for part in error.absolute_path)
+    place = ".".join(str(part)[:_LONGEST_WORD] for part in error.absolute_path)
     write = _SENTENCES.get(str(error.validator), _other)
     return f"{place}: {write(error)}" if place else write(error)
 
@@ -125,7 +143,7 @@ def _sentence(error: ValidationError) -> str:
 def _unknown_key(error: ValidationError) -> str:
     known = list(_schema_of(error).get("properties", {}))
     key = next(key for key in _instance(error) if key not in known)
-    return f"{key!r} is not a key here; {nearest(key, known)}"
+    return f"{shown(key)} is not a key here; {nearest(key, known)}"
 
 
 def _missing_key(error: ValidationError) -> str:
@@ -140,19 +158,24 @@ def _wrong_type(error: ValidationError) -> str:
     described = _description(_schema_of(error))
     if value is None:
         return f"is empty; write {_kinds(kinds)}, or leave the key out{described}"
-    return f"{_shown(value)} is not {_kinds(kinds)}{_spelling(kinds, value)}{described}"
+    return f"{shown(value)} is not {_kinds(kinds)}{_spelling(kinds, value)}{described}"
 
 
 def _no_choice(error: ValidationError) -> str:
     options = [str(option) for option in _rule(error)]
     few = len(options) <= _FEW
     remark = f"write {_either(options)}" if few else nearest(_instance(error), options)
-    return f"{_shown(_instance(error))} is not allowed; {remark}"
+    return f"{shown(_instance(error))} is not allowed; {remark}"
 
 
 def _out_of_range(error: ValidationError) -> str:
     words = _LIMITS[str(error.validator)]
-    return f"{_shown(_instance(error))} is {words} {_rule(error)}{_description(_schema_of(error))}"
+    return f"{shown(_instance(error))} is {words} {_rule(error)}{_description(_schema_of(error))}"
+
+
+def _too_long(error: ValidationError) -> str:
+    count = len(_instance(error))
+    return f"a text of {count} characters is too long; write at most {_rule(error)}"
 
 
 def _empty(error: ValidationError) -> str:
@@ -161,8 +184,8 @@ def _empty(error: ValidationError) -> str:
 
 
 def _other(error: ValidationError) -> str:
-    rule = _description(_schema_of(error)) or f": {error.message.splitlines()[0]}"
-    return f"{_shown(_instance(error))} does not fit{rule}"
+    rule = _description(_schema_of(error)) or f": {error.message.splitlines()[0][:_LONGEST_RULE]}"
+    return f"{shown(_instance(error))} does not fit{rule}"
 
 
 _LIMITS = {
@@ -177,6 +200,7 @@ _SENTENCES: dict[str, Callable[[ValidationError], str]] = {
     "type": _wrong_type,
     "enum": _no_choice,
     **dict.fromkeys(_LIMITS, _out_of_range),
+    "maxLength": _too_long,
     **dict.fromkeys(("minItems", "minProperties", "minLength"), _empty),
 }
 
@@ -195,12 +219,9 @@ def _instance(error: ValidationError) -> Any:
 
 
 def _description(schema: Mapping[str, Any]) -> str:
-    return f" ({schema['description'].rstrip('.')})" if "description" in schema else ""
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+    """The first sentence of what a key means, in brackets."""
+    first, _, _ = schema.get("description", "").partition(". ")
+    return f" ({first.rstrip('.')})" if first else ""
 
 
 def _kinds(kinds: Sequence[str]) -> str:
@@ -214,20 +235,23 @@ def _either(words: Sequence[str]) -> str:
 def _spelling(kinds: Sequence[str], value: object) -> str:
     """Guess what the user meant where YAML read the value as another type."""
     if "array" in kinds and isinstance(value, str | int | float):
-        return f"; write [{value}]"
+        return f"; write [{str(value)[:_LONGEST_WORD]}]"
     if {"integer", "number"} & set(kinds) and isinstance(value, str | float):
         try:
             number = float(value)
         except ValueError:
             return ""
-        if number.is_integer():
+        if number.is_integer() and abs(number) < _LARGEST_WRITTEN:
             return f"; write {number:.0f}"
         if "number" in kinds and math.isfinite(number):
             return f"; write {number!r}"
     return ""
 
 
-_LONGEST_SHOWN = 60
+_LONGEST_WORD = 60
+_LONGEST_RULE = 120
+_LARGEST_WRITTEN = 1e15
+_LARGEST_NUMBER = sys.float_info.max  # a larger whole number is none for a float
 _FEW = 5
 _KINDS = {
     "integer": "a whole number",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from typing import Any, Literal
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import CONFIG, project_root
 from ddlbench.experiment.profile import ProfileKey
@@ -99,6 +100,11 @@ class Site:
     devices_share_gpu: bool = False
     accelerator: Accelerator | None = None
 
+    @property
+    def known_fabrics(self) -> set[str]:
+        """Its own network, those that it emulates, and those whose links it gives by hand."""
+        return {"default", *self.fabrics, *self.interconnect.get("links", {})}
+
     def emulates(self, fabric: str) -> bool:
         """Whether the links of this fabric are emulated within one node of the site."""
         return fabric in self.fabrics
@@ -150,6 +156,9 @@ class Site:
         return None if self.accelerator is None else self.accelerator.supports(cell)
 
 
+_SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
 def load_site(
     name: str, *, as_example: bool = False, real_data: Mapping[str, str] | None = None
 ) -> Site:
@@ -164,10 +173,15 @@ def load_site(
         ConfigError: there is no such site, a key of it is wrong, or REPLACE_ME stands in it.
     """
     sites = project_root() / "config" / "sites"
+    if not _SITE_NAME.fullmatch(Path(name).stem):
+        raise ConfigError(
+            f"site {shown(name)}: its name is a folder of results; write up to 100 letters, digits "
+            "and the signs _ . - only"
+        )
     path = Path(name) if name.endswith((".yaml", ".yml")) else sites / f"{name}.yaml"
-    if not path.is_file():
+    if not _is_file(path):
         remark = nearest(name, [file.stem for file in sites.glob("*.yaml")])
-        raise ConfigError(f"site {name!r} has no file {path}; {remark}")
+        raise ConfigError(f"site {shown(name)} has no file {path}; {remark}")
     values = read_yaml(path)
     unfilled = [] if as_example else _unfilled(values)
     if unfilled:
@@ -195,6 +209,13 @@ def load_site(
             )
         values["devices_per_node"] = len(os.sched_getaffinity(0))
     return Site(name=path.stem, **values)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a path that is too long, or holds what none may hold
+        return False
 
 
 def _emulated(values: dict[str, Any], where: str) -> dict[str, Any]:

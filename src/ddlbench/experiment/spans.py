@@ -10,10 +10,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from ddlbench.experiment.errors import shown
+from ddlbench.experiment.json_text import parse_json
 
 TRACE_FILE = "trace.json"
 _NAME = re.compile(
@@ -41,12 +43,14 @@ def spans_in(text: str) -> Iterator[Span]:
     Raises:
         ValueError, KeyError, TypeError, AttributeError: it is not what a cell records.
     """
-    for event in json.loads(text)["traceEvents"]:
+    for event in parse_json(text)["traceEvents"]:
         if event["ph"] != "X":
             continue
+        if not (type(event["tid"]) is int and event["tid"] >= 0 and event["dur"] >= 0):
+            raise ValueError(f"{shown(event)} has no rank, or ends before it begins")
         name = _NAME.fullmatch(event["name"])
         if name is None:
-            raise ValueError(f"{event['name']!r} names no kind of work and mini-batch")
+            raise ValueError(f"{shown(event['name'])} names no kind of work and mini-batch")
         micro_batch, stage = name["micro_batch"], name["stage"]
         yield Span(
             kind=name["kind"],

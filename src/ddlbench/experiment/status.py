@@ -4,7 +4,7 @@
 
     result.json    ok, out_of_memory, unsupported, timeout      the cell is done
     failure.json   failed                                       the cell runs again
-    neither        not run, running; invalid: the file cannot be read
+    neither        not run; running; interrupted: its run is gone; invalid: the file cannot be read
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Status(StrEnum):
     FAILED = "failed"
     INVALID = "invalid"
     UNSUPPORTED = "unsupported"
+    INTERRUPTED = "interrupted"
     RUNNING = "running"
     NOT_RUN = "not run"
     OK = "ok"
@@ -75,12 +76,14 @@ REASON_CODES: Mapping[str, str] = {
     "connection_lost": "a connection, a disk or a device of a rank gave way",
     "rank_killed": "a signal ended a rank",
     "rank_lost": "a rank ended without a report",
+    "supervisor_ended": "a signal ended the process that watches a cell's ranks",
     "hang": "no step finished for hang_timeout_s",
     "link_unfit": "the emulated link did not become, or stay, what it should be",
     "staging_failed": "a node could not make or keep the data",
     # no result
     "invalid_result": "result.json cannot be read",
     "no_result": "there is no result.json",
+    "supervisor_lost": "what measured the cell is gone and has written nothing",
 }
 
 

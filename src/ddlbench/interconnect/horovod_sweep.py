@@ -30,7 +30,7 @@ from ddlbench.interconnect.collectives import Buffers, horovod_operation, measur
 from ddlbench.interconnect.group import Group, joined
 from ddlbench.interconnect.training_sweep import fixed_computation
 from ddlbench.planning.strategy import Process
-from ddlbench.runtime.network_address import address_of
+from ddlbench.runtime.network_address import SECRET, address_of
 from ddlbench.strategies.horovod.descriptor import Horovod
 from ddlbench.strategies.horovod.rendezvous import (
     HorovodPlace,
@@ -46,7 +46,9 @@ def horovod_world(hvd: Any, group: Group) -> Iterator[None]:
     # Nodes with the same host name count as one.
     group.store.set(f"horovod/host/{group.rank}", socket.gethostname())
     hosts = [group.store.get(f"horovod/host/{rank}").decode() for rank in range(size)]
-    rendezvous = join_rendezvous(group.store, group.rank, hosts, address_of(group.interface))
+    rendezvous = join_rendezvous(
+        group.store, group.rank, hosts, address_of(group.interface), os.environ.get(SECRET)
+    )
     names = list(dict.fromkeys(hosts))
     local = [rank for rank, name in enumerate(hosts) if name == hosts[group.rank]]
     place = HorovodPlace(
@@ -68,7 +70,8 @@ def horovod_world(hvd: Any, group: Group) -> Iterator[None]:
     finally:
         hvd.shutdown()
         if rendezvous.server is not None:
-            rendezvous.server.stop()
+            rendezvous.server.shutdown()
+            rendezvous.server.server_close()
 
 
 _PATIENCE = timedelta(minutes=10)

@@ -98,7 +98,7 @@ def small_network(layers: Iterable[nn.Module], channels: int, num_classes: int) 
     return network
 
 
-_LARGEST_SMALL_SIDE = 64
+LARGEST_SMALL_SIDE = 64
 
 
 def is_small(spec: DatasetSpec) -> bool:
@@ -107,11 +107,11 @@ def is_small(spec: DatasetSpec) -> bool:
     Raises:
         ConfigError: the images are large and do not have the 3 channels that torchvision's read.
     """
-    if max(spec.height, spec.width) <= _LARGEST_SMALL_SIDE:
+    if max(spec.height, spec.width) <= LARGEST_SMALL_SIDE:
         return True
     if spec.channels != 3:
         raise ConfigError(
-            f"the networks for images larger than {_LARGEST_SMALL_SIDE} pixels read 3 channels, "
+            f"the networks for images larger than {LARGEST_SMALL_SIDE} pixels read 3 channels, "
             f"but dataset {spec.name!r} has {spec.channels}"
         )
     return False

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -27,6 +28,7 @@ _PACKAGES = (
     "snakemake",
     "snakemake-executor-plugin-slurm",
 )
+_LIBRARIES = ("driver", "cuda", "nccl")
 # Only these variables are recorded: they change how fast, or where, a run computes.
 _PREFIXES = ("OMP_", "MKL_", "KMP_", "CUDA_", "NCCL_", "GLOO_", "HOROVOD_", "TORCH_", "CUBLAS_")
 
@@ -61,6 +63,7 @@ def rank_provenance() -> dict[str, Any]:
         "host": socket.gethostname(),
         "cpu_model": _cpu_model() if emulated is None else emulated.remark,
         "cpu_count": os.cpu_count(),
+        "packages": _packages(),
         "environment": {
             name: value for name, value in os.environ.items() if name.startswith(_PREFIXES)
         },
@@ -77,6 +80,31 @@ def rank_provenance() -> dict[str, Any]:
             nccl=".".join(str(part) for part in torch.cuda.nccl.version()),
         )
     return values
+
+
+def unlike_ranks(provenances: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Notes where ranks of one cell had other cores or other software than the others.
+
+    The report compares their processors, which a result keeps rank by rank.
+
+    Args:
+        provenances: of :func:`rank_provenance`, of each rank.
+    """
+    cores = sorted({one["cpu_count"] for one in provenances if one.get("cpu_count")})
+    software: dict[str, set[str]] = {}
+    for one in provenances:
+        parts = {**one.get("packages", {}), **{name: one.get(name) for name in _LIBRARIES}}
+        for name, version_ in parts.items():
+            if version_ is not None:
+                software.setdefault(name, set()).add(version_)
+    apart = [f"{name} {' and '.join(sorted(v))}" for name, v in software.items() if len(v) > 1]
+    notes = []
+    if len(cores) > 1:
+        counts = ", ".join(map(str, cores))
+        notes.append(f"ranks of one cell ran on hosts with different numbers of cores: {counts}")
+    if apart:
+        notes.append(f"ranks of one cell ran with different software: {', '.join(apart)}")
+    return notes
 
 
 def _packages() -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from ddlbench.experiment.dataset_spec import DataRequest
 from ddlbench.experiment.document import write_json
+from ddlbench.experiment.json_text import read_json
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import DeviceKind
 from ddlbench.runtime.checkpoint.store import Order
@@ -44,7 +44,7 @@ class Job:
 
     @classmethod
     def load(cls, path: Path) -> Job:
-        values: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        values: Mapping[str, Any] = read_json(path)
         order = values["checkpoints"]
         decoded = {
             "plan": Plan.from_dict(values["plan"]),

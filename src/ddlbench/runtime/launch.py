@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import secrets
 import signal
 import socket
 import subprocess
@@ -30,7 +31,7 @@ from typing import Protocol
 from ddlbench.experiment.paths import expanded
 from ddlbench.experiment.site import Site
 from ddlbench.planning.strategy import Process
-from ddlbench.runtime.network_address import LISTEN_FD
+from ddlbench.runtime.network_address import LISTEN_FD, SECRET
 from ddlbench.runtime.placement import identity_variables
 
 
@@ -87,6 +88,7 @@ def worker_environment(step: Step) -> dict[str, str]:
         "OPENBLAS_NUM_THREADS": threads,
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
+        SECRET: secrets.token_hex(16),
     }
     if step.interface is not None:
         values["GLOO_SOCKET_IFNAME"] = step.interface
@@ -113,17 +115,18 @@ class Launch:
         handed_over: Sequence[int] = (),
     ) -> None:
         """Start a child that inherits the files ``handed_over``; ``prefix`` begins its lines."""
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env=environment,
-            pass_fds=handed_over,
-            start_new_session=True,
-        )
+        with _ignored(signal.SIGUSR1):
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                env=environment,
+                pass_fds=handed_over,
+                start_new_session=True,
+            )
         self._children.append(child)
         self._open += 1
         threading.Thread(target=self._read, args=(child, prefix), daemon=True).start()
@@ -155,6 +158,10 @@ class Launch:
     def has_failed(self) -> bool:
         return any(child.poll() for child in self._children)
 
+    def killed(self) -> dict[int, int]:
+        """Signals that ended children so far, by the child's rank; of srun's children none."""
+        return {}
+
     def dump_stacks(self) -> None:
         """Have every rank print its stacks; the guards, and srun, pass the signal on."""
         for child in self._children:
@@ -172,6 +179,23 @@ class Launch:
             limit = time.monotonic() + _GRACE_S
             while any(child.poll() is None for child in running) and time.monotonic() < limit:
                 time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def _ignored(number: signal.Signals) -> Iterator[None]:
+    """Have children ignore a signal from their first moment until they install their handler.
+
+    A child that was asked for its stacks while Python started would end otherwise.
+    """
+    if threading.current_thread() is not threading.main_thread():  # others may set no handlers
+        yield
+        return
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        if before is not None:  # else it was not Python that installed it
+            signal.signal(number, before)
 
 
 class LocalLaunch(Launch):
@@ -199,6 +223,11 @@ class LocalLaunch(Launch):
                 handed_over = (listener.fileno(),)
                 environment[LISTEN_FD] = str(listener.fileno())
             self._start(command, environment, f"[{process.rank}] ", handed_over)
+        self._ranks = [process.rank for process in step.processes]
+
+    def killed(self) -> dict[int, int]:
+        codes = zip(self._ranks, (child.poll() for child in self._children), strict=True)
+        return {rank: -code for rank, code in codes if code is not None and code < 0}
 
 
 class SrunLaunch(Launch):

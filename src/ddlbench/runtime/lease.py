@@ -10,14 +10,14 @@
 A killed workflow leaves its jobs running. The next workflow submits the cell again, and that job
 finds the lease. Snakemake deletes a job's output before it starts, so the result is kept under a
 second name as well. A job adopts it only if it is newer than the job's submission, so a result that
-a person deleted is measured anew. If SLURM does not answer, the owner counts as alive.
+a person deleted is measured anew. If SLURM does not answer, the owner counts as alive. A lease
+whose content makes no sense is put aside after 30 seconds.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 from contextlib import suppress
@@ -25,8 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-import psutil
-
+from ddlbench.experiment.owner import NOBODY, Owner, owner_in, seems_to_live
 from ddlbench.experiment.result import InvalidResult, Result, read_result, write_result
 from ddlbench.experiment.status import Reason, Status
 from ddlbench.runtime import slurm_job
@@ -34,32 +33,6 @@ from ddlbench.runtime import slurm_job
 _LEASE, _KEPT = "lease.json", ".kept-result.json"
 _UNREADABLE_S = 30.0
 _SHORTLY_S = 0.1
-
-
-@dataclass(frozen=True)
-class Owner:
-    """The supervisor that measures a cell."""
-
-    job_id: str | None  # of SLURM; None on a local site
-    host: str
-    pid: int
-    started: float  # when its process began, seconds since the epoch
-    submitted: float  # when its job was submitted, seconds since the epoch
-
-    @classmethod
-    def here(cls) -> Owner:
-        started = psutil.Process().create_time()
-        job_id = slurm_job.own_job_id()
-        submitted = slurm_job.submitted_at(job_id) if job_id else None
-        return cls(job_id, socket.gethostname(), os.getpid(), started, submitted or started)
-
-    def runs_on_this_host(self) -> bool:
-        with suppress(psutil.Error):
-            return abs(psutil.Process(self.pid).create_time() - self.started) < 1.0
-        return False
-
-
-_NOBODY = Owner(None, "", 0, 0.0, 0.0)  # stands for a lease that cannot be parsed
 
 
 @dataclass(frozen=True)
@@ -77,6 +50,12 @@ class Claim:
     reason: Reason | None = None
 
 
+def this_supervisor() -> Owner:
+    """This process as the owner of a lease."""
+    job_id = slurm_job.own_job_id()
+    return Owner.here(job_id, slurm_job.submitted_at(job_id) if job_id else None)
+
+
 def claim(folder: Path, me: Owner, *, poll_s: float = 5.0, slowest_poll_s: float = 60.0) -> Claim:
     """Claim the cell in ``folder`` for ``me``; waits while another job measures it.
 
@@ -85,8 +64,9 @@ def claim(folder: Path, me: Owner, *, poll_s: float = 5.0, slowest_poll_s: float
     """
     folder.mkdir(parents=True, exist_ok=True)
     pause_s, announced = poll_s, False
+    found = _changed_ns(folder)
     while True:
-        kept = _kept_since(folder, me.submitted)
+        kept = _kept_since(folder, me.submitted, found)
         if kept is not None:
             return Claim("adopted", result=kept)
         if _take(folder, me):
@@ -94,9 +74,9 @@ def claim(folder: Path, me: Owner, *, poll_s: float = 5.0, slowest_poll_s: float
         owner = _read(folder, me)
         if owner is None:
             continue
-        ended, state = _ending(owner, me)
+        ended, state = _ending(owner, me, folder)
         if ended:
-            taken = _take_over(folder, owner, state, me)
+            taken = _take_over(folder, owner, state, me, found)
             if taken is not None:
                 return taken
             continue
@@ -115,14 +95,19 @@ def keep(folder: Path, result: Result) -> None:
 
 def release(folder: Path, me: Owner) -> None:
     """Delete the lease if it is still ``me``'s."""
-    if _owner_in(folder / _LEASE) == me:
+    if owner_in(folder / _LEASE) == me:
         (folder / _LEASE).unlink(missing_ok=True)
 
 
-def _ending(owner: Owner, me: Owner) -> tuple[bool, str | None]:
+def holds(folder: Path, me: Owner) -> bool:
+    """Whether the lease is ``me``'s; also if it cannot be read, as nobody else has it then."""
+    return owner_in(folder / _LEASE) in (me, None)
+
+
+def _ending(owner: Owner, me: Owner, folder: Path) -> tuple[bool, str | None]:
     """Whether ``owner`` has ended, and the last state of its SLURM job."""
-    if owner.job_id is None or owner.host == me.host:
-        if owner.runs_on_this_host():
+    if owner.is_of_this_host() or owner.job_id is None:
+        if seems_to_live(owner, folder):
             return False, None
         return True, None if owner.job_id is None else slurm_job.state(owner.job_id)
     if owner.job_id == me.job_id:  # requeued: SLURM has ended its earlier run
@@ -131,9 +116,11 @@ def _ending(owner: Owner, me: Owner) -> tuple[bool, str | None]:
     return not slurm_job.may_live(state), state
 
 
-def _take_over(folder: Path, owner: Owner, state: str | None, me: Owner) -> Claim | None:
+def _take_over(
+    folder: Path, owner: Owner, state: str | None, me: Owner, found: int | None
+) -> Claim | None:
     """Claim the cell of an owner that has ended; None if another claimant was faster."""
-    kept = _kept_since(folder, me.submitted)
+    kept = _kept_since(folder, me.submitted, found)
     if kept is not None:
         return Claim("adopted", result=kept)
     if not (_put_aside(folder, owner, me) and _take(folder, me)):
@@ -148,8 +135,7 @@ def _take_over(folder: Path, owner: Owner, state: str | None, me: Owner) -> Clai
 
 
 def _announce_wait(owner: Owner) -> None:
-    job = f"process {owner.pid}" if owner.job_id is None else f"SLURM job {owner.job_id}"
-    print(f"ddlbench: {job} on {owner.host} measures this cell; waiting for it", file=sys.stderr)
+    print(f"ddlbench: {owner.label} measures this cell; waiting for it", file=sys.stderr)
 
 
 def _take(folder: Path, me: Owner) -> bool:
@@ -160,7 +146,7 @@ def _take(folder: Path, me: Owner) -> bool:
         os.link(own, folder / _LEASE)  # atomic on NFS too
     except FileExistsError:
         # NFS may send the request twice and report an error although the first one succeeded.
-        return _owner_in(folder / _LEASE) == me
+        return owner_in(folder / _LEASE) == me
     finally:
         own.unlink()
     return True
@@ -169,11 +155,11 @@ def _take(folder: Path, me: Owner) -> bool:
 def _read(folder: Path, me: Owner) -> Owner | None:
     """The owner of the lease; removes a lease that stays unreadable for 30 seconds."""
     path = folder / _LEASE
-    owner = _owner_in(path)
-    if owner == _NOBODY:
+    owner = owner_in(path)
+    if owner == NOBODY:
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > _UNREADABLE_S:
-                _put_aside(folder, _NOBODY, me)
+                _put_aside(folder, NOBODY, me)
         time.sleep(_SHORTLY_S)
         return None
     if owner is None:
@@ -181,20 +167,10 @@ def _read(folder: Path, me: Owner) -> Owner | None:
     return owner
 
 
-def _owner_in(path: Path) -> Owner | None:
-    """Owner of a lease; None if there is no lease or it cannot be read now."""
-    try:
-        return Owner(**json.loads(path.read_text(encoding="utf-8")))
-    except OSError:
-        return None
-    except (ValueError, TypeError):
-        return _NOBODY
-
-
 def _put_aside(folder: Path, seen: Owner, me: Owner) -> bool:
     """Remove the lease of ``seen``; returns whether this process did so."""
     lease, aside = folder / _LEASE, folder / f".{_LEASE}.{me.host}.{me.pid}.gone"
-    if _owner_in(lease) != seen:
+    if owner_in(lease) != seen:
         return False
     try:
         lease.rename(aside)
@@ -202,7 +178,7 @@ def _put_aside(folder: Path, seen: Owner, me: Owner) -> bool:
         return False
     # Another claimant may have replaced the lease since the check: then put the new one back.
     try:
-        if _owner_in(aside) == seen:
+        if owner_in(aside) == seen:
             return True
         with suppress(FileExistsError):
             os.link(aside, lease)
@@ -211,11 +187,22 @@ def _put_aside(folder: Path, seen: Owner, me: Owner) -> bool:
         aside.unlink(missing_ok=True)
 
 
-def _kept_since(folder: Path, when: float) -> Result | None:
-    path = folder / _KEPT
-    try:
-        if path.stat().st_mtime <= when:
-            return None
-        return read_result(path)
-    except (OSError, InvalidResult):
+def _kept_since(folder: Path, when_s: float, found: int | None) -> Result | None:
+    """The kept result if it is newer than ``when_s``, or than what the claimant first ``found``.
+
+    What came while we waited needs no clock, which may be set meanwhile.
+    """
+    changed = _changed_ns(folder)
+    if changed is None or (changed <= when_s * 1e9 and changed == found):
         return None
+    try:
+        return read_result(folder / _KEPT)
+    except InvalidResult:
+        return None
+
+
+def _changed_ns(folder: Path) -> int | None:
+    """When the kept result was written; None without one."""
+    with suppress(OSError):
+        return (folder / _KEPT).stat().st_mtime_ns
+    return None

@@ -82,10 +82,13 @@ def rendezvous_address(site: Site) -> tuple[str, str | None]:
 
 # Environment variable with the file number of the rendezvous socket that rank 0 inherits.
 LISTEN_FD = "DDLBENCH_LISTEN_FD"
+# Environment variable, which only this user's processes can read, with a text that is made anew for
+# every launch. Whoever does not know it is none of its ranks.
+SECRET = "DDLBENCH_SECRET"
 
 
-def listen(address: str) -> socket.socket:
-    """An inheritable socket that listens on a free port of ``address``."""
-    listener = socket.create_server((address, 0), backlog=128)
+def listen(address: str, port: int = 0) -> socket.socket:
+    """An inheritable socket that listens on a port, by default a free one, of ``address``."""
+    listener = socket.create_server((address, port), backlog=128)
     listener.set_inheritable(True)
     return listener

@@ -2,7 +2,8 @@
 
 A rank that the kernel kills for memory cannot report this, and srun on another node sees only a
 signal. The guard compares the cgroup's count of such kills before and after the rank, and writes
-the report for it. It passes SIGTERM, SIGINT and SIGUSR1 (dump the stacks) on to the rank.
+the report for it. It passes SIGTERM, SIGINT and SIGUSR1 (dump the stacks) on to the rank. It ends
+with the supervisor, and the rank with it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from ddlbench.experiment.status import Status
 from ddlbench.runtime.job import Job, report_file, stacks_file
 from ddlbench.runtime.network_address import LISTEN_FD
+from ddlbench.runtime.parent_death import end_with_parent
 from ddlbench.runtime.placement import own_process
 from ddlbench.runtime.rank_report import RankFailure, write_rank_report
 
@@ -26,12 +28,16 @@ _DUMP_S = 1.0
 
 def main(job_path: str) -> int:
     """Run the rank and return its exit status."""
+    end_with_parent()
+    # Until the rank dumps its stacks on it, the signal would end guard or rank.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     before = oom_kills()
     inherited = os.environ.get(LISTEN_FD)
     child = subprocess.Popen(
         [sys.executable, "-m", "ddlbench.runtime.worker", job_path],
         stdin=subprocess.DEVNULL,
         pass_fds=[int(inherited)] if inherited else [],
+        preexec_fn=end_with_parent,  # noqa: PLW1509 - no other thread runs here
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _frame: child.send_signal(received))

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import shutil
 import signal
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.document import write_json
+from ddlbench.experiment.json_text import read_json
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import DeviceKind, Process
@@ -31,6 +31,7 @@ from ddlbench.runtime.fabric import Fabric, SiteFabric
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.job import log_file, report_file
 from ddlbench.runtime.launch import Step, python_command
+from ddlbench.runtime.parent_death import end_with_parent
 from ddlbench.runtime.placement import device_variables, own_process
 from ddlbench.runtime.watchdog import watch
 
@@ -119,7 +120,7 @@ def run_rank_job(
     finally:
         shutil.copyfile(log_file(run_dir), folder / "log.txt")
     paths = [report_file(run_dir, process.rank) for process in processes]
-    reports = [json.loads(path.read_text("utf-8")) for path in paths if path.is_file()]
+    reports = [read_json(path) for path in paths if path.is_file()]
     shutil.rmtree(run_dir, ignore_errors=True)
     failure = _failure(reports, len(processes), outcome.timed_out)
     if failure is not None:
@@ -139,10 +140,11 @@ def _failure(reports: list[dict[str, Any]], processes: int, timed_out: bool) -> 
 
 def rank_job_main(work: Callable[[RankContext], dict[str, Any]]) -> None:
     """Entry of one process: do ``work``, report its result or failure, and exit."""
+    end_with_parent()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     path = Path(sys.argv[1])
-    task = json.loads(path.read_text(encoding="utf-8"))
+    task = read_json(path)
     processes = [Process.from_dict(entry) for entry in task.pop("processes")]
     process = own_process(processes)
     own_report = report_file(path.parent, process.rank)

@@ -10,7 +10,6 @@ The files exist only during a run; result.json and failure.json keep their conte
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.document import OMIT_NONE, JsonForm, write_json
+from ddlbench.experiment.json_text import read_json
 from ddlbench.experiment.result import DeviceMemory
 from ddlbench.experiment.status import Reason, Status
 
@@ -127,7 +127,7 @@ def write_rank_report(path: Path, report: RankReport | RankFailure) -> None:
 
 def read_rank_report(path: Path) -> RankReport | RankFailure:
     """Read what :func:`write_rank_report` wrote."""
-    values = json.loads(path.read_text(encoding="utf-8"))
+    values = read_json(path)
     kind = RankReport if values["status"] == Status.OK else RankFailure
     return kind.from_dict(values)
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ddlbench.runtime.network_address import LISTEN_FD
+from ddlbench.runtime.network_address import LISTEN_FD, listen
 
 _POLL_S = 0.01
 _PATIENCE = timedelta(minutes=10)
@@ -38,10 +38,12 @@ def join_store(
 
     ``patience_s`` limits each later ``get`` or ``barrier``; ten minutes if None.
     """
-    inherited = os.environ.get(LISTEN_FD) if rank == 0 else None
     options: dict[str, Any] = {}
-    if inherited is not None:
-        options = {"master_listen_fd": int(inherited), "use_libuv": False}
+    if rank == 0:
+        inherited = os.environ.get(LISTEN_FD)
+        # By itself the store would listen on every interface. It closes the socket that it gets.
+        listener = listen(host, port).detach() if inherited is None else int(inherited)
+        options = {"master_listen_fd": listener, "use_libuv": False}
     store = dist.TCPStore(host, port, world_size, rank == 0, timeout=_PATIENCE, **options)
     if patience_s is not None:
         store.set_timeout(timedelta(seconds=patience_s))

@@ -31,6 +31,7 @@ import numpy as np
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.chrome_trace import Piece, chrome_trace
 from ddlbench.experiment.result import (
+    FEWEST_STEPS,
     Attempt,
     Checkpointing,
     Communication,
@@ -51,11 +52,11 @@ from ddlbench.experiment.statistics import median_interval
 from ddlbench.experiment.status import Status, reason_code
 from ddlbench.planning.plan import Plan, measured_digests
 from ddlbench.planning.strategy import DeviceKind, Strategy, strategy_of
-from ddlbench.runtime.environment import driver_provenance
+from ddlbench.runtime.environment import driver_provenance, unlike_ranks
 from ddlbench.runtime.placement import SHARED_GPU_NOTE
 from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written
 
-_STAGING = ("seconds", "reused", "bytes", "nodes")
+_STAGING = ("seconds", "reused", "bytes", "nodes", "verify_s")
 
 
 def assemble(
@@ -108,13 +109,14 @@ def assemble(
         update_semantics="synchronous" if synchronous else "stale",
         notes=(
             *_notes(strategy, site),
+            *unlike_ranks([report.provenance for report in ok]),
             *checkpoint_notes(cell, synchronous, saved),
             *divergence(ok if complete else []),
         ),
         plan_details=ok[0].plan_details if complete else plan.details,
         ranks=tuple(rank_entry(r) for r in ok),
         timing=timing,
-        staging=None if staging is None else Staging(**{key: staging[key] for key in _STAGING}),
+        staging=None if staging is None else _staging(staging),
         loss=loss_summary(ok, ok[0].steps_per_epoch) if complete else None,
         communication=communication(ok) if complete else None,
         link=None if link is None else Link.from_dict(link),
@@ -123,6 +125,10 @@ def assemble(
         elapsed_s=0.0,
         provenance=_provenance(cell.seed, ok, link),
     )
+
+
+def _staging(report: Mapping[str, Any]) -> Staging:
+    return Staging(**{name: report[name] for name in _STAGING if name in report})
 
 
 def _notes(strategy: Strategy, site: Site) -> list[str]:
@@ -140,7 +146,9 @@ def _provenance(
     if reports:
         of_a_rank = dict(reports[0].provenance)
         of_a_rank.pop("host")
-        values.update(of_a_rank)
+        # In a container, ranks have other packages than the supervisor.
+        packages = {**values["packages"], **of_a_rank.get("packages", {})}
+        values.update(of_a_rank, packages=packages)
     if link is not None:  # emulated nodes do not use the kernel's own setting
         values["tcp_congestion_control"] = link["setting"]["congestion_control"]
     return Provenance.from_dict(values)
@@ -193,7 +201,8 @@ def timing_of(cell: Cell, reports: Sequence[RankReport], device_kind: DeviceKind
     epoch_s = rank_step_s.reshape(len(reports), cell.epochs, steps).sum(axis=2).max(axis=0)
     mean_epoch_s = float(epoch_s.mean())
     quartiles = np.percentile(step_s, [25, 50, 75])
-    spread = float((quartiles[2] - quartiles[0]) / quartiles[1]) if quartiles[1] > 0 else None
+    known = len(step_s) >= FEWEST_STEPS and quartiles[1] > 0
+    spread = float((quartiles[2] - quartiles[0]) / quartiles[1]) if known else None
     return Timing(
         clock=CLOCKS[device_kind],
         device_synchronised=True,
@@ -216,7 +225,7 @@ def timing_of(cell: Cell, reports: Sequence[RankReport], device_kind: DeviceKind
         dataset_samples=dataset_samples,
         step_s=_step_summary(step_s),
         step_spread=spread,
-        noisy=spread is not None and spread > NOISY_SPREAD,
+        noisy=None if spread is None else spread > NOISY_SPREAD,
         epoch_s=mean_epoch_s * dataset_samples / samples,
         epoch_scaled=samples != dataset_samples,
         samples_per_s=samples / mean_epoch_s if mean_epoch_s > 0 else None,

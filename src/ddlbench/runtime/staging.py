@@ -25,6 +25,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DataRequest
 from ddlbench.experiment.document import write_json
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.json_text import read_json
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
@@ -40,8 +41,9 @@ def stage_cell(cell: Cell, site: Site, report_dir: Path) -> dict[str, Any]:
     """Stage the cell's data on its nodes, which leave their reports in the shared ``report_dir``.
 
     Returns:
-        ``seconds`` (until the slowest node is ready), ``reused`` (on every node), ``bytes`` (on
-        one node), ``nodes``, ``digest`` and ``per_node``.
+        ``seconds`` (until the slowest node is ready), ``verify_s`` (of these, reading what lay
+        there, slowest node), ``reused`` (on every node), ``bytes`` (on one node), ``nodes``,
+        ``digest`` and ``per_node``.
 
     Raises:
         StagingFailed: a node failed, or staging took so long that the job has too little time left
@@ -68,6 +70,7 @@ def stage_cell(cell: Cell, site: Site, report_dir: Path) -> dict[str, Any]:
         raise StagingFailed(f"{cell.id}: {error}") from error
     return {
         "seconds": seconds,
+        "verify_s": max(report["verify_s"] for report in reports),
         "reused": all(report["reused"] for report in reports),
         "bytes": max(report["bytes"] for report in reports),
         "nodes": len(reports),
@@ -110,7 +113,7 @@ def _on_every_node(action: str, cell: Cell, site: Site, report_dir: Path) -> lis
             check=False,
             stdin=subprocess.DEVNULL,
         )
-        entries = [json.loads(p.read_text("utf-8")) for p in sorted(reports.glob("*.json"))]
+        entries = [read_json(p) for p in sorted(reports.glob("*.json"))]
     finally:
         shutil.rmtree(reports, ignore_errors=True)
     if len(entries) != cell.nodes:
@@ -143,6 +146,7 @@ def _here(action: str, request: DataRequest, scratch: str) -> dict[str, Any]:
         "device_number": status.st_dev,
         "inode": status.st_ino,
         "seconds": staged.stage_s,
+        "verify_s": staged.verify_s,
         "reused": staged.reused,
         "bytes": staged.size_bytes or 0,
         "digest": staged.manifest_digest,

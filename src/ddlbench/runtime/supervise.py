@@ -11,15 +11,21 @@
 
 from __future__ import annotations
 
-import json
 import shutil
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import write_json, write_text
+from ddlbench.experiment.errors import no_room
+from ddlbench.experiment.json_text import read_json
+from ddlbench.experiment.owner import Owner
 from ddlbench.experiment.result import Result, write_result
 from ddlbench.experiment.screen import short_names
 from ddlbench.experiment.site import Site
@@ -30,9 +36,10 @@ from ddlbench.runtime.checkpoint.restart import forget_checkpoints, restart_of
 from ddlbench.runtime.checkpoint.store import Order
 from ddlbench.runtime.fabric import Fabric, FabricUnfit, FabricUnsupported, fabric_up, fault_of
 from ddlbench.runtime.failure import cause_of
+from ddlbench.runtime.heart import Heart
 from ddlbench.runtime.job import Job, log_file, report_file
 from ddlbench.runtime.launch import Step, python_command
-from ddlbench.runtime.lease import Claim, Owner, claim, keep, release
+from ddlbench.runtime.lease import Claim, claim, holds, keep, release, this_supervisor
 from ddlbench.runtime.placement import device_variables
 from ddlbench.runtime.rank_report import RankFailure, RankReport, read_rank_report
 from ddlbench.runtime.result import assemble, partitions_csv, steps_csv, trace_json
@@ -71,26 +78,94 @@ def run_cell(
     """
     if attempt > 1:
         _refuse_to_repeat(cell, cell_folder / "failure.json")
-    me = Owner.here()
-    claimed = claim(cell_folder, me)
-    if claimed.kind == "adopted":
-        assert claimed.result is not None
-        write_result(cell_folder / "result.json", claimed.result)
-        return claimed.result
-    try:
+    me = this_supervisor()
+    with _full_disk_named(cell, cell_folder):
+        claimed = claim(cell_folder, me)
+        if claimed.kind == "adopted":
+            assert claimed.result is not None
+            write_result(cell_folder / "result.json", claimed.result)
+            return claimed.result
+        # The lease is released while the heart still beats: it counts as left over without.
+        with Heart(cell_folder):
+            try:
+                return _finish(cell, site, cell_folder, staging, claimed=claimed, me=me)
+            except _Terminated as ended:
+                reason = Reason("supervisor_ended", f"its supervisor was ended by {ended}")
+                _fail(cell, cell_folder, reason, [], tail=[], link=None)
+            finally:
+                release(cell_folder, me)
+
+
+def _finish(
+    cell: Cell,
+    site: Site,
+    cell_folder: Path,
+    staging: dict[str, Any] | None,
+    *,
+    claimed: Claim,
+    me: Owner,
+) -> Result:
+    """Make and keep the result of a cell whose lease we hold."""
+    with _terminable(me):
         if claimed.kind == "concluded":
             result = _concluded(cell, site, claimed, staging)
         else:
-            result = _measure(cell, site, cell_folder, staging)
+            result = _measure(cell, site, cell_folder, staging, me)
         keep(cell_folder, result)
         write_result(cell_folder / "result.json", result)
         forget_checkpoints(cell, site, cell_folder, result.status)
-    finally:
-        release(cell_folder, me)
     return result
 
 
-def _measure(cell: Cell, site: Site, cell_folder: Path, staging: dict[str, Any] | None) -> Result:
+class _Terminated(Exception):  # noqa: N818 - not an error
+    """The supervisor got a signal, which is named, that asks it to end."""
+
+
+@contextmanager
+def _terminable(me: Owner) -> Iterator[None]:
+    """SIGTERM, or a closed terminal, ends the ranks and the cell, in this order.
+
+    Not in a SLURM job: there SLURM says why it ended the job, and the lease stays to be judged.
+    """
+    if me.job_id is not None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _frame: object) -> NoReturn:
+        raise _Terminated(signal.Signals(number).name)
+
+    # What is ignored stays so: `nohup` ignores SIGHUP.
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    changed = [number for number, handler in before.items() if handler == signal.SIG_DFL]
+    for number in changed:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, before[number])
+
+
+@contextmanager
+def _full_disk_named(cell: Cell, cell_folder: Path) -> Iterator[None]:
+    """Say in one sentence that the disk is full.
+
+    Raises:
+        CellFailed: it is.
+    """
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(cell_folder)
+        sentence = no_room(error)
+        if sentence is None:
+            raise
+        raise CellFailed(f"{cell.id}: {sentence}") from error
+
+
+def _measure(
+    cell: Cell, site: Site, cell_folder: Path, staging: dict[str, Any] | None, me: Owner
+) -> Result:
     started = time.monotonic()
     measured = measured_digests(cell, site.name)
     plan = make_plan(cell, site.name)
@@ -122,11 +197,18 @@ def _measure(cell: Cell, site: Site, cell_folder: Path, staging: dict[str, Any] 
     except FabricUnfit as error:
         status, reason = Status.FAILED, reason_of(error, "link_unfit")
     finally:
-        if log_file(run_dir).is_file():
+        if log_file(run_dir).is_file() and holds(cell_folder, me):
             shutil.copyfile(log_file(run_dir), cell_folder / "log.txt")
         shutil.rmtree(run_dir, ignore_errors=True)
+    if not holds(cell_folder, me):  # this machine slept, or its file system did not answer
+        raise CellFailed(
+            f"{cell.id}: this run gave no sign of life for too long, and another one measures the "
+            "cell now; run again to adopt its result"
+        )
     if restart.was_refused(reports):
-        return _measure(cell, site, cell_folder, staging)  # from the start: no checkpoint is left
+        return _measure(
+            cell, site, cell_folder, staging, me
+        )  # from the start: no checkpoint is left
     tail = [] if status == Status.OK else list(outcome.tail)
     if status == Status.FAILED:
         assert reason is not None
@@ -144,13 +226,17 @@ def _measure(cell: Cell, site: Site, cell_folder: Path, staging: dict[str, Any] 
     )
     result = replace(result, log_tail=tuple(tail), elapsed_s=time.monotonic() - started)
     if status == Status.OK:
-        done = [report for report in reports if isinstance(report, RankReport)]
-        write_text(cell_folder / "steps.csv", steps_csv(done))
-        tables = {"partitions.csv": partitions_csv(done), "trace.json": trace_json(done)}
-        for name, text in tables.items():
-            if text:
-                write_text(cell_folder / name, text)
+        _write_tables(cell_folder, reports)
     return result
+
+
+def _write_tables(cell_folder: Path, reports: _Reports) -> None:
+    done = [report for report in reports if isinstance(report, RankReport)]
+    write_text(cell_folder / "steps.csv", steps_csv(done))
+    tables = {"partitions.csv": partitions_csv(done), "trace.json": trace_json(done)}
+    for name, text in tables.items():
+        if text:
+            write_text(cell_folder / name, text)
 
 
 def _fail(
@@ -181,7 +267,10 @@ def _fail(
 def _refuse_to_repeat(cell: Cell, failure_file: Path) -> None:
     if not failure_file.is_file():
         return
-    failure = json.loads(failure_file.read_text(encoding="utf-8"))
+    try:
+        failure = dict(read_json(failure_file))
+    except (OSError, ValueError, TypeError):  # damaged: it says nothing
+        return
     if failure.get("cause") == "program":
         raise CellFailed(f"{cell.id}: {failure['reason']} (not tried again: it would crash again)")
 
@@ -265,11 +354,35 @@ def _ending(plan: Plan, reports: _Reports, outcome: Outcome) -> tuple[Status, Re
             f"no step finished for {outcome.hung_s:.0f} s (hang_timeout_s); "
             "log.txt shows where every rank was",
         )
-    # A killed rank breaks the others' connections, so it is the cause even if they report first.
-    for failure in sorted(failures, key=lambda failure: failure.signal is None):
-        return Status.FAILED, failure.of_cell()
-    missing = min({p.rank for p in plan.processes} - {report.rank for report in reports})
-    return Status.FAILED, Reason("rank_lost", f"rank {missing} ended without a report")
+    missing = {p.rank for p in plan.processes} - {report.rank for report in reports}
+    return Status.FAILED, _first_cause(failures, missing, outcome)
+
+
+def _first_cause(failures: list[RankFailure], missing: set[int], outcome: Outcome) -> Reason:
+    """What broke first: a killed rank breaks the others' connections, also if they report first.
+
+    Args:
+        failures: in the order of their reports.
+        missing: ranks without a report.
+        outcome: tells who had reported before we ended the ranks that were left over by SIGTERM.
+    """
+    killed = [failure for failure in failures if failure.signal is not None]
+    for failure in killed:
+        if failure.signal != signal.SIGTERM or failure.rank in outcome.reported:
+            return failure.of_cell()
+    erred = [failure for failure in failures if failure.signal is None]
+    own = [failure for failure in erred if failure.reason_code != "connection_lost"]
+    if missing and not own:
+        return _lost(min(missing), outcome)
+    return (own or erred or failures)[0].of_cell()
+
+
+def _lost(rank: int, outcome: Outcome) -> Reason:
+    sentence = f"rank {rank} ended without a report"
+    number = outcome.guards_killed.get(rank)
+    if number is not None:
+        sentence += f": signal {number} ({signal.Signals(number).name}) ended its guard"
+    return Reason("rank_lost", sentence)
 
 
 def _failures(reports: _Reports) -> list[RankFailure]:

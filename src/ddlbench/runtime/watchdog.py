@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections import deque
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from ddlbench.experiment.json_text import read_json
 from ddlbench.runtime.launch import Launch
 from ddlbench.runtime.progress import MARK, Display
 
@@ -34,6 +34,9 @@ class Outcome:
     timed_out: bool = False  # the time limit was reached
     hung_s: float | None = None  # seconds without a finished step, if they were stopped for that
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))  # of the log
+    # Before the ranks were stopped: those with a report, and signals that ended guards.
+    reported: frozenset[int] = frozenset()
+    guards_killed: dict[int, int] = field(default_factory=dict)
 
 
 def watch(
@@ -74,6 +77,7 @@ def watch(
                     stop_at = now + _DUMP_S
     finally:
         display.close()
+        outcome.reported, outcome.guards_killed = reports.ranks(), launch.killed()
         launch.stop()
     return outcome
 
@@ -88,10 +92,14 @@ class _Reports:
         if now < self._next_check:
             return False
         self._next_check = now + _CHECK_REPORTS_S
-        return any(
-            json.loads(path.read_text(encoding="utf-8")).get("status") != "ok"
-            for path in self._folder.glob("rank*.json")
-        )
+        return any(read_json(path).get("status") != "ok" for path in self._files())
+
+    def ranks(self) -> frozenset[int]:
+        """Ranks that have reported, whatever it was."""
+        return frozenset(int(path.stem.removeprefix("rank")) for path in self._files())
+
+    def _files(self) -> list[Path]:
+        return list(self._folder.glob("rank*.json"))
 
 
 def _log_or_show(line: str, log: TextIO, display: Display, outcome: Outcome) -> bool:

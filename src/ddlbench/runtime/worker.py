@@ -45,7 +45,7 @@ from ddlbench.runtime.meters import (
     probe_s,
     restart_peaks,
 )
-from ddlbench.runtime.network_address import address_of, use_interface
+from ddlbench.runtime.network_address import SECRET, address_of, use_interface
 from ddlbench.runtime.placement import gpu_models, own_cores, own_devices, own_process
 from ddlbench.runtime.progress import Reporter
 from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written, write_rank_report
@@ -110,6 +110,7 @@ def _run(job: Job, process: Process) -> RankReport:
         store=store,
         interface=interface,
         local_address=address_of(interface),
+        secret=os.environ.get(SECRET),
         patience_s=job.patience_s,
         progress=reporter if process.rank == 0 else (lambda _done: None),
         fixed={} if checkpoints is None else checkpoints.fixed(),

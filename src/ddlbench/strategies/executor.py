@@ -73,6 +73,7 @@ class Context:
         store: key-value store of all processes (rendezvous); None for a single process.
         interface: network interface for messages; None lets the library choose.
         local_address: address of this node that other processes reach.
+        secret: of the run, known to its ranks only; None where they were started otherwise.
         patience_s: timeout of libraries. The supervisor's limits are lower, because it can tell a
             hang from a slow step.
         progress: called after each completed mini-batch with the number completed in this run.
@@ -83,6 +84,7 @@ class Context:
     store: torch.distributed.Store | None = None
     interface: str | None = None
     local_address: str = "127.0.0.1"
+    secret: str | None = None
     patience_s: float = 1800.0
     progress: Callable[[int], None] = lambda _done: None
     fixed: Mapping[str, Any] = field(default_factory=dict)

@@ -10,6 +10,8 @@ from torch import nn
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import build, without_dropout
+from ddlbench.networks.transformer import TransformerBlock
+from ddlbench.networks.vit import ClassToken, Patches
 
 
 class Residual(nn.Module):
@@ -102,6 +104,18 @@ def normed() -> nn.Sequential:
     )
 
 
+def transformer() -> nn.Sequential:
+    """Two layers of four heads, behind patches and positions."""
+    return _blocks(
+        patches=Patches(DATASETS["mnist"], 7, 16),
+        layer_0=TransformerBlock(16, 4, 24, 1e-6),
+        layer_1=TransformerBlock(16, 4, 24, 1e-6),
+        norm=nn.LayerNorm(16),
+        class_token=ClassToken(),
+        head=nn.Linear(16, 10),
+    )
+
+
 def linear() -> nn.Sequential:
     """One layer."""
     return _blocks(flatten=nn.Flatten(), head=nn.Linear(784, 10))
@@ -123,7 +137,9 @@ def network_with_dropout() -> nn.Sequential:
     )
 
 
-SMALL = {function.__name__: function for function in (tiny, residual, odd, normed, linear)}
+SMALL = {
+    function.__name__: function for function in (tiny, residual, odd, normed, linear, transformer)
+}
 
 
 def network_of(cell: Cell) -> nn.Sequential:

@@ -1,9 +1,10 @@
 """Scripts that SLURM runs on a node: before a task starts, and after a job ended.
 
 A share of CPU belongs to a *device*. Of a step with T tasks on a node, in a job with G devices
-there, each task gets G/T shares: one for a data-parallel rank, G for one process that drives G
-devices. The batch script, where a cell's supervisor runs, is not limited; a job of no devices
-neither.
+there, each task gets one share; G/T where there are more tasks than devices. One process that
+drives several devices gets one share too: on CPU its partitions take turns (torchgpipe has one
+worker thread for all of them), and with all shares it would be faster than its devices are. The
+batch script, where a cell's supervisor runs, is not limited; a job of no devices neither.
 """
 
 from __future__ import annotations
@@ -70,10 +71,13 @@ elif [ "$memory_bytes" -gt 0 ]; then
 fi
 
 if [ "$quota_us" -gt 0 ] && [ "$devices" -gt 0 ]; then
-    while [ $((quota_us * devices / tasks)) -lt {least_us} ]; do
+    shares=$devices
+    # one process never computes on two devices at once
+    [ "$shares" -le "$tasks" ] || shares=$tasks
+    while [ $((quota_us * shares / tasks)) -lt {least_us} ]; do
         quota_us=$((quota_us * 2)) period_us=$((period_us * 2))
     done
-    quota=$((quota_us * devices / tasks))
+    quota=$((quota_us * shares / tasks))
     if [ "$version" = 2 ]; then
         set_limit "$cpu/$task/cpu.max" "$quota $period_us"
     else

@@ -56,7 +56,7 @@ def test_files_do_not_depend_on_the_number_of_writers(request_, tmp_path, monkey
     assert one == three
     assert manifests[0].total_bytes == sum(map(len, one.values()))
     assert Manifest.read(tmp_path / "1") == manifests[0]
-    assert manifests[0].damage(tmp_path / "1", contents=True, workers=2) is None
+    assert manifests[0].damage(tmp_path / "1", workers=2) is None
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=_name)

@@ -20,6 +20,7 @@ from ddlbench.datasets import (
     remove,
     stage,
     staging,
+    verification,
 )
 from ddlbench.datasets.formats import write_dataset
 from ddlbench.datasets.loading import open_split
@@ -37,7 +38,7 @@ def _largest_file(folder):
 def test_first_makes_then_reuses(tmp_path):
     first = stage(MNIST, tmp_path / "new")
     again = stage(MNIST, tmp_path / "new", verify="full")
-    assert first.path == tmp_path / "new" / "ddlbench-data" / "mnist-idx-x0.002-s0-v1"
+    assert first.path == staging.own_folder(tmp_path / "new") / "mnist-idx-x0.002-s0-v1"
     assert (first.reused, again.reused) == (False, True)
     assert first.manifest_digest == again.manifest_digest
     assert first.size_bytes == again.size_bytes == 140 * 785 + 2 * 24
@@ -77,13 +78,12 @@ def test_incomplete_data_is_made_again(request_, harm, tmp_path):
 
 
 @pytest.mark.parametrize("request_", [MNIST, FOLDERS], ids=["idx", "imagefolder"])
-def test_same_size_corruption_is_found_by_a_full_check(request_, tmp_path):
+def test_corruption_that_keeps_the_size_is_found(request_, tmp_path):
     staged = stage(request_, tmp_path, workers=1)
     victim = _largest_file(staged.path)
     whole = victim.read_bytes()
     victim.write_bytes(whole[:500] + bytes([whole[500] ^ 1]) + whole[501:])
-    assert stage(request_, tmp_path).reused  # sizes are right
-    assert not stage(request_, tmp_path, verify="full", workers=1).reused
+    assert not stage(request_, tmp_path, workers=1).reused
     assert victim.read_bytes() == whole
 
 
@@ -148,7 +148,7 @@ def test_too_little_room_is_said_before_writing(tmp_path, monkeypatch):
     assert "needs about 55.08 MB" in sentence
     assert "has 5.00 MB" in sentence
     assert str(tmp_path) in sentence
-    assert not list((tmp_path / "ddlbench-data").glob("*mnist*[!k]"))
+    assert not list(staging.own_folder(tmp_path).glob("*mnist*[!k]"))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
@@ -165,7 +165,7 @@ def test_a_disk_that_fails_midway_is_left_clean(number, tmp_path, monkeypatch):
     with pytest.raises(StagingError) as caught:
         stage(MNIST, tmp_path, workers=1)
     assert "scratch folder" in str(caught.value)
-    assert [p.suffix for p in (tmp_path / "ddlbench-data").iterdir()] == [".lock"]
+    assert [p.suffix for p in staging.own_folder(tmp_path).iterdir()] == [".lock"]
     monkeypatch.undo()
     assert not stage(MNIST, tmp_path).reused
 
@@ -185,7 +185,7 @@ def test_a_helper_process_that_cannot_write_is_a_sentence(tmp_path, monkeypatch)
 
 def test_scratch_that_cannot_be_used_is_a_sentence(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StagingError, match="Not a directory"):
+    with pytest.raises(StagingError, match="File exists"):
         stage(MNIST, tmp_path / "file")
 
 
@@ -325,3 +325,72 @@ def test_the_estimate_covers_what_is_written_and_little_more(request_, tmp_path)
     estimate = estimate_bytes(request_)
     assert staged.size_bytes <= estimate
     assert estimate <= 1.3 * on_disk + 800_000
+
+
+# --- changed bytes, other users ------------------------------------------------------------------
+
+
+def test_bytes_that_change_are_found_though_sizes_are_right(tmp_path):
+    """hardening A2: all pixels were zeroed, and trained on."""
+    first = stage(MNIST, tmp_path)
+    victim = _largest_file(first.path)
+    data = victim.read_bytes()
+    victim.write_bytes(data[:16] + bytes(len(data) - 16))
+    again = stage(MNIST, tmp_path)
+    assert not again.reused
+    assert again.manifest_digest == first.manifest_digest
+    assert victim.read_bytes() == data
+
+
+def test_checksums_are_read_once_a_boot_and_when_files_change(tmp_path, monkeypatch):
+    seen = []
+    real = staging._usable
+
+    def watched(*arguments):
+        seen.append(arguments[3])
+        return real(*arguments)
+
+    monkeypatch.setattr(staging, "_usable", watched)
+    for _ in range(3):
+        stage(MNIST, tmp_path)
+    assert seen == [True, False, False]  # the first makes it
+    monkeypatch.setattr(verification, "_BOOT_ID", tmp_path / "none")
+    stage(MNIST, tmp_path)
+    stage(MNIST, tmp_path, verify="full")
+    assert seen[3:] == [True, True]
+
+
+def test_the_folder_is_the_users_own(tmp_path):
+    folder = stage(MNIST, tmp_path).path.parent
+    assert folder.name == f"ddlbench-data-{os.getuid()}"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o755)
+    stage(MNIST, tmp_path)
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_link_in_its_place_is_refused(tmp_path):
+    """hardening E1: another user planted the folder."""
+    (tmp_path / "victim").mkdir()
+    staging.own_folder(tmp_path / "scratch").parent.mkdir()
+    staging.own_folder(tmp_path / "scratch").symlink_to(tmp_path / "victim")
+    with pytest.raises(StagingError, match="is no folder but a link"):
+        stage(MNIST, tmp_path / "scratch")
+    assert list((tmp_path / "victim").iterdir()) == []
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
+    folder = data_folder(MNIST, tmp_path)
+    staging._private(folder.parent)
+    staging._lock(folder).symlink_to(tmp_path / "victim")
+    with pytest.raises(StagingError, match="symbolic links"):
+        stage(MNIST, tmp_path)
+    assert not (tmp_path / "victim").exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to be another user")
+def test_the_folder_of_another_user_is_refused(tmp_path):
+    folder = stage(MNIST, tmp_path).path.parent
+    os.chown(folder, 12345, -1)
+    with pytest.raises(StagingError, match="belongs to user 12345"):
+        stage(MNIST, tmp_path)

@@ -8,7 +8,7 @@ from importlib.resources import files
 import pytest
 
 from ddlbench.experiment import fits, links, profile
-from ddlbench.experiment.document import OMIT_NONE, JsonForm, SameKeys, key_of
+from ddlbench.experiment.document import OMIT_NONE, JsonForm, SameKeys, WrongForm, key_of
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def test_what_is_read_is_written_back_the_same():
 def test_what_is_absent_has_its_default_or_is_named():
     shorter = {key: value for key, value in VALUES.items() if key != "count"}
     assert Outer.from_dict(shorter).count == 3
-    with pytest.raises(KeyError, match="rows"):
+    with pytest.raises(WrongForm, match="'rows' is missing"):
         Outer.from_dict({"name": "x", "inner": []})
 
 

@@ -77,13 +77,18 @@ def test_row_counts(name: str) -> None:
         "ddp": pairs * 4,
         "gpipe": pairs * 4,
         "pipedream": pairs * 4,
-        "model-parallel": pairs * 4,
+        "model-parallel-p2p": pairs * 4,
     }
     assert len(rows) == pairs * 21 == 1512
     unsupported = [row for row in rows if row.unsupported is not None]
-    assert len(unsupported) == pairs * 2 * 2 == 288  # two strategies on 2x4 and 4x4
-    assert {row.cell.strategy for row in unsupported} == {"gpipe", "model-parallel"}
-    assert {row.cell.geometry for row in unsupported} == {"2x4", "4x4"}
+    gpipe = [row.cell.geometry for row in unsupported if row.cell.strategy == "gpipe"]
+    assert Counter(gpipe) == {"2x4": pairs, "4x4": pairs}  # torchgpipe is one process
+    # Figure 5 has model parallelism on several nodes; only networks of few blocks have no 16
+    # stages.
+    few = [row for row in unsupported if row.cell.strategy != "gpipe"]
+    assert {row.cell.strategy for row in few} <= {"model-parallel-p2p"}
+    assert {row.cell.geometry for row in few} <= {"4x4"}
+    assert all("too few for 16 stages" in str(row.unsupported) for row in few)
     assert {row.cell.devices for row in rows} == {1, 2, 4, 8, 16}
     assert {row.cell.epochs for row in rows} == {3}
 
@@ -113,7 +118,7 @@ def test_published_batches(dataset: str) -> None:
     for cell in (row.cell for row in rows):
         if cell.strategy == "gpipe":
             assert (cell.batch_size, cell.option("chunks")) == (mini_batch, micro_batches)
-        elif cell.strategy in ("pipedream", "model-parallel"):
+        elif cell.strategy in ("pipedream", "model-parallel-p2p"):
             assert cell.batch_size == per_worker
         else:
             assert cell.batch_size == per_worker * cell.devices

@@ -12,7 +12,7 @@ from report_factory import SITE_NAME, experiment, matrix, result, site, write
 from ddlbench.experiment.result import Provenance
 from ddlbench.planning.matrix import expand
 from ddlbench.report import collect, make_tables
-from ddlbench.report.comparability import Processors, unlike
+from ddlbench.report.comparability import Circumstances, unlike
 from ddlbench.report.figures.pipelines import pipeline_table
 from ddlbench.report.footer import Context, common_notes
 from ddlbench.report.registry import FIGURES
@@ -115,10 +115,12 @@ def test_gpus_of_other_hosts_have_a_speedup_and_a_note(measured):
 
 
 def test_a_result_without_ranks_has_nothing_to_say():
-    nothing = Processors.of(SimpleNamespace(ranks=(), provenance=Provenance(), device_kind="cuda"))
-    assert nothing == Processors((), ())
+    nothing = Circumstances.of(
+        SimpleNamespace(ranks=(), provenance=Provenance(), device_kind="cuda")
+    )
+    assert nothing == Circumstances()
     assert nothing.notes() == []
-    assert unlike(nothing, Processors(("A100",), (OLD,))) == []
+    assert unlike(nothing, Circumstances(("A100",), (OLD,))) == []
 
 
 @pytest.fixture

@@ -11,10 +11,11 @@ import time
 import pytest
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.owner import Owner, owner_in
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.plan import make_plan
 from ddlbench.runtime import lease, slurm_job
-from ddlbench.runtime.lease import Owner, claim, keep, release
+from ddlbench.runtime.lease import claim, keep, release
 from ddlbench.runtime.result import assemble
 
 CELL = Cell("mnist", "vgg11", "ddp", batch_size=8, devices_per_node=2)
@@ -97,7 +98,7 @@ def test_how_the_job_before_ended_decides(state, kind, status, tmp_path, monkeyp
     assert lease._take(tmp_path, other)
     claimed = claim(tmp_path, Owner.here())
     assert (claimed.kind, claimed.status) == (kind, status)
-    assert lease._owner_in(tmp_path / "lease.json") == Owner.here()
+    assert owner_in(tmp_path / "lease.json") == Owner.here()
 
 
 def test_an_unreadable_lease_does_not_block_for_ever(tmp_path, monkeypatch):
@@ -237,7 +238,7 @@ def test_a_job_that_was_requeued_does_not_wait_for_itself(tmp_path, elsewhere, m
 
 def test_a_fresh_lease_that_came_in_between_is_put_back(tmp_path, elsewhere, monkeypatch):
     fresh = dataclasses.replace(Owner.here(), host="third-node")
-    read = lease._owner_in
+    read = lease.owner_in
 
     def read_then_lose_the_race(path):
         owner = read(path)
@@ -246,7 +247,7 @@ def test_a_fresh_lease_that_came_in_between_is_put_back(tmp_path, elsewhere, mon
             assert lease._take(tmp_path, fresh)
         return owner
 
-    monkeypatch.setattr(lease, "_owner_in", read_then_lose_the_race)
+    monkeypatch.setattr(lease, "owner_in", read_then_lose_the_race)
     assert not lease._put_aside(tmp_path, elsewhere, Owner.here())
     assert read(tmp_path / "lease.json") == fresh
     assert [path.name for path in tmp_path.iterdir()] == ["lease.json"]
@@ -254,14 +255,14 @@ def test_a_fresh_lease_that_came_in_between_is_put_back(tmp_path, elsewhere, mon
 
 def test_what_changed_since_it_was_read_is_left(tmp_path, elsewhere):
     assert not lease._put_aside(tmp_path, gone("18"), Owner.here())
-    assert lease._owner_in(tmp_path / "lease.json") == elsewhere
+    assert lease.owner_in(tmp_path / "lease.json") == elsewhere
     assert lease._put_aside(tmp_path, elsewhere, Owner.here())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_nobody_releases_the_lease_of_another(tmp_path, elsewhere):
     release(tmp_path, Owner.here())
-    assert lease._owner_in(tmp_path / "lease.json") == elsewhere
+    assert lease.owner_in(tmp_path / "lease.json") == elsewhere
     release(tmp_path, elsewhere)
     assert not (tmp_path / "lease.json").exists()
 

@@ -15,7 +15,6 @@ emulated links was saturated, they hold invalid times and are deleted.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ from typing import Any
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import write_json
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.json_text import read_json
 from ddlbench.experiment.paths import checkpoint_dir
 from ddlbench.experiment.result import Attempt
 from ddlbench.experiment.site import Site
@@ -145,7 +145,7 @@ def _version(cell: Cell) -> str:
 def _read(folder: Path, identity: dict[str, Any]) -> list[Attempt] | None:
     """Earlier attempts at the same cell; None if the folder belongs to another cell."""
     try:
-        values = json.loads((folder / _ATTEMPTS).read_text(encoding="utf-8"))
+        values = read_json(folder / _ATTEMPTS)
         if values["identity"] != identity:
             return None
         return [Attempt.from_dict(attempt) for attempt in values["earlier"]]

@@ -20,7 +20,6 @@ old.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.document import write_json
+from ddlbench.experiment.json_text import read_json
 
 SCHEMA_VERSION = 1
 KEPT_SETS = 2  # some file systems report a write that a crash then loses
@@ -95,7 +95,7 @@ def newest(folder: Path, identity: dict[str, Any]) -> CheckpointSet | None:
 def read_set(path: Path) -> CheckpointSet | None:
     """The set in a folder; None if it is torn, or of another version."""
     try:
-        manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json(path / _MANIFEST)
         if manifest["schema_version"] != SCHEMA_VERSION:
             return None
         for file in manifest["files"]:

@@ -56,7 +56,7 @@ class DistributedDataParallel(DataParallel):
     executor: ClassVar[str] = "ddlbench.strategies.ddp.executor:DdpExecutor"
     predictors: ClassVar[tuple[str, ...]] = (
         *("ddp-buckets", "ddp-all-reduce", "ddp-serial"),
-        *("paradl-published", "paradl-corrected"),
+        *("paradl-authors", "paradl-corrected"),
     )
     # A rank's only CPU core computes or sends, so no message is hidden there.
     preferred_predictor: ClassVar[Mapping[str, str]] = {
@@ -68,6 +68,7 @@ class DistributedDataParallel(DataParallel):
             "type": "integer",
             "minimum": 1,
             "default": DEFAULT_BUCKET_BYTES,
+            "examples": [2**20, 5 * 2**20, 50 * 2**20, 100 * 2**20],
             "description": (
                 "A gradient bucket is sent when it holds so many bytes. The default is torch's "
                 "own: 25 MiB, and 1 MiB for the first bucket; any other value holds for all."

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.planning.data_parallel import DataParallel
-from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic, fused
+from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic, buckets
 from ddlbench.planning.plan import PlanDetails
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Horovod(DataParallel):
     executor: ClassVar[str] = "ddlbench.strategies.horovod.executor:HorovodExecutor"
     predictors: ClassVar[tuple[str, ...]] = (
         *("ddlbench-eq1", "thesis-5.1-p2p", "thesis-5.1-transport", "horovod-serial"),
-        *("paradl-published", "paradl-corrected"),
+        *("paradl-authors", "paradl-corrected"),
     )
     preferred_predictor: ClassVar[Mapping[str, str]] = {
         "cpu": "horovod-serial",
@@ -59,22 +59,29 @@ class Horovod(DataParallel):
             "type": "integer",
             "minimum": 0,
             "default": 134_217_728,
+            "examples": [2**20, 8 * 2**20, 32 * 2**20],
             "description": "Gradients are fused up to so many bytes; 0 turns fusion off.",
         },
         "cycle_time_s": {
             "type": "number",
             "exclusiveMinimum": 0,
             "default": 0.001,
+            "examples": [0.005, 0.02],
             "description": "Time between two rounds of negotiation, in seconds.",
         },
     }
 
     def gradient_messages(self, workload: Workload, plan: Plan) -> list[GradientMessage]:
-        """One message for each full fusion buffer, or each tensor without fusion; no times."""
+        """One message for each fusion buffer of whole tensors, or each tensor; no times.
+
+        Horovod never splits a tensor: one that is larger than the buffer travels alone.
+        """
         threshold = int(HorovodDetails.of(plan).fusion_threshold_bytes)
-        if threshold <= 0:
-            return [GradientMessage(tensor.bytes) for tensor in workload.tensors]
-        return [GradientMessage(size) for size in fused(workload.parameter_bytes, threshold)]
+        sizes = [tensor.bytes for tensor in workload.tensors]
+        return [
+            GradientMessage(sum(sizes[index] for index in message))
+            for message in buckets(sizes, threshold)
+        ]
 
     def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic:
         """With fusion the last message may be a full buffer: the worst case (thesis 5.1.1)."""

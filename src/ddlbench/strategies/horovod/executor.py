@@ -149,7 +149,11 @@ def _set_environment(plan: Plan, process: Process, context: Context) -> Rendezvo
     if plan.world_size > 1:
         assert context.store is not None
         rendezvous = join_rendezvous(
-            context.store, process.rank, [_host(p) for p in plan.processes], context.local_address
+            context.store,
+            process.rank,
+            [_host(p) for p in plan.processes],
+            context.local_address,
+            context.secret,
         )
     set_place(place, rendezvous, context.interface)
     # An all-reduce over a bad link may take longer than Horovod's default of 30 s.

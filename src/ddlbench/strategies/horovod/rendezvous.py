@@ -2,14 +2,22 @@
 
 ::
 
-    rank 0       hosts of all ranks -> server -> its address -> store
+    every rank   its own address -> store
+    rank 0       addresses of all ranks -> server -> its address -> store
     every rank   address of the server <- store
+
+The server listens at the one address at which ranks reach it (the loopback of a run on one
+machine), and answers only requests that name the secret of the run. Horovod's client knows no
+secrets, but it asks for ``http://<address>:<port>/<scope>/<key>`` with an address that is any text.
+So ranks give it ``<address>:<port>/<secret>``, and it asks for ``/<secret>:<port>/<scope>/<key>``.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import secrets
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +44,13 @@ class HorovodPlace:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Horovod's rendezvous server; rank 0 keeps ``server`` itself alive by this reference."""
+    """Horovod's rendezvous server; rank 0 keeps ``server`` itself alive by this reference.
+
+    Args:
+        address: with the port and the secret, for Horovod's client.
+        port: of the server.
+        server: None on other ranks.
+    """
 
     address: str
     port: int
@@ -71,7 +85,7 @@ def set_place(place: HorovodPlace, rendezvous: Rendezvous | None, interface: str
 
 
 def join_rendezvous(
-    store: Store, rank: int, hosts: Sequence[str], local_address: str
+    store: Store, rank: int, hosts: Sequence[str], local_address: str, secret: str | None = None
 ) -> Rendezvous:
     """Start the server on rank 0, and give every rank its address.
 
@@ -80,21 +94,44 @@ def join_rendezvous(
         rank: of this process.
         hosts: of all ranks, in their order.
         local_address: at which other ranks reach this host.
+        secret: of the run, the same on all ranks; None has rank 0 make one, which the store tells.
     """
     server = None
     if rank == 0:
-        server, port = _serve(hosts)
-        store.set("horovod/rendezvous", f"{local_address} {port}")
-    address, port_text = store.get("horovod/rendezvous").decode().split()
-    return Rendezvous(address, int(port_text), server)
+        path = secret or secrets.token_hex(16)
+        server, port = _serve(hosts, local_address, path)
+        # The store has no password, so it tells no secret that ranks have by another way.
+        told = "" if secret else path
+        store.set("horovod/rendezvous", f"{local_address} {port} {told}")
+    address, port_text, told = store.get("horovod/rendezvous").decode().split(" ")
+    return Rendezvous(f"{address}:{port_text}/{secret or told}", int(port_text), server)
 
 
-def _serve(hosts: Sequence[str]) -> tuple[Any, int]:
-    """Start Horovod's rendezvous server for ranks on these hosts; return it and its port."""
+def _serve(hosts: Sequence[str], address: str, secret: str) -> tuple[Any, int]:
+    """Start Horovod's rendezvous server for ranks on these hosts; return it and its port.
+
+    Args:
+        hosts: of all ranks.
+        address: at which it listens.
+        secret: first part of the paths that it answers, before a colon and the port.
+    """
     assign = importlib.import_module("horovod.runner.common.util.hosts")
     http = importlib.import_module("horovod.runner.http.http_server")
-    server = http.RendezvousServer(verbose=0)
-    port: int = server.start()
+
+    class Handler(http.RendezvousHandler):  # type: ignore[name-defined]  # untyped
+        def parse_request(self) -> bool:
+            if not super().parse_request():
+                return False
+            head, _, rest = str(self.path).removeprefix("/").partition("/")
+            if secrets.compare_digest(head.partition(":")[0].encode(), secret.encode()):
+                self.path: str = f"/{rest}"
+                return True
+            self.send_error(403)
+            return False
+
+    server = http.RendezvousHTTPServer((address, 0), Handler, 0)
+    port: int = server.server_address[1]
+    threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True).start()
     infos = [assign.HostInfo(name, count) for name, count in Counter(hosts).items()]
     server.init(assign.get_host_assignments(infos, len(hosts)))
     return server, port

@@ -63,6 +63,7 @@ class ParameterServer(Strategy):
             "type": "integer",
             "minimum": 1,
             "default": 1,
+            "examples": [2],
             "description": "Devices that hold the weights and do not train.",
         },
         "mode": {
@@ -77,6 +78,7 @@ class ParameterServer(Strategy):
             "type": "integer",
             "minimum": 64,
             "default": 4_194_304,
+            "examples": [2**20, 16 * 2**20],
             "description": "Largest piece of gradients or weights that travels at once.",
         },
     }

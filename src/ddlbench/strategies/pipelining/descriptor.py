@@ -66,12 +66,14 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "type": "integer",
         "minimum": 1,
         "default": 4,
+        "examples": [2, 8, 16, 32],
         "description": "Micro-batches that a replica's part of a mini-batch is cut into.",
     },
     "replicas": {
         "type": "integer",
         "minimum": 1,
         "default": 1,
+        "examples": [2],
         "description": "Copies of the whole pipeline that average their gradients.",
     },
     "balance": BALANCE_OPTION,
@@ -80,6 +82,7 @@ _STAGES_PER_RANK: dict[str, Any] = {
     "type": "integer",
     "minimum": 1,
     "default": 2,
+    "examples": [4],
     "description": "Stages of each device; stage s is on device s modulo the pipeline's devices.",
 }
 
@@ -299,7 +302,7 @@ class TorchGPipeSchedule(SynchronousPipeline):
     marker: ClassVar[str] = "<"
     parallelism: ClassVar[str | None] = "pipeline"
     predictors: ClassVar[tuple[str, ...]] = (
-        *("pipeline-replay", "pipeline-recorded", "paradl-published", "paradl-corrected"),
+        *("pipeline-replay", "pipeline-recorded", "paradl-authors", "paradl-corrected"),
     )
 
     def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:

@@ -84,7 +84,7 @@ class SplitStrategy(Strategy):
     """Base of all splits; without an option ``group``, all devices are one group."""
 
     family: ClassVar[str] = "split"
-    predictors: ClassVar[tuple[str, ...]] = ("paradl-published", "paradl-corrected")
+    predictors: ClassVar[tuple[str, ...]] = ("paradl-authors", "paradl-corrected")
     # Not ranked on CPUs: predicted steps are a third to two thirds too short there, so splits would
     # win where they lose (docs/validation/README.md, splits).
     preferred_predictor: ClassVar[Mapping[str, str]] = {"cuda": "paradl-corrected"}

@@ -39,6 +39,7 @@ _BALANCE_OPTION: dict[str, Any] = {
     "pattern": r"^(time|size|blocks|profile|[1-9]\d*(\+[1-9]\d*)*)$",
     "minimum": 1,
     "default": "time",
+    "examples": ["profile"],
     "description": (
         "How blocks are dealt to devices: 'time' and 'size' let torchgpipe profile the network, "
         "'profile' evens out the times of the site's profile, 'blocks' gives each device as many "
@@ -160,7 +161,7 @@ class GPipe(TorchGPipe):
     parallelism: ClassVar[str | None] = "pipeline"
     predictors: ClassVar[tuple[str, ...]] = (
         *("ddlbench-eq2", "thesis-6", "torchgpipe-turns"),
-        *("paradl-published", "paradl-corrected"),
+        *("paradl-authors", "paradl-corrected"),
     )
     # On CPU torchgpipe's partitions take turns; on GPUs they compute at once.
     preferred_predictor: ClassVar[Mapping[str, str]] = {
@@ -176,11 +177,13 @@ class GPipe(TorchGPipe):
             "type": "integer",
             "minimum": 1,
             "default": 4,
+            "examples": [1, 2, 8, 16, 32],
             "description": "Micro-batches that a mini-batch is cut into.",
         },
         "checkpoint": {
             "enum": ["except_last", "always", "never"],
             "default": "except_last",
+            "examples": ["never", "always"],
             "description": "For which micro-batches activations are recomputed.",
         },
         "balance": _BALANCE_OPTION,

@@ -13,6 +13,7 @@ class Row:
 
     Attributes:
         fault: what was done to a running cell.
+        where: "SLURM": on two virtual nodes; "local": on this machine.
         state: what the cell was right after it.
         ranks_gone_s: seconds from the fault until no rank of its job ran; None where ranks go on.
         then: what the cell was after the next run of the workflow.
@@ -21,6 +22,7 @@ class Row:
     """
 
     fault: str
+    where: str
     state: str
     ranks_gone_s: float | None
     then: str
@@ -34,14 +36,14 @@ ROWS: list[Row] = []
 def text() -> str:
     """The table as Markdown."""
     lines = [
-        "| fault | cell then is | all ranks gone after | after the next run "
+        "| fault | where | cell then is | all ranks gone after | after the next run "
         "| results lost | measured twice |",
-        "|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in ROWS:
         gone = "-" if row.ranks_gone_s is None else f"{row.ranks_gone_s:.1f} s"
         lines.append(
-            f"| {row.fault} | {row.state} | {gone} | {row.then} "
+            f"| {row.fault} | {row.where} | {row.state} | {gone} | {row.then} "
             f"| {row.results_lost} | {row.measured_twice} |"
         )
     return "\n".join(lines)

@@ -1,0 +1,190 @@
+"""Who holds a lease, and whether that process lives; to be judged from any host.
+
+::
+
+    same host      its boot and the moment at which its process began: no clock is asked
+    another host   SLURM, if it is of a job; else its heartbeat: a file that it touches
+
+A wall clock may be stepped, and a pid is used again, so neither decides. The age of a heartbeat is
+taken from a file touched beside it: both times are those of the file system, whatever the hosts'
+clocks say.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+from ddlbench.experiment.json_text import read_json
+
+HEARTBEAT = ".lease-heartbeat"
+STALE_S = 60.0
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+_KINDS: dict[str, Any] = {
+    "job_id": (str, type(None)), "host": str, "pid": int, "started": (int, float),
+    "submitted": (int, float), "boot_id": str, "start_ticks": int,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The supervisor that measures a cell.
+
+    Args:
+        job_id: of SLURM; None on a local site.
+        host: its name.
+        pid: of its process.
+        started: when its process began, seconds since the epoch.
+        submitted: when its job was submitted, seconds since the epoch.
+        boot_id: of its host since it was last started; empty where the system has none.
+        start_ticks: when its process began, in ticks since the boot; 0 as above.
+    """
+
+    job_id: str | None
+    host: str
+    pid: int
+    started: float
+    submitted: float
+    boot_id: str = ""
+    start_ticks: int = 0
+
+    @classmethod
+    def here(cls, job_id: str | None = None, submitted: float | None = None) -> Self:
+        """This process; without a job it was submitted when it began."""
+        started = psutil.Process().create_time()
+        return cls(
+            job_id,
+            socket.gethostname(),
+            os.getpid(),
+            started,
+            submitted or started,
+            boot_id(),
+            start_ticks(os.getpid()),
+        )
+
+    @classmethod
+    def of(cls, values: Any) -> Self:
+        """Read what a lease holds.
+
+        Raises:
+            ValueError: it is no owner.
+        """
+        if not isinstance(values, dict) or set(values) - set(cls.__dataclass_fields__):
+            raise ValueError("not the fields of an owner")
+        for name, value in values.items():
+            if not isinstance(value, _KINDS[name]) or isinstance(value, bool):
+                raise ValueError(f"{name} is {type(value).__name__}")
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+
+    def runs_on_this_host(self) -> bool:
+        """Whether its process lives here; its boot and start decide, not its pid alone."""
+        if self.boot_id:
+            return 0 < self.start_ticks == start_ticks(self.pid)
+        with suppress(psutil.Error, ValueError, OverflowError):  # no pid at all is a ValueError
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.started) < 1.0
+            return same and process.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    def is_of_this_host(self) -> bool:
+        """Whether it runs on this host, if at all; before the last boot, nothing ran here."""
+        return self.host == socket.gethostname() and self.boot_id in ("", boot_id())
+
+    @property
+    def label(self) -> str:
+        """``SLURM job 7 on n1``."""
+        job = f"process {self.pid}" if self.job_id is None else f"SLURM job {self.job_id}"
+        return f"{job} on {self.host}"
+
+
+NOBODY = Owner(None, "", 0, 0.0, 0.0)
+"""Stands for a lease that cannot be read."""
+
+
+def owner_in(path: Path) -> Owner | None:
+    """The owner of a lease; None if none can be opened, NOBODY if it is damaged."""
+    try:
+        return Owner.of(read_json(path))
+    except OSError:
+        return None
+    except ValueError:
+        return NOBODY
+
+
+def boot_id() -> str:
+    """What names the last start of this machine; empty where there is no such thing."""
+    with suppress(OSError):
+        return _BOOT_ID.read_text("ascii").strip()
+    return ""
+
+
+def start_ticks(pid: int) -> int:
+    """When a process began, in ticks since the boot; 0 if there is none, or no /proc.
+
+    A zombie is none: it stays while its parent does not ask for it, as in some containers.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace")
+    except OSError:
+        return 0
+    # The name, in brackets, may hold blanks; the 3rd field, its state, is the first behind it.
+    fields = text.rpartition(")")[2].split()
+    if len(fields) < 20 or fields[0] in "ZX":
+        return 0
+    return int(fields[19])
+
+
+def heart_beats(folder: Path, stale_s: float = STALE_S) -> bool | None:
+    """Whether the heartbeat of a folder, or its lease, is young; None if nothing can be said."""
+    changes_s = [_changed_s(folder / name) for name in (HEARTBEAT, "lease.json")]
+    known_s = [changed_s for changed_s in changes_s if changed_s is not None]
+    if not known_s:
+        return None
+    probe = folder / f".now-{socket.gethostname()}-{os.getpid()}-{time.monotonic_ns()}"
+    try:
+        probe.touch()
+        now_s = probe.stat().st_mtime
+        probe.unlink()
+    except OSError:
+        return None
+    # A time that lies ahead is from before the file system's clock was set back.
+    return abs(now_s - max(known_s)) < stale_s
+
+
+def _changed_s(path: Path) -> float | None:
+    """When a file was changed, in seconds since the epoch; None without it.
+
+    It is opened, because NFS shows old times of a file that is only asked for.
+    """
+    try:
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return None
+
+
+def seems_to_live(owner: Owner, folder: Path) -> bool:
+    """Whether the owner of a folder's lease lives, as far as this host can tell.
+
+    Of another host's owner the heartbeat decides, also of a SLURM job's: that is enough to tell
+    people of a cell, and too little to take it over, as a job may be suspended. Where nothing can
+    be said it counts as alive.
+    """
+    if owner.is_of_this_host():
+        return owner.runs_on_this_host()
+    # Versions before heartbeats wrote no boot.
+    if not owner.boot_id and not (folder / HEARTBEAT).exists():
+        return True
+    return heart_beats(folder) is not False

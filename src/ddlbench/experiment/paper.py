@@ -1,0 +1,189 @@
+"""Published figures as experiments: ``config/papers/<paper>/<figure>.yaml``.
+
+::
+
+    paper:   what the figure asks, and how to read ours      -> ddlbench papers
+    of:      an experiment of config/experiments, whose keys come first
+    ...      keys of an experiment: the figure as published  |
+    scales:  laptop: {keys that replace these}               |-> one experiment, at one scale
+    scale:   full                                            |
+
+A figure that needs no cells, such as the picture of a schedule, has only ``paper``, with a command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddlbench.experiment.document import JsonForm
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import project_root
+from ddlbench.experiment.schema import check_against, nearest, read_yaml
+
+FULL = "full"
+LAPTOP = "laptop"
+SCALES = (FULL, LAPTOP)
+EXAMPLE_SITE = "slurm-example"
+_KEYS = ("paper", "of", "scale", "scales")
+
+
+@dataclass(frozen=True)
+class Paper(JsonForm):
+    """What is said of a published figure.
+
+    Args:
+        figure: ``<paper>/<figure>``, its file below config/papers.
+        title: one line.
+        source: paper, section, and other places where it is printed.
+        question: what the figure answers.
+        original: hardware and size of the original.
+        read: how to read ours beside it.
+        draws: names of our figures and tables that show it.
+        command: makes it, where no cells are needed; else empty.
+    """
+
+    figure: str
+    title: str
+    source: str
+    question: str
+    original: str
+    read: str
+    draws: tuple[str, ...] = ()
+    command: str = ""
+
+    @property
+    def file(self) -> Path:
+        """Its file, from the project's folder."""
+        return Path("config") / "papers" / f"{self.figure}.yaml"
+
+
+@dataclass(frozen=True)
+class PaperFile:
+    """One file of config/papers.
+
+    Args:
+        paper: what is said of the figure.
+        values: the whole file.
+    """
+
+    paper: Paper
+    values: Mapping[str, Any]
+
+    def site(self, scale: str) -> str | None:
+        """Where the cells of a scale run, unless the user says otherwise; None: on a cluster."""
+        return _resolved({**self.values, "scale": scale}, str(self.paper.file)).get("site")
+
+    def without_cells_why(self, scale: str) -> str:
+        """Why a scale has no cells; empty if it has."""
+        if "experiment" not in self.values:
+            return "no cells are needed"
+        own = self.values.get("scales", {}).get(scale, {})
+        if scale != FULL and scale not in self.values.get("scales", {}):
+            return f"it has no scale {scale}"
+        return str(own.get("reason", ""))
+
+
+def read_papers() -> list[PaperFile]:
+    """Every published figure, in the order of the sources.
+
+    Raises:
+        ConfigError: a file is wrong; the message names it.
+    """
+    folder = project_root() / "config" / "papers"
+    papers = ("ddlbench", "thesis", "paradl", "networking")
+    return [
+        read_paper(path)
+        for paper in papers
+        for path in sorted((folder / paper).glob("*.yaml"), key=_by_number)
+    ]
+
+
+def _by_number(path: Path) -> tuple[int, list[tuple[int, str]]]:
+    """Tables behind figures; fig10 behind fig9."""
+    digits = "".join(sign if sign.isdigit() else " " for sign in path.stem).split()
+    return int(path.stem.startswith("table")), [(int(number), path.stem) for number in digits]
+
+
+def read_paper(path: Path) -> PaperFile:
+    """Read and check one file.
+
+    Raises:
+        ConfigError: a key is unknown or wrong, or the file's name is another.
+    """
+    values = read_yaml(path)
+    check_against("paper", {key: values[key] for key in _KEYS if key in values}, str(path))
+    paper = Paper.from_dict(values["paper"])
+    named = f"{path.parent.name}/{path.stem}"
+    if paper.figure != named:
+        raise ConfigError(f"{path}: paper.figure is {paper.figure!r}; write {named!r}")
+    if ("experiment" in values) == bool(paper.command):
+        raise ConfigError(
+            f"{path}: write an experiment, or paper.command for a figure without cells; one of them"
+        )
+    return PaperFile(paper, values)
+
+
+def at_scale(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The experiment that a configuration means; one that is of no paper stays as it is.
+
+    A site that the user names goes before that of a scale.
+
+    Args:
+        config: the file, with what the user has set.
+        where: its name, for messages.
+
+    Raises:
+        ConfigError: there is no such scale, it has no cells, or it is for a cluster and none is
+            named; the message says what to do.
+    """
+    values = _resolved(config, where)
+    if "paper" in config and "site" not in values:
+        # Without this, a figure of sixteen GPUs would begin on this machine.
+        remark = f", or write scale={LAPTOP}" if _has_cells(config, LAPTOP) else ""
+        raise ConfigError(
+            f"{where}: scale {FULL} is for a cluster; name yours: site=NAME (ddlbench: --site NAME)"
+            f"{remark}"
+        )
+    return values
+
+
+def _has_cells(config: Mapping[str, Any], scale: str) -> bool:
+    scales = config.get("scales", {})
+    return scale in scales and "reason" not in scales[scale]
+
+
+def _resolved(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """As :func:`at_scale`; of a scale that is for a cluster, the site is left open."""
+    values = dict(config)
+    if "paper" not in values:
+        if set(_KEYS) & set(values):
+            given = next(key for key in _KEYS if key in values)
+            raise ConfigError(
+                f"{where}: is of no published figure, so {given!r} means nothing here; leave it out"
+            )
+        return values
+    check_against("paper", {key: values[key] for key in _KEYS if key in values}, where)
+    paper = Paper.from_dict(values.pop("paper"))
+    scale, scales = str(values.pop("scale", FULL)), dict(values.pop("scales", {}))
+    if paper.command:
+        raise ConfigError(f"{where}: {paper.figure} needs no cells; run: {paper.command}")
+    if scale not in (FULL, *scales):
+        remark = nearest(scale, (FULL, *scales))
+        raise ConfigError(f"{where}: {paper.figure} has no scale {scale!r}; {remark}")
+    own = dict(scales.get(scale, {}))
+    if "reason" in own:
+        raise ConfigError(
+            f"{where}: {paper.figure} has no scale {scale}: {own['reason']}; write scale={FULL}"
+        )
+    if "of" in values:
+        base = read_yaml(project_root() / "config" / "experiments" / f"{values.pop('of')}.yaml")
+        if base.get("site") == EXAMPLE_SITE:
+            del base["site"]  # the user's own comes in its place
+        values = {**base, **values}
+    if "site" in config:  # the user's
+        own.pop("site", None)
+    name = values["experiment"]
+    return {**values, **own, "experiment": name if scale == FULL else f"{name}-{scale}"}

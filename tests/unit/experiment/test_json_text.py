@@ -1,0 +1,64 @@
+"""Damaged JSON: one kind of error, and the other files go on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.document import put_aside_if_broken
+from ddlbench.experiment.json_text import UnreadableJson, parse_json, read_json
+from ddlbench.experiment.result import InvalidResult, glance, read_result
+
+DAMAGED = ["", "{", "[" * 100_000, "9" * 5_000, "NaN", '{"a": Infinity}', "\x00", '{"a": 1} x']
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_damaged_text_is_one_kind_of_error(text: str) -> None:
+    with pytest.raises(UnreadableJson) as caught:
+        parse_json(text)
+    assert len(str(caught.value)) <= 200
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_result_is_put_aside_and_never_a_traceback(text: str, tmp_path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    with pytest.raises(InvalidResult, match="not a readable result"):
+        read_result(path)
+    assert glance(path, Cell("mnist", "vgg11", "ddp", 8).id) is None
+    assert put_aside_if_broken(path)
+    assert not path.exists()
+    assert (tmp_path / "result.json.broken").exists()
+
+
+def test_bytes_that_are_no_text(tmp_path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b"\xff\xfe{}")
+    with pytest.raises(UnreadableJson):
+        read_json(path)
+    with pytest.raises(OSError, match="No such file"):
+        read_json(tmp_path / "none.json")
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=8,
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_what_json_writes_is_read_as_it_was(value) -> None:  # fmt: skip
+    assert parse_json(json.dumps(value)) == value
+
+
+@given(st.binary(max_size=64))
+@settings(max_examples=150, deadline=None)
+def test_any_bytes_are_a_value_or_unreadable(data) -> None:
+    with contextlib.suppress(UnreadableJson):
+        parse_json(data)

@@ -1,0 +1,332 @@
+"""Published figures: each file is an experiment at every scale, or a command."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+from collections import Counter
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from ddlbench.cli import commands
+from ddlbench.commands.papers import on_a_cluster, papers_table, row_of
+from ddlbench.commands.tables import TABLES
+from ddlbench.experiment.config import parse_experiment
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paper import FULL, LAPTOP, at_scale, read_paper, read_papers
+from ddlbench.experiment.paths import project_root
+from ddlbench.experiment.schema import read_yaml
+from ddlbench.experiment.site import Site, load_site
+from ddlbench.planning import matrix
+from ddlbench.planning.budget import estimate
+from ddlbench.planning.matrix import MatrixRow, expand
+from ddlbench.report.registry import figures_for, prediction_figures_for
+from ddlbench.workflow import PredictionTables
+
+ROOT = project_root()
+FILES = {file.paper.figure: file for file in read_papers()}
+WITH_CELLS = [name for name, file in FILES.items() if not file.paper.command]
+ALONE = [name for name, file in FILES.items() if file.paper.command]
+_FEW = 40  # cells of a laptop scale
+_LONGEST_S = 900  # of a laptop scale, where it is known before anything ran
+# Made of the results, but not by the workflow of one experiment on one site.
+_BY_COMMAND = {"sites"}
+
+
+@pytest.fixture(autouse=True)
+def _every_package_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "_missing_package", lambda names: None)
+
+
+@cache
+def laptop_of(figure: str) -> tuple[Site, list[MatrixRow]]:
+    experiment = parse_experiment({**FILES[figure].values, "scale": LAPTOP}, figure)
+    site = load_site(experiment.site)
+    if site.name == "local":  # two devices, wherever the tests run
+        site = Site(**{**vars(site), "devices_per_node": 2})
+    return site, expand(experiment, site)
+
+
+@cache
+def full_of(figure: str) -> list[MatrixRow]:
+    file = FILES[figure]
+    if (site := file.site(FULL)) is None:
+        return on_a_cluster(file, FULL)[1]
+    return expand(parse_experiment(file.values, figure), load_site(site))
+
+
+def test_every_published_figure_has_a_file() -> None:
+    wanted = {f"ddlbench/fig{number}" for number in range(1, 7)}
+    wanted |= {f"networking/fig{number}" for number in range(2, 11)}
+    wanted |= {f"thesis/{name}" for name in (
+        "fig3.1", "fig3.2", "fig4.1", "fig5.1", "fig5.2", "fig6.1", "fig6.2", "fig6.3", "table6.1",
+        "fig7.1", "fig7.2", "fig7.3", "table8.1", "table8.2", "fig8.1",
+    )}  # fmt: skip
+    assert wanted | {"paradl/fig1"} <= FILES.keys()
+    assert len(FILES) >= 31
+
+
+@pytest.mark.parametrize("figure", WITH_CELLS)
+def test_full_scale_has_cells_that_a_cluster_can_run(figure: str) -> None:
+    rows = full_of(figure)
+    supported = [row for row in rows if row.unsupported is None]
+    assert len(supported) / len(rows) > 0.9
+    named = parse_experiment({**FILES[figure].values, "site": "mine"}, figure)
+    assert named.name == figure.replace("/", "-")
+    assert estimate(rows, load_site("slurm-example", as_example=True)).to_run == len(supported)
+
+
+@pytest.mark.parametrize("figure", WITH_CELLS)
+def test_laptop_scale_is_small_and_has_no_cell_in_vain(figure: str, tmp_path: Path) -> None:
+    site, rows = laptop_of(figure)
+    assert 2 <= len(rows) <= _FEW
+    assert [row.unsupported for row in rows if row.unsupported is not None] == []
+    cost = estimate(rows, site, tmp_path)
+    assert cost.run_s_expected is None or cost.run_s_expected <= _LONGEST_S
+    if figure != "thesis/table6.1":  # epochs of GPipe, without a speed-up
+        assert cost.warnings == ()
+    named = parse_experiment({**FILES[figure].values, "scale": LAPTOP}, figure)
+    assert named.name == f"{figure.replace('/', '-')}-laptop"
+
+
+@pytest.mark.parametrize("figure", WITH_CELLS)
+def test_what_a_figure_names_is_drawn_of_its_cells(figure: str) -> None:
+    draws, tables = (
+        set(FILES[figure].paper.draws),
+        {field.name for field in fields(PredictionTables)},
+    )
+    assert draws
+    for scale, rows in ((FULL, full_of(figure)), (LAPTOP, laptop_of(figure)[1])):
+        predicted = {*prediction_figures_for(rows), *tables}
+        assert draws <= {*figures_for(rows), *predicted, *_BY_COMMAND}, scale
+        config = {"site": "mine", **FILES[figure].values, "scale": scale}
+        assert parse_experiment(config, figure).predict or not draws & predicted, scale
+
+
+@pytest.mark.parametrize(
+    "figure", [name for name in ALONE if "timeline" in FILES[name].paper.command]
+)
+def test_the_command_of_a_drawing_draws_it(figure: str, tmp_path: Path) -> None:
+    words = shlex.split(FILES[figure].paper.command)
+    out = words.index("--out") + 1
+    assert words[out] == f"docs/papers/{figure.replace('/', '-')}"
+    words[out] = str(tmp_path)
+    ended = CliRunner().invoke(commands, words[1:], catch_exceptions=False)
+    assert ended.exit_code == 0, ended.output
+    (table,) = tmp_path.glob("*.csv")
+    devices = {row["place"] for row in csv.DictReader(table.open())}
+    assert len(devices) == 4  # as printed: nowhere a single device
+
+
+def test_figure_4_asks_for_its_own_cells_only() -> None:
+    rows = full_of("ddlbench/fig4")
+    assert len(rows) == 4 * 6 * (1 + 3) * 3 == 288
+    assert {row.cell.geometry for row in rows} == {"1x1", "1x4"}
+
+
+def test_figure_5_has_model_parallelism_on_several_nodes() -> None:
+    cells = {row.cell for row in full_of("ddlbench/fig5") if row.unsupported is None}
+    geometries = {
+        strategy: {cell.geometry for cell in cells if cell.strategy == strategy}
+        for strategy in ("horovod", "pipedream", "model-parallel-p2p")
+    }
+    assert geometries == {
+        "horovod": {"1x4", "2x4", "4x4"},
+        "pipedream": {"1x4", "2x4", "4x4"},
+        "model-parallel-p2p": {"1x4", "2x4"},
+    }
+    assert {cell.strategy for cell in cells} == {"sequential", *geometries}
+
+
+def test_figure_6_is_of_two_sites_that_differ_in_their_devices_only() -> None:
+    site, rows = laptop_of("ddlbench/fig6")
+    half = load_site("accelerators-half")
+    assert site.name == "accelerators"
+    for row in rows:
+        assert half.fabrics.get(row.cell.fabric) == site.fabrics.get(row.cell.fabric)
+    assert half.accelerator is not None
+    assert site.accelerator is not None
+    assert half.accelerator.slow_down == 2 * site.accelerator.slow_down
+    assert all(half.supports(row.cell) is None for row in rows)
+
+
+def test_table_6_1_has_the_five_pairs() -> None:
+    cells = [row.cell for row in full_of("thesis/table6.1")]
+    assert Counter(
+        (cell.batch_size, cell.option("chunks") or 4) for cell in cells
+    ) == dict.fromkeys([(288, 12), (384, 12), (640, 20), (336, 28), (480, 30)], 3 * 3)
+
+
+def test_paradl_s_batches_are_those_of_its_bars() -> None:
+    names = {"data": "ddp", "data+filter": "data-filter", "data+spatial": "data-spatial"}
+    cells = {
+        (row.cell.network, row.cell.strategy, row.cell.devices, row.cell.batch_size)
+        for row in full_of("paradl/fig1")
+    }
+    published = ROOT / "src" / "ddlbench" / "predict" / "paradl" / "published" / "measured.csv"
+    bars = [row for row in csv.DictReader(published.open()) if row["campaign"] == "report"]
+    assert len(bars) > 30
+    for bar in bars:
+        strategy = names.get(bar["strategy"], bar["strategy"])
+        key = (bar["model"], strategy, int(bar["gpus"]), int(bar["batch_global"]))
+        assert key in cells, bar["cell"]
+
+
+def test_large_images_stay_large_on_a_laptop() -> None:
+    for figure in WITH_CELLS:
+        full = {row.cell.dataset for row in full_of(figure)}
+        if figure.startswith("networking") and full == {"imagenet"}:
+            assert {row.cell.dataset for row in laptop_of(figure)[1]} == {"imagenet"}, figure
+
+
+@pytest.mark.parametrize("figure", WITH_CELLS)
+def test_figures_share_the_cells_of_the_whole_experiment(figure: str) -> None:
+    whole = FILES[figure].values.get("of")
+    if whole is None or figure in ("thesis/fig6.1", "thesis/fig6.3", "thesis/table6.1"):
+        return  # batches of their own
+    path = ROOT / "config" / "experiments" / f"{whole}.yaml"
+    experiment = parse_experiment(read_yaml(path), str(path))
+    site = load_site(experiment.site, as_example=True)
+    ids = {row.cell.id for row in expand(experiment, site)}
+    assert {row.cell.id for row in full_of(figure)} <= ids
+
+
+def test_a_site_of_the_user_goes_first() -> None:
+    values = {**FILES["ddlbench/fig4"].values, "scale": LAPTOP}
+    assert at_scale(values, "x")["site"] == "accelerators"
+    assert at_scale({**values, "site": "mine"}, "x")["site"] == "mine"
+    assert at_scale({**values, "scale": FULL, "site": "mine"}, "x")["site"] == "mine"
+
+
+def test_sixteen_gpus_do_not_begin_on_this_machine() -> None:
+    with pytest.raises(ConfigError, match=r"name yours: site=NAME .*, or write scale=laptop"):
+        at_scale(FILES["ddlbench/fig5"].values, "x")
+
+
+def test_other_experiments_stay_as_they_are() -> None:
+    plain = {"experiment": "demo", "matrix": {}}
+    assert at_scale(plain, "x") == plain
+    with pytest.raises(ConfigError, match="of no published figure, so 'scale' means nothing here"):
+        at_scale({**plain, "scale": LAPTOP}, "x")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"scale": "lap"}, "no scale 'lap'; did you mean 'laptop'"),
+        ({"scales": {"laptop": 3}}, "scales"),
+        ({"scale": "laptop", "scales": {"laptop": {"reason": "too large"}}},
+         "no scale laptop: too large; write scale=full"),
+        ({"paper": {"figure": "ddlbench/fig4"}}, "title"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_sentence(change, says) -> None:
+    with pytest.raises(ConfigError, match=says):
+        at_scale({**FILES["ddlbench/fig4"].values, **change}, "x")
+
+
+def test_a_figure_without_cells_names_its_command() -> None:
+    with pytest.raises(ConfigError, match="needs no cells; run: ddlbench timeline"):
+        at_scale(FILES["ddlbench/fig1"].values, "x")
+
+
+def test_a_file_is_named_as_its_figure(tmp_path) -> None:
+    path = tmp_path / "ddlbench" / "fig9.yaml"
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump(dict(FILES["ddlbench/fig4"].values)))
+    with pytest.raises(ConfigError, match="write 'ddlbench/fig9'"):
+        read_paper(path)
+
+
+def test_the_command_lists_every_figure(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    ended = CliRunner().invoke(commands, ["papers", "--json"])
+    assert ended.exit_code == 0, ended.output
+    told = json.loads(ended.stdout)
+    assert len(told) == len(FILES)
+    assert all(row["figure"] and row["command"] and row["title"] for row in told)
+    assert {"cells", "cells_there", "expected_s", "scale"} <= told[0].keys()
+    one = next(row for row in told if row["figure"] == "ddlbench/fig4")
+    assert one["command"] == (
+        "snakemake --profile profiles/local --configfile config/papers/ddlbench/fig4.yaml "
+        "--config scale=laptop"
+    )
+    assert one["cells"] == 16
+    shown = CliRunner().invoke(commands, ["papers"]).stdout.splitlines()
+    assert max(map(len, shown)) <= 80
+    assert [line.split()[0] for line in shown[1 : 1 + len(FILES)]] == list(FILES)  # a line each
+
+
+def test_one_figure_is_told_in_full() -> None:
+    ended = CliRunner().invoke(commands, ["papers", "thesis/table6.1"])
+    assert ended.exit_code == 0, ended.output
+    assert "Does a larger micro-batch help" in ended.output
+    assert "of 5 are there on local" in " ".join(ended.output.split())
+    with pytest.raises(ConfigError, match="did you mean 'thesis/table6.1'"):
+        CliRunner().invoke(commands, ["papers", "thesis/table6"], catch_exceptions=False)
+
+
+def test_full_scale_names_the_users_site() -> None:
+    row = row_of(FILES["ddlbench/fig5"], FULL)
+    assert row.command.endswith("--config site=YOUR_SITE")
+    assert "profiles/slurm" in row.command
+    assert (row.site, row.cells) == ("", 3 * 9 * 3)
+    here = row_of(FILES["ddlbench/fig5"], FULL, "titan-rtx")
+    assert (here.site, here.cells) == ("titan-rtx", row.cells)
+    assert "profiles/local" in row_of(FILES["networking/fig2"], FULL).command
+
+
+@pytest.mark.parametrize("given", [["--scale", "laptop"], ["--site", "titan-rtx"]])
+def test_the_next_command_runs_what_was_planned(given: list[str]) -> None:
+    """Else a plan of sixteen cells would be followed by a run of all that is published."""
+    file = "config/papers/ddlbench/fig4.yaml"
+    ended = CliRunner().invoke(commands, ["plan", "--configfile", file, *given])
+    assert ended.exit_code == 0, ended.exception
+    said = " ".join(ended.output.split())
+    assert f"--configfile {file} --config {given[0][2:]}={given[1]}" in said
+
+
+@pytest.mark.parametrize("command", ["plan", "status", "report", "forget", "accuracy", "calibrate"])
+def test_every_command_of_an_experiment_takes_a_scale(command: str) -> None:
+    names = {option for one in commands.commands[command].params for option in one.opts}
+    assert {"--configfile", "--site", "--scale"} <= names
+
+
+def test_sites_are_compared_at_the_scale_that_was_asked_for(monkeypatch) -> None:
+    compared = []
+
+    def note(config, names, where):
+        compared.append((parse_experiment({**config, "site": names[0]}, where).name, list(names)))
+        return Path("sites.png")
+
+    monkeypatch.setattr("ddlbench.workflow.compare_sites", note)
+    monkeypatch.setattr("ddlbench.workflow.make_report", lambda *_: [])
+    monkeypatch.setattr("ddlbench.report.terminal.summary_lines", lambda *_, **__: [])
+    monkeypatch.setattr("ddlbench.report.terminal.advice_lines", lambda *_: [])
+    file = "config/papers/ddlbench/fig6.yaml"
+    words = [
+        "report",
+        "--configfile",
+        file,
+        "--scale",
+        "laptop",
+        "--also-site",
+        "accelerators-half",
+    ]
+    ended = CliRunner().invoke(commands, words, catch_exceptions=False)
+    assert ended.exit_code == 0, ended.output
+    assert compared == [("ddlbench-fig6-laptop", ["accelerators", "accelerators-half"])]
+
+
+def test_the_page_has_every_figure() -> None:
+    rows = papers_table()
+    assert all(f"`{figure}`" in rows for figure in FILES)
+    (table,) = (one for one in TABLES if one.section == "papers")
+    page = (ROOT / table.path).read_text("utf-8")
+    assert table.text(page) == page, "python -m ddlbench.commands.tables writes it anew"
