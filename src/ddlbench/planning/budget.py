@@ -129,7 +129,7 @@ def estimate(
     to_run = [row.cell for row in supported if row.cell.id not in finished]
     first = _measured_first(to_run, site, results_root)
     largest = max(to_run, key=lambda cell: (cell.devices, site.held_geometry(cell)), default=None)
-    known = _Expectation(finished.values(), site.name, results_root, own)
+    known = _Expectation(finished.values(), site, results_root, own)
     likeness: Counter[Likeness | None] = Counter()
     device_s = run_s = 0.0
     for cell in to_run:
@@ -222,9 +222,10 @@ class _Expectation:
     """
 
     def __init__(
-        self, finished: Iterable[Glance], site: str, results_root: Path, own: OwnParts
+        self, finished: Iterable[Glance], site: Site, results_root: Path, own: OwnParts
     ) -> None:
-        self._site, self._results_root, self._own = site, results_root, own
+        self._site, self._results_root, self._own = site.name, results_root, own
+        self._accelerator = site.accelerator
         self._finished = [result for result in finished if result.status == Status.OK]
         self._elapsed_s = medians(
             (key, result.elapsed_s)
@@ -318,12 +319,13 @@ class _Expectation:
         return operations / rate if operations and rate else None
 
     def _profiled_step_s(self, cell: Cell) -> float | None:
-        path = self._results_root / profile_file(self._site, ProfileKey.of(cell).id).relative_to(
-            RESULTS
-        )
+        key, slow_down = ProfileKey.of(cell), 1.0
+        path = self._results_root / profile_file(self._site, key.id).relative_to(RESULTS)
+        if self._accelerator is not None:  # its devices take the time of a profile that is there
+            path, slow_down = self._accelerator.profile_file(key), self._accelerator.slow_down
         try:
             workload = Workload(profile_at(path).to_dict(), str(path))
-            return workload.step(cell.batch_size).step_s
+            return slow_down * workload.step(cell.batch_size).step_s
         except (InvalidProfile, OSError):
             return None
 
@@ -391,7 +393,7 @@ def _warnings(
 
 def _unchecked_fabrics(cells: Iterable[Cell], site: Site) -> Iterable[str]:
     """Names of link conditions that the user must set by hand, or has misspelt."""
-    known = {"default", *site.fabrics, *site.interconnect.get("links", {})}
+    known = site.known_fabrics
     for fabric in sorted({cell.fabric for cell in cells} - known):
         yield (
             f"site {site.name} does not emulate fabric {fabric!r}: that condition must be in force "

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
@@ -26,7 +27,7 @@ from ddlbench.experiment.cell import Cell, parse_geometry
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.entry_points import kind_of
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import profile_file
 from ddlbench.experiment.profile import ProfileKey
@@ -34,7 +35,13 @@ from ddlbench.experiment.registry import BASE, known, mismatch
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.strategy import Strategy, cut_by_profile, normalise, strategy_of
+from ddlbench.planning.strategy import (
+    Strategy,
+    cut_by_profile,
+    known_strategy,
+    normalise,
+    strategy_of,
+)
 
 _NAMED_AXES = ("dataset", "network", "strategy", "geometry")
 _FIELDS = {field.name for field in fields(Cell)}
@@ -65,7 +72,10 @@ def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
     Raises:
         ConfigError: a name is unknown, a value is wrong, or a cell written by hand cannot run.
     """
+    _check_size(experiment)
     _check_names(experiment)
+    _check_fabrics(experiment, site)
+    _check_options(experiment)
     chosen: dict[str, MatrixRow] = {}
     too_large = _memory_check(site)
     for point, base_point in _product(experiment):
@@ -178,10 +188,7 @@ def _check_names(experiment: Experiment) -> None:
     """Refuses unknown names; a rule with a misspelt name would silently change nothing."""
     for name in experiment.strategies:
         check_name("ddlbench.strategies", name, f"{experiment.where}: strategies")
-    rules = [("matrix", experiment.matrix)]
-    rules += [(f"overrides.{n}.when", rule["when"]) for n, rule in enumerate(experiment.overrides)]
-    rules += [(f"exclude.{n}", rule) for n, rule in enumerate(experiment.exclude)]
-    for place, rule in rules:
+    for place, rule in (("matrix", experiment.matrix), *experiment.conditions()):
         for key, wanted in rule.items():
             where = f"{experiment.where}: {place}.{key}"
             for value in wanted if isinstance(wanted, list) else [wanted]:
@@ -193,6 +200,58 @@ def _check_names(experiment: Experiment) -> None:
                     check_name("ddlbench.strategies", value, where)
                 elif key == "geometry":
                     parse_geometry(value, where)
+
+
+def _check_fabrics(experiment: Experiment, site: Site) -> None:
+    """Refuses a condition on a fabric that neither the site nor a cell of the experiment has."""
+    layers = [experiment.settings, *(rule["set"] for rule in experiment.overrides)]
+    own = [layer["fabric"] for layer in (*layers, *experiment.include) if "fabric" in layer]
+    fabrics = {*site.known_fabrics, *own, *experiment.matrix.get("fabric", [])}
+    for place, rule in experiment.conditions():
+        wanted = rule.get("fabric", [])
+        for name in wanted if isinstance(wanted, list) else [wanted]:
+            if name not in fabrics:
+                raise ConfigError(
+                    f"{experiment.where}: {place}.fabric: unknown fabric {shown(name)}; "
+                    f"{nearest(name, fabrics)}"
+                )
+
+
+def _check_options(experiment: Experiment) -> None:
+    """Refuses wrong options, also of strategies that the matrix lacks now."""
+    for name, options in experiment.strategies.items():
+        _check_options_of(name, options, experiment.where)
+    for number, rule in enumerate(experiment.overrides):
+        wanted = rule["when"].get("strategy", [])
+        for name in wanted if isinstance(wanted, list) else [wanted]:
+            place = f"{experiment.where}: overrides.{number}.set"
+            _check_options_of(name, rule["set"].get("options", {}), place)
+
+
+def _check_options_of(name: str, options: Mapping[str, Any], where: str) -> None:
+    strategy = known_strategy(name)
+    if strategy is None:  # its package is not here; a cell of it is refused by itself
+        return
+    for option, values in options.items():
+        for value in values if isinstance(values, list) else [values]:
+            strategy.check_options({option: value}, f"{where}: options of {name}")
+
+
+def _check_size(experiment: Experiment) -> None:
+    """Refuses a matrix that nobody means, before it is expanded."""
+    grids = {
+        name: math.prod(len(value) for value in options.values() if isinstance(value, list))
+        for name, options in experiment.strategies.items()
+    }
+    points = sum(grids.get(str(name), 1) for name in experiment.matrix["strategy"])
+    for axis, values in experiment.matrix.items():
+        points *= 1 if axis == "strategy" else len(values)
+    count = experiment.repeats * (points + len(experiment.include))
+    if count > experiment.most_cells:
+        raise ConfigError(
+            f"{experiment.where}: the matrix has up to {count:,} cells with its repeats, more than "
+            f"{experiment.most_cells:,}; shorten it, or write most_cells: {count}"
+        )
 
 
 def _cell(point: Mapping[str, Any], where: str) -> Cell:
@@ -281,7 +340,7 @@ def check_name(group: str, name: str, where: str) -> None:
     """Raises ConfigError unless ``name`` is registered, or names an attribute of a module."""
     if name not in known(group) and ":" not in name:
         remark = nearest(name, known(group))
-        raise ConfigError(f"{where}: unknown {kind_of(group)} {name!r}; {remark}")
+        raise ConfigError(f"{where}: unknown {kind_of(group)} {shown(name)}; {remark}")
 
 
 @cache

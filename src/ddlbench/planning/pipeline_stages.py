@@ -175,6 +175,7 @@ BALANCE_OPTION: dict[str, Any] = {
     "pattern": r"^(work|size|blocks|profile|[1-9]\d*(\+[1-9]\d*)*)$",
     "minimum": 1,
     "default": "work",
+    "examples": ["profile"],
     "description": (
         "How blocks are dealt to stages: 'work' evens out floating-point operations, 'size' "
         "parameters, 'blocks' their number, 'profile' measured times, '5+9' says it by hand. A "

@@ -13,18 +13,19 @@ This module also gives the data that a cell reads, and digests of the measuremen
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import SYNTHETIC, DataFormat, DataRequest
-from ddlbench.experiment.document import digest_of
+from ddlbench.experiment.document import WrongForm, digest_of, read_fields
+from ddlbench.experiment.errors import shown
+from ddlbench.experiment.json_text import read_json, read_object
 from ddlbench.experiment.paths import RESULTS, plan_file
 from ddlbench.experiment.site import Site
-from ddlbench.planning.strategy import Process, strategy_of
+from ddlbench.planning.strategy import Process, known_strategy, strategy_of
 
 SCHEMA_VERSION = 1
 
@@ -54,15 +55,42 @@ class Plan:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:
-        return cls(
-            cell=Cell.from_dict(values["cell"]),
-            processes=tuple(Process.from_dict(entry) for entry in values["processes"]),
-            details=dict(values["details"]),
-        )
+        """Read what :meth:`to_dict` writes.
+
+        Raises:
+            WrongForm: it is of another version, a part is missing or not of its type, or what the
+                plan says of the cell's options is not what the cell says.
+            ConfigError: the cell cannot be one.
+        """
+        parts = read_fields(_PlanFile, values)
+        if parts["schema_version"] != SCHEMA_VERSION:
+            raise WrongForm(f"is {parts['schema_version']}, not {SCHEMA_VERSION}", "schema_version")
+        plan = cls(parts["cell"], parts["processes"], dict(parts["details"]))
+        plan._check_options()
+        return plan
+
+    def _check_options(self) -> None:
+        """A number that was damaged could have a schedule of it built without end."""
+        strategy = known_strategy(self.cell.strategy)
+        options = {} if strategy is None else strategy.option_values(self.cell)
+        for name, value in options.items():
+            said = self.details.get(name, value)
+            if isinstance(value, int) and value and said != value:  # 0 lets the plan choose
+                raise WrongForm(f"{shown(said)} is not the cell's {value}", f"details.{name}")
 
     @property
     def digest(self) -> str:
         return digest_of(self.to_dict())
+
+
+@dataclass(frozen=True)
+class _PlanFile:
+    """Parts of plan.json and their types."""
+
+    schema_version: int
+    cell: Cell
+    processes: tuple[Process, ...]
+    details: Mapping[str, Any]
 
 
 def make_plan(cell: Cell, site: str | None = None) -> Plan:
@@ -91,12 +119,10 @@ def plan_at(cell: Cell, site: str, results_root: Path = RESULTS) -> Plan:
 def kept_plan(path: Path, cell: Cell) -> Plan | None:
     """The plan in a file; None if there is none, or it is not one of this cell."""
     try:
-        values = json.loads(path.read_bytes())
-        plan = Plan.from_dict(values)
-    except (OSError, ValueError, KeyError, TypeError):  # ConfigError and JSONDecodeError, too
+        plan = Plan.from_dict(read_object(path))
+    except (OSError, ValueError):  # UnreadableJson, WrongForm and ConfigError are ValueErrors
         return None
-    known = values.get("schema_version") == SCHEMA_VERSION
-    return plan if known and plan.cell == cell else None
+    return plan if plan.cell == cell else None
 
 
 @dataclass(frozen=True)
@@ -108,25 +134,10 @@ class PlanDetails:
         """The view of a plan's details. JSON lists become tuples, also those within lists.
 
         Raises:
-            KeyError: the plan lacks a value, so it is of another strategy.
+            WrongForm: the plan lacks a value, or it is not of its type; so it is of another
+                strategy, or damaged.
         """
-        values = {field.name: field for field in fields(cls)}
-        missing = [
-            name
-            for name, field in values.items()
-            if name not in plan.details and _has_no_default(field)
-        ]
-        if missing:
-            raise KeyError(f"the plan of {plan.cell.strategy} has no {', '.join(missing)}")
-        return cls(**{name: _tuples(plan.details[name]) for name in values if name in plan.details})
-
-
-def _has_no_default(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(entry) for entry in value) if isinstance(value, list) else value
+        return cls(**read_fields(cls, plan.details, others=True))
 
 
 @dataclass(frozen=True)
@@ -169,6 +180,6 @@ def measured_digests(cell: Cell, site: str, results_root: Path = RESULTS) -> dic
 
 def _digest(path: Path) -> str | None:
     try:
-        return digest_of(json.loads(path.read_bytes()))
+        return digest_of(read_json(path))
     except (OSError, ValueError):
         return None

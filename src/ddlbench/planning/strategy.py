@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.document import JsonForm
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.registry import BASE, load
 from ddlbench.experiment.schema import check
 from ddlbench.experiment.status import Reason
@@ -108,7 +108,8 @@ class Strategy:
         preferred_predictor: the predictor that ``recommend`` uses, by kind of device ("cpu",
             "cuda"); without one the strategy is not ranked there.
         recommended_by: the predictor that a published recommender uses, by the recommender's name.
-        options: JSON-schema properties of its options, each with a default and a description.
+        options: JSON-schema properties of its options, each with a default and a description;
+            ``examples`` are values that ``ddlbench tune`` tries.
     """
 
     name: ClassVar[str]
@@ -251,6 +252,8 @@ class Strategy:
         Raises:
             ConfigError: an option is unknown or has a value that its schema forbids.
         """
+        if not options:  # of most cells of a large matrix
+            return {}
         schema = {"type": "object", "additionalProperties": False, "properties": self.options}
         check(dict(options), schema, where)
         return {
@@ -268,7 +271,7 @@ def strategy_of(name: str) -> Strategy:
     """
     loaded = load("ddlbench.strategies", name)
     if not (isinstance(loaded, type) and issubclass(loaded, Strategy)):
-        raise ConfigError(f"{name!r} is not a strategy: it must name a subclass of Strategy")
+        raise ConfigError(f"{shown(name)} is not a strategy: it must name a subclass of Strategy")
     return loaded()
 
 

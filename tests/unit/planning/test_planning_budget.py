@@ -17,13 +17,15 @@ from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.dataset_spec import DataRequest, estimate_bytes
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import RESULTS
-from ddlbench.experiment.site import Site
+from ddlbench.experiment.profile import ProfileKey
+from ddlbench.experiment.site import Site, load_site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.budget import START_S, Budget, cells_to_run, estimate
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_tables import block_costs
 from ddlbench.planning.plan import OwnParts
 from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.workload import Workload, profile_at
 
 LOCAL = Site(
     name="here",
@@ -462,3 +464,16 @@ def test_a_fabric_that_nobody_emulates_is_told(tmp_path: Path) -> None:
     (warning,) = estimate(_rows(BASE, *cells), site, tmp_path).warnings
     assert "does not emulate fabric 'lat01'" in warning
     assert "did you mean 'lat1'?" in warning
+
+
+def test_emulated_devices_take_the_time_of_their_profile(tmp_path: Path) -> None:
+    """Known before anything ran: no profile of the site itself is needed."""
+    site = load_site("accelerators")
+    assert site.accelerator is not None
+    cell = Cell("cifar10", "vgg11", "sequential", batch_size=24, data_scale=0.005, epochs=1)
+    cell = cell.with_(warmup_steps=2, max_steps=6)
+    path = site.accelerator.profile_file(ProfileKey.of(cell))
+    step_s = Workload(profile_at(path).to_dict(), str(path)).step(24).step_s
+    cost = estimate(_rows(cell, base=cell), site, tmp_path)
+    assert cost.cells_known_by_profile == 1
+    assert cost.run_s_expected == pytest.approx(START_S + 8 * site.accelerator.slow_down * step_s)

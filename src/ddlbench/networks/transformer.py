@@ -1,0 +1,99 @@
+"""The block of which transformers consist: attention, then a perceptron, each beside the identity.
+
+::
+
+    x -+-> norm1 -> query, key, value -> heads -> output -+-> norm2 -> fc1 -> GELU -> fc2 -+->
+       |__________________________________________________|________________________________|
+
+The three projections of the attention are linear layers of their own, so that devices can split
+them by heads. The norms come first (Xiong et al. 2020), as in ViT and GPT-2; there is no dropout.
+
+Source: Vaswani et al., "Attention Is All You Need" (2017), section 3.2.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+_DEVIATION = 0.02  # of initial weights, in ViT and in GPT-2
+
+
+class Attention(nn.Module):
+    """Self-attention of several heads: (N, T, width) -> (N, T, width).
+
+    A device that has some of the heads computes those.
+
+    Args:
+        width: features of a token; a multiple of ``heads``.
+        heads: each reads ``width / heads`` features of the projections.
+        causal: a token sees itself and earlier ones only.
+    """
+
+    def __init__(self, width: int, heads: int, *, causal: bool = False) -> None:
+        super().__init__()
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.output = nn.Linear(width, width)
+        self.heads, self.head_width, self.causal = heads, width // heads, causal
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        query, key, value = (
+            layer(tokens).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        heads = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        mixed: Tensor = self.output(heads.transpose(1, 2).flatten(2))
+        return mixed
+
+
+class TransformerBlock(nn.Module):
+    """One layer of a transformer: (N, T, width) -> (N, T, width).
+
+    Args:
+        width: features of a token.
+        heads: of the attention.
+        hidden: features inside the perceptron.
+        epsilon: of the norms.
+        causal: see :class:`Attention`.
+        gelu: "none" for the exact function, "tanh" for its approximation.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        hidden: int,
+        epsilon: float,
+        *,
+        causal: bool = False,
+        gelu: str = "none",
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, epsilon)
+        self.attention = Attention(width, heads, causal=causal)
+        self.norm2 = nn.LayerNorm(width, epsilon)
+        self.fc1 = nn.Linear(width, hidden)
+        self.gelu = nn.GELU(gelu)
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens = tokens + self.attention(self.norm1(tokens))
+        perceived: Tensor = self.fc2(self.gelu(self.fc1(self.norm2(tokens))))
+        return tokens + perceived
+
+
+def initialize(network: nn.Module) -> None:
+    """Draw the weights of linear layers and convolutions; biases become zero."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.trunc_normal_(module.weight, std=_DEVIATION)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def learnt(*shape: int) -> nn.Parameter:
+    """A weight that belongs to no layer, such as positions, with random numbers."""
+    return nn.Parameter(nn.init.trunc_normal_(torch.empty(shape), std=_DEVIATION))
