@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddlbench.commands import oracle_display as display
+from ddlbench.commands.oracle_transformer import ByWorkload
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.predict.paradl import advise
 from ddlbench.predict.paradl.configuration import STRATEGIES
@@ -43,9 +44,13 @@ def with_platform(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-@click.group()
+@click.group(cls=ByWorkload)
 def oracle() -> None:
-    """Project and choose ways to cut a network with ParaDL's model."""
+    """Project and choose ways to cut a network.
+
+    CNNs with ParaDL's model; GPTs over tensor x data x pipeline with --workload transformer, which
+    best, limits, target, score, calibrate and figure take (add --help for its options).
+    """
 
 
 def _of_workload(command: Callable[..., None]) -> Callable[..., None]:
@@ -71,7 +76,7 @@ def _of_workload(command: Callable[..., None]) -> Callable[..., None]:
     "--predictor",
     default="corrected",
     show_default=True,
-    help="as-published, corrected, or a baseline: computation-only, carry-forward, "
+    help="authors-code, printed-table, corrected, or a baseline: computation-only, carry-forward, "
     "paradl-projected.",
 )
 @JSON

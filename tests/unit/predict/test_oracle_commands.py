@@ -57,7 +57,7 @@ def test_accuracy_on_the_published_measurements():
     assert set(found["campaigns"]) == {"logs_2020_01"}
     assert found["baselines"]["paradl-projected"] == pytest.approx(0.657, abs=0.001)
     assert found["mean_accuracy"] > max(found["baselines"].values())
-    published = told("score", MEASURED, "--predictor", "as-published")
+    published = told("score", MEASURED, "--predictor", "authors-code")
     assert 0.60 < published["mean_accuracy"] < 0.72
 
 

@@ -8,9 +8,9 @@ import oracle_factory as make
 import pytest
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.predict.paradl.authors_code import cut_evenly
 from ddlbench.predict.paradl.configuration import OwnSplit, configuration_of
 from ddlbench.predict.paradl.oracle import project, refused
-from ddlbench.predict.paradl.published import cut_evenly
 from ddlbench.predict.paradl.workload import Layer
 
 UPDATE = 5 * 4 * make.WEIGHTS / 1e9  # read w, g, momentum; write w, momentum

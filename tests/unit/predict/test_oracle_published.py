@@ -5,11 +5,14 @@ import json
 import oracle_factory as make
 import pytest
 
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.predict.paradl.configuration import configuration_of
 from ddlbench.predict.paradl.measured import (
     PUBLISHED_MEASURED,
     question_of,
     read_measured,
     read_published_projections,
+    score,
 )
 from ddlbench.predict.paradl.networks import PUBLISHED, workload_text
 from ddlbench.predict.paradl.oracle import project
@@ -26,7 +29,7 @@ def projections(strategy, network):
     for row in rows.to_dict("records"):
         asked = question_of(row, ABCI)
         yield (
-            project("as-published", load_workload(network), ABCI, asked),
+            project("authors-code", load_workload(network), ABCI, asked),
             OWN.loc[row["cell"]],
         )
 
@@ -43,6 +46,40 @@ def test_near_its_own_projections(strategy, within, network):
     assert found
     for told, own in found:
         assert told.iteration_s == pytest.approx(own.seconds_per_iteration, rel=within)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "accuracy"), [("data", 0.855), ("filter", 0.545), ("channel", 0.465)]
+)
+def test_the_printed_table_on_the_published_measurements(strategy, accuracy):
+    """Table III as printed is another model than the authors' code."""
+    rows = read_measured(PUBLISHED_MEASURED)
+    rows = rows[rows.reliability.str.startswith("ok")]
+    told = score(rows, ABCI, "printed-table")["strategies"]
+    assert told[strategy]["accuracy"] == pytest.approx(accuracy, abs=0.01)
+    assert "data+spatial" not in told or told["data+spatial"]["accuracy"] is None
+
+
+def test_the_printed_table_by_hand():
+    """Two convolutions and a linear layer, 4 devices of one node, 8 samples."""
+    workload = make.workload()
+    told = project("printed-table", workload, make.platform(), make.ask("filter", 4, 8))
+    assert told.computation["layers"] == pytest.approx(8 * workload.time_s / 4)
+    ring = make.platform().level(4)
+    first, second = make.LAYERS[:2]
+    rounds = sum(
+        ring.latency_s + 4 * 8 * layer.y / 4 * ring.s_per_byte for layer in (first, second)
+    )
+    assert told.communication["activations"] == pytest.approx(3 * 3 * rounds)
+    with pytest.raises(ConfigError, match="printed-table has no row for data\\+spatial"):
+        project("printed-table", workload, make.platform(), make.ask("data+spatial", 8, 8))
+
+
+def test_the_published_limit_of_a_spatial_split_is_of_inputs():
+    """VGG-16 at 226 pixels: the last layers before the head read 15 x 15."""
+    asked = configuration_of("spatial", 4, 4, 8.0)
+    told = project("authors-code", load_workload("vgg16"), ABCI, asked)
+    assert told.max_devices == 225
 
 
 def test_data_spatial_of_vgg16_is_the_heads():
@@ -108,7 +145,7 @@ def test_spatial_layers_count_shortcuts_that_the_table_leaves_out():
     c1, c2, fc = make.LAYERS
     beside = Layer("down", "conv", (3, 8, 8), (8, 4, 4), 32, 1, 2, shortcut=True)
     workload = make.workload(layers=(c1, beside, c2, fc), spatial_layers=3, layer_times_s=())
-    told = project("as-published", workload, make.platform(), make.ask("spatial", 2, 8))
+    told = project("authors-code", workload, make.platform(), make.ask("spatial", 2, 8))
     split, whole = 27_756 + 18_720, 3_840
     expected = 8 * 0.06 * (split / 2 + whole) / (split + whole)
     assert told.computation["layers"] == pytest.approx(expected)

@@ -64,13 +64,13 @@ def test_our_runs_without_parts_or_prediction():
     }  # fmt: skip
     silent = {**row, "predicted_step_s": math.nan, "signed_error": math.nan}
     frame = pd.DataFrame(
-        [{**row, "predictor": "paradl-corrected"}, {**silent, "predictor": "paradl-published"}]
+        [{**row, "predictor": "paradl-corrected"}, {**silent, "predictor": "paradl-authors"}]
     )
     bars = bars_of_runs(frame).set_index("source")
     assert math.isnan(bars.loc["measured", "communication_s"])
     assert bars.loc["corrected", "accuracy"] == pytest.approx(0.6)
     assert bars.loc["corrected", "departs"]
-    assert bars.loc["as-published", "mark"] == "no prediction"
+    assert bars.loc["authors-code", "mark"] == "no prediction"
 
 
 @pytest.mark.parametrize("name", PICTURES)

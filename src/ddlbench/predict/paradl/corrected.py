@@ -51,9 +51,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
 
-from ddlbench.predict.paradl.configuration import Configuration, OwnSplit
-from ddlbench.predict.paradl.platform import Link, Platform
-from ddlbench.predict.paradl.published import (
+from ddlbench.predict.paradl.authors_code import (
     ITEM_BYTES,
     Terms,
     all_gather_s,
@@ -61,6 +59,8 @@ from ddlbench.predict.paradl.published import (
     cut_evenly,
     send_s,
 )
+from ddlbench.predict.paradl.configuration import Configuration, OwnSplit
+from ddlbench.predict.paradl.platform import Link, Platform
 from ddlbench.predict.paradl.workload import Layer, Workload
 
 PASSES = {"batchnorm": 8, "relu": 5, "add": 5, "dropout": 5, "pool": 4}

@@ -12,6 +12,7 @@ cells.
 
 from __future__ import annotations
 
+import math
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,9 @@ def projected(rows: pd.DataFrame, platform: Platform, predictor: str) -> pd.Data
 def _of_variant(rows: pd.DataFrame, platform: Platform, variant: str) -> pd.DataFrame:
     seconds = []
     for row in rows.to_dict("records"):
+        if row["strategy"] not in VARIANTS[variant].terms:
+            seconds.append((math.nan,) * len(PARTS))
+            continue
         workload = load_workload(str(row["model"]), str(row["dataset"]))
         projection = project(variant, workload, platform, question_of(row, platform))
         seconds.append((projection.iteration_s, projection.compute_s, projection.communication_s))

@@ -1,7 +1,7 @@
 """Project one iteration of a strategy with a variant of the oracle.
 
 Limits: the most devices of a strategy, and the layer that limits them (Table III, last column). As
-published, a spatial split is a grid over width and height, and every convolution counts. Corrected,
+printed, a spatial split is a grid over width and height, and every convolution counts. Corrected,
 a split is along one dimension, as is the cost of its halo, with at least one row per device. The
 first convolution of channel parallelism stays whole, as an image has three channels. For this
 project's strategies linear layers count too, and the dimensions along which the rows lie.
@@ -28,11 +28,11 @@ from math import prod
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.units import GB
-from ddlbench.predict.paradl import corrected, published
+from ddlbench.predict.paradl import authors_code, corrected, printed
+from ddlbench.predict.paradl.authors_code import ITEM_BYTES, Terms
 from ddlbench.predict.paradl.configuration import Configuration, Projection
 from ddlbench.predict.paradl.corrected import stage_bounds, weight_shares
 from ddlbench.predict.paradl.platform import Platform
-from ddlbench.predict.paradl.published import ITEM_BYTES, Terms
 from ddlbench.predict.paradl.workload import Layer, Workload
 
 
@@ -75,11 +75,11 @@ _WITH_WEIGHTS = ("conv", "linear")
 
 
 def published_limit(workload: Workload, config: Configuration) -> Limit:
-    """Most devices, and the layer or other thing that limits them."""
+    """Most devices, and what limits them, as a layer (Table III: W_l H_l of inputs)."""
     convolutions = _of_kinds(workload, "conv")
     split = workload.layers[: workload.spatial_layers]
     return _limit(
-        workload, config, convolutions, min((one.y // one.filters, one.name) for one in split)
+        workload, config, convolutions, min((one.x // one.channels, one.name) for one in split)
     )
 
 
@@ -128,7 +128,8 @@ class Variant:
 
 
 VARIANTS = {
-    "as-published": Variant(published.TERMS, published.memory_bytes, published_limit),
+    "authors-code": Variant(authors_code.TERMS, authors_code.memory_bytes, published_limit),
+    "printed-table": Variant(printed.TERMS, authors_code.memory_bytes, published_limit),
     "corrected": Variant(corrected.TERMS, corrected_bytes, corrected_limit),
 }
 
@@ -146,9 +147,14 @@ def project(
     """Seconds and bytes of one iteration, also beyond the strategy's limits.
 
     Raises:
-        ConfigError: unknown variant, or more devices than the platform has.
+        ConfigError: unknown variant, one without the strategy, or more devices than the platform
+            has.
     """
     evaluated = variant_of(variant)
+    if config.strategy not in evaluated.terms:
+        raise ConfigError(
+            f"{variant} has no row for {config.strategy}; it has {', '.join(evaluated.terms)}"
+        )
     computation, communication = evaluated.terms[config.strategy](workload, platform, config)
     memory_bytes = evaluated.memory_bytes(workload, platform, config)
     limit = evaluated.limit(workload, config)

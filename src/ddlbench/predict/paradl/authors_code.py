@@ -1,4 +1,4 @@
-"""The oracle as published: Table III of Kahira et al. (report of 2020), as its code evaluates it.
+"""The oracle in its authors' code: how that evaluates Table III of Kahira et al. (report of 2020).
 
 It keeps the faults that ``docs/oracle.md`` lists and ``corrected.py`` mends:
 

@@ -1,0 +1,1 @@
+"""The oracle for transformers: tensor x data x pipeline on up to thousands of devices."""

@@ -1,0 +1,79 @@
+"""Shapes of transformers: published ones by name, or a user's own file."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.schema import check_against, fill_defaults, nearest, read_yaml
+from ddlbench.predict.transformer import counts
+
+_FILES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder: every layer alike, embedding and logits share their weights."""
+
+    layers: int
+    hidden_size: int
+    attention_heads: int
+    sequence_length: int
+    vocabulary: int
+
+    @property
+    def parameters(self) -> float:
+        return float(
+            counts.parameters(self.layers, self.hidden_size, self.vocabulary, self.sequence_length)
+        )
+
+    def columns(self) -> dict[str, int]:
+        """As columns of a table of configurations; the vocabulary padded for fast products."""
+        padded = -(-self.vocabulary // counts.PADDING) * counts.PADDING
+        return {**asdict(self), "vocabulary": padded}
+
+
+@cache
+def published_shapes() -> dict[str, Shape]:
+    """Shapes by name (shapes.csv)."""
+    path = Path(str(files("ddlbench.predict.transformer").joinpath("shapes.csv")))
+    names = list(Shape.__dataclass_fields__)
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {row["name"]: Shape(*(int(row[name]) for name in names)) for row in rows}
+
+
+def is_shape(name: str) -> bool:
+    """Whether ``name`` is a published shape, or a file that could hold one."""
+    return name in published_shapes() or name.endswith(_FILES)
+
+
+def load_shape(name: str) -> Shape:
+    """A published shape, or the YAML file ``name`` (``config/schemas/transformer.schema.yaml``).
+
+    Raises:
+        ConfigError: there is none of that name, or a key is wrong.
+    """
+    known = published_shapes()
+    if name in known:
+        return known[name]
+    if not name.endswith(_FILES):
+        raise ConfigError(
+            f"transformer {name!r} is unknown; {nearest(name, known)}; or write a .yaml file with "
+            f"{', '.join(Shape.__dataclass_fields__)}"
+        )
+    path = Path(name)
+    values = read_yaml(path)
+    check_against("transformer", values, where=str(path))
+    values = fill_defaults("transformer", values)
+    shape = Shape(**{key: int(values[key]) for key in Shape.__dataclass_fields__})
+    if shape.hidden_size % shape.attention_heads:
+        raise ConfigError(
+            f"{path}: hidden_size {shape.hidden_size} does not divide by attention_heads "
+            f"{shape.attention_heads}; write a multiple"
+        )
+    return shape

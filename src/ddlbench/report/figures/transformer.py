@@ -1,0 +1,230 @@
+"""The transformer oracle: predicted against measured steps, errors by cut, and strong scaling.
+
+::
+
+    predicted |        . /        error |  |#|          GPU-seconds |  / parallel overhead
+              |    ../'                 |  |#| |#|       a step     | /_____ bubble
+              | ./'                     |__|#|_|#|__                |_______ products
+                 measured                  1   2  tensor               64 ... 4,096 GPUs
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from ddlbench.predict.transformer.accelerators import Accelerators
+from ddlbench.predict.transformer.configurations import Array
+from ddlbench.predict.transformer.runs import Runs
+from ddlbench.predict.transformer.search import Answer, Question, efficiencies, powers, scaling
+from ddlbench.predict.transformer.shapes import load_shape
+from ddlbench.predict.transformer.step import PARTS
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
+from ddlbench.report.style import GREY
+
+_KINDS = {
+    "data alone": ("#3C89C9", "o"),
+    "tensor": ("#CC79A7", "s"),
+    "pipeline": ("#E8854A", "^"),
+    "tensor and pipeline": ("#4DBB9D", "D"),
+}
+_COLOURS = {
+    "products": "#0072B2",
+    "attention": "#56B4E9",
+    "element-wise": "#8CCBF0",
+    "host": "#999999",
+    "tensor parallelism": "#CC79A7",
+    "sends": "#F0E442",
+    "bubble": "#DDDDDD",
+    "data parallelism": "#D55E00",
+    "tied embedding": "#7A4A00",
+    "update": "#009E73",
+}
+_SHAPE, _BATCH = "gpt3-175b", 1536
+_LEAST, _MOST = 64, 4096
+_MANY_VALUES = 8
+_FEW = 20
+"""Devices of a run on one node are fewer."""
+
+
+def draw_runs(runs: Runs, predicted_s: Array, where: str) -> tuple[Figure, pd.DataFrame]:
+    """Predicted against measured steps, on one node and on many; one mark a run.
+
+    Args:
+        runs: measured.
+        predicted_s: of each run, with its model size held out.
+        where: source of the runs.
+    """
+    table = _table(runs, predicted_s)
+    panels = [
+        Panel(f"{place}: {own['error'].abs().mean():.1%} mean absolute error", data=own)
+        for place, own in table.groupby("place", sort=False)
+    ]
+    shown = [kind for kind in _KINDS if kind in set(table["kind"])]
+    page = lay_out(
+        "How long is a step of a GPT over tensor x data x pipeline devices?",
+        [(_mark(kind), kind) for kind in shown],
+        [Section("", panels)],
+        footer=[
+            "Every run is predicted with constants fitted without its model size. Line: equal; "
+            f"dotted: 20 % off. {where}"
+        ],
+        size=PanelSize(min_width=60, height=60, left=12, between=14, max_width=74),
+    )
+    for axes, own in page.facets:
+        _scatter(axes, own)
+        axes.set_xlabel("measured step (s)", labelpad=1)
+    page.label_rows("predicted step (s)", labelpad=1)
+    return page.figure, table
+
+
+def _scatter(axes: Axes, own: pd.DataFrame) -> None:
+    both = own[["measured_s", "predicted_s"]].to_numpy()
+    low, high = both.min() * 0.85, both.max() * 1.2
+    axes.plot([low, high], [low, high], "-", color=GREY, linewidth=0.8)
+    for factor in (0.8, 1.2):
+        axes.plot([low, high], [low * factor, high * factor], ":", color=GREY, linewidth=0.8)
+    for kind, part in own.groupby("kind", sort=False):
+        colour, marker = _KINDS[str(kind)]
+        axes.plot(
+            part["measured_s"], part["predicted_s"], marker, color=colour, markersize=2.5,
+            alpha=0.7, markeredgewidth=0,
+        )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(low, high)
+    axes.set_ylim(low, high)
+    ticks = [tick for tick in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if low <= tick <= high]
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(FixedLocator(ticks))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def draw_errors(runs: Runs, predicted_s: Array, where: str) -> tuple[Figure, pd.DataFrame]:
+    """Relative error of every run by each part of its cut; a bar is the mean absolute error."""
+    table = _table(runs, predicted_s)
+    names = ("tensor", "data", "pipeline", "micro_batch")
+    sections = [
+        Section(str(place), [Panel(name.replace("_", "-"), data=(name, own)) for name in names])
+        for place, own in table.groupby("place", sort=False)
+    ]
+    page = lay_out(
+        "Which configurations does the oracle miss?",
+        [
+            (Patch(facecolor="#BBD7EE"), "mean absolute error"),
+            (
+                Line2D([], [], linestyle="", marker="o", color=GREY),
+                "a run: predicted / measured - 1",
+            ),
+        ],
+        sections,
+        footer=[f"Every run is predicted with constants fitted without its model size. {where}"],
+        size=PanelSize(min_width=30, height=34, left=11, between=6, max_columns=4),
+        share_y=True,
+    )
+    for axes, (name, own) in page.facets:
+        _errors(axes, name, own)
+    page.label_rows("error (%)", labelpad=1)
+    return page.figure, table
+
+
+def _errors(axes: Axes, name: str, own: pd.DataFrame) -> None:
+    values = sorted(own[name].unique())
+    for place, value in enumerate(values):
+        errors = 100 * own.loc[own[name] == value, "error"].to_numpy()
+        axes.bar(place, np.abs(errors).mean(), width=0.8, color="#BBD7EE", zorder=1)
+        spread = np.linspace(-0.3, 0.3, len(errors)) if len(errors) > 1 else np.zeros(1)
+        axes.plot(
+            place + spread, errors, "o", color=GREY, markersize=1.2, alpha=0.5, markeredgewidth=0
+        )
+    axes.axhline(0, color=GREY, linewidth=0.5)
+    shown = range(len(values))[:: -2 if len(values) > _MANY_VALUES else -1]
+    axes.set_xticks(shown, [f"{values[place]:g}" for place in shown])
+
+
+def draw_scaling(platform: Accelerators) -> tuple[Figure, pd.DataFrame]:
+    """Strong scaling of GPT-3: device-seconds of a step by part, and efficiency."""
+    asked = Question(
+        shape=load_shape(_SHAPE),
+        platform=platform,
+        batch=_BATCH,
+        memory_bytes=platform.device["memory_bytes"] * 0.94,
+        replays=False,
+    )
+    found = scaling(asked, powers(_MOST, _LEAST))
+    table = pd.DataFrame([_record(one, found) for one in found])
+    page = lay_out(
+        f"What does a step of GPT-3 (175 billion parameters, {_BATCH:,} samples) cost?",
+        [(Patch(facecolor=_COLOURS[part]), part) for part in PARTS],
+        [Section("", [Panel("", data=table)])],
+        footer=[
+            "The best tensor x data x pipeline and micro-batch (below) with 1F1B at each number of "
+            "GPUs that fits; percent: tokens a second and GPU, over the most. "
+            f"{platform.description}."
+        ],
+        size=PanelSize(min_width=120, height=62, left=14, between=0, bottom=16),
+    )
+    ((axes, own),) = page.facets
+    _stack(axes, own)
+    return page.figure, table
+
+
+def _record(one: Answer, found: list[Answer]) -> dict[str, float | str]:
+    place = found.index(one)
+    row = one.row
+    return {
+        "devices": one.devices,
+        "cut": f"{row['tensor']:.0f} x {row['data']:.0f} x {row['pipeline']:.0f}",
+        "micro_batch": int(row["micro_batch"]),
+        "recomputation": str(row["recomputation"]),
+        "step_s": one.step_s,
+        "efficiency": efficiencies(found)[place],
+        **{part: one.parts[part] for part in PARTS},
+    }
+
+
+def _stack(axes: Axes, table: pd.DataFrame) -> None:
+    devices = table["devices"].to_numpy(dtype=float)
+    below = np.zeros(len(table))
+    for part in PARTS:
+        cost = table[part].to_numpy(dtype=float) * devices / 3600
+        axes.bar(range(len(table)), cost, bottom=below, width=0.7, color=_COLOURS[part])
+        below += cost
+    for place, (top, share) in enumerate(zip(below, table["efficiency"], strict=True)):
+        axes.text(place, top, f"{share:.0%}", ha="center", va="bottom")
+    labels = [
+        f"{row['devices']:,}\n{row['cut']}\nmicro {row['micro_batch']}\n{row['step_s']:.3g} s"
+        for row in table.to_dict("records")
+    ]
+    axes.set_xticks(range(len(table)), labels)
+    axes.set_ylim(0, below.max() * 1.12)
+    axes.set_ylabel("GPU-hours a step", labelpad=2)
+
+
+def _table(runs: Runs, predicted_s: Array) -> pd.DataFrame:
+    names = ("hidden_size", "layers", "tensor", "data", "pipeline", "micro_batch", "global_batch")
+    table = pd.DataFrame({name: runs.column(name) for name in names})
+    tensor, pipeline = table["tensor"] > 1, table["pipeline"] > 1
+    return table.assign(
+        devices=runs.column("devices"),
+        place=np.where(runs.column("devices") < _FEW, "one node", "many nodes"),
+        kind=np.select(
+            [tensor & pipeline, tensor, pipeline],
+            ["tensor and pipeline", "tensor", "pipeline"],
+            "data alone",
+        ),
+        measured_s=runs.measured_s,
+        predicted_s=predicted_s,
+        error=predicted_s / runs.measured_s - 1,
+    )
+
+
+def _mark(kind: str) -> Line2D:
+    colour, marker = _KINDS[kind]
+    return Line2D([], [], linestyle="", marker=marker, color=colour)

@@ -1,0 +1,227 @@
+"""Rings, pipelines and steps of the transformer oracle."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformer_factory import asked, table
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.planning.schedules import StageDurations, gpipe, one_f_one_b, replay
+from ddlbench.predict.transformer.accelerators import load_accelerators
+from ddlbench.predict.transformer.configurations import configurations
+from ddlbench.predict.transformer.layer_time import all_reduce_s, layer_times
+from ddlbench.predict.transformer.pipeline import replayed_s, schedule_of
+from ddlbench.predict.transformer.rank_order import (
+    data_rings,
+    ends_rings,
+    hop_senders,
+    tensor_rings,
+)
+from ddlbench.predict.transformer.step import BUBBLE, DATA, PARTS, SENDS, steps
+
+NODE = 8
+
+
+@pytest.fixture(scope="module")
+def platform():
+    return load_accelerators("a100-80gb")
+
+
+def ranks_of(tensor, data, pipeline):
+    """Megatron's groups, rank by rank."""
+    number = lambda part, replica, stage: (stage * data + replica) * tensor + part  # noqa: E731
+    rings = [
+        [number(part, replica, stage) for replica in range(data)]
+        for stage in range(pipeline)
+        for part in range(tensor)
+    ]
+    hops = [
+        (number(part, replica, stage), number(part, replica, stage + 1))
+        for stage in range(pipeline - 1)
+        for replica in range(data)
+        for part in range(tensor)
+    ]
+    return rings, hops
+
+
+@pytest.mark.parametrize(
+    ("tensor", "data", "pipeline"),
+    [
+        one
+        for one in itertools.product([1, 2, 4, 8, 16], [1, 2, 4, 16], [1, 2, 4])
+        if one[0] * one[1] * one[2] in (8, 16, 64, 256)
+    ],
+)
+def test_rings_that_share_a_nodes_cards_are_those_of_megatrons_ranks(tensor, data, pipeline):
+    rings, hops = ranks_of(tensor, data, pipeline)
+    one = asked(tensor=tensor, data=data, pipeline=pipeline)
+    nodes_of = [{rank // NODE for rank in ring} for ring in rings]
+    leaving = [nodes for nodes in nodes_of if len(nodes) > 1]
+    found = data_rings(one, NODE)
+    assert bool(found.crosses[0]) == bool(leaving)
+    if leaving:
+        shared = max(sum(node in nodes for nodes in leaving) for node in range(64))
+        assert found.sharing[0] == shared
+    crossing = [hop for hop in hops if hop[0] // NODE != hop[1] // NODE]
+    crosses, senders = hop_senders(one, NODE)
+    assert bool(crosses[0]) == bool(crossing)
+    if crossing:
+        sources = [source // NODE for source, _ in crossing]
+        assert senders[0] >= max(map(sources.count, set(sources))) / (pipeline - 1)
+        if tensor * data >= NODE:
+            assert senders[0] == max(map(sources.count, set(sources)))
+    assert bool(tensor_rings(one, NODE).crosses[0]) == (tensor > NODE)
+
+
+def test_rings_on_one_card_share_it(platform):
+    rings = data_rings(asked({"tensor": 1}, {"tensor": 8}, data=64, pipeline=1), NODE)
+    bytes_ = np.full(2, 1e9)
+    first, second = all_reduce_s(rings, bytes_, platform)
+    assert second > 7 * first  # eight rings of as many bytes each through the same cards
+
+
+def test_ends_of_the_pipeline_sum_the_embedding():
+    assert ends_rings(asked({"pipeline": 1}, {"pipeline": 4}), NODE).members.tolist() == [1, 2]
+
+
+@given(
+    st.integers(1, 6),
+    st.integers(1, 12),
+    st.floats(0.1, 2.0),
+    st.floats(0.1, 4.0),
+    st.floats(0.0, 3.0),
+)
+def test_the_formula_is_the_replay_where_the_last_stage_is_the_slowest(
+    p, m, forward, backward, end
+):
+    forwards = [forward] * (p - 1) + [forward + end]
+    backwards = [backward] * (p - 1) + [backward + end]
+    slot = forwards[-1] + backwards[-1]
+    formula = sum(forwards) + sum(backwards) + (m - 1) * slot
+    for schedule in (one_f_one_b(p, m), gpipe(p, m)):
+        durations = StageDurations(forwards, backwards)
+        assert replay(schedule, durations).end_s == pytest.approx(formula)
+
+
+@pytest.mark.parametrize("recomputation", ["none", "full"])
+def test_a_step_of_1f1b_is_its_replay(platform, recomputation):
+    one = asked(recomputation=recomputation, global_batch=64)
+    found = steps(one, platform)
+    times = layer_times(one, platform)
+    hop_s = float(found.parts[SENDS][0]) / 2 / (4 + 8 - 1)
+    forward, backward = float(times.forward.seconds[0]), float(times.backward.seconds[0])
+    head, embedding = float(times.head.seconds[0]), float(times.embedding.seconds[0])
+    forwards, backwards = [8 * forward + hop_s] * 4, [8 * backward + hop_s] * 4
+    forwards[0] += embedding / 3
+    backwards[0] += embedding * 2 / 3
+    forwards[-1] += head / 3
+    backwards[-1] += head * 2 / 3
+    end_s = replay(one_f_one_b(4, 8), StageDurations(forwards, backwards)).end_s
+    passes = sum(found.parts[part][0] for part in PARTS[: PARTS.index(BUBBLE) + 1])
+    assert passes == pytest.approx(end_s)
+
+
+REPLAYED = pytest.mark.parametrize(
+    ("name", "chunks"),
+    [("interleaved-1f1b", 2), ("interleaved-zero-bubble", 1), ("zero-bubble-v", 2)],
+)
+
+
+def several(name, chunks, micro_batches):
+    """The passes of a step of three configurations: all of them, and their durations."""
+    ends = np.arange(4 * chunks)[:, None] == 4 * chunks - 1
+    forward_s = np.array([1.0, 0.9, 1.3]) + 0.2 * ends
+    backward_s, share = np.array([2.1, 2.0, 1.1]) + 0.4 * ends, np.array([0.5, 0.6, 0.7])
+    counts = np.full(3, micro_batches)
+    found = replayed_s(
+        name, 4, chunks, counts, forward_s=forward_s, backward_s=backward_s, input_share=share
+    )
+    return found, (forward_s, backward_s, share)
+
+
+@REPLAYED
+def test_passes_of_many_configurations_are_the_replay_of_each(name, chunks):
+    found, (forward_s, backward_s, share) = several(name, chunks, 12)
+    for place in range(3):
+        durations = StageDurations(
+            forward_s[:, place].tolist(), backward_s[:, place].tolist(), share[place]
+        )
+        end_s = replay(schedule_of(name, 4, chunks, 12), durations).end_s
+        assert found[place] == pytest.approx(end_s)
+
+
+@REPLAYED
+def test_a_long_step_repeats_itself(name, chunks):
+    """What is left out of a long replay changes nothing."""
+    found, (forward_s, backward_s, share) = several(name, chunks, 48)
+    for place in range(3):
+        durations = StageDurations(
+            forward_s[:, place].tolist(), backward_s[:, place].tolist(), share[place]
+        )
+        end_s = replay(schedule_of(name, 4, chunks, 48), durations).end_s
+        assert found[place] == pytest.approx(end_s, rel=1e-3)
+
+
+def test_schedules_with_less_bubble_take_less_time(platform):
+    names = ("1f1b", "interleaved-1f1b", "zero-bubble-v")
+    rows = [{"schedule": name, "chunks": 2} for name in names]
+    found = steps(asked(*rows, pipeline=8, data=2, global_batch=32), platform)
+    assert np.all(np.diff(found.seconds) < 0)
+    assert np.all(np.diff(found.parts[BUBBLE]) < 0)
+
+
+def test_parts_add_up_and_none_is_negative(platform):
+    rows = [
+        {"tensor": t, "data": d, "pipeline": 64 // t // d} for t in (2, 4, 8) for d in (1, 4, 8)
+    ]
+    found = steps(asked(*rows), platform)
+    assert np.sum([found.parts[part] for part in PARTS], axis=0) == pytest.approx(found.seconds)
+    for part in PARTS:
+        assert np.all(found.parts[part] >= -1e-9), part
+
+
+def test_what_is_not_there_costs_nothing(platform):
+    parts = steps(asked(tensor=1, data=1, pipeline=1), platform).parts
+    for part in ("tensor parallelism", "sends", "bubble", "data parallelism", "tied embedding"):
+        assert parts[part][0] == pytest.approx(0, abs=1e-9), part
+
+
+def test_zero_sends_as_much_as_an_all_reduce_and_updates_less(platform):
+    rows = ({"zero": zero} for zero in (0, 1, 2))
+    found = steps(asked(*rows, data=16, tensor=1, gradient_bytes=2), platform)
+    assert found.parts[DATA] == pytest.approx(found.parts[DATA][0], rel=0.01)
+    assert found.parts["update"][1] == pytest.approx(found.parts["update"][0] / 16)
+
+
+def test_the_embedding_counts_once_where_there_is_one_stage(platform):
+    """The formula's slot of a single stage is the whole network."""
+    one, two = steps(
+        asked({"global_batch": 2}, {"global_batch": 4}, data=1, pipeline=1), platform
+    ).seconds
+    three = steps(asked(global_batch=6, data=1, pipeline=1), platform).seconds[0]
+    assert two - one == pytest.approx(three - two)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"tensor": 0}, "line 2: tensor is 0; write a whole number of 1 or more"),
+        ({"layers": 2.5}, "write a whole number"),
+        ({"pipeline": 64}, "pipeline is 64; write at most the number of layers"),
+        ({"schedule": "1f2b"}, "did you mean '1f1b'?"),
+        ({"zero": 4}, "zero is 4; write 0, 1, 2 or 3"),
+        ({"devices": 65}, "write their product or leave it out"),
+    ],
+)
+def test_a_wrong_value_is_said_in_one_sentence(columns, said):
+    with pytest.raises(ConfigError, match=said.replace("?", r"\?")):
+        asked(**columns)
+
+
+def test_a_missing_column_is_named_and_unknown_ones_do_not_matter():
+    with pytest.raises(ConfigError, match="table: column 'tensor' is missing; needed: hidden_size"):
+        configurations(table().drop(columns="tensor"), "table")
+    assert len(asked(colour="blue")) == 1

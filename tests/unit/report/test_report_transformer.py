@@ -1,0 +1,45 @@
+"""Figures of the transformer oracle: readable, and true to their numbers."""
+
+import numpy as np
+import pytest
+from figure_checks import assert_no_overlap, assert_readable
+
+from ddlbench.predict.transformer.accelerators import load_accelerators
+from ddlbench.predict.transformer.runs import MANY_NODES, ONE_NODE, read_runs
+from ddlbench.predict.transformer.step import PARTS, steps
+from ddlbench.report.figures.transformer import draw_errors, draw_runs, draw_scaling
+from ddlbench.report.style import style
+
+
+@pytest.fixture(scope="module")
+def predicted():
+    runs, platform = read_runs(ONE_NODE, MANY_NODES), load_accelerators("a100-80gb")
+    return runs, steps(runs.asked, platform).seconds
+
+
+def drawn(draw, *inputs):
+    with style():
+        figure, table = draw(*inputs)
+        figure.canvas.draw()
+    assert_readable(figure)
+    assert_no_overlap(figure)
+    return figure, table
+
+
+@pytest.mark.parametrize("draw", [draw_runs, draw_errors])
+def test_every_run_is_drawn_with_its_error(draw, predicted):
+    runs, seconds = predicted
+    figure, table = drawn(draw, runs, seconds, "Where.")
+    assert len(table) == len(runs)
+    assert table["error"].to_numpy() == pytest.approx(seconds / runs.measured_s - 1)
+    assert set(table["place"]) == {"one node", "many nodes"}
+    assert len(figure.axes) == (2 if draw is draw_runs else 8)
+
+
+def test_scaling_stacks_parts_up_to_the_step():
+    platform = load_accelerators("a100-80gb")
+    figure, table = drawn(draw_scaling, platform)
+    assert table["devices"].tolist() == [64, 128, 256, 512, 1024, 2048, 4096]
+    assert np.sum([table[part] for part in PARTS], axis=0) == pytest.approx(table["step_s"])
+    heights = sum(patch.get_height() for patch in figure.axes[0].patches)
+    assert heights == pytest.approx((table["step_s"] * table["devices"]).sum() / 3600)
