@@ -1,119 +1,205 @@
-"""Choosing by measuring, replayed on cells that studies have measured.
+"""Ways to choose a strategy, replayed on cells that studies have measured (thesis, Figure 8.1).
 
 For each case of a study (network, geometry, fabric, batch) the candidates are predicted, calibrated
-with the other networks' cells alone, and K of them "measured": their cell's step is looked up.
-Measures nothing itself. Writes docs/validation/choices.csv, a row a case and K, and
-choices_by_k.csv.
+with the other networks' cells alone, and up to K of them "measured": their cell's step is looked
+up.
+Beside it stand the thesis' alternatives::
+
+    everything               every candidate for whole epochs          the truth
+    data extrapolation       a few steps of every candidate            judged by other repeats
+    hardware extrapolation   a sequential run, and an assumption
+    recommender              a profile and links
+    recommender, K measured  these, and K short cells
+
+Measures nothing itself. Writes docs/validation/choices.csv, a row a case and way,
+choices_by_way.csv, and the figure ways_to_choose.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import emulated
 import pandas as pd
+import prediction
 from bed_study import ROOT, Study
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import parse_experiment
+from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import Glance
 from ddlbench.experiment.site import load_site
 from ddlbench.experiment.status import Status
+from ddlbench.planning.budget import START_S
 from ddlbench.planning.matrix import expand
 from ddlbench.predict.calibration import Calibration, calibrate, calibrated, cells_of
-from ddlbench.predict.candidate import Candidate, Recommendation, rank, with_belief, with_chances
+from ddlbench.predict.candidate import (
+    Candidate,
+    Recommendation,
+    rank,
+    with_belief,
+    with_chances,
+    with_siblings,
+)
 from ddlbench.predict.choose import Limits, choose, result_of
 from ddlbench.predict.evaluate import predictions
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR, Measured, Prediction
+from ddlbench.report.drawing import draw_figure
+from ddlbench.report.figures.ways_to_choose import ways
 from ddlbench.report.labels import strategy_label
 
 OUT = ROOT / "docs" / "validation"
-STUDIES = [emulated.EXPERIMENT]
 MOST = 3
 _CASE = ["dataset", "network", "nodes", "devices_per_node", "fabric", "batch_size"]
+_DATA, _HARDWARE = "data-extrapolation", "hardware-extrapolation"
+
+
+def studies() -> dict[str, tuple[Callable[[], Study], list[dict[str, Any]]]]:
+    """Name -> its folder, and the experiments whose cases are replayed."""
+    return {
+        "emulated": (lambda: emulated.described(emulated.CASES), [emulated.CASES]),
+        "test-bed": (prediction.described, [prediction.FAST, prediction.SLOW]),
+    }
 
 
 def main() -> None:
-    """Choose in every case of each study, with nothing measured and with up to three."""
+    """Choose in every case of each study that has results."""
     rows: list[dict[str, Any]] = []
-    for experiment in STUDIES:
-        os.chdir(Study(experiment["experiment"], experiment).folder)
-        rows += _cases(experiment)
+    for name, (folder, experiments) in studies().items():
+        os.chdir(folder().folder)
+        found = [{"study": name, **row} for one in experiments for row in _cases(one)]
+        if found:
+            figure = OUT / f"ways_to_choose_{name}.png"
+            draw_figure("ways_to_choose", figure, pd.DataFrame(found))
+        rows += found
     table = pd.DataFrame(rows)
     table.to_csv(OUT / "choices.csv", index=False, float_format="%.6g")
-    table["regret"] = table["picked_step_s"] / table["best_step_s"] - 1
-    table["right"] = table["picked"] == table["best"]
-    table["share_of_device_s"] = table["device_s"] / table["device_s_all"]
-    shown = ["right", "within_noise", "regret", "share_of_device_s"]
-    by = table.groupby(["study", "most_measured"], sort=False)
-    summary = by[shown].mean().join(by.size().rename("cases"))
-    summary.to_csv(OUT / "choices_by_k.csv", float_format="%.4g")
+    parts = [ways(part).assign(study=str(name)) for name, part in table.groupby("study")]
+    pd.concat(parts).to_csv(OUT / "choices_by_way.csv", index=False, float_format="%.4g")
 
 
 def _cases(experiment: dict[str, Any]) -> Iterator[dict[str, Any]]:
     config = parse_experiment(experiment, "the study")
     site = load_site(config.site)
-    frame = predictions(expand(config, site), site, names=[DEFAULT_PREDICTOR])
-    frame = frame[frame["measured_step_s"].notna() & frame["predicted_step_s"].notna()]
-    for keys, case in frame[frame["synchronous"]].groupby(_CASE, sort=False):
+    names = [DEFAULT_PREDICTOR, _DATA, _HARDWARE]
+    every = predictions(expand(config, site), site, names=names)
+    every = every[every["measured_step_s"].notna() & every["predicted_step_s"].notna()]
+    every = every[every["synchronous"]]
+    frame = every[every["predictor"] == DEFAULT_PREDICTOR]
+    profile_s = config.profile["runs"] * (config.profile["budget_s"] + START_S)
+    for keys, case in frame.groupby(_CASE, sort=False):
         told = dict(zip(_CASE, keys, strict=True))
         candidates = case[case["strategy"] != BASE]
         if len(candidates) < 2:
             continue
         others = cells_of(frame[frame["network"] != told["network"]], DEFAULT_PREDICTOR)
-        bed = _Case(site.name, candidates, calibrate(site.name, others))
+        bed = _Case(site.name, candidates, calibrate(site.name, others), profile_s)
         name = "/".join(str(told[key]) for key in _CASE)
-        for most in range(MOST + 1):
-            yield {"study": experiment["experiment"], "case": name, **bed.chosen(most)}
+        bases = frame[(frame["strategy"] == BASE) & (frame["network"] == told["network"])]
+        rows = [bed.everything(), *(bed.recommended(most) for most in range(MOST + 1))]
+        for other, device_s in (
+            (_HARDWARE, bed.elapsed_s(bases.iloc[0]) if len(bases) else None),
+            (_DATA, bed.device_s_all),
+        ):
+            alike = every[every["cell_id"].isin(candidates["cell_id"])]
+            row = bed.by_rule(alike[alike["predictor"] == other], other, device_s)
+            rows += [row] if row else []
+        for row in rows:
+            yield {"case": name, **row}
 
 
 class _Case:
     """Candidates of one case, whose measurements are there but unknown to the choice."""
 
-    def __init__(self, site: str, rows: pd.DataFrame, calibration: Calibration) -> None:
-        self._site, self._calibration = site, calibration
+    def __init__(
+        self, site: str, rows: pd.DataFrame, calibration: Calibration, profile_s: float
+    ) -> None:
+        self._site, self._calibration, self._profile_s = site, calibration, profile_s
         self._rows = {str(row["strategy"]): row for row in rows.to_dict("records")}
 
-    def chosen(self, most: int) -> dict[str, Any]:
+    @property
+    def device_s_all(self) -> float:
+        """A short cell of every candidate."""
+        return sum(self._device_s(row) for row in self._rows.values())
+
+    @property
+    def device_s_everything(self) -> float:
+        """Every candidate for an epoch of its whole data."""
+        whole = 0.0
+        for row in self._rows.values():
+            cell = Cell.from_id(row["cell_id"])
+            steps = DATASETS[cell.dataset].num_train / cell.batch_size
+            whole += cell.devices * (START_S + steps * float(row["measured_step_s"]))
+        return whole
+
+    def everything(self) -> dict[str, Any]:
+        """The truth, and what it costs."""
+        best = self._best(self._rows)
+        return self._row("everything", self._rows, best, self.device_s_everything, len(self._rows))
+
+    def recommended(self, most: int) -> dict[str, Any]:
         """What is picked with at most so many measured, and what it costs."""
         seen: dict[str, float] = {}
-
-        def rank_now() -> Recommendation:
-            return self._ranking(seen)
 
         def measure(cell: Cell) -> Glance:
             row = self._rows[cell.strategy]
             seen[cell.strategy] = float(row["measured_step_s"])
-            return Glance(cell, Status.OK, self._elapsed_s(row), seen[cell.strategy], None)
+            return Glance(cell, Status.OK, self.elapsed_s(row), seen[cell.strategy], None)
 
-        choice = choose(rank_now, measure, Limits(most), lambda _cell: None)
+        choice = choose(lambda: self._ranking(seen), measure, Limits(most), lambda _cell: None)
         assert choice.ranking.best is not None
         picked = self._rows[choice.ranking.best.cell.strategy]
-        best = min(self._rows.values(), key=lambda row: float(row["measured_step_s"]))
+        way = f"recommender, {most} measured" if most else "recommender"
+        device_s = self._profile_s + choice.device_s
+        return self._row(way, self._rows, picked, device_s, len(choice.trials))
+
+    def by_rule(
+        self, rows: pd.DataFrame, predictor: str, device_s: float | None
+    ) -> dict[str, Any] | None:
+        """The least predicted step; None where fewer than two candidates have one."""
+        own = {str(row["strategy"]): row for row in rows.to_dict("records")}
+        if len(own) < 2 or device_s is None:
+            return None
+        picked = min(own.values(), key=lambda row: float(row["predicted_step_s"]))
+        measured = len(own) if predictor == _DATA else 0
+        return self._row(predictor.replace("-", " "), own, picked, device_s, measured)
+
+    def _row(
+        self,
+        way: str,
+        rows: Mapping[str, Mapping[str, Any]],
+        picked: Mapping[str, Any],
+        device_s: float,
+        measured: int,
+    ) -> dict[str, Any]:
+        best = self._best(rows)
         return {
-            "most_measured": most,
-            "candidates": len(self._rows),
-            "measured_candidates": len(choice.trials),
+            "way": way,
+            "candidates": len(rows),
+            "measured_candidates": measured,
             "best": best["strategy"],
             "best_step_s": best["measured_step_s"],
             "picked": picked["strategy"],
             "picked_step_s": picked["measured_step_s"],
             "within_noise": bool(picked["measured_low_s"] <= best["measured_high_s"]),
-            "device_s": choice.device_s,
-            "device_s_all": sum(
-                self._elapsed_s(row) * Cell.from_id(row["cell_id"]).devices
-                for row in self._rows.values()
-            ),
+            "device_s": device_s,
+            "device_s_all": self.device_s_all,
+            "device_s_everything": self.device_s_everything,
         }
+
+    @staticmethod
+    def _best(rows: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+        return min(rows.values(), key=lambda row: float(row["measured_step_s"]))
 
     def _ranking(self, seen: dict[str, float]) -> Recommendation:
         candidates = [self._candidate(row, seen) for row in self._rows.values()]
-        return Recommendation(DEFAULT_PREDICTOR, tuple(sorted(with_chances(candidates), key=rank)))
+        known = with_chances(with_siblings(candidates))
+        return Recommendation(DEFAULT_PREDICTOR, tuple(sorted(known, key=rank)))
 
-    def _candidate(self, row: dict[str, Any], seen: dict[str, float]) -> Candidate:
+    def _candidate(self, row: Mapping[str, Any], seen: dict[str, float]) -> Candidate:
         cell = Cell.from_id(row["cell_id"])
         predicted = Prediction(
             DEFAULT_PREDICTOR,
@@ -130,7 +216,11 @@ class _Case:
         )
         return with_belief(candidate, self._calibration, history, {}, by_runs=True)
 
-    def _elapsed_s(self, row: dict[str, Any]) -> float:
+    def _device_s(self, row: Mapping[str, Any]) -> float:
+        return self.elapsed_s(row) * Cell.from_id(row["cell_id"]).devices
+
+    def elapsed_s(self, row: Mapping[str, Any]) -> float:
+        """Seconds of the row's cell, its first repeat."""
         found = result_of(Cell.from_id(row["cell_id"]), self._site)
         assert found is not None
         return found.elapsed_s

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import BASE
-from ddlbench.planning.strategy import can_gain
+from ddlbench.planning.strategy import can_gain, known_strategy
 from ddlbench.predict.belief import Belief, fastest, from_prediction, from_runs
 from ddlbench.predict.calibration import Calibration
 from ddlbench.predict.prediction import History, Prediction, steps_measured
+from ddlbench.predict.siblings import alike, informed
 
 if TYPE_CHECKING:
     from ddlbench.predict.accuracy import SignedErrors
@@ -36,7 +37,8 @@ class Candidate:
         why: the reason for its place, in one sentence.
         measured_s: median steps of its runs at the site.
         expected: its step by the prediction alone; None without one.
-        belief: what is known of its step, by runs or else by the prediction; None if nothing is.
+        belief: what is known of its step: by runs, else by the prediction and by the runs of other
+            candidates; None if nothing is.
         fastest: probability that it is the fastest of those that fit; None if it is not ranked.
     """
 
@@ -157,6 +159,24 @@ def with_belief(
     decides = by_runs and (cell.strategy == BASE or can_gain(cell))
     belief = from_runs(runs) if runs and decides else expected
     return replace(candidate, measured_s=runs, expected=expected, belief=belief)
+
+
+def with_siblings(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates; the runs of those that were measured move what is believed of the others."""
+    told = [c for c in candidates if c.expected is not None and c.belief is not None]
+    expected = [c.expected for c in told if c.expected is not None]
+    measured = {
+        place: c.belief
+        for place, c in enumerate(told)
+        if c.belief is not None and c.belief.basis == "measured"
+    }
+    beliefs = iter(informed(expected, measured, alike([_family(c) for c in told])))
+    return [replace(c, belief=next(beliefs)) if c in told else c for c in candidates]
+
+
+def _family(candidate: Candidate) -> str:
+    strategy = known_strategy(candidate.cell.strategy)
+    return candidate.cell.strategy if strategy is None else strategy.family
 
 
 def with_chances(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -14,7 +14,7 @@ experiment finds them there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
@@ -110,23 +110,13 @@ class Choice:
         return sum(trial.device_s for trial in self.trials)
 
     def device_s_all(self) -> float | None:
-        """What measuring every candidate would cost; None if nothing was measured.
-
-        Candidates that were not measured take as long to start as the others did on average.
-        """
-        if not self.trials:
-            return None
-        measured = {trial.strategy: trial for trial in self.trials}
-        devices = max(c.cell.devices for c in self.ranking.ranking)
-        steps = _WARMUP_STEPS + _STEPS
-        starts = [
-            trial.device_s - devices * steps * trial.step_s
-            for trial in self.trials
-            if trial.step_s is not None
+        """What measuring every candidate would cost; None if nothing was measured."""
+        measured = {trial.strategy for trial in self.trials}
+        devices = max((c.cell.devices for c in self.ranking.ranking), default=0)
+        others = [
+            c.step_s for c in self.ranking.ranking if c.ranked and c.cell.strategy not in measured
         ]
-        start_s = max(0.0, fmean(starts)) if starts else 0.0
-        others = [c for c in self.ranking.ranking if c.ranked and c.cell.strategy not in measured]
-        return self.device_s + sum(start_s + devices * steps * c.step_s for c in others)
+        return device_s_all(self.trials, others, devices)
 
     def to_dict(self, site: str, case: dict[str, Any]) -> dict[str, Any]:
         """The content of choice.json."""
@@ -158,6 +148,30 @@ class Choice:
             "device_s": self.device_s,
             "device_s_all": self.device_s_all(),
         }
+
+
+def device_s_all(trials: Sequence[Trial], others_s: Sequence[float], devices: int) -> float | None:
+    """Device-seconds of the trials and of a short cell of each of the others.
+
+    Args:
+        trials: what was measured.
+        others_s: steps of what was not; each takes as long to start as the trials did on average.
+        devices: of a cell.
+
+    Returns:
+        None if nothing was measured.
+    """
+    if not trials:
+        return None
+    steps = _WARMUP_STEPS + _STEPS
+    starts = [
+        trial.device_s - devices * steps * trial.step_s
+        for trial in trials
+        if trial.step_s is not None
+    ]
+    start_s = max(0.0, fmean(starts)) if starts else 0.0
+    spent = sum(trial.device_s for trial in trials)
+    return spent + sum(start_s + devices * steps * step_s for step_s in others_s)
 
 
 def choose(

@@ -7,7 +7,8 @@
         -> fastest first, each with the probability that it is the fastest
         -> below: what does not fit, cannot run or has no prediction, with the reason
 
-A cell that was measured at the site counts as measured; its prediction stays beside it.
+A cell that was measured at the site counts as measured; its prediction stays beside it, and its
+error moves what is believed of the others.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from ddlbench.predict.candidate import (
     rank,
     with_belief,
     with_chances,
+    with_siblings,
 )
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import (
@@ -241,7 +243,7 @@ def recommend(
     known_of = [
         with_belief(c, inputs.calibration, history, errors, by_runs=by_runs) for c in candidates
     ]
-    ranking = sorted(with_chances(known_of), key=rank)
+    ranking = sorted(with_chances(with_siblings(known_of)), key=rank)
     if recommender == UNLESS_OOM:
         ranking = _by_the_rule(ranking)
     return Recommendation(recommender, tuple(ranking))

@@ -1,9 +1,11 @@
 """Score recommenders: is the recommended strategy the fastest? Tables 8.1 and 8.2 of the thesis.
 
-A case has the same network, data, devices, fabric and global batch for several strategies.
-Sequential training and stale strategies are no candidates. A recommender picks the candidate with
-the least predicted time among those predicted to fit. A wrong pick costs
-``extra_time`` = measured(pick) / measured(fastest) - 1.
+A case has the same network, data, devices, fabric and global batch for several strategies, and
+compares their steps. In a case of epochs, as the thesis has them, each strategy has a batch of its
+own, and seconds a sample are compared. The thesis' own candidates are Horovod and GPipe; what it
+says of them is judged among these two, and among all. Sequential training and stale strategies are
+no candidates. A recommender picks the candidate with the least predicted time among those predicted
+to fit. A wrong pick costs ``extra_time`` = measured(pick) / measured(fastest) - 1.
 
 Two rules keep the score fair. A recommender whose predictors learn from repeat 0 is scored by the
 other repeats alone; a case without other repeats is not scored. A tie counts as its expectation:
@@ -30,6 +32,31 @@ _TIE = 1e-9
 
 Outcomes = dict[str, dict[str, Any]]
 """Cell id -> a row of the predictions; only its measured columns are used."""
+
+
+@dataclass(frozen=True)
+class CaseKind:
+    """What makes strategies candidates of one case.
+
+    Args:
+        title: for readers.
+        by_epoch: each strategy has its own batch; seconds a sample are compared, not of a step.
+        among: names of the candidates; empty for all.
+    """
+
+    title: str
+    by_epoch: bool = False
+    among: tuple[str, ...] = ()
+
+
+_THESIS = ("horovod", "gpipe")
+ONE_BATCH = CaseKind("one global batch, all strategies")
+PUBLISHED_KINDS = (
+    CaseKind("one global batch, Horovod or GPipe", among=_THESIS),
+    CaseKind("epochs, each at its own batch, all strategies", by_epoch=True),
+    CaseKind("epochs, each at its own batch, Horovod or GPipe", by_epoch=True, among=_THESIS),
+)
+_SECONDS = ["predicted_step_s", "measured_step_s", "measured_low_s", "measured_high_s"]
 
 
 @dataclass(frozen=True)
@@ -141,7 +168,7 @@ def judged(device: str) -> list[tuple[str, bool]]:
     ]
 
 
-def table_8_1(predictions: pd.DataFrame, device: str) -> pd.DataFrame:
+def table_8_1(predictions: pd.DataFrame, device: str, kind: CaseKind = ONE_BATCH) -> pd.DataFrame:
     """Recommended strategy, fastest strategy and extra time, one row per recommender and case.
 
     A case counts if at least two of its strategies were measured. ``tied`` is the number of
@@ -154,11 +181,19 @@ def table_8_1(predictions: pd.DataFrame, device: str) -> pd.DataFrame:
     Args:
         predictions: the frame that :func:`ddlbench.predict.evaluate.predictions` makes.
         device: "cpu" or "cuda", as the site file says.
+        kind: which strategies are candidates of one case.
     """
     frame = predictions[(predictions["strategy"] != BASE) & predictions["synchronous"]]
-    cases = frame["cell_id"].map({cell_id: _case(cell_id) for cell_id in frame["cell_id"].unique()})
+    if kind.among:
+        frame = frame[frame["strategy"].isin(kind.among)]
+    if kind.by_epoch:
+        frame = frame.assign(**{name: frame[name] / frame["batch_size"] for name in _SECONDS})
+    names = {cell_id: _case(cell_id, kind) for cell_id in frame["cell_id"].unique()}
+    cases = frame["cell_id"].map(names)
     rows: list[dict[str, Any]] = []
     for case, group in frame.groupby(cases, sort=False):
+        if kind.by_epoch and group["batch_size"].nunique() < 2:
+            continue  # a case of one global batch
         every = outcomes(group)
         if len(_strategies(_measured(every))) < 2:
             continue
@@ -227,10 +262,35 @@ def with_choices(errors: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _case(cell_id: str) -> str:
-    """The cell's path without its strategy and that strategy's options."""
-    cell = Cell.from_id(cell_id)
-    return cell.with_(strategy="any", options=()).id.removesuffix("/rep0")
+def published_cases(predictions: pd.DataFrame, device: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Tables 8.1 and 8.2 of the kinds that the thesis has; their column ``kind`` says which.
+
+    Args:
+        predictions: as of :func:`table_8_1`.
+        device: "cpu" or "cuda".
+    """
+    cases = [
+        table_8_1(predictions, device, kind).assign(kind=kind.title) for kind in PUBLISHED_KINDS
+    ]
+    rates = [
+        table_8_2(table).assign(kind=kind.title)
+        for table, kind in zip(cases, PUBLISHED_KINDS, strict=True)
+    ]
+    return _stacked(cases), _stacked(rates)
+
+
+def _stacked(tables: list[pd.DataFrame]) -> pd.DataFrame:
+    """The tables that have rows, one below the other."""
+    filled = [table for table in tables if len(table)]
+    return pd.concat(filled, ignore_index=True) if filled else tables[0]
+
+
+def _case(cell_id: str, kind: CaseKind) -> str:
+    """The cell's path without its strategy, that strategy's options and, of epochs, its batch."""
+    cell = Cell.from_id(cell_id).with_(strategy="any", options=())
+    if kind.by_epoch:
+        cell = cell.with_(batch_size=1)
+    return cell.id.removesuffix("/rep0")
 
 
 def _pick_columns(picked: Pick, outcomes: Outcomes) -> dict[str, Any]:

@@ -149,20 +149,31 @@ def _line(values: Any) -> str:
     return "| " + " | ".join(str(value).replace("|", r"\|") for value in values) + " |"
 
 
-def write_choices(cases: pd.DataFrame, rates: pd.DataFrame, folder: Path) -> None:
-    """Write table_8_1.md and table_8_2.md.
+def write_choices(
+    cases: pd.DataFrame,
+    rates: pd.DataFrame,
+    as_published: tuple[pd.DataFrame, pd.DataFrame],
+    folder: Path,
+) -> None:
+    """Write table_8_1.md and table_8_2.md: at one global batch, then as the thesis made them.
 
     Args:
         cases: what :func:`ddlbench.predict.recommender_score.table_8_1` returns.
         rates: what :func:`ddlbench.predict.recommender_score.table_8_2` returns.
+        as_published: what :func:`ddlbench.predict.recommender_score.published_cases` returns.
         folder: where the tables of the experiment lie.
     """
     pages = {
-        "table_8_1": markdown("Recommended and fastest strategy", choices_by_case(cases), _NOTES),
-        "table_8_2": markdown("How often recommendations are right", rates_by_recommender(rates)),
+        "table_8_1": [markdown("Recommended and fastest strategy", choices_by_case(cases), _NOTES)],
+        "table_8_2": [markdown("How often recommendations are right", rates_by_recommender(rates))],
     }
-    for name, page in pages.items():
-        write_text(folder / f"{name}.md", page)
+    for (name, sections), table, shown in zip(
+        pages.items(), as_published, (choices_by_case, rates_by_recommender), strict=True
+    ):
+        if "kind" in table.columns:
+            for kind, rows in table.groupby("kind", sort=False):
+                sections.append(markdown(str(kind).capitalize(), shown(rows)))
+        write_text(folder / f"{name}.md", "\n".join(sections))
 
 
 _NOTES = (

@@ -15,6 +15,7 @@ from ddlbench.predict.recommender_score import (
     NOT_DISCRIMINATING,
     NOT_SCORED,
     judged,
+    published_cases,
     table_8_1,
     table_8_2,
     with_choices,
@@ -45,6 +46,32 @@ def test_table_8_1_names_the_cost_of_the_wrong_choice(site):
     assert fastest.correct == 1
     assert fastest.extra_time == 0
     assert not one(table, recommender="carry-forward", devices_per_node=2).recommended
+
+
+def test_epochs_are_compared_each_at_its_own_batch(tmp_path):
+    """Thesis, Tables 8.1 and 8.2: Horovod with 32 images, GPipe with 128; time a sample decides."""
+    make.write_site(tmp_path, make.profile(), make.links())
+    rows = []
+    for strategy, batch_size, step_s in (
+        ("sequential", 32, 0.4), ("horovod", 32, 0.2), ("ddp", 32, 0.1), ("gpipe", 128, 0.5),
+    ):  # fmt: skip
+        cell = make.cell(strategy, "1x1" if strategy == "sequential" else "1x4", batch_size)
+        write_ok(tmp_path, cell, step_s)
+        rows.append(row(cell))
+    frame = predictions(rows, SITE, tmp_path)
+    assert set(table_8_1(frame, "cpu")["batch_size"]) == {32}  # GPipe is alone at its batch
+    cases, rates = published_cases(frame, "cpu")
+    own = one(cases, recommender="horovod-unless-oom", kind=cases["kind"].iloc[-1])
+    assert own.kind == "epochs, each at its own batch, Horovod or GPipe"
+    assert (own.recommended, own.fastest, own.candidates) == ("horovod", "gpipe", 2)
+    assert own.extra_time == pytest.approx((0.2 / 32) / (0.5 / 128) - 1)
+    every = one(
+        cases,
+        recommender="horovod-unless-oom",
+        kind="epochs, each at its own batch, all strategies",
+    )
+    assert (every.fastest, every.candidates) == ("ddp", 3)
+    assert set(rates["kind"]) == set(cases["kind"])
 
 
 def test_a_pick_from_repeat_0_is_judged_by_the_other_repeats(site):
@@ -227,7 +254,7 @@ def test_tables_and_recommend_agree_on_what_fits(site, memory_mb):
     found = recommend(question, asked, Inputs("local", root))
     told = {candidate.cell.strategy: candidate.fits for candidate in found.ranking}
     shown = frame[(frame["devices_per_node"] == 4) & frame["predicted_step_s"].notna()]
-    shown = shown[shown["predictor"] != "paradl-published"]  # has a memory model of its own
+    shown = shown[shown["predictor"] != "paradl-authors"]  # has a memory model of its own
     assert set(shown["strategy"]) == {"horovod", "ddp", "gpipe", "model-parallel"}
     for record in shown.to_dict("records"):
         assert record["fits"] is told[record["strategy"]] is not None

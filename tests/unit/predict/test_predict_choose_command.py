@@ -30,7 +30,7 @@ def asked(tmp_path, monkeypatch):
         write_ok(tmp_path / "results", Cell.from_id(cell_id), 0.1)
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr("ddlbench.commands.choose.subprocess.run", run)
+    monkeypatch.setattr("ddlbench.commands.measuring.subprocess.run", run)
     return seen
 
 
@@ -52,7 +52,7 @@ def test_the_workflow_measures_and_the_choice_is_kept(asked, tmp_path) -> None:
 
 def test_a_workflow_that_cannot_measure_is_one_sentence(asked, monkeypatch) -> None:
     monkeypatch.setattr(
-        "ddlbench.commands.choose.subprocess.run",
+        "ddlbench.commands.measuring.subprocess.run",
         lambda command, **_: subprocess.CompletedProcess(command, 1),
     )
     with pytest.raises(ConfigError, match="was not measured: snakemake ended with 1"):

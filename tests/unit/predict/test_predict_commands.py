@@ -107,6 +107,7 @@ def test_accuracy_writes_predictions_and_tables(folder):
     assert (lying / "predictions.json").is_file()
     names = {path.name for path in (lying / "tables").iterdir()}
     csv = {"accuracy.csv", "table_6_1.csv", "table_8_1.csv", "table_8_2.csv"}
+    csv |= {"table_8_1_published.csv", "table_8_2_published.csv"}
     assert names == csv | {"table_8_1.md", "table_8_2.md"}
     shown = run(accuracy, "--configfile", str(config)).output
     assert "Prediction errors of a step: trial on local" in shown

@@ -10,6 +10,7 @@ from predict_factory import MB
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import PREDICTORS
 from ddlbench.planning.gradient_traffic import GradientMessage, filled_buckets
+from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Tensor
 from ddlbench.predict.prediction import (
     Measured,
@@ -49,10 +50,21 @@ def test_ddlbench_eq1():
     found = told("ddlbench-eq1", make.plan("horovod", options=options), make.table(SLOW_RING))
     # G = 100 MB > th; the hop from rank 3 to 0 is the slowest of the ring.
     exposed = 2 * 3 * (1e-4 + 64e6 / (4 * 5e8))
-    assert found.compute_s == pytest.approx(0.42 / 4)
+    assert found.compute_s == pytest.approx(0.1 + 0.01 * 8)  # the baseline has one worker's batch
     assert found.exposed_communication_s == pytest.approx(exposed)
-    assert found.communication_s == pytest.approx(exposed + 2 * 3 * (1e-4 + 36e6 / (4 * 5e8)))
-    assert found.step_s == pytest.approx(0.42 / 4 + exposed)
+    # Gradients of 40, 30, 20 and 10 MB stay whole: messages of 40 and of 60 MB.
+    sent = 2 * 3 * sum(1e-4 + size / (4 * 5e8) for size in (40e6, 60e6))
+    assert found.communication_s == pytest.approx(sent)
+    assert found.step_s == pytest.approx(0.18 + exposed)
+
+
+def test_horovod_never_splits_a_tensor():
+    """fc1 of VGG-16 on ImageNet has 411 MB: one message, whatever the fusion threshold."""
+    parameters = (9 * MB, 411 * MB, 67 * MB, 16 * MB)
+    traffic = strategy_of("horovod").gradient_traffic(
+        make.workload(parameters=parameters), make.plan("horovod")
+    )
+    assert traffic.sizes == [(16 + 67) * MB, 411 * MB, 9 * MB]  # 128 MiB, last layers first
 
 
 def test_eq1_sends_all_gradients_below_the_threshold_and_the_last_tensor_without_fusion():
@@ -192,14 +204,23 @@ def test_carry_forward_scales_the_smallest_size_by_samples_a_device():
         told("carry-forward", make.plan("ddp", "1x2", 64), history=past)
 
 
-def test_hardware_extrapolation_goes_from_one_node_to_many():
-    past = history((make.cell("ddp", "1x4", 32), 0.4), (make.cell("ddp", "1x2", 16), 0.1))
-    found = told("hardware-extrapolation", make.plan("ddp", "4x4", 128), history=past)
-    assert found.step_s == pytest.approx(0.4)
-    with pytest.raises(NotPredictable, match="from one node to more than one"):
-        told("hardware-extrapolation", make.plan("ddp", "1x4"), history=past)
-    with pytest.raises(NotPredictable, match="not measured on one node with 8"):
-        told("hardware-extrapolation", make.plan("ddp", "2x8"), history=past)
+def test_hardware_extrapolation_goes_from_one_device_to_many():
+    """Thesis, section 8.3: a sequential run, and an assumption on how the strategy scales."""
+    past = history(
+        (make.cell("sequential", "1x1", 32), 0.4),
+        (make.cell("sequential", "1x1", 32, repeat=1), 0.6),
+        (make.cell("sequential", "1x1", 8), 0.1),
+        (make.cell("ddp", "1x2", 32), 9.0),
+    )
+    many = told("hardware-extrapolation", make.plan("ddp", "4x4", 128), history=past)
+    assert many.step_s == pytest.approx(0.5 * (128 / 32) / 16)
+    one_node = told("hardware-extrapolation", make.plan("ddp", "1x4", 32), history=past)
+    assert one_node.step_s == pytest.approx(0.5 / 4)
+    pipeline = make.plan("pipe-gpipe", "1x4", 32, options={"chunks": 4})
+    found = told("hardware-extrapolation", pipeline, history=past)
+    assert found.step_s == pytest.approx(0.5 / (4 * 4 / (4 + 3)))
+    with pytest.raises(NotPredictable, match="sequential training of vgg11 on mnist is not"):
+        told("hardware-extrapolation", make.plan("ddp", "1x4"))
 
 
 def test_data_extrapolation_is_the_first_steps_of_repeat_0(tmp_path):

@@ -115,7 +115,7 @@ def test_markdown_escapes_what_would_break_a_table():
 
 def test_no_case_is_a_page_too(tmp_path, cases):
     none = cases.iloc[:0]
-    write_choices(none, table_8_2(none), tmp_path)
+    write_choices(none, table_8_2(none), (none, table_8_2(none)), tmp_path)
     for name in ("table_8_1", "table_8_2"):
         assert "Nothing to compare" in (tmp_path / f"{name}.md").read_text()
 

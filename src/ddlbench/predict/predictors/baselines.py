@@ -6,12 +6,14 @@ In the equations, T is the time of a step, B the batch size and W the number of 
 from __future__ import annotations
 
 import csv
+import math
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.registry import BASE
 from ddlbench.planning.strategy import workers_of
 from ddlbench.predict.prediction import (
     BuiltInPredictor,
@@ -81,39 +83,36 @@ class CarryForward(BuiltInPredictor):
 
 
 class HardwareExtrapolation(BuiltInPredictor):
-    """The thesis' alternative: measure on one node, extrapolate to N nodes.
+    """The thesis' alternative (section 8.3): run sequentially, assume how a strategy scales.
 
-    A step is measured on all devices of one node. N nodes are assumed to be N times as fast::
+    One device trains sequentially. A strategy is assumed to scale as its schedule allows::
 
-        T(N nodes) = T(1 node) (B / W) / (B_1 / W_1)
+        T = T_1 (B / B_1) / S        S = W, of a pipeline W m / (m + W - 1), of model parallelism 1
 
-    Reconstructed: the equation and the scaling by share. The thesis gives only the idea.
+    B_1 is the measured batch that is nearest to B. Reconstructed: the equation, and S. The thesis
+    gives only the idea.
     """
 
     name = "hardware-extrapolation"
-    source = "thesis, alternative: from one node"
+    source = "thesis, alternative: from one device"
     strategies = None
 
     def model(self, inputs: CellInputs) -> Prediction:
         cell = inputs.cell
-        if cell.nodes < 2:
-            raise NotPredictable("hardware extrapolation goes from one node to more than one")
-        on_one_node = [
-            m
-            for m in _comparable(inputs)
-            if m.cell.nodes == 1 and m.cell.devices_per_node == cell.devices_per_node
-        ]
-        if not on_one_node:
+        alone = _comparable(inputs, BASE)
+        if cell.strategy == BASE or not alone:
             raise NotPredictable(
-                f"{cell.strategy} of {cell.network} on {cell.dataset} is not measured on one node "
-                f"with {cell.devices_per_node} device(s)"
+                f"sequential training of {cell.network} on {cell.dataset} is not measured, or is "
+                "what is asked for"
             )
-        source = min(on_one_node, key=lambda m: abs(_share(m.cell) - _share(cell))).cell
+        source = min(alone, key=lambda m: abs(math.log(m.cell.batch_size / cell.batch_size))).cell
+        scale = inputs.strategy.ideal_speedup(cell) or workers_of(cell)
+        steps_s = [m.step_s for m in alone if m.cell.batch_size == source.batch_size]
         return Prediction(
             self.name,
-            compute_s=_carried_s(cell, source, on_one_node),
-            limits=("the network between nodes costs nothing",),
-            notes=(f"from {source.geometry}, batch {source.batch_size}",),
+            compute_s=median(steps_s) * cell.batch_size / source.batch_size / scale,
+            limits=("communication costs nothing", "stages take equally long"),
+            notes=(f"from one device, batch {source.batch_size}",),
         )
 
 
@@ -157,9 +156,15 @@ _kind_of = attrgetter(
 )  # fmt: skip
 
 
-def _comparable(inputs: CellInputs) -> list[Measured]:
-    """Measured cells that differ only in geometry, batch size, fabric, repeat and length of run."""
-    kind = _kind_of(inputs.cell)
+def _comparable(inputs: CellInputs, strategy: str = "") -> list[Measured]:
+    """Measured cells that differ only in geometry, batch size, fabric, repeat and length of run.
+
+    With a strategy: its cells of the same network and data, whatever their options.
+    """
+    cell = inputs.cell
+    if strategy:
+        cell = cell.with_(strategy=strategy, options=())
+    kind = _kind_of(cell)
     return [measured for measured in inputs.history if _kind_of(measured.cell) == kind]
 
 

@@ -6,7 +6,7 @@
     links.json    alpha, beta of both levels  |  Table III  ->  compute + communication, one after
     plan          strategy, groups, segments  |                 the other; memory; limits
 
-Two predictors: ``paradl-published`` evaluates the table as the authors' code does.
+Two predictors: ``paradl-authors`` evaluates the table as the authors' code does.
 ``paradl-corrected`` mends the faults that docs/oracle.md lists; for splits it has the exchanges
 that this project's strategies make.
 
@@ -147,12 +147,12 @@ class _Paradl(BuiltInPredictor):
         return (projected_bytes,) * devices
 
 
-class ParadlPublished(_Paradl):
+class ParadlAuthors(_Paradl):
     """As in the authors' code, also for strategies of this project that work differently."""
 
-    name = "paradl-published"
-    source = "ParaDL, Table III, as published"
-    variant = "as-published"
+    name = "paradl-authors"
+    source = "ParaDL, Table III, authors' code"
+    variant = "authors-code"
     limits = (
         _LIMIT,
         "no weight update; no shortcuts' projections; no weights of batch normalisation",

@@ -76,39 +76,35 @@ class DdlbenchEq1(_ExposedRing):
     neighbours in the ring. All all-reduces but the last are assumed to be hidden behind backward.
     The last one is assumed to be full (thesis 5.1.1: "conservative worst case").
 
-    Reconstructed: T_seq is the sequential step with the whole mini-batch of the cell, so that
-    T_seq / W is linear speed-up. L and BW are those of a point-to-point test. With fusion turned
-    off (th = 0) the last message is the last tensor whose gradient is ready.
+    T_seq is of the same work as the W workers do together: W steps of one worker's batch b = B / W,
+    as the paper's baseline runs with that batch (Table II). So T_seq / W is t(b).
+
+    Reconstructed: L and BW are those of a point-to-point test. With fusion turned off (th = 0) the
+    last message is the last tensor whose gradient is ready.
     """
 
     name = "ddlbench-eq1"
     source = "DDLBench, Eq. 1"
 
     def step_share(self, inputs: CellInputs) -> tuple[Step, int]:
-        return inputs.workload.step(inputs.cell.batch_size), inputs.plan.world_size
+        return inputs.workload.step(inputs.cell.batch_size / inputs.plan.world_size), 1
 
 
-class Thesis51P2p(_ExposedRing):
+class Thesis51P2p(DdlbenchEq1):
     """Thesis Eq. 5.1: Horovod with measured links.
 
     One worker's step, and one exposed ring all-reduce over measured links::
 
         T = T_seq / W  +  2 (W-1) max_i ( L_{i,i+1} + min(G, th) / (W BW_{i,i+1}) )
 
-    The equation is DDLBench's Eq. 1. T_seq comes from the sequential predictor (chapter 4) at the
-    batch of one worker, b = B / W, as DDLBench's baseline has one worker's batch. The sequential
-    time of W such batches over W is t(b). L and BW are measured for every pair of devices and the
-    slowest hop of the ring counts (section 5.1.2); between nodes the user gives them.
-
-    This predictor reads the point-to-point test that the thesis used. Reconstructed: t(b) keeps the
-    launch costs and the optimiser of a whole step, which T_seq(B) / W would divide.
+    The equation is DDLBench's Eq. 1. T_seq comes from the sequential predictor (chapter 4). L and
+    BW are measured for every pair of devices and the slowest hop of the ring counts (section
+    5.1.2); between nodes the user gives them. With the point-to-point test that the thesis used it
+    says what Eq. 1 says here; :class:`Thesis51Transport` has other links.
     """
 
     name = "thesis-5.1-p2p"
     source = "thesis, Eq. 5.1, p2p test"
-
-    def step_share(self, inputs: CellInputs) -> tuple[Step, int]:
-        return inputs.workload.step(inputs.cell.batch_size / inputs.plan.world_size), 1
 
 
 class Thesis51Transport(Thesis51P2p):
@@ -184,10 +180,11 @@ class DdlbenchEq2(_IdealPipeline):
         T = T_seq (W + m - 1) / (W m)  +  sum_{i=1}^{W-1} ( L_{i,i+1} + A_i / BW_{i,i+1} )
                                        +  sum_{i=2}^{W}   ( L_{i,i-1} + G_i / BW_{i,i-1} )
 
-    W devices, m micro-batches, A_i bytes of activations that device i sends on, G_i of gradients
-    that it sends back. Only the first micro-batch's transfers are exposed. m = 1 is model
-    parallelism.
+    W devices, m micro-batches, A_i and G_i activations and gradients of partition i. Only the first
+    micro-batch's transfers are exposed. m = 1 is model parallelism.
 
+    Read into it: the paper defines A_i as the activations of partition i, which are all those that
+    the partition computes; only those on its border are sent, so A_i is their bytes here.
     Reconstructed: T_seq is the sequential step with the whole mini-batch. A_i and G_i are of one
     micro-batch, as only the first one's transfers count. The gradient over a cut has the bytes of
     the activation over it. The paper's equation has no recomputation.
@@ -242,9 +239,10 @@ class Thesis6(_IdealPipeline):
 
         T = T_comp + T_comm, as torchgpipe was seen not to overlap the two.
 
-    T_seq at the micro-batch size is m sequential steps of mb samples each. Reconstructed: with
-    fewer micro-batches than W-2 the steady term is zero, where the equation would make it negative.
-    L and BW are those of a point-to-point test between neighbouring devices.
+    T_seq at the micro-batch size is m sequential steps of mb samples each. As in DDLBench's Eq. 2,
+    A_j is defined as all activations of a partition and read as those on its border. Reconstructed:
+    with fewer micro-batches than W-2 the steady term is zero, where the equation would make it
+    negative. L and BW are those of a point-to-point test between neighbouring devices.
     """
 
     name = "thesis-6"

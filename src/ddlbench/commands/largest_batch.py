@@ -1,0 +1,68 @@
+"""``ddlbench largest-batch``: the largest batch of a strategy that a device's memory holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from ddlbench.commands.measuring import by_workflow
+from ddlbench.commands.predict import case_options, request_of
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import enter_project
+from ddlbench.experiment.screen import paragraph
+from ddlbench.experiment.site import load_site
+
+
+@click.command("largest-batch")
+@case_options
+@click.option("--strategy", required=True, help="Name of the strategy.")
+@click.option("--dry-run", is_flag=True, help="Only predict; measure no cell.")
+@click.option("--trials", type=click.IntRange(1), default=3, show_default=True, help="Most cells.")
+@click.option(
+    "--device-memory-bytes",
+    type=click.IntRange(1),
+    help="Memory of one device, where profile and site do not say it.",
+)
+def largest_batch_command(
+    *,
+    site_name: str,
+    strategy: str,
+    dry_run: bool,
+    trials: int,
+    device_memory_bytes: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Find the largest batch that fits, and confirm it by a cell."""
+    from ddlbench.planning.memory import capacity_bytes  # noqa: PLC0415 - slow to import
+    from ddlbench.predict.choose import result_of  # noqa: PLC0415
+    from ddlbench.predict.inputs import Inputs  # noqa: PLC0415
+    from ddlbench.predict.largest_batch import (  # noqa: PLC0415
+        MemoryOfBatches,
+        largest_batch,
+        lines,
+    )
+
+    enter_project()
+    request, site = request_of({**options, "batch_size": 1}), load_site(site_name)
+    cell = request.cell(strategy)
+    workload = Inputs(site.name).workload(cell)
+    capacity = device_memory_bytes or capacity_bytes(workload, site)
+    if capacity is None:
+        raise ConfigError(
+            f"the memory of a device of site {site.name} is unknown; give --device-memory-bytes, "
+            "or memory_per_device_mb in the site file"
+        )
+    memory = MemoryOfBatches(cell, site.name, workload, capacity)
+    measure = by_workflow(site, lambda one: f"{one.strategy} with {one.batch_size} samples")
+    found = largest_batch(
+        memory, None if dry_run else measure, lambda one: result_of(one, site.name), trials
+    )
+    if as_json:
+        click.echo(json.dumps(asdict(found), indent=1))
+        return
+    for line in lines(found, memory):
+        click.echo("\n".join(paragraph(line)))

@@ -1,0 +1,162 @@
+"""``ddlbench tune``: the best options of a strategy, with as few cells as possible."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ddlbench.commands.measuring import by_workflow, case_id, case_of
+from ddlbench.commands.predict import cell_options, request_of
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import RESULTS, enter_project
+from ddlbench.experiment.site import load_site
+from ddlbench.experiment.units import HOURS
+
+if TYPE_CHECKING:
+    from ddlbench.experiment.cell import Cell, OptionValue
+    from ddlbench.experiment.site import Site
+    from ddlbench.planning.budget import Budget
+    from ddlbench.predict.configurations import Configuration
+    from ddlbench.predict.prediction import History
+
+_TRIALS = 6
+
+
+@click.command()
+@cell_options
+@click.option("--strategy", required=True, help="Name of the strategy.")
+@click.option(
+    "--vary",
+    "varied_texts",
+    multiple=True,
+    help="An option or batch_size, and its values: chunks=2,4,8. By default the options that "
+    "decide a step's time.",
+)
+@click.option(
+    "--trials", type=click.IntRange(1), default=_TRIALS, show_default=True, help="Most cells."
+)
+@click.option(
+    "--budget-device-hours", type=click.FloatRange(0, min_open=True), help="Of what is measured."
+)
+@click.option(
+    "--device-memory-bytes", type=click.IntRange(1), help="Limit of one device; else its memory."
+)
+@click.option(
+    "--sampler",
+    type=click.Choice(["predictor", "tpe", "random"]),
+    default="predictor",
+    show_default=True,
+    help="Who asks for the next cell; tpe and random know no prediction.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what it would measure, and what that costs.")
+@click.option("--all", "every_row", is_flag=True, help="A line for every configuration.")
+def tune(
+    *,
+    site_name: str,
+    strategy: str,
+    varied_texts: tuple[str, ...],
+    trials: int,
+    budget_device_hours: float | None,
+    device_memory_bytes: int | None,
+    sampler: str,
+    dry_run: bool,
+    every_row: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Search a strategy's options for the most samples a second."""
+    from ddlbench.commands.tune_display import cost_lines, tuning_lines  # noqa: PLC0415 - slow
+    from ddlbench.predict.accuracy import errors_at  # noqa: PLC0415
+    from ddlbench.predict.choose import Limits, result_of  # noqa: PLC0415
+    from ddlbench.predict.configurations import configurations, varied  # noqa: PLC0415
+    from ddlbench.predict.evaluate import measured_of  # noqa: PLC0415
+    from ddlbench.predict.inputs import Inputs  # noqa: PLC0415
+    from ddlbench.predict.tuning import Tuning, tune, tuning_file, write_tuning  # noqa: PLC0415
+    from ddlbench.report.drawing import draw_figure  # noqa: PLC0415
+
+    enter_project()
+    request, site = request_of(options), load_site(site_name)
+    values = varied(strategy, _varied(varied_texts), request.options.get(strategy, {}))
+    found = configurations(
+        request,
+        strategy,
+        values,
+        site,
+        Inputs(site.name),
+        errors=errors_at(site.name),
+        device_memory_bytes=device_memory_bytes,
+    )
+
+    def history() -> History:
+        return measured_of(request.dataset, request.network, site.name)
+
+    choices = {name: [*each] for name, each in values.items()}
+    case = {**case_of(request), "strategy": strategy, "varied": choices}
+    if dry_run:
+        tuning = Tuning(found, history(), stopped="a dry run")
+        cost = _cost([one.cell for one, _ in tuning.beliefs()], trials, site)
+    else:
+        limits = Limits(trials, budget_device_hours and HOURS.size * budget_device_hours)
+        measure = by_workflow(site, _named(found))
+        tuning = tune(
+            found,
+            history,
+            measure,
+            limits,
+            lambda cell: result_of(cell, site.name),
+            sampler=sampler,
+        )
+        path = tuning_file(site.name, f"{strategy}/{case_id(request)}")
+        content = write_tuning(tuning, site.name, case, path)
+        draw_figure("tuning", path.with_suffix(".png"), content)
+        click.echo(f"written: {path}, {path.with_suffix('.png').name}", err=True)
+        cost = None
+    if as_json:
+        click.echo(json.dumps(tuning.to_dict(site.name, case), indent=1))
+        return
+    lines = tuning_lines(request, site, strategy, tuning, every_row=every_row)
+    lines += cost_lines(tuning, cost, trials)
+    click.echo("\n".join(lines))
+
+
+def _named(found: Sequence[Configuration]) -> Callable[[Cell], str]:
+    """The label of the configuration that a short cell measures."""
+    from ddlbench.predict.choose import short_cell  # noqa: PLC0415 - slow to import
+
+    labels = {short_cell(one.cell).id: one.label for one in found}
+    return lambda cell: labels.get(cell.id, cell.id)
+
+
+def _cost(cells: Sequence[Cell], trials: int, site: Site) -> tuple[Budget, Budget]:
+    """What the first ``trials`` short cells would cost, and all of them."""
+    from ddlbench.planning.budget import estimate  # noqa: PLC0415 - slow to import
+    from ddlbench.planning.matrix import MatrixRow  # noqa: PLC0415
+    from ddlbench.predict.choose import short_cell  # noqa: PLC0415
+
+    rows = [MatrixRow(short_cell(cell), None, None) for cell in cells]
+    return estimate(rows[:trials], site, RESULTS), estimate(rows, site, RESULTS)
+
+
+def _varied(texts: Sequence[str]) -> Mapping[str, tuple[OptionValue, ...]]:
+    """``chunks=2,4`` as name -> values; numbers and booleans as in JSON."""
+    found: dict[str, tuple[OptionValue, ...]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        parts = [part.strip() for part in values.split(",")]
+        if not (equals and name and all(parts)):
+            raise ConfigError(f"--vary {text!r}: write a name and its values, as chunks=2,4,8")
+        if name in found:
+            raise ConfigError(f"--vary {name} is given twice; write all its values once")
+        found[name] = tuple(map(_value, parts))
+    return found
+
+
+def _value(text: str) -> OptionValue:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, bool | int | float) else text

@@ -1,0 +1,188 @@
+"""The largest batch that fits: by the memory model, confirmed by a cell.
+
+::
+
+    batch    unit  2 unit  3 unit  ...  | n unit |  ...
+    memory   fits  fits    fits         | fits   |  does not         by the model: bisection
+                                            |
+                              a short cell: ok -> this one;  out of memory -> a tenth less, again
+
+``unit`` is the smallest batch that the strategy can cut: a sample a worker, or one a micro-batch.
+Running out of memory is an answer, not a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.result import Glance
+from ddlbench.experiment.status import Status
+from ddlbench.experiment.units import GB
+from ddlbench.planning.memory import fits, fullest_bytes, memory_bytes
+from ddlbench.planning.plan import make_plan
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.workload import Workload
+from ddlbench.predict.choose import Trial, short_cell
+
+_LESS = 0.9  # of the predicted memory of a batch that ran out
+_MOST_UNIT = 4096
+
+
+@dataclass(frozen=True)
+class MemoryOfBatches:
+    """Predicted memory of a cell at any batch size.
+
+    Args:
+        cell: with any batch size.
+        site: its name; a plan may be made from its measurements.
+        workload: the profile of the cell's network.
+        capacity_bytes: of one device.
+    """
+
+    cell: Cell
+    site: str
+    workload: Workload
+    capacity_bytes: float
+
+    def needed(self, batch_size: int) -> int:
+        """Bytes of the fullest device.
+
+        Raises:
+            ConfigError: the strategy has no memory model.
+        """
+        plan = make_plan(self.cell.with_(batch_size=batch_size), self.site)
+        return fullest_bytes(self.workload, plan, memory_bytes(self.workload, plan))
+
+    def fits(self, batch_size: int) -> bool:
+        plan = make_plan(self.cell.with_(batch_size=batch_size), self.site)
+        devices = memory_bytes(self.workload, plan)
+        return fits(self.workload, plan, devices, self.capacity_bytes)
+
+
+@dataclass
+class LargestBatch:
+    """What was found.
+
+    Args:
+        unit: smallest batch that the strategy can cut.
+        predicted: largest batch by the memory model; 0 if none fits.
+        batch_size: largest batch that a cell has confirmed, or that is predicted where nothing was
+            measured; 0 if none fits.
+        needed_bytes: predicted memory of that batch.
+        trials: measured cells.
+        limit: what bounds it: the memory, or the dataset.
+    """
+
+    unit: int
+    predicted: int
+    batch_size: int
+    needed_bytes: int | None
+    limit: str
+    trials: list[Trial] = field(default_factory=list)
+
+    @property
+    def confirmed(self) -> bool:
+        return any(trial.status == Status.OK for trial in self.trials)
+
+
+def smallest_batch(cell: Cell) -> int:
+    """The smallest batch that the strategy can cut; its multiples can be cut, too.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    strategy = strategy_of(cell.strategy)
+    reason: str | None = None
+    for batch_size in range(1, _MOST_UNIT + 1):
+        reason = strategy.supports(cell.with_(batch_size=batch_size))
+        if reason is None:
+            return batch_size
+    raise ConfigError(f"{cell.strategy} cannot run {cell.geometry} at any batch size: {reason}")
+
+
+def predicted_largest(memory: MemoryOfBatches, unit: int, most: int) -> int:
+    """The largest multiple of ``unit`` up to ``most`` that fits; 0 if none does."""
+    low, high = 0, most // unit  # low fits, or is 0; what is above high does not, or is too many
+    while low < high:
+        middle = (low + high + 1) // 2
+        if memory.fits(middle * unit):
+            low = middle
+        else:
+            high = middle - 1
+    return low * unit
+
+
+def largest_batch(
+    memory: MemoryOfBatches,
+    measure: Callable[[Cell], Glance] | None,
+    done: Callable[[Cell], Glance | None],
+    trials: int = 3,
+) -> LargestBatch:
+    """The largest batch that fits.
+
+    Args:
+        memory: of the cell's batches.
+        measure: measures a cell; None to predict only.
+        done: the result of a cell that was measured before.
+        trials: most cells.
+
+    Raises:
+        ConfigError: a cell ended otherwise than well or out of memory, or there is no model.
+    """
+    unit = smallest_batch(memory.cell)
+    most = DATASETS[memory.cell.dataset].num_train
+    predicted = predicted_largest(memory, unit, most)
+    limit = "the dataset" if predicted + unit > most else "memory"
+    found = LargestBatch(unit, predicted, predicted, None, limit)
+    size = predicted
+    while size:
+        found.batch_size, found.needed_bytes = size, memory.needed(size)
+        if measure is None:
+            return found
+        cell = short_cell(memory.cell.with_(batch_size=size))
+        ended = done(cell) or measure(cell)
+        device_s = ended.elapsed_s * cell.devices
+        found.trials.append(
+            Trial(cell.strategy, cell.id, str(ended.status), ended.step_s, device_s)
+        )
+        if ended.status == Status.OK:
+            return found
+        if ended.status != Status.OUT_OF_MEMORY:
+            raise ConfigError(
+                f"{cell.id} ended with {ended.status}, which says nothing of its memory; "
+                "look at its log.txt"
+            )
+        if len(found.trials) >= trials:
+            break
+        less = MemoryOfBatches(
+            memory.cell, memory.site, memory.workload, _LESS * found.needed_bytes
+        )
+        size = predicted_largest(less, unit, size - unit)
+    found.batch_size, found.needed_bytes = 0, None
+    return found
+
+
+def lines(found: LargestBatch, memory: MemoryOfBatches) -> list[str]:
+    """What was found, in sentences."""
+    capacity = GB.text(memory.capacity_bytes)
+    if not found.predicted:
+        needed = GB.text(memory.needed(found.unit))
+        return [f"No batch fits: {found.unit} samples, the fewest, need {needed} of {capacity}."]
+    tried = [
+        f"{Cell.from_id(trial.cell_id).batch_size} samples: {trial.status}"
+        for trial in found.trials
+    ]
+    said = [f"Measured: {', '.join(tried)}."] if tried else []
+    if not found.batch_size:
+        return [*said, "No batch was confirmed; predict a smaller one with --device-memory-bytes."]
+    assert found.needed_bytes is not None
+    how = "confirmed by a cell" if found.confirmed else "predicted, not measured"
+    return [
+        f"Largest batch: {found.batch_size} samples a step ({how}); {GB.text(found.needed_bytes)} "
+        f"of {capacity} predicted, limited by {found.limit}.",
+        *said,
+    ]

@@ -1,0 +1,331 @@
+"""Tune a strategy's options: the predictor is the prior, short cells are the truth.
+
+::
+
+    predict all --> ask: greatest expected gain --> measure: a short cell --> tell --.
+                      ^                                                              |
+                      '---- its error moves what is believed of the others <---------'
+
+The gain of a configuration that is believed to take ``x`` a sample, where the best measured one
+takes ``b``, is how much faster it would be, expected over what is not known of it::
+
+    E[max(0, log b - log x)] = s (z Phi(z) + phi(z)),    z = (log b - log m) / s
+
+with the median m and the spread s of the belief (expected improvement, Jones et al. 1998, eq. 15).
+The search ends when no configuration is expected to gain half a percent.
+
+Trials are asked for and told in a study of Optuna, whose own samplers may take the rule's place, to
+compare with. Each trial is an ordinary cell at its ordinary path: nothing is measured twice, and a
+search that was killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scipy.stats import norm
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.document import Document
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import RESULTS
+from ddlbench.experiment.result import Glance
+from ddlbench.experiment.status import Status
+from ddlbench.experiment.units import HOURS
+from ddlbench.predict.belief import Belief, from_runs
+from ddlbench.predict.choose import Limits, Trial, device_s_all, short_cell
+from ddlbench.predict.configurations import Configuration, alike
+from ddlbench.predict.prediction import History
+from ddlbench.predict.siblings import informed
+
+if TYPE_CHECKING:
+    import optuna
+
+WORTH = 0.005
+BY_PREDICTOR = "predictor"
+SAMPLERS = (BY_PREDICTOR, "tpe", "random")
+_VERSION = 1
+_SEED = 0
+_ASKS = 200  # of a sampler that repeats itself or asks for what cannot run
+
+
+class InvalidTuning(ConfigError):  # noqa: N818 - a state of a file, shown as such
+    """A tuning file that does not fit its schema."""
+
+
+_DOCUMENT = Document("tuning", "tuning", InvalidTuning)
+
+
+@dataclass
+class Tuning:
+    """What was searched, and what was found.
+
+    Args:
+        found: every configuration, also what cannot run.
+        history: measured cells of the site.
+        trials: cells of this search, in the order of their measurement.
+        stopped: why no more were measured.
+    """
+
+    found: Sequence[Configuration]
+    history: History
+    trials: list[Trial] = field(default_factory=list)
+    stopped: str = ""
+
+    @property
+    def open(self) -> list[Configuration]:
+        """Configurations that may be the best: they run and fit, as far as is known."""
+        failed = [trial for trial in self.trials if trial.status != Status.OK]
+        out = {trial.cell_id for trial in failed}
+        sizes = self._sizes_that_failed(failed)
+        return [
+            one
+            for one in self.found
+            if one.expected is not None
+            and not one.why
+            and short_cell(one.cell).id not in out
+            and (one.memory_bytes is None or one.memory_bytes < sizes)
+        ]
+
+    def _sizes_that_failed(self, failed: Sequence[Trial]) -> float:
+        """What needs at least so many bytes will not fit either."""
+        out = {trial.cell_id for trial in failed if trial.status == Status.OUT_OF_MEMORY}
+        return min(
+            (
+                one.memory_bytes
+                for one in self.found
+                if one.memory_bytes is not None and short_cell(one.cell).id in out
+            ),
+            default=math.inf,
+        )
+
+    def beliefs(self) -> list[tuple[Configuration, Belief]]:
+        """Seconds a sample of what may be the best, the fastest first."""
+        running = self.open
+        measured = {
+            place: from_runs(runs)
+            for place, one in enumerate(running)
+            if (runs := one.runs(self.history))
+        }
+        expected = [one.expected for one in running if one.expected is not None]
+        known = informed(expected, measured, alike(running))
+        return sorted(zip(running, known, strict=True), key=lambda pair: pair[1].step_s)
+
+    @property
+    def best(self) -> tuple[Configuration, Belief] | None:
+        """The fastest that was measured; before any was, the fastest by its prediction."""
+        known = self.beliefs()
+        measured = [pair for pair in known if pair[1].basis == "measured"]
+        return next(iter(measured or known), None)
+
+    @property
+    def device_s(self) -> float:
+        return sum(trial.device_s for trial in self.trials)
+
+    def device_s_all(self) -> float | None:
+        """What an exhaustive sweep would cost; None if nothing was measured."""
+        tried = {trial.cell_id for trial in self.trials}
+        others = [
+            belief.step_s * one.cell.batch_size
+            for one, belief in self.beliefs()
+            if short_cell(one.cell).id not in tried
+        ]
+        devices = max((one.cell.devices for one in self.found), default=0)
+        return device_s_all(self.trials, others, devices)
+
+    def to_dict(self, site: str, case: Mapping[str, Any]) -> dict[str, Any]:
+        """The content of tuning.json."""
+        best = self.best
+        return {
+            "schema_version": _VERSION,
+            "site": site,
+            "case": dict(case),
+            "best": _entry(*best) if best else None,
+            "stopped": self.stopped,
+            "trials": [vars(trial) for trial in self.trials],
+            "configurations": [_entry(one, belief) for one, belief in self.beliefs()],
+            "left_out": [{"values": dict(one.values), "why": one.why} for one in self._left_out()],
+            "device_s": self.device_s,
+            "device_s_all": self.device_s_all(),
+        }
+
+    def _left_out(self) -> list[Configuration]:
+        return [one for one in self.found if one.why]
+
+
+def _entry(one: Configuration, belief: Belief) -> dict[str, Any]:
+    assert one.expected is not None
+    return {
+        "values": dict(one.values),
+        "cell_id": one.cell.id,
+        "basis": belief.basis,
+        "samples_per_s": 1 / belief.step_s,
+        "interval_samples_per_s": [1 / bound for bound in reversed(belief.interval_s)],
+        "predicted_samples_per_s": 1 / one.expected.step_s,
+        "predicted_interval_samples_per_s": [
+            1 / bound for bound in reversed(one.expected.interval_s)
+        ],
+        "memory_bytes": one.memory_bytes,
+    }
+
+
+def gain(belief: Belief, best_s: float) -> float:
+    """Expected gain over a measured configuration, in parts of it; see the module.
+
+    Args:
+        belief: seconds a sample of a configuration that is only predicted.
+        best_s: seconds a sample of the best measured one.
+    """
+    ahead = math.log(best_s / belief.step_s)
+    z = ahead / belief.spread
+    return float(belief.spread * (z * norm.cdf(z) + norm.pdf(z)))
+
+
+def next_of(tuning: Tuning) -> tuple[Configuration, float] | None:
+    """What to measure next, and its expected gain; None if all are measured.
+
+    The first is the fastest by its prediction.
+    """
+    known = tuning.beliefs()
+    predicted = [pair for pair in known if pair[1].basis == "predicted"]
+    if not predicted:
+        return None
+    measured = [belief.step_s for _, belief in known if belief.basis == "measured"]
+    if not measured:
+        return predicted[0][0], math.inf
+    gains = [(one, gain(belief, min(measured))) for one, belief in predicted]
+    return max(gains, key=lambda pair: pair[1])
+
+
+def tune(
+    found: Sequence[Configuration],
+    history: Callable[[], History],
+    measure: Callable[[Cell], Glance],
+    limits: Limits,
+    done: Callable[[Cell], Glance | None],
+    *,
+    sampler: str = BY_PREDICTOR,
+) -> Tuning:
+    """Measure configurations until none is worth it, or a limit is reached.
+
+    Args:
+        found: the configurations.
+        history: the measured cells of the site now.
+        measure: measures a cell.
+        limits: when to stop.
+        done: the result of a cell that was measured before, for instance by a search that was
+            killed; it counts as one of this search.
+        sampler: one of :data:`SAMPLERS`; but for the first, only limits end the search.
+    """
+    tuning, study = Tuning(found, history()), _Study(found, sampler)
+    for one in tuning.open:
+        if (before := done(short_cell(one.cell))) is not None:
+            tuning.trials.append(_trial(before))
+            study.tell(study.enqueued(one), before)
+    while True:
+        following = next_of(tuning)
+        least = WORTH if sampler == BY_PREDICTOR else -math.inf
+        tuning.stopped = _reason(tuning, following, limits, least)
+        if tuning.stopped or following is None:
+            return tuning
+        asked = study.ask(tuning, following[0])
+        if asked is None:
+            tuning.stopped = f"the sampler {sampler} asks for nothing new"
+            return tuning
+        one, trial = asked
+        ended = measure(short_cell(one.cell))
+        study.tell(trial, ended)
+        tuning.trials.append(_trial(ended))
+        tuning.history = history()
+
+
+def _trial(ended: Glance) -> Trial:
+    cell = ended.cell
+    device_s = ended.elapsed_s * cell.devices
+    return Trial(cell.strategy, cell.id, str(ended.status), ended.step_s, device_s)
+
+
+def _reason(
+    tuning: Tuning, following: tuple[Configuration, float] | None, limits: Limits, least: float
+) -> str:
+    """Why to stop; empty to go on."""
+    if tuning.best is None:
+        return "no configuration can run"
+    if following is None:
+        return "every configuration is measured"
+    if following[1] < least:
+        return f"no other configuration is expected to gain {least:.1%}"
+    if len(tuning.trials) >= limits.cells:
+        return f"{len(tuning.trials)} measured, as many as asked for"
+    if limits.device_s is not None and tuning.device_s >= limits.device_s:
+        return f"{HOURS.of(tuning.device_s):.2g} device-hours are spent"
+    return ""
+
+
+class _Study:
+    """Trials as Optuna keeps them: values of what varies, and samples a second or failure."""
+
+    def __init__(self, found: Sequence[Configuration], sampler: str) -> None:
+        import optuna  # noqa: PLC0415 - slow to import
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._failed = optuna.trial.TrialState.FAIL
+        self._own_rule = sampler == BY_PREDICTOR
+        self._by_values = {tuple(one.values.items()): one for one in found}
+        names = list(found[0].values) if found else []
+        self._space = {
+            name: optuna.distributions.CategoricalDistribution(
+                list(dict.fromkeys(one.values[name] for one in found))
+            )
+            for name in names
+        }
+        tpe = sampler == "tpe"
+        own = optuna.samplers.TPESampler if tpe else optuna.samplers.RandomSampler
+        self._study = optuna.create_study(direction="maximize", sampler=own(seed=_SEED))
+
+    def enqueued(self, one: Configuration) -> optuna.Trial:
+        """A trial of this configuration, whatever the sampler."""
+        self._study.enqueue_trial(dict(one.values))
+        return self._study.ask(self._space)
+
+    def ask(
+        self, tuning: Tuning, following: Configuration
+    ) -> tuple[Configuration, optuna.Trial] | None:
+        """What to measure: ``following``, or what an own sampler of Optuna wants.
+
+        None if that asks for nothing that is new and can run.
+        """
+        if self._own_rule:
+            return following, self.enqueued(following)
+        tried = {trial.cell_id for trial in tuning.trials}
+        running = tuning.open
+        for _ in range(_ASKS):
+            trial = self._study.ask(self._space)
+            one = self._by_values.get(tuple(trial.params.items()))
+            if one is not None and one in running and short_cell(one.cell).id not in tried:
+                return one, trial
+            self._study.tell(trial, state=self._failed)
+        return None
+
+    def tell(self, trial: optuna.Trial, ended: Glance) -> None:
+        """How it ended."""
+        if ended.status == Status.OK and ended.step_s:
+            self._study.tell(trial, ended.cell.batch_size / ended.step_s)
+        else:
+            self._study.tell(trial, state=self._failed)
+
+
+def tuning_file(site: str, case_id: str, results_root: Path = RESULTS) -> Path:
+    """Where a search is kept."""
+    return results_root / site / "tunings" / case_id / "tuning.json"
+
+
+def write_tuning(tuning: Tuning, site: str, case: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Check and write a search atomically; return the file's content."""
+    content = tuning.to_dict(site, case)
+    _DOCUMENT.write(path, content)
+    return content

@@ -1,0 +1,100 @@
+"""The largest batch that fits: bisection by the model, confirmed or lowered by cells."""
+
+from __future__ import annotations
+
+import predict_factory as make
+import pytest
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.result import Glance
+from ddlbench.experiment.status import Status
+from ddlbench.predict.largest_batch import (
+    MemoryOfBatches,
+    largest_batch,
+    lines,
+    predicted_largest,
+    smallest_batch,
+)
+
+
+def memory(strategy: str = "ddp", capacity_bytes: float = 2e9, **options) -> MemoryOfBatches:
+    return MemoryOfBatches(
+        make.cell(strategy, "1x4", options=options), "local", make.workload(), capacity_bytes
+    )
+
+
+def ending(*statuses: Status):
+    """A measurement that ends each cell in turn as said, and the batches it was asked for."""
+    asked: list[int] = []
+
+    def measure(cell):
+        asked.append(cell.batch_size)
+        status = statuses[len(asked) - 1]
+        return Glance(cell, status, 10.0, 0.1 if status == Status.OK else None, None)
+
+    return measure, asked
+
+
+def nothing(_cell) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "unit"),
+    [("ddp", {}, 4), ("pipe-gpipe", {}, 4), ("pipe-gpipe", {"chunks": 8, "replicas": 2}, 16)],
+)
+def test_the_unit_is_what_a_strategy_can_cut(strategy, options, unit) -> None:
+    assert smallest_batch(make.cell(strategy, "1x4", options=options)) == unit
+
+
+def test_bisection_finds_what_a_search_of_all_finds() -> None:
+    asked = memory()
+    most = 4000
+    expected = max((b for b in range(4, most + 1, 4) if asked.fits(b)), default=0)
+    assert predicted_largest(asked, 4, most) == expected
+    assert asked.needed(expected) <= asked.capacity_bytes < asked.needed(expected + 4) or (
+        expected == most
+    )
+    assert predicted_largest(memory(capacity_bytes=1.0), 4, most) == 0
+
+
+def test_a_cell_confirms_it() -> None:
+    measure, asked = ending(Status.OK)
+    found = largest_batch(memory(), measure, nothing)
+    assert asked == [found.predicted] == [found.batch_size]
+    assert found.confirmed
+    assert "confirmed by a cell" in lines(found, memory())[0]
+
+
+def test_out_of_memory_lowers_it() -> None:
+    measure, asked = ending(Status.OUT_OF_MEMORY, Status.OUT_OF_MEMORY, Status.OK)
+    found = largest_batch(memory(), measure, nothing)
+    assert asked[0] > asked[1] > asked[2] == found.batch_size
+    assert memory().needed(asked[1]) <= 0.9 * memory().needed(asked[0])
+    assert [trial.status for trial in found.trials] == ["out_of_memory", "out_of_memory", "ok"]
+
+
+def test_it_gives_up_and_says_so() -> None:
+    measure, asked = ending(*[Status.OUT_OF_MEMORY] * 2)
+    found = largest_batch(memory(), measure, nothing, trials=2)
+    assert len(asked) == 2
+    assert (found.batch_size, found.confirmed) == (0, False)
+    assert "No batch was confirmed" in lines(found, memory())[-1]
+
+
+def test_a_dry_run_measures_nothing_and_results_are_reused() -> None:
+    found = largest_batch(memory(), None, nothing)
+    assert found.batch_size == found.predicted > 0
+    assert "predicted, not measured" in lines(found, memory())[0]
+    measure, asked = ending()
+    again = largest_batch(memory(), measure, lambda cell: Glance(cell, Status.OK, 10.0, 0.1, None))
+    assert (asked, again.batch_size) == ([], found.batch_size)
+
+
+def test_nothing_fits_and_other_failures() -> None:
+    found = largest_batch(memory(capacity_bytes=1.0), None, nothing)
+    assert found.batch_size == 0
+    assert lines(found, memory(capacity_bytes=1.0))[0].startswith("No batch fits: 4 samples")
+    measure, _ = ending(Status.TIMEOUT)
+    with pytest.raises(ConfigError, match="says nothing of its memory"):
+        largest_batch(memory(), measure, nothing)

@@ -1,0 +1,90 @@
+"""``ddlbench tune``: what it prints, what it asks the workflow for, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import predict_factory as make
+import pytest
+from click.testing import CliRunner
+from predict_results import write_ok
+
+from ddlbench.cli import commands
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.errors import ConfigError
+
+CASE = (
+    "tune", "--strategy", "pipe-gpipe", "--network", "vgg11", "--dataset", "mnist",
+    "--geometry", "1x2", "--batch-size", "16",
+)  # fmt: skip
+CHUNKS = ("--vary", "chunks=2,4,8")
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """Cells that were asked for; each leaves a result of 0.1 s a step, as the workflow does."""
+    make.write_site(
+        tmp_path / "results", make.profile((make.MB,) * 23), make.links(make.pair([0] * 2))
+    )
+    monkeypatch.chdir(tmp_path)
+    seen: list[str] = []
+
+    def run(command, **_more):
+        cell_id = command[3].removeprefix("results/local/cells/").removesuffix("/result.json")
+        seen.append(cell_id)
+        write_ok(tmp_path / "results", Cell.from_id(cell_id), 0.1)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr("ddlbench.commands.measuring.subprocess.run", run)
+    return seen
+
+
+def test_a_dry_run_measures_nothing_and_says_what_it_would_cost(asked, tmp_path) -> None:
+    ended = CliRunner().invoke(commands, [*CASE, *CHUNKS, "--dry-run"])
+    assert ended.exit_code == 0, ended.output
+    assert asked == []
+    assert "A search measures up to 3 cells: " in ended.output
+    assert "device-hours" in ended.output
+    assert "best: chunks=" in ended.output
+    assert not (tmp_path / "results/local/tunings").exists()
+    assert max(map(len, ended.output.splitlines())) <= 80
+
+
+def test_the_workflow_measures_and_the_search_is_kept(asked, tmp_path) -> None:
+    ended = CliRunner().invoke(commands, [*CASE, *CHUNKS, "--trials", "2"])
+    assert ended.exit_code == 0, ended.output
+    assert 1 <= len(asked) <= 2
+    assert f"Measured for this search: {len(asked)} cells" in ended.output
+    path = tmp_path / "results/local/tunings/pipe-gpipe/mnist/vgg11/1x2/batch_size=16/tuning.json"
+    kept = json.loads(path.read_text())
+    assert [trial["cell_id"] for trial in kept["trials"]] == asked
+    assert kept["best"]["basis"] == "measured"
+    assert path.with_suffix(".png").is_file()
+    told = CliRunner().invoke(commands, [*CASE, *CHUNKS, "--trials", "2", "--json"])
+    assert json.loads(told.stdout)["trials"] == kept["trials"]
+    assert len(asked) == len(kept["trials"])  # nothing twice
+
+
+def test_by_default_it_varies_what_is_worth_it(asked) -> None:
+    ended = CliRunner().invoke(commands, [*CASE, "--dry-run", "--json"])
+    assert ended.exit_code == 0, ended.output
+    assert set(json.loads(ended.stdout)["case"]["varied"]) == {"chunks", "replicas", "balance"}
+
+
+@pytest.mark.parametrize(
+    ("further", "says"),
+    [
+        (["--vary", "chunks"], "write a name and its values"),
+        (["--vary", "chunks=2,,4"], "write a name and its values"),
+        (["--vary", "chunks=2", "--vary", "chunks=4"], "given twice"),
+        (["--vary", "chunkz=2"], "no such option"),
+        (["--vary", "chunks=two"], "chunks"),
+        (["--vary", "batch_size=8.5"], "write whole numbers"),
+        (["--vary", "chunks=2", "--option", "pipe-gpipe.chunks=4"], "exclude each other"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(asked, further, says) -> None:
+    with pytest.raises(ConfigError, match=says):
+        CliRunner().invoke(commands, [*CASE, *further], catch_exceptions=False)
+    assert asked == []
