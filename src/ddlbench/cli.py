@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import click
 
 from ddlbench import __version__
 from ddlbench.commands.calibrate import calibrate
+from ddlbench.commands.claims import claims
+from ddlbench.commands.experiment_options import config_at, with_matrix
+from ddlbench.commands.gallery import gallery
 from ddlbench.commands.interconnect import interconnect, link
+from ddlbench.commands.largest_batch import largest_batch_command
 from ddlbench.commands.oracle import oracle
+from ddlbench.commands.papers import papers
 from ddlbench.commands.partition import partition_command
 from ddlbench.commands.predict import accuracy, predict, recommend
 from ddlbench.commands.timeline import timeline
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.commands.tune import tune
+from ddlbench.experiment.errors import ConfigError, no_room
 from ddlbench.experiment.paths import (
-    CONFIG,
     RESULTS,
     enter_project,
     figures_dir,
@@ -33,8 +35,6 @@ from ddlbench.experiment.screen import say_error
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
-
-Selected = tuple[Any, Site, list[MatrixRow]]
 
 
 def main() -> None:
@@ -49,13 +49,20 @@ def main() -> None:
     except ConfigError as error:
         say_error(error)
         sys.exit(2)
+    except OSError as error:
+        if no_room(error) is None:
+            raise
+        say_error(error)
+        sys.exit(1)
 
 
 _GROUPS = {
     "Measure": ("plan", "status", "report", "forget"),
     "Predict and choose": (
-        "predict", "recommend", "accuracy", "calibrate", "partition", "oracle", "timeline",
+        "predict", "recommend", "tune", "largest-batch", "accuracy", "calibrate", "partition",
+        "oracle", "timeline",
     ),
+    "Published": ("papers", "claims", "gallery"),
     "Cluster": ("init", "doctor", "interconnect", "link"),
 }  # fmt: skip
 
@@ -82,37 +89,8 @@ def commands() -> None:
     """
 
 
-def _with_matrix(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say which experiment, and hand its matrix to the command."""
-
-    @click.option(
-        "--configfile",
-        type=click.Path(path_type=Path),
-        default=CONFIG,
-        show_default=True,
-        help="The experiment.",
-    )
-    @click.option("--site", "site_name", default=None, help="Another site than the file names.")
-    @wraps(command)
-    def wrapped(configfile: Path, site_name: str | None, **options: Any) -> None:
-        experiment, site, rows = _matrix(configfile, site_name)
-        command(experiment=experiment, site=site, rows=rows, **options)
-
-    return wrapped
-
-
-def _matrix(configfile: Path, site_name: str | None) -> Selected:
-    from ddlbench.workflow import matrix_of  # noqa: PLC0415 - pandas takes its time
-
-    configfile = enter_project(configfile)
-    config = read_yaml(configfile)
-    if site_name is not None:
-        config["site"] = site_name
-    return matrix_of(config, where=str(configfile))
-
-
 @commands.command()
-@_with_matrix
+@with_matrix
 @click.option("--list", "every_cell", is_flag=True, help="List the cells to run.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def plan(
@@ -133,7 +111,7 @@ def plan(
 
 
 @commands.command()
-@_with_matrix
+@with_matrix
 @click.option("--show", is_flag=True, help="Only print the summary of the tables that are there.")
 @click.option("--html", is_flag=True, help="Only write the HTML report of what is drawn.")
 @click.option("--all", "every_row", is_flag=True, help="A line for every configuration.")
@@ -165,15 +143,15 @@ def report(
     if page.is_file():
         click.echo(f"page:    {page}")
     if also_site:
-        context = click.get_current_context()
-        configfile = enter_project(context.params["configfile"])
-        names = [context.params["site_name"] or experiment.site, *also_site]
-        figure = compare_sites(read_yaml(configfile), names, str(configfile))
+        given = click.get_current_context().params
+        configfile = enter_project(given["configfile"])
+        config, _ = config_at(configfile, scale=given["scale"])
+        figure = compare_sites(config, [experiment.site, *also_site], str(configfile))
         click.echo(f"sites:   {figure}")
 
 
 @commands.command()
-@_with_matrix
+@with_matrix
 @click.option(
     "--state",
     type=click.Choice([state.value for state in Status]),
@@ -210,7 +188,7 @@ def status(
         click.echo(f"{head}no cell is {state}" if state else f"{head}no cells")
         return
     lines = status_lines(cells, every_cell=every_cell or state is not None)
-    unfinished = {Status.FAILED, Status.INVALID, Status.RUNNING, Status.NOT_RUN}
+    unfinished = set(Status) - {found for found in Status if found.is_result}
     figure = figures_dir(site.name, experiment.name) / "speedup.png"
     if state is None and unfinished & {cell.state for cell in cells}:
         lines.append(f"Next: {snakemake_command(experiment, site)}")
@@ -220,7 +198,7 @@ def status(
 
 
 @commands.command()
-@_with_matrix
+@with_matrix
 @click.option(
     "--state",
     type=click.Choice([s.value for s in Status if s.is_result or s is Status.INVALID]),
@@ -304,9 +282,14 @@ for _command in (
     partition_command,
     predict,
     recommend,
+    tune,
+    largest_batch_command,
     accuracy,
     calibrate,
     oracle,
+    papers,
+    claims,
+    gallery,
     timeline,
 ):
     commands.add_command(_command)

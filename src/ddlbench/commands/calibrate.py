@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddlbench.commands.predict import of_experiment, records, selected
+from ddlbench.commands.experiment_options import with_matrix
+from ddlbench.commands.predict import records
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import result_file
 from ddlbench.experiment.screen import Column, duration_text, paragraph, table
@@ -18,16 +19,26 @@ from ddlbench.experiment.screen import Column, duration_text, paragraph, table
 if TYPE_CHECKING:
     import pandas as pd
 
+    from ddlbench.experiment.config import Experiment
+    from ddlbench.experiment.site import Site
+    from ddlbench.planning.matrix import MatrixRow
     from ddlbench.predict.calibration import Calibration, CalibrationCell
 
 
 @click.command()
-@of_experiment
+@with_matrix
 @click.option(
     "--choose", type=click.IntRange(1), default=None, help="Only name the N cells that tell most."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def calibrate(configfile: Path, site_name: str | None, choose: int | None, as_json: bool) -> None:
+def calibrate(
+    *,
+    experiment: Experiment,
+    site: Site,
+    rows: list[MatrixRow],
+    choose: int | None,
+    as_json: bool,
+) -> None:
     """Learn a site's constants from measured cells.
 
     Writes results/SITE/calibration.json, which predict and recommend then use.
@@ -36,7 +47,6 @@ def calibrate(configfile: Path, site_name: str | None, choose: int | None, as_js
     from ddlbench.predict.evaluate import predictions  # noqa: PLC0415
     from ddlbench.predict.prediction import DEFAULT_PREDICTOR  # noqa: PLC0415
 
-    _experiment, site, rows = selected(configfile, site_name)
     frame = predictions(rows, site, names=(DEFAULT_PREDICTOR,))
     cells = calibration.cells_of(frame, DEFAULT_PREDICTOR)
     if choose is not None:
@@ -48,7 +58,7 @@ def calibrate(configfile: Path, site_name: str | None, choose: int | None, as_js
     found = calibration.calibrate(site.name, measured)
     if not found.strategies:
         raise ConfigError(
-            f"{configfile}: no strategy has three measured cells at site {site.name}, which "
+            f"{experiment.where}: no strategy has three measured cells at site {site.name}, which "
             "calibration needs; `ddlbench calibrate --choose 6` names those that tell most"
         )
     path = calibration.write_calibration(found)

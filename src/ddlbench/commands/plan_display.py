@@ -84,8 +84,11 @@ def snakemake_command(experiment: Experiment, site: Site, target: str = "") -> s
     parts = ["snakemake", *filter(None, [target]), "--profile", f"profiles/{site.launcher}"]
     if Path(experiment.where) != CONFIG:
         parts += ["--configfile", experiment.where]
+    settings = list(experiment.given)
     if site.name != experiment.site:
-        parts += ["--config", f"site={site.name}"]
+        settings.append(f"site={site.name}")
+    if settings:
+        parts += ["--config", *settings]
     return " ".join(parts)
 
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddlbench.commands.experiment_options import with_matrix
 from ddlbench.experiment.cell import OptionValue, parse_geometry
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.registry import BASE, known
-from ddlbench.experiment.schema import read_yaml
 from ddlbench.experiment.screen import paragraph
 from ddlbench.experiment.site import load_site, making_command
 
@@ -30,7 +30,15 @@ if TYPE_CHECKING:
     from ddlbench.predict.recommend import PredictionRequest
 
 
-def _cell_options(command: Callable[..., None]) -> Callable[..., None]:
+def cell_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say what is trained, on how much, with which batch."""
+    batch = click.option(
+        "--batch-size", type=click.IntRange(1), required=True, help="Samples of one step."
+    )
+    return case_options(batch(command))
+
+
+def case_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that say what is trained, on how much."""
     for option in reversed(
         (
@@ -38,9 +46,6 @@ def _cell_options(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--network", required=True, help="Name, or package.module:callable."),
             click.option("--dataset", required=True, help="Name of the dataset."),
             click.option("--geometry", required=True, help="Nodes x devices per node: 2x4."),
-            click.option(
-                "--batch-size", type=click.IntRange(1), required=True, help="Samples of one step."
-            ),
             click.option("--fabric", default="default", show_default=True, help="Link condition."),
             click.option("--precision", default="fp32", show_default=True),
             click.option("--threads", type=click.IntRange(1), default=1, help="Of a CPU device."),
@@ -55,7 +60,7 @@ def _cell_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command()
-@_cell_options
+@cell_options
 @click.option("--strategy", required=True, help="Name of the strategy.")
 @click.option("--predictor", "names", multiple=True, help="Only this one; may be repeated.")
 @click.option("--all", "every_model", is_flag=True, help="Also the papers' models and baselines.")
@@ -83,7 +88,7 @@ def predict(
     )
 
     enter_project()
-    request, site = _request(options), load_site(site_name)
+    request, site = request_of(options), load_site(site_name)
     cell = request.cell(strategy)
     reason = strategy_of(strategy).supports(cell) or site.supports(cell)
     if reason is not None:
@@ -130,7 +135,7 @@ def predict(
 
 
 @click.command()
-@_cell_options
+@cell_options
 @click.option(
     "--recommender",
     default="ddlbench",
@@ -170,7 +175,7 @@ def recommend(
     from ddlbench.predict.recommend import recommend as ranked  # noqa: PLC0415
 
     enter_project()
-    request, site = _request(options), load_site(site_name)
+    request, site = request_of(options), load_site(site_name)
     inputs, errors = Inputs(site.name), errors_at(site.name)
 
     def rank() -> Recommendation:
@@ -219,40 +224,19 @@ def recommend(
     click.echo("\n".join(lines))
 
 
-def of_experiment(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that name an experiment."""
-    for option in (
-        click.option("--site", "site_name", default=None, help="Another site than the file names."),
-        click.option(
-            "--configfile",
-            type=click.Path(path_type=Path),
-            default=Path("config/config.yaml"),
-            show_default=True,
-            help="The experiment.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def selected(configfile: Path, site_name: str | None) -> tuple[Experiment, Site, list[MatrixRow]]:
-    """The experiment of :func:`of_experiment`, its site and its matrix."""
-    from ddlbench.workflow import matrix_of  # noqa: PLC0415 - slow to import
-
-    configfile = enter_project(configfile)
-    config = read_yaml(configfile)
-    if site_name is not None:
-        config["site"] = site_name
-    return matrix_of(config, where=str(configfile))
-
-
 @click.command()
-@of_experiment
+@with_matrix
 @click.option("--figures", is_flag=True, help="Draw the figures too.")
 @click.option("--all", "every_row", is_flag=True, help="Every predictor and every case.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def accuracy(
-    configfile: Path, site_name: str | None, figures: bool, every_row: bool, as_json: bool
+    *,
+    experiment: Experiment,
+    site: Site,
+    rows: list[MatrixRow],
+    figures: bool,
+    every_row: bool,
+    as_json: bool,
 ) -> None:
     """Compare predictions with measured cells.
 
@@ -265,7 +249,6 @@ def accuracy(
         make_report,
     )
 
-    experiment, site, rows = selected(configfile, site_name)
     tables = make_predictions(experiment, site, rows)
     drawn: list[Path] = []
     if figures:
@@ -281,8 +264,8 @@ def accuracy(
         click.echo(f"Figures: {drawn[0].parent}")
 
 
-def _request(values: dict[str, Any]) -> PredictionRequest:
-    """The request that the options of :func:`_cell_options` make."""
+def request_of(values: dict[str, Any]) -> PredictionRequest:
+    """The request that the options of :func:`cell_options` make."""
     from ddlbench.predict.recommend import PredictionRequest  # noqa: PLC0415
 
     nodes, devices_per_node = parse_geometry(values["geometry"], "--geometry")

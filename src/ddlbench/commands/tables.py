@@ -87,6 +87,7 @@ TABLES = (
     GeneratedTable(
         "docs/datasets.md", "ddlbench.commands.tables:dataset_table", section="datasets"
     ),
+    GeneratedTable("docs/papers.md", "ddlbench.commands.papers:papers_table", section="papers"),
     GeneratedTable("config/README.md", "ddlbench.commands.tables:axis_table", section="axes"),
     GeneratedTable("config/README.md", "ddlbench.commands.tables:option_table", section="options"),
 )
@@ -163,7 +164,9 @@ def option_table() -> str:
 
 def _meaning(schema: dict[str, Any]) -> str:
     values = f"; one of {_names(map(str, schema['enum']))}" if "enum" in schema else ""
-    return schema["description"].rstrip(".") + values
+    tried = schema.get("examples", ())
+    tuned = f"; `tune` tries {_names(map(str, tried))}, too" if tried else ""
+    return schema["description"].rstrip(".") + values + tuned
 
 
 def _names(names: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ from click.core import ParameterSource
 
 from ddlbench.experiment.document import write_json
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.report.timeline.schedule_diagrams import SCHEDULES, Lesson
+from ddlbench.report.timeline.schedule_diagrams import SCHEDULES, STAGE_ALL_REDUCES, Lesson
 
 _OF_SCHEDULES = {
     "stages": "--stages",
     "batches": "--mini-batches",
     "replicas": "--replicas",
     "stages_per_device": "--stages-per-device",
+    "durations": "--durations",
+    "stage_all_reduce": "--stage-all-reduce",
     "backward": "--backward",
     "update": "--update",
     "all_reduce": "--all-reduce",
@@ -55,6 +58,15 @@ _OF_SCHEDULES = {
     help="Copies of the whole; of each stage for pipedream, as 2+1+1.",
 )
 @click.option("--stages-per-device", type=click.IntRange(1), default=2, show_default=True)
+@click.option(
+    "--stage-all-reduce",
+    type=click.Choice(list(STAGE_ALL_REDUCES)),
+    default="sync",
+    show_default=True,
+    help="When replicas of a stage of pipedream wait for the sum of their gradients: before the "
+    "update, before the next one, or within the backward pass, as torch's DDP.",
+)
+@click.option("--durations", help="Forward pass of each stage, as 2,1,1; 1 each if left out.")
 @click.option("--backward", type=click.FloatRange(0), default=2.0, show_default=True)
 @click.option("--update", type=click.FloatRange(0), default=0.0, show_default=True)
 @click.option("--all-reduce", type=click.FloatRange(0), default=1.0, show_default=True)
@@ -123,10 +135,29 @@ def _of_schedule(lesson: Lesson, out: Path) -> Path:
     return png
 
 
-def _lesson(schedule: str, steps: int | None, *, replicas: str, **options: Any) -> Lesson:
+def _lesson(
+    schedule: str, steps: int | None, *, replicas: str, durations: str | None, **options: Any
+) -> Lesson:
     parts = replicas.split("+")
     if not all(part.isdecimal() and int(part) for part in parts):
         raise ConfigError(f"--replicas {replicas}: write a number above 0, or as 2+1+1")
     counts = tuple(map(int, parts))
-    stages = options.pop("stages") or (len(counts) if len(counts) > 1 else 4)
-    return Lesson(schedule, stages=stages, replicas=counts, steps=steps, **options)
+    taken = _numbers("--durations", durations)
+    stages = options.pop("stages")
+    if stages and schedule == "data-parallel":
+        raise ConfigError(
+            f"--stages: {schedule} does not cut the network; write --replicas {stages} for as many "
+            "devices"
+        )
+    stages = stages or (len(counts) if len(counts) > 1 else len(taken) or 4)
+    return Lesson(schedule, stages=stages, replicas=counts, steps=steps, durations=taken, **options)
+
+
+def _numbers(option: str, text: str | None) -> tuple[float, ...]:
+    try:
+        numbers = tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        numbers = (math.nan,)
+    if not all(math.isfinite(number) and number > 0 for number in numbers):
+        raise ConfigError(f"{option} {text}: write numbers above 0, as 2,1,1")
+    return numbers

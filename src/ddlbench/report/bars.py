@@ -21,6 +21,7 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from ddlbench.report.footer import signs
@@ -184,6 +185,20 @@ def _is_crowded(labels: Sequence[str], width_mm: float) -> bool:
 def patch(colour: str, look: DatasetLook) -> Patch:
     """Make a legend's sample of a bar."""
     return Patch(**bar_style(colour, look))
+
+
+def hollow(colour: str = "black", marker: str = "D") -> Line2D:
+    """The mark of a published value."""
+    return Line2D(
+        [],
+        [],
+        linestyle="none",
+        marker=marker,
+        markersize=3.6,
+        markerfacecolor="white",
+        markeredgecolor=colour,
+        markeredgewidth=0.8,
+    )
 
 
 def top_of(groups: Sequence[Group]) -> float:

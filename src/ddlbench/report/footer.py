@@ -99,7 +99,12 @@ def signs(row: Any) -> str:
         (UNSTEADY, getattr(row, "unsteady", False)),
         (OLD_WEIGHTS, _STALE_WEIGHTS in str(getattr(row, "update_semantics", ""))),
     )
-    return "".join(sign for sign, flag in each if flag)
+    return "".join(sign for sign, flag in each if is_set(flag))
+
+
+def is_set(flag: Any) -> bool:
+    """Whether a flag of a table is known and true."""
+    return bool(pd.notna(flag) and flag)
 
 
 _STALE_WEIGHTS = "stale"  # of the column update_semantics
@@ -117,12 +122,12 @@ def marks(shown: pd.DataFrame) -> list[str]:
         parts.append(f"{OUT_OF_MEMORY}: out of memory")
     if shown["stale"].any():
         parts.append(f"{STALE} and pale: the plan, or what it is made from, has changed since")
-    if shown["noisy"].any():
+    if shown["noisy"].map(is_set).any():
         parts.append(f"{NOISY} noisy: quartiles of the steps spread over a quarter of the median")
     if shown["unsteady"].any():
         parts.append(
             f"{UNSTEADY} unsteady: the machine's speed (probe) changed by over "
-            f"{comparability.UNSTEADY_LIMIT:.0%} during the cell, or since its base"
+            f"{comparability.UNSTEADY_LIMIT:.0%} during the cell, between repeats or since its base"
         )
     if shown["update_semantics"].str.contains(_STALE_WEIGHTS).any():
         parts.append(f"{OLD_WEIGHTS}: updates with gradients of older weights, so not equal work")

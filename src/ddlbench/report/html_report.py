@@ -35,7 +35,7 @@ from ddlbench.experiment.screen import Column, short_names
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.report.footer import commits_of, days_of, interval_words, marks
+from ddlbench.report.footer import commits_of, days_of, interval_words, is_set, marks
 from ddlbench.report.labels import (
     dataset_label,
     network_label,
@@ -291,7 +291,7 @@ def _summary(summary: pd.DataFrame) -> tuple[Sequence[Column], list[tuple[str, .
 
 def _state(row: Mapping[Hashable, Any]) -> str:
     parts = [str(row["status"]).replace("_", " ")]
-    parts += [mark for mark in ("noisy", "stale") if row[mark]]
+    parts += [mark for mark in ("noisy", "stale") if is_set(row[mark])]
     reason = row["reason"] if row["status"] != Status.NOT_RUN else ""
     return ", ".join(parts) + (f": {reason}" if reason else "")
 
@@ -321,6 +321,8 @@ _TABLES = {
     "accuracy.csv": "errors of every predictor",
     "table_8_1.csv": "what was recommended, and what was fastest",
     "table_8_2.csv": "how often recommenders were right",
+    "table_8_1_published.csv": "the same as the thesis made it: epochs, each at its own batch",
+    "table_8_2_published.csv": "how often recommenders were right of those",
     "table_6_1.csv": "micro-batches, measured and predicted",
     "recommendations.csv": "what to train with, by predictions",
 }

@@ -15,7 +15,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import known_strategy, strategy_of
-from ddlbench.report.comparability import forbids_speedup
+from ddlbench.report.comparability import mark_of
 from ddlbench.report.tables import rows_of
 
 _DEFAULTS = {
@@ -131,4 +131,4 @@ def speedup_mark(row: Any, speedup: float) -> str:
 
 def mark_without_speedup(notes: str) -> str:
     """The text for a measured cell that has no speed-up."""
-    return "unlike base" if forbids_speedup(notes) else "no base"
+    return mark_of(notes) or "no base"

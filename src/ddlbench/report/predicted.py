@@ -17,7 +17,7 @@ from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import workers_of
 from ddlbench.predict.accuracy import read_predictions
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR, predictor_of
-from ddlbench.report.footer import without_signs
+from ddlbench.report.footer import is_set, without_signs
 from ddlbench.report.labels import (
     dataset_label,
     in_dataset_order,
@@ -77,7 +77,7 @@ def with_conditions(predictions: pd.DataFrame, summary: pd.DataFrame) -> pd.Data
     cells["ran_as"] = cells["ran_as"].fillna("")
     cells["variant"] = variant_labels(cells)
     for name in ("stale", "noisy", "unsteady"):
-        cells[name] = cells[name].eq(True)  # unknown is no flag
+        cells[name] = cells[name].map(is_set).astype(bool)
     added = ["configuration", "geometry", "workers", "variant", "stale", "noisy", "unsteady"]
     frame = frame.merge(cells[["cell_id", *added]], on="cell_id", how="left")
     frame["mark"] = [_mark(row) for row in rows_of(frame)]

@@ -43,6 +43,20 @@ def speedups() -> pd.DataFrame:
     return _rows("speedups")
 
 
+def speedups_of(shown: pd.DataFrame) -> pd.DataFrame:
+    """The printed speed-ups of cells of ours: same strategy, network, dataset and geometry."""
+    keys = ["strategy", "network", "dataset", "geometry"]
+    printed = speedups().dropna(subset="speedup")
+    return printed.merge(shown[keys].drop_duplicates(), on=keys)
+
+
+def label(printed: pd.DataFrame) -> str:
+    """The paper, its figures and its hardware."""
+    places = ", ".join(dict.fromkeys(printed["where"]))
+    hardware = ", ".join(dict.fromkeys(printed["hardware"]))
+    return f"{CITATION}, {places} ({hardware})"
+
+
 def _rows(name: str) -> pd.DataFrame:
     text = files("ddlbench.report").joinpath("thesis2020", f"{name}.csv").read_text("utf-8")
     return pd.read_csv(io.StringIO(text))

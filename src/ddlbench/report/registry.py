@@ -7,16 +7,14 @@ It needs neither results nor matplotlib. Other packages add figures by entry poi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from typing import get_args
 
 from ddlbench.experiment.entry_points import Registry, load_target
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import known
 from ddlbench.report.applicability import (
     Rows,
-    anything_runs,
     has_fabrics,
     has_gpipe,
     has_oracle,
@@ -29,54 +27,7 @@ from ddlbench.report.applicability import (
     supported,
     varies_chunks,
 )
-
-FigureKind = Literal[
-    "experiment",
-    "prediction",
-    "strategy",
-    "links",
-    "published",
-    "cell",
-    "schedule",
-    "sharding",
-    "choice",
-]
-
-
-@dataclass(frozen=True)
-class FigureEntry:
-    """One figure.
-
-    Args:
-        kind: sets the arguments of the function:
-
-            * ``experiment``: ``Tables``, ``Context``;
-            * ``prediction``: ``Predicted``, ``Context``;
-            * ``strategy``: ``Predicted``, ``Context``, a strategy's name; there is a figure for
-              each predicted strategy, as ``deviation_horovod``;
-            * ``links``: ``Links``;
-            * ``published``: rows of a measured campaign, a ParaDL platform, their source;
-            * ``cell``: a ``CellTimeline``; ``schedule``: a ``Lesson``; ``sharding``: the name of
-              one of ParaDL's strategies;
-            * ``choice``: the content of choice.json.
-        draw: ``module:function``; it returns ``(figure, table of the plotted numbers)``, or only
-            the figure if it shows no numbers.
-        applicable: whether a matrix has something to show; for the first two kinds.
-        caption: for the HTML report: what the figure shows, and what to look at.
-    """
-
-    kind: FigureKind
-    draw: str
-    applicable: Callable[[Rows], bool] = anything_runs
-    caption: str = ""
-
-    def function(self) -> Callable[..., Any]:
-        """Import the function that draws it.
-
-        Raises:
-            ConfigError: it cannot be imported.
-        """
-        return load_target("figure", self.draw)
+from ddlbench.report.figure_entry import FigureEntry, FigureKind
 
 
 def _of_package(name: str, target: str) -> FigureEntry:
@@ -96,6 +47,8 @@ _LINK_CAPTION = (
     "Look at slopes: a line that falls by ten where the delay grows by ten waits for round "
     "trips alone. A cross is a cell that ended without a rate, which is a result too."
 )
+
+_TRANSFORMER = "ddlbench.report.figures.transformer:draw"
 
 FIGURES: Registry[FigureEntry] = Registry(
     "ddlbench.figures",
@@ -292,10 +245,15 @@ FIGURES: Registry[FigureEntry] = Registry(
         "oracle_published": FigureEntry(
             "published", "ddlbench.report.figures.paradl:draw_published"
         ),
+        "transformer_runs": FigureEntry("transformer", f"{_TRANSFORMER}_runs"),
+        "transformer_errors": FigureEntry("transformer", f"{_TRANSFORMER}_errors"),
+        "transformer_scaling": FigureEntry("transformer", f"{_TRANSFORMER}_scaling"),
         "timeline": FigureEntry("cell", "ddlbench.report.timeline.figure:draw_cell"),
         "schedule": FigureEntry("schedule", "ddlbench.report.timeline.figure:draw_schedule"),
         "split": FigureEntry("sharding", "ddlbench.report.figures.sharding:draw"),
         "choice": FigureEntry("choice", "ddlbench.report.figures.choice:draw"),
+        "tuning": FigureEntry("tuning", "ddlbench.report.figures.tuning:draw"),
+        "ways_to_choose": FigureEntry("choices", "ddlbench.report.figures.ways_to_choose:draw"),
     },
     _of_package,
 )

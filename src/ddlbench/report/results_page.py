@@ -37,8 +37,15 @@ measurements beside the code and run times of the rules.
 - Times are summarised as medians; a rate or a speed-up is derived from seconds once, at the end.
 - The base of a speed-up is the sequential cell of the same axes and the same repeat. Without it,
   or when the two saw different numbers of images or ran on different processors (models of GPUs; on
-  CPU, of CPUs), there is no speed-up. `notes` and figures name the processors; `ranks[]` in
-  result.json has them rank by rank, and older results only those of rank 0.
+  CPU, of CPUs), there is no speed-up; neither where the repeats that it is taken over ran on
+  different ones. Figures then have `unlike base` or `unlike repeats` in its place.
+- Base and cell, and the repeats of a cell, are compared by processors, CPUs of GPU hosts, cores of
+  a host, kinds of hosts (their names without numbers), versions of packages and drivers, commit,
+  and probe; ranks of a cell by processors, cores, and versions. What differs is in `notes`, and
+  below figures. What a result does not say gives no note.
+  `ranks[]` in result.json has the processors rank by rank, and older results only those of rank 0.
+- Below four measured steps their spread is unknown: `noisy` is empty, and a note says so; another
+  says where no step was warm-up.
 - On CUDA `load_s` is how long the host waited for data. The device may have had other work by then,
   so it need not be a part of the step there.
 - Intervals assume no distribution. From 6 repeats on they are order statistics of the median at

@@ -18,6 +18,11 @@ from ddlbench.experiment.statistics import (
     scaled,
 )
 from ddlbench.experiment.status import Status
+from ddlbench.report.comparability import (
+    on_unlike_processors,
+    repeats_are_unsteady,
+    repeats_differ,
+)
 from ddlbench.report.tables import NOTE_BREAK, SUMMARY, frame_of
 
 COLUMNS = SUMMARY
@@ -50,6 +55,10 @@ def _record(configuration: str, runs: pd.DataFrame, by_id: pd.DataFrame) -> dict
     first = runs.iloc[0]
     good = runs[runs["status"] == Status.OK]
     bases = sorted({_configuration(name) for name in runs["base_cell_id"] if name})
+    is_base = bases == [configuration]
+    pairs = good[good["speedup"].notna()]
+    forbid = not is_base and on_unlike_processors(pairs)
+    notes = [_joined(runs["notes"], NOTE_BREAK), *repeats_differ(good, forbid=forbid)]
     return {
         **{name: first[name] for name in _FROM_FIRST},
         "configuration": configuration,
@@ -59,7 +68,7 @@ def _record(configuration: str, runs: pd.DataFrame, by_id: pd.DataFrame) -> dict
         "base_configuration": bases[0] if bases else None,
         **_status(runs),
         **_epoch(good),
-        **_speedup(configuration, good, by_id),
+        **({"speedup_n": 0} if forbid or not len(pairs) else _speedup(pairs, by_id, is_base)),
         **{
             name: runs[name].max()
             for name in runs.columns
@@ -67,17 +76,18 @@ def _record(configuration: str, runs: pd.DataFrame, by_id: pd.DataFrame) -> dict
         },
         **{
             name: float(good[name].median())
-            for name in ("step_median_s", "load_s", "loss_last", "probe_s", "speedup_normalised")
+            for name in ("step_median_s", "load_s", "loss_last", "probe_s")
             if len(good)
         },
+        "speedup_normalised": None if forbid else float(pairs["speedup_normalised"].median()),
         "update_semantics": _joined(runs["update_semantics"], " "),
         "ran_as": _joined(runs["ran_as"], NOTE_BREAK),
         "device_kind": _joined(runs["device_kind"], " "),
         "processors": _joined(runs["processors"], NOTE_BREAK),
-        "noisy": bool(good["noisy"].any()),
-        "unsteady": bool(good["unsteady"].any()),
+        "noisy": good["noisy"].any(skipna=False),  # unknown where one is and none is noisy
+        "unsteady": bool(good["unsteady"].any()) or repeats_are_unsteady(good),
         "stale": bool(runs["stale"].any()),
-        "notes": _joined(runs["notes"], NOTE_BREAK),
+        "notes": NOTE_BREAK.join(filter(None, notes)),
         "commit": _joined(runs["commit"], " "),
         "created": max(runs["created"]),
     }
@@ -132,14 +142,9 @@ def _per_second(samples: int, seconds: float) -> float | None:
     return samples / seconds if seconds > 0 else None
 
 
-def _speedup(configuration: str, good: pd.DataFrame, by_id: pd.DataFrame) -> dict[str, Any]:
-    pairs = good[good["speedup"].notna()]
-    if not len(pairs):
-        return {"speedup_n": 0}
+def _speedup(pairs: pd.DataFrame, by_id: pd.DataFrame, is_base: bool) -> dict[str, Any]:
     bases = by_id.loc[pairs["base_cell_id"].tolist()]
-    ratio = _ratio(pairs, bases)
-    if configuration == _configuration(pairs["base_cell_id"].iloc[0]):
-        ratio = Interval(1.0, 1.0, 1.0, CONFIDENCE)
+    ratio = Interval(1.0, 1.0, 1.0, CONFIDENCE) if is_base else _ratio(pairs, bases)
     return {
         "speedup": ratio.median,
         "speedup_low": ratio.low,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import socket
 import time
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -14,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import psutil
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.json_text import read_json
+from ddlbench.experiment.owner import NOBODY, owner_in, seems_to_live
 from ddlbench.experiment.paths import PROGRESS_FILE, cell_dir, result_file
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.screen import (
@@ -238,7 +237,7 @@ def _old_bases(tables_dir: Path) -> list[str]:
 def _made_s(site: str, cell_id: str) -> float | None:
     """Seconds since the epoch at which a cell was measured here; None on a cluster's own nodes."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        said = json.loads(result_file(site, cell_id).read_text("utf-8"))["provenance"]
+        said = read_json(result_file(site, cell_id))["provenance"]
         if said.get("slurm_job_id") is None:
             return datetime.fromisoformat(said["created"]).timestamp()
     return None
@@ -297,10 +296,10 @@ def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellState]
     found = []
     for record in collect(experiment, site, rows).to_dict("records"):
         state, reason, code = Status(record["status"]), record["reason"], record["reason_code"]
-        holder = _holder(cell_dir(site, record["cell_id"]))
         # A result called unsupported may be made anew, as what was missing is there now.
-        if holder is not None and (not state.is_result or state == Status.UNSUPPORTED):
-            state, reason, code = Status.RUNNING, holder, ""
+        if not state.is_result or state == Status.UNSUPPORTED:
+            held = _of_lease(cell_dir(site, record["cell_id"]), state)
+            state, reason, code = held or (state, reason, code)
         said = CellState(record["cell_id"], state, reason, code)
         found.append(_finished(said, site, record) if state == Status.OK else said)
     return found
@@ -392,33 +391,25 @@ def _moving(
     return [*pairs, ("last ok", f"{names[last.cell_id]:{wide}}  {', '.join(numbers)}")]
 
 
-def _holder(folder: Path) -> str | None:
-    """Who holds a cell's lease, since when, at which step; None where nobody does.
-
-    Of a job on another node the job itself, not this command, judges whether it lives.
-    """
-    try:
-        owner = json.loads((folder / "lease.json").read_text("utf-8"))
-        job, host, pid = owner["job_id"], owner["host"], owner["pid"]
-        started_s = float(owner["started"])
-    except (OSError, ValueError, KeyError, TypeError):
+def _of_lease(folder: Path, state: Status) -> tuple[Status, str, str] | None:
+    """State, reason and code of a cell that somebody has begun to measure; None if nobody has."""
+    owner = owner_in(folder / "lease.json")
+    if owner is None or owner == NOBODY:
         return None
-    if job is None and host == socket.gethostname() and not _lives(pid, started_s):
-        return None
-    since = f", since {duration_text(max(time.time() - started_s, 1.0))}" if started_s else ""
-    return f"{f'SLURM job {job}' if job else f'process {pid}'} on {host}{since}{_step(folder)}"
-
-
-def _lives(pid: int, started_s: float) -> bool:
-    with suppress(psutil.Error):
-        return abs(psutil.Process(pid).create_time() - started_s) < 1.0
-    return False
+    if seems_to_live(owner, folder):
+        since_s = max(time.time() - owner.started, 1.0)
+        since = f", since {duration_text(since_s)}" if owner.started else ""
+        return Status.RUNNING, f"{owner.label}{since}{_step(folder)}", ""
+    if state != Status.NOT_RUN:
+        return None  # its failure.json tells more
+    sentence = f"{owner.label} is gone and has written nothing; the next run measures it again"
+    return Status.INTERRUPTED, sentence, "supervisor_lost"
 
 
 def _step(folder: Path) -> str:
     """``, step 7/22``: what the supervisor wrote last; empty before the first steps."""
     for path in sorted(folder.glob(f".run-*/{PROGRESS_FILE}"), reverse=True):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            said = json.loads(path.read_text("utf-8"))
+            said = read_json(path)
             return f", step {said['step']}/{said['total']}"
     return ""

@@ -14,7 +14,6 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from ddlbench.report import published
@@ -22,6 +21,7 @@ from ddlbench.report.bars import (
     Group,
     bar_groups,
     draw_groups,
+    hollow,
     panel_size,
     patch,
     slot_centre,
@@ -88,7 +88,7 @@ def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure,
         (patch(_NEUTRAL, dataset_look(d)), dataset_label(d)) for d in datasets
     ]
     if len(printed):
-        legend.append((hollow(), published_label(printed)))
+        legend.append((hollow(), published.label(printed)))
     page = lay_out(
         f"Deviation of predictions: {title_of(strategy)}",
         legend,
@@ -127,27 +127,6 @@ def _size(
     if predictors > 1 and share >= max(slots_width_mm(len(labels), members), 30.0):
         return replace(size, min_width=min(size.min_width, share))
     return size
-
-
-def hollow() -> Line2D:
-    """The mark of a published value."""
-    return Line2D(
-        [],
-        [],
-        linestyle="none",
-        marker="D",
-        markersize=3.6,
-        markerfacecolor="white",
-        markeredgecolor="black",
-        markeredgewidth=0.8,
-    )
-
-
-def published_label(printed: pd.DataFrame) -> str:
-    """The paper, its figures and its hardware."""
-    places = ", ".join(dict.fromkeys(printed["where"]))
-    hardware = ", ".join(dict.fromkeys(printed["hardware"]))
-    return f"{published.CITATION}, {places} ({hardware})"
 
 
 def _network_groups(

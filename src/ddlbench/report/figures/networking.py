@@ -310,12 +310,17 @@ def _published_there(
     """The published rows of one panel, without rates of one worker of several."""
     dataset, geometry, network = where
     return published[
-        (published["dataset"] == dataset)
+        _names(published["dataset"], dataset)
         & (published["geometry"] == geometry)
-        & (published["network"].map(lambda names: network in str(names).split("|")).astype(bool))
+        & _names(published["network"], network)
         & published["batch_size"].isin(batches)
         & (published["rate_of"] == "all workers")
     ]
+
+
+def _names(column: pd.Series, name: str) -> pd.Series[bool]:
+    """Whether each entry, such as ``resnet18|resnet50``, names it."""
+    return column.map(lambda names: name in str(names).split("|")).astype(bool)
 
 
 def _draw_published(axes: Axes, theirs: pd.DataFrame) -> None:

@@ -25,7 +25,6 @@ from matplotlib.patches import Patch
 from ddlbench.predict.accuracy import LIMIT, departs
 from ddlbench.predict.paradl.configuration import STRATEGIES
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, projected, reliable_rows
-from ddlbench.predict.paradl.oracle import VARIANTS
 from ddlbench.predict.paradl.platform import Platform, load_platform
 from ddlbench.report.bars import labels_height_mm, write_labels
 from ddlbench.report.footer import Context, footer
@@ -36,13 +35,13 @@ from ddlbench.report.style import GREY, seconds_axis, shade, strategy_look
 from ddlbench.report.tables import rows_of, table_text
 
 MEASURED = "measured"
-SOURCES = ("as-published", "corrected", MEASURED)
+SOURCES = ("authors-code", "corrected", MEASURED)
 COLUMNS = [
     "row", "strategy", "place", "order", "source", "compute_s", "communication_s", "step_s",
     "accuracy", "departs", "mark",
 ]  # fmt: skip
 _LEGEND = {
-    "as-published": "projected, as published",
+    "authors-code": "projected, authors' code",
     "corrected": "projected, corrected (in the strategy's colour)",
     MEASURED: "measured",
 }
@@ -136,7 +135,7 @@ def _title(strategy: str) -> str:
 
 
 def _sample(source: str) -> Patch:
-    colour = {"as-published": _PLAIN, "corrected": "#4477AA", MEASURED: "#000000"}[source]
+    colour = {"authors-code": _PLAIN, "corrected": "#4477AA", MEASURED: "#000000"}[source]
     face = "white" if source == MEASURED else colour
     return Patch(facecolor=face, edgecolor=colour, linewidth=0.8)
 
@@ -158,7 +157,7 @@ def _fill(axes: Axes, own: pd.DataFrame, sources: list[str], width_mm: float) ->
     for bar in rows_of(own):
         x = places.index(bar.place) * pitch + sources.index(bar.source) + 0.5
         colour = strategy_look(_own_name(bar.strategy)).colour
-        _draw_bar(axes, x, bar, _PLAIN if bar.source == "as-published" else colour)
+        _draw_bar(axes, x, bar, _PLAIN if bar.source == "authors-code" else colour)
         text = str(bar.mark) or _accuracy(bar)
         if text:
             height = float(bar.step_s) if math.isfinite(bar.step_s) else 0.0
@@ -236,7 +235,7 @@ def bars_of_table(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
             departs=False,
         )
     ]
-    for variant in VARIANTS:
+    for variant in SOURCES[:-1]:
         projection = projected(rows, platform, variant)
         iteration_s = projection["iteration"]
         parts.append(
@@ -274,7 +273,7 @@ def published_table() -> str:
     )
 
 
-_PREDICTORS = {"paradl-published": "as-published", "paradl-corrected": "corrected"}
+_PREDICTORS = {"paradl-authors": "authors-code", "paradl-corrected": "corrected"}
 
 
 def draw_runs(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:

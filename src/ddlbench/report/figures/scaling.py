@@ -20,7 +20,8 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import BASE
-from ddlbench.report.bars import draw_cross, draw_point
+from ddlbench.report import published
+from ddlbench.report.bars import draw_cross, draw_point, hollow
 from ddlbench.report.footer import Context, footer, interval_sentence, marks, origin
 from ddlbench.report.labels import (
     dataset_label,
@@ -44,14 +45,23 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     """Sections are datasets, panels networks, lines strategies."""
     shown = without_base(tables.summary)
     shown["line"] = per_node_lines(shown)
+    printed = published.speedups_of(shown)
+    printed = printed.assign(
+        workers=[math.prod(map(int, str(name).split("x"))) for name in printed["geometry"]]
+    )
     sentences = [
         "Base: sequential training on one device (samples/s in the table beside). "
         "Dashed: linear speed-up.",
+        *filter(None, ["Hollow: published, of another machine." if len(printed) else ""]),
         *filter(None, [interval_sentence(shown, ratio=True)]),
         *missing_sentence(shown),
     ]
     below = footer(shown, context, sentences)
-    return draw_lines(shown, "Speed-up by number of workers", below), shown[TABLE]
+    figure = draw_lines(shown, "Speed-up by number of workers", below, printed)
+    ours = shown[TABLE].assign(source="measured here", where="", hardware="")
+    theirs = printed.assign(source=published.CITATION)
+    both = pd.concat([ours, theirs], ignore_index=True) if len(theirs) else ours
+    return figure, both[[*TABLE, "source", "where", "hardware"]]
 
 
 def without_base(summary: pd.DataFrame) -> pd.DataFrame:
@@ -62,13 +72,25 @@ def without_base(summary: pd.DataFrame) -> pd.DataFrame:
     return shown
 
 
-def draw_lines(shown: pd.DataFrame, title: str, below: list[str]) -> Figure:
-    """Draw ``shown``: cells that share ``strategy`` and ``line`` are one line over workers."""
+def draw_lines(
+    shown: pd.DataFrame, title: str, below: list[str], printed: pd.DataFrame | None = None
+) -> Figure:
+    """Draw ``shown``: cells that share ``strategy`` and ``line`` are one line over workers.
+
+    Args:
+        shown: cells, with ``line``.
+        title: above the figure.
+        below: sentences of the footer.
+        printed: published speed-ups, drawn hollow.
+    """
     names = list(dict.fromkeys(zip(shown["strategy"], shown["line"], strict=True)))
     styles = _styles(names)
+    legend = _legend(names, styles)
+    if printed is not None and len(printed):
+        legend.append((hollow(), published.label(printed)))
     page = lay_out(
         title,
-        _legend(names, styles),
+        legend,
         dataset_sections(shown),
         footer=below,
         size=PanelSize(
@@ -81,7 +103,7 @@ def draw_lines(shown: pd.DataFrame, title: str, below: list[str]) -> Figure:
         share_y=True,
     )
     counts = sorted({int(count) for count in shown["workers"]})
-    limits = _limits(shown)
+    limits = _limits(shown, printed)
     for axes, part in page.facets:
         _frame(axes, counts, limits)
         for place, name in enumerate(names):
@@ -89,6 +111,8 @@ def draw_lines(shown: pd.DataFrame, title: str, below: list[str]) -> Figure:
             shift = 1 + 0.03 * (place - (len(names) - 1) / 2)
             _draw_line(axes, own.sort_values("workers"), name[0], styles[name], shift)
         _draw_crosses(axes, part[part["mark"] != ""])
+        if printed is not None:
+            _draw_published(axes, part, printed)
         axes.set_xlabel("Workers", labelpad=1)
     page.label_rows("Speed-up")
     return page.figure
@@ -126,12 +150,25 @@ def _legend(
     return entries
 
 
-def _limits(shown: pd.DataFrame) -> tuple[float, float]:
+def _draw_published(axes: Axes, part: pd.DataFrame, printed: pd.DataFrame) -> None:
+    """Hollow marks of the panel's dataset and network, in the strategies' colours."""
+    first = next(rows_of(part))
+    own = printed[(printed["dataset"] == first.dataset) & (printed["network"] == first.network)]
+    for row in rows_of(own):
+        look = strategy_look(str(row.strategy))
+        mark = hollow(look.colour, look.marker)
+        mark.set_data([float(row.workers)], [row.speedup])
+        mark.set(gid="published", zorder=4)
+        axes.add_line(mark)
+
+
+def _limits(shown: pd.DataFrame, printed: pd.DataFrame | None) -> tuple[float, float]:
     good = shown[shown["mark"] == ""]
     lows = good["speedup_low"].fillna(good["speedup"])
     highs = good["speedup_high"].fillna(good["speedup"])
-    low = min([*lows[lows > 0], 1.0])
-    high = max([*highs, float(shown["workers"].max())])
+    theirs = [] if printed is None else [float(value) for value in printed["speedup"]]
+    low = min([*lows[lows > 0], *theirs, 1.0])
+    high = max([*highs, *theirs, float(shown["workers"].max())])
     return low / 1.5, high * 1.25
 
 

@@ -6,16 +6,20 @@ import math
 from typing import Any
 
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ddlbench.report import published
 from ddlbench.report.bars import (
     Group,
     bar_groups,
     draw_groups,
+    hollow,
     message,
     panel_size,
     patch,
+    slot_centre,
     strategy_groups,
     top_of,
 )
@@ -38,16 +42,18 @@ _FEW_BASES = 6
 _TABLE = [
     "geometry", "workers", "strategy", "variant", "network", "dataset", "speedup", "speedup_low",
     "speedup_high", "speedup_n", "samples_per_s", "base_samples_per_s", "mark", "reason", "stale",
-    "noisy",
+    "noisy", "source", "where", "hardware",
 ]  # fmt: skip
 
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     """Sections are geometries, panels strategies; networks on x, datasets as shades.
 
-    With a single network, strategies are on x: a panel for each would hold one bar.
+    With a single network, strategies are on x: a panel for each would hold one bar. Hollow marks
+    are the bars of the published figure for the same strategy, network, dataset and geometry.
     """
     shown = without_base(tables.summary)
+    printed = published.speedups_of(shown)
     datasets = in_dataset_order(shown["dataset"])
     networks = unique(shown["network"])
     everywhere = common_notes(shown) if shown["strategy"].nunique() > 1 else []
@@ -55,45 +61,67 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     sections = []
     labels = [network_label(network) for network in networks]
     for geometry, part in geometries:
+        theirs = printed[printed["geometry"] == geometry]
         workers = workers_label(int(part["workers"].max()))
         heading = f"{workers} ({geometry})" if len(geometries) > 1 else ""
         if len(networks) == 1:
             groups = strategy_groups(part, datasets, _values)
-            sections.append(Section(heading, [Panel(labels[0], "", (part, groups))]))
+            names = list(dict.fromkeys(part["strategy"]))
+            beside = theirs.assign(place=theirs["strategy"].map(names.index))
+            if part["variant"].nunique() > 1:  # a group is a strategy and a variant
+                beside = beside.iloc[:0]
+            sections.append(Section(heading, [Panel(labels[0], "", (part, groups, beside))]))
         else:
-            sections.append(Section(heading, _panels(part, networks, datasets, everywhere)))
+            beside = theirs.assign(place=theirs["network"].map(networks.index))
+            panels = _panels(part, networks, datasets, everywhere, beside)
+            sections.append(Section(heading, panels))
     if len(networks) == 1:
         everywhere = [*everywhere, *_notes_by_strategy(shown, everywhere)]
         pairs = dict.fromkeys(zip(shown["strategy"], shown["variant"], strict=True))
         labels = [strategy_label(str(strategy), str(variant)) for strategy, variant in pairs]
     counted = [len(section.panels) for section in sections]
+    legend: list[tuple[Artist, str]] = [
+        (patch(_NEUTRAL, dataset_look(d)), dataset_label(d)) for d in datasets
+    ]
+    if len(printed):
+        legend.append((hollow(), published.label(printed)))
     page = lay_out(
         f"Speed-up {common_workers(shown['workers']) or 'by number of workers'}",
-        [(patch(_NEUTRAL, dataset_look(d)), dataset_label(d)) for d in datasets],
+        legend,
         sections,
-        footer=footer(shown, context, _sentences(shown, tables.summary, everywhere)),
+        footer=footer(shown, context, _sentences(shown, tables.summary, everywhere, printed)),
         size=panel_size(labels, len(datasets), counted, left=9.5, between=3.0, right=8.5),
         share_y=True,
     )
     for section, axes_row in zip(sections, page.axes, strict=True):
         content = [panel.data for panel in section.panels]
-        top = max((t for _, groups in content if math.isfinite(t := top_of(groups))), default=1.0)
+        tops = [top_of(groups) for _, groups, _ in content]
+        tops += [float(beside["speedup"].max()) for *_, beside in content if len(beside)]
+        top = max((t for t in tops if math.isfinite(t)), default=1.0)
         linear = int(content[0][0]["workers"].max())
-        for axes, (part, groups) in zip(axes_row, content, strict=True):
-            _fill(axes, part, groups, page.width_mm)
+        for axes, (part, groups, beside) in zip(axes_row, content, strict=True):
+            _fill(axes, part, groups, page.width_mm, with_numbers=not len(beside))
+            _draw_published(axes, beside, datasets)
             _bounds(axes, top, linear, labelled=axes in page.last_in_row)
     page.label_rows("Speed-up")
-    return page.figure, shown[_TABLE]
+    ours = shown.assign(source="measured here", where="", hardware="")
+    both = pd.concat([ours, printed.assign(source=published.CITATION)], ignore_index=True)
+    return page.figure, (both if len(printed) else ours)[_TABLE]
 
 
 def _panels(
-    part: pd.DataFrame, networks: list[str], datasets: list[str], everywhere: list[str]
+    part: pd.DataFrame,
+    networks: list[str],
+    datasets: list[str],
+    everywhere: list[str],
+    printed: pd.DataFrame,
 ) -> list[Panel]:
     """One panel for each strategy and variant of a geometry."""
     panels = []
     for (strategy, variant), own in part.groupby(["strategy", "variant"], sort=False):
         note = "; ".join(n for n in common_notes(own) if n not in everywhere)
-        data = (own, bar_groups(own, networks, datasets, _values))
+        theirs = printed[printed["strategy"] == strategy]
+        data = (own, bar_groups(own, networks, datasets, _values), theirs)
         panels.append(Panel(strategy_label(str(strategy), str(variant)), note, data))
     return panels
 
@@ -112,15 +140,27 @@ def _values(row: Any) -> tuple[float, float, float]:
     return row.speedup, row.speedup_low, row.speedup_high
 
 
-def _fill(axes: Axes, part: pd.DataFrame, groups: list[Group], width_mm: float) -> None:
+def _fill(
+    axes: Axes, part: pd.DataFrame, groups: list[Group], width_mm: float, *, with_numbers: bool
+) -> None:
+    number = "{:.2f}" if with_numbers else ""  # numbers would lie under the hollow marks
     reasons = set(zip(part["mark"], part["reason"], strict=True))
     mark, reason = next(iter(reasons))
     if len(reasons) == 1 and mark and len(part) > 1:
         empty = [Group(group.label, [None] * len(group.bars)) for group in groups]
-        draw_groups(axes, empty, width_mm, "{:.2f}")
+        draw_groups(axes, empty, width_mm, number)
         message(axes, f"{mark}: {reason}" if reason else mark, width_mm)
     else:
-        draw_groups(axes, groups, width_mm, "{:.2f}")
+        draw_groups(axes, groups, width_mm, number)
+
+
+def _draw_published(axes: Axes, printed: pd.DataFrame, datasets: list[str]) -> None:
+    for row in rows_of(printed):
+        slot = datasets.index(row.dataset)
+        mark = hollow()
+        mark.set_data([slot_centre(row.place, slot, len(datasets), len(datasets))], [row.speedup])
+        mark.set(gid="published", zorder=6)
+        axes.add_line(mark)
 
 
 def _bounds(axes: Axes, top: float, linear: int, labelled: bool) -> None:
@@ -151,9 +191,13 @@ def _bounds(axes: Axes, top: float, linear: int, labelled: bool) -> None:
             )
 
 
-def _sentences(shown: pd.DataFrame, summary: pd.DataFrame, notes: list[str]) -> list[str]:
+def _sentences(
+    shown: pd.DataFrame, summary: pd.DataFrame, notes: list[str], printed: pd.DataFrame
+) -> list[str]:
+    theirs = "Hollow: published, of another machine and its batches." if len(printed) else ""
     return [
         _base_sentence(shown, summary),
+        *filter(None, [theirs]),
         *filter(None, [interval_sentence(shown, ratio=True)]),
         *(f"{note[0].upper()}{note[1:].rstrip('.')}." for note in notes),
     ]

@@ -1,0 +1,86 @@
+"""``ddlbench gallery``: every published figure with ours beside it, on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ddlbench import __version__
+from ddlbench.experiment.paper import LAPTOP, PaperFile, read_papers
+from ddlbench.experiment.paths import RESULTS, enter_project
+from ddlbench.experiment.screen import two_digits
+
+if TYPE_CHECKING:
+    from ddlbench.claims.ledger import Judged
+    from ddlbench.report.gallery import Exhibit
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path), default=RESULTS, show_default=True)
+@click.option("--site", "sites", multiple=True, help="Only cells of this site; may be repeated.")
+def gallery(out: Path, sites: tuple[str, ...]) -> None:
+    """Write one page of published figures beside ours, with verdicts.
+
+    It draws nothing anew: `ddlbench report` of a figure's experiment does.
+    """
+    import pandas as pd  # noqa: PLC0415 - slow to import
+
+    from ddlbench.claims.evidence import rows_of_site  # noqa: PLC0415
+    from ddlbench.claims.ledger import judge, read_claims  # noqa: PLC0415
+    from ddlbench.commands.claims import kind_of  # noqa: PLC0415
+    from ddlbench.experiment.errors import ConfigError  # noqa: PLC0415
+    from ddlbench.experiment.site import load_site  # noqa: PLC0415
+    from ddlbench.report.gallery import write_gallery  # noqa: PLC0415
+
+    enter_project()
+    names = list(sites) or sorted(path.name for path in RESULTS.glob("*") if path.is_dir())
+    frames = []
+    for name in names:
+        try:
+            here = kind_of(load_site(name))
+        except ConfigError:  # results of a site whose file is elsewhere
+            here = name
+        frames.append(rows_of_site(name, here))
+    rows = pd.concat([frame for frame in frames if len(frame)]) if any(map(len, frames)) else None
+    judged = [] if rows is None else judge(read_claims(), rows)
+    exhibits = [_exhibit(file, names, judged) for file in read_papers()]
+    told = {
+        "days": pd.Timestamp.today().date().isoformat(),
+        "version": __version__,
+        "here": ", ".join(names) or "no site",
+    }
+    for path in write_gallery(exhibits, out, told):
+        click.echo(path)
+
+
+def _exhibit(file: PaperFile, sites: list[str], judged: list[Judged]) -> Exhibit:
+    from ddlbench.commands.papers import command_of  # noqa: PLC0415 - slow to import
+    from ddlbench.report.gallery import Exhibit, pictures_of  # noqa: PLC0415
+
+    paper = file.paper
+    experiment = str(file.values.get("experiment", ""))
+    return Exhibit(
+        figure=paper.figure,
+        title=paper.title,
+        source=paper.source,
+        question=paper.question,
+        original=paper.original,
+        read=paper.read,
+        command=paper.command or command_of(file, LAPTOP),
+        pictures=pictures_of(experiment, paper.draws, sites) if experiment else (),
+        claims=tuple(
+            (one.claim.id, one.claim.claim, one.found.verdict, _numbers(one))
+            for one in judged
+            if one.claim.experiment == paper.figure
+        ),
+    )
+
+
+def _numbers(one: Judged) -> str:
+    found = one.found
+    if not found.n:
+        return ""
+    value = "" if found.value is None else f", median {two_digits(found.value)}"
+    return f"{round(found.share * found.n)} of {found.n}{value}"

@@ -1,0 +1,214 @@
+"""``ddlbench papers``: every published figure, its command, and what is there already."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ddlbench.experiment.cell import parse_geometry
+from ddlbench.experiment.config import parse_experiment
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paper import EXAMPLE_SITE, FULL, LAPTOP, SCALES, PaperFile, read_papers
+from ddlbench.experiment.paths import RESULTS, enter_project
+from ddlbench.experiment.schema import nearest
+from ddlbench.experiment.screen import Column, duration_text, named_lines, paragraph, table
+from ddlbench.experiment.site import load_site
+
+if TYPE_CHECKING:
+    from ddlbench.experiment.site import Site
+    from ddlbench.planning.budget import Budget
+    from ddlbench.planning.matrix import MatrixRow
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure at one scale.
+
+    Args:
+        figure, title: of the paper.
+        scale: full or laptop.
+        command: makes it.
+        site: where its cells run; empty without cells, and for a cluster that is not named.
+        cells, cells_there: of its experiment; None where it has none at this scale.
+        expected_s: seconds of the cells that are missing, one after the other; None if unknown.
+        why: why it has no cells at this scale; empty if it has.
+    """
+
+    figure: str
+    title: str
+    scale: str
+    command: str
+    site: str = ""
+    cells: int | None = None
+    cells_there: int | None = None
+    expected_s: float | None = None
+    why: str = ""
+
+
+@click.command()
+@click.argument("figure", required=False)
+@click.option(
+    "--scale", type=click.Choice(SCALES), default=LAPTOP, show_default=True, help="Of the cells."
+)
+@click.option("--site", "site_name", default=None, help="Where; by default the scale's own site.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def papers(figure: str | None, scale: str, site_name: str | None, as_json: bool) -> None:
+    """List the published figures, and how to make each.
+
+    FIGURE, such as ddlbench/fig4, prints what it asks and how to read it.
+    """
+    enter_project()
+    files = read_papers()
+    if figure is not None:
+        names = [file.paper.figure for file in files]
+        if figure not in names:
+            raise ConfigError(f"unknown figure {figure!r}; {nearest(figure, names)}")
+        files = [file for file in files if file.paper.figure == figure]
+    rows = [row_of(file, scale, site_name) for file in files]
+    if as_json:
+        click.echo(json.dumps([_record(*both) for both in zip(rows, files, strict=True)], indent=1))
+    elif figure is not None:
+        click.echo("\n".join(figure_lines(files[0], rows[0])))
+    else:
+        click.echo("\n".join(paper_lines(rows, scale)))
+
+
+def _record(row: Row, file: PaperFile) -> dict[str, Any]:
+    said = file.paper.to_dict()
+    return {**asdict(row), **{key: said[key] for key in said if key not in ("figure", "command")}}
+
+
+def row_of(file: PaperFile, scale: str, site_name: str | None = None) -> Row:
+    """What a figure costs at a scale on its site, and what of it is there."""
+    paper = file.paper
+    why = file.without_cells_why(scale)
+    command = paper.command or command_of(file, scale, site_name)
+    if why:
+        return Row(paper.figure, paper.title, scale, command, why=why)
+    cost = _cost(file, scale, site_name)
+    return Row(
+        paper.figure,
+        paper.title,
+        scale,
+        command,
+        site="" if cost.site == EXAMPLE_SITE else cost.site,
+        cells=cost.cells - cost.unsupported,
+        cells_there=cost.done,
+        expected_s=cost.run_s_expected,
+    )
+
+
+def command_of(file: PaperFile, scale: str, site_name: str | None = None) -> str:
+    """The Snakemake command of a figure with cells; at full scale on the user's cluster."""
+    here = None if file.without_cells_why(scale) else file.site(scale)
+    settings = [f"scale={scale}"] if scale != FULL else []
+    if site_name or here is None:
+        settings.append(f"site={site_name or 'YOUR_SITE'}")
+    profile = "slurm" if here is None else "local"
+    command = f"snakemake --profile profiles/{profile} --configfile {file.paper.file}"
+    return f"{command} --config {' '.join(settings)}" if settings else command
+
+
+def _cost(file: PaperFile, scale: str, site_name: str | None) -> Budget:
+    from ddlbench.commands.experiment_options import matrix_at  # noqa: PLC0415 - slow to import
+    from ddlbench.planning.budget import estimate  # noqa: PLC0415
+
+    if site_name is None and file.site(scale) is None:
+        site, rows = on_a_cluster(file, scale)
+    else:
+        _, site, rows = matrix_at(file.paper.file, site_name, scale)
+    return estimate(rows, site, RESULTS)
+
+
+def on_a_cluster(file: PaperFile, scale: str) -> tuple[Site, list[MatrixRow]]:
+    """The cells of a figure on some cluster that is large enough for all of them."""
+    from ddlbench.planning.matrix import expand  # noqa: PLC0415 - slow to import
+
+    config = {**file.values, "scale": scale, "site": EXAMPLE_SITE}
+    experiment = parse_experiment(config, str(file.paper.file))
+    written = [*experiment.matrix["geometry"], *(one["geometry"] for one in experiment.include)]
+    nodes, devices = zip(*(parse_geometry(text, experiment.where) for text in written), strict=True)
+    example = load_site(EXAMPLE_SITE, as_example=True)
+    site = replace(example, nodes=max(nodes), devices_per_node=max(devices))
+    return site, expand(experiment, site)
+
+
+def paper_lines(rows: list[Row], scale: str) -> list[str]:
+    """One line a figure."""
+    columns = [
+        Column("figure"), Column("shows"), Column("cells", right=True), Column("there", right=True),
+        Column("time here", right=True),
+    ]  # fmt: skip
+    shown = [
+        (
+            row.figure,
+            _fitted(row.title),
+            "" if row.cells is None else str(row.cells),
+            "" if row.cells is None else str(row.cells_there),
+            _time(row),
+        )
+        for row in rows
+    ]
+    lines = table(columns, shown)
+    lines += paragraph(
+        f"Scale {scale} (--scale). `ddlbench papers FIGURE` says what a figure asks, its command, "
+        "and how to read it."
+    )
+    return lines
+
+
+_TITLE = 36  # as much as 80 columns leave
+
+
+def _fitted(title: str) -> str:
+    return title if len(title) <= _TITLE else title[: _TITLE - 2].rstrip() + ".."
+
+
+def _time(row: Row) -> str:
+    if row.cells is None:
+        return "at once" if row.why == "no cells are needed" else "full only"
+    return "there" if row.cells == row.cells_there else duration_text(row.expected_s)
+
+
+def figure_lines(file: PaperFile, row: Row) -> list[str]:
+    """The paragraph of one figure."""
+    paper = file.paper
+    lines = [f"{paper.figure}: {paper.title}", ""]
+    said = [
+        ("source", paper.source),
+        ("question", paper.question),
+        ("original", paper.original),
+        ("how to read", paper.read),
+        ("drawn as", ", ".join(paper.draws)),
+        ("cells", _cells(row)),
+    ]
+    lines += named_lines([(name, text) for name, text in said if text])
+    if row.why and row.why != "no cells are needed":
+        lines += ["", *paragraph(f"No {row.scale} scale: {row.why}.")]
+    return [*lines, "", f"  {row.command}"]
+
+
+def _cells(row: Row) -> str:
+    if row.cells is None:
+        return ""
+    if not row.site:
+        return f"{row.cells} on a cluster of yours: --site NAME says what it costs there"
+    known = "unknown" if row.expected_s is None else f"about {duration_text(row.expected_s)}"
+    left = "" if row.cells == row.cells_there else f"; time of the rest: {known}"
+    return f"{row.cells_there} of {row.cells} are there on {row.site}{left}"
+
+
+def papers_table() -> str:
+    """docs/papers.md's table: figure, question, command at laptop scale."""
+    lines = ["| figure | question | at laptop scale |", "|---|---|---|"]
+    for file in read_papers():
+        paper = file.paper
+        why = file.without_cells_why(LAPTOP)
+        alone = why == "no cells are needed"
+        command = paper.command or command_of(file, LAPTOP)
+        said = f"`{command}`" if alone or not why else f"full scale only: {why}"
+        lines.append(f"| `{paper.figure}` ({paper.source}) | {paper.question} | {said} |")
+    return "\n".join(lines)

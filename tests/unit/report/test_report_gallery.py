@@ -1,0 +1,42 @@
+"""The gallery: one page without network, each published figure with what is there."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from click.testing import CliRunner
+from matplotlib.figure import Figure
+
+from ddlbench.cli import commands
+from ddlbench.experiment.paper import read_papers
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """Results of one site with one figure of DDLBench's Fig. 4 at laptop scale."""
+    folder = tmp_path / "results" / "local" / "ddlbench-fig4-laptop" / "figures"
+    folder.mkdir(parents=True)
+    Figure(figsize=(1, 1)).savefig(folder / "speedup.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_figure_has_a_section_and_ours_are_in_it(project) -> None:
+    ended = CliRunner().invoke(commands, ["gallery", "--out", "shown"])
+    assert ended.exit_code == 0, ended.output
+    page = (project / "shown" / "gallery.html").read_text()
+    sections = re.findall(r'<section id="([^"]+)">', page)
+    assert sections == [file.paper.figure.replace("/", "-") for file in read_papers()]
+    assert page.count("data:image/png;base64,") == 1
+    assert page.count("Not drawn yet.") == len(sections) - 1
+    text = (project / "shown" / "gallery.md").read_text()
+    assert "(../results/local/ddlbench-fig4-laptop/figures/speedup.png)" in text
+
+
+def test_the_page_asks_no_network_for_anything(project) -> None:
+    CliRunner().invoke(commands, ["gallery", "--out", "shown"])
+    page = (project / "shown" / "gallery.html").read_text()
+    assert "default-src 'none'" in page
+    assert not re.findall(r"""(?:src|href)=["']https?:""", page)
+    assert "<script" not in page
