@@ -6,7 +6,7 @@ has a row for every step. :mod:`.summary` makes ``summary.csv`` of the first.
 
 from __future__ import annotations
 
-import json
+import csv
 import logging
 import textwrap
 from collections.abc import Sequence
@@ -17,14 +17,15 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.errors import ConfigError, printable
 from ddlbench.experiment.fabric import LinkCondition
+from ddlbench.experiment.json_text import UnreadableJson, read_object
 from ddlbench.experiment.paths import RESULTS, cell_dir, result_file
 from ddlbench.experiment.result import (
+    FEWEST_STEPS,
     Checkpointing,
     InputDigests,
     InvalidResult,
-    Provenance,
     RankEntry,
     Result,
     Timing,
@@ -35,28 +36,36 @@ from ddlbench.experiment.status import Reason, Status, reason_code
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.plan import make_plan, measured_digests
 from ddlbench.planning.strategy import known_strategy, workers_of
-from ddlbench.report.comparability import Processors, differ, forbids_speedup, probed, unlike
+from ddlbench.report.comparability import (
+    Circumstances,
+    differ,
+    forbids_speedup,
+    probed,
+    step_notes,
+    unlike,
+)
 from ddlbench.report.summary import summarise
 from ddlbench.report.tables import (
     MEASUREMENTS,
     NOTE_BREAK,
     STEPS,
     Tables,
-    conform,
     frame_of,
+    read_columns,
+    typed_frame,
     write_table,
 )
 
 COLUMNS = MEASUREMENTS
-_REASON_LENGTH = 300
+_REASON_LENGTH = 1000
 _OF_CELL = (
     "dataset", "network", "strategy", "nodes", "devices_per_node", "geometry", "batch_size",
     "precision", "fabric", "repeat",
 )  # fmt: skip
 _OF_TIMING = (
-    "dataset_samples", "epoch_s", "epoch_scaled", "samples_per_s", "load_s", "noisy",
+    "dataset_samples", "epoch_s", "epoch_scaled", "samples_per_s", "load_s",
 )  # fmt: skip
-_OWN = ("epoch", "step", "warmup", "step_s", "load_s", "loss")
+_OWN = tuple(column for column in STEPS if column.name not in {"cell_id", *_OF_CELL})
 _NAMED = ("batch_size", "precision", "fabric")
 
 
@@ -123,21 +132,26 @@ def _outcome(row: MatrixRow, site: str, root: Path) -> dict[str, Any]:
         return _invalid(f"the file is the result of {result.cell_id}")
     if result.status == Status.OK and (result.timing is None or result.timing.epoch_s is None):
         return _invalid("the status is ok, but there is no epoch_s")
-    ran_on = Processors.of(result)
+    circumstances = Circumstances.of(result)
     return {
         "status": result.status,
-        "reason": result.reason,
+        "reason": result.reason and _shortened(result.reason),
         "reason_code": _code_of(result),
         "stale": _is_stale(result.inputs, row.cell, site, root),
         "workers": result.workers or workers_of(row.cell),
         "processes": result.processes,
         **_semantics(result, row.cell),
         "device_kind": result.device_kind,
-        "ran_on": ran_on,
-        "processors": NOTE_BREAK.join(ran_on.devices),
-        "notes": NOTE_BREAK.join([*result.notes, *ran_on.notes()]),
+        "circumstances": circumstances,
+        **circumstances.columns(),
+        "notes": NOTE_BREAK.join(
+            [
+                *map(printable, result.notes),
+                *circumstances.notes(),
+                *step_notes(result.timing),
+            ]
+        ),
         "loss_last": None if result.loss is None else result.loss.last,
-        "commit": _commit(result.provenance),
         "created": result.provenance.created,
         **_timing(result.timing if result.status == Status.OK else None),
         **_memory(result.ranks),
@@ -151,11 +165,15 @@ def _semantics(result: Result, cell: Cell) -> dict[str, str]:
     """What the plan amounts to; results of earlier versions call a single stage stale."""
     strategy, details = known_strategy(cell.strategy), result.plan_details
     semantics = {"update_semantics": result.update_semantics, "ran_as": ""}
-    if strategy is not None and result.status == Status.OK:
-        semantics["ran_as"] = strategy.ran_as(cell, details)
-        if strategy.is_synchronous(cell, details) and not strategy.is_synchronous(cell):
-            semantics["update_semantics"] = "synchronous"
-    return semantics
+    if strategy is None or result.status != Status.OK:
+        return semantics
+    try:
+        ran_as, synchronous = strategy.ran_as(cell, details), strategy.is_synchronous(cell, details)
+    except (ValueError, TypeError, KeyError, ArithmeticError):  # the schema takes any details
+        return semantics
+    if synchronous and not strategy.is_synchronous(cell):
+        semantics["update_semantics"] = "synchronous"
+    return {**semantics, "ran_as": ran_as}
 
 
 def _without_result(row: MatrixRow, path: Path) -> dict[str, Any]:
@@ -163,16 +181,23 @@ def _without_result(row: MatrixRow, path: Path) -> dict[str, Any]:
         return _without_number(Status.UNSUPPORTED, row.unsupported)
     failure = path.with_name("failure.json")
     try:
-        record = json.loads(failure.read_text("utf-8"))
-        code = record.get("reason_code", Status.FAILED)
-        return _without_number(Status.FAILED, Reason(code, record["reason"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        record = read_object(failure)
+    except OSError:
         return _without_number(Status.NOT_RUN, Reason("no_result", "there is no result.json"))
+    except UnreadableJson as error:
+        reason = f"it failed, and {failure.name} is damaged: {error}"
+        return _without_number(Status.FAILED, Reason(Status.FAILED, reason))
+    code, said = record.get("reason_code", Status.FAILED), record.get("reason", "gives no reason")
+    return _without_number(Status.FAILED, Reason(str(code), _shortened(str(said))))
 
 
 def _invalid(reason: str) -> dict[str, Any]:
-    short = textwrap.shorten(reason, width=_REASON_LENGTH, placeholder=" ...")
-    return _without_number(Status.INVALID, Reason("invalid_result", short))
+    return _without_number(Status.INVALID, Reason("invalid_result", _shortened(reason)))
+
+
+def _shortened(reason: str) -> str:
+    """A reason from a file, as a terminal and a table can show it."""
+    return textwrap.shorten(printable(reason), width=_REASON_LENGTH, placeholder=" ...")
 
 
 def _without_number(status: Status, reason: str) -> dict[str, Any]:
@@ -202,6 +227,8 @@ def _timing(timing: Timing | None) -> dict[str, Any]:
         return {}
     return {
         **{name: getattr(timing, name) for name in _OF_TIMING},
+        # Earlier versions called few steps quiet.
+        "noisy": timing.noisy if timing.step_s.count >= FEWEST_STEPS else None,
         "step_median_s": timing.step_s.median_s,
         "step_low_s": timing.step_s.low_s,
         "step_high_s": timing.step_s.high_s,
@@ -231,14 +258,9 @@ def _is_emulated(result: Result) -> bool:
     return any(note.startswith(EMULATED_COMPUTE) for note in result.notes)
 
 
-def _commit(provenance: Provenance) -> str | None:
-    commit = provenance.git_commit
-    return f"{commit}-dirty" if commit and provenance.git_dirty else commit
-
-
 def _compare(record: dict[str, Any], base: dict[str, Any]) -> None:
     """Set the speed-up of a cell over its base, or a note with the reason why there is none."""
-    notes = unlike(base["ran_on"], record["ran_on"])
+    notes = unlike(base["circumstances"], record["circumstances"])
     record["notes"] = NOTE_BREAK.join(filter(None, [record["notes"], *notes]))
     if not forbids_speedup(record["notes"]):
         record["speedup"] = base["epoch_s"] / record["epoch_s"]
@@ -268,29 +290,33 @@ def collect_steps(
 
     An unreadable file is left out with a warning.
     """
-    parts = [part for row in rows if (part := _steps_of(row, site_name, results_root)) is not None]
-    if not parts:
-        return conform(pd.DataFrame(), STEPS)
-    return pd.concat(parts, ignore_index=True)
+    # One table in the end: pandas takes milliseconds for each, and there may be thousands.
+    fields: dict[str, list[Any]] = {column.name: [] for column in STEPS}
+    for row in rows:
+        own = _steps_of(row, site_name, results_root)
+        if not own:
+            continue
+        count = len(own["step"])
+        for name, values in fields.items():
+            values.extend(own[name] if name in own else [_of_cell(row.cell, name)] * count)
+    return typed_frame(fields, STEPS)
 
 
-def _steps_of(row: MatrixRow, site: str, root: Path) -> pd.DataFrame | None:
-    cell = row.cell
-    path = root / cell_dir(site, cell.id).relative_to(RESULTS) / "steps.csv"
+def _of_cell(cell: Cell, name: str) -> Any:
+    return cell.id if name == "cell_id" else getattr(cell, name)
+
+
+def _steps_of(row: MatrixRow, site: str, root: Path) -> dict[str, list[Any]]:
+    """The columns of a cell's own file; none if it is missing or damaged."""
+    path = root / cell_dir(site, row.cell.id).relative_to(RESULTS) / "steps.csv"
     if row.unsupported is not None or not path.is_file():
-        return None
+        return {}
     try:
-        own = pd.read_csv(path, dtype=str, keep_default_na=False)
-        missing = set(_OWN) - set(own.columns)
-        if missing:
-            raise ValueError(f"no column {', '.join(sorted(missing))}")
-        own = own.loc[:, list(_OWN)].assign(
-            cell_id=cell.id, **{name: getattr(cell, name) for name in _OF_CELL}
-        )
-        return conform(own, STEPS)
-    except (ValueError, OSError) as error:  # pandas' parser errors are ValueErrors
+        with path.open(encoding="utf-8", newline="") as file:
+            return read_columns(file, _OWN)
+    except (ValueError, OverflowError, OSError, csv.Error) as error:
         _LOG.warning("%s is left out: %s", path, error)
-        return None
+        return {}
 
 
 def make_tables(

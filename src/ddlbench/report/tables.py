@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,13 +16,14 @@ from typing import Any, Literal
 import pandas as pd
 
 from ddlbench.experiment.document import write_text
+from ddlbench.experiment.errors import ConfigError
 
-Kind = Literal["text", "integer", "number", "flag"]
+Kind = Literal["text", "integer", "number", "flag", "flag or unknown"]
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column. An unknown text or number is an empty field, an unknown flag is False."""
+    """One column. An unknown field is empty; a plain flag is never unknown."""
 
     name: str
     kind: Kind
@@ -35,6 +36,7 @@ def _column(kind: Kind, unit: str = "") -> Callable[[str, str], Column]:
 
 
 _text, _flag, _number = _column("text"), _column("flag"), _column("number")
+_flag_or_unknown = _column("flag or unknown")
 _count, _bytes = _column("integer"), _column("integer", "B")
 _seconds, _rate = _column("number", "s"), _column("number", "1/s")
 
@@ -116,9 +118,16 @@ MEASUREMENTS: tuple[Column, ...] = (
     _text("ran_as", "what its plan amounts to where the strategy's name says another thing"),
     _text("device_kind", "cpu or cuda"),
     _text("processors", "models of its devices; several are parted by ' | '"),
+    _text("host_processors", "models of its hosts' CPUs"),
+    _count("cpu_count", "cores of a host"),
+    _text("host_kinds", "names of its hosts, with # for numbers"),
+    _text("versions", "of the packages and drivers that run steps, parted by ' | '"),
     _seconds("probe_s", "a fixed piece of work, mean of before and after training"),
     _number("probe_change", "that after training over that before, less 1"),
-    _flag("noisy", "quartile spread of the steps above a quarter of their median"),
+    _flag_or_unknown(
+        "noisy",
+        "quartile spread of the steps above a quarter of their median; empty below 4 steps",
+    ),
     _flag("unsteady", "probes before and after, or those of cell and base, over 15 % apart"),
     _flag(
         "stale",
@@ -172,8 +181,8 @@ SUMMARY: tuple[Column, ...] = (
     _text("device_kind", "cpu or cuda"),
     _text("processors", "models of the devices of any repeat, parted by ' | '"),
     _seconds("probe_s", "median of probe_s over repeats"),
-    _flag("noisy", "any repeat is"),
-    _flag("unsteady", "any repeat is"),
+    _flag_or_unknown("noisy", "any repeat is; empty where none is and one is unknown"),
+    _flag("unsteady", "any repeat is, or probes of repeats are over 15 % apart"),
     _flag("stale", "any repeat is"),
     _text("notes", "notes of any repeat, parted by ' | '"),
     _text("commit", "commits of its repeats, parted by a blank"),
@@ -224,6 +233,37 @@ def frame_of(records: Iterable[dict[str, Any]], columns: Sequence[Column]) -> pd
     return conform(pd.DataFrame(by_name), columns)
 
 
+def read_columns(lines: Iterable[str], columns: Sequence[Column]) -> dict[str, list[Any]]:
+    """The fields of these columns, read from the lines of a CSV file that may have others.
+
+    Raises:
+        ValueError: a column is missing, a line has too few fields, or one is not of its kind.
+    """
+    rows = csv.reader(lines)
+    header = next(rows, [])
+    if missing := {column.name for column in columns} - set(header):
+        raise ValueError(f"no column {', '.join(sorted(missing))}")
+    fields = list(zip(*rows, strict=True)) or [()] * len(header)
+    if len(fields) != len(header):
+        raise ValueError(f"{len(fields)} fields below {len(header)} columns")
+    found = {}
+    for column in columns:
+        _, unknown, read = _READERS[column.kind]
+        texts = fields[header.index(column.name)]
+        found[column.name] = [read(text) if text else unknown for text in texts]
+    return found
+
+
+def typed_frame(fields: Mapping[str, list[Any]], columns: Sequence[Column]) -> pd.DataFrame:
+    """A table of fields that are of their columns' kinds already."""
+    return pd.DataFrame(
+        {
+            column.name: pd.Series(fields[column.name], dtype=_READERS[column.kind][0])
+            for column in columns
+        }
+    )
+
+
 def write_table(path: Path, frame: pd.DataFrame) -> None:
     """Write a table atomically; equal tables give equal bytes."""
     write_text(path, table_text(frame))
@@ -235,8 +275,18 @@ def table_text(frame: pd.DataFrame) -> str:
 
 
 def read_table(path: Path, columns: Sequence[Column]) -> pd.DataFrame:
-    """Read a table without loss of precision."""
-    return conform(pd.read_csv(path, dtype=str, keep_default_na=False), columns)
+    """Read a table without loss of precision.
+
+    Raises:
+        ConfigError: it cannot be read, or a field is not of its column's kind.
+    """
+    try:
+        return conform(pd.read_csv(path, dtype=str, keep_default_na=False), columns)
+    except (OSError, ValueError, ArithmeticError) as error:  # pandas' own are ValueErrors
+        raise ConfigError(
+            f"{path} cannot be read: {str(error).partition(chr(10))[0]}; make it anew: "
+            "ddlbench report"
+        ) from None
 
 
 def rows_of(frame: pd.DataFrame) -> Iterator[Any]:
@@ -253,12 +303,17 @@ def read_tables(folder: Path) -> Tables:
     )
 
 
+def _is_true(value: Any) -> bool:
+    return str(value).lower() in ("true", "1", "1.0")
+
+
 # Of each kind: the type of the column, the value of an unknown field, and how a field is read.
 _READERS: dict[Kind, tuple[Any, Any, Callable[[Any], Any]]] = {
     "text": (object, "", str),
     "integer": ("Int64", pd.NA, int),
     "number": ("float64", math.nan, float),
-    "flag": (bool, False, lambda value: str(value).lower() in ("true", "1", "1.0")),
+    "flag": (bool, False, _is_true),
+    "flag or unknown": ("boolean", pd.NA, _is_true),
 }
 
 

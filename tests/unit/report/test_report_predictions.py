@@ -166,7 +166,7 @@ def test_table_6_1_has_ours_above_the_printed_rows(cases):
     table = table_6_1(cases["many"][1].predictions)
     ours = table[table["source"] == "measured here"]
     assert set(ours["chunks"]) == {2, 4, 8}
-    paradl = {"paradl-published", "paradl-corrected"}
+    paradl = {"paradl-authors", "paradl-corrected"}
     own = {"ddlbench", "ddlbench-eq2", "thesis-6", "torchgpipe-turns"}
     assert set(ours["predictor"]) == own | paradl
     first = ours[(ours["chunks"] == 8) & (ours["predictor"] == "thesis-6")].iloc[0]
@@ -186,7 +186,7 @@ def test_models_of_a_strategy_are_not_the_rules_for_all(cases):
         "thesis-5.1-p2p",
         "thesis-5.1-transport",
         "horovod-serial",
-        "paradl-published",
+        "paradl-authors",
         "paradl-corrected",
     ]
     assert own_predictors(frame, "sequential") == ["ddlbench", "sequential"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
@@ -10,6 +11,7 @@ import time
 import psutil
 import report_factory
 
+from ddlbench.experiment.owner import Owner
 from ddlbench.experiment.paths import RESULTS, cell_dir
 from ddlbench.report.terminal import states, status_lines
 
@@ -65,14 +67,13 @@ def test_a_running_cell_says_since_when_and_at_which_step(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     rows = report_factory.matrix(networks=["vgg11"], datasets=["mnist"])
-    base, ended, held, crashed = [row.cell for row in rows][:4]
+    base, ended, held = [row.cell for row in rows][:3]
     for cell, at_s in ((base, 100), (ended, 200)):
         report_factory.write(RESULTS, cell)
         os.utime(cell_dir("local", cell.id) / "result.json", (at_s, at_s))
     run = held_by(held, os.getpid(), psutil.Process().create_time()) / ".run-7"
     run.mkdir()
     (run / "progress.json").write_text(json.dumps({"step": 7, "total": 22}))
-    held_by(crashed, os.getpid(), 5.0)  # another process had this number
     found = states("demo", "local", rows)
     assert [one.state for one in found[:4]] == ["ok", "ok", "running", "not run"]
     lines = status_lines(found)
@@ -88,3 +89,44 @@ def test_a_running_cell_says_since_when_and_at_which_step(tmp_path, monkeypatch)
         (line,) = status_lines(states("demo", "local", [cell]))[1:]
         assert len(line) <= 80
         assert line.endswith("  since 60 min")
+
+
+def lease_of(cell, owner):
+    folder = cell_dir("local", cell.id)
+    folder.mkdir(parents=True)
+    (folder / "lease.json").write_text(json.dumps(dataclasses.asdict(owner)))
+    return folder
+
+
+def test_a_dead_run_is_interrupted(tmp_path, monkeypatch):
+    """hardening B1: after kill -9 of its supervisor a cell was called running for ever."""
+    monkeypatch.chdir(tmp_path)
+    rows = report_factory.matrix(networks=["vgg11"], datasets=["mnist"])
+    me = Owner.here()
+    dead, reused, other, silent, foreign = [row.cell for row in rows]
+    lease_of(dead, dataclasses.replace(me, pid=2**22 + 1))
+    lease_of(reused, dataclasses.replace(me, start_ticks=me.start_ticks + 1))
+    lease_of(other, dataclasses.replace(me, host="n7", boot_id="its-own"))
+    for cell, job_id in ((silent, None), (foreign, "17")):
+        elsewhere = dataclasses.replace(me, host="n7", boot_id="its-own", job_id=job_id)
+        os.utime(lease_of(cell, elsewhere) / "lease.json", (1, 1))
+    found = states("demo", "local", rows)
+    gone, running = "interrupted", "running"
+    assert [one.state for one in found] == [gone, gone, running, gone, gone]
+    assert {one.code for one in found} == {"", "supervisor_lost"}
+    assert "SLURM job 17 on n7 is gone" in found[-1].reason
+    lines = status_lines(found)
+    assert lines[0] == "4 interrupted, 1 running"
+    assert "the next run measures it again" in "\n".join(lines)
+
+
+def test_a_failure_tells_more_than_a_lease_that_was_left_over(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (row, *_) = report_factory.matrix(networks=["vgg11"], datasets=["mnist"])
+    folder = lease_of(row.cell, dataclasses.replace(Owner.here(), pid=2**22 + 1))
+    (folder / "failure.json").write_text(json.dumps({"reason": "a bug", "reason_code": "x"}))
+    (found,) = states("demo", "local", [row])
+    assert (found.state, found.reason) == ("failed", "a bug")
+    (folder / "lease.json").write_text(json.dumps({"job_id": 1, "pid": "x"}))
+    (found,) = states("demo", "local", [row])
+    assert found.state == "failed"

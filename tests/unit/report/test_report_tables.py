@@ -1,3 +1,4 @@
+import errno
 import subprocess
 import sys
 
@@ -47,7 +48,7 @@ def test_a_failed_write_leaves_the_old_table(tmp_path, monkeypatch):
     write_table(path, pd.DataFrame({"a": [1]}))
 
     def broken(descriptor):
-        raise OSError("disk full")
+        raise OSError(errno.ENOSPC, "disk full")
 
     monkeypatch.setattr("os.fsync", broken)
     with pytest.raises(OSError, match="disk full"):

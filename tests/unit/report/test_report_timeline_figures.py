@@ -22,7 +22,7 @@ from ddlbench.report.timeline.box import PASSES, Box, beside_lanes, trace_of_box
 from ddlbench.report.timeline.cell import read_cell
 from ddlbench.report.timeline.draw import COLUMNS, draw_page, row_heights_mm
 from ddlbench.report.timeline.figure import caption, show
-from ddlbench.report.timeline.schedule_diagrams import SCHEDULES, Lesson
+from ddlbench.report.timeline.schedule_diagrams import SCHEDULES, STAGE_ALL_REDUCES, Lesson
 from ddlbench.report.timeline.windows import Part
 
 UNEVEN = StageDurations(
@@ -185,6 +185,23 @@ def test_schedules_alone_are_readable(name):
     assert_no_overlap(page)
     assert set(table["panel"]) == {"planned"}
     assert len(of(page, "panel")) == 1
+
+
+@pytest.mark.parametrize("how", STAGE_ALL_REDUCES)
+def test_the_caption_says_how_long_and_when_replicas_wait(how):
+    lesson = Lesson(
+        "pipedream", stages=3, replicas=(2, 1, 1), durations=(2, 1, 1), stage_all_reduce=how
+    )
+    said = " ".join(caption(lesson))
+    assert "A forward pass takes 2, 1, 1 by stage, a backward pass 2 times that" in said
+    assert ("wait for nobody" in said, "within the backward" in said) == (
+        how == "async", how == "ddp",
+    )  # fmt: skip
+    with style():
+        page, _ = draw_page("Which device computes what when", [show(lesson)], caption(lesson))
+        page.canvas.draw()
+    assert_readable(page)
+    assert_no_overlap(page)
 
 
 def test_kinds_are_told_apart():

@@ -234,6 +234,44 @@ def test_lessons_that_do_not_go_together(lesson, said):
         planned_lesson(lesson)
 
 
+# How much of the time devices compute where no message holds them up: 2-1-1 of the thesis' Figures
+# 7.1 and 7.2, and pipelines that narrow and widen. Replicas of a balanced pipeline that wait for
+# nobody leave no gap but to fill and to drain.
+@pytest.mark.parametrize(
+    ("replicas", "sync", "ddp"),
+    [((2, 1, 1), 0.67, 0.67), ((4, 2, 1, 1), 0.57, 0.57), ((3, 1), 1.0, 1.0), ((1, 3), 0.75, 0.6)],
+)
+def test_what_waiting_for_replicas_costs(replicas, sync, ddp):
+    def computing(how):
+        lesson = Lesson(
+            "pipedream", stages=len(replicas), replicas=replicas, batches=300, all_reduce=0.0,
+            durations=tuple(map(float, replicas)), stage_all_reduce=how,
+        )  # fmt: skip
+        return show(lesson).window.planned.computing
+
+    assert computing("async") > 0.97
+    assert computing("sync") == pytest.approx(sync, abs=0.015)
+    assert computing("ddp") == pytest.approx(ddp, abs=0.015)
+
+
+@pytest.mark.parametrize("update", [0.0, 0.5])
+def test_an_update_that_waits_for_a_late_sum_is_drawn_as_long_as_it_takes(update):
+    lesson = Lesson(
+        "pipedream", stages=3, replicas=(2, 1, 1), batches=8, durations=(2.0, 1.0, 1.0),
+        update=update, stage_all_reduce="async",
+    )  # fmt: skip
+    updates = [b for b in show(lesson).window.planned.boxes if b.kind == "update"]
+    assert {round(box.end_s - box.start_s, 9) for box in updates} == ({update} if update else set())
+
+
+def test_stages_take_the_durations_that_are_given():
+    shown = show(Lesson("pipedream", stages=2, batches=2, durations=(2.0, 1.0), backward=2.0))
+    assert made.table_of(shown.window.planned.boxes, 2) == words(
+        "f0 f0 f1 f1 .  b0 b0 b0 b0 b1 b1 b1 b1",
+        ".  .  f0 b0 b0 f1 b1 b1 .  .  .  .  . ",
+    )
+
+
 def test_computing_share_counts_what_lies_inside():
     boxes = made.recorded(made.cell_of("pipe-gpipe", 2, chunks=1), unit_durations(2), 1)
     assert computing_share(boxes, 2, 0.0, 6.0) == pytest.approx(0.5)
