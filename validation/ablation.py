@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import emulated
 import pandas as pd
+import prediction
 from bed_study import ROOT, Study
 
 from ddlbench.experiment.config import parse_experiment
@@ -31,7 +32,11 @@ from ddlbench.predict.predictors import pipeline_replay
 from ddlbench.strategies.pipelining import descriptor
 
 OUT = ROOT / "docs" / "validation" / "ablation.csv"
-STUDIES = [emulated.EXPERIMENT]
+# What makes a study's folder, and its experiment.
+STUDIES: list[tuple[Callable[[], Study], dict[str, Any]]] = [
+    (lambda: Study("emulated", emulated.EXPERIMENT), emulated.EXPERIMENT),
+    (prediction.described, prediction.FAST),
+]
 
 _sweeps_of = LinkTable.sweeps_of
 
@@ -69,8 +74,8 @@ TERMS: dict[str, list[Place]] = {
 def main() -> None:
     """Predict the cells of each study, each time without one term."""
     tables = []
-    for experiment in STUDIES:
-        os.chdir(Study(experiment["experiment"], experiment).folder)
+    for folder, experiment in STUDIES:
+        os.chdir(folder().folder)
         told = {term: _errors(experiment, places) for term, places in TERMS.items()}
         for term, errors in told.items():
             changed = errors[(errors - told["nothing"]).abs() > 1e-6]

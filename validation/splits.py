@@ -21,7 +21,7 @@ SITE = "share-040-two"
 BED = Options(nodes=2, devices=4, cpu_share=0.4, bandwidth="1gbit")
 # The oracle reads latency and bandwidth of single messages; nothing longer is needed.
 SITE_KEYS = {"interconnect": {"largest_bytes": 2**24, "sweep_budget_s": 1}}
-ORACLE = ("paradl-published", "paradl-corrected")
+ORACLE = ("paradl-authors", "paradl-corrected")
 
 
 def experiment(name: str, strategies: list[str], geometry: list[str]) -> dict[str, Any]:
