@@ -16,7 +16,7 @@ from ddlbench.experiment.paths import (
     tables_dir,
 )
 from ddlbench.experiment.registry import BASE
-from ddlbench.experiment.result import put_aside_if_broken
+from ddlbench.experiment.document import put_aside_if_broken
 from ddlbench.experiment.site import load_site
 from ddlbench.own_parts import try_own_parts
 from ddlbench.planning.matrix import cell_of
@@ -60,8 +60,8 @@ run_screen.follow(EXPERIMENT.name, SITE.name, ROWS)
 # Not in the jobs that measure: one process looks after the results.
 if workflow.is_main_process:
     for file in RESULTS:
-        if put_aside_if_broken(Path(file)):
-            print(f"ddlbench: {file} was broken and is put aside", file=sys.stderr)
+        if fault := put_aside_if_broken(Path(file)):
+            print(f"ddlbench: {file} is broken and put aside: {fault}", file=sys.stderr)
 
 
 wildcard_constraints:
@@ -193,8 +193,9 @@ def partial_report():
     )
     try:
         make_report(EXPERIMENT, SITE, ROWS)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, OSError) as error:
+        why = f" ({error})" if isinstance(error, OSError) else ""
         print(
-            "tables and figures are as they were; make them with: ddlbench report",
+            f"tables and figures are as they were{why}; make them with: ddlbench report",
             file=sys.stderr,
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import shipped
+from cases import fault_table
 from hypothesis import settings
 
 from ddlbench.experiment import entry_points, registry
@@ -31,6 +32,17 @@ def pytest_configure(config):
 
 def pytest_report_header(config):
     return config.stash.get(_HEADER, None)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print what tests saw of faults, and keep it in $DDLBENCH_FAULT_TABLE if that is set."""
+    if not fault_table.ROWS:
+        return
+    terminalreporter.section("faults in real runs")
+    terminalreporter.write_line(fault_table.text())
+    target = os.environ.get("DDLBENCH_FAULT_TABLE")
+    if target:
+        fault_table.save(Path(target))
 
 
 @pytest.fixture

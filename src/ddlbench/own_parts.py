@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddlbench.experiment.document import write_json
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.json_text import read_json
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.registry import NETWORKS, known
 from ddlbench.experiment.site import Site
@@ -97,7 +98,7 @@ def _try_networks(
         return {}
     tried: dict[str, int] = {}
     with suppress(OSError, ValueError):
-        tried = dict(json.loads(_TRIED.read_bytes()))
+        tried = dict(read_json(_TRIED))
     keys = {pair: f"{pair[0]} {pair[1]} {_state_of(pair[0])}" for pair in pairs}
     new = [pair for pair in pairs if keys[pair] not in tried]
     if new:

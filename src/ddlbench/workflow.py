@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -50,19 +50,24 @@ def logged(path: str, *explained: type[Exception]) -> Iterator[None]:
         explained: exceptions whose sentence says all; our own traceback would only hide it.
     """
     log = Path(path)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text("", encoding="utf-8")
+    _write_log(log, "")
     try:
         yield
     except KeyboardInterrupt:
-        log.write_text("stopped by Ctrl-C\n", encoding="utf-8")
+        _write_log(log, "stopped by Ctrl-C\n")
         print("ddlbench: stopped by Ctrl-C", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
         one_sentence = isinstance(error, (ConfigError, *explained))
-        log.write_text(f"{error}\n" if one_sentence else traceback.format_exc(), encoding="utf-8")
+        _write_log(log, f"{error}\n" if one_sentence else traceback.format_exc())
         say_error(error)
         sys.exit(1)
+
+
+def _write_log(log: Path, text: str) -> None:
+    with suppress(OSError):  # a full disk must not hide what went wrong
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(text, encoding="utf-8")
 
 
 def matrix_of(
@@ -174,6 +179,8 @@ class PredictionTables:
     table_6_1: pd.DataFrame
     table_8_1: pd.DataFrame
     table_8_2: pd.DataFrame
+    table_8_1_published: pd.DataFrame
+    table_8_2_published: pd.DataFrame
 
 
 def make_predictions(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> PredictionTables:
@@ -184,7 +191,12 @@ def make_predictions(experiment: Experiment, site: Site, rows: list[MatrixRow]) 
     """
     from ddlbench.predict.accuracy import errors, write_predictions  # noqa: PLC0415 - as above
     from ddlbench.predict.evaluate import predictions  # noqa: PLC0415
-    from ddlbench.predict.recommender_score import table_8_1, table_8_2, with_choices  # noqa: PLC0415
+    from ddlbench.predict.recommender_score import (  # noqa: PLC0415
+        published_cases,
+        table_8_1,
+        table_8_2,
+        with_choices,
+    )
     from ddlbench.report.choice_tables import write_choices  # noqa: PLC0415
     from ddlbench.report.figures.micro_batches import table_6_1  # noqa: PLC0415
     from ddlbench.report.tables import write_table  # noqa: PLC0415
@@ -192,11 +204,13 @@ def make_predictions(experiment: Experiment, site: Site, rows: list[MatrixRow]) 
     frame = predictions(rows, site)
     cases = table_8_1(frame, site.device)
     rates = table_8_2(cases)
-    tables = PredictionTables(with_choices(errors(frame), rates), table_6_1(frame), cases, rates)
+    scored, columns = with_choices(errors(frame), rates), table_6_1(frame)
+    as_published = published_cases(frame, site.device)
+    tables = PredictionTables(scored, columns, cases, rates, *as_published)
     folder = tables_dir(site.name, experiment.name)
     for field in fields(tables):
         write_table(folder / f"{field.name}.csv", getattr(tables, field.name))
-    write_choices(cases, rates, folder)
+    write_choices(cases, rates, as_published, folder)
     write_predictions(frame, site.name, experiment.name)
     return tables
 

@@ -6,7 +6,8 @@
         |            |                           |
         |         strategies ------------------ runtime -- profiling, interconnect, cluster, testing
         |            |         emulation --------'
-        '-- planning +-- predict -- report -- commands
+        '-- planning +-- predict +- report -- commands
+                             '- claims ---'
 """
 
 import ast
@@ -35,11 +36,20 @@ BELOW = {
     "cluster": {"experiment", "planning", "runtime"},
     "predict": {"experiment", "planning", "strategies"},
     "report": {"experiment", "planning", "strategies", "predict"},
-    "commands": {"experiment", "planning", "predict", "report", "interconnect", "emulation"},
+    "claims": {"experiment", "predict"},
+    "commands": {
+        "experiment",
+        "planning",
+        "predict",
+        "claims",
+        "report",
+        "interconnect",
+        "emulation",
+    },
     "testing": {"experiment", "networks", "planning", "strategies", "runtime"},
 }
 # What plans, predicts and draws on a login node.
-WITHOUT_TORCH = ("experiment", "planning", "predict", "report", "commands")
+WITHOUT_TORCH = ("experiment", "planning", "predict", "claims", "report", "commands")
 # Each starts with every cell, where torch would take seconds.
 LIGHT = ("ddlbench.runtime.supervise", "ddlbench.runtime.staging", "ddlbench.runtime.rank_guard")
 

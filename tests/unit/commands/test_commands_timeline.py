@@ -75,6 +75,11 @@ def test_replicas_say_how_many_stages_there_are(tmp_path):
         (("--schedule", "gpipe", "--replicas", "2+0"), "--replicas 2+0: write a number above 0"),
         (("--schedule", "gpipe", "--replicas", "many"), "--replicas many: write a number above 0"),
         (("--schedule", "pipedream", "--steps", 3), "write --mini-batches instead"),
+        (("--schedule", "data-parallel", "--stages", 4), "write --replicas 4 for as many devices"),
+        (("--schedule", "gpipe", "--durations", "1,0"), "--durations 1,0: write numbers above 0"),
+        (("--schedule", "gpipe", "--durations", "1,x"), "--durations 1,x: write numbers above 0"),
+        (("--schedule", "gpipe", "--stages", 3, "--durations", "1,2"), "gpipe has 3 stages here"),
+        (("--schedule", "1f1b", "--stage-all-reduce", "ddp"), "1f1b has no replicas of a stage"),
     ],
 )
 def test_what_cannot_be_drawn_is_one_sentence(tmp_path, arguments, said):

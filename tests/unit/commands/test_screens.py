@@ -33,6 +33,9 @@ from ddlbench.experiment.units import TIMES
 ROOT = Path(__file__).resolve().parents[3]
 VGG16 = str(ROOT / "tests" / "unit" / "planning" / "pipedream_vgg16_profile.csv")
 MEASURED = str(ROOT / "src" / "ddlbench" / "predict" / "paradl" / "published" / "measured.csv")
+MANY_NODES = str(
+    ROOT / "src" / "ddlbench" / "predict" / "transformer" / "published" / "many_nodes.csv"
+)
 DEMO_LINES = 25
 SCREENS = [
     (["--help"], "Predict and choose:"),
@@ -44,6 +47,10 @@ SCREENS = [
     (["oracle", "target", "resnet50", "--batch-size", "32", "--epoch-s", "3600"], "strategy"),
     (["oracle", "score", MEASURED], "worst cell"),
     (["oracle", "calibrate", MEASURED, "--hold-out", "network"], "fitted"),
+    (["oracle", "best", "megatron-3.6b", "--devices", "64", "--batch-size", "512"], "t x d x p"),
+    (["oracle", "limits", "megatron-3.6b", "--batch-size", "512"], "efficiency"),
+    (["oracle", "score", MANY_NODES, "--workload", "transformer"], "worst rows"),
+    (["oracle", "calibrate", MANY_NODES, "--workload", "transformer"], "fitted"),
     (["partition", VGG16, "--machines", "4", "--bandwidth", "1e9"], "stage"),
 ]
 

@@ -25,7 +25,8 @@ from ddlbench.profiling.steps import slowdowns
 from ddlbench.profiling.worker import fits_in_memory
 from ddlbench.runtime.rank_job import RankJobFailed
 
-LARGE = {"resnet50", "resnet152", "vgg16"}  # of families that have a smaller one
+# Of families that have a smaller one.
+LARGE = {"resnet50", "resnet152", "vgg16", "vit-small", "vit-base"}
 
 
 def needs_for(network: str, **changes) -> ProfileNeeds:

@@ -17,7 +17,6 @@ Files are only ever parsed, never executed.
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.json_text import read_json
 from ddlbench.experiment.result import InvalidResult, Result, read_result
 from ddlbench.experiment.spans import TRACE_FILE, Span, spans_in
 from ddlbench.planning.pipeline import PlannedSchedule
@@ -194,7 +194,7 @@ def _read_plan(folder: Path) -> tuple[Plan, tuple[Row, ...]]:
             "results/<site>/cells/ that a measurement has left"
         )
     try:
-        plan = Plan.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        plan = Plan.from_dict(read_json(path))
         return plan, _rows(plan)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidTimeline(f"{path}: not a readable plan: {error!r}") from error

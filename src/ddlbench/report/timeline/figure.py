@@ -22,7 +22,12 @@ from ddlbench.report.timeline.box import InvalidTimeline, Row
 from ddlbench.report.timeline.cell import CellTimeline, has_spans, read_cell
 from ddlbench.report.timeline.draw import Shown, draw_page, duration_text
 from ddlbench.report.timeline.planned import boxes_of, unit_durations
-from ddlbench.report.timeline.schedule_diagrams import WHOLE, Lesson, planned_lesson
+from ddlbench.report.timeline.schedule_diagrams import (
+    STAGE_ALL_REDUCES,
+    WHOLE,
+    Lesson,
+    planned_lesson,
+)
 from ddlbench.report.timeline.windows import Window, whole_run
 
 TITLE = "Which device computes what when, as planned and as measured"
@@ -176,11 +181,17 @@ def show(lesson: Lesson) -> Shown:
     planned = planned_lesson(lesson)
     durations = unit_durations(
         planned.schedule.num_stages,
+        forward=lesson.forward_of(planned.schedule.num_stages),
         backward=lesson.backward,
         update=lesson.update,
         all_reduce=lesson.all_reduce,
     )
-    boxes = boxes_of(planned, durations, links=lambda source, target, send: lesson.message)
+    boxes = boxes_of(
+        planned,
+        durations,
+        links=lambda source, target, send: lesson.message,
+        messaging=lesson.messaging,
+    )
     rows = _device_rows(planned.schedule, staged=lesson.schedule != "data-parallel")
     heading = f"{lesson.schedule}, {len(rows)} device{'' if len(rows) == 1 else 's'}"
     return Shown(heading, whole_run(boxes, len(rows), planned.flushes), rows, in_seconds=False)
@@ -188,18 +199,23 @@ def show(lesson: Lesson) -> Shown:
 
 def caption(lesson: Lesson) -> list[str]:
     """The sentences under the picture."""
-    backward = f"a backward pass {lesson.backward:g}"
+    forward, backward = "A forward pass takes 1", f"a backward pass {lesson.backward:g}"
+    if lesson.durations:
+        taken = ", ".join(f"{duration:g}" for duration in lesson.durations)
+        forward, backward = f"A forward pass takes {taken} by stage", f"{backward} times that"
     if lesson.schedule.startswith("zero-bubble"):
         backward += " (half for inputs, half for weights)"
     numbers = "mini-batches" if lesson.schedule in WHOLE else "micro-batches"
     sentences = [
-        f"A forward pass takes 1, {backward}, a message {lesson.message:g}, an all-reduce "
+        f"{forward}, {backward}, a message {lesson.message:g}, an all-reduce "
         f"{lesson.all_reduce:g}, an update {lesson.update:g}. Numbers are {numbers}; white is the "
         "bubble.",
         "Drawn from the schedule alone: nothing is measured.",
     ]
     if lesson.schedule in ("interleaved", "zero-bubble", "zero-bubble-v"):
         sentences.insert(1, "Passes of a device's later stages are paler.")
+    if len(set(lesson.replicas)) > 1 or lesson.stage_all_reduce != "sync":
+        sentences.insert(1, STAGE_ALL_REDUCES[lesson.stage_all_reduce])
     return sentences
 
 

@@ -12,7 +12,16 @@ from statistics import median
 
 from ddlbench.planning.pipeline import PlannedSchedule
 from ddlbench.planning.plan import Plan
-from ddlbench.planning.schedules import Action, Durations, Links, StageDurations, no_links, replay
+from ddlbench.planning.schedules import (
+    EAGER,
+    Action,
+    Durations,
+    Links,
+    Messaging,
+    StageDurations,
+    no_links,
+    replay,
+)
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.report.timeline.box import PASSES, Box, Row
 
@@ -24,7 +33,11 @@ def schedule_of(plan: Plan, mini_batches: int) -> PlannedSchedule | None:
 
 
 def boxes_of(
-    planned: PlannedSchedule, durations: Durations, first: int = 0, links: Links = no_links
+    planned: PlannedSchedule,
+    durations: Durations,
+    first: int = 0,
+    links: Links = no_links,
+    messaging: Messaging = EAGER,
 ) -> tuple[Box, ...]:
     """Replay a schedule; waiting for a message makes no box.
 
@@ -33,15 +46,18 @@ def boxes_of(
         durations: seconds of passes, all-reduces and updates.
         first: id of the first mini-batch.
         links: seconds of messages.
+        messaging: what ranks wait for.
 
     Raises:
         InvalidSchedule: it deadlocks.
     """
     boxes = []
-    for row, done in enumerate(replay(planned.schedule, durations, links).ranks):
+    for row, done in enumerate(replay(planned.schedule, durations, links, messaging).ranks):
         for timed in done:
-            action = timed.action
-            if action.communicates or timed.end_s <= timed.start_s:
+            action, start_s = timed.action, timed.start_s
+            if action.kind == "update":  # it may have waited for a sum, and waiting makes no box
+                start_s = max(start_s, timed.end_s - durations(action))
+            if action.communicates or timed.end_s <= start_s:
                 continue
             mini_batch, micro_batch = planned.numbers_of(action)
             boxes.append(
@@ -51,7 +67,7 @@ def boxes_of(
                     stage=action.stage,
                     mini_batch=first + mini_batch,
                     micro_batch=micro_batch,
-                    start_s=timed.start_s,
+                    start_s=start_s,
                     end_s=timed.end_s,
                 )
             )
@@ -80,15 +96,26 @@ def measured_durations(
 def unit_durations(
     stages: int,
     *,
+    forward: Sequence[float] = (),
     backward: float = 2.0,
     input_share: float = 0.5,
     update: float = 0.0,
     all_reduce: float = 0.0,
 ) -> StageDurations:
-    """Equal stages; a forward pass and a recomputation take 1."""
+    """Durations in forward passes.
+
+    Args:
+        stages: their number.
+        forward: a forward pass, and a recomputation, of each stage; empty if all take 1.
+        backward: a backward pass, in forward passes of its stage.
+        input_share: as in :class:`StageDurations`.
+        update: of each stage.
+        all_reduce: of each stage.
+    """
+    forward = forward or [1.0] * stages
     return StageDurations(
-        forward_s=[1.0] * stages,
-        backward_s=[backward] * stages,
+        forward_s=forward,
+        backward_s=[backward * one for one in forward],
         input_share=input_share,
         update_s=[update] * stages,
         all_reduce_s=[all_reduce] * stages,

@@ -16,12 +16,15 @@ PipeDream with such pictures.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.pipeline import PlannedSchedule, repeated
 from ddlbench.planning.schedules import (
+    EAGER,
+    Action,
+    Messaging,
     Schedule,
     gpipe,
     interleaved_1f1b,
@@ -35,6 +38,14 @@ from ddlbench.planning.schedules import (
 
 # Schedules whose numbers are mini-batches; the others split them and flush after each.
 WHOLE = ("data-parallel", "model-parallel", "pipedream")
+# When replicas of a stage wait for the sum of their gradients, and what captions say of it.
+STAGE_ALL_REDUCES = {
+    "sync": "Replicas of a stage wait for the sum of their gradients before they update.",
+    "async": "Replicas of a stage wait for nobody: the sum of their gradients is due by the update "
+    "after.",
+    "ddp": "Replicas of a stage sum their gradients within the backward pass, as torch's "
+    "DistributedDataParallel does; the stage before waits for it.",
+}
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,13 @@ class Lesson:
         replicas: of each stage for ``pipedream``; else one number, the copies of the pipeline.
         stages_per_device: for ``interleaved`` and ``zero-bubble``.
         steps: of schedules that flush; None is one.
-        backward, update, all_reduce, message: durations in forward passes.
+        durations: of a forward pass of each stage; empty if all take 1.
+        backward: duration of a backward pass in forward passes of its stage.
+        update, all_reduce, message: durations.
+        stage_all_reduce: for ``pipedream``: replicas of a stage wait for the sum of their gradients
+            before the update (``sync``), before the next update (``async``), or within the backward
+            pass, as torch's DistributedDataParallel has it (``ddp``): then the gradient goes to the
+            stage before only after the sum.
     """
 
     schedule: str
@@ -57,10 +74,30 @@ class Lesson:
     replicas: tuple[int, ...] = (1,)
     stages_per_device: int = 2
     steps: int | None = None
+    durations: tuple[float, ...] = ()
     backward: float = 2.0
     update: float = 0.0
     all_reduce: float = 1.0
     message: float = 0.0
+    stage_all_reduce: str = "sync"
+
+    @property
+    def messaging(self) -> Messaging:
+        return Messaging(late_sums=True) if self.stage_all_reduce == "async" else EAGER
+
+    def forward_of(self, stages: int) -> tuple[float, ...]:
+        """The forward pass of each stage.
+
+        Raises:
+            ConfigError: there are other stages than durations.
+        """
+        if self.durations and len(self.durations) != stages:
+            numbers = ",".join(f"{duration:g}" for duration in self.durations)
+            raise ConfigError(
+                f"--durations {numbers}: {self.schedule} has {stages} stages here; write a number "
+                "for each"
+            )
+        return self.durations or (1.0,) * stages
 
 
 def planned_lesson(lesson: Lesson) -> PlannedSchedule:
@@ -72,6 +109,10 @@ def planned_lesson(lesson: Lesson) -> PlannedSchedule:
     if lesson.steps is not None and lesson.schedule in WHOLE:
         raise ConfigError(
             f"--steps: {lesson.schedule} does not split a step; write --mini-batches instead"
+        )
+    if lesson.stage_all_reduce != "sync" and lesson.schedule != "pipedream":
+        raise ConfigError(
+            f"--stage-all-reduce: {lesson.schedule} has no replicas of a stage; only pipedream has"
         )
     return SCHEDULES[lesson.schedule](lesson)
 
@@ -116,7 +157,27 @@ def _pipedream(lesson: Lesson) -> PlannedSchedule:
             f"--replicas {_sum(counts)} is of {len(counts)} stages, and --stages is "
             f"{lesson.stages}; leave --stages out"
         )
-    return PlannedSchedule(pipedream(counts, lesson.batches))
+    schedule = pipedream(counts, lesson.batches)
+    if lesson.stage_all_reduce == "ddp":
+        schedule = replace(
+            schedule, actions=tuple(tuple(_sum_first(actions)) for actions in schedule.actions)
+        )
+    return PlannedSchedule(schedule)
+
+
+def _sum_first(actions: tuple[Action, ...]) -> Iterator[Action]:
+    """Every sum of gradients before the gradient that is sent in front of it."""
+    held: Action | None = None
+    for action in actions:
+        if held is not None and action.kind != "all_reduce":
+            yield held
+            held = None
+        if action.kind == "send_gradient":
+            held = action
+            continue
+        yield action
+    if held is not None:
+        yield held
 
 
 def _interleaved(lesson: Lesson) -> Schedule:
