@@ -155,7 +155,8 @@ def report(
 @click.option(
     "--state",
     type=click.Choice([state.value for state in Status]),
-    help="Only cells in this state.",
+    metavar="STATE",
+    help="Only cells in this state: " + ", ".join(state.value for state in Status) + ".",
 )
 @click.option("--all", "every_cell", is_flag=True, help="Name every cell that is not ok.")
 @click.option("--paths", is_flag=True, help="Print the cells' result files, one a line.")
