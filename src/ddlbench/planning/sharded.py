@@ -29,7 +29,7 @@ class ShardedUnit:
 
     Args:
         block: index of the block that they belong to.
-        shard_bytes: that each rank keeps and gives, padding included.
+        shard_bytes: that each rank gives to be gathered.
         gradient_bytes: of a rank's whole gradients, which it gives to be summed.
         gathered_twice: its whole weights are freed between the forward and the backward pass.
     """

@@ -13,7 +13,7 @@ from ddlbench.predict.collectives import (
     ring_times,
 )
 from ddlbench.predict.prediction import NotPredictable, predictor_of
-from ddlbench.predict.predictors.sharded import _Replay
+from ddlbench.predict.predictors.sharded import _Replay, _Work
 
 MB = make.MB
 # Gathers take 1 ms + 1 s a GB that a rank gives, reduce-scatters 2 ms + 0.5 s a GB.
@@ -66,24 +66,16 @@ def test_the_step_of_two_blocks_is_replayed():
         compute   .  F0 F0 F1 F1 B1 B1 B1 B1 B0 B0 B0 B0 .
         link      g0 g1             g0    .  r1 r1       r0 r0
     """
-    units = [told_unit(0, twice=True), told_unit(1, twice=False)]
-    blocks = [(0.5, unit) for unit in units]
-    replay = _Replay(blocks, blocks, 4.0, 8.0, lambda _size: 1.0, lambda _size: 2.0)
+    work = [_Work(2, 1, 0), _Work(2, 1, 0), _Work(4, 0, 4), _Work(4, 1, 4)]
+    replay = _Replay(work, lambda _size: 1.0, lambda _size: 2.0)
     assert replay.end_s() == pytest.approx(1 + 4 + 8 + 2)
 
 
 def test_a_slow_link_is_what_the_step_waits_for():
-    units = [told_unit(0, twice=True), told_unit(1, twice=False)]
-    blocks = [(0.5, unit) for unit in units]
-    replay = _Replay(blocks, blocks, 0.2, 0.2, lambda _size: 10.0, lambda _size: 10.0)
-    # Gathers 0, 1 and 0 again, scatters 1 and 0; the last two wait for one block each at most.
-    assert 50 < replay.end_s() < 50.5
-
-
-def told_unit(block, *, twice):
-    from ddlbench.planning.sharded import ShardedUnit
-
-    return ShardedUnit(block, shard_bytes=1, gradient_bytes=4, gathered_twice=twice)
+    work = [_Work(0.1, 1, 0), _Work(0.1, 1, 0), _Work(0.1, 0, 4), _Work(0.1, 1, 4)]
+    replay = _Replay(work, lambda _size: 10.0, lambda _size: 10.0)
+    # Gathers 0, 1 and 0 again, scatters 1 and 0; the last gather waits for a block to begin.
+    assert replay.end_s() == pytest.approx(50.1)
 
 
 def test_strategies_without_shares_are_refused():

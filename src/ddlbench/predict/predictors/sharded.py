@@ -9,8 +9,8 @@ On CPUs torch's FSDP waits for each collective where it stands::
 On GPUs the next block's weights are gathered while this one computes, and gradients are summed
 beside the backward pass, all on one link::
 
-    compute   | F1 | F2   | F3  | B3 | B2   | B1 |      |
-    link   |g1|g2|  g3 |        |g2  |r3|g1| r2 | r1 |        one block ahead
+    compute     | F1 | F2 | F3 | B3 | B2   | B1   |
+    link   |-g1-|-g2-|-g3-|    |-g2-|-g1-||-r3-|-r2-|-r1-|       one block ahead
 
 k is the slow-down of silent replicas on a node, t(B/W) a sequential step of a rank's share. What
 the collectives take from computation beside them on GPUs is not modelled. No paper has this model;
@@ -19,10 +19,11 @@ the order of messages is that of Zhao et al., "PyTorch FSDP", VLDB 2023, section
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from ddlbench.planning.sharded import ShardedTraffic, ShardedUnit
+from ddlbench.planning.sharded import ShardedTraffic
 from ddlbench.predict.collectives import ALL_GATHER, REDUCE_SCATTER
 from ddlbench.predict.prediction import (
     BuiltInPredictor,
@@ -72,7 +73,7 @@ class Sharded(BuiltInPredictor):
         exposed_s = sent_s
         if traffic.overlaps:
             passes_s = slowdown * step.forward_s, slowdown * step.backward_s
-            replay = _Replay(*_shares(inputs, traffic), *passes_s, gather_s, scatter_s)
+            replay = _Replay(_work(inputs, traffic, *passes_s), gather_s, scatter_s)
             exposed_s = max(0.0, replay.end_s() - sum(passes_s))
         limits = ["no straggling worker"]
         if traffic.overlaps:
@@ -88,21 +89,41 @@ class Sharded(BuiltInPredictor):
         )
 
 
-def _shares(
-    inputs: CellInputs, traffic: ShardedTraffic
-) -> tuple[list[tuple[float, ShardedUnit | None]], list[tuple[float, ShardedUnit | None]]]:
-    """Each block's share of the forward and of the backward pass, with its unit."""
+@dataclass(frozen=True)
+class _Work:
+    """A pass over a unit's block, and over blocks without weights behind it.
+
+    Args:
+        seconds: of computation.
+        gathered: bytes that each rank gives beforehand; 0 if weights are whole already.
+        scattered: bytes of gradients that each rank gives afterwards; 0 in the forward pass.
+    """
+
+    seconds: float
+    gathered: float
+    scattered: float
+
+
+def _work(
+    inputs: CellInputs, traffic: ShardedTraffic, forward_s: float, backward_s: float
+) -> list[_Work]:
+    """What a rank computes and sends, in the order of the step."""
     samples = inputs.cell.batch_size / inputs.plan.world_size
     blocks = inputs.workload.blocks
-    units = {unit.block: unit for unit in traffic.units}
-    shares = []
-    for times in (
-        [b.forward.at(samples) for b in blocks],
-        [b.backward.at(samples) for b in blocks],
-    ):
-        total = sum(times) or 1.0
-        shares.append([(time / total, units.get(index)) for index, time in enumerate(times)])
-    return shares[0], shares[1]
+    begins = [0, *(unit.block for unit in traffic.units[1:]), len(blocks)]
+
+    def seconds(of: str, whole_s: float) -> list[float]:
+        times = [getattr(block, of).at(samples) for block in blocks]
+        scale = whole_s / (sum(times) or 1.0)
+        return [scale * sum(times[a:b]) for a, b in pairwise(begins)]
+
+    units = list(traffic.units)
+    there = zip(seconds("forward", forward_s), units, strict=True)
+    back = list(zip(seconds("backward", backward_s), units, strict=True))
+    return [_Work(time_s, unit.shard_bytes, 0) for time_s, unit in there] + [
+        _Work(time_s, unit.shard_bytes if unit.gathered_twice else 0, unit.gradient_bytes)
+        for time_s, unit in reversed(back)
+    ]
 
 
 @dataclass
@@ -110,34 +131,28 @@ class _Replay:
     """One step on a device that computes beside its link.
 
     Args:
-        forward, backward: each block's share of the pass, and its unit, in the network's order.
-        forward_s, backward_s: of the passes.
+        work: in the order of the step.
         gather_s, scatter_s: seconds of a message by its bytes.
     """
 
-    forward: list[tuple[float, ShardedUnit | None]]
-    backward: list[tuple[float, ShardedUnit | None]]
-    forward_s: float
-    backward_s: float
+    work: Sequence[_Work]
     gather_s: _Seconds
     scatter_s: _Seconds
 
     def end_s(self) -> float:
-        """When the passes and all messages have ended."""
-        computed = before = link = 0.0  # before: when the block before this one began
-        for seconds, unit, gathers, scatters in self._blocks():
-            if unit is not None and gathers:
-                link = max(link, before) + self.gather_s(unit.shard_bytes)
-                computed = max(computed, link)
-            before = computed
-            computed += seconds
-            if unit is not None and scatters:
-                link = max(link, computed) + self.scatter_s(unit.gradient_bytes)
+        """When the passes and all messages have ended.
+
+        Weights of the next block are asked for when a block begins.
+        """
+        computed = link = there = self._gather_s(self.work[0])
+        for work, after in zip(self.work, [*self.work[1:], None], strict=True):
+            begin = max(computed, there)
+            if after is not None and after.gathered:
+                there = link = max(link, begin) + self._gather_s(after)
+            computed = begin + work.seconds
+            if work.scattered:
+                link = max(link, computed) + self.scatter_s(work.scattered)
         return max(computed, link)
 
-    def _blocks(self) -> Iterator[tuple[float, ShardedUnit | None, bool, bool]]:
-        """Seconds, unit, whether it is gathered before and summed after; in the step's order."""
-        for share, unit in self.forward:
-            yield share * self.forward_s, unit, True, False
-        for share, unit in reversed(self.backward):
-            yield share * self.backward_s, unit, unit is not None and unit.gathered_twice, True
+    def _gather_s(self, work: _Work) -> float:
+        return self.gather_s(work.gathered) if work.gathered else 0.0

@@ -51,8 +51,8 @@ class FullyShardedDataParallel(Strategy):
     name: ClassVar[str] = "fsdp"
     label: ClassVar[str] = "FSDP"
     family: ClassVar[str] = "data parallel"
-    colour: ClassVar[str] = "#0072B2"
-    marker: ClassVar[str] = "h"
+    colour: ClassVar[str] = "#332288"
+    marker: ClassVar[str] = "$\\heartsuit$"
     parallelism: ClassVar[str | None] = "data"
     executor: ClassVar[str] = "ddlbench.strategies.fsdp.executor:FsdpExecutor"
     predictors: ClassVar[tuple[str, ...]] = ("sharded",)

@@ -1,12 +1,10 @@
 """Executor of fully sharded data parallelism, over gloo (CPU) or NCCL (CUDA).
 
-Each block with weights is a unit of ``fully_shard``; what lies between blocks has none. In the
-recorded step the collectives of each unit are spans of their own::
+Each block with weights is a unit of ``fully_shard``. On CPUs its collectives are spans of the
+recorded step, as they interrupt the pass::
 
-    process   | forward                        | backward                                  | update |
-    messages  |-g0-|     |-g1-|     |-g2-|           |-r2-| |-g1-|     |-r1-| ...
-               all_gather 0.0        all_gather 2.0   reduce_scatter 2.0
-"""  # noqa: E501 - the picture
+    | gather 0 | forward | gather 2 | forward | backward | scatter 2 | gather 0 | backward | ...
+"""
 
 from __future__ import annotations
 
@@ -105,8 +103,12 @@ class FsdpExecutor(StepwiseExecutor):
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Time the collectives of every unit; no step may be measured afterwards."""
-        for index, block in self.units.items():
+        """Time the collectives of every unit; no step may be measured afterwards.
+
+        On GPUs they run on streams of their own, which the recorder does not see.
+        """
+        watched = self.units if self.context.devices[0].type == "cpu" else {}
+        for index, block in watched.items():
             assert isinstance(block, FSDPModule)
             block.set_custom_all_gather(RecordedAllGather(self.spans, index))
             block.set_custom_reduce_scatter(RecordedReduceScatter(self.spans, index))
@@ -114,29 +116,23 @@ class FsdpExecutor(StepwiseExecutor):
 
 
 class _Recorded:
-    """A collective of a unit, whose spans lie beside what the process does."""
+    """A collective of a unit, whose span interrupts the pass."""
 
     kind = ""
 
     def __init__(self, spans: SpanRecorder, unit: int) -> None:
-        self._spans, self._kind = spans, f"{self.kind} {unit}.0"
+        self._spans, self._name = spans, f"{self.kind} {unit}.0"
 
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-    @contextmanager
-    def _span(self) -> Iterator[None]:
-        begin = self._spans.now()
-        yield
-        self._spans.beside(self._kind, begin, self._spans.now())
-
 
 class RecordedAllGather(_Recorded, AllGather):
     """Weights of all ranks become whole."""
 
-    kind = "all_gather"
+    kind = "gather"
 
     def __call__(
         self,
@@ -145,7 +141,7 @@ class RecordedAllGather(_Recorded, AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
-        with self._span():
+        with self._spans.span(self._name):
             return dist.all_gather_into_tensor(
                 output_tensor, input_tensor, group=group, async_op=async_op
             )
@@ -154,7 +150,7 @@ class RecordedAllGather(_Recorded, AllGather):
 class RecordedReduceScatter(_Recorded, ReduceScatter):
     """Gradients are summed; each rank gets its part of the sum."""
 
-    kind = "reduce_scatter"
+    kind = "scatter"
 
     def __call__(
         self,
@@ -164,7 +160,7 @@ class RecordedReduceScatter(_Recorded, ReduceScatter):
         op: dist.ReduceOp | dist.ReduceOp.RedOpType,
         async_op: bool = False,
     ) -> dist.Work | None:
-        with self._span():
+        with self._spans.span(self._name):
             return dist.reduce_scatter_tensor(
                 output_tensor, input_tensor, op=op, group=group, async_op=async_op
             )
