@@ -77,7 +77,7 @@ def collect(
 
     ``results_root`` is the folder that holds ``<site>/cells``.
     """
-    plans = _Plans(site_name, results_root)
+    plans = CurrentPlans(site_name, results_root)
     records = {
         row.cell.id: {
             "experiment": experiment,
@@ -122,7 +122,7 @@ def _condition(condition: LinkCondition | None) -> dict[str, Any]:
     }
 
 
-def _outcome(row: MatrixRow, site: str, root: Path, plans: _Plans) -> dict[str, Any]:
+def _outcome(row: MatrixRow, site: str, root: Path, plans: CurrentPlans) -> dict[str, Any]:
     path = root / result_file(site, row.cell.id).relative_to(RESULTS)
     if not path.is_file():
         return _without_result(row, path)
@@ -211,7 +211,7 @@ def _code_of(result: Result) -> str | None:
     return result.reason_code or reason_code(None, result.status)
 
 
-class _Plans:
+class CurrentPlans:
     """What plans of a site's cells would be made from now; repeats of a cell share it."""
 
     def __init__(self, site: str, root: Path) -> None:
