@@ -74,6 +74,15 @@ def test_buckets_are_under_way_during_backward_and_done_before_the_update(measur
     assert result["plan_details"]["clock"]["reference_rank"] == 0
 
 
+def test_shares_interrupt_the_passes(measured):
+    _, folder = measured("fsdp", 2)
+    for boxes in _rows(folder).values():
+        kinds = [box.kind for box in boxes]
+        assert kinds[:3] == ["forward", "gather", "forward"]
+        assert kinds.count("gather") == 2 * kinds.count("scatter") - 1  # the last block's are kept
+        assert kinds[-1] == "update"
+
+
 def test_a_single_device_computes_without_a_pause(measured):
     _, folder = measured("sequential", 1)
     (boxes,) = _rows(folder).values()

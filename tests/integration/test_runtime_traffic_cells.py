@@ -74,6 +74,19 @@ def test_an_all_reduce_moves_what_a_ring_moves(tmp_path, strategy, ranks):
     assert result["inputs"]["links_digest"] is result["inputs"]["profile_digest"] is None
 
 
+@pytest.mark.parametrize("frees", [True, False])
+def test_shares_are_gathered_and_summed(tmp_path, frees):
+    """Of W ranks each sends (W - 1) / W of what is gathered; gloo sums by all-reduces."""
+    ranks = 3
+    cell = _cell("fsdp", ranks, reshard_after_forward=frees)
+    result = _measure(tmp_path, dataclasses.replace(cell, batch_size=BATCH - BATCH % ranks), ranks)
+    whole_bytes = result["ranks"][0]["parameter_bytes"]
+    last_bytes = (64 + 1) * 10 * FLOAT_BYTES  # the classifier's are kept
+    gathered = 2 * whole_bytes - last_bytes if frees else whole_bytes
+    sent = (ranks - 1) / ranks * (gathered + 2 * whole_bytes)
+    _check(result["communication"], [sent] * ranks)
+
+
 def test_a_pipeline_moves_activations_and_gradients_across_its_cut(tmp_path):
     chunks = 4
     result = _measure(tmp_path, _cell("pipe-1f1b", balance="3+3", chunks=chunks))

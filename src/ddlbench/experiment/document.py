@@ -93,14 +93,41 @@ class Document:
         self._schema, self._noun, self._error = schema, noun, error
 
     @cached_property
+    def _rules(self) -> dict[str, Any]:
+        schema = files("ddlbench.experiment").joinpath(f"{self._schema}.schema.json")
+        rules: dict[str, Any] = json.loads(schema.read_text("utf-8"))
+        return rules
+
+    @cached_property
     def _validator(self) -> Draft202012Validator:
         from jsonschema import Draft202012Validator  # noqa: PLC0415 - slow to import
 
-        schema = files("ddlbench.experiment").joinpath(f"{self._schema}.schema.json")
-        return Draft202012Validator(json.loads(schema.read_text("utf-8")))
+        return Draft202012Validator(self._rules)
+
+    @cached_property
+    def _compiled(self) -> Callable[[Any], Any]:
+        """A hundred times faster, but its messages do not say what to write instead."""
+        import fastjsonschema  # noqa: PLC0415 - slow to import
+
+        compiled: Callable[[Any], Any] = fastjsonschema.compile(
+            self._rules, use_formats=False, use_default=False
+        )
+        return compiled
+
+    def fits(self, value: Any) -> bool:
+        """Whether ``value`` fits the schema, as far as the fast check can tell."""
+        from fastjsonschema import JsonSchemaException  # noqa: PLC0415 - slow to import
+
+        try:
+            self._compiled(value)
+        except JsonSchemaException:
+            return False
+        return True
 
     def check(self, value: Any, where: str) -> None:
         """Raise the document's error, with place and fault, unless ``value`` fits the schema."""
+        if self.fits(value):
+            return
         from jsonschema.exceptions import best_match  # noqa: PLC0415 - slow to import
 
         error = best_match(self._validator.iter_errors(value))

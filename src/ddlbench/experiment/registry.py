@@ -110,6 +110,7 @@ STRATEGIES: dict[str, str] = {
     "sequential": "ddlbench.strategies.sequential.descriptor:Sequential",
     "horovod": "ddlbench.strategies.horovod.descriptor:Horovod",
     "ddp": "ddlbench.strategies.ddp.descriptor:DistributedDataParallel",
+    "fsdp": "ddlbench.strategies.fsdp.descriptor:FullyShardedDataParallel",
     "parameter-server": "ddlbench.strategies.parameter_server.descriptor:ParameterServer",
     "gpipe": "ddlbench.strategies.torchgpipe.descriptor:GPipe",
     "model-parallel": "ddlbench.strategies.torchgpipe.descriptor:ModelParallel",
@@ -156,6 +157,7 @@ PREDICTORS: dict[str, str] = {
     "hardware-extrapolation": f"{_PREDICTORS}.baselines:HardwareExtrapolation",
     "paradl-authors": f"{_PREDICTORS}.paradl:ParadlAuthors",
     "paradl-corrected": f"{_PREDICTORS}.paradl:ParadlCorrected",
+    "sharded": f"{_PREDICTORS}.sharded:Sharded",
     "linear": f"{_PREDICTORS}.baselines:Linear",
     "carry-forward": f"{_PREDICTORS}.baselines:CarryForward",
 }

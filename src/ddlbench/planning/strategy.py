@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ddlbench.planning.gradient_traffic import GradientTraffic
     from ddlbench.planning.pipeline import Pipeline, PipelineRun, PlannedSchedule
     from ddlbench.planning.plan import Plan
+    from ddlbench.planning.sharded import ShardedTraffic
     from ddlbench.planning.workload import Block, Workload
 
 
@@ -187,6 +188,10 @@ class Strategy:
 
     def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic | None:
         """The all-reduces of gradients of a step; None unless all ranks reduce all gradients."""
+        return None
+
+    def sharded_traffic(self, workload: Workload, plan: Plan) -> ShardedTraffic | None:
+        """The collectives of a step whose ranks share the weights; None if each has them all."""
         return None
 
     def schedule_of(self, plan: Plan, mini_batches: int) -> PlannedSchedule | None:

@@ -1,4 +1,4 @@
-"""Measured links: the hop between two devices, the time of an all-reduce, and what it takes.
+"""Measured links: the hop between two devices, the collectives of a geometry.
 
 A table reads links.json. Links that are computed from a condition are in
 :mod:`ddlbench.predict.tcp`.
@@ -8,14 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeVar
-
-import numpy as np
+from typing import Literal
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.fits import HockneyFit, given_hockney
 from ddlbench.experiment.links import Links, LinkSweep, PairMatrix
 from ddlbench.planning.plan import Plan
+from ddlbench.predict.collectives import (
+    ALL_REDUCE,
+    CollectiveTimes,
+    Contention,
+    between,
+    carried_to,
+    nearest_of,
+    ring_times,
+)
 
 Kind = Literal["p2p", "transport"]
 Place = tuple[int, int]  # node, index of the device on its node
@@ -42,82 +48,6 @@ class Hop:
 
     def time_s(self, message_bytes: float) -> float:
         return self.latency_s + message_bytes / self.bandwidth_bytes_per_s
-
-
-@dataclass(frozen=True)
-class AllReduce:
-    """Times of an all-reduce over a fixed number of ranks.
-
-    ``alpha_factor`` and ``beta_factor`` scale the fit from its own number of ranks to P ranks, by
-    the ring's 2(P-1) alpha + 2(P-1)/P S beta. Both are 1 for the number of ranks that was swept.
-    """
-
-    fit: HockneyFit
-    alpha_factor: float
-    beta_factor: float
-    notes: tuple[str, ...]
-
-    def time_s(self, message_bytes: float) -> float:
-        """Seconds of one all-reduce of ``message_bytes`` per rank."""
-        alpha_s, beta_s_per_byte = self.fit.terms(message_bytes)
-        return self.alpha_factor * alpha_s + self.beta_factor * beta_s_per_byte * message_bytes
-
-
-class _OfGeometry(Protocol):
-    @property
-    def nodes(self) -> int: ...
-    @property
-    def devices_per_node(self) -> int: ...
-    @property
-    def ranks(self) -> int: ...
-
-
-_Measured = TypeVar("_Measured", bound=_OfGeometry)
-
-
-def _nearest(measured: Sequence[_Measured], nodes: int, devices_per_node: int) -> _Measured:
-    """That of this geometry, or of the nearest number of ranks."""
-    return min(
-        measured,
-        key=lambda one: (
-            (one.nodes, one.devices_per_node) != (nodes, devices_per_node),
-            abs(one.ranks - nodes * devices_per_node),
-        ),
-    )
-
-
-def _between(points: Sequence[tuple[float, float]], message_bytes: float) -> float:
-    """Seconds at a size: linear between points, in proportion beyond the last one."""
-    sizes, seconds = zip(*points, strict=True)
-    if message_bytes > sizes[-1]:
-        return float(seconds[-1] * message_bytes / sizes[-1])
-    return float(np.interp(message_bytes, sizes, seconds))
-
-
-@dataclass(frozen=True)
-class Contention:
-    """What a message takes from the computation beside it.
-
-    A message that waits for the wire takes nothing; one that needs the core that computes delays
-    the computation by its processor time.
-
-    Args:
-        exposed_share: of a message's time; used where processor times are unknown.
-        notes: what was not measured.
-        busy: bytes and processor seconds of messages, ascending.
-        delay: seconds of delay a second of processor time.
-    """
-
-    exposed_share: float
-    notes: tuple[str, ...]
-    busy: Sequence[tuple[float, float]] = ()
-    delay: float = 0.0
-
-    def stolen_s(self, message_bytes: float, carried_s: float) -> float:
-        """Seconds by which a message of so many bytes and seconds delays the computation."""
-        if not self.busy:
-            return self.exposed_share * carried_s
-        return min(carried_s, self.delay * _between(self.busy, message_bytes))
 
 
 @dataclass
@@ -162,7 +92,7 @@ class LinkTable:
         points = self._ends[level]
         if not points and level == "node" and self.within_node is not None:
             return self.within_node.message_ends_s(source, target)
-        return (lambda size: _between(points, size)) if points else None
+        return (lambda size: between(points, size)) if points else None
 
     def _ends_of(self, level: str) -> list[tuple[float, float]]:
         """Bytes of a message, and processor seconds of both its ends."""
@@ -185,35 +115,35 @@ class LinkTable:
         places = [(0, device) for device in devices]
         return self._path(kind, places[:-1], places[1:])
 
-    def all_reduce(self, nodes: int, devices_per_node: int, transport: str | None) -> AllReduce:
-        """Times of the all-reduce of a geometry, through ``transport`` ("nccl", ...) if given.
+    def all_reduce(
+        self, nodes: int, devices_per_node: int, transport: str | None
+    ) -> CollectiveTimes:
+        """Times of the all-reduce of a geometry, through ``transport`` ("nccl", ...) if given."""
+        return self.collective(ALL_REDUCE, nodes, devices_per_node, transport)
+
+    def collective(
+        self, operation: str, nodes: int, devices_per_node: int, transport: str | None
+    ) -> CollectiveTimes:
+        """Times of a collective over all ranks of a geometry; messages as links.json counts them.
 
         Raises:
-            ConfigError: no all-reduce of that level was swept.
+            ConfigError: it was not swept at that level.
         """
-        sweeps = self._sweeps(nodes, transport)
+        sweeps = self._sweeps(nodes, transport, operation)
+        ranks = nodes * devices_per_node
         if not sweeps and any(pair.method == "given" for pair in self.links.pairs):
-            return self._ring_of_given_links(nodes, devices_per_node)
+            hop, _ = self.hop("transport", (0, 0), (1, 0) if nodes > 1 else (0, 1))
+            return ring_times(operation, ranks, hop.latency_s, hop.bandwidth_bytes_per_s)
         if not sweeps and nodes == 1 and self.within_node is not None:
-            return self.within_node.all_reduce(nodes, devices_per_node, transport)
+            return self.within_node.collective(operation, nodes, devices_per_node, transport)
         if not sweeps:
             through = f" through {transport}" if transport else ""
             raise ConfigError(
-                f"{self.where}: no all-reduce{through} was swept "
+                f"{self.where}: no {operation.replace('_', '-')}{through} was swept "
                 f"{'between nodes' if nodes > 1 else 'within a node'}; measure the links again"
             )
-        ranks = nodes * devices_per_node
-        nearest = _nearest(sweeps, nodes, devices_per_node)
-        swept = nearest.ranks
-        if swept == ranks:
-            return AllReduce(nearest.fit, 1.0, 1.0, ())
-        note = f"all-reduce over {ranks} ranks is carried from {swept} by the ring's formula"
-        return AllReduce(
-            nearest.fit,
-            (ranks - 1) / (swept - 1),
-            ((ranks - 1) / ranks) / ((swept - 1) / swept),
-            (note,),
-        )
+        nearest = nearest_of(sweeps, nodes, devices_per_node)
+        return carried_to(operation, nearest.fit, nearest.ranks, ranks)
 
     def sweeps_of(self, transport: str) -> bool:
         """Whether an all-reduce was swept through this transport or library."""
@@ -238,14 +168,14 @@ class LinkTable:
             hidden = "nothing" if is_cpu else "all"
             remark = f"overlap was not measured: {hidden} of a message is hidden"
             return Contention(float(is_cpu), (remark,))
-        overlap = _nearest(overlaps, nodes, devices_per_node)
+        overlap = nearest_of(overlaps, nodes, devices_per_node)
         exposed = 1 - overlap.hidden_share
         of_overlap = self._busy(overlap.nodes, overlap.devices_per_node, overlap.transport)
         of_message = self._busy(nodes, devices_per_node, transport)
         if not (of_overlap and of_message):
             return Contention(exposed, ())
         delay_s = exposed * min(overlap.alone_s, overlap.compute_s)
-        busy_s = _between(of_overlap, overlap.message_bytes)
+        busy_s = between(of_overlap, overlap.message_bytes)
         return Contention(exposed, (), of_message, delay_s / busy_s if busy_s else 0.0)
 
     def slow_down_beside(self, library: str, nodes: int, devices_per_node: int) -> float:
@@ -259,16 +189,18 @@ class LinkTable:
             return self.within_node.slow_down_beside(library, nodes, devices_per_node)
         if not measured:
             return 1.0
-        nearest = _nearest(measured, nodes, devices_per_node)
+        nearest = nearest_of(measured, nodes, devices_per_node)
         return max(1.0, nearest.beside_s / nearest.alone_s)
 
-    def _sweeps(self, nodes: int, transport: str | None) -> list[LinkSweep]:
-        """All-reduces of that level."""
+    def _sweeps(
+        self, nodes: int, transport: str | None, operation: str = ALL_REDUCE
+    ) -> list[LinkSweep]:
+        """Sweeps of an operation at that level."""
         level = "network" if nodes > 1 else "node"
         return [
             sweep
             for sweep in self.links.sweeps
-            if sweep.operation == "all_reduce"
+            if sweep.operation == operation
             and sweep.level == level
             and (transport is None or sweep.transport in (transport, "given"))
         ]
@@ -284,24 +216,13 @@ class LinkTable:
         sweeps = self._sweeps(nodes, transport)
         if not sweeps:
             return []
-        points = _nearest(sweeps, nodes, devices_per_node).points
+        points = nearest_of(sweeps, nodes, devices_per_node).points
         known = [
             (one.message_bytes, one.time_s, one.cpu_s) for one in points if one.cpu_s is not None
         ]
         works_idle = any(one.library == transport for one in self.links.backgrounds)
         idle = min((cpu_s / time_s for _, time_s, cpu_s in known), default=0.0) * works_idle
         return [(size, max(0.0, cpu_s - idle * time_s)) for size, time_s, cpu_s in known]
-
-    def _ring_of_given_links(self, nodes: int, devices_per_node: int) -> AllReduce:
-        """Links that were given by hand have no all-reduce: the ring's formula computes it."""
-        ranks = nodes * devices_per_node
-        hop, _ = self.hop("transport", (0, 0), (1, 0) if nodes > 1 else (0, 1))
-        fit = given_hockney(
-            2 * (ranks - 1) * hop.latency_s,
-            hop.bandwidth_bytes_per_s * ranks / (2 * (ranks - 1)),
-        )
-        note = "all-reduce by the ring's formula from links given by hand"
-        return AllReduce(fit, 1.0, 1.0, (note,))
 
     def _path(
         self, kind: Kind, sources: Sequence[Place], targets: Sequence[Place]

@@ -31,7 +31,8 @@ from dataclasses import dataclass
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.links import Links
-from ddlbench.predict.links import AllReduce, Hop, LinkTable
+from ddlbench.predict.collectives import ALL_REDUCE, CollectiveTimes
+from ddlbench.predict.links import Hop, LinkTable
 
 _HEADERS_BYTES = 52  # IPv4, TCP with timestamps
 _MATHIS = math.sqrt(3 / 2)
@@ -137,11 +138,11 @@ def gloo_all_reduce_s(path: TcpPath, ranks: int, message_bytes: float) -> float:
 
 @dataclass(frozen=True)
 class _Computed:
-    """An :class:`AllReduce` whose time is a formula."""
+    """An :class:`CollectiveTimes` whose time is a formula."""
 
     path: TcpPath
     ranks: int
-    floor: AllReduce | None
+    floor: CollectiveTimes | None
     notes: tuple[str, ...]
 
     def time_s(self, message_bytes: float) -> float:
@@ -176,10 +177,21 @@ class ConditionLinks(LinkTable):
         latency_s = self.path.round_trip_s / 2 + self.path.stall_s(1)
         return Hop(latency_s, self.path.bandwidth_bytes_per_s), self._note
 
-    def all_reduce(self, nodes: int, devices_per_node: int, transport: str | None) -> AllReduce:
-        """Between nodes gloo's ring over all ranks; within one node as measured."""
+    def collective(
+        self, operation: str, nodes: int, devices_per_node: int, transport: str | None
+    ) -> CollectiveTimes:
+        """Between nodes gloo's all-reduce over all ranks; within one node as measured.
+
+        Raises:
+            ConfigError: another collective between nodes, for which no formula is known.
+        """
         if nodes < 2:
-            return super().all_reduce(nodes, devices_per_node, transport)
+            return super().collective(operation, nodes, devices_per_node, transport)
+        if operation != ALL_REDUCE:
+            raise ConfigError(
+                f"{self.where}: no formula gives the {operation.replace('_', '-')} of a fabric "
+                "that was not measured; measure its links"
+            )
         floor = None
         if self._base is not None and self._base.links.sweeps:
             floor = self._base.all_reduce(nodes, devices_per_node, transport)

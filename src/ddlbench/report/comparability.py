@@ -165,7 +165,7 @@ def repeats_differ(runs: pd.DataFrame, *, forbid: bool) -> list[str]:
         forbid: its speed-up is taken over these repeats, so unlike processors leave it none.
     """
     found = []
-    for kind, texts in _apart(runs.to_dict("records")):
+    for kind, texts in _apart(runs[[kind.name for kind in _KINDS]].to_dict("records")):
         note = f"{_REPEATS} {kind.clause}: {', '.join(dict.fromkeys(texts))}"
         found.append(_NO_RATIO + note if kind.forbids and forbid else note)
     return found

@@ -10,6 +10,7 @@ import csv
 import logging
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from ddlbench.experiment.result import (
 from ddlbench.experiment.site import EMULATED_COMPUTE
 from ddlbench.experiment.status import Reason, Status, reason_code
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.plan import make_plan, measured_digests
+from ddlbench.planning.plan import Plan, make_plan, measured_digests
 from ddlbench.planning.strategy import known_strategy, workers_of
 from ddlbench.report.comparability import (
     Circumstances,
@@ -76,6 +77,7 @@ def collect(
 
     ``results_root`` is the folder that holds ``<site>/cells``.
     """
+    plans = CurrentPlans(site_name, results_root)
     records = {
         row.cell.id: {
             "experiment": experiment,
@@ -83,7 +85,7 @@ def collect(
             "base_cell_id": row.base_id,
             **_identity(row.cell),
             **_condition(row.condition),
-            **_outcome(row, site_name, results_root),
+            **_outcome(row, site_name, results_root, plans),
         }
         for row in rows
     }
@@ -120,7 +122,7 @@ def _condition(condition: LinkCondition | None) -> dict[str, Any]:
     }
 
 
-def _outcome(row: MatrixRow, site: str, root: Path) -> dict[str, Any]:
+def _outcome(row: MatrixRow, site: str, root: Path, plans: CurrentPlans) -> dict[str, Any]:
     path = root / result_file(site, row.cell.id).relative_to(RESULTS)
     if not path.is_file():
         return _without_result(row, path)
@@ -137,7 +139,7 @@ def _outcome(row: MatrixRow, site: str, root: Path) -> dict[str, Any]:
         "status": result.status,
         "reason": result.reason and _shortened(result.reason),
         "reason_code": _code_of(result),
-        "stale": _is_stale(result.inputs, row.cell, site, root),
+        "stale": plans.differ_from(result.inputs, row.cell),
         "workers": result.workers or workers_of(row.cell),
         "processes": result.processes,
         **_semantics(result, row.cell),
@@ -209,17 +211,33 @@ def _code_of(result: Result) -> str | None:
     return result.reason_code or reason_code(None, result.status)
 
 
-def _is_stale(inputs: InputDigests, cell: Cell, site: str, root: Path) -> bool:
-    """Whether the plan, or a file that it was made from, has changed since the measurement."""
-    for name, digest in measured_digests(cell, site, root).items():
-        if None not in (digest, getattr(inputs, name)) and digest != getattr(inputs, name):
-            return True
-    if inputs.plan_digest is None:
-        return False
-    try:
-        return make_plan(cell, site).digest != inputs.plan_digest
-    except ConfigError:  # a third-party strategy, or a profile, that this machine does not have
-        return False
+class CurrentPlans:
+    """What plans of a site's cells would be made from now; repeats of a cell share it."""
+
+    def __init__(self, site: str, root: Path) -> None:
+        self._site, self._root = site, root
+        self._plans: dict[Cell, Plan | None] = {}
+        self._measured: dict[Cell, dict[str, str | None]] = {}
+
+    def differ_from(self, inputs: InputDigests, cell: Cell) -> bool:
+        """Whether the plan, or a file that it is made from, is another than at the measurement."""
+        first = cell.with_(repeat=0)
+        if first not in self._plans:
+            self._measured[first] = measured_digests(cell, self._site, self._root)
+            self._plans[first] = self._plan(first)
+        for name, digest in self._measured[first].items():
+            if None not in (digest, getattr(inputs, name)) and digest != getattr(inputs, name):
+                return True
+        plan = self._plans[first]
+        if inputs.plan_digest is None or plan is None:
+            return False
+        return replace(plan, cell=cell).digest != inputs.plan_digest
+
+    def _plan(self, cell: Cell) -> Plan | None:
+        try:
+            return make_plan(cell, self._site)
+        except ConfigError:  # a third-party strategy, or a profile, that this machine does not have
+            return None
 
 
 def _timing(timing: Timing | None) -> dict[str, Any]:

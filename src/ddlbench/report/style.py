@@ -202,6 +202,7 @@ KINDS = {
     "all_reduce": KindLook("all-reduce", "#E69F00"),
     "all_reduce_bucket": KindLook("bucket of gradients under way", "#7A4A00"),
     "gather": KindLook("all-gather", "#D55E00"),
+    "scatter": KindLook("reduce-scatter", "#882255"),
     "halo": KindLook("halo exchange", "#D55E00", "....."),
     "update": KindLook("update", "#CC79A7"),
     "wait": KindLook("waiting", "#777777"),

@@ -10,6 +10,7 @@ import csv
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -281,12 +282,18 @@ def read_table(path: Path, columns: Sequence[Column]) -> pd.DataFrame:
         ConfigError: it cannot be read, or a field is not of its column's kind.
     """
     try:
-        return conform(pd.read_csv(path, dtype=str, keep_default_na=False), columns)
+        about = path.stat()
+        return _read(path.absolute(), about.st_mtime_ns, about.st_size, tuple(columns)).copy()
     except (OSError, ValueError, ArithmeticError) as error:  # pandas' own are ValueErrors
         raise ConfigError(
             f"{path} cannot be read: {str(error).partition(chr(10))[0]}; make it anew: "
             "ddlbench report"
         ) from None
+
+
+@lru_cache(maxsize=12)  # every figure reads the same tables
+def _read(path: Path, _mtime_ns: int, _size: int, columns: tuple[Column, ...]) -> pd.DataFrame:
+    return conform(pd.read_csv(path, dtype=str, keep_default_na=False), columns)
 
 
 def rows_of(frame: pd.DataFrame) -> Iterator[Any]:

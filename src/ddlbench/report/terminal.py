@@ -8,6 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,6 @@ from ddlbench.experiment.screen import (
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.strategy import can_gain
-from ddlbench.predict.recommend import DEFAULT_RECOMMENDER
 from ddlbench.report.footer import interval_words
 from ddlbench.report.labels import (
     dataset_label,
@@ -219,8 +219,9 @@ def _old_bases(tables_dir: Path) -> list[str]:
     """How many cells were measured long after their base, on a machine that others may use."""
     cells = read_tables(tables_dir).measurements
     compared = cells[cells["speedup"].notna() & (cells["strategy"] != BASE)]
+    made_s = cache(_made_s)  # many cells share a base
     pairs = [
-        (_made_s(row.site, row.cell_id), _made_s(row.site, row.base_cell_id))
+        (made_s(row.site, row.cell_id), made_s(row.site, row.base_cell_id))
         for row in rows_of(compared)
     ]
     gaps_s = [abs(own - base) for own, base in pairs if own is not None and base is not None]
@@ -258,6 +259,8 @@ def _checked(tables_dir: Path) -> list[str]:
     if not path.is_file():
         return []
     rates = pd.read_csv(path)
+    from ddlbench.predict.recommend import DEFAULT_RECOMMENDER  # noqa: PLC0415 - slow to import
+
     rows = rates[(rates["recommender"] == DEFAULT_RECOMMENDER) & (rates["n"] > 0)]
     if rows.empty:
         return []

@@ -224,7 +224,8 @@ class LiveTensors:
     def count(self, values: Iterable[Any]) -> None:
         for value in values:
             if isinstance(value, torch.Tensor) and value.device.type == "cpu":
-                self._count(value.untyped_storage())
+                local = getattr(value, "_local_tensor", value)  # of a DTensor, which has no storage
+                self._count(local.untyped_storage())
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
@@ -257,11 +258,39 @@ class LiveTensors:
             hooks.append(module.register_forward_pre_hook(enter))
             hooks.append(module.register_forward_hook(leave))
         try:
-            with _Watch(self):
+            with _Watch(self), self._watching_sizes():
                 yield
         finally:
             for hook in hooks:
                 hook.remove()
+
+    @contextmanager
+    def _watching_sizes(self) -> Iterator[None]:
+        """Count storages that grow and shrink: FSDP frees gathered weights in this way.
+
+        No operation does this, so the dispatch mode does not see it.
+        """
+        original = torch.UntypedStorage.resize_
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            result = original(storage, size)
+            self._resized(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        with self._lock:
+            before = self._sizes.get(storage._cdata)
+            if before is None:
+                return
+            self._sizes[storage._cdata] = storage.nbytes()
+            self.current_bytes += storage.nbytes() - before
+            self.peak_bytes = max(self.peak_bytes, self.current_bytes)
 
 
 class _Watch(TorchDispatchMode):

@@ -92,6 +92,16 @@ def test_horovods_fusion_buffer_is_no_larger_than_its_threshold():
     )
 
 
+def test_fsdp_shares_all_but_the_weights_of_one_block():
+    # Shares of weights and momentum 2 x 750, buffers 8; 8 samples a rank. The worst moment is when
+    # the first block's weights come back: 8 x 30 activations, 250 of gradients that are done, 500
+    # that were given to be summed, and 500 given, 1000 received, 1000 copied out.
+    assert peak("fsdp", "1x2", 16) == (1508 + 240 + 250 + 500 + 2500,) * 2
+    # Kept, they are there already: its backward pass with 1000 of gradients is the worst.
+    kept = peak("fsdp", "1x2", 16, options={"reshard_after_forward": False})
+    assert kept == (1508 + 1000 + 250 + 500 + 8 * 60 + 1000,) * 2
+
+
 def pipeline(checkpoint, chunks=4, batch_size=8):
     options = {"checkpoint": checkpoint, "chunks": chunks, "balance": "1+1"}
     return peak("gpipe", "1x2", batch_size, options=options)

@@ -30,7 +30,7 @@ from ddlbench.predict.prediction import (
     predictor_of,
 )
 from ddlbench.predict.predictors.pipeline_replay import as_profiled, stage_times
-from ddlbench.report.measurements import _is_stale
+from ddlbench.report.measurements import CurrentPlans
 
 NOTHING = {"load_s": 0.0, "optimizer_s": 0.0}
 ALONE = [{"replicas": 1, "slowdown": 1.0, "interval": None}]
@@ -427,9 +427,9 @@ def test_a_result_of_stages_that_a_newer_profile_would_not_cut_is_stale(
         links_digest=None,
         profile_digest=None,
     )
-    assert not _is_stale(measured, cell, "local", root)
+    assert not CurrentPlans("local", root).differ_from(measured, cell)
     slow = [make.block(n, 0, forward=make.timings(0, 0.01 if n else 0.1)) for n in range(4)]
     make.write_site(tmp_path / "results", make.profile(blocks=slow), None)
-    assert _is_stale(measured, cell, "local", root)
+    assert CurrentPlans("local", root).differ_from(measured, cell)
     profile_file("local", "mnist/vgg11/fp32-1t").unlink()
-    assert not _is_stale(measured, cell, "local", root)  # nobody can tell
+    assert not CurrentPlans("local", root).differ_from(measured, cell)  # nobody can tell

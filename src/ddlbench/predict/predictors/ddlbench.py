@@ -39,7 +39,8 @@ from dataclasses import dataclass, replace
 
 from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic
 from ddlbench.planning.workload import Workload
-from ddlbench.predict.links import Contention, LinkTable
+from ddlbench.predict.collectives import Contention
+from ddlbench.predict.links import LinkTable
 from ddlbench.predict.prediction import (
     DEFAULT_PREDICTOR,
     BuiltInPredictor,

@@ -9,7 +9,8 @@ from ddlbench.planning.pipeline import Pipeline
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Event, Held
 from ddlbench.planning.workload import Block
-from ddlbench.predict.links import AllReduce, Hop, LinkTable, places_of
+from ddlbench.predict.collectives import CollectiveTimes
+from ddlbench.predict.links import Hop, LinkTable, places_of
 
 
 class PipelineLinks:
@@ -99,7 +100,7 @@ class PipelineLinks:
         sizes = fused(self._weight_bytes[stage], DEFAULT_BUCKET_BYTES)
         return sum(reduce.time_s(size) for size in sizes if size)
 
-    def _all_reduce(self, ranks: Sequence[int], transport: str) -> AllReduce:
+    def _all_reduce(self, ranks: Sequence[int], transport: str) -> CollectiveTimes:
         nodes = len({self._places[rank][0] for rank in ranks})
         shape = (nodes, len(ranks) // nodes)
         if len(ranks) % nodes:  # no such geometry was swept: as if each rank had a node of its own

@@ -48,6 +48,7 @@ def pipeline_table(tables: Tables) -> pd.DataFrame:
     """A row for each pipeline or model-parallel configuration: :data:`TABLE`, and the summary's."""
     summary = tables.summary.assign(variant=variant_labels(tables.summary))
     steps = summary.set_index("configuration")["step_median_s"]
+    ratios_of = _paired_ratios(tables.measurements)
     rows = []
     for row in rows_of(summary):
         bound = _bound(str(row.configuration))
@@ -56,7 +57,7 @@ def pipeline_table(tables: Tables) -> pd.DataFrame:
         base_step_s = float(steps.get(row.base_configuration, math.nan))
         if forbids_speedup(str(row.notes)):
             base_step_s = math.nan
-        ratios = _paired_ratios(tables.measurements, str(row.configuration))
+        ratios = ratios_of.get(str(row.configuration), [])
         speedup = base_step_s / row.step_median_s
         rows.append(
             {
@@ -85,16 +86,15 @@ def _bound(configuration: str) -> float | None:
         return None
 
 
-def _paired_ratios(measurements: pd.DataFrame, configuration: str) -> list[float]:
-    """Speed-up of each repeat against its own base."""
-    steps = measurements.set_index("cell_id")["step_median_s"]
-    own = measurements[measurements["cell_id"].str.rpartition("/")[0] == configuration]
-    ratios = [
-        float(steps.get(row.base_cell_id, math.nan)) / row.step_median_s
-        for row in rows_of(own)
-        if not forbids_speedup(str(row.notes))
-    ]
-    return [ratio for ratio in ratios if math.isfinite(ratio)]
+def _paired_ratios(measurements: pd.DataFrame) -> dict[str, list[float]]:
+    """Speed-up of each repeat against its own base, by configuration."""
+    steps = dict(zip(measurements["cell_id"], measurements["step_median_s"], strict=True))
+    ratios: dict[str, list[float]] = {}
+    for row in rows_of(measurements):
+        ratio = float(steps.get(row.base_cell_id, math.nan)) / row.step_median_s
+        if math.isfinite(ratio) and not forbids_speedup(str(row.notes)):
+            ratios.setdefault(str(row.cell_id).rpartition("/")[0], []).append(ratio)
+    return ratios
 
 
 def _published(row: Any) -> dict[str, Any]:

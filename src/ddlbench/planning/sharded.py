@@ -1,0 +1,101 @@
+"""Training whose ranks each keep a share of the weights: collectives of a step, and memory.
+
+::
+
+    forward    | gather 1 | block 1 | gather 2 | block 2 | gather 3 | block 3 |
+    backward   | block 3 | scatter 3 | gather 2 | block 2 | scatter 2 | gather 1 | block 1 | scatter 1 |
+
+A unit is what is gathered at once: one block. A unit that is freed after its forward pass is
+gathered again before its backward pass (ZeRO stage 3); one that is kept is not (stage 2).
+
+Sources: S. Rajbhandari et al., "ZeRO", SC 2020, sections 5 and 7.2; Y. Zhao et al., "PyTorch
+FSDP", VLDB 2023, section 3.
+"""  # noqa: E501 - the picture
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddlbench.planning.plan import Plan
+    from ddlbench.planning.workload import Workload
+
+
+@dataclass(frozen=True)
+class ShardedUnit:
+    """The weights that are gathered at once.
+
+    Args:
+        block: index of the block that they belong to.
+        shard_bytes: that each rank gives to be gathered.
+        gradient_bytes: of a rank's whole gradients, which it gives to be summed.
+        gathered_twice: its whole weights are freed between the forward and the backward pass.
+    """
+
+    block: int
+    shard_bytes: int
+    gradient_bytes: int
+    gathered_twice: bool
+
+
+@dataclass(frozen=True)
+class ShardedTraffic:
+    """All collectives of a step.
+
+    Args:
+        units: in the order of the forward pass.
+        transport: library of the collectives, as links.json names it.
+        overlaps: collectives run beside computation; else each of them delays it.
+    """
+
+    units: Sequence[ShardedUnit]
+    transport: str
+    overlaps: bool
+
+
+def sharded_bytes(workload: Workload, plan: Plan, units: Sequence[ShardedUnit]) -> tuple[int, ...]:
+    """Peak bytes of every rank, if each keeps a share of the weights (torch's FSDP2).
+
+    The peak is at the worst of these moments of a unit (``w`` whole weights, ``s`` the share that a
+    rank gives, ``g`` whole gradients)::
+
+        all-gather        shares | activations so far | s + w received | w copied out
+        backward          shares | activations left   | w | g of the unit, r of the last one
+        reduce-scatter    shares | activations left   | g | g copied in
+
+    Shares are weights, momentum, and gradients of units that are done.
+    """
+    blocks, cell = workload.blocks, plan.cell
+    samples = cell.batch_size / plan.world_size
+    kept = {unit.block: unit for unit in units}
+    shares = {index: unit.gradient_bytes / plan.world_size for index, unit in kept.items()}
+    base = sum(shares.values()) * (2 if cell.momentum > 0 else 1)
+    base += workload.fixed_memory_bytes + sum(block.buffer_bytes for block in blocks)
+    saved = whole = peak = 0.0
+    for index, block in enumerate(blocks):
+        if index in kept:
+            gathered = kept[index].shard_bytes * plan.world_size
+            peak = max(peak, whole + samples * saved + 2 * gathered + kept[index].shard_bytes)
+            whole += 0 if kept[index].gathered_twice else gathered
+        saved += block.saved_bytes
+    done = last = 0.0
+    for index in reversed(range(len(blocks))):
+        block, unit = blocks[index], kept.get(index)
+        activations = samples * (saved + block.input_bytes + block.output_bytes)
+        weights = unit.shard_bytes * plan.world_size if unit else 0
+        gradients = unit.gradient_bytes if unit else 0
+        if unit is not None and unit.gathered_twice:
+            gathering = 2 * weights + unit.shard_bytes
+            peak = max(peak, whole + done + last + samples * saved + gathering)
+            whole += weights
+        peak = max(peak, whole + done + last + activations + gradients)
+        whole -= weights
+        saved -= block.saved_bytes
+        if unit is not None:
+            done += shares[index]
+            reducing = samples * (saved + block.input_bytes) + 2 * gradients
+            peak = max(peak, whole + done + reducing)
+            last = gradients
+    return (round(base + peak),) * plan.world_size

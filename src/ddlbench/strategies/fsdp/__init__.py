@@ -1,0 +1,1 @@
+"""Fully sharded data parallelism by torch's ``fully_shard``."""

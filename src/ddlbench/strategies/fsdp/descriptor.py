@@ -1,0 +1,116 @@
+"""Fully sharded data parallelism (FSDP2).
+
+::
+
+    between steps     every rank keeps 1/W of each weight, its gradient and its momentum
+    a block's turn    | all-gather its weights | compute | free them |
+    after backward    | reduce-scatter its gradients: each rank gets the sum of its 1/W |
+
+With ``reshard_after_forward`` weights are gathered again before their backward pass (ZeRO stage 3):
+3 messages of the network's size a step where DDP's all-reduce sends 2. Without it they are kept
+until then (stage 2): as many bytes as DDP, but less memory for gradients and momentum. The last
+block is never freed in between, as its backward pass comes next.
+
+Sources: S. Rajbhandari et al., "ZeRO", SC 2020, section 7; Y. Zhao et al., "PyTorch FSDP", VLDB
+2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.planning.plan import PlanDetails
+from ddlbench.planning.sharded import ShardedTraffic, ShardedUnit, sharded_bytes
+from ddlbench.planning.strategy import (
+    DeviceKind,
+    Process,
+    Strategy,
+    data_parallel_placement,
+    uneven_shares,
+)
+
+if TYPE_CHECKING:
+    from ddlbench.planning.plan import Plan
+    from ddlbench.planning.workload import Workload
+
+
+@dataclass(frozen=True)
+class FsdpDetails(PlanDetails):
+    """Plan details of fully sharded data parallelism."""
+
+    reshard_after_forward: bool
+    param_dtype: str
+
+
+class FullyShardedDataParallel(Strategy):
+    """Data parallelism whose ranks share weights, gradients and momentum (ZeRO 2 and 3)."""
+
+    name: ClassVar[str] = "fsdp"
+    label: ClassVar[str] = "FSDP"
+    family: ClassVar[str] = "data parallel"
+    colour: ClassVar[str] = "#332288"
+    marker: ClassVar[str] = "$\\heartsuit$"
+    parallelism: ClassVar[str | None] = "data"
+    executor: ClassVar[str] = "ddlbench.strategies.fsdp.executor:FsdpExecutor"
+    predictors: ClassVar[tuple[str, ...]] = ("sharded",)
+    preferred_predictor: ClassVar[Mapping[str, str]] = {"cpu": "sharded", "cuda": "sharded"}
+    options: ClassVar[dict[str, dict[str, Any]]] = {
+        "reshard_after_forward": {
+            "type": "boolean",
+            "default": True,
+            "examples": [False],
+            "description": (
+                "Free a block's whole weights after its forward pass and gather them again before "
+                "its backward pass (ZeRO stage 3); false keeps them (stage 2)."
+            ),
+        },
+        "param_dtype": {
+            "enum": ["fp32", "bf16"],
+            "default": "fp32",
+            "description": (
+                "Type in which weights are gathered and computed with. Gradients are summed, and "
+                "weights updated, in fp32."
+            ),
+        },
+    }
+
+    def supports(self, cell: Cell) -> str | None:
+        return uneven_shares(cell)
+
+    def placement(self, cell: Cell) -> tuple[Process, ...]:
+        return data_parallel_placement(cell)
+
+    def note(self, device_kind: DeviceKind) -> str | None:
+        if device_kind == "cuda":
+            return None
+        return (
+            "on CPUs gloo's reduce-scatter costs an all-reduce, and no collective runs beside "
+            "computation"
+        )
+
+    def sharded_traffic(self, workload: Workload, plan: Plan) -> ShardedTraffic:
+        details = FsdpDetails.of(plan)
+        width = 2 if details.param_dtype == "bf16" else 1
+        sizes = {
+            index: block.parameter_bytes
+            for index, block in enumerate(workload.blocks)
+            if block.parameter_bytes
+        }
+        last = max(sizes, default=0)
+        units = [
+            ShardedUnit(
+                block=index,
+                shard_bytes=-(-size // (width * plan.world_size)),
+                gradient_bytes=size,
+                gathered_twice=details.reshard_after_forward and index != last,
+            )
+            for index, size in sizes.items()
+        ]
+        on_gpu = workload.device_kind == "cuda"
+        return ShardedTraffic(units, "nccl" if on_gpu else "gloo", overlaps=on_gpu)
+
+    def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
+        return sharded_bytes(workload, plan, self.sharded_traffic(workload, plan).units)

@@ -1,0 +1,185 @@
+"""Executor of fully sharded data parallelism, over gloo (CPU) or NCCL (CUDA).
+
+Each block with weights is a unit of ``fully_shard``. On CPUs its collectives are spans of the
+recorded step, as they interrupt the pass::
+
+    | gather 0 | forward | gather 2 | forward | backward | scatter 2 | gather 0 | backward | ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.tensor import DTensor
+
+from ddlbench.strategies.executor import StepwiseExecutor
+from ddlbench.strategies.fsdp.descriptor import FsdpDetails
+from ddlbench.strategies.process_group import join_all
+from ddlbench.strategies.timing import SpanRecorder
+
+
+class FsdpExecutor(StepwiseExecutor):
+    """A share of every weight for each process, and whole weights for the block that computes.
+
+    Batch-norm statistics stay whole, each process's own, as with DDP.
+    """
+
+    def place(self, network: nn.Sequential) -> nn.Module:
+        device = self.context.devices[0]
+        join_all(self.context, self.process, self.plan.world_size)
+        mesh = init_device_mesh(device.type, (self.plan.world_size,))
+        details = FsdpDetails.of(self.plan)
+        policy = MixedPrecisionPolicy()
+        if details.param_dtype == "bf16":
+            policy = MixedPrecisionPolicy(
+                param_dtype=torch.bfloat16,
+                reduce_dtype=torch.float32,
+                output_dtype=torch.float32,
+            )
+        network.to(device)
+        units = {
+            index: block
+            for index, block in enumerate(network)
+            if any(True for _ in block.parameters())
+        }
+        for index, block in units.items():
+            fully_shard(
+                block,
+                mesh=mesh,
+                reshard_after_forward=details.reshard_after_forward and index != max(units),
+                mp_policy=policy,
+            )
+        fully_shard(network, mesh=mesh, mp_policy=policy)
+        self.units = units
+        return network
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whole weights; a collective, which all processes call."""
+        network = {
+            name: value.full_tensor() if isinstance(value, DTensor) else value
+            for name, value in self.module.state_dict().items()
+        }
+        return {"network": network, "optimizer": self._local_optimizer_state()}
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        module = {name: _local(value) for name, value in self.module.state_dict().items()}
+        return {"module": module, "optimizer": self._local_optimizer_state()}
+
+    def load_checkpoint_state(self, state: Mapping[str, Any]) -> None:
+        own = self.module.state_dict()
+        if own.keys() != state["module"].keys():
+            raise ValueError("the checkpoint is of another network")
+        with torch.no_grad():
+            for name, value in own.items():
+                _local(value).copy_(state["module"][name])
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        whole = {
+            int(number): {
+                name: _like(parameters[int(number)], value) if isinstance(value, Tensor) else value
+                for name, value in entry.items()
+            }
+            for number, entry in state["optimizer"]["state"].items()
+        }
+        self.optimizer.load_state_dict({**state["optimizer"], "state": whole})
+
+    def _local_optimizer_state(self) -> dict[str, Any]:
+        whole = self.optimizer.state_dict()
+        local = {
+            number: {name: _local(value) for name, value in entry.items()}
+            for number, entry in whole["state"].items()
+        }
+        return {**whole, "state": local}
+
+    def persistent_tensors(self) -> Iterator[Tensor]:
+        return map(_local, super().persistent_tensors())
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Time the collectives of every unit; no step may be measured afterwards.
+
+        On GPUs they run on streams of their own, which the recorder does not see.
+        """
+        watched = self.units if self.context.devices[0].type == "cpu" else {}
+        for index, block in watched.items():
+            assert isinstance(block, FSDPModule)
+            block.set_custom_all_gather(RecordedAllGather(self.spans, index))
+            block.set_custom_reduce_scatter(RecordedReduceScatter(self.spans, index))
+        yield
+
+
+class _Recorded:
+    """A collective of a unit, whose span interrupts the pass."""
+
+    kind = ""
+
+    def __init__(self, spans: SpanRecorder, unit: int) -> None:
+        self._spans, self._name = spans, f"{self.kind} {unit}.0"
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class RecordedAllGather(_Recorded, AllGather):
+    """Weights of all ranks become whole."""
+
+    kind = "gather"
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        with self._spans.span(self._name):
+            return dist.all_gather_into_tensor(
+                output_tensor, input_tensor, group=group, async_op=async_op
+            )
+
+
+class RecordedReduceScatter(_Recorded, ReduceScatter):
+    """Gradients are summed; each rank gets its part of the sum."""
+
+    kind = "scatter"
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp | dist.ReduceOp.RedOpType,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        with self._spans.span(self._name):
+            return dist.reduce_scatter_tensor(
+                output_tensor, input_tensor, op=op, group=group, async_op=async_op
+            )
+
+
+def _local(value: Any) -> Any:
+    """This rank's share of a sharded tensor; anything else as it is."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _like(parameter: Tensor, local: Tensor) -> Tensor:
+    """A sharded tensor of the parameter's layout from this rank's share."""
+    if not isinstance(parameter, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )

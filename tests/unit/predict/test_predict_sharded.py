@@ -1,0 +1,105 @@
+"""Steps of ranks that share the weights, worked by hand."""
+
+import predict_factory as make
+import pytest
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.predict.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    carried_to,
+    given_hockney,
+    ring_times,
+)
+from ddlbench.predict.prediction import NotPredictable, predictor_of
+from ddlbench.predict.predictors.sharded import _Replay, _Work
+
+MB = make.MB
+# Gathers take 1 ms + 1 s a GB that a rank gives, reduce-scatters 2 ms + 0.5 s a GB.
+SWEEPS = (
+    make.sweep(1e-3, 1e9, 4, operation="all_gather"),
+    make.sweep(2e-3, 2e9, 4, operation="reduce_scatter"),
+)
+
+
+def told(strategy="fsdp", kind="cpu", **options):
+    """A step of blocks with 10, 20, 30, 40 MB of weights on 4 ranks."""
+    sweeps = SWEEPS
+    if kind == "cuda":
+        sweeps = tuple({**sweep, "transport": "nccl"} for sweep in SWEEPS)
+    values = make.links(make.pair([0, 0, 0, 0], method="gloo"), sweeps=sweeps)
+    plan = make.plan(strategy, "1x4", 32, options=options)
+    links = make.LinkTable(make.Links.from_dict(values))
+    workload = make.workload(device_kind=kind)
+    return predictor_of("sharded").predict(workload, links, plan, plan.cell, [])
+
+
+def test_on_cpus_every_message_delays_the_step():
+    # Gathers of 2.5, 5, 7.5, 10 MB; all but the last block's twice. Scatters of 10 to 40 MB.
+    once_s = 4e-3 + 0.025
+    twice_s = once_s + 3e-3 + 0.015
+    scattered_s = 4 * 2e-3 + 0.05
+    found = told()
+    assert found.exposed_communication_s == pytest.approx(twice_s + scattered_s)
+    assert found.compute_s == pytest.approx(1.6 * 0.18)  # a sequential step of 8, four replicas
+    kept = told(reshard_after_forward=False)
+    assert kept.exposed_communication_s == pytest.approx(once_s + scattered_s)
+
+
+def test_weights_in_half_the_bytes_are_gathered_in_half_of_them():
+    found = told(param_dtype="bf16")
+    assert found.communication_s == pytest.approx(7e-3 + 0.02 + 4 * 2e-3 + 0.05)
+
+
+def test_on_gpus_messages_run_beside_computation():
+    found, serial = told(kind="cuda"), told()
+    assert 0 < found.exposed_communication_s < serial.exposed_communication_s
+    assert found.communication_s == pytest.approx(serial.communication_s)
+
+
+def test_the_step_of_two_blocks_is_replayed():
+    """Two equal blocks; a gather takes 1 s, a scatter 2 s.
+
+    ::
+
+        compute   .  F0 F0 F1 F1 B1 B1 B1 B1 B0 B0 B0 B0 .
+        link      g0 g1             g0    .  r1 r1       r0 r0
+    """
+    work = [_Work(2, 1, 0), _Work(2, 1, 0), _Work(4, 0, 4), _Work(4, 1, 4)]
+    replay = _Replay(work, lambda _size: 1.0, lambda _size: 2.0)
+    assert replay.end_s() == pytest.approx(1 + 4 + 8 + 2)
+
+
+def test_a_slow_link_is_what_the_step_waits_for():
+    work = [_Work(0.1, 1, 0), _Work(0.1, 1, 0), _Work(0.1, 0, 4), _Work(0.1, 1, 4)]
+    replay = _Replay(work, lambda _size: 10.0, lambda _size: 10.0)
+    # Gathers 0, 1 and 0 again, scatters 1 and 0; the last gather waits for a block to begin.
+    assert replay.end_s() == pytest.approx(50.1)
+
+
+def test_strategies_without_shares_are_refused():
+    with pytest.raises(NotPredictable, match="ddp does not share them"):
+        told("ddp")
+
+
+def test_what_was_not_swept_is_named():
+    values = make.links(make.pair([0, 0, 0, 0], method="gloo"), sweeps=SWEEPS[:1])
+    with pytest.raises(ConfigError, match="no reduce-scatter through gloo was swept within a node"):
+        make.LinkTable(make.Links.from_dict(values)).collective(REDUCE_SCATTER, 1, 4, "gloo")
+
+
+@pytest.mark.parametrize(
+    ("operation", "seconds"),
+    [(ALL_REDUCE, 6e-3 + 1.5e-3), (REDUCE_SCATTER, 3e-3 + 0.75e-3), (ALL_GATHER, 3e-3 + 3e-3)],
+)
+def test_the_rings_formula_over_four_ranks(operation, seconds):
+    times = ring_times(operation, 4, 1e-3, 1e9)
+    assert times.time_s(MB) == pytest.approx(seconds)
+    carried = carried_to(operation, ring_times(operation, 8, 1e-3, 1e9).fit, 8, 4)
+    assert carried.time_s(MB) == pytest.approx(seconds)
+    assert "carried from 8" in carried.notes[0]
+
+
+def test_a_sweep_over_as_many_ranks_is_taken_as_it_is():
+    assert carried_to(ALL_GATHER, given_hockney(1e-3, 1e9), 4, 4).notes == ()
