@@ -1,0 +1,68 @@
+"""Every published figure at laptop scale on this machine, which should do nothing else meanwhile.
+
+    python validation/papers.py [FIGURE ...]        all take some two hours
+
+Runs each figure's own command in validation/.work/papers, where results stay: what was interrupted
+measures only what is missing. Keeps in docs/papers/, for ddlbench/fig4::
+
+    ddlbench-fig4/speedup.png, .csv    what its file in config/papers says it draws
+    ddlbench-fig4/cells.csv            a row a cell: its measurements
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from bed_study import ROOT, Study
+
+from ddlbench.commands.papers import command_of
+from ddlbench.experiment.paper import LAPTOP, PaperFile, read_papers
+
+KEPT = ROOT / "docs" / "papers"
+
+
+def main() -> None:
+    """Measure what is missing of the figures that are named, or of all; keep what they show."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help="such as ddlbench/fig4")
+    wanted = parser.parse_args().figures
+    files = [file for file in read_papers() if not file.without_cells_why(LAPTOP)]
+    if unknown := set(wanted) - {file.paper.figure for file in files}:
+        sys.exit(f"no cells at laptop scale: {', '.join(sorted(unknown))}; see: ddlbench papers")
+    folder = Study("papers", {}).folder
+    for file in files:
+        if wanted and file.paper.figure not in wanted:
+            continue
+        command = command_of(file, LAPTOP)
+        print(f"{file.paper.figure}: {command}", flush=True)
+        if subprocess.run(shlex.split(command), cwd=folder).returncode:
+            print(f"{file.paper.figure}: not every cell was measured", flush=True)
+        keep(file, folder)
+
+
+def keep(file: PaperFile, folder: Path) -> None:
+    """Copy what a figure draws, and its measurements."""
+    out = KEPT / file.paper.figure.replace("/", "-")
+    experiment = f"{file.values['experiment']}-{LAPTOP}"
+    for source in sorted((folder / "results").glob(f"*/{experiment}")):
+        found = [
+            path
+            for name in file.paper.draws
+            for path in sorted(source.rglob(f"{name}.*"))
+            if path.suffix in (".png", ".csv")
+        ]
+        if not found:
+            continue
+        out.mkdir(parents=True, exist_ok=True)
+        for path in found:
+            shutil.copy(path, out / path.name)
+        shutil.copy(source / "tables" / "measurements.csv", out / "cells.csv")
+
+
+if __name__ == "__main__":
+    main()
