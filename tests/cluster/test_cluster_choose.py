@@ -32,7 +32,7 @@ EXPERIMENT = {
     "profile": {"budget_s": 2, "batch_sizes": [4, 8, 16]},
 }
 # Notes the job of every process that builds it; the login node has no job. It computes long and has
-# few weights: so DDP and Horovod take nearly the same time, and only measuring tells which is faster.
+# few weights: DDP and Horovod take nearly the same time, and only measuring tells which is faster.
 NETWORK = """
 import os
 from pathlib import Path
