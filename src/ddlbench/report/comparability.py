@@ -109,6 +109,8 @@ class Circumstances:
         on_gpus = result.device_kind == "cuda"
         count = provenance.cpu_count
         names = [rank.host for rank in ranks] or provenance.hosts
+        if result.link is not None:  # ranks ran in emulated nodes of this host
+            names = [result.link.host]
         return cls(
             processors=_each_once(one for models in gpus for one in models) if on_gpus else hosts,
             host_processors=hosts,

@@ -116,11 +116,20 @@ def test_gpus_of_other_hosts_have_a_speedup_and_a_note(measured):
 
 def test_a_result_without_ranks_has_nothing_to_say():
     nothing = Circumstances.of(
-        SimpleNamespace(ranks=(), provenance=Provenance(), device_kind="cuda")
+        SimpleNamespace(ranks=(), provenance=Provenance(), device_kind="cuda", link=None)
     )
     assert nothing == Circumstances()
     assert nothing.notes() == []
     assert unlike(nothing, Circumstances(("A100",), (OLD,))) == []
+
+
+def test_emulated_nodes_are_their_host():
+    """Else every cell over an emulated link would run on other hosts than its base."""
+    ranks = [SimpleNamespace(host=f"node{n}", cpu_model=OLD, gpu_models=[]) for n in range(2)]
+    result = SimpleNamespace(ranks=ranks, provenance=Provenance(), device_kind="cpu", link=None)
+    assert Circumstances.of(result).host_kinds == ("node#",)
+    result.link = SimpleNamespace(host="login7.cluster")
+    assert Circumstances.of(result).host_kinds == ("login#",)
 
 
 @pytest.fixture

@@ -263,7 +263,8 @@ def _frame(
     else:
         axes.set_xscale("log")
     span = places[-1] / max(places[0], smallest / 2)
-    axes.set_xlim(-0.1 * smallest if linear else places[0] / span**0.1, places[-1] * span**0.1)
+    margin = max(span**0.1, 1.15) if linear else span**0.1  # marks stand right of the last point
+    axes.set_xlim(-0.1 * smallest if linear else places[0] / span**0.1, places[-1] * margin)
     axes.xaxis.set_major_locator(FixedLocator(places))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: ticks.get(float(x), f"{x:g}")))
     axes.xaxis.set_minor_locator(NullLocator())

@@ -96,7 +96,7 @@ def draw_lines(
         size=PanelSize(
             min_width=21.0 if shown["network"].nunique() > 4 else 36.0,
             height=27.0,
-            left=9.5,
+            left=11.0,
             between=3.0,
             max_columns=6,
         ),

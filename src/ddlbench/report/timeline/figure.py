@@ -80,8 +80,8 @@ def sentences(cells: Sequence[CellTimeline]) -> list[str]:
 def _measured(cells: Sequence[CellTimeline]) -> str:
     text = f"Measured: {_part(cells)}"
     known = [cell.uncertainty_s for cell in cells if cell.uncertainty_s is not None]
-    if known:
-        worst = duration_text(max(known)) if max(known) > 0 else "nothing"
+    if max(known, default=0.0) > 0:  # ranks of one process have one clock
+        worst = duration_text(max(known))
         text += f", on rank 0's clock; clocks of ranks may be {worst} apart"
     return f"{text}."
 
