@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from ddlbench.experiment.document import write_text
 from ddlbench.experiment.paths import RESULTS
+from ddlbench.report.page import html_page
 
 _PIXELS_EACH = 0.6  # of the page for one of a figure: 180 mm are 850
 
@@ -104,17 +103,8 @@ def write_gallery(exhibits: Sequence[Exhibit], out: Path, told: Mapping[str, Any
         out: the folder.
         told: ``days``, ``version`` and ``here``, for the head of the page.
     """
-    environment = Environment(
-        loader=PackageLoader("ddlbench.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     shown = sum(bool(one.pictures) for one in exhibits)
-    page = environment.get_template("gallery.html").render(
-        exhibits=exhibits, shown=shown, told=told
-    )
+    page = html_page("gallery.html", exhibits=exhibits, shown=shown, told=told)
     html, markdown = out / "gallery.html", out / "gallery.md"
     write_text(html, page)
     write_text(markdown, _markdown(exhibits, out))

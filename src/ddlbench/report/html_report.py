@@ -19,7 +19,6 @@ from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from ddlbench.experiment.cell import Cell
@@ -43,6 +42,7 @@ from ddlbench.report.labels import (
     variant_labels,
     workers_label,
 )
+from ddlbench.report.page import html_page
 from ddlbench.report.registry import (
     FIGURES,
     caption_of,
@@ -104,16 +104,10 @@ def make_html_report(
     page = results / html_report_file(site.name, experiment).relative_to(RESULTS)
     tables = results / tables_dir(site.name, experiment).relative_to(RESULTS)
     read = read_tables(tables)
-    environment = Environment(
-        loader=PackageLoader("ddlbench.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     columns, speedups = _shown(*_speedups(read.summary))
     count = len(read.measurements)
-    text = environment.get_template("html_report.html").render(
+    text = html_page(
+        "html_report.html",
         title=f"{experiment} on {site.name}, {count} cell{'' if count == 1 else 's'}",
         days=days_of(read.summary),
         site=site,

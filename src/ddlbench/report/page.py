@@ -1,0 +1,23 @@
+"""HTML pages of one look, each a file without links to others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+
+def html_page(template: str, **values: Any) -> str:
+    """A template of this folder, filled in; text is escaped.
+
+    Raises:
+        UndefinedError: the template asks for a value that is not among ``values``.
+    """
+    environment = Environment(
+        loader=PackageLoader("ddlbench.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(**values)
