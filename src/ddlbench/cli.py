@@ -175,7 +175,7 @@ def status(
     --state failed --paths)
     """
     from ddlbench.commands.plan_display import snakemake_command  # noqa: PLC0415
-    from ddlbench.report.terminal import states, status_lines  # noqa: PLC0415
+    from ddlbench.report.cell_states import states, status_lines  # noqa: PLC0415
 
     cells = states(experiment.name, site.name, rows)
     if state is not None:
@@ -209,7 +209,7 @@ def status(
 @click.confirmation_option(prompt="Delete these results, so that the cells are measured again?")
 def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> None:
     """Delete results, so that the next run measures them again."""
-    from ddlbench.report.terminal import states  # noqa: PLC0415
+    from ddlbench.report.cell_states import states  # noqa: PLC0415
 
     chosen = [c for c in states(experiment.name, site.name, rows) if c.state == state]
     # A cell that the plan itself calls unsupported has none.

@@ -10,8 +10,8 @@ import pandas as pd
 
 from ddlbench.claims.evidence import COLUMNS
 from ddlbench.claims.predicate import Found, Predicate
-from ddlbench.experiment.document import JsonForm
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.json_form import JsonForm
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.schema import check_against, nearest, read_yaml
 

@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from ddlbench.experiment.document import JsonForm
+from ddlbench.experiment.json_form import JsonForm
 
 Verdict = Literal["holds", "refuted", "undecided", "not measured"]
 Where = Mapping[str, Any]

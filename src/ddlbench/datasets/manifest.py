@@ -13,7 +13,7 @@ from typing import Any
 from ddlbench.datasets.files import DataError, Records, check_record, in_parallel
 from ddlbench.datasets.synthetic import CONTENT_VERSION
 from ddlbench.experiment.dataset_spec import DataRequest
-from ddlbench.experiment.document import JsonForm
+from ddlbench.experiment.json_form import JsonForm
 from ddlbench.experiment.json_text import read_object
 
 MANIFEST_NAME = "manifest.json"

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ddlbench.experiment.document import WrongForm, read_fields
 from ddlbench.experiment.errors import ConfigError, shown
+from ddlbench.experiment.json_form import WrongForm, read_fields
 
 OptionValue = bool | int | float | str
 _OPTION_TYPES = (bool, int, float, str)

@@ -23,8 +23,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.experiment.document import JsonForm
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.json_form import JsonForm
 
 Floats = NDArray[np.float64]
 

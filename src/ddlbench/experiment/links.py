@@ -11,9 +11,10 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from ddlbench.experiment.document import OMIT_NONE, Document, JsonForm, key_of
+from ddlbench.experiment.document import Document
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fits import HockneyFit
+from ddlbench.experiment.json_form import OMIT_NONE, JsonForm, key_of
 
 LINKS_VERSION = 1
 Matrix = Sequence[Sequence[float | None]]

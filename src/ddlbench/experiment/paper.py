@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlbench.experiment.document import JsonForm
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.json_form import JsonForm
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.schema import check_against, nearest, read_yaml
 

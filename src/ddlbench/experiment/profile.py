@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.document import OMIT_NONE, Document, JsonForm
+from ddlbench.experiment.document import Document
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.json_form import OMIT_NONE, JsonForm
 from ddlbench.experiment.units import MS
 
 PROFILE_VERSION = 1

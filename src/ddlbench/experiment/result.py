@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.document import OMIT_NONE, Document, SameKeys, key_of
+from ddlbench.experiment.document import Document
+from ddlbench.experiment.json_form import OMIT_NONE, SameKeys, key_of
 from ddlbench.experiment.json_text import read_object
 from ddlbench.experiment.status import Status
 

@@ -20,8 +20,9 @@ from typing import Any, Literal, Self, cast
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import SYNTHETIC, DataFormat, DataRequest
-from ddlbench.experiment.document import WrongForm, digest_of, read_fields
+from ddlbench.experiment.document import digest_of
 from ddlbench.experiment.errors import shown
+from ddlbench.experiment.json_form import WrongForm, read_fields
 from ddlbench.experiment.json_text import read_json, read_object
 from ddlbench.experiment.paths import RESULTS, plan_file
 from ddlbench.experiment.site import Site

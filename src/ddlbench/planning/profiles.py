@@ -16,8 +16,8 @@ from typing import Any
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.document import JsonForm
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.json_form import JsonForm
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.site import Site

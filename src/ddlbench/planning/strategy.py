@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ddlbench.experiment.cell import Cell, OptionValue
-from ddlbench.experiment.document import JsonForm
 from ddlbench.experiment.errors import ConfigError, shown
+from ddlbench.experiment.json_form import JsonForm
 from ddlbench.experiment.registry import BASE, load
 from ddlbench.experiment.schema import check
 from ddlbench.experiment.status import Reason

@@ -37,8 +37,9 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import lsq_linear
 
-from ddlbench.experiment.document import Document, JsonForm
+from ddlbench.experiment.document import Document
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.json_form import JsonForm
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR, Prediction, joined

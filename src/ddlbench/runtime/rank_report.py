@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddlbench.experiment.document import OMIT_NONE, JsonForm, write_json
+from ddlbench.experiment.document import write_json
+from ddlbench.experiment.json_form import OMIT_NONE, JsonForm
 from ddlbench.experiment.json_text import read_json
 from ddlbench.experiment.result import DeviceMemory
 from ddlbench.experiment.status import Reason, Status

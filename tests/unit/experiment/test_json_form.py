@@ -8,7 +8,7 @@ from importlib.resources import files
 import pytest
 
 from ddlbench.experiment import fits, links, profile
-from ddlbench.experiment.document import OMIT_NONE, JsonForm, SameKeys, WrongForm, key_of
+from ddlbench.experiment.json_form import OMIT_NONE, JsonForm, SameKeys, WrongForm, key_of
 
 
 @dataclass(frozen=True)

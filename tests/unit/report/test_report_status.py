@@ -13,7 +13,7 @@ import report_factory
 
 from ddlbench.experiment.owner import Owner
 from ddlbench.experiment.paths import RESULTS, cell_dir
-from ddlbench.report.terminal import states, status_lines
+from ddlbench.report.cell_states import states, status_lines
 
 
 def test_every_state_is_told_with_its_reason(tmp_path, monkeypatch):

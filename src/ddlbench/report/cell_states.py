@@ -1,0 +1,175 @@
+"""Where every cell of an experiment stands, and what a terminal shows of it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.json_text import read_json
+from ddlbench.experiment.owner import NOBODY, owner_in, seems_to_live
+from ddlbench.experiment.paths import PROGRESS_FILE, cell_dir, result_file
+from ddlbench.experiment.registry import BASE
+from ddlbench.experiment.screen import (
+    duration_text,
+    named_lines,
+    short_names,
+    terminal_width,
+)
+from ddlbench.experiment.status import Status
+from ddlbench.planning.matrix import MatrixRow
+from ddlbench.report.measurements import collect
+
+
+@dataclass(frozen=True)
+class CellState:
+    """One cell.
+
+    Args:
+        cell_id: its path below ``results/<site>/cells/``.
+        state: where it stands.
+        reason: why it is not ok; empty when it is.
+        code: of the reason; empty when it is ok, or running.
+        finished_s: when its result was written, seconds since the epoch; None without one.
+        step_s: median step of a cell that is ok.
+        speedup: over its base, where there is one.
+    """
+
+    cell_id: str
+    state: Status
+    reason: str
+    code: str
+    finished_s: float | None = None
+    step_s: float | None = None
+    speedup: float | None = None
+
+
+def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellState]:
+    """State of every cell of the matrix, in its order."""
+    found = []
+    for record in collect(experiment, site, rows).to_dict("records"):
+        state, reason, code = Status(record["status"]), record["reason"], record["reason_code"]
+        # A result called unsupported may be made anew, as what was missing is there now.
+        if not state.is_result or state == Status.UNSUPPORTED:
+            held = _of_lease(cell_dir(site, record["cell_id"]), state)
+            state, reason, code = held or (state, reason, code)
+        said = CellState(record["cell_id"], state, reason, code)
+        found.append(_finished(said, site, record) if state == Status.OK else said)
+    return found
+
+
+def _finished(cell: CellState, site: str, record: dict[Hashable, Any]) -> CellState:
+    """A cell that is ok, with what its result says."""
+    known = {name: float(record[name]) for name in ("step_median_s", "speedup")
+             if not pd.isna(record[name])}  # fmt: skip
+    with suppress(OSError):  # deleted since
+        return replace(
+            cell,
+            finished_s=result_file(site, cell.cell_id).stat().st_mtime,
+            step_s=known.get("step_median_s"),
+            speedup=known.get("speedup"),
+        )
+    return cell
+
+
+def status_lines(cells: Sequence[CellState], *, every_cell: bool = False) -> list[str]:
+    """Counts by state; below them what runs, what ended last, and why others have no measurement.
+
+    Args:
+        cells: of the matrix.
+        every_cell: name every cell; otherwise cells with one reason share a line.
+    """
+    counts = Counter(cell.state for cell in cells)
+    lines = [", ".join(f"{count:,} {state}" for state, count in counts.most_common())]
+    names = dict(
+        zip(
+            (cell.cell_id for cell in cells),
+            short_names([Cell.from_id(cell.cell_id) for cell in cells]),
+            strict=True,
+        )
+    )
+    groups: dict[tuple[Status, str], list[CellState]] = {}
+    for cell in cells:
+        told = every_cell or cell.state not in (Status.NOT_RUN, Status.RUNNING)
+        if cell.state != Status.OK and told:
+            groups.setdefault((cell.state, cell.reason), []).append(cell)
+    reasons = []
+    for (state, reason), members in groups.items():
+        shown = members if every_cell else members[:_FEW_NAMES]
+        listed = ", ".join(names[cell.cell_id] for cell in shown)
+        if len(members) > len(shown):
+            listed += f" and {len(members) - len(shown)} more"
+        reasons.append((str(state).replace("_", " "), f"{listed}: {reason}"))
+    if len(reasons) > _FEW_REASONS and not every_cell:
+        more = f"{len(groups) - _FEW_REASONS} more reasons: --all"
+        reasons = [*reasons[:_FEW_REASONS], ("", more)]
+    widest = max(len(state) for state in (str(Status.RUNNING), *(state for state, _ in reasons)))
+    pairs = [] if every_cell else _moving(cells, names, before=widest + 4)
+    return [*lines, *named_lines([*pairs, *reasons], "  ")]
+
+
+_FEW_NAMES = 2
+_FEW_REASONS = 6
+_FEW_RUNNING = 4
+
+
+def _moving(
+    cells: Sequence[CellState], names: Mapping[str, str], before: int
+) -> list[tuple[str, str]]:
+    """The cells that run, and while there are others to come the one that ended last.
+
+    Each is one line, which begins with ``before`` characters.
+    """
+    running = [cell for cell in cells if cell.state == Status.RUNNING]
+    shown = running[:_FEW_RUNNING]
+    wide = max((len(names[cell.cell_id]) for cell in shown), default=0)
+    said = [one.reason for one in shown]
+    if wide + max(map(len, said), default=0) > terminal_width() - before - 2:
+        said = [reason.partition(", ")[2] or reason for reason in said]  # without its process
+    pairs = [
+        (str(Status.RUNNING), f"{names[one.cell_id]:{wide}}  {reason}")
+        for one, reason in zip(shown, said, strict=True)
+    ]
+    if len(running) > len(shown):
+        pairs.append(("", f"{len(running) - len(shown)} more run: --all"))
+    ended = [cell for cell in cells if cell.finished_s is not None]
+    if not ended or not {Status.RUNNING, Status.NOT_RUN} & {cell.state for cell in cells}:
+        return pairs
+    last = max(ended, key=lambda cell: cell.finished_s or 0.0)
+    numbers = [] if last.step_s is None else [f"{duration_text(last.step_s)} a step"]
+    if Cell.from_id(last.cell_id).strategy == BASE:
+        numbers.append("base")
+    elif last.speedup is not None:
+        numbers.append(f"{last.speedup:.2f}x")
+    return [*pairs, ("last ok", f"{names[last.cell_id]:{wide}}  {', '.join(numbers)}")]
+
+
+def _of_lease(folder: Path, state: Status) -> tuple[Status, str, str] | None:
+    """State, reason and code of a cell that somebody has begun to measure; None if nobody has."""
+    owner = owner_in(folder / "lease.json")
+    if owner is None or owner == NOBODY:
+        return None
+    if seems_to_live(owner, folder):
+        since_s = max(time.time() - owner.started, 1.0)
+        since = f", since {duration_text(since_s)}" if owner.started else ""
+        return Status.RUNNING, f"{owner.label}{since}{_step(folder)}", ""
+    if state != Status.NOT_RUN:
+        return None  # its failure.json tells more
+    sentence = f"{owner.label} is gone and has written nothing; the next run measures it again"
+    return Status.INTERRUPTED, sentence, "supervisor_lost"
+
+
+def _step(folder: Path) -> str:
+    """``, step 7/22``: what the supervisor wrote last; empty before the first steps."""
+    for path in sorted(folder.glob(f".run-*/{PROGRESS_FILE}"), reverse=True):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            said = read_json(path)
+            return f", step {said['step']}/{said['total']}"
+    return ""
