@@ -76,6 +76,10 @@ validate: setup
 	python validation/splits.py
 	python validation/emulated.py
 	python validation/ablation.py
+	python validation/choice_cases.py
+	python validation/choices.py
+	python validation/papers.py
+	python validation/claims.py
 
 # Of its own Python, so that a machine without internet needs no set-up.
 validate-gpu:

@@ -1,12 +1,14 @@
 """Every published figure at laptop scale on this machine, which should do nothing else meanwhile.
 
-    python validation/papers.py [FIGURE ...]        all take some two hours
+    python validation/papers.py [FIGURE ...]        all take an hour and more
 
 Runs each figure's own command in validation/.work/papers, where results stay: what was interrupted
 measures only what is missing. Keeps in docs/papers/, for ddlbench/fig4::
 
     ddlbench-fig4/speedup.png, .csv    what its file in config/papers says it draws
     ddlbench-fig4/cells.csv            a row a cell: its measurements
+
+ddlbench/fig6 compares two sites; its file says how to measure the second one.
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ def main() -> None:
         print(f"{file.paper.figure}: {command}", flush=True)
         if subprocess.run(shlex.split(command), cwd=folder, check=False).returncode:
             print(f"{file.paper.figure}: not every cell was measured", flush=True)
+        # Snakemake draws again only what was measured again.
+        report = f"ddlbench report --configfile {file.paper.file} --scale {LAPTOP}"
+        subprocess.run(shlex.split(report), cwd=folder, check=False, stdout=subprocess.DEVNULL)
         keep(file, folder)
 
 
