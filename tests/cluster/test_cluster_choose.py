@@ -104,11 +104,13 @@ def test_killed_in_the_middle_it_measures_nothing_twice(project):
     assert again.returncode == 0, output[-4000:]
     (path,) = project.folder.glob("results/testbed/choices/**/choice.json")
     choice = json.loads(path.read_text())
-    assert len(choice["trials"]) == 2, choice["stopped"]
-    assert len(jobs(project) - before) == 2, "a cell was measured twice"
+    # One is enough where its time is far from what is predicted of the other.
+    measured = len(choice["trials"])
+    assert measured in (1, 2), choice["stopped"]
+    assert len(jobs(project) - before) == measured, "a cell was measured twice"
     cells = {result["cell_id"] for result in project.results().values()}
     assert cells == {trial["cell_id"] for trial in choice["trials"]}
     finished = recommend(project)
     finished.communicate(timeout=120)
     assert finished.returncode == 0
-    assert len(jobs(project) - before) == 2
+    assert len(jobs(project) - before) == measured

@@ -31,7 +31,7 @@ _INFRASTRUCTURE = re.compile(
     r"DistNetworkError|No space left|Stale file handle|Input/output error|Connection reset|"
     r"Connection closed|Connection refused|closed by peer|timed out|Broken pipe|"
     r"NCCL error|unhandled system error|uncorrectable ECC|device is busy or unavailable|"
-    r"has no network interface|HorovodInternalError",
+    r"has no network interface|HorovodInternalError|Address already in use",
     re.IGNORECASE,
 )
 

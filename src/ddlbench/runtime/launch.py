@@ -31,7 +31,7 @@ from typing import Protocol
 from ddlbench.experiment.paths import expanded
 from ddlbench.experiment.site import Site
 from ddlbench.planning.strategy import Process
-from ddlbench.runtime.network_address import LISTEN_FD, SECRET
+from ddlbench.runtime.network_address import LISTEN_FD, SECRET, keep_port
 from ddlbench.runtime.placement import identity_variables
 
 
@@ -66,14 +66,12 @@ def launch(step: Step, site: Site, listener: socket.socket) -> Launch:
     """Start ``step`` on this machine or over the nodes of this job.
 
     ``listener``, the bound socket of the rendezvous, is closed here: a local rank 0 inherits it,
-    and srun's rank 0 binds the port again.
+    and srun's rank 0 binds the port again, which is kept for it.
     """
-    try:
-        if site.launcher == "local" or step.nodes * step.devices_per_node == 1:
-            return LocalLaunch(step, listener)
-    finally:
-        listener.close()
-    return SrunLaunch(step, site)
+    if site.launcher != "local" and step.nodes * step.devices_per_node > 1:
+        return SrunLaunch(step, site, keep_port(listener))
+    with listener:
+        return LocalLaunch(step, listener)
 
 
 def worker_environment(step: Step) -> dict[str, str]:
@@ -231,10 +229,14 @@ class LocalLaunch(Launch):
 
 
 class SrunLaunch(Launch):
-    """One srun step over the nodes of the job that this process runs in; srun labels the lines."""
+    """One srun step over the nodes of the job that this process runs in; srun labels the lines.
 
-    def __init__(self, step: Step, site: Site) -> None:
+    ``port`` keeps the port of the rendezvous until the launch is stopped.
+    """
+
+    def __init__(self, step: Step, site: Site, port: socket.socket | None = None) -> None:
         super().__init__()
+        self._port = port
         srun = srun_command(
             site,
             nodes=step.nodes,
@@ -244,6 +246,11 @@ class SrunLaunch(Launch):
         )
         options = ["--kill-on-bad-exit=1", "--label", "--unbuffered"]
         self._start([*srun, *options, *step.command], worker_environment(step))
+
+    def stop(self) -> None:
+        super().stop()
+        if self._port is not None:
+            self._port.close()
 
 
 def python_command(site: Site, *arguments: str) -> list[str]:

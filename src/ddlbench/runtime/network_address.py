@@ -89,6 +89,25 @@ SECRET = "DDLBENCH_SECRET"
 
 def listen(address: str, port: int = 0) -> socket.socket:
     """An inheritable socket that listens on a port, by default a free one, of ``address``."""
-    listener = socket.create_server((address, port), backlog=128)
+    # Without it a port that ``keep_port`` keeps could not be taken over.
+    reuse_port = hasattr(socket, "SO_REUSEPORT")
+    listener = socket.create_server((address, port), backlog=128, reuse_port=reuse_port)
     listener.set_inheritable(True)
     return listener
+
+
+def keep_port(listener: socket.socket) -> socket.socket | None:
+    """A socket that keeps the port of ``listener``, which is closed, until it is closed itself.
+
+    It does not listen. Only a process of the same user can ``listen`` on the port meanwhile, so
+    neither a stranger nor an outgoing connection takes it before rank 0 does. None where the system
+    cannot share a port.
+    """
+    kept = None
+    if hasattr(socket, "SO_REUSEPORT"):
+        kept = socket.socket()
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(listener.getsockname())
+    listener.close()
+    return kept

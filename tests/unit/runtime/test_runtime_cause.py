@@ -18,6 +18,7 @@ from ddlbench.runtime.network_address import address_of, interface_to_use
         # The connection broke because the program crashed.
         ([rank_failure("Connection reset"), rank_failure("KeyError: 'x'")], "program"),
         ([rank_failure("OSError: [Errno 28] No space left on device")], "infrastructure"),
+        ([rank_failure("OSError: [Errno 98] Address already in use")], "infrastructure"),
         ([], "infrastructure"),
     ],
 )
