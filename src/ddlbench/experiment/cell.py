@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 from ddlbench.experiment.errors import ConfigError, shown
@@ -143,7 +144,7 @@ class Cell:
         """The same as one folder name, ``name=value+name=value``."""
         return "+".join(f"{name}={value}" for name, value in self.variant_pairs)
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The cell's path below ``results/<site>/cells/``."""
         network = self.network.replace(":", "@")

@@ -78,7 +78,7 @@ class SameKeys(JsonForm):
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Read the JSON form and remember its keys; see :meth:`JsonForm.from_dict`."""
         form = super().from_dict(values)
-        known = {key for _, key, _, _ in _readers(cls)}  # type: ignore[arg-type]
+        known = _keys(cls)  # type: ignore[arg-type]
         object.__setattr__(form, "_keys", tuple(key for key in values if key in known))
         return form
 
@@ -102,10 +102,14 @@ def read_fields(cls: type, values: Mapping[str, Any], *, others: bool = False) -
     if not isinstance(values, Mapping):
         raise WrongForm(f"{shown(values)} is no object")
     arguments = {}
-    for name, key, convert, required in _readers(cls):
+    for name, key, kinds, convert, required in _readers(cls):
         if key in values:
+            value = values[key]
+            if type(value) in kinds:  # most are, and there may be thousands of files
+                arguments[name] = value
+                continue
             try:
-                arguments[name] = convert(values[key])
+                arguments[name] = convert(value)
             except WrongForm as error:
                 raise error.within(key) from None
         elif required:
@@ -121,17 +125,18 @@ _Reader = Callable[[Any], Any]
 
 @cache
 def _keys(cls: type) -> frozenset[str]:
-    return frozenset(key for _, key, _, _ in _readers(cls))
+    return frozenset(key for _, key, *_ in _readers(cls))
 
 
 @cache
-def _readers(cls: type) -> tuple[tuple[str, str, _Reader, bool], ...]:
-    """Of every field: name, key in files, conversion, and whether it is required."""
+def _readers(cls: type) -> tuple[tuple[str, str, frozenset[type], _Reader, bool], ...]:
+    """Of every field: name, key, types that are taken as they are, conversion, if required."""
     hints = get_type_hints(cls)
     return tuple(
         (
             field.name,
             field.metadata.get("key", field.name),
+            _kinds(hints[field.name]),
             _reader(hints[field.name]),
             field.default is MISSING and field.default_factory is MISSING,
         )

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.json_text import read_json
@@ -25,7 +23,7 @@ from ddlbench.experiment.screen import (
 )
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.report.measurements import collect
+from ddlbench.report.measurements import records_of
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,9 @@ class CellState:
 def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellState]:
     """State of every cell of the matrix, in its order."""
     found = []
-    for record in collect(experiment, site, rows).to_dict("records"):
-        state, reason, code = Status(record["status"]), record["reason"], record["reason_code"]
+    for record in records_of(experiment, site, rows):
+        state = Status(record["status"])
+        reason, code = record["reason"] or "", record["reason_code"] or ""
         # A result called unsupported may be made anew, as what was missing is there now.
         if not state.is_result or state == Status.UNSUPPORTED:
             held = _of_lease(cell_dir(site, record["cell_id"]), state)
@@ -65,16 +64,14 @@ def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellState]
     return found
 
 
-def _finished(cell: CellState, site: str, record: dict[Hashable, Any]) -> CellState:
+def _finished(cell: CellState, site: str, record: dict[str, Any]) -> CellState:
     """A cell that is ok, with what its result says."""
-    known = {name: float(record[name]) for name in ("step_median_s", "speedup")
-             if not pd.isna(record[name])}  # fmt: skip
     with suppress(OSError):  # deleted since
         return replace(
             cell,
             finished_s=result_file(site, cell.cell_id).stat().st_mtime,
-            step_s=known.get("step_median_s"),
-            speedup=known.get("speedup"),
+            step_s=record.get("step_median_s"),
+            speedup=record.get("speedup"),
         )
     return cell
 

@@ -10,7 +10,6 @@ import csv
 import logging
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.document import digest_of
 from ddlbench.experiment.errors import ConfigError, printable
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.json_text import UnreadableJson, read_object
@@ -35,7 +35,7 @@ from ddlbench.experiment.result import (
 from ddlbench.experiment.site import EMULATED_COMPUTE
 from ddlbench.experiment.status import Reason, Status, reason_code
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.plan import Plan, make_plan, measured_digests
+from ddlbench.planning.plan import make_plan, measured_digests
 from ddlbench.planning.strategy import known_strategy, workers_of
 from ddlbench.report.comparability import (
     Circumstances,
@@ -77,6 +77,13 @@ def collect(
 
     ``results_root`` is the folder that holds ``<site>/cells``.
     """
+    return frame_of(records_of(experiment, site_name, rows, results_root), MEASUREMENTS)
+
+
+def records_of(
+    experiment: str, site_name: str, rows: list[MatrixRow], results_root: Path = RESULTS
+) -> list[dict[str, Any]]:
+    """The same as a mapping for each cell; a key that is absent is unknown."""
     plans = CurrentPlans(site_name, results_root)
     records = {
         row.cell.id: {
@@ -93,7 +100,7 @@ def collect(
         base = records.get(record["base_cell_id"])
         if base is not None and _comparable(record, base):
             _compare(record, base)
-    return frame_of(records.values(), MEASUREMENTS)
+    return list(records.values())
 
 
 def _identity(cell: Cell) -> dict[str, Any]:
@@ -216,7 +223,7 @@ class CurrentPlans:
 
     def __init__(self, site: str, root: Path) -> None:
         self._site, self._root = site, root
-        self._plans: dict[Cell, Plan | None] = {}
+        self._plans: dict[Cell, dict[str, Any] | None] = {}
         self._measured: dict[Cell, dict[str, str | None]] = {}
 
     def differ_from(self, inputs: InputDigests, cell: Cell) -> bool:
@@ -231,11 +238,11 @@ class CurrentPlans:
         plan = self._plans[first]
         if inputs.plan_digest is None or plan is None:
             return False
-        return replace(plan, cell=cell).digest != inputs.plan_digest
+        return digest_of({**plan, "cell": cell.to_dict()}) != inputs.plan_digest
 
-    def _plan(self, cell: Cell) -> Plan | None:
+    def _plan(self, cell: Cell) -> dict[str, Any] | None:
         try:
-            return make_plan(cell, self._site)
+            return make_plan(cell, self._site).to_dict()
         except ConfigError:  # a third-party strategy, or a profile, that this machine does not have
             return None
 
