@@ -1,4 +1,4 @@
-"""The verdicts of the claims ledger on the studies that docs/validation keeps.
+"""The verdicts of the claims ledger on what docs/validation and docs/papers keep.
 
 Measures nothing. Writes docs/papers/claims.csv; its column ``why_here`` is from claims_reasons.csv,
 which people write: why a claim that is refuted here may hold on the papers' clusters.
@@ -30,6 +30,13 @@ STUDIES = {
         "networking/published/packet_loss.csv",
     ],
 }
+# What each site of the kept figures is.
+SITES = {
+    "local": "CPUs of one machine",
+    "accelerators": "emulated accelerators",
+    "accelerators-half": "emulated accelerators",
+    "emulated": "CPUs, emulated links",
+}
 
 
 def main() -> None:
@@ -38,6 +45,8 @@ def main() -> None:
         rows_of_tables([KEPT / name for name in names if (KEPT / name).is_file()], here)
         for here, names in STUDIES.items()
     ]
+    figures = rows_of_tables(sorted((ROOT / "docs" / "papers").glob("*/cells.csv")), here="")
+    frames.append(figures.assign(here=figures["site"].map(SITES)))
     rows = pd.concat(frames, ignore_index=True)
     # A figure of latency and one of bandwidth both show the base: each cell counts once.
     keys = ["here", "kind", "dataset", "network", "strategy", "predictor", "geometry", "fabric"]

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.claims.evidence import COLUMNS
-from ddlbench.claims.predicate import Found, Predicate
+from ddlbench.claims.predicate import Found, Predicate, select
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.json_form import JsonForm
 from ddlbench.experiment.paths import project_root
@@ -104,5 +104,12 @@ def judge(claims: Iterable[Claim], rows: pd.DataFrame) -> list[Judged]:
         claims: of the ledger.
         rows: of :mod:`ddlbench.claims.evidence`.
     """
-    here = ", ".join(sorted({str(text) for text in rows["here"].dropna()}))
-    return [Judged(claim, claim.test.test(rows), here) for claim in claims]
+    return [Judged(claim, claim.test.test(rows), _here(claim.test, rows)) for claim in claims]
+
+
+def _here(test: Predicate, rows: pd.DataFrame) -> str:
+    """What the rows that a test looks at were measured on."""
+    own = select(rows, test.where)
+    if test.left or test.right:
+        own = pd.concat([select(own, test.left), select(own, test.right)])
+    return "; ".join(sorted({str(text) for text in own["here"].dropna()}))

@@ -90,6 +90,7 @@ def test_sigterm_ends_the_cell_and_says_so(number, tmp_path, monkeypatch) -> Non
         signal.raise_signal(number)
 
     monkeypatch.setattr(supervise, "_measure", ended)
+    signal.signal(number, signal.SIG_DFL)  # what nohup ignores would stay ignored
     with pytest.raises(CellFailed, match=f"its supervisor was ended by {number.name}"):
         run_cell(CELL, load_site("local"), tmp_path, None, 1)
     assert number.name in (tmp_path / "failure.json").read_text()
