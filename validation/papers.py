@@ -8,7 +8,7 @@ measures only what is missing. Keeps in docs/papers/, for ddlbench/fig4::
     ddlbench-fig4/speedup.png, .csv    what its file in config/papers says it draws
     ddlbench-fig4/cells.csv            a row a cell: its measurements
 
-ddlbench/fig6 compares two sites; its file says how to measure the second one.
+A figure that compares two sites is measured on both. The picture of a schedule needs no cells.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 from bed_study import ROOT, Study
 
 from ddlbench.commands.papers import command_of
@@ -33,27 +34,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help="such as ddlbench/fig4")
     wanted = parser.parse_args().figures
-    files = [file for file in read_papers() if not file.without_cells_why(LAPTOP)]
+    files = read_papers()
     if unknown := set(wanted) - {file.paper.figure for file in files}:
-        sys.exit(f"no cells at laptop scale: {', '.join(sorted(unknown))}; see: ddlbench papers")
+        sys.exit(f"no such figure: {', '.join(sorted(unknown))}; see: ddlbench papers")
     folder = Study("papers", {}).folder
     for file in files:
         if wanted and file.paper.figure not in wanted:
             continue
-        command = command_of(file, LAPTOP)
-        print(f"{file.paper.figure}: {command}", flush=True)
-        if subprocess.run(shlex.split(command), cwd=folder, check=False).returncode:
+        if not file.without_cells_why(LAPTOP):
+            measure(file, folder)
+            keep(file, folder)
+        elif file.paper.command.startswith("ddlbench timeline"):
+            subprocess.run(shlex.split(file.paper.command), cwd=ROOT, check=True)
+
+
+def measure(file: PaperFile, folder: Path) -> None:
+    """Measure what is missing of a figure, and draw it."""
+    command = command_of(file, LAPTOP)
+    also = file.paper.also_site
+    for site in ("", f" site={also}") if also else ("",):
+        print(f"{file.paper.figure}: {command}{site}", flush=True)
+        if subprocess.run(shlex.split(command + site), cwd=folder, check=False).returncode:
             print(f"{file.paper.figure}: not every cell was measured", flush=True)
-        # Snakemake draws again only what was measured again.
-        report = f"ddlbench report --configfile {file.paper.file} --scale {LAPTOP}"
-        subprocess.run(shlex.split(report), cwd=folder, check=False, stdout=subprocess.DEVNULL)
-        keep(file, folder)
+    # Snakemake draws again only what was measured again.
+    report = f"ddlbench report --configfile {file.paper.file} --scale {LAPTOP}"
+    report += f" --also-site {also}" if also else ""
+    subprocess.run(shlex.split(report), cwd=folder, check=False, stdout=subprocess.DEVNULL)
 
 
 def keep(file: PaperFile, folder: Path) -> None:
     """Copy what a figure draws, and its measurements."""
     out = KEPT / file.paper.figure.replace("/", "-")
     experiment = f"{file.values['experiment']}-{LAPTOP}"
+    cells = []
     for source in sorted((folder / "results").glob(f"*/{experiment}")):
         found = [
             path
@@ -61,12 +74,14 @@ def keep(file: PaperFile, folder: Path) -> None:
             for path in sorted(source.rglob(f"{name}.*"))
             if path.suffix in (".png", ".csv")
         ]
-        if not found:
+        if not (found or file.paper.also_site):
             continue
         out.mkdir(parents=True, exist_ok=True)
         for path in found:
             shutil.copy(path, out / path.name)
-        shutil.copy(source / "tables" / "measurements.csv", out / "cells.csv")
+        cells.append(pd.read_csv(source / "tables" / "measurements.csv"))
+    if cells:
+        pd.concat(cells).to_csv(out / "cells.csv", index=False)
 
 
 if __name__ == "__main__":

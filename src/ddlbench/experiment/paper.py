@@ -42,6 +42,7 @@ class Paper(JsonForm):
         original: hardware and size of the original.
         read: how to read ours beside it.
         draws: names of our figures and tables that show it.
+        also_site: at laptop scale the site that the figure compares with; else empty.
         command: makes it, where no cells are needed; else empty.
     """
 
@@ -52,6 +53,7 @@ class Paper(JsonForm):
     original: str
     read: str
     draws: tuple[str, ...] = ()
+    also_site: str = ""
     command: str = ""
 
     @property

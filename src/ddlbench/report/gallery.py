@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import os
+import shlex
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,12 +31,11 @@ class Shown:
 
     Args:
         file: its path.
-        site, experiment: where it comes from.
+        caption: where it comes from.
     """
 
     file: Path
-    site: str
-    experiment: str
+    caption: str
 
     @property
     def data(self) -> str:
@@ -91,8 +91,17 @@ def pictures_of(
                 for path in (folder / "figures" / f"{name}.png",
                              folder / "figures" / "predictions" / f"{name}.png"):  # fmt: skip
                     if path.is_file():
-                        found.append(Shown(path, site, folder.name))
+                        found.append(Shown(path, f"{folder.name} on {site}"))
     return tuple(found)
+
+
+def drawings_of(command: str) -> tuple[Shown, ...]:
+    """What a command without cells has drawn into its folder ``--out``, as far as it is there."""
+    words = shlex.split(command)
+    if "--out" not in words[:-1]:
+        return ()
+    folder = Path(words[words.index("--out") + 1])
+    return tuple(Shown(path, path.stem) for path in sorted(folder.glob("*.png")))
 
 
 def write_gallery(exhibits: Sequence[Exhibit], out: Path, told: Mapping[str, Any]) -> list[Path]:
@@ -119,7 +128,7 @@ def _markdown(exhibits: Sequence[Exhibit], out: Path) -> str:
         lines += ["    " + one.command, ""]
         for picture in one.pictures:
             path = _relative(picture.file, out)
-            lines += [f"![{picture.experiment} on {picture.site}]({path})", ""]
+            lines += [f"![{picture.caption}]({path})", ""]
         if one.claims:
             lines += ["| claim | verdict | |", "|---|---|---|"]
             lines += [

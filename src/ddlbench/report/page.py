@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 
 def html_page(template: str, **values: Any) -> str:
@@ -20,4 +22,10 @@ def html_page(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["code"] = _code
     return environment.get_template(template).render(**values)
+
+
+def _code(text: str) -> Markup:
+    """Escaped text whose `commands` are set as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))

@@ -40,3 +40,20 @@ def test_the_page_asks_no_network_for_anything(project) -> None:
     assert "default-src 'none'" in page
     assert not re.findall(r"""(?:src|href)=["']https?:""", page)
     assert "<script" not in page
+
+
+def test_the_picture_of_a_schedule_lies_where_its_command_writes_it(project) -> None:
+    file = next(one for one in read_papers() if one.paper.figure == "ddlbench/fig1")
+    folder = project / file.paper.command.split("--out ")[1]
+    folder.mkdir(parents=True)
+    Figure(figsize=(1, 1)).savefig(folder / "data-parallel.png")
+    CliRunner().invoke(commands, ["gallery", "--out", "shown"])
+    page = (project / "shown" / "gallery.html").read_text()
+    assert page.count("data:image/png;base64,") == 2
+
+
+def test_a_command_in_a_sentence_is_set_as_code(project) -> None:
+    CliRunner().invoke(commands, ["gallery", "--out", "shown"])
+    page = (project / "shown" / "gallery.html").read_text()
+    assert "<code>ddlbench report --configfile" in page
+    assert "`ddlbench" not in page
