@@ -57,7 +57,7 @@ def gallery(out: Path, sites: tuple[str, ...]) -> None:
 
 def _exhibit(file: PaperFile, sites: list[str], judged: list[Judged]) -> Exhibit:
     from ddlbench.commands.papers import command_of  # noqa: PLC0415 - slow to import
-    from ddlbench.report.gallery import Exhibit, drawings_of, pictures_of  # noqa: PLC0415
+    from ddlbench.report.gallery import Exhibit, drawings_of, pictures_of, tables_of  # noqa: PLC0415
 
     paper = file.paper
     experiment = str(file.values.get("experiment", ""))
@@ -72,6 +72,7 @@ def _exhibit(file: PaperFile, sites: list[str], judged: list[Judged]) -> Exhibit
         pictures=pictures_of(experiment, paper.draws, sites)
         if experiment
         else drawings_of(paper.command),
+        tables=tables_of(experiment, paper.draws, sites) if experiment else (),
         claims=tuple(
             (one.claim.id, one.claim.claim, one.found.verdict, _numbers(one))
             for one in judged

@@ -10,13 +10,17 @@ One HTML file that needs no network, and the same as Markdown::
 from __future__ import annotations
 
 import base64
+import math
 import os
 import shlex
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from ddlbench.experiment.document import write_text
 from ddlbench.experiment.paths import RESULTS
@@ -50,13 +54,62 @@ class Shown:
 
 
 @dataclass(frozen=True)
+class ShownTable:
+    """One of our tables.
+
+    Args:
+        file: its CSV file.
+        caption: where it comes from.
+    """
+
+    file: Path
+    caption: str
+
+    @cached_property
+    def _table(self) -> pd.DataFrame:
+        return pd.read_csv(self.file).dropna(axis="columns", how="all")
+
+    @property
+    def lines(self) -> list[list[str]]:
+        """The header and the rows of all columns whose values differ."""
+        table = self._table[[name for name in self._table if name not in self._alike]]
+        rows = [[_cell(value) for value in row] for row in table.itertuples(index=False)]
+        return [[_words(name) for name in table.columns], *rows]
+
+    @property
+    def alike(self) -> str:
+        """What is the same in all rows, as ``name value``."""
+        first = self._table.head(1).to_dict("records")
+        return ", ".join(f"{_words(name)} {_cell(first[0][name])}" for name in self._alike)
+
+    @property
+    def _alike(self) -> list[str]:
+        table = self._table
+        return [
+            name
+            for name in map(str, table)
+            if len(table) > 1 and table[name].nunique(dropna=False) == 1
+        ]
+
+
+def _words(column: str) -> str:
+    return column.replace("_", " ")
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.3g}"
+    return str(value)
+
+
+@dataclass(frozen=True)
 class Exhibit:
     """One published figure.
 
     Args:
         figure, title, source, question, original, read: of the paper's file.
         command: makes it.
-        pictures: ours, as far as they are there.
+        pictures, tables: ours, as far as they are there.
         claims: verdicts on its claims: id, claim, verdict, numbers.
     """
 
@@ -68,6 +121,7 @@ class Exhibit:
     read: str
     command: str
     pictures: tuple[Shown, ...]
+    tables: tuple[ShownTable, ...]
     claims: tuple[tuple[str, str, str, str], ...]
 
 
@@ -82,17 +136,33 @@ def pictures_of(
         sites: their names.
         results: the folder that holds them.
     """
-    found = []
+    places = [
+        (path, caption)
+        for folder, caption in _folders(experiment, sites, results)
+        for name in draws
+        for path in (folder / "figures" / f"{name}.png",
+                     folder / "figures" / "predictions" / f"{name}.png")
+    ]  # fmt: skip
+    return tuple(Shown(path, caption) for path, caption in places if path.is_file())
+
+
+def tables_of(
+    experiment: str, draws: Sequence[str], sites: Sequence[str], results: Path = RESULTS
+) -> tuple[ShownTable, ...]:
+    """The tables among what an experiment draws; arguments as of :func:`pictures_of`."""
+    places = [
+        (folder / "tables" / f"{name}.csv", f"{name}: {caption}")
+        for folder, caption in _folders(experiment, sites, results)
+        for name in draws
+    ]
+    return tuple(ShownTable(path, caption) for path, caption in places if path.is_file())
+
+
+def _folders(experiment: str, sites: Sequence[str], results: Path) -> Iterator[tuple[Path, str]]:
     for site in sites:
-        for folder in sorted((results / site).glob(f"{experiment}*")):
-            if folder.name not in (experiment, f"{experiment}-laptop"):
-                continue
-            for name in draws:
-                for path in (folder / "figures" / f"{name}.png",
-                             folder / "figures" / "predictions" / f"{name}.png"):  # fmt: skip
-                    if path.is_file():
-                        found.append(Shown(path, f"{folder.name} on {site}"))
-    return tuple(found)
+        for folder in (results / site / experiment, results / site / f"{experiment}-laptop"):
+            if folder.is_dir():
+                yield folder, f"{folder.name} on {site}"
 
 
 def drawings_of(command: str) -> tuple[Shown, ...]:
@@ -112,7 +182,7 @@ def write_gallery(exhibits: Sequence[Exhibit], out: Path, told: Mapping[str, Any
         out: the folder.
         told: ``days``, ``version`` and ``here``, for the head of the page.
     """
-    shown = sum(bool(one.pictures) for one in exhibits)
+    shown = sum(bool(one.pictures or one.tables) for one in exhibits)
     page = html_page("gallery.html", exhibits=exhibits, shown=shown, told=told)
     html, markdown = out / "gallery.html", out / "gallery.md"
     write_text(html, page)
@@ -129,6 +199,7 @@ def _markdown(exhibits: Sequence[Exhibit], out: Path) -> str:
         for picture in one.pictures:
             path = _relative(picture.file, out)
             lines += [f"![{picture.caption}]({path})", ""]
+        lines += [f"[{table.caption}]({_relative(table.file, out)})\n" for table in one.tables]
         if one.claims:
             lines += ["| claim | verdict | |", "|---|---|---|"]
             lines += [

@@ -57,3 +57,20 @@ def test_a_command_in_a_sentence_is_set_as_code(project) -> None:
     page = (project / "shown" / "gallery.html").read_text()
     assert "<code>ddlbench report --configfile" in page
     assert "`ddlbench" not in page
+
+
+def test_a_table_names_once_what_is_the_same_in_all_rows(project) -> None:
+    folder = project / "results" / "local" / "thesis-table6.1-laptop" / "tables"
+    folder.mkdir(parents=True)
+    (folder / "table_6_1.csv").write_text(
+        "strategy,batch_size,mark,samples_per_s\ngpipe,18,,36.04\ngpipe,24,,38.7157\n"
+    )
+    CliRunner().invoke(commands, ["gallery", "--out", "shown"])
+    page = (project / "shown" / "gallery.html").read_text()
+    (section,) = re.findall(r'<section id="thesis-table6.1">.*?</section>', page, re.DOTALL)
+    assert re.findall(r"<t[hd][^>]*>([^<]*)</t", section) == [
+        *("batch size", "samples per s"),
+        *("18", "36", "24", "38.7"),
+    ]
+    assert "All rows: strategy gpipe" in section
+    assert "Not drawn yet" not in section
