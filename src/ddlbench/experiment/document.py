@@ -18,15 +18,17 @@ from contextlib import contextmanager
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddlbench.experiment.errors import printable, shown
+from ddlbench.experiment.json_form import JsonForm, WrongForm
 from ddlbench.experiment.json_text import UnreadableJson, read_json, read_object
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator, ValidationError
 
 _LONGEST_MESSAGE = 200
+_Form = TypeVar("_Form", bound=JsonForm)
 
 
 @contextmanager
@@ -147,6 +149,19 @@ class Document:
             raise self._error(f"{path}: not a readable {self._noun}: {error}") from error
         self.check(value, str(path))
         return value
+
+    def read_as(self, form: type[_Form], path: Path) -> _Form:
+        """Read, check, and make the dataclass of it.
+
+        Raises:
+            the document's error: as :meth:`read`, or a value is not of its field's type. To the
+                schema 2.0 is a whole number.
+        """
+        values = self.read(path)
+        try:
+            return form.from_dict(values)
+        except WrongForm as error:
+            raise self._error(f"{path}: {error}") from error
 
 
 def put_aside_if_broken(path: Path) -> str | None:

@@ -167,7 +167,7 @@ def read_links(path: Path) -> Links:
         raise InvalidLinks(
             f"{path}: no such links file; measure it with `snakemake --profile ... links`"
         )
-    links = Links.from_dict(_DOCUMENT.read(path))
+    links = _DOCUMENT.read_as(Links, path)
     _check_shapes(links, str(path))
     return links
 

@@ -210,7 +210,7 @@ def read_profile(path: Path) -> Profile:
         raise InvalidProfile(
             f"{path}: no such profile; make it with `snakemake --profile ... {path}`"
         )
-    return Profile.from_dict(_DOCUMENT.read(path))
+    return _DOCUMENT.read_as(Profile, path)
 
 
 _COLUMNS = ("node", "layer", "forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")

@@ -311,7 +311,7 @@ def read_result(path: Path) -> Result:
     Raises:
         InvalidResult: the file is no result of this schema version.
     """
-    return Result.from_dict(_DOCUMENT.read(path))
+    return _DOCUMENT.read_as(Result, path)
 
 
 @dataclass(frozen=True)

@@ -296,7 +296,7 @@ def read_calibration(site: str, results_root: Path = RESULTS) -> Calibration | N
         InvalidCalibration: the file does not fit the schema.
     """
     path = calibration_file(site, results_root)
-    return Calibration.from_dict(_DOCUMENT.read(path)) if path.is_file() else None
+    return _DOCUMENT.read_as(Calibration, path) if path.is_file() else None
 
 
 def scores(cells: Sequence[CalibrationCell]) -> pd.DataFrame:
