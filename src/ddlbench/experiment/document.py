@@ -126,7 +126,8 @@ class Document:
 
         error = best_match(self._validator.iter_errors(value))
         if error is not None:
-            place = ".".join(str(part)[:_LONGEST_MESSAGE] for part in error.absolute_path)
+            parts = (printable(str(part))[:_LONGEST_MESSAGE] for part in error.absolute_path)
+            place = ".".join(parts)
             raise self._error(f"{where}: {place or 'the file'}: {_fault(error)}")
 
     def write(self, path: Path, value: dict[str, Any]) -> None:
@@ -161,7 +162,7 @@ class Document:
         try:
             return form.from_dict(values)
         except WrongForm as error:
-            raise self._error(f"{path}: {error}") from error
+            raise self._error(f"{path}: {printable(str(error))}") from error
 
 
 def put_aside_if_broken(path: Path) -> str | None:
