@@ -20,7 +20,7 @@ WARMUP, STEPS = 1, 3
 def measured(tmp_path_factory):
     made = {}
 
-    def measure(strategy, devices):
+    def measure(strategy, devices, **options):
         if strategy not in made:
             tmp_path = tmp_path_factory.mktemp(strategy)
             cell = Cell(
@@ -34,6 +34,7 @@ def measured(tmp_path_factory):
                 warmup_steps=WARMUP,
                 data_scale=0.001,
                 learning_rate=0.01,
+                options=tuple(options.items()),
             )
             made[strategy] = run_one(cell, local_site(tmp_path, devices=2), tmp_path)
         result, folder = made[strategy]
@@ -81,6 +82,12 @@ def test_shares_interrupt_the_passes(measured):
         assert kinds[:3] == ["forward", "gather", "forward"]
         assert kinds.count("gather") == 2 * kinds.count("scatter") - 1  # the last block's are kept
         assert kinds[-1] == "update"
+
+
+def test_the_recorded_step_of_a_round_is_the_one_that_averages(measured):
+    _, folder = measured("local-sgd", 2, average_every_steps=3)
+    for boxes in _rows(folder).values():
+        assert [box.kind for box in boxes] == ["forward", "backward", "update", "all_reduce"]
 
 
 def test_a_single_device_computes_without_a_pause(measured):

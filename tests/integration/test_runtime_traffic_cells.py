@@ -87,6 +87,15 @@ def test_shares_are_gathered_and_summed(tmp_path, frees):
     _check(result["communication"], [sent] * ranks)
 
 
+@pytest.mark.parametrize("outer", ["average", "nesterov"])
+def test_weights_move_once_a_round(tmp_path, outer):
+    ranks, steps = 3, STEPS // 2
+    cell = _cell("local-sgd", ranks, average_every_steps=steps, outer_optimizer=outer)
+    result = _measure(tmp_path, dataclasses.replace(cell, batch_size=BATCH - BATCH % ranks), ranks)
+    weight_bytes = result["ranks"][0]["parameter_bytes"]
+    _check(result["communication"], [2 * (ranks - 1) / ranks * weight_bytes / steps] * ranks)
+
+
 def test_a_pipeline_moves_activations_and_gradients_across_its_cut(tmp_path):
     chunks = 4
     result = _measure(tmp_path, _cell("pipe-1f1b", balance="3+3", chunks=chunks))

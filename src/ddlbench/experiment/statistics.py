@@ -40,6 +40,14 @@ class Interval:
         return (self.low, self.high) if self.coverage >= CONFIDENCE else None
 
 
+def round_means(steps_s: Sequence[float] | np.ndarray, round_steps: int) -> np.ndarray:
+    """The mean step of each whole round of ``round_steps`` steps; a part of a round is left out."""
+    values = np.asarray(steps_s, dtype=float)
+    whole = len(values) // round_steps * round_steps
+    means: np.ndarray = values[:whole].reshape(-1, round_steps).mean(axis=1)
+    return means
+
+
 def median_interval(values: Sequence[float] | np.ndarray) -> Interval:
     """Order-statistic interval of the median.
 

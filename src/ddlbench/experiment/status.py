@@ -49,6 +49,7 @@ REASON_CODES: Mapping[str, str] = {
     "conflicting_options": "two options exclude each other",
     "network_dataset_mismatch": "the network does not read this dataset",
     "too_few_images": "the dataset has fewer images than one mini-batch",
+    "too_few_steps": "fewer steps are measured than there are between two communications",
     "package_missing": "a package that the strategy imports is not installed",
     "stage_too_large": "a stage needs more memory than a device has",
     "site_too_small": "the site has too few nodes, devices or cores",

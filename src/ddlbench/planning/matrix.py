@@ -41,6 +41,7 @@ from ddlbench.planning.strategy import (
     known_strategy,
     normalise,
     strategy_of,
+    too_few_steps,
 )
 
 _NAMED_AXES = ("dataset", "network", "strategy", "geometry")
@@ -303,6 +304,9 @@ def _unsupported(cell: Cell, site: Site) -> str | None:
             f"{images} training images are fewer than one mini-batch of {cell.batch_size}; "
             "raise data_scale",
         )
+    few = too_few_steps(cell, images // cell.batch_size)
+    if few is not None and cell.data_source == "synthetic":
+        return few
     if (reason := mismatch(cell.network, cell.dataset)) is not None:
         return reason
     if site.accelerator is not None and strategy.family == "split":

@@ -234,6 +234,10 @@ class Strategy:
         """Whether updates use gradients of the current weights; a plan's details may decide."""
         return self.synchronous
 
+    def round_steps(self, cell: Cell) -> int:
+        """Steps from one communication to the next; times are of whole rounds of so many steps."""
+        return 1
+
     def samples_per_update(self, cell: Cell, details: Mapping[str, Any]) -> int:
         """Samples whose gradients one update sums, at most; a mini-batch by default."""
         return cell.batch_size
@@ -351,3 +355,19 @@ def uneven_shares(cell: Cell) -> str | None:
             f"make batch_size a multiple of {workers}",
         )
     return None
+
+
+def too_few_steps(cell: Cell, steps_per_epoch: int) -> str | None:
+    """Why no whole round of the cell's strategy is measured; None if one is."""
+    strategy = known_strategy(cell.strategy)
+    round_steps = 1 if strategy is None else strategy.round_steps(cell)
+    if cell.max_steps is not None:
+        steps_per_epoch = min(steps_per_epoch, cell.max_steps)
+    measured = cell.epochs * steps_per_epoch
+    if measured >= round_steps:
+        return None
+    return Reason(
+        "too_few_steps",
+        f"{measured} measured steps are fewer than one round of {round_steps}, so they may hold no "
+        "communication; raise max_steps, epochs or data_scale",
+    )

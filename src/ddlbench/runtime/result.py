@@ -31,11 +31,9 @@ import numpy as np
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.chrome_trace import Piece, chrome_trace
 from ddlbench.experiment.result import (
-    FEWEST_STEPS,
     Attempt,
     Checkpointing,
     Communication,
-    Epoch,
     InputDigests,
     Link,
     Loss,
@@ -44,17 +42,16 @@ from ddlbench.experiment.result import (
     RankTraffic,
     Result,
     Staging,
-    StepSummary,
     Timing,
 )
 from ddlbench.experiment.site import Site
-from ddlbench.experiment.statistics import median_interval
 from ddlbench.experiment.status import Status, reason_code
 from ddlbench.planning.plan import Plan, measured_digests
-from ddlbench.planning.strategy import DeviceKind, Strategy, strategy_of
+from ddlbench.planning.strategy import Strategy, strategy_of
 from ddlbench.runtime.environment import driver_provenance, unlike_ranks
 from ddlbench.runtime.placement import SHARED_GPU_NOTE
 from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written
+from ddlbench.runtime.step_times import rounds_note, timing_of
 
 _STAGING = ("seconds", "reused", "bytes", "nodes", "verify_s")
 
@@ -90,6 +87,7 @@ def assemble(
     timing = timing_of(cell, ok, site.device) if complete else None
     saved = None if timing is None else checkpointing(cell, ok, timing, earlier)
     synchronous = strategy.is_synchronous(cell, plan.details)
+    round_steps = strategy.round_steps(cell)
     return Result(
         status=status,
         reason=reason,
@@ -110,7 +108,8 @@ def assemble(
         notes=(
             *_notes(strategy, site),
             *unlike_ranks([report.provenance for report in ok]),
-            *checkpoint_notes(cell, synchronous, saved),
+            *checkpoint_notes(cell, saved, drains=not synchronous and round_steps == 1),
+            *([] if timing is None else rounds_note(cell, timing.step_s.count)),
             *divergence(ok if complete else []),
         ),
         plan_details=ok[0].plan_details if complete else plan.details,
@@ -177,63 +176,6 @@ def communication(reports: Sequence[RankReport]) -> Communication | None:
     )
 
 
-CLOCKS = {
-    "cpu": "time.perf_counter of each host after every step",
-    "cuda": "CUDA events on every device after each step, read once the devices were idle",
-}
-WARMUP_RULE = "the first warmup_steps steps of the run are trained and dropped"
-BARRIER_RULE = "all ranks wait for each other once, between warm-up and the first epoch"
-COMBINED_RULE = "a step is as long as its slowest rank, an epoch as the slowest rank's steps"
-
-
-# A run is flagged as noisy if (p75 - p25) / median of its steps exceeds this.
-NOISY_SPREAD = 0.25
-
-
-def timing_of(cell: Cell, reports: Sequence[RankReport], device_kind: DeviceKind) -> Timing:
-    """The ``timing`` part of a result, from the reports of all ranks."""
-    rank_step_s = np.array([report.step_s for report in reports])  # (ranks, steps of all epochs)
-    step_s = rank_step_s.max(axis=0)
-    load_s = np.max([report.load_s for report in reports], axis=0)
-    steps = reports[0].steps_per_epoch
-    samples = steps * cell.batch_size
-    dataset_samples = reports[0].dataset_samples
-    epoch_s = rank_step_s.reshape(len(reports), cell.epochs, steps).sum(axis=2).max(axis=0)
-    mean_epoch_s = float(epoch_s.mean())
-    quartiles = np.percentile(step_s, [25, 50, 75])
-    known = len(step_s) >= FEWEST_STEPS and quartiles[1] > 0
-    spread = float((quartiles[2] - quartiles[0]) / quartiles[1]) if known else None
-    return Timing(
-        clock=CLOCKS[device_kind],
-        device_synchronised=True,
-        barrier=BARRIER_RULE,
-        combined=COMBINED_RULE,
-        warmup_rule=WARMUP_RULE,
-        warmup_steps=cell.warmup_steps,
-        epochs=tuple(
-            Epoch(
-                epoch=epoch + 1,
-                steps=steps,
-                samples=samples,
-                elapsed_s=float(epoch_s[epoch]),
-                load_s=float(load_s[epoch * steps : (epoch + 1) * steps].sum()),
-            )
-            for epoch in range(cell.epochs)
-        ),
-        steps_per_epoch=steps,
-        samples_per_epoch=samples,
-        dataset_samples=dataset_samples,
-        step_s=_step_summary(step_s),
-        step_spread=spread,
-        noisy=None if spread is None else spread > NOISY_SPREAD,
-        epoch_s=mean_epoch_s * dataset_samples / samples,
-        epoch_scaled=samples != dataset_samples,
-        samples_per_s=samples / mean_epoch_s if mean_epoch_s > 0 else None,
-        load_s=max(sum(report.load_s) for report in reports),
-        prepare_s=max(report.prepare_s for report in reports),
-    )
-
-
 def rank_entry(report: RankReport) -> RankEntry:
     """One entry of the result's ``ranks``."""
     entry = {one.name: getattr(report, one.name) for one in fields(RankEntry)}
@@ -275,19 +217,6 @@ def _csv(header: list[str], rows: list[list[Any]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([header, *rows])
     return text.getvalue()
-
-
-def _step_summary(step_s: np.ndarray) -> StepSummary:
-    ends = median_interval(step_s).ends()
-    return StepSummary(
-        median_s=float(np.median(step_s)),
-        low_s=None if ends is None else ends[0],
-        high_s=None if ends is None else ends[1],
-        mean_s=float(step_s.mean()),
-        p95_s=float(np.percentile(step_s, 95)),
-        p99_s=float(np.percentile(step_s, 99)),
-        count=len(step_s),
-    )
 
 
 def mean_over_ranks(losses: Sequence[Sequence[float | None]]) -> list[float]:
@@ -350,10 +279,13 @@ def checkpointing(
     )
 
 
-def checkpoint_notes(cell: Cell, synchronous: bool, part: Checkpointing | None) -> list[str]:
-    """Notes on how checkpoints affect the cell's numbers."""
+def checkpoint_notes(cell: Cell, part: Checkpointing | None, *, drains: bool) -> list[str]:
+    """Notes on how checkpoints affect the cell's numbers.
+
+    ``drains`` says that mini-batches are under way from one step to the next.
+    """
     notes = []
-    if cell.checkpoint_every_steps and not synchronous:
+    if cell.checkpoint_every_steps and drains:
         notes.append(
             f"every {cell.checkpoint_every_steps} steps all that is under way is finished for a "
             "checkpoint; that wait is in the steps' times"

@@ -31,7 +31,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.result import DeviceMemory
 from ddlbench.networks import build
-from ddlbench.planning.strategy import Process, strategy_of
+from ddlbench.planning.strategy import Process, strategy_of, too_few_steps
 from ddlbench.runtime.checkpoint.rank import RefusedCheckpoint, open_checkpoints
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.failure import classify
@@ -50,7 +50,7 @@ from ddlbench.runtime.placement import gpu_models, own_cores, own_devices, own_p
 from ddlbench.runtime.progress import Reporter
 from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written, write_rank_report
 from ddlbench.runtime.rendezvous import ClockOffset, barrier, clock_offsets, join_store, leave
-from ddlbench.strategies.executor import Context, Executor
+from ddlbench.strategies.executor import Context, Executor, Unsupported
 from ddlbench.strategies.training import apply_torch_settings, with_precision
 
 
@@ -208,6 +208,8 @@ def _data(
         raise ValueError(
             f"{len(dataset)} training images are fewer than one mini-batch of {cell.batch_size}"
         )
+    if (reason := too_few_steps(cell, steps)) is not None:
+        raise Unsupported(reason)
     if process.shard < 0 or not process.needs:
         return None, extent, len(dataset)
     loader = BatchLoader(

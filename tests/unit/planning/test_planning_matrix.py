@@ -374,6 +374,11 @@ def test_the_same_by_hand_is_an_error_that_names_it() -> None:
         ),
         ({"data_scale": [0.001]}, {}, "60 training images are fewer than one mini-batch of 64"),
         (
+            {"strategy": ["local-sgd"], "max_steps": [1], "epochs": [3]},
+            {},
+            "3 measured steps are fewer than one round of 4",
+        ),
+        (
             {"data_source": ["real"]},
             {},
             "no folder of real mnist is named; write it into the experiment: real_data: {mnist: ",

@@ -16,7 +16,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.planning.strategy import Process, Strategy, normalise, strategy_of
 
-DATA_PARALLEL = ("horovod", "ddp", "fsdp")
+DATA_PARALLEL = ("horovod", "ddp", "fsdp", "local-sgd")
 ONE_PROCESS = ("gpipe", "model-parallel")
 
 

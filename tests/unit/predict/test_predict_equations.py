@@ -293,6 +293,26 @@ def test_serial_hides_nothing():
     assert found.step_s == pytest.approx(alone + 2 * 0.02 + 100e6 / 5e8)
 
 
+def test_a_few_steps_of_rounds_are_whole_rounds(tmp_path):
+    plan, steps = make.plan("local-sgd"), tmp_path / "steps.csv"
+    rows = ["step_s,warmup", "9,1", *(f"{t},0" for t in [0.1, 0.1, 0.1, 0.9] * 5)]
+    steps.write_text("\n".join(rows) + "\n")
+    past = (Measured(plan.cell.with_(repeat=0), 1.0, steps),)
+    found = told("data-extrapolation", plan, history=past)
+    assert found.step_s == pytest.approx(0.3)
+    assert found.notes == ("first 12 steps of repeat 0",)
+
+
+def test_averaged_weights_are_sent_once_a_round():
+    links = make.table(sweeps=(make.sweep(0.01, 1e9, 4),))
+    found = told("averaged-weights", make.plan("local-sgd"), links)
+    assert found.compute_s == pytest.approx(1.6 * (0.1 + 0.01 * 8))
+    # Buckets of at most 25 MiB in the order of the weights: 10, 20, 30, 40 MB.
+    assert found.exposed_communication_s == pytest.approx((4 * 0.01 + 0.1) / 4)
+    often = make.plan("local-sgd", options={"average_every_steps": 1})
+    assert told("averaged-weights", often, links).communication_s == pytest.approx(4 * 0.01 + 0.1)
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "recomputed"), [("never", 0), ("except_last", 3), ("always", 4)]
 )

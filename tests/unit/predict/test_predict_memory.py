@@ -102,6 +102,16 @@ def test_fsdp_shares_all_but_the_weights_of_one_block():
     assert kept == (1508 + 1000 + 250 + 500 + 8 * 60 + 1000,) * 2
 
 
+def test_local_sgd_copies_its_weights_when_activations_are_gone():
+    # Gradients 1500 and a copy of 1500 are more than the 1980 of the backward pass.
+    assert peak("local-sgd", "1x2", 16) == (3008 + 3000,) * 2
+    # The outer optimiser holds weights and momentum always, and a tensor while it updates it.
+    outer = {"outer_optimizer": "nesterov"}
+    assert peak("local-sgd", "1x2", 16, options=outer) == (3008 + 3000 + 1000 + 3000,) * 2
+    # With a large batch the backward pass is the worst moment.
+    assert peak("local-sgd", "1x2", 200, options=outer) == (3008 + 10_000 + 3000,) * 2
+
+
 def pipeline(checkpoint, chunks=4, batch_size=8):
     options = {"checkpoint": checkpoint, "chunks": chunks, "balance": "1+1"}
     return peak("gpipe", "1x2", batch_size, options=options)

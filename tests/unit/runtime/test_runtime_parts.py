@@ -21,7 +21,8 @@ from ddlbench.runtime.meters import LiveTensors
 from ddlbench.runtime.network_address import address_of
 from ddlbench.runtime.progress import MARK, Display, Reporter
 from ddlbench.runtime.rank_report import as_written
-from ddlbench.runtime.result import divergence, loss_summary, steps_csv, timing_of
+from ddlbench.runtime.result import divergence, loss_summary, steps_csv
+from ddlbench.runtime.step_times import rounds_note, timing_of
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.timing import StepClock
 from ddlbench.strategies.training import with_precision
@@ -80,6 +81,43 @@ def test_the_slowest_rank_makes_the_step_and_the_epoch():
     assert timing.samples_per_s == pytest.approx(16 / 0.35)
     assert timing.epoch_scaled
     assert timing.prepare_s == 2.0
+
+
+ROUNDS = Cell(
+    "mnist",
+    "tiny",
+    "local-sgd",
+    batch_size=8,
+    devices_per_node=2,
+    epochs=1,
+    options=(("average_every_steps", 3),),
+)
+
+
+def test_steps_of_rounds_are_summed_up_by_whole_rounds():
+    """A median of single steps would be 0.1 s and hide the communication."""
+    steps_s = [0.1, 0.1, 0.7] * 3
+    slower_s = [0.1, 0.3, 0.5] * 3  # a step is not as long everywhere, but a round is
+    reports = [report(s, [], steps_per_epoch=9, dataset_samples=72) for s in (steps_s, slower_s)]
+    timing = timing_of(ROUNDS, reports, "cpu")
+    assert timing.step_s.median_s == pytest.approx(0.3)
+    assert timing.step_s.count == 9
+    assert timing.epoch_s == pytest.approx(2.7)
+    assert "whole rounds of 3 steps" in timing.combined
+    assert rounds_note(ROUNDS, 9) == []
+
+
+def test_a_part_of_a_round_is_in_neither_step_nor_rate():
+    cell = ROUNDS.with_(epochs=2)
+    steps_s = [0.1, 0.7, 0.1, 0.1, 0.7, 0.1, 0.1, 0.7]  # two rounds, and a third communication
+    reports = [report(steps_s, [], steps_per_epoch=4, dataset_samples=32)]
+    timing = timing_of(cell, reports, "cpu")
+    assert timing.step_s.median_s == timing.step_s.mean_s == pytest.approx(0.3)
+    assert [epoch.elapsed_s for epoch in timing.epochs] == pytest.approx([1.0, 1.6])  # as they were
+    assert timing.epoch_s == pytest.approx(4 * 0.3)
+    assert timing.samples_per_s == pytest.approx(8 / 0.3)
+    (note,) = rounds_note(cell, 8)
+    assert note.startswith("8 measured steps are no whole rounds of 3 steps")
 
 
 def test_a_loss_that_is_no_number_is_null_and_noted():

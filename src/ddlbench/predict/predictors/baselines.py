@@ -14,6 +14,7 @@ from statistics import median
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import BASE
+from ddlbench.experiment.statistics import round_means
 from ddlbench.planning.strategy import workers_of
 from ddlbench.predict.prediction import (
     BuiltInPredictor,
@@ -126,6 +127,7 @@ class DataExtrapolation(BuiltInPredictor):
 
         T = median of the first few measured steps of repeat 0
 
+    Where a strategy communicates once in H steps, the median is of whole rounds of H.
     It is scored against the other repeats, which are separate jobs. A cell with a single repeat
     cannot score it. Reconstructed: the number of batches. The thesis gives only the idea.
     """
@@ -139,11 +141,13 @@ class DataExtrapolation(BuiltInPredictor):
         first = inputs.cell.with_(repeat=0)
         for measured in inputs.history:
             if measured.cell == first and measured.steps_file is not None:
-                steps_s = _first_steps_s(measured.steps_file)
-                if steps_s:
+                round_steps = inputs.strategy.round_steps(first)
+                few = -(-FEW_STEPS // round_steps) * round_steps
+                steps_s = _first_steps_s(measured.steps_file, few)
+                if len(steps_s) >= round_steps:
                     return Prediction(
                         self.name,
-                        compute_s=median(steps_s),
+                        compute_s=median(round_means(steps_s, round_steps).tolist()),
                         limits=("needs the whole machine for a short run",),
                         notes=(f"first {len(steps_s)} steps of repeat 0",),
                     )
@@ -179,10 +183,10 @@ def _share(cell: Cell) -> float:
     return cell.batch_size / workers_of(cell)
 
 
-def _first_steps_s(path: Path) -> list[float]:
+def _first_steps_s(path: Path, few: int) -> list[float]:
     """Seconds of the first few steps after warm-up in a cell's steps.csv."""
     if not path.is_file():
         return []
     with path.open(encoding="utf-8", newline="") as file:
         measured = (float(row["step_s"]) for row in csv.DictReader(file) if int(row["warmup"]) == 0)
-        return list(islice(measured, FEW_STEPS))
+        return list(islice(measured, few))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ddlbench.planning.gradient_traffic import GradientMessage
+from ddlbench.planning.gradient_traffic import GradientMessage, whole_buckets
 from ddlbench.predict.prediction import BuiltInPredictor, CellInputs, Prediction, joined
 from ddlbench.predict.predictors.published import ring_all_reduce_s
 
@@ -114,14 +114,19 @@ class _Serial(BuiltInPredictor):
     too short, because they assume hidden communication (docs/validation/README.md).
     """
 
+    def messages(self, inputs: CellInputs) -> tuple[str, Sequence[int]]:
+        """The transport of the all-reduces of a step or of a round, and their bytes."""
+        traffic = inputs.gradient_traffic
+        return traffic.transport, traffic.sizes
+
     def model(self, inputs: CellInputs) -> Prediction:
         cell, workload = inputs.cell, inputs.workload
         sent_s = 0.0
         remarks: tuple[str, ...] = ()
         if inputs.plan.world_size > 1:
-            links, traffic = inputs.links, inputs.gradient_traffic
-            sweep = links.all_reduce(cell.nodes, cell.devices_per_node, traffic.transport)
-            sent_s = sum(sweep.time_s(size) for size in traffic.sizes)
+            transport, sizes = self.messages(inputs)
+            sweep = inputs.links.all_reduce(cell.nodes, cell.devices_per_node, transport)
+            sent_s = sum(sweep.time_s(size) for size in sizes) / inputs.strategy.round_steps(cell)
             remarks = sweep.notes
         slowdown = workload.slowdown(cell.devices_per_node)
         step = workload.step(cell.batch_size / inputs.plan.world_size)
@@ -148,3 +153,23 @@ class HorovodSerial(_Serial):
 
     name = "horovod-serial"
     source = "measured all-reduce of Horovod, nothing hidden"
+
+
+class AveragedWeights(_Serial):
+    """Ranks that train alone and average all weights once in H steps: the mean step of a round.
+
+    ::
+
+        | k t(B/W) | k t(B/W) | .. | k t(B/W) |-- t(S_1) --|-- t(S_2) --|      a round of H steps
+
+        T = k t(B/W) + (sum_i t(S_i)) / H
+
+    The S_i are all weights in buckets. The outer optimiser's update is not modelled.
+    """
+
+    name = "averaged-weights"
+    source = "measured all-reduce of all weights, once a round"
+
+    def messages(self, inputs: CellInputs) -> tuple[str, Sequence[int]]:
+        transport = "nccl" if inputs.workload.device_kind == "cuda" else "gloo"
+        return transport, [sum(bucket) for bucket in whole_buckets(inputs.workload.tensors)]

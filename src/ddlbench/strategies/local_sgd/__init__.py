@@ -1,0 +1,1 @@
+"""Local SGD: ranks train alone and average their weights once a round."""

@@ -1,0 +1,138 @@
+"""Local SGD, and DiLoCo's outer optimiser.
+
+::
+
+    rank 0    | step | step | step | step |++++++++++++| step | step | ...     H = 4
+    rank 1    | step | step | step | step |++++++++++++| step | step | ...
+               each on its own share of    all-reduce:
+               the mini-batch, no messages  the mean of all weights
+
+Every rank trains its own replica for H steps; then all take the mean of their weights (Stich 2019,
+algorithm 1). With ``outer_optimizer: nesterov`` the mean is no new start but a direction: the outer
+gradient is the weights before the round minus the mean, and an outer SGD with Nesterov momentum
+makes a step along it (Douillard et al. 2023, algorithm 1).
+
+Momentum of the local steps and batch-norm statistics stay local, as in the papers. With H = 1 and
+``average`` the weights are those of DDP all the same, with momentum too: all ranks start a step at
+the same weights, and the mean of ``m v + g`` is ``m mean(v) + mean(g)``. With H > 1 a gradient is
+of weights that have not seen what the other ranks did since the round began.
+
+Sources: S. U. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; A. Douillard et
+al., "DiLoCo", 2023, section 2 (outer learning rate 0.7, momentum 0.9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.status import Reason
+from ddlbench.planning.gradient_traffic import whole_buckets
+from ddlbench.planning.memory import backward_peak_bytes, data_parallel_bytes
+from ddlbench.planning.plan import PlanDetails
+from ddlbench.planning.strategy import Process, Strategy, data_parallel_placement, uneven_shares
+
+if TYPE_CHECKING:
+    from ddlbench.planning.plan import Plan
+    from ddlbench.planning.workload import Workload
+
+
+@dataclass(frozen=True)
+class LocalSgdDetails(PlanDetails):
+    """Plan details of local SGD; the fields are its options."""
+
+    average_every_steps: int
+    outer_optimizer: str
+    outer_lr: float
+    outer_momentum: float
+
+
+class LocalSgd(Strategy):
+    """Replicas that train alone for H steps and then average their weights."""
+
+    name: ClassVar[str] = "local-sgd"
+    label: ClassVar[str] = "Local SGD"
+    family: ClassVar[str] = "data parallel"
+    colour: ClassVar[str] = "#7FA6C9"
+    marker: ClassVar[str] = "$\\bowtie$"
+    executor: ClassVar[str] = "ddlbench.strategies.local_sgd.executor:LocalSgdExecutor"
+    synchronous: ClassVar[bool] = False
+    predictors: ClassVar[tuple[str, ...]] = ("averaged-weights",)
+    preferred_predictor: ClassVar[Mapping[str, str]] = {
+        "cpu": "averaged-weights",
+        "cuda": "averaged-weights",
+    }
+    # No examples for `ddlbench tune`: a longer round is always faster, and trains otherwise.
+    options: ClassVar[dict[str, dict[str, Any]]] = {
+        "average_every_steps": {
+            "type": "integer",
+            "minimum": 1,
+            "default": 4,
+            "description": "Steps of a round: every rank trains alone, then weights are averaged.",
+        },
+        "outer_optimizer": {
+            "enum": ["average", "nesterov"],
+            "default": "average",
+            "description": (
+                "What a round ends with: the mean of all weights, or a step of an outer SGD with "
+                "Nesterov momentum towards it (DiLoCo)."
+            ),
+        },
+        "outer_lr": {
+            "type": "number",
+            "exclusiveMinimum": 0,
+            "default": 0.7,
+            "description": "Learning rate of the outer SGD; of nesterov only.",
+        },
+        "outer_momentum": {
+            "type": "number",
+            "exclusiveMinimum": 0,
+            "exclusiveMaximum": 1,
+            "default": 0.9,
+            "description": "Nesterov momentum of the outer SGD; of nesterov only.",
+        },
+    }
+
+    def supports(self, cell: Cell) -> str | None:
+        values = self.option_values(cell)
+        unread = {"outer_lr", "outer_momentum"} & dict(cell.options).keys()
+        if unread and values["outer_optimizer"] == "average":
+            return Reason(
+                "conflicting_options",
+                f"{' and '.join(sorted(unread))} belong to outer_optimizer: nesterov; "
+                "outer_optimizer is average",
+            )
+        return uneven_shares(cell)
+
+    def placement(self, cell: Cell) -> tuple[Process, ...]:
+        return data_parallel_placement(cell)
+
+    def round_steps(self, cell: Cell) -> int:
+        return int(self.option_values(cell)["average_every_steps"])
+
+    def is_synchronous(self, cell: Cell, details: Mapping[str, Any] | None = None) -> bool:
+        """With rounds of one step, and on one device, no rank trains past another."""
+        return self.round_steps(cell) == 1 or cell.devices == 1
+
+    def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
+        """Peak bytes of every rank.
+
+        ::
+
+            in a step    weights | momentum | anchor | activations | gradients
+            averaging    weights | momentum | anchor | gradients | copy of the weights | a tensor
+
+        The anchor, which is the weights before the round, and its momentum are nesterov's only, as
+        is the tensor that is being updated. A tensor that fills a bucket alone is summed in place.
+        """
+        nesterov = LocalSgdDetails.of(plan).outer_optimizer == "nesterov"
+        in_buckets = whole_buckets(workload.tensors)
+        copied = sum(sum(bucket) for bucket in in_buckets if len(bucket) > 1)
+        updated = max((tensor.bytes for tensor in workload.tensors), default=0) if nesterov else 0
+        share = plan.cell.batch_size / plan.world_size
+        averaging = workload.parameter_bytes + copied + updated
+        more = max(0.0, averaging - backward_peak_bytes(workload.blocks, share))
+        held = 2 * workload.parameter_bytes if nesterov else 0
+        return data_parallel_bytes(workload, plan, more + held)

@@ -1,0 +1,117 @@
+"""Local SGD against several replicas in one process, whose weights are averaged by hand."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from local_cells import local_site, odd_cell, run_one
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.testing.networks import network_of
+from ddlbench.testing.training import assert_same_weights, global_batch, loss_of, train
+
+RUNS = ((0, 2), (2, 6))  # a call ends within a round, and so does the last round
+STEPS = 8
+ROUND = 3
+AVERAGE = {"average_every_steps": ROUND}
+NESTEROV = {**AVERAGE, "outer_optimizer": "nesterov"}
+
+
+def cell_of(devices: int, network: str = "normed", momentum: float = 0.9, **options) -> Cell:
+    return Cell(
+        dataset="mnist",
+        network=network,
+        strategy="local-sgd",
+        batch_size=16,
+        devices_per_node=devices,
+        learning_rate=0.05,
+        momentum=momentum,
+        options=tuple(sorted(options.items())),
+    )
+
+
+def by_hand(cell: Cell, ranks: int) -> tuple[list[dict[str, torch.Tensor]], list[list[float]]]:
+    """States and losses of all replicas: local steps, the mean of a round, DiLoCo's algorithm 1."""
+    options = dict(cell.options)
+    nets = [network_of(cell).train()]
+    nets += [copy.deepcopy(nets[0]) for _ in range(ranks - 1)]
+    inner = [torch.optim.SGD(net.parameters(), cell.learning_rate, cell.momentum) for net in nets]
+    before = [p.detach().clone() for p in nets[0].parameters()]
+    speed = [torch.zeros_like(p) for p in before]
+    rate, friction = options.get("outer_lr", 0.7), options.get("outer_momentum", 0.9)
+    losses: list[list[float]] = [[] for _ in nets]
+    for step in range(STEPS):
+        batch = global_batch(cell, step)
+        shards = zip(batch["inputs"].chunk(ranks), batch["labels"].chunk(ranks), strict=True)
+        for rank, (inputs, labels) in enumerate(shards):
+            inner[rank].zero_grad()
+            loss = loss_of(cell)(nets[rank](inputs), labels)
+            loss.backward()
+            inner[rank].step()
+            losses[rank].append(loss.item())
+        if (step + 1) % ROUND:
+            continue
+        for index, copies in enumerate(zip(*(net.parameters() for net in nets), strict=True)):
+            new = torch.stack([copy.detach() for copy in copies]).mean(dim=0)
+            if options.get("outer_optimizer") == "nesterov":
+                outer_gradient = before[index] - new
+                speed[index] = friction * speed[index] + outer_gradient
+                new = before[index] - rate * (outer_gradient + friction * speed[index])
+            before[index] = new.clone()
+            for own in copies:
+                own.data.copy_(new)
+    return [net.state_dict() for net in nets], losses
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_replica_is_that_of_the_simulation(ranks):
+    cells = [
+        cell_of(ranks, **AVERAGE),
+        cell_of(ranks, **NESTEROV),
+        cell_of(ranks, momentum=0.0, **NESTEROV, outer_lr=0.3, outer_momentum=0.5),
+        cell_of(ranks, "odd", **NESTEROV),
+    ]
+    for cell, found in zip(cells, train(cells, RUNS), strict=True):
+        states, losses = by_hand(cell, ranks)
+        for rank, result in enumerate(found):
+            # Two steps into a round the replicas differ; batch norm's statistics always do.
+            for name, value in states[rank].items():
+                torch.testing.assert_close(result["state"][name], value, rtol=1e-10, atol=1e-12)
+            assert result["loss"] == pytest.approx(losses[rank])
+        weights = [result["state"]["head.weight"] for result in found]
+        assert not torch.equal(weights[0], weights[1])
+
+
+def test_a_round_ends_with_the_same_weights_everywhere():
+    cells = [cell_of(3, **AVERAGE), cell_of(3, **NESTEROV)]
+    for ranks in train(cells, ((0, 2 * ROUND),)):
+        for rank in ranks[1:]:
+            assert_same_weights(rank["state"], ranks[0]["state"], rtol=0, atol=0)
+
+
+def test_only_nesterov_keeps_weights_and_momentum_of_its_own():
+    (plain,), (outer,) = train([cell_of(1, **AVERAGE), cell_of(1, **NESTEROV)], RUNS)
+    weights = sum(p.nbytes for p in network_of(cell_of(1)).parameters())
+    assert outer["kept_bytes"] - plain["kept_bytes"] == 2 * weights
+
+
+def whole_cell(tmp_path, **changes):
+    cell = odd_cell("slow", "local-sgd", options=AVERAGE, **changes)
+    return run_one(cell, local_site(tmp_path), tmp_path)[0]
+
+
+def test_a_result_says_that_its_step_is_of_whole_rounds(tmp_path):
+    result = whole_cell(tmp_path)  # 2 epochs of 6 steps
+    assert result["status"] == "ok", result["reason"]
+    assert result["update_semantics"] == "stale"
+    assert "whole rounds of 3 steps" in result["timing"]["combined"]
+    assert result["timing"]["step_s"]["count"] == 12
+    assert result["notes"] == []
+
+
+def test_less_than_a_round_is_refused(tmp_path):
+    result = whole_cell(tmp_path, epochs=1, max_steps=2)
+    assert (result["status"], result["reason_code"]) == ("unsupported", "too_few_steps")
+    assert "2 measured steps are fewer than one round of 3" in result["reason"]
