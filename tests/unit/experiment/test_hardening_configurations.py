@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -214,7 +215,7 @@ def test_any_value_below_a_key(place, value) -> None:
 
 @pytest.mark.exhaustive
 @given(_PLACES, _VALUES, _INNER, _VALUES)
-@settings(max_examples=10_000, deadline=None)
+@settings(max_examples=10_000, deadline=timedelta(seconds=10))  # longer is a hang
 def test_ten_thousand_configurations(place, value, inner, below) -> None:
     config = {**copy.deepcopy(GOOD), place: value}
     group = config.setdefault(inner[0], {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def is_in_tables(data: bytes, folder: Path, monkeypatch) -> None:
 _FEW = settings(
     deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=120
 )
-_MANY = settings(_FEW, max_examples=2_000)
+_MANY = settings(_FEW, max_examples=2_000, deadline=timedelta(seconds=10))  # longer is a hang
 _CHANGED = st.builds(
     lambda place, value, remove: (place[0], changed(*place, value, remove).encode()),
     st.sampled_from(_PLACES), _VALUES, st.booleans(),
