@@ -33,7 +33,6 @@ from ddlbench.experiment.chrome_trace import Piece, chrome_trace
 from ddlbench.experiment.result import (
     FEWEST_STEPS,
     Attempt,
-    Checkpointing,
     Communication,
     Epoch,
     InputDigests,
@@ -52,6 +51,7 @@ from ddlbench.experiment.statistics import median_interval
 from ddlbench.experiment.status import Status, reason_code
 from ddlbench.planning.plan import Plan, measured_digests
 from ddlbench.planning.strategy import DeviceKind, Strategy, strategy_of
+from ddlbench.runtime.between_steps import accuracies, checkpoint_notes, checkpointing, drain_notes
 from ddlbench.runtime.environment import driver_provenance, unlike_ranks
 from ddlbench.runtime.placement import SHARED_GPU_NOTE
 from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written
@@ -89,6 +89,7 @@ def assemble(
     complete = status == Status.OK
     timing = timing_of(cell, ok, site.device) if complete else None
     saved = None if timing is None else checkpointing(cell, ok, timing, earlier)
+    scored = () if timing is None else accuracies(ok, timing)
     synchronous = strategy.is_synchronous(cell, plan.details)
     return Result(
         status=status,
@@ -110,7 +111,8 @@ def assemble(
         notes=(
             *_notes(strategy, site),
             *unlike_ranks([report.provenance for report in ok]),
-            *checkpoint_notes(cell, synchronous, saved),
+            *drain_notes(cell, synchronous, len(scored)),
+            *checkpoint_notes(saved),
             *divergence(ok if complete else []),
         ),
         plan_details=ok[0].plan_details if complete else plan.details,
@@ -121,6 +123,7 @@ def assemble(
         communication=communication(ok) if complete else None,
         link=None if link is None else Link.from_dict(link),
         checkpointing=saved,
+        validation=scored,
         log_tail=(),
         elapsed_s=0.0,
         provenance=_provenance(cell.seed, ok, link),
@@ -319,51 +322,6 @@ def divergence(reports: Sequence[RankReport]) -> list[str]:
         f"training diverged: the loss is no number from step {first + 1} of {len(loss)} on "
         f"({len(warmup)} of them warm-up)"
     ]
-
-
-def checkpointing(
-    cell: Cell,
-    reports: Sequence[RankReport],
-    timing: Timing,
-    earlier: Sequence[Attempt],
-) -> Checkpointing | None:
-    """The ``checkpointing`` part of a result; None for a cell without checkpoints."""
-    if not cell.checkpoint_every_steps:
-        return None
-    parts = [report.checkpoints for report in reports if report.checkpoints is not None]
-    save_s = [max(seconds) for seconds in zip(*(p.save_s for p in parts), strict=True)]
-    elapsed_s = sum(epoch.elapsed_s for epoch in timing.epochs)
-    samples = sum(epoch.samples for epoch in timing.epochs)
-    with_saves_s = elapsed_s + sum(save_s)
-    return Checkpointing(
-        every_steps=cell.checkpoint_every_steps,
-        save_s=tuple(save_s),
-        total_s=sum(save_s),
-        bytes=sum(part.bytes for part in parts),
-        samples_per_s=samples / with_saves_s if with_saves_s > 0 else None,
-        resumed=sum(attempt.kept_steps > 0 for attempt in earlier),
-        restore_s=max(part.restore_s for part in parts),
-        rehearsal_s=max(part.rehearsal_s for part in parts),
-        lost_steps=sum(attempt.lost_steps for attempt in earlier),
-        lost_s=sum(attempt.lost_s for attempt in earlier),
-        attempts=tuple(earlier),
-    )
-
-
-def checkpoint_notes(cell: Cell, synchronous: bool, part: Checkpointing | None) -> list[str]:
-    """Notes on how checkpoints affect the cell's numbers."""
-    notes = []
-    if cell.checkpoint_every_steps and not synchronous:
-        notes.append(
-            f"every {cell.checkpoint_every_steps} steps all that is under way is finished for a "
-            "checkpoint; that wait is in the steps' times"
-        )
-    if part is not None and part.resumed:
-        notes.append(
-            f"resumed {part.resumed} time(s) from a checkpoint; {part.lost_steps} step(s) "
-            "were trained twice and count once"
-        )
-    return notes
 
 
 def trace_json(reports: Sequence[RankReport]) -> str:

@@ -40,7 +40,7 @@ from ddlbench.runtime.failure import classify
 from ddlbench.runtime.loop import Extent, Measurement
 from ddlbench.runtime.meters import Usage
 from ddlbench.runtime.progress import Reporter
-from ddlbench.runtime.rank_report import CheckpointCost
+from ddlbench.runtime.rank_report import CheckpointCost, Score
 from ddlbench.strategies.executor import Executor, RunRecord, Unsupported
 
 
@@ -223,6 +223,7 @@ def _packed(so_far: Measurement) -> dict[str, Any]:
         "warmup": _packed_record(so_far.warmup),
         "measured": _packed_record(so_far.measured),
         "utilisation": asdict(so_far.utilisation),
+        "scores": [score.to_dict() for score in so_far.scores],
     }
 
 
@@ -232,6 +233,7 @@ def _measurement(state: dict[str, Any]) -> Measurement:
         measured=_record(state["measured"]),
         utilisation=Usage(**state["utilisation"]),
         steps=int(state["steps"]),
+        scores=tuple(Score.from_dict(score) for score in state.get("scores", ())),
     )
 
 
