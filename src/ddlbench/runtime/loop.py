@@ -122,6 +122,7 @@ def measure(
     checkpoints: Checkpoints | None = None,
     validation: Validation | None = None,
     traffic: Traffic | None = None,
+    segment_done: Callable[[int], None] = lambda _steps: None,
 ) -> Measurement:
     """Warm up, wait for the other ranks, and run the measured epochs.
 
@@ -136,6 +137,8 @@ def measure(
         checkpoints: None for a cell without checkpoints.
         validation: None for a cell without validation.
         traffic: counts the bytes of the measured steps.
+        segment_done: called with the number of steps of each call of the executor's ``run``, whose
+            progress counts from one.
     """
     if checkpoints is not None and checkpoints.resumes:
         # At least one step: torch's DDP rebuilds its buckets after the first.
@@ -150,6 +153,7 @@ def measure(
         with Utilisation(devices, threads) as utilisation:
             record = executor.run(part.start, len(part))
         so_far = so_far.followed_by(record, utilisation.usage, len(part))
+        segment_done(len(part))
         if validation is not None and so_far.steps % extent.validate_every_steps == 0:
             score = validation.score(executor, so_far.steps, traffic)
             so_far = replace(so_far, scores=so_far.scores + score)

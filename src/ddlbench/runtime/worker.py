@@ -143,6 +143,7 @@ def _run(job: Job, process: Process) -> RankReport:
         checkpoints=checkpoints,
         validation=validation,
         traffic=traffic,
+        segment_done=reporter.phase_done,
     )
     wait_for_all("counted")  # before that, no rank sends bytes that do not count
     if process.rank == 0:

@@ -153,13 +153,8 @@ class Checkpointer:
         """Have rank 0 keep a progress journal from the first measured step on."""
         reporter.phase_done(self.steps)
         journal = ProgressJournal(journal_file(self._folder), self.steps)
-
-        def on_saved(steps: int) -> None:
-            journal.kept(steps)
-            reporter.phase_done(extent.checkpoint_every_steps)
-
         reporter.on_step = lambda step: journal.reach(step - extent.warmup_steps)
-        self.when_saved = on_saved
+        self.when_saved = journal.kept
 
     def report(self) -> CheckpointCost:
         return CheckpointCost(tuple(self._save_s), self._bytes, self._restore_s, self._rehearsal_s)
