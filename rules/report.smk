@@ -12,6 +12,7 @@ rule tables:
         ),
         summary=str(TABLES / "summary.csv"),
         steps=str(TABLES / "steps.csv"),
+        validation=str(TABLES / "validation.csv"),
     log:
         str(TABLES / "tables.log"),
     localrule: True

@@ -102,7 +102,7 @@ def states(folder: Path, ranks: int) -> list[dict]:
     ("cell", "kills"),
     [
         pytest.param(cell_of("ddp"), 10, marks=pytest.mark.exhaustive, id="ddp, ten times"),
-        pytest.param(cell_of("ddp"), 1, id="ddp"),
+        pytest.param(cell_of("ddp", validate=True), 1, id="ddp"),
         pytest.param(cell_of("fsdp"), 1, id="fsdp"),
         pytest.param(cell_of("local-sgd"), 1, id="local-sgd"),
         pytest.param(cell_of("pipedream", options=(("balance", "3+3"),)), 2, id="pipedream"),
@@ -144,6 +144,9 @@ def test_kill_9_at_random_steps_loses_no_more_than_the_interval(
     assert any("were trained twice" in note for note in result["notes"])
 
     assert result["loss"] == straight["loss"]
+    scores = [[{**e, "training_s": 0} for e in r["validation"]] for r in (result, straight)]
+    assert scores[0] == scores[1]
+    assert len(scores[0]) == (EPOCHS if cell.validate else 0)
     for found, expected in zip(states(folder, 2), states(tmp_path / "straight", 2), strict=True):
         assert_same_bits(found["executor"], expected["executor"])
         assert_same_bits(found["random"], expected["random"])

@@ -37,7 +37,7 @@ _MOST_DIGITS = 60
 # Fields with their own place in the path; others appear as name=value unless they have the default.
 _PLACED = ("dataset", "network", "strategy", "nodes", "devices_per_node", "repeat", "options")
 # Fields that are newer than the first results.
-_YOUNGER = ("checkpoint_every_steps", "deterministic")
+_YOUNGER = ("checkpoint_every_steps", "deterministic", "validate")
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Cell:
         seed: of the initial weights, the data and its order.
         checkpoint_every_steps: measured steps between two checkpoints; 0 writes none.
         deterministic: use only kernels that give the same bits in every run.
+        validate: classify the validation split after every measured epoch.
         options: strategy options that differ from their defaults, sorted by name.
 
     Raises:
@@ -93,6 +94,7 @@ class Cell:
     seed: int = 0
     checkpoint_every_steps: int = 0
     deterministic: bool = False
+    validate: bool = False
     options: tuple[tuple[str, OptionValue], ...] = ()
 
     def __post_init__(self) -> None:

@@ -146,6 +146,18 @@ class Loss(SameKeys):
 
 
 @dataclass(frozen=True)
+class EpochAccuracy(SameKeys):
+    """What the network classified of the validation split after ``training_s`` of training."""
+
+    epoch: int
+    training_s: float
+    samples: int
+    correct: int
+    accuracy: float
+    loss: float | None
+
+
+@dataclass(frozen=True)
 class RankTraffic(SameKeys):
     """Bytes that one rank sent to others and received, over all counted steps."""
 
@@ -267,6 +279,7 @@ class Result(SameKeys):
         communication: None unless every rank counted its bytes.
         link: None on the site's own network.
         checkpointing: None for a cell without checkpoints.
+        validation: empty for a cell without validation.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -291,6 +304,7 @@ class Result(SameKeys):
     communication: Communication | None
     link: Link | None = None
     checkpointing: Checkpointing | None = None
+    validation: tuple[EpochAccuracy, ...] = ()
     log_tail: tuple[str, ...]
     elapsed_s: float
     provenance: Provenance

@@ -63,6 +63,7 @@ REASON_CODES: Mapping[str, str] = {
     "cannot_be_split": "the network is built in a way that the strategy cannot split",
     "mixed_weight_types": "the trained weights are not of one type",
     "no_checkpoint": "the strategy's state cannot be saved",
+    "no_validation": "the trained network cannot be put together, or has no trained weights",
     "device_unsupported": "the strategy or an option does not work on this kind of device",
     # out_of_memory
     "out_of_memory_cuda": "memory of a GPU ran out",

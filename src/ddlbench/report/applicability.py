@@ -64,6 +64,11 @@ def long_enough_to_learn(rows: Rows) -> bool:
     return len(long) > 1
 
 
+def some_validation(rows: Rows) -> bool:
+    """Some cell classifies the validation split."""
+    return any(cell.validate for cell in supported(rows))
+
+
 def links_vary(quantity: str) -> Callable[[Rows], bool]:
     """Cells over emulated links differ in this quantity of their condition."""
 

@@ -312,6 +312,7 @@ _TABLES = {
     "measurements.csv": "one row a cell",
     "summary.csv": "one row a configuration, over its repeats",
     "steps.csv": "one row a step",
+    "validation.csv": "accuracy after every epoch",
     "accuracy.csv": "errors of every predictor",
     "table_8_1.csv": "what was recommended, and what was fastest",
     "table_8_2.csv": "how often recommenders were right",

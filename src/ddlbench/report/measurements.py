@@ -1,7 +1,8 @@
 """Collects the tables of an experiment from its cells.
 
 ``measurements.csv`` has a row for every cell of the matrix, with or without a result; ``steps.csv``
-has a row for every step. :mod:`.summary` makes ``summary.csv`` of the first.
+has a row for every step, ``validation.csv`` for every validated epoch. :mod:`.summary` makes
+``summary.csv`` of the first.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import csv
 import logging
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -50,6 +53,7 @@ from ddlbench.report.tables import (
     MEASUREMENTS,
     NOTE_BREAK,
     STEPS,
+    VALIDATION,
     Tables,
     frame_of,
     read_columns,
@@ -161,6 +165,7 @@ def _outcome(row: MatrixRow, site: str, root: Path, plans: CurrentPlans) -> dict
             ]
         ),
         "loss_last": None if result.loss is None else result.loss.last,
+        "accuracy": result.validation[-1].accuracy if result.validation else None,
         "created": result.provenance.created,
         **_timing(result.timing if result.status == Status.OK else None),
         **_memory(result.ranks),
@@ -344,12 +349,35 @@ def _steps_of(row: MatrixRow, site: str, root: Path) -> dict[str, list[Any]]:
         return {}
 
 
+def collect_validation(
+    site_name: str, rows: list[MatrixRow], results_root: Path = RESULTS
+) -> pd.DataFrame:
+    """Accuracies after every epoch of the cells that have a valid result; see :data:`VALIDATION`.
+
+    A result that cannot be read is left out: ``measurements.csv`` says why.
+    """
+    records = []
+    for row in rows:
+        path = results_root / result_file(site_name, row.cell.id).relative_to(RESULTS)
+        if not row.cell.validate or not path.is_file():
+            continue
+        with suppress(InvalidResult):
+            own = {name: _of_cell(row.cell, name) for name in ("cell_id", *_OF_CELL)}
+            records += [{**own, **asdict(one)} for one in read_result(path).validation]
+    return frame_of(records, VALIDATION)
+
+
 def make_tables(
     experiment: str, site: str, rows: list[MatrixRow], results_root: Path, out_dir: Path
 ) -> Tables:
-    """Write ``measurements.csv``, ``summary.csv`` and ``steps.csv`` into ``out_dir``."""
+    """Write the tables of measurements, summary, steps and validation into ``out_dir``."""
     measurements = collect(experiment, site, rows, results_root)
-    tables = Tables(measurements, summarise(measurements), collect_steps(site, rows, results_root))
-    for name in ("measurements", "summary", "steps"):
-        write_table(out_dir / f"{name}.csv", getattr(tables, name))
+    tables = Tables(
+        measurements,
+        summarise(measurements),
+        collect_steps(site, rows, results_root),
+        collect_validation(site, rows, results_root),
+    )
+    for name, table in vars(tables).items():
+        write_table(out_dir / f"{name}.csv", table)
     return tables

@@ -23,6 +23,7 @@ from ddlbench.report.applicability import (
     pipelines_beside_a_base,
     several_numbers_of_workers,
     some_pipeline,
+    some_validation,
     something_beside_a_base,
     supported,
     varies_chunks,
@@ -116,6 +117,19 @@ FIGURES: Registry[FigureEntry] = Registry(
                 "decided on the right.\n\n"
                 "Look at where each line first meets the dotted one, the lowest loss that all "
                 "strategies of the row reach; the table beside has the updates and seconds."
+            ),
+        ),
+        "time_to_accuracy": FigureEntry(
+            "experiment",
+            "ddlbench.report.figures.time_to_accuracy:draw",
+            some_validation,
+            caption=(
+                "Accuracy on the validation images over the seconds of training, a point an "
+                "epoch. Strategies with equal updates pass the same accuracies, each at its own "
+                "speed; old weights may need more epochs.\n\n"
+                "Look at when each line passes an accuracy, not only at where it ends; the "
+                "dotted line is what guessing reaches. Synthetic images are easier than "
+                "photographs: what is reached says whether training works."
             ),
         ),
         "latency": FigureEntry(

@@ -8,13 +8,13 @@ from importlib.resources import files
 from typing import Any
 
 from ddlbench.experiment.status import REASON_CODES
-from ddlbench.report.tables import MEASUREMENTS, STEPS, SUMMARY, Column
+from ddlbench.report.tables import MEASUREMENTS, STEPS, SUMMARY, VALIDATION, Column
 
 _INTRODUCTION = """\
 # Results: files, fields and columns
 
 Every finished cell leaves `results/<site>/cells/<cell id>/result.json`, written last and whole.
-Of these an experiment makes three tables in `results/<site>/<experiment>/tables/` and figures in
+Of these an experiment makes four tables in `results/<site>/<experiment>/tables/` and figures in
 `results/<site>/<experiment>/figures/`: each a PNG, a PDF, and a CSV with the plotted numbers.
 
 Seconds end in `_s`, bytes in `_bytes`, rates in `_per_s`. An unknown number or text is an empty
@@ -62,6 +62,9 @@ measurements beside the code and run times of the rules.
   all-gather; `gloo/allreduce.cc`), so each of N ranks sends and receives 2 (N - 1) / N of the
   gradients' bytes, and with two ranks once their size. A stage of a pipeline sends its activations
   of every micro-batch forward, and as many bytes of gradients come back. Over NCCL nothing counts.
+- `accuracy` is of cells with `validate`: the share of the validation images that rank 0 classifies
+  right with the network that all ranks hold after the epoch ([datasets.md](datasets.md#accuracy)).
+  `accuracy.csv` is another thing: the errors of predictors.
 - A cell is `stale` when its plan today, or the profile or links that it is made from, differ from
   those that were measured: it is shown, marked, and not run again. A `noisy` run is marked too, and
   never cleaned.
@@ -118,6 +121,7 @@ def results_page() -> str:
         _table("measurements.csv: one row a cell of the matrix", MEASUREMENTS),
         _table("summary.csv: one row a cell configuration, over its repeats", SUMMARY),
         _table("steps.csv: one row a step of every cell", STEPS),
+        _table("validation.csv: one row an epoch of every cell with `validate`", VALIDATION),
         "## result.json\n\n| field | type | meaning |\n|---|---|---|\n"
         + "".join(f"| `{name}` | {kind} | {text} |\n" for name, kind, text in schema_fields()),
         _REASON_CODES + "".join(f"| `{code}` | {text} |\n" for code, text in REASON_CODES.items()),

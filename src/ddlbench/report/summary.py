@@ -76,7 +76,7 @@ def _record(configuration: str, runs: pd.DataFrame, by_id: pd.DataFrame) -> dict
         },
         **{
             name: float(good[name].median())
-            for name in ("step_median_s", "load_s", "loss_last", "probe_s")
+            for name in ("step_median_s", "load_s", "loss_last", "accuracy", "probe_s")
             if len(good)
         },
         "speedup_normalised": None if forbid else float(pairs["speedup_normalised"].median()),

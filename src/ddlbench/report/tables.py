@@ -115,6 +115,7 @@ MEASUREMENTS: tuple[Column, ...] = (
     _count("resumed", "times it went on from a checkpoint"),
     _count("lost_steps", "steps trained twice for that; they count once"),
     _number("loss_last", "training loss of the last step"),
+    _number("accuracy", "share of the validation images classified right, after the last epoch"),
     _text("update_semantics", "synchronous or stale"),
     _text("ran_as", "what its plan amounts to where the strategy's name says another thing"),
     _text("device_kind", "cpu or cuda"),
@@ -177,6 +178,7 @@ SUMMARY: tuple[Column, ...] = (
     _rate("base_samples_per_s", "absolute speed of the base, over the shared repeats"),
     *_MEMORY,
     _number("loss_last", "median of loss_last over repeats"),
+    _number("accuracy", "median of accuracy over repeats"),
     _text("update_semantics", "synchronous or stale"),
     _text("ran_as", "what its plan amounts to where the strategy's name says another thing"),
     _text("device_kind", "cpu or cuda"),
@@ -205,17 +207,36 @@ STEPS: tuple[Column, ...] = (
     _number("loss", "training loss of the step"),
 )
 
+VALIDATION: tuple[Column, ...] = (
+    _text("cell_id", "the cell's path below results/<site>/cells/"),
+    _text("dataset", "dataset"),
+    _text("network", "network"),
+    _text("strategy", "strategy"),
+    _text("geometry", "nodes x devices per node"),
+    _count("repeat", "index of the repetition"),
+    _count("epoch", "measured epochs that were done"),
+    _seconds(
+        "training_s",
+        "sum of these epochs, slowest rank; without warm-up, validation, checkpoints and staging",
+    ),
+    _count("samples", "images of the validation split"),
+    _count("correct", "of these, with the highest output at their label"),
+    _number("accuracy", "correct over samples"),
+    _number("loss", "mean loss over these images"),
+)
+
 
 NOTE_BREAK = " | "
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The three tables of one experiment."""
+    """The tables of one experiment."""
 
     measurements: pd.DataFrame
     summary: pd.DataFrame
     steps: pd.DataFrame
+    validation: pd.DataFrame
 
 
 def conform(frame: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
@@ -302,11 +323,14 @@ def rows_of(frame: pd.DataFrame) -> Iterator[Any]:
 
 
 def read_tables(folder: Path) -> Tables:
-    """Read the tables that lie in ``folder``."""
+    """Read the tables that lie in ``folder``; those of earlier versions lack the last."""
+    validation = folder / "validation.csv"
+    there = validation.is_file()
     return Tables(
         measurements=read_table(folder / "measurements.csv", MEASUREMENTS),
         summary=read_table(folder / "summary.csv", SUMMARY),
         steps=read_table(folder / "steps.csv", STEPS),
+        validation=read_table(validation, VALIDATION) if there else frame_of([], VALIDATION),
     )
 
 

@@ -10,6 +10,11 @@ to no step. A run that resumes from a checkpoint warms up first, so that no meas
 the checkpoint then overwrites the effect of these steps::
 
     prepare | rehearsal (overwritten) | load | barrier | segment 3 | save | segment 4 | save ...
+
+With validation a segment also ends with an epoch. Neither steps, nor utilisation, nor the count of
+bytes contain the validation. A checkpoint after the same step follows it, and so holds its score::
+
+    ... epoch 1 | validate | save | epoch 2 | validate | save ...
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from typing import Protocol
 import torch
 
 from ddlbench.runtime.meters import Usage, Utilisation, mean_usage
+from ddlbench.runtime.rank_report import Score
 from ddlbench.strategies.executor import Executor, RunRecord
 
 
@@ -33,6 +39,7 @@ class Extent:
     epochs: int
     steps_per_epoch: int
     checkpoint_every_steps: int = 0  # 0 for none
+    validate_every_steps: int = 0  # 0 for never
 
     @property
     def measured_steps(self) -> int:
@@ -44,12 +51,12 @@ class Extent:
         return self.warmup_steps + self.measured_steps
 
     def segments(self, done: int = 0) -> list[range]:
-        """Ids of the mini-batches after ``done`` measured steps, split at checkpoints."""
-        every = self.checkpoint_every_steps or max(1, self.measured_steps)
-        ends = [*range((done // every + 1) * every, self.measured_steps, every)]
-        cuts = [done, *ends, self.measured_steps]
+        """Mini-batches after ``done`` measured steps, split at checkpoints and validations."""
+        cuts = {done, self.measured_steps}
+        for every in filter(None, (self.checkpoint_every_steps, self.validate_every_steps)):
+            cuts |= set(range((done // every + 1) * every, self.measured_steps, every))
         first = self.warmup_steps
-        return [range(first + a, first + b) for a, b in pairwise(cuts) if a < b]
+        return [range(first + a, first + b) for a, b in pairwise(sorted(cuts))]
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,7 @@ class Measurement:
     measured: RunRecord  # all measured steps so far
     utilisation: Usage  # in the measured steps
     steps: int  # completed measured steps, the same number in all processes
+    scores: tuple[Score, ...] = ()  # of rank 0
 
     def followed_by(self, record: RunRecord, usage: Usage, steps: int) -> Measurement:
         return replace(
@@ -78,6 +86,16 @@ class Traffic(Protocol):
 
     def stop(self, done_steps: int) -> None:
         """End counting after the last measured step."""
+
+
+class Validation(Protocol):
+    """A validation, as the loop uses it."""
+
+    def score(self, executor: Executor, steps: int, traffic: Traffic | None) -> tuple[Score, ...]:
+        """Classify the validation split after ``steps`` measured steps.
+
+        No byte of it is counted. It returns once all ranks may go on: rank 0's score, else nothing.
+        """
 
 
 class Checkpoints(Protocol):
@@ -102,9 +120,13 @@ def measure(
     barrier: Callable[[], None] = lambda: None,
     *,
     checkpoints: Checkpoints | None = None,
+    validation: Validation | None = None,
     traffic: Traffic | None = None,
+    segment_done: Callable[[int], None] = lambda _steps: None,
 ) -> Measurement:
-    """Warm up, wait for the other ranks, and run the measured epochs without a pause between them.
+    """Warm up, wait for the other ranks, and run the measured epochs.
+
+    They follow without a pause, but for checkpoints and validation.
 
     Args:
         executor: prepared.
@@ -113,7 +135,10 @@ def measure(
         threads: of this process.
         barrier: returns once all processes have warmed up.
         checkpoints: None for a cell without checkpoints.
+        validation: None for a cell without validation.
         traffic: counts the bytes of the measured steps.
+        segment_done: called with the number of steps of each call of the executor's ``run``, whose
+            progress counts from one.
     """
     if checkpoints is not None and checkpoints.resumes:
         # At least one step: torch's DDP rebuilds its buckets after the first.
@@ -128,6 +153,10 @@ def measure(
         with Utilisation(devices, threads) as utilisation:
             record = executor.run(part.start, len(part))
         so_far = so_far.followed_by(record, utilisation.usage, len(part))
+        segment_done(len(part))
+        if validation is not None and so_far.steps % extent.validate_every_steps == 0:
+            score = validation.score(executor, so_far.steps, traffic)
+            so_far = replace(so_far, scores=so_far.scores + score)
         if checkpoints is not None and so_far.steps % extent.checkpoint_every_steps == 0:
             checkpoints.save(executor, so_far)
     if traffic is not None:

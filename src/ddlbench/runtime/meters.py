@@ -135,7 +135,10 @@ def restart_peaks(devices: Sequence[torch.device]) -> list[int]:
 
 
 def device_memory(
-    devices: Sequence[torch.device], cpu_peak: int | None, before: Sequence[int] = ()
+    devices: Sequence[torch.device],
+    cpu_peak: int | None,
+    before: Sequence[int] = (),
+    measured: Sequence[int] = (),
 ) -> list[dict[str, Any]]:
     """Peak bytes of each device of this process; its CPU partitions count together.
 
@@ -143,6 +146,7 @@ def device_memory(
         devices: of this process.
         cpu_peak: value of :func:`cpu_peak_bytes`; None on CUDA.
         before: value of :func:`restart_peaks`, if it was called: entries then have both peaks.
+        measured: peaks of measured steps before the allocator's peaks were reset once more.
     """
     if devices[0].type == "cpu":
         name = "cpu" if len(devices) == 1 else f"cpu ({len(devices)} partitions together)"
@@ -151,6 +155,8 @@ def device_memory(
         _cuda_memory(device, handle)
         for device, handle in zip(devices, _nvml_handles(devices), strict=False)
     ]
+    for entry, earlier in zip(entries, measured, strict=False):
+        entry["peak_bytes"] = max(earlier, entry["peak_bytes"])
     for entry, earlier in zip(entries, before, strict=False):
         entry["peak_with_warmup_bytes"] = max(earlier, entry["peak_bytes"])
     return entries
@@ -321,6 +327,8 @@ class TcpTraffic:
         warm-up | start | barrier | measured steps | stop | barrier | untimed steps
                 | read  |                          | read |
 
+    It may stop and start several times; the counts add up.
+
     The kernel counts the bytes written to and received from every connection (``TCP_INFO``, Linux
     4.19; ``struct tcp_info`` in linux/tcp.h). A process sees only its own connections, even if
     ranks share a host or its loopback. The barriers keep bytes of other phases out of the count.
@@ -341,13 +349,14 @@ class TcpTraffic:
     def stop(self, done_steps: int) -> None:
         after = connection_bytes(self._store_port)
         pairs = [(after[key], self._before.get(key, (0, 0))) for key in after]
-        self._counted = None
         if pairs:
+            so_far = self._counted or CountedBytes(self.counted_by, 0, 0, 0)
             self._counted = CountedBytes(
                 counted_by=self.counted_by,
-                steps=done_steps - self._first_step,
-                sent_bytes=sum(now[0] - before[0] for now, before in pairs),
-                received_bytes=sum(now[1] - before[1] for now, before in pairs),
+                steps=so_far.steps + done_steps - self._first_step,
+                sent_bytes=so_far.sent_bytes + sum(now[0] - before[0] for now, before in pairs),
+                received_bytes=so_far.received_bytes
+                + sum(now[1] - before[1] for now, before in pairs),
             )
 
     def report(self) -> CountedBytes | None:

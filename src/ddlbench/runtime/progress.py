@@ -44,6 +44,7 @@ class Reporter:
         self._total, self._batch_size = total_steps, batch_size
         self._before = 0
         self._last_time, self._last_step = time.perf_counter(), 0
+        self._last_sign = -_REPORT_EVERY_S
         self.on_step: Callable[[int], None] = lambda _step: None
 
     def phase_done(self, steps: int) -> None:
@@ -54,6 +55,13 @@ class Reporter:
     def phase(name: str) -> None:
         """Mark the moment at which the phase "measured" begins, or is "done"."""
         print(MARK + json.dumps({"phase": name}), flush=True)
+
+    def alive(self) -> None:
+        """Give a sign of life in work that is no step, every half second at most."""
+        now = time.perf_counter()
+        if now - self._last_sign >= _REPORT_EVERY_S:
+            self._last_sign = now
+            self.phase("validating")
 
     def __call__(self, done: int) -> None:
         """Report that ``done`` steps of the current phase are complete."""

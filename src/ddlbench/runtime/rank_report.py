@@ -43,6 +43,19 @@ class CheckpointCost(JsonForm):
     rehearsal_s: float
 
 
+@dataclass(frozen=True)
+class Score(JsonForm):
+    """What rank 0 classified of the validation split after ``steps`` measured steps.
+
+    ``loss`` is the mean over ``samples``; None for NaN and infinity.
+    """
+
+    steps: int
+    samples: int
+    correct: int
+    loss: float | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankReport(JsonForm):
     """Measurements of a rank.
@@ -58,6 +71,7 @@ class RankReport(JsonForm):
         clock_offset_s: added to the rank's clock, it gives rank 0's.
         traffic: None if nothing was counted.
         checkpoints: None for a cell without checkpoints.
+        scores: of rank 0, in the order of steps; empty for other ranks, and without validation.
         probe_s: of a fixed piece of work, before the strategy starts and after it has ended; of
             one rank of each node.
     """
@@ -84,6 +98,7 @@ class RankReport(JsonForm):
     samples: int
     steps_per_epoch: int
     checkpoints: CheckpointCost | None = None
+    scores: tuple[Score, ...] = ()
     clock_offset_s: float = 0.0
     traffic: CountedBytes | None = None
     plan_details: Mapping[str, Any]

@@ -28,11 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.chrome_trace import Piece, chrome_trace
 from ddlbench.experiment.result import (
     Attempt,
-    Checkpointing,
     Communication,
     InputDigests,
     Link,
@@ -42,12 +40,12 @@ from ddlbench.experiment.result import (
     RankTraffic,
     Result,
     Staging,
-    Timing,
 )
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status, reason_code
 from ddlbench.planning.plan import Plan, measured_digests
 from ddlbench.planning.strategy import Strategy, strategy_of
+from ddlbench.runtime.between_steps import accuracies, checkpoint_notes, checkpointing, drain_notes
 from ddlbench.runtime.environment import driver_provenance, unlike_ranks
 from ddlbench.runtime.placement import SHARED_GPU_NOTE
 from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written
@@ -86,6 +84,7 @@ def assemble(
     complete = status == Status.OK
     timing = timing_of(cell, ok, site.device) if complete else None
     saved = None if timing is None else checkpointing(cell, ok, timing, earlier)
+    scored = () if timing is None else accuracies(ok, timing)
     synchronous = strategy.is_synchronous(cell, plan.details)
     round_steps = strategy.round_steps(cell)
     return Result(
@@ -108,7 +107,8 @@ def assemble(
         notes=(
             *_notes(strategy, site),
             *unlike_ranks([report.provenance for report in ok]),
-            *checkpoint_notes(cell, saved, drains=not synchronous and round_steps == 1),
+            *drain_notes(cell, synchronous or round_steps > 1, len(scored)),
+            *checkpoint_notes(saved),
             *([] if timing is None else rounds_note(cell, timing.step_s.count)),
             *divergence(ok if complete else []),
         ),
@@ -120,6 +120,7 @@ def assemble(
         communication=communication(ok) if complete else None,
         link=None if link is None else Link.from_dict(link),
         checkpointing=saved,
+        validation=scored,
         log_tail=(),
         elapsed_s=0.0,
         provenance=_provenance(cell.seed, ok, link),
@@ -248,54 +249,6 @@ def divergence(reports: Sequence[RankReport]) -> list[str]:
         f"training diverged: the loss is no number from step {first + 1} of {len(loss)} on "
         f"({len(warmup)} of them warm-up)"
     ]
-
-
-def checkpointing(
-    cell: Cell,
-    reports: Sequence[RankReport],
-    timing: Timing,
-    earlier: Sequence[Attempt],
-) -> Checkpointing | None:
-    """The ``checkpointing`` part of a result; None for a cell without checkpoints."""
-    if not cell.checkpoint_every_steps:
-        return None
-    parts = [report.checkpoints for report in reports if report.checkpoints is not None]
-    save_s = [max(seconds) for seconds in zip(*(p.save_s for p in parts), strict=True)]
-    elapsed_s = sum(epoch.elapsed_s for epoch in timing.epochs)
-    samples = sum(epoch.samples for epoch in timing.epochs)
-    with_saves_s = elapsed_s + sum(save_s)
-    return Checkpointing(
-        every_steps=cell.checkpoint_every_steps,
-        save_s=tuple(save_s),
-        total_s=sum(save_s),
-        bytes=sum(part.bytes for part in parts),
-        samples_per_s=samples / with_saves_s if with_saves_s > 0 else None,
-        resumed=sum(attempt.kept_steps > 0 for attempt in earlier),
-        restore_s=max(part.restore_s for part in parts),
-        rehearsal_s=max(part.rehearsal_s for part in parts),
-        lost_steps=sum(attempt.lost_steps for attempt in earlier),
-        lost_s=sum(attempt.lost_s for attempt in earlier),
-        attempts=tuple(earlier),
-    )
-
-
-def checkpoint_notes(cell: Cell, part: Checkpointing | None, *, drains: bool) -> list[str]:
-    """Notes on how checkpoints affect the cell's numbers.
-
-    ``drains`` says that mini-batches are under way from one step to the next.
-    """
-    notes = []
-    if cell.checkpoint_every_steps and drains:
-        notes.append(
-            f"every {cell.checkpoint_every_steps} steps all that is under way is finished for a "
-            "checkpoint; that wait is in the steps' times"
-        )
-    if part is not None and part.resumed:
-        notes.append(
-            f"resumed {part.resumed} time(s) from a checkpoint; {part.lost_steps} step(s) "
-            "were trained twice and count once"
-        )
-    return notes
 
 
 def trace_json(reports: Sequence[RankReport]) -> str:

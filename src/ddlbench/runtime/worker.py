@@ -22,6 +22,8 @@ from typing import Any
 
 import psutil
 import torch
+import torch.distributed as dist
+from torch import nn
 
 from ddlbench.datasets.loader import BatchLoader, EpochStream
 from ddlbench.datasets.loading import open_split
@@ -50,6 +52,7 @@ from ddlbench.runtime.placement import gpu_models, own_cores, own_devices, own_p
 from ddlbench.runtime.progress import Reporter
 from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written, write_rank_report
 from ddlbench.runtime.rendezvous import ClockOffset, barrier, clock_offsets, join_store, leave
+from ddlbench.runtime.validation import Validator
 from ddlbench.strategies.executor import Context, Executor, Unsupported
 from ddlbench.strategies.training import apply_torch_settings, with_precision
 
@@ -95,8 +98,7 @@ def _run(job: Job, process: Process) -> RankReport:
         host, port = job.rendezvous_host, job.rendezvous_port
         store = join_store(host, port, process.rank, plan.world_size, job.patience_s)
     wait_for_all = partial(barrier, store, world_size=plan.world_size)
-    network = build(cell.network, DATASETS[cell.dataset], cell.seed)
-    network = with_precision(network, cell.precision, job.device_kind)
+    network = _network(job)
     torch.manual_seed(cell.seed + process.rank)
     random.seed(cell.seed + process.rank)
     stream, extent, dataset_samples = _data(job, process, devices[0])
@@ -105,6 +107,7 @@ def _run(job: Job, process: Process) -> RankReport:
     checkpoints = open_checkpoints(
         job.checkpoints, executor, process.rank, plan.world_size, store=store, devices=devices
     )
+    validation = _validation(job, process, store, devices, reporter.alive)
     context = Context(
         devices=devices,
         store=store,
@@ -132,7 +135,15 @@ def _run(job: Job, process: Process) -> RankReport:
 
     traffic = _traffic(executor, job)
     measured = measure(
-        executor, extent, devices, threads, end_warmup, checkpoints=checkpoints, traffic=traffic
+        executor,
+        extent,
+        devices,
+        threads,
+        end_warmup,
+        checkpoints=checkpoints,
+        validation=validation,
+        traffic=traffic,
+        segment_done=reporter.phase_done,
     )
     wait_for_all("counted")  # before that, no rank sends bytes that do not count
     if process.rank == 0:
@@ -159,12 +170,16 @@ def _run(job: Job, process: Process) -> RankReport:
         parameter_bytes=sum(p.numel() * p.element_size() for p in network.parameters()),
         peak_rss_bytes=peak_rss_bytes(),
         memory=tuple(
-            DeviceMemory.from_dict(entry) for entry in device_memory(devices, peak, peaks_before)
+            DeviceMemory.from_dict(entry)
+            for entry in device_memory(
+                devices, peak, peaks_before, () if validation is None else validation.peaks
+            )
         ),
         dataset_samples=dataset_samples,
         samples=_samples(cell, process, extent),
         steps_per_epoch=extent.steps_per_epoch,
         checkpoints=None if checkpoints is None else checkpoints.report(),
+        scores=measured.scores,
         clock_offset_s=offsets[process.rank].offset_s,
         traffic=None if traffic is None else traffic.report(),
         plan_details=executor.details(),
@@ -194,16 +209,52 @@ def _probe(
     return seconds
 
 
+def _network(job: Job) -> nn.Sequential:
+    """The whole network on the CPU, with its initial weights."""
+    cell = job.plan.cell
+    network = build(cell.network, DATASETS[cell.dataset], cell.seed)
+    return with_precision(network, cell.precision, job.device_kind)
+
+
+def _validation(
+    job: Job,
+    process: Process,
+    store: dist.Store | None,
+    devices: tuple[torch.device, ...],
+    alive: Callable[[], None],
+) -> Validator | None:
+    cell = job.plan.cell
+    if not cell.validate:
+        return None
+    return Validator(
+        partial(_network, job),
+        open_split(hold(job.data, scratch_dir(job.scratch)), job.data, "val"),
+        rank=process.rank,
+        world_size=job.plan.world_size,
+        store=store,
+        devices=devices,
+        batch=max(1, cell.batch_size // cell.devices),
+        alive=alive,
+    )
+
+
 def _data(
     job: Job, process: Process, device: torch.device
 ) -> tuple[EpochStream | None, Extent, int]:
     cell = job.plan.cell
     folder = hold(job.data, scratch_dir(job.scratch))
     dataset = open_split(folder, job.data, "train")
-    steps = len(dataset) // cell.batch_size
+    whole = steps = len(dataset) // cell.batch_size
     if cell.max_steps is not None:
         steps = min(steps, cell.max_steps)
-    extent = Extent(cell.warmup_steps, cell.epochs, steps, cell.checkpoint_every_steps)
+    validate_every = steps if steps == whole else cell.epochs * steps
+    extent = Extent(
+        cell.warmup_steps,
+        cell.epochs,
+        steps,
+        cell.checkpoint_every_steps,
+        validate_every if cell.validate else 0,
+    )
     if steps == 0:
         raise ValueError(
             f"{len(dataset)} training images are fewer than one mini-batch of {cell.batch_size}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -104,7 +106,7 @@ def test_short_runs_have_no_curve() -> None:
 def test_loss_drawn(tables) -> None:
     ids = tables.measurements.query("status == 'ok' and network == 'stack' and geometry == '1x4'")
     parts = [_falling(i, 0.1 * n, 0.5) for n, i in enumerate(ids["cell_id"])]
-    learnt = type(tables)(tables.measurements, tables.summary, pd.concat(parts))
+    learnt = dataclasses.replace(tables, steps=pd.concat(parts))
     with style():
         figure, table = draw_loss(learnt, Context("this machine"))
         figure.canvas.draw()
@@ -129,7 +131,7 @@ def test_a_diverged_run_is_a_cross_and_a_sentence(tables) -> None:
     parts = [_falling(i, 0.1 * n, 0.5) for n, i in enumerate(ids["cell_id"])]
     parts[0].loc[70:, "loss"] = np.nan
     parts[1]["loss"] *= 1e6  # grows out of sight, and never stops
-    learnt = type(tables)(tables.measurements, tables.summary, pd.concat(parts))
+    learnt = dataclasses.replace(tables, steps=pd.concat(parts))
     with style():
         figure, table = draw_loss(learnt, Context("this machine"))
         figure.canvas.draw()

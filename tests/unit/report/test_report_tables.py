@@ -29,7 +29,7 @@ def test_tables_are_the_same_bytes_twice_and_leave_nothing_beside(tmp_path, rows
     for folder in ("one", "two"):
         make_tables("demo", "local", rows, tmp_path, tmp_path / folder)
     names = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert names == ["measurements.csv", "steps.csv", "summary.csv"]
+    assert names == ["measurements.csv", "steps.csv", "summary.csv", "validation.csv"]
     for name in names:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 

@@ -165,7 +165,15 @@ def test_rank_0_leaves_a_trail(tmp_path):
         reporter.phase_done(extent.warmup_steps)
         saved.follow(reporter, extent)
 
-    measure(Counting(progress), extent, CPU, 1, rendezvous, checkpoints=saved)
+    measure(
+        Counting(progress),
+        extent,
+        CPU,
+        1,
+        rendezvous,
+        checkpoints=saved,
+        segment_done=reporter.phase_done,
+    )
     assert seen == [None, None, 1, 2, 3, 4, 5, 6]
 
 

@@ -15,10 +15,10 @@ from ddlbench.experiment.paths import checkpoint_dir
 from ddlbench.experiment.result import Attempt
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.plan import make_plan
+from ddlbench.runtime.between_steps import checkpoint_notes, checkpointing, drain_notes
 from ddlbench.runtime.checkpoint.restart import forget_checkpoints, restart_of
 from ddlbench.runtime.checkpoint.store import ProgressJournal, journal_file
 from ddlbench.runtime.rank_report import CheckpointCost
-from ddlbench.runtime.result import checkpoint_notes, checkpointing
 from ddlbench.runtime.step_times import timing_of
 
 CELL = Cell(
@@ -177,7 +177,8 @@ def test_costs_are_the_slowest_ranks_and_stand_beside_the_throughput():
     assert found.samples_per_s == pytest.approx(160 / 9.75)
     assert (found.restore_s, found.rehearsal_s) == (0.2, 4.0)
     assert (found.resumed, found.lost_steps, found.lost_s) == (1, 11, 2.5)
-    assert checkpoint_notes(CELL, found, drains=False) == [
+    assert drain_notes(CELL, synchronous=True) == []
+    assert checkpoint_notes(found) == [
         "resumed 1 time(s) from a checkpoint; 11 step(s) were trained twice and count once"
     ]
 
@@ -185,5 +186,5 @@ def test_costs_are_the_slowest_ranks_and_stand_beside_the_throughput():
 def test_nothing_is_said_of_a_cell_without_checkpoints():
     off = CELL.with_(checkpoint_every_steps=0)
     assert checkpointing(off, [rank_report()], TIMING, []) is None
-    assert checkpoint_notes(off, None, drains=True) == []
-    assert "under way is finished" in checkpoint_notes(CELL, None, drains=True)[0]
+    assert checkpoint_notes(None) == drain_notes(off, synchronous=False) == []
+    assert "under way is finished" in drain_notes(CELL, synchronous=False)[0]

@@ -40,7 +40,7 @@ from ddlbench.runtime.failure import classify
 from ddlbench.runtime.loop import Extent, Measurement
 from ddlbench.runtime.meters import Usage
 from ddlbench.runtime.progress import Reporter
-from ddlbench.runtime.rank_report import CheckpointCost
+from ddlbench.runtime.rank_report import CheckpointCost, Score
 from ddlbench.strategies.executor import Executor, RunRecord, Unsupported
 
 
@@ -153,13 +153,8 @@ class Checkpointer:
         """Have rank 0 keep a progress journal from the first measured step on."""
         reporter.phase_done(self.steps)
         journal = ProgressJournal(journal_file(self._folder), self.steps)
-
-        def on_saved(steps: int) -> None:
-            journal.kept(steps)
-            reporter.phase_done(extent.checkpoint_every_steps)
-
         reporter.on_step = lambda step: journal.reach(step - extent.warmup_steps)
-        self.when_saved = on_saved
+        self.when_saved = journal.kept
 
     def report(self) -> CheckpointCost:
         return CheckpointCost(tuple(self._save_s), self._bytes, self._restore_s, self._rehearsal_s)
@@ -223,6 +218,7 @@ def _packed(so_far: Measurement) -> dict[str, Any]:
         "warmup": _packed_record(so_far.warmup),
         "measured": _packed_record(so_far.measured),
         "utilisation": asdict(so_far.utilisation),
+        "scores": [score.to_dict() for score in so_far.scores],
     }
 
 
@@ -232,6 +228,7 @@ def _measurement(state: dict[str, Any]) -> Measurement:
         measured=_record(state["measured"]),
         utilisation=Usage(**state["utilisation"]),
         steps=int(state["steps"]),
+        scores=tuple(Score.from_dict(score) for score in state.get("scores", ())),
     )
 
 

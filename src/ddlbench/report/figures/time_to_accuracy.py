@@ -1,0 +1,173 @@
+"""Accuracy on the validation images over seconds of training: what a faster step is worth.
+
+A point is the median over repeats after an epoch. The seconds are those of measured epochs alone,
+so a network that the warm-up has trained is a little ahead of its seconds, in every strategy alike.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import PercentFormatter
+
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.units import TIMES, unit_for
+from ddlbench.report.footer import STALE, Context, footer, without_signs
+from ddlbench.report.labels import (
+    dataset_label,
+    in_dataset_order,
+    network_label,
+    strategy_label,
+    variant_labels,
+)
+from ddlbench.report.layout import (
+    Panel,
+    PanelSize,
+    Section,
+    lay_out,
+    nothing_to_show,
+    unique,
+)
+from ddlbench.report.style import GREY, strategy_look, ticks_in
+from ddlbench.report.tables import Tables, rows_of
+
+TABLE = [
+    "dataset", "network", "strategy", "variant", "geometry", "batch_size", "epoch", "training_s",
+    "accuracy", "n", "chance",
+]  # fmt: skip
+_TITLE = "Accuracy by training time"
+_STYLES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1, 1)))
+_DOTS: dict[str, Any] = {"color": GREY, "linewidth": 0.8, "linestyle": (0, (1, 1.5))}
+
+
+def accuracy_curves(validation: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Of each configuration ``epoch``, ``training_s``, ``accuracy`` and the number ``n`` of runs.
+
+    Seconds and accuracy are medians over repeats.
+    """
+    configurations = validation["cell_id"].str.replace(r"/rep\d+$", "", regex=True)
+    return {
+        str(name): own.groupby("epoch", as_index=False).agg(
+            training_s=("training_s", "median"),
+            accuracy=("accuracy", "median"),
+            n=("accuracy", "size"),
+        )
+        for name, own in validation.groupby(configurations, sort=False)
+    }
+
+
+def chance(dataset: str) -> float:
+    """Accuracy of guessing, as classes are equally frequent; NaN for an unknown dataset."""
+    return 1 / DATASETS[dataset].num_classes if dataset in DATASETS else math.nan
+
+
+def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
+    """Panels are datasets and networks, lines strategies with their variants."""
+    curves = accuracy_curves(tables.validation)
+    shown = tables.summary.assign(variant=variant_labels(tables.summary))
+    shown = shown[shown["configuration"].isin(list(curves))].reset_index(drop=True)
+    if shown.empty:
+        below = footer(tables.summary, context, [])
+        reason = "No run with validation yet."
+        return nothing_to_show(_TITLE, reason, below), pd.DataFrame(columns=TABLE)
+    several = shown.loc[shown["devices_per_node"] * shown["nodes"] > 1, "geometry"].nunique() > 1
+    lines = list(dict.fromkeys(_line_of(row, several) for row in rows_of(shown)))
+    signed = without_signs(shown).assign(stale=shown["stale"])
+    page = lay_out(
+        _TITLE,
+        [
+            *((_handle(line, lines), strategy_label(line[0], line[1])) for line in lines),
+            (Line2D([], [], **_DOTS), "chance: one over the number of classes"),
+        ],
+        [Section("", _panels(shown))],
+        footer=footer(signed, context, [_legend_sentence(curves)]),
+        size=PanelSize(min_width=50.0, height=38.0, left=12.0, between=5.0),
+        share_y=True,
+    )
+    records: list[dict[str, Any]] = []
+    for axes, part in page.facets:
+        guessed = chance(str(part["dataset"].iloc[0]))
+        for row in rows_of(part):
+            curve = curves[row.configuration]
+            _draw_line(axes, curve, row, _line_of(row, several), lines)
+            own = {name: getattr(row, name) for name in TABLE if hasattr(row, name)}
+            points: list[Any] = curve.to_dict("records")
+            records += [{**own, **point, "chance": guessed} for point in points]
+        longest_s = max(float(curves[name]["training_s"].max()) for name in part["configuration"])
+        _frame(axes, longest_s, guessed)
+    page.label_rows("Accuracy", labelpad=1)
+    return page.figure, pd.DataFrame(records, columns=TABLE)
+
+
+def _panels(shown: pd.DataFrame) -> list[Panel]:
+    """One for each dataset and network; its data are their rows."""
+    panels = []
+    for dataset in in_dataset_order(shown["dataset"]):
+        own = shown[shown["dataset"] == dataset]
+        panels += [
+            Panel(
+                f"{network_label(network)}, {dataset_label(dataset)}",
+                data=own[own["network"] == network],
+            )
+            for network in unique(own["network"])
+        ]
+    return panels
+
+
+def _line_of(row: Any, several: bool) -> tuple[str, str]:
+    """Strategy, and what tells its lines apart; geometries where parallel cells have several."""
+    geometry = row.geometry if several and row.nodes * row.devices_per_node > 1 else ""
+    return str(row.strategy), ", ".join(filter(None, (geometry, row.variant)))
+
+
+def _look(line: tuple[str, str], lines: list[tuple[str, str]]) -> dict[str, Any]:
+    """Colour and marker of the strategy; the style of the line tells its variants apart."""
+    look = strategy_look(line[0])
+    place = [other for other in lines if other[0] == line[0]].index(line)
+    return {
+        "color": look.colour,
+        "marker": look.marker,
+        "markersize": 3.2,
+        "linewidth": 0.9,
+        "linestyle": _STYLES[place % len(_STYLES)],
+    }
+
+
+def _handle(line: tuple[str, str], lines: list[tuple[str, str]]) -> Line2D:
+    return Line2D([], [], **_look(line, lines))
+
+
+def _draw_line(
+    axes: Axes, curve: pd.DataFrame, row: Any, line: tuple[str, str], lines: list[tuple[str, str]]
+) -> None:
+    axes.plot(curve["training_s"], curve["accuracy"], **_look(line, lines), gid="line")
+    if row.stale:
+        end = (curve["training_s"].iloc[-1], curve["accuracy"].iloc[-1])
+        axes.annotate(
+            STALE, end, xytext=(3, 0), textcoords="offset points", va="center", gid="point-mark"
+        )
+
+
+def _frame(axes: Axes, longest_s: float, guessed: float) -> None:
+    if math.isfinite(guessed):
+        axes.axhline(guessed, **_DOTS, gid="chance")
+    axes.set_ylim(0, 1.03)
+    axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
+    axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
+    axes.set_xlim(0, 1.06 * longest_s or 1.0)
+    ticks_in(unit_for(longest_s, TIMES), axes.xaxis, "Training time", 5)
+
+
+def _legend_sentence(curves: dict[str, pd.DataFrame]) -> str:
+    most = max(int(curve["n"].max()) for curve in curves.values())
+    repeats = "; medians over repeats" if most > 1 else ""
+    return (
+        "A point: the share of the validation images that the network classifies right after an "
+        f"epoch{repeats}. The time is that of measured epochs; warm-up steps trained before, and "
+        "neither their time nor that of validation is in it."
+    )

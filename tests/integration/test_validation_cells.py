@@ -1,0 +1,216 @@
+"""Accuracies of every strategy on learnable images, and of whole cells."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import OrderedDict
+from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from local_cells import local_site, odd_cell, run_one
+from torch import nn
+
+from ddlbench.datasets.loader import normalise
+from ddlbench.datasets.synthetic import Content
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.registry import STRATEGIES
+from ddlbench.planning.plan import make_plan
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.runtime.loop import Extent, measure
+from ddlbench.runtime.rendezvous import barrier
+from ddlbench.runtime.validation import Validator
+from ddlbench.testing.rank_pool import run_ranks
+from ddlbench.testing.training import context_of, executor_of
+
+BATCH, STEPS, EPOCHS, IMAGES = 16, 12, 3, 100
+CHANCE = IMAGES // 10
+THREE_AND_THREE, FOUR_STAGES = {"balance": "3+3"}, {"balance": "2+1+1+2"}
+OPTIONS = {
+    "gpipe": THREE_AND_THREE,
+    "model-parallel": THREE_AND_THREE,
+    "model-parallel-p2p": THREE_AND_THREE,
+    "pipedream": THREE_AND_THREE,
+    "pipe-gpipe": THREE_AND_THREE,
+    "pipe-1f1b": THREE_AND_THREE,
+    "pipe-interleaved": FOUR_STAGES,
+    "pipe-zb": FOUR_STAGES,
+    "pipe-zbv": FOUR_STAGES,
+    "spatial": {"until": "pool"},
+    "data-spatial": {"until": "pool"},
+}
+
+
+def cell_of(strategy: str, devices: int, **options: Any) -> Cell:
+    return Cell(
+        dataset="mnist",
+        network="small",
+        strategy=strategy,
+        batch_size=BATCH,
+        devices_per_node=devices,
+        epochs=EPOCHS,
+        learning_rate=0.1,
+        options=tuple(sorted(options.items())),
+        validate=True,
+    )
+
+
+ALL = [
+    cell_of(name, 1 if name == "sequential" else 2, **OPTIONS.get(name, {})) for name in STRATEGIES
+]
+TOGETHER = [cell for cell in ALL if cell.strategy != "horovod"]
+WORLDS = {
+    "1 rank": [cell for cell in TOGETHER if make_plan(cell).world_size == 1],
+    "2 ranks": [
+        *(cell for cell in TOGETHER if make_plan(cell).world_size == 2),
+        cell_of("parameter-server", 2, mode="async"),
+    ],
+    "horovod": [cell for cell in ALL if cell.strategy == "horovod"],
+    "3 ranks": [cell_of("pipedream", 3, balance="3+3", replicas="2+1")],
+}
+needs_horovod = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None, reason="Horovod is not built here"
+)
+
+
+def network() -> nn.Sequential:
+    """Without batch norm, whose statistics differ from rank to rank."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(
+            OrderedDict(
+                shrink=nn.AvgPool2d(2),
+                conv=nn.Conv2d(1, 6, 3, padding=1),
+                relu=nn.ReLU(),
+                pool=nn.AdaptiveAvgPool2d(6),
+                flatten=nn.Flatten(),
+                head=nn.Linear(216, 10),
+            )
+        )
+
+
+@cache
+def content() -> Content:
+    return Content(DATASETS["mnist"], 0)
+
+
+class Drawn:
+    """The validation images, in memory."""
+
+    shape, num_classes = (1, 28, 28), 10
+
+    def __len__(self) -> int:
+        return IMAGES
+
+    def gather(self, sample_ids: np.ndarray, *, pin_memory: bool = False) -> Any:
+        first, count = int(sample_ids[0]), len(sample_ids)
+        recipe = content().recipe("val", first, count)
+        return torch.from_numpy(content().draw(recipe)), torch.from_numpy(recipe.labels)
+
+
+class Reader:
+    """This process's part of training batches."""
+
+    def __init__(self, process: Any) -> None:
+        self.process = process
+
+    def batches(self, first: int, count: int) -> Any:
+        process = self.process
+        for number in range(first + process.replica % process.turns, first + count, process.turns):
+            recipe = content().recipe("train", number * BATCH, BATCH)
+            images = normalise(torch.from_numpy(content().draw(recipe)))
+            parts = (
+                images.chunk(process.num_shards),
+                torch.from_numpy(recipe.labels).chunk(process.num_shards),
+            )
+            inputs, labels = (part[process.shard] for part in parts)
+            yield SimpleNamespace(inputs=inputs, labels=labels)
+
+
+def score_here(cell: Cell, rank: int, store: Any) -> list[tuple[int, int]]:
+    """Train as one rank and validate after every epoch; steps and correct images."""
+    plan = make_plan(cell)
+    process = plan.processes[rank]
+    executor, context = executor_of(cell), context_of(plan, process, store)
+    data = Reader(process) if process.needs else None
+    executor.prepare(plan, process, network(), data, context)
+    validation = Validator(
+        network,
+        Drawn(),
+        rank=rank,
+        world_size=plan.world_size,
+        store=store,
+        devices=context.devices,
+        batch=32,
+    )
+    extent = Extent(1, EPOCHS, STEPS, validate_every_steps=STEPS)
+    before = torch.get_rng_state()
+    found = measure(executor, extent, context.devices, 1, validation=validation)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len(found.measured.step_s) == EPOCHS * STEPS
+    barrier(store, "done", plan.world_size)
+    executor.close()
+    return [(score.steps, score.correct) for score in found.scores]
+
+
+@cache
+def scores_of(cells: tuple[Cell, ...]) -> list[list[tuple[int, int]]]:
+    """Of rank 0; the others have none."""
+    (world_size,) = {make_plan(cell).world_size for cell in cells}
+    ranks = run_ranks(partial(score_here), cells, world_size)
+    assert not any(score for of_cell in ranks for score in of_cell[1:])
+    return [of_cell[0] for of_cell in ranks]
+
+
+def test_every_strategy_is_here():
+    assert {cell.strategy for cells in WORLDS.values() for cell in cells} == set(STRATEGIES)
+
+
+@pytest.mark.parametrize(
+    "world",
+    [pytest.param(name, marks=needs_horovod if name == "horovod" else ()) for name in WORLDS],
+)
+def test_synchronous_strategies_have_the_accuracies_of_sequential_training(world):
+    (sequential,) = scores_of((cell_of("sequential", 1),))
+    assert [steps for steps, _ in sequential] == [12, 24, 36]
+    assert sequential[-1][1] > 4 * CHANCE
+    cells = WORLDS[world]
+    for cell, found in zip(cells, scores_of(tuple(cells)), strict=True):
+        assert [steps for steps, _ in found] == [12, 24, 36], cell.id
+        if strategy_of(cell.strategy).is_synchronous(cell):
+            assert found == sequential, cell.id
+        else:
+            assert found[-1][1] > 3 * CHANCE, cell.id
+
+
+def test_a_whole_cell_counts_the_same_bytes_and_trains_the_same_with_validation(tmp_path):
+    """FSDP gathers its weights for the validation by the collectives that it trains with."""
+    site = local_site(tmp_path)
+    off = odd_cell("plain", "fsdp")
+    (plain, _), (validated, _) = (
+        run_one(cell, site, tmp_path) for cell in (off, off.with_(validate=True))
+    )
+    assert plain["status"] == validated["status"] == "ok", validated["reason"]
+    assert plain["validation"] == []
+    assert validated["loss"] == plain["loss"]
+    assert validated["communication"] == plain["communication"]
+    epochs, seconds = validated["validation"], validated["timing"]["epochs"]
+    assert [(one["epoch"], one["samples"]) for one in epochs] == [(1, 8), (2, 8)]
+    assert [one["training_s"] for one in epochs] == pytest.approx(
+        [seconds[0]["elapsed_s"], seconds[0]["elapsed_s"] + seconds[1]["elapsed_s"]]
+    )
+    assert all(one["accuracy"] == one["correct"] / 8 for one in epochs)
+
+
+def test_a_cell_of_part_epochs_is_validated_once_at_its_end(tmp_path):
+    cell = odd_cell("plain", "sequential", 1, max_steps=4, validate=True)
+    result, _ = run_one(cell, local_site(tmp_path, 1), tmp_path)
+    (only,) = result["validation"]
+    assert (only["epoch"], only["samples"]) == (2, 8)
+    assert only["training_s"] == pytest.approx(
+        sum(epoch["elapsed_s"] for epoch in result["timing"]["epochs"])
+    )
