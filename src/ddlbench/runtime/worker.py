@@ -40,7 +40,6 @@ from ddlbench.runtime.failure import classify
 from ddlbench.runtime.job import Job, report_file, stacks_file
 from ddlbench.runtime.loop import Extent, Measurement, measure
 from ddlbench.runtime.meters import (
-    TcpTraffic,
     cpu_peak_bytes,
     device_memory,
     peak_rss_bytes,
@@ -52,6 +51,7 @@ from ddlbench.runtime.placement import gpu_models, own_cores, own_devices, own_p
 from ddlbench.runtime.progress import Reporter
 from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written, write_rank_report
 from ddlbench.runtime.rendezvous import ClockOffset, barrier, clock_offsets, join_store, leave
+from ddlbench.runtime.tcp_traffic import TcpTraffic
 from ddlbench.runtime.validation import Validator
 from ddlbench.strategies.executor import Context, Executor, Unsupported
 from ddlbench.strategies.training import apply_torch_settings, with_precision
