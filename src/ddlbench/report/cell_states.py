@@ -23,7 +23,7 @@ from ddlbench.experiment.screen import (
 )
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.report.measurements import records_of
+from ddlbench.report.records import records_of
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from ddlbench.experiment.result import FEWEST_STEPS, Provenance, RankEntry, Result, Timing
 from ddlbench.experiment.site import EMULATED_COMPUTE
-from ddlbench.report.tables import NOTE_BREAK
+from ddlbench.report.columns import NOTE_BREAK
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MOST_SENTENCES = 3
 UNSTEADY_LIMIT = 0.15
@@ -63,6 +64,7 @@ _KINDS = (
     _Kind("versions", "ran with different software"),
     _Kind("commit", "were measured by different commits"),
 )
+_UNKNOWN = ("", "None", "nan", "<NA>")  # as text, what tables have where nothing is known
 _BASE, _REPEATS, _RANKS = "base and cell", "repeats", "ranks of one cell"
 _NO_RATIO = "no speed-up, as "
 _FEW_STEPS = f"fewer than {FEWEST_STEPS} measured steps, so their spread is unknown"
@@ -182,7 +184,7 @@ def _apart(runs: Sequence[Mapping[Any, Any]]) -> Iterator[tuple[_Kind, list[str]
     """Each kind in which measurements differ, and their texts, of those that are known."""
     machine_said = False
     for kind in _KINDS:
-        texts = [str(run[kind.name]) for run in runs if _known(run[kind.name])]
+        texts = [str(run[kind.name]) for run in runs if str(run[kind.name]) not in _UNKNOWN]
         if kind.name == "versions":
             texts = _differing_versions(texts)
         if len(set(texts)) > 1 and not (kind.of_machine and machine_said):
@@ -193,10 +195,6 @@ def _apart(runs: Sequence[Mapping[Any, Any]]) -> Iterator[tuple[_Kind, list[str]
 def _in_a_note(kind: _Kind, text: str) -> str:
     """Notes are parted by what parts entries of a column."""
     return _short(text) if kind.name == "commit" else text.replace(NOTE_BREAK, ", ")
-
-
-def _known(value: Any) -> bool:
-    return not pd.isna(value) and value != ""
 
 
 def _differing_versions(texts: Sequence[str]) -> list[str]:

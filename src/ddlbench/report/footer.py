@@ -14,8 +14,8 @@ from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.statistics import CONFIDENCE
 from ddlbench.experiment.status import Status
 from ddlbench.report import comparability
+from ddlbench.report.columns import NOTE_BREAK
 from ddlbench.report.labels import OUT_OF_MEMORY
-from ddlbench.report.tables import NOTE_BREAK
 
 STALE = "†"
 NOISY = "~"

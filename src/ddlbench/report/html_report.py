@@ -34,6 +34,7 @@ from ddlbench.experiment.screen import Column, short_names
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.report.columns import NOTE_BREAK
 from ddlbench.report.footer import commits_of, days_of, interval_words, is_set, marks
 from ddlbench.report.labels import (
     dataset_label,
@@ -51,7 +52,7 @@ from ddlbench.report.registry import (
     heading_of,
     prediction_figures_for,
 )
-from ddlbench.report.tables import NOTE_BREAK, Tables, read_tables
+from ddlbench.report.tables import Tables, read_tables
 from ddlbench.report.terminal import advice, numbers_of, speedup_table, telling_apart
 
 _PNG_HEAD = struct.Struct(">8s8xII")  # signature, length and name of IHDR, width and height

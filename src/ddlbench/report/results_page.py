@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from ddlbench.experiment.status import REASON_CODES
-from ddlbench.report.tables import MEASUREMENTS, STEPS, SUMMARY, VALIDATION, Column
+from ddlbench.report.columns import MEASUREMENTS, STEPS, SUMMARY, VALIDATION, Column
 
 _INTRODUCTION = """\
 # Results: files, fields and columns

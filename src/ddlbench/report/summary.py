@@ -18,12 +18,13 @@ from ddlbench.experiment.statistics import (
     scaled,
 )
 from ddlbench.experiment.status import Status
+from ddlbench.report.columns import NOTE_BREAK, SUMMARY
 from ddlbench.report.comparability import (
     on_unlike_processors,
     repeats_are_unsteady,
     repeats_differ,
 )
-from ddlbench.report.tables import NOTE_BREAK, SUMMARY, frame_of
+from ddlbench.report.tables import frame_of
 
 COLUMNS = SUMMARY
 _FROM_FIRST = [

@@ -30,7 +30,7 @@ from ddlbench.predict.prediction import (
     predictor_of,
 )
 from ddlbench.predict.predictors.pipeline_replay import as_profiled, stage_times
-from ddlbench.report.measurements import CurrentPlans
+from ddlbench.report.records import CurrentPlans
 
 NOTHING = {"load_s": 0.0, "optimizer_s": 0.0}
 ALONE = [{"replicas": 1, "slowdown": 1.0, "interval": None}]

@@ -1,0 +1,282 @@
+"""What is known of each cell of a matrix: a mapping a cell, without any table.
+
+A key is a column of ``measurements.csv``; one that is absent is unknown.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.document import digest_of
+from ddlbench.experiment.errors import ConfigError, printable
+from ddlbench.experiment.fabric import LinkCondition
+from ddlbench.experiment.json_text import UnreadableJson, read_object
+from ddlbench.experiment.paths import RESULTS, result_file
+from ddlbench.experiment.result import (
+    FEWEST_STEPS,
+    Checkpointing,
+    InputDigests,
+    InvalidResult,
+    RankEntry,
+    Result,
+    Timing,
+    read_result,
+)
+from ddlbench.experiment.site import EMULATED_COMPUTE
+from ddlbench.experiment.status import Reason, Status, reason_code
+from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.plan import make_plan, measured_digests
+from ddlbench.planning.strategy import known_strategy, workers_of
+from ddlbench.report.columns import NOTE_BREAK
+from ddlbench.report.comparability import (
+    Circumstances,
+    differ,
+    forbids_speedup,
+    probed,
+    step_notes,
+    unlike,
+)
+
+_REASON_LENGTH = 1000
+OF_CELL = (
+    "dataset", "network", "strategy", "nodes", "devices_per_node", "geometry", "batch_size",
+    "precision", "fabric", "repeat",
+)  # fmt: skip
+_OF_TIMING = (
+    "dataset_samples", "epoch_s", "epoch_scaled", "samples_per_s", "load_s",
+)  # fmt: skip
+_NAMED = ("batch_size", "precision", "fabric")
+
+
+def records_of(
+    experiment: str, site_name: str, rows: list[MatrixRow], results_root: Path = RESULTS
+) -> list[dict[str, Any]]:
+    """What is known of each cell of ``rows``, in their order, and of each against its base.
+
+    ``results_root`` is the folder that holds ``<site>/cells``.
+    """
+    plans = CurrentPlans(site_name, results_root)
+    records = {
+        row.cell.id: {
+            "experiment": experiment,
+            "site": site_name,
+            "base_cell_id": row.base_id,
+            **_identity(row.cell),
+            **_condition(row.condition),
+            **_outcome(row, site_name, results_root, plans),
+        }
+        for row in rows
+    }
+    for record in records.values():
+        base = records.get(record["base_cell_id"])
+        if base is not None and _comparable(record, base):
+            _compare(record, base)
+    return list(records.values())
+
+
+def _identity(cell: Cell) -> dict[str, Any]:
+    options = {name for name, _ in cell.options}
+    pairs = [(name, f"{name}={value}") for name, value in cell.variant_pairs]
+    return {
+        **{name: getattr(cell, name) for name in OF_CELL},
+        "cell_id": cell.id,
+        "workers": workers_of(cell),
+        "options": ",".join(pair for name, pair in pairs if name in options),
+        "settings": ",".join(
+            pair for name, pair in pairs if name not in options and name not in _NAMED
+        ),
+    }
+
+
+def _condition(condition: LinkCondition | None) -> dict[str, Any]:
+    if condition is None:
+        return {}
+    return {
+        "link_latency_s": condition.latency_s,
+        "link_bits_per_s": condition.bandwidth_bits_per_s,
+        "link_loss": condition.loss,
+        "link_mtu_bytes": condition.mtu,
+        "link_congestion_control": condition.congestion_control,
+    }
+
+
+def _outcome(row: MatrixRow, site: str, root: Path, plans: CurrentPlans) -> dict[str, Any]:
+    path = root / result_file(site, row.cell.id).relative_to(RESULTS)
+    if not path.is_file():
+        return _without_result(row, path)
+    try:
+        result = read_result(path)
+    except InvalidResult as error:
+        return _invalid(str(error).removeprefix(f"{path}: "))
+    if result.cell_id != row.cell.id:
+        return _invalid(f"the file is the result of {result.cell_id}")
+    if result.status == Status.OK and (result.timing is None or result.timing.epoch_s is None):
+        return _invalid("the status is ok, but there is no epoch_s")
+    circumstances = Circumstances.of(result)
+    return {
+        "status": result.status,
+        "reason": result.reason and _shortened(result.reason),
+        "reason_code": _code_of(result),
+        "stale": plans.differ_from(result.inputs, row.cell),
+        "workers": result.workers or workers_of(row.cell),
+        "processes": result.processes,
+        **_semantics(result, row.cell),
+        "device_kind": result.device_kind,
+        "circumstances": circumstances,
+        **circumstances.columns(),
+        "notes": NOTE_BREAK.join(
+            [
+                *map(printable, result.notes),
+                *circumstances.notes(),
+                *step_notes(result.timing),
+            ]
+        ),
+        "loss_last": None if result.loss is None else result.loss.last,
+        "accuracy": result.validation[-1].accuracy if result.validation else None,
+        "created": result.provenance.created,
+        **_timing(result.timing if result.status == Status.OK else None),
+        **_memory(result.ranks),
+        **probed(result.ranks, _is_emulated(result)),
+        "is_emulated": _is_emulated(result),
+        **_checkpointing(result.checkpointing),
+    }
+
+
+def _semantics(result: Result, cell: Cell) -> dict[str, str]:
+    """What the plan amounts to; results of earlier versions call a single stage stale."""
+    strategy, details = known_strategy(cell.strategy), result.plan_details
+    semantics = {"update_semantics": result.update_semantics, "ran_as": ""}
+    if strategy is None or result.status != Status.OK:
+        return semantics
+    try:
+        ran_as, synchronous = strategy.ran_as(cell, details), strategy.is_synchronous(cell, details)
+    except (ValueError, TypeError, KeyError, ArithmeticError):  # the schema takes any details
+        return semantics
+    if synchronous and not strategy.is_synchronous(cell):
+        semantics["update_semantics"] = "synchronous"
+    return {**semantics, "ran_as": ran_as}
+
+
+def _without_result(row: MatrixRow, path: Path) -> dict[str, Any]:
+    if row.unsupported is not None:
+        return _without_number(Status.UNSUPPORTED, row.unsupported)
+    failure = path.with_name("failure.json")
+    try:
+        record = read_object(failure)
+    except OSError:
+        return _without_number(Status.NOT_RUN, Reason("no_result", "there is no result.json"))
+    except UnreadableJson as error:
+        reason = f"it failed, and {failure.name} is damaged: {error}"
+        return _without_number(Status.FAILED, Reason(Status.FAILED, reason))
+    code, said = record.get("reason_code", Status.FAILED), record.get("reason", "gives no reason")
+    return _without_number(Status.FAILED, Reason(str(code), _shortened(str(said))))
+
+
+def _invalid(reason: str) -> dict[str, Any]:
+    return _without_number(Status.INVALID, Reason("invalid_result", _shortened(reason)))
+
+
+def _shortened(reason: str) -> str:
+    """A reason from a file, as a terminal and a table can show it."""
+    return textwrap.shorten(printable(reason), width=_REASON_LENGTH, placeholder=" ...")
+
+
+def _without_number(status: Status, reason: str) -> dict[str, Any]:
+    return {"status": status.value, "reason": reason, "reason_code": reason_code(reason, status)}
+
+
+def _code_of(result: Result) -> str | None:
+    """The code of a result's reason; the status if an earlier version wrote no code."""
+    return result.reason_code or reason_code(None, result.status)
+
+
+class CurrentPlans:
+    """What plans of a site's cells would be made from now; repeats of a cell share it."""
+
+    def __init__(self, site: str, root: Path) -> None:
+        self._site, self._root = site, root
+        self._plans: dict[Cell, dict[str, Any] | None] = {}
+        self._measured: dict[Cell, dict[str, str | None]] = {}
+
+    def differ_from(self, inputs: InputDigests, cell: Cell) -> bool:
+        """Whether the plan, or a file that it is made from, is another than at the measurement."""
+        first = cell.with_(repeat=0)
+        if first not in self._plans:
+            self._measured[first] = measured_digests(cell, self._site, self._root)
+            self._plans[first] = self._plan(first)
+        for name, digest in self._measured[first].items():
+            if None not in (digest, getattr(inputs, name)) and digest != getattr(inputs, name):
+                return True
+        plan = self._plans[first]
+        if inputs.plan_digest is None or plan is None:
+            return False
+        return digest_of({**plan, "cell": cell.to_dict()}) != inputs.plan_digest
+
+    def _plan(self, cell: Cell) -> dict[str, Any] | None:
+        try:
+            return make_plan(cell, self._site).to_dict()
+        except ConfigError:  # a third-party strategy, or a profile, that this machine does not have
+            return None
+
+
+def _timing(timing: Timing | None) -> dict[str, Any]:
+    if timing is None:
+        return {}
+    return {
+        **{name: getattr(timing, name) for name in _OF_TIMING},
+        # Earlier versions called few steps quiet.
+        "noisy": timing.noisy if timing.step_s.count >= FEWEST_STEPS else None,
+        "step_median_s": timing.step_s.median_s,
+        "step_low_s": timing.step_s.low_s,
+        "step_high_s": timing.step_s.high_s,
+    }
+
+
+def _memory(ranks: Sequence[RankEntry]) -> dict[str, Any]:
+    devices = [entry for rank in ranks for entry in rank.memory]
+    measured = [(e.peak_bytes, e.total_bytes) for e in devices if e.peak_bytes is not None]
+    fullest = max(measured, key=itemgetter(0), default=(None, None))
+    complete = bool(devices) and len(measured) == len(devices)
+    return {
+        "peak_memory_bytes": fullest[0],
+        "total_memory_bytes": sum(peak for peak, _ in measured) if complete else None,
+        "device_memory_bytes": fullest[1],
+        "peak_rss_bytes": max((rank.peak_rss_bytes for rank in ranks), default=None),
+    }
+
+
+def _checkpointing(part: Checkpointing | None) -> dict[str, Any]:
+    if part is None:
+        return {}
+    return {"checkpoint_s": part.total_s, "resumed": part.resumed, "lost_steps": part.lost_steps}
+
+
+def _is_emulated(result: Result) -> bool:
+    return any(note.startswith(EMULATED_COMPUTE) for note in result.notes)
+
+
+def _compare(record: dict[str, Any], base: dict[str, Any]) -> None:
+    """Set the speed-up of a cell over its base, or a note with the reason why there is none."""
+    notes = unlike(base["circumstances"], record["circumstances"])
+    record["notes"] = NOTE_BREAK.join(filter(None, [record["notes"], *notes]))
+    if not forbids_speedup(record["notes"]):
+        record["speedup"] = base["epoch_s"] / record["epoch_s"]
+        record["base_samples_per_s"] = base["samples_per_s"]
+        own_s, base_s = record.get("probe_s"), base.get("probe_s")
+        if own_s and base_s:
+            record["speedup_normalised"] = record["speedup"] * own_s / base_s
+            record["unsteady"] |= not record["is_emulated"] and differ(own_s, base_s)
+
+
+def _comparable(record: dict[str, Any], base: dict[str, Any]) -> bool:
+    return (
+        record["status"] == base["status"] == Status.OK
+        and record["dataset_samples"] == base["dataset_samples"]
+        and record["epoch_s"] > 0
+        and base["epoch_s"] > 0
+    )
