@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.schema import nearest
 from ddlbench.predict.transformer.counts import (
+    PRECISIONS,
     RECOMPUTATIONS,
     VOCABULARY,
     WHOLE_VOCABULARY,
@@ -40,8 +41,9 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b", "interleaved-zero-bubble", "ze
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "schedule": SCHEDULES,
     "recomputation": RECOMPUTATIONS,
+    "precision": tuple(PRECISIONS),
 }
-"""Columns of words that a table may leave out; the first schedule is usual."""
+"""Columns of words that a table may leave out; the first schedule and precision are usual."""
 ONE_NODE = 8
 """What a table leaves out depends on whether it has more devices than this: see :func:`_usual`."""
 _LARGEST_ZERO = 3
@@ -91,6 +93,10 @@ class Configurations:
     def stage_layers(self) -> Array:
         """Layers of the fullest device."""
         return np.ceil(self["layers"] / self["pipeline"])
+
+    def bytes_of(self, kind: str) -> Array:
+        """A field of each configuration's :class:`~.counts.Precision`."""
+        return np.array([getattr(PRECISIONS[name], kind) for name in self["precision"]])
 
     def is_(self, column: str, word: str) -> Array:
         """Where a column of words has this one."""
@@ -181,6 +187,7 @@ def _usual(rows: pd.DataFrame) -> Mapping[str, Any]:
         "schedule": SCHEDULES[0],
         "gradient_bytes": np.where(many, 4, 2),
         "recomputation": np.where(many, "full", "none"),
+        "precision": CHOICES["precision"][0],
     }
 
 

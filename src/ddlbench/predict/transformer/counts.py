@@ -17,6 +17,8 @@ Equations 1 to 6 and Table 2 (activations).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,8 +28,35 @@ Numbers = NDArray[Any] | float
 """A number, or one number a configuration."""
 
 RECOMPUTATIONS = ("none", "selective", "full")
-ITEM_BYTES = 2
-"""Half precision."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Bytes of what training keeps and moves.
+
+    Args:
+        item: of one activation, and of one weight as messages carry it.
+        weight, gradient, optimizer: that a parameter takes on its device.
+        update: read and written to update one parameter.
+    """
+
+    item: float
+    weight: float
+    gradient: float
+    optimizer: float
+    update: float
+
+
+PRECISIONS: Mapping[str, Precision] = {
+    # Update: gradient to single precision (6), Adam on the master weight and two moments (28), the
+    # new weight in half precision (2).
+    "mixed": Precision(item=2, weight=2, gradient=4, optimizer=12, update=36),
+    # SGD with momentum, as the suite's own cells: three items are read, two are written.
+    "single": Precision(item=4, weight=4, gradient=4, optimizer=4, update=20),
+}
+"""By name; the first is usual: half precision with master weights in single precision, and Adam."""
+HALF = 2.0
+"""Bytes of an item, of which bytes of activations are given here and in the sources."""
 VOCABULARY, WHOLE_VOCABULARY = 50257, 51200
 """GPT-2's byte pairs; and what Megatron-LM pads them to for its published runs."""
 PADDING = 128

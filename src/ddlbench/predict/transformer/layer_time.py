@@ -36,7 +36,7 @@ import numpy as np
 
 from ddlbench.predict.transformer.accelerators import Accelerators
 from ddlbench.predict.transformer.configurations import Array, Configurations
-from ddlbench.predict.transformer.counts import ITEM_BYTES, layer_forward_operations
+from ddlbench.predict.transformer.counts import HALF, layer_forward_operations
 from ddlbench.predict.transformer.rank_order import Rings, tensor_rings
 
 BACKWARD = 2.0
@@ -257,7 +257,8 @@ class _Device:
 
     def _memory_s(self, bytes_: Array) -> Array:
         rate = self._platform.device["memory_bytes_per_s"]
-        return bytes_ / (rate * self._platform.constant("memory_efficiency"))
+        longer = self._asked.bytes_of("item") / HALF
+        return bytes_ * longer / (rate * self._platform.constant("memory_efficiency"))
 
     def _all_reduce_s(self) -> Array:
         """Of one activation; sequence parallelism gathers and scatters as many bytes.
@@ -266,5 +267,5 @@ class _Device:
         """
         halvings = np.log2(np.maximum(self._platform.devices_per_node / self._tensor, 1.0))
         share = self._platform.constant("half_node_share") ** halvings
-        bytes_ = ITEM_BYTES * self._tokens * self._hidden
+        bytes_ = self._asked.bytes_of("item") * self._tokens * self._hidden
         return all_reduce_s(self._rings, bytes_, self._platform, share)

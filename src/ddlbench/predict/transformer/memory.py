@@ -2,13 +2,12 @@
 
 ::
 
-    weights 2, gradients 2 + 4, master weights and two moments 12     bytes a parameter
+    weights, gradients, the optimizer's state          bytes a parameter, by the precision
     activations of the micro-batches that the schedule holds
     one layer's activations while it goes backward (recomputation), and the logits
 
 The first stage holds the most micro-batches, the last one the logits; the fuller of both counts.
-Gradients are kept in single precision and copied to half for the sum. What fragments, contexts and
-NCCL's buffers take is not counted.
+What fragments, contexts and NCCL's buffers take is not counted.
 
 Sources: Korthikanti et al. 2022 (activations), ZeRO (Rajbhandari et al., SC 2020; what each stage
 divides by the number of replicas).
@@ -19,12 +18,10 @@ from __future__ import annotations
 import numpy as np
 
 from ddlbench.predict.transformer.configurations import Array, Configurations
-from ddlbench.predict.transformer.counts import activation_bytes
+from ddlbench.predict.transformer.counts import HALF, activation_bytes
 from ddlbench.predict.transformer.pipeline import chunks_of, in_flight
 from ddlbench.predict.transformer.step import stage_parameters
 
-WEIGHTS, GRADIENTS, OPTIMIZER = 2.0, 4.0, 12.0
-"""Bytes a parameter; gradients in single precision."""
 LOGIT_BYTES = 10.0
 """In half precision, in single precision, and their gradient."""
 
@@ -38,9 +35,9 @@ def state_bytes(asked: Configurations) -> Array:
     """Weights, gradients and the optimizer's state; each of ZeRO's stages divides one more."""
     zero, data = asked["zero"], asked["data"]
     each = (
-        OPTIMIZER / np.where(zero >= 1, data, 1.0)
-        + GRADIENTS / np.where(zero >= 2, data, 1.0)
-        + WEIGHTS / np.where(zero >= 3, data, 1.0)
+        asked.bytes_of("optimizer") / np.where(zero >= 1, data, 1.0)
+        + asked.bytes_of("gradient") / np.where(zero >= 2, data, 1.0)
+        + asked.bytes_of("weight") / np.where(zero >= 3, data, 1.0)
     )
     return stage_parameters(asked) * each
 
@@ -71,17 +68,16 @@ def _kept(asked: Configurations) -> Array:
 
 
 def _of_layer(asked: Configurations, recomputation: str) -> Array:
-    return np.asarray(
-        activation_bytes(
-            asked["micro_batch"],
-            asked["sequence_length"],
-            asked["hidden_size"],
-            asked["attention_heads"],
-            asked["tensor"],
-            recomputation=recomputation,
-            sequence_parallel=asked["sequence_parallel"] > 0,
-        )
+    half = activation_bytes(
+        asked["micro_batch"],
+        asked["sequence_length"],
+        asked["hidden_size"],
+        asked["attention_heads"],
+        asked["tensor"],
+        recomputation=recomputation,
+        sequence_parallel=asked["sequence_parallel"] > 0,
     )
+    return np.asarray(half * asked.bytes_of("item") / HALF)
 
 
 def _held(row: dict[str, int | str], micro_batches: float) -> float:

@@ -6,7 +6,7 @@
                                                                sends, bubble
          + sum of the gradients over the replicas              data parallelism
          + sum of the embedding's gradient, first + last stage embedding
-         + update                                              Adam in single precision
+         + update                                              of weights and the optimizer's state
 
 A stage waits for one message in each pass (Megatron's 1F1B sends and receives before it goes on),
 and sends 1/t of the activation from each of its t devices, gathered again behind the hop. Gradients
@@ -28,7 +28,6 @@ import numpy as np
 from ddlbench.predict.transformer.accelerators import Accelerators
 from ddlbench.predict.transformer.configurations import Array, Configurations
 from ddlbench.predict.transformer.counts import (
-    ITEM_BYTES,
     embedding_parameters,
     layer_parameters,
 )
@@ -51,9 +50,6 @@ SENDS, BUBBLE, DATA, EMBEDDING, UPDATE = (
     "sends", "bubble", "data parallelism", "tied embedding", "update",
 )  # fmt: skip
 PARTS = (MATMUL, ATTENTION, MEMORY, HOST, TENSOR, SENDS, BUBBLE, DATA, EMBEDDING, UPDATE)
-UPDATE_BYTES = 36.0
-"""Read and written for one parameter: gradient to single precision (6), Adam on master weight and
-two moments (28), the new weight in half precision (2)."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +149,7 @@ def _hop_s(asked: Configurations, platform: Accelerators) -> Array:
     inside = platform.node_bytes_per_s * platform.constant("node_efficiency")
     network = platform.network_bytes_per_s * platform.constant("network_efficiency")
     tokens = asked["micro_batch"] * asked["sequence_length"]
-    whole = ITEM_BYTES * tokens * asked["hidden_size"]
+    whole = asked.bytes_of("item") * tokens * asked["hidden_size"]
     part = whole / asked["tensor"]
     rate = np.where(crosses, np.minimum(inside, network / senders), inside)
     gather = (whole - part) / inside
@@ -166,7 +162,7 @@ def _data_s(asked: Configurations, platform: Accelerators, layer: Pass) -> Array
     weights = stage_parameters(asked)
     whole = all_reduce_s(rings, asked["gradient_bytes"] * weights, platform)
     scatter = reduce_scatter_s(rings, asked["gradient_bytes"] * weights, platform)
-    gather = reduce_scatter_s(rings, ITEM_BYTES * weights, platform)
+    gather = reduce_scatter_s(rings, asked.bytes_of("item") * weights, platform)
     zero = asked["zero"]
     # ZeRO 3 gathers before the forward and before the backward pass of each micro-batch.
     pass_s = asked.stage_layers * layer.seconds / 2
@@ -183,4 +179,4 @@ def _tied_s(asked: Configurations, platform: Accelerators) -> Array:
 def _update_s(asked: Configurations, platform: Accelerators) -> Array:
     rate = platform.device["memory_bytes_per_s"] * platform.constant("update_efficiency")
     owners = np.where(asked["zero"] > 0, asked["data"], 1.0)
-    return UPDATE_BYTES * stage_parameters(asked) / owners / rate
+    return asked.bytes_of("update") * stage_parameters(asked) / owners / rate
