@@ -84,6 +84,18 @@ def test_ddp_holds_all_gradients_once_more_in_buckets():
     assert peak("ddp", "1x2", 16) == (3008 + 1980 + 1500,) * 2
 
 
+def ddp(**options):
+    return peak("ddp", "1x2", 16, options=options)
+
+
+def test_a_sharded_optimiser_keeps_the_momentum_of_its_own_tensors():
+    # Rank 0 updates the tensor of 1000 bytes, rank 1 that of 500.
+    whole = 3008 + 1980 + 1500
+    assert ddp(shard="optimizer") == (whole - 500, whole - 1000)
+    plain = peak("ddp", "1x2", 16, options={"shard": "optimizer"}, momentum=0.0)
+    assert plain == (whole - 1500,) * 2
+
+
 def test_horovods_fusion_buffer_is_no_larger_than_its_threshold():
     assert peak("horovod", "1x2", 16) == (3008 + 1980 + 1500,) * 2
     assert (

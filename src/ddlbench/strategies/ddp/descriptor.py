@@ -10,12 +10,24 @@
 By default torch's buckets have 25 MiB, but the first has 1 MiB, so that messages begin early. An
 explicit cap holds for the first bucket, too (``torch/nn/parallel/distributed.py``, torch 2.13:
 ``_BucketCapacityConfig.create``).
+
+With ``shard: optimizer`` each rank updates only its own tensors and keeps the momentum of these
+(ZeRO stage 1)::
+
+    rank 0    | forward | backward | update a d |-- broadcast a d to all --|
+    rank 1    | forward | backward | update b c |-- broadcast b c to all --|
+
+torch deals whole tensors, the largest first, each to the rank that has least so far
+(``torch/distributed/optim/zero_redundancy_optimizer.py``, ``_partition_parameters``).
+
+Sources: S. Li et al., "PyTorch Distributed", VLDB 2020, section 3.2; S. Rajbhandari et al., "ZeRO",
+SC 2020, section 5.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.planning.data_parallel import DataParallel
@@ -23,6 +35,7 @@ from ddlbench.planning.gradient_traffic import (
     DDP_FIRST_BUCKET_BYTES,
     DEFAULT_BUCKET_BYTES,
     GradientMessage,
+    GradientTraffic,
     filled_buckets,
 )
 from ddlbench.planning.plan import PlanDetails
@@ -34,9 +47,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DdpDetails(PlanDetails):
-    """Plan details of DDP."""
+    """Plan details of DDP; the fields are its options."""
 
     bucket_cap_bytes: int
+    shard: str = "none"
 
     @property
     def first_bucket_bytes(self) -> int:
@@ -74,7 +88,17 @@ class DistributedDataParallel(DataParallel):
                 "own: 25 MiB, and 1 MiB for the first bucket; any other value holds for all."
             ),
         },
+        "shard": {
+            "enum": ["none", "optimizer"],
+            "default": "none",
+            "description": (
+                "What ranks share: nothing, or the optimiser's state (ZeRO stage 1). Then each "
+                "rank updates some tensors and sends them to all others."
+            ),
+        },
     }
+    # The others have no examples for `ddlbench tune`: they save memory and cost time.
+    younger_options: ClassVar[frozenset[str]] = frozenset(options) - {"bucket_cap_bytes"}
 
     def gradient_messages(self, workload: Workload, plan: Plan) -> list[GradientMessage]:
         details = DdpDetails.of(plan)
@@ -82,5 +106,37 @@ class DistributedDataParallel(DataParallel):
             workload.tensors, details.first_bucket_bytes, details.bucket_cap_bytes
         )
 
+    def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic:
+        """The buckets, and with a sharded optimiser the weights that it sends to all ranks."""
+        traffic = super().gradient_traffic(workload, plan)
+        if DdpDetails.of(plan).shard == "none" or plan.world_size == 1:
+            return traffic
+        own = shares([tensor.bytes for tensor in workload.tensors], plan.world_size)
+        return replace(traffic, gathered_bytes=max(own))
+
     def communication_bytes(self, workload: Workload, plan: Plan) -> int:
         return workload.parameter_bytes  # buckets copy all gradients
+
+    def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
+        """Peak bytes of every rank; a sharded optimiser keeps the momentum of its own tensors."""
+        whole = super().memory_bytes(workload, plan)
+        if DdpDetails.of(plan).shard == "none" or plan.cell.momentum == 0:
+            return whole
+        own = shares([tensor.bytes for tensor in workload.tensors], plan.world_size)
+        return tuple(
+            bytes_ - (workload.parameter_bytes - share)
+            for bytes_, share in zip(whole, own, strict=True)
+        )
+
+
+def shares(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Bytes of the tensors that each rank updates, as torch deals them.
+
+    Args:
+        sizes: bytes of the tensors, in any order.
+        ranks: that share them.
+    """
+    own = [0] * ranks
+    for size in sorted(sizes, reverse=True):
+        own[own.index(min(own))] += size
+    return own

@@ -6,24 +6,27 @@ sees when they begin and end::
     process    | forward | backward              | wait | update |
     buckets                  |-- 0 --|-- 1 --|-- 2 -----|
 
-A bucket's span begins when its last gradient is ready.
+A bucket's span begins when its last gradient is ready. A sharded optimiser's broadcasts are the
+span ``gather``.
 """
 
 # Without deferred annotations: DDP compares the types in a hook's signature with its own.
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.strategies.ddp.descriptor import DdpDetails
-from ddlbench.strategies.executor import StepwiseExecutor
+from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
 from ddlbench.strategies.process_group import join_all
 from ddlbench.strategies.timing import SpanRecorder
+from ddlbench.strategies.training import sgd_settings
 
 
 class DdpExecutor(StepwiseExecutor):
@@ -49,7 +52,43 @@ class DdpExecutor(StepwiseExecutor):
     def state_dict(self) -> dict[str, Any]:
         replica = self.module.module
         assert isinstance(replica, nn.Module)
-        return {"network": replica.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return {"network": replica.state_dict(), "optimizer": self.own_optimizer.state_dict()}
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        if DdpDetails.of(self.plan).shard == "none":
+            return super().make_optimizer()
+        parameters = list(self.module.parameters())
+        kinds = {parameter.dtype for parameter in parameters}
+        if len(kinds) > 1:
+            names = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+            raise Unsupported(
+                f"a sharded optimiser needs weights of one type, and this network has {names}; "
+                "write shard: none"
+            )
+        return RecordedSharded(self.spans, parameters, **sgd_settings(self.plan.cell))
+
+    @property
+    def own_optimizer(self) -> torch.optim.Optimizer:
+        """The SGD that holds this rank's momentum."""
+        if isinstance(self.optimizer, ZeroRedundancyOptimizer):
+            own = self.optimizer.optim
+            assert isinstance(own, torch.optim.Optimizer)
+            return own
+        return self.optimizer
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Weights, and the momentum that this rank keeps."""
+        return {"module": self.module.state_dict(), "optimizer": self.own_optimizer.state_dict()}
+
+    def load_checkpoint_state(self, state: Mapping[str, Any]) -> None:
+        self.module.load_state_dict(state["module"])
+        self.own_optimizer.load_state_dict(state["optimizer"])
+
+    def persistent_tensors(self) -> Iterator[Tensor]:
+        yield from super().persistent_tensors()
+        if self.own_optimizer is not self.optimizer:
+            for state in self.own_optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, Tensor))
 
     def details(self) -> dict[str, Any]:
         first_bytes = DdpDetails.of(self.plan).first_bucket_bytes
@@ -61,6 +100,23 @@ class DdpExecutor(StepwiseExecutor):
         assert isinstance(self.module, DistributedDataParallel)
         self.module.register_comm_hook(self.spans, recorded_average)
         yield
+
+
+class RecordedSharded(ZeroRedundancyOptimizer):
+    """SGD of this rank's share of the weights; its broadcasts are a span of the recorded step.
+
+    Each rank's tensors lie in one piece of memory, so each rank sends one message.
+    """
+
+    def __init__(
+        self, spans: SpanRecorder, parameters: list[nn.Parameter], **settings: Any
+    ) -> None:
+        self._spans = spans
+        super().__init__(parameters, torch.optim.SGD, parameters_as_bucket_view=True, **settings)
+
+    def _sync_params(self) -> None:
+        with self._spans.span("gather"):
+            super()._sync_params()  # type: ignore[misc]
 
 
 def recorded_average(

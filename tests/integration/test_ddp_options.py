@@ -1,0 +1,88 @@
+"""Options of DDP: weights of sequential training, bytes that ranks keep, bytes that they send."""
+
+from __future__ import annotations
+
+import pytest
+from local_cells import local_site, run_one
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.strategies.ddp.descriptor import shares
+from ddlbench.testing import assert_cell_equals_sequential
+from ddlbench.testing.networks import network_of
+from ddlbench.testing.training import assert_same_weights, reference, train
+
+STEPS = 4
+FLOAT_BYTES = 4
+RUNS = ((0, STEPS),)
+SHARDED = {"shard": "optimizer"}
+
+
+def cell_of(devices: int, network: str = "residual", **options) -> Cell:
+    return Cell(
+        dataset="mnist",
+        network=network,
+        strategy="ddp",
+        batch_size=16,
+        devices_per_node=devices,
+        learning_rate=0.05,
+        options=tuple(sorted(options.items())),
+    )
+
+
+def sizes_of(cell: Cell) -> list[int]:
+    """Bytes of each tensor of weights."""
+    return [parameter.nbytes for parameter in network_of(cell).parameters()]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_a_sharded_optimiser_trains_as_one_device_does(devices):
+    assert_cell_equals_sequential(cell_of(devices, **SHARDED), devices)
+
+
+def test_ranks_without_weights_of_their_own_get_them_from_others():
+    """Two tensors on four ranks; in float64 nothing but the order of sums differs."""
+    cell = cell_of(4, "linear", **SHARDED)
+    expected, _ = reference(cell, 4, STEPS)
+    (ranks,) = train([cell], RUNS)
+    for rank in ranks:
+        assert_same_weights(rank["state"], expected)
+
+
+def test_each_rank_keeps_the_momentum_of_its_own_weights():
+    whole, sharded = cell_of(2), cell_of(2, **SHARDED)
+    plain, shared = train([whole, sharded], RUNS)
+    sizes = sizes_of(whole)
+    for own, before, after in zip(shares(sizes, 2), plain, shared, strict=True):
+        assert before["kept_bytes"] - after["kept_bytes"] == sum(sizes) - own
+
+
+# Bytes that cross the network -------------------------------------------------------------------
+
+RANKS, BATCH, MEASURED = 3, 255, 4
+
+
+def sent_bytes(tmp_path, network="mlp", **options) -> tuple[list[float], list[int]]:
+    """Bytes a step that each rank of a whole cell sends, and of its tensors, which are float32."""
+    cell = cell_of(RANKS, network, **options).with_(
+        batch_size=BATCH, epochs=1, max_steps=MEASURED, warmup_steps=2, data_scale=0.02
+    )
+    result, _ = run_one(cell, local_site(tmp_path, devices=RANKS), tmp_path)
+    assert result["status"] == "ok", result["reason"]
+    told = result["communication"]
+    assert (told["counted_by"], told["steps"]) == ("tcp_info", MEASURED)
+    return [rank["sent_bytes_per_step"] for rank in told["ranks"]], [
+        FLOAT_BYTES * parameter.numel() for parameter in network_of(cell).parameters()
+    ]
+
+
+def all_reduced(size: float) -> float:
+    """Bytes that each rank of a ring sends."""
+    return 2 * (RANKS - 1) / RANKS * size
+
+
+def test_updated_weights_are_broadcast(tmp_path):
+    """gloo broadcasts along a binomial tree: of three ranks the owner sends to both others."""
+    sent, sizes = sent_bytes(tmp_path, **SHARDED)
+    own = shares(sizes, RANKS)
+    expected = [all_reduced(sum(sizes)) + (RANKS - 1) * share for share in own]
+    assert sent == pytest.approx(expected, rel=0.02)

@@ -1,0 +1,50 @@
+"""DDP's options as its descriptor tells them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.planning.plan import make_plan
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.strategies.ddp.descriptor import DdpDetails, shares
+
+STRATEGY = strategy_of("ddp")
+
+
+def cell_of(devices: int = 4, batch_size: int = 48, **options: Any) -> Cell:
+    made = tuple(options.items())
+    return Cell("mnist", "resnet18", "ddp", batch_size, devices_per_node=devices, options=made)
+
+
+@pytest.mark.parametrize(
+    ("options", "digest"),
+    [({}, "cf6d03f03c6d54bb"), ({"bucket_cap_bytes": 1024}, "2e6998df4961b035")],
+)
+def test_plans_from_before_the_options_keep_their_digests(options, digest):
+    assert make_plan(cell_of(**options)).digest == digest
+
+
+def test_defaults_are_not_in_a_cells_path():
+    defaults = {name: schema["default"] for name, schema in STRATEGY.options.items()}
+    assert STRATEGY.check_options(defaults, "here") == {}
+    details = DdpDetails.of(make_plan(cell_of()))
+    assert {name: getattr(details, name) for name in defaults} == defaults
+
+
+@pytest.mark.parametrize("options", [{"shard": "gradients"}])
+def test_values_that_make_no_sense(options):
+    with pytest.raises(ConfigError):
+        STRATEGY.check_options(options, "here")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ranks", "expected"),
+    [([5, 1, 3, 3], 2, [6, 6]), ([9, 2, 1], 2, [9, 3]), ([4, 7], 4, [7, 4, 0, 0])],
+    ids=str,
+)
+def test_tensors_are_dealt_the_largest_first(sizes, ranks, expected):
+    assert shares(sizes, ranks) == expected
