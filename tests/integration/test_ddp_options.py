@@ -39,6 +39,31 @@ def test_a_sharded_optimiser_trains_as_one_device_does(devices):
     assert_cell_equals_sequential(cell_of(devices, **SHARDED), devices)
 
 
+@pytest.mark.parametrize(
+    ("devices", "network", "options"),
+    [
+        (2, "transformer", {"accumulate": 2}),
+        (1, "residual", {"accumulate": 4}),
+        (2, "residual", {"accumulate": 4, **SHARDED}),
+    ],
+    ids=str,
+)
+def test_accumulation_trains_as_one_device_does(devices, network, options):
+    """Batch norm sees micro-batches, as the reference does."""
+    parts = devices * options["accumulate"]
+    assert_cell_equals_sequential(cell_of(devices, network, **options), parts)
+
+
+def test_without_batch_norm_accumulation_changes_nothing():
+    cell = cell_of(2, "linear", accumulate=4)
+    expected, losses = reference(cell, 2, STEPS)
+    (ranks,) = train([cell], RUNS)
+    for rank in ranks:
+        assert_same_weights(rank["state"], expected)
+    means = [sum(own) / 2 for own in zip(*(rank["loss"] for rank in ranks), strict=True)]
+    assert means == pytest.approx(losses)
+
+
 def test_ranks_without_weights_of_their_own_get_them_from_others():
     """Two tensors on four ranks; in float64 nothing but the order of sums differs."""
     cell = cell_of(4, "linear", **SHARDED)
@@ -78,6 +103,11 @@ def sent_bytes(tmp_path, network="mlp", **options) -> tuple[list[float], list[in
 def all_reduced(size: float) -> float:
     """Bytes that each rank of a ring sends."""
     return 2 * (RANKS - 1) / RANKS * size
+
+
+def test_micro_batches_send_their_gradients_once(tmp_path):
+    sent, sizes = sent_bytes(tmp_path, accumulate=5)
+    assert sent == pytest.approx([all_reduced(sum(sizes))] * RANKS, rel=0.02)
 
 
 def test_updated_weights_are_broadcast(tmp_path):

@@ -35,10 +35,22 @@ def test_defaults_are_not_in_a_cells_path():
     assert {name: getattr(details, name) for name in defaults} == defaults
 
 
-@pytest.mark.parametrize("options", [{"shard": "gradients"}])
+@pytest.mark.parametrize("options", [{"shard": "gradients"}, {"accumulate": 0}])
 def test_values_that_make_no_sense(options):
     with pytest.raises(ConfigError):
         STRATEGY.check_options(options, "here")
+
+
+def test_micro_batches_must_divide_a_workers_samples():
+    assert STRATEGY.supports(cell_of(accumulate=3)) is None
+    reason = STRATEGY.supports(cell_of(accumulate=5))
+    assert reason == (
+        "a worker's 12 samples do not divide into 5 micro-batches (accumulate); "
+        "make batch_size a multiple of 20"
+    )
+    uneven = STRATEGY.supports(cell_of(batch_size=50, accumulate=5))
+    assert uneven is not None and "does not divide over 4 workers" in uneven
+    assert STRATEGY.micro_batches(make_plan(cell_of(accumulate=3))) == 3
 
 
 @pytest.mark.parametrize(

@@ -42,14 +42,29 @@ def test_updated_weights_are_gathered_after_the_update(predictor):
         assert getattr(sharded, part) - getattr(plain, part) == pytest.approx(gathered_s)
 
 
+@pytest.mark.parametrize("predictor", ALL)
+def test_micro_batches_follow_each_other_and_update_once(predictor):
+    found = told(predictor, 128, accumulate=4)  # micro-batches of 8
+    slowdown = 1.0 if predictor == "ddp-buckets" else SLOWDOWN
+    update_s = 0.05 * sequential_s(8)
+    assert found.compute_s == pytest.approx(slowdown * (4 * sequential_s(8) - 3 * update_s))
+    # Gradients leave once, in a backward pass of 8 samples.
+    once = told(predictor, 32)
+    assert found.communication_s == pytest.approx(once.communication_s)
+    assert found.exposed_communication_s == pytest.approx(once.exposed_communication_s)
+    assert found.interval_s == pytest.approx(
+        [side * found.compute_s + found.exposed_communication_s for side in (0.98, 1.02)]
+    )
+
+
 def test_a_gather_that_was_not_swept_is_named():
     with pytest.raises(ValueError, match="no all-gather through gloo was swept"):
         told(sweeps=SWEEPS[:1], shard="optimizer")
 
 
-@pytest.mark.parametrize("options", [{"shard": "optimizer"}], ids=str)
+@pytest.mark.parametrize("options", [{"shard": "optimizer"}, {"accumulate": 2}], ids=str)
 @pytest.mark.parametrize("predictor", ["paradl-authors", "paradl-corrected"])
 def test_paradl_has_no_row_for_them(predictor, options):
     assert told(predictor).step_s > 0
-    with pytest.raises(NotPredictable, match="ParaDL's data parallelism sums all gradients as"):
+    with pytest.raises(NotPredictable, match="data parallelism computes a share at once"):
         told(predictor, **options)

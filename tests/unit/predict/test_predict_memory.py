@@ -96,6 +96,14 @@ def test_a_sharded_optimiser_keeps_the_momentum_of_its_own_tensors():
     assert plain == (whole - 1500,) * 2
 
 
+def test_accumulation_keeps_activations_of_one_micro_batch_and_all_gradients():
+    # 4 samples at once: 4 x 95 at the last block, and gradients of 1500 beside a new one of 500;
+    # 4 x 60 at the first block, beside a new one of 1000. The inputs of the others wait: 4 x 10.
+    assert ddp(accumulate=2) == (3008 + 40 + 240 + 1500 + 1000 + 1500,) * 2
+    large = {"options": {"accumulate": 2}}
+    assert peak("ddp", "1x2", 200, **large) == (3008 + 500 + 50 * 95 + 1500 + 500 + 1500,) * 2
+
+
 def test_horovods_fusion_buffer_is_no_larger_than_its_threshold():
     assert peak("horovod", "1x2", 16) == (3008 + 1980 + 1500,) * 2
     assert (

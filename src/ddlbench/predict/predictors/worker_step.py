@@ -1,5 +1,9 @@
 """What one data-parallel worker does in a step, beside the all-reduces of gradients.
 
+A worker that accumulates computes its share in n micro-batches of b samples, and updates once::
+
+    T = n t(b) - (n - 1) t_update        one micro-batch after the other
+
 A worker that updates only its share of the weights sends them to all others afterwards::
 
     rank 0    | forward | backward | update w0 |++ w0 to all ++|
@@ -22,7 +26,7 @@ class WorkerStep:
     """A worker's computation in a step.
 
     Args:
-        step: a sequential step of what the worker computes at once.
+        step: a sequential step of what the worker computes at once: its share or a micro-batch.
         step_s: seconds of the worker's whole step, data loading and update included.
     """
 
@@ -36,8 +40,10 @@ class WorkerStep:
 
 def worker_step(inputs: CellInputs) -> WorkerStep:
     """The step of one worker, without messages."""
-    step = inputs.workload.step(inputs.cell.batch_size / inputs.plan.world_size)
-    return WorkerStep(step, step.step_s - (1 - _updated_share(inputs)) * step.optimizer_s)
+    count = inputs.strategy.micro_batches(inputs.plan)
+    step = inputs.workload.step(inputs.cell.batch_size / inputs.plan.world_size / count)
+    saved_s = (count - _updated_share(inputs)) * step.optimizer_s
+    return WorkerStep(step, count * step.step_s - saved_s)
 
 
 def _updated_share(inputs: CellInputs) -> float:

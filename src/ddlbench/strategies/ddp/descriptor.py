@@ -20,6 +20,12 @@ With ``shard: optimizer`` each rank updates only its own tensors and keeps the m
 torch deals whole tensors, the largest first, each to the rank that has least so far
 (``torch/distributed/optim/zero_redundancy_optimizer.py``, ``_partition_parameters``).
 
+With ``accumulate: 2`` a rank computes its share in two micro-batches, one after the other, and
+sends the sum of their gradients once (DDP's ``no_sync``)::
+
+    rank 0    | forward | backward | forward | backward .......| update |
+    buckets                                       |-- 0 --||-- 1 --|
+
 Sources: S. Li et al., "PyTorch Distributed", VLDB 2020, section 3.2; S. Rajbhandari et al., "ZeRO",
 SC 2020, section 5.1.
 """
@@ -30,6 +36,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import DataParallel
 from ddlbench.planning.gradient_traffic import (
     DDP_FIRST_BUCKET_BYTES,
@@ -38,6 +46,7 @@ from ddlbench.planning.gradient_traffic import (
     GradientTraffic,
     filled_buckets,
 )
+from ddlbench.planning.memory import data_parallel_bytes
 from ddlbench.planning.plan import PlanDetails
 
 if TYPE_CHECKING:
@@ -51,6 +60,7 @@ class DdpDetails(PlanDetails):
 
     bucket_cap_bytes: int
     shard: str = "none"
+    accumulate: int = 1
 
     @property
     def first_bucket_bytes(self) -> int:
@@ -96,9 +106,32 @@ class DistributedDataParallel(DataParallel):
                 "rank updates some tensors and sends them to all others."
             ),
         },
+        "accumulate": {
+            "type": "integer",
+            "minimum": 1,
+            "default": 1,
+            "description": (
+                "Micro-batches of a rank's share of a mini-batch; gradients are summed on the rank "
+                "and sent once a step."
+            ),
+        },
     }
     # The others have no examples for `ddlbench tune`: they save memory and cost time.
     younger_options: ClassVar[frozenset[str]] = frozenset(options) - {"bucket_cap_bytes"}
+
+    def supports(self, cell: Cell) -> str | None:
+        count = int(self.option_values(cell)["accumulate"])
+        if cell.batch_size % cell.devices == 0 and cell.batch_size // cell.devices % count:
+            return Reason(
+                "uneven_batch",
+                f"a worker's {cell.batch_size // cell.devices} samples do not divide into "
+                f"{count} micro-batches (accumulate); make batch_size a multiple of "
+                f"{cell.devices * count}",
+            )
+        return super().supports(cell)
+
+    def micro_batches(self, plan: Plan) -> int:
+        return DdpDetails.of(plan).accumulate
 
     def gradient_messages(self, workload: Workload, plan: Plan) -> list[GradientMessage]:
         details = DdpDetails.of(plan)
@@ -119,7 +152,8 @@ class DistributedDataParallel(DataParallel):
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         """Peak bytes of every rank; a sharded optimiser keeps the momentum of its own tensors."""
-        whole = super().memory_bytes(workload, plan)
+        needed = self.communication_bytes(workload, plan)
+        whole = data_parallel_bytes(workload, plan, needed, self.micro_batches(plan))
         if DdpDetails.of(plan).shard == "none" or plan.cell.momentum == 0:
             return whole
         own = shares([tensor.bytes for tensor in workload.tensors], plan.world_size)

@@ -6,6 +6,8 @@ sees when they begin and end::
     process    | forward | backward              | wait | update |
     buckets                  |-- 0 --|-- 1 --|-- 2 -----|
 
+With accumulation forward and backward passes alternate; buckets leave in the last one only.
+
 A bucket's span begins when its last gradient is ready. A sharded optimiser's broadcasts are the
 span ``gather``.
 """
@@ -48,6 +50,20 @@ class DdpExecutor(StepwiseExecutor):
             bucket_cap_mb=cap_bytes / 2**20 if first_bytes == cap_bytes else None,
             broadcast_buffers=False,
         )
+
+    def forward_backward(self, inputs: Tensor, labels: Tensor, divisor: int = 1) -> Tensor:
+        """One micro-batch after the other; gradients leave in the last one's backward pass."""
+        count = DdpDetails.of(self.plan).accumulate
+        if count == 1:
+            return super().forward_backward(inputs, labels, divisor)
+        assert isinstance(self.module, DistributedDataParallel)
+        *first, last = zip(inputs.chunk(count), labels.chunk(count), strict=True)
+        with self.module.no_sync():
+            losses = [
+                super(DdpExecutor, self).forward_backward(*part, divisor * count) for part in first
+            ]
+        losses.append(super().forward_backward(*last, divisor * count))
+        return torch.stack(losses).sum()
 
     def state_dict(self) -> dict[str, Any]:
         replica = self.module.module
