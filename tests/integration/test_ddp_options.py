@@ -45,6 +45,7 @@ def test_a_sharded_optimiser_trains_as_one_device_does(devices):
         (2, "transformer", {"accumulate": 2}),
         (1, "residual", {"accumulate": 4}),
         (2, "residual", {"accumulate": 4, **SHARDED}),
+        (2, "residual", {"accumulate": 2, "bucket_view": True, **SHARDED}),
     ],
     ids=str,
 )
@@ -62,6 +63,13 @@ def test_without_batch_norm_accumulation_changes_nothing():
         assert_same_weights(rank["state"], expected)
     means = [sum(own) / 2 for own in zip(*(rank["loss"] for rank in ranks), strict=True)]
     assert means == pytest.approx(losses)
+
+
+def test_gradients_that_lie_in_buckets_train_the_same():
+    options = {"bucket_cap_bytes": 256}
+    plain, view = train([cell_of(2, **options), cell_of(2, bucket_view=True, **options)], RUNS)
+    for one, other in zip(plain, view, strict=True):
+        assert_same_weights(other["state"], one["state"], rtol=0, atol=0)
 
 
 def test_ranks_without_weights_of_their_own_get_them_from_others():

@@ -233,11 +233,15 @@ class StepwiseExecutor:
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Make one optimiser step; return the detached loss."""
         self.spans.begin_step()
-        self.optimizer.zero_grad()
+        self.zero_grad()
         loss = self.forward_backward(inputs, labels)
         self.update()
         self.spans.phase("")
         return loss
+
+    def zero_grad(self) -> None:
+        """Drop the gradients of the last step, so that activations have their memory."""
+        self.optimizer.zero_grad()
 
     def forward_backward(self, inputs: Tensor, labels: Tensor, divisor: int = 1) -> Tensor:
         """Go forward and backward; return the detached loss, a ``divisor``-th of the mean."""

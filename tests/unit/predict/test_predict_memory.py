@@ -104,6 +104,16 @@ def test_accumulation_keeps_activations_of_one_micro_batch_and_all_gradients():
     assert peak("ddp", "1x2", 200, **large) == (3008 + 500 + 50 * 95 + 1500 + 500 + 1500,) * 2
 
 
+def test_gradients_in_buckets_are_there_once():
+    # Plain: at the first block 8 x 60 activations, 1500 of gradients and 1500 of buckets. Now
+    # buckets of 1500 and a new gradient of 1000.
+    assert ddp(bucket_view=True) == (3008 + 8 * 60 + 1500 + 1000,) * 2
+    view = ddp(bucket_view=True, accumulate=2)
+    assert ddp(accumulate=2)[0] - view[0] == 1500
+    sharded = ddp(bucket_view=True, shard="optimizer")
+    assert sharded == (3008 + 480 + 2500 - 500, 3008 + 480 + 2500 - 1000)
+
+
 def test_horovods_fusion_buffer_is_no_larger_than_its_threshold():
     assert peak("horovod", "1x2", 16) == (3008 + 1980 + 1500,) * 2
     assert (

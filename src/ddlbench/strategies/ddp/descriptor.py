@@ -61,6 +61,7 @@ class DdpDetails(PlanDetails):
     bucket_cap_bytes: int
     shard: str = "none"
     accumulate: int = 1
+    bucket_view: bool = False
 
     @property
     def first_bucket_bytes(self) -> int:
@@ -115,6 +116,13 @@ class DistributedDataParallel(DataParallel):
                 "and sent once a step."
             ),
         },
+        "bucket_view": {
+            "type": "boolean",
+            "default": False,
+            "description": (
+                "Gradients lie in the buckets (gradient_as_bucket_view); else buckets are copies."
+            ),
+        },
     }
     # The others have no examples for `ddlbench tune`: they save memory and cost time.
     younger_options: ClassVar[frozenset[str]] = frozenset(options) - {"bucket_cap_bytes"}
@@ -148,13 +156,23 @@ class DistributedDataParallel(DataParallel):
         return replace(traffic, gathered_bytes=max(own))
 
     def communication_bytes(self, workload: Workload, plan: Plan) -> int:
-        return workload.parameter_bytes  # buckets copy all gradients
+        """Buckets that copy all gradients; none where gradients lie in them."""
+        return 0 if DdpDetails.of(plan).bucket_view else workload.parameter_bytes
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
-        """Peak bytes of every rank; a sharded optimiser keeps the momentum of its own tensors."""
-        needed = self.communication_bytes(workload, plan)
-        whole = data_parallel_bytes(workload, plan, needed, self.micro_batches(plan))
-        if DdpDetails.of(plan).shard == "none" or plan.cell.momentum == 0:
+        """Peak bytes of every rank; a sharded optimiser keeps the momentum of its own tensors.
+
+        Gradients that lie in buckets exist always, and a block's new ones beside them.
+        """
+        details = DdpDetails.of(plan)
+        whole = data_parallel_bytes(
+            workload,
+            plan,
+            self.communication_bytes(workload, plan),
+            details.accumulate,
+            gradients_stay=details.bucket_view,
+        )
+        if details.shard == "none" or plan.cell.momentum == 0:
             return whole
         own = shares([tensor.bytes for tensor in workload.tensors], plan.world_size)
         return tuple(

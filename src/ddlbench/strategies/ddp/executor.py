@@ -49,7 +49,12 @@ class DdpExecutor(StepwiseExecutor):
             # A number is also the size of the first bucket; None keeps torch's smaller one.
             bucket_cap_mb=cap_bytes / 2**20 if first_bytes == cap_bytes else None,
             broadcast_buffers=False,
+            gradient_as_bucket_view=details.bucket_view,
         )
+
+    def zero_grad(self) -> None:
+        # A dropped view would be made anew outside of its bucket.
+        self.optimizer.zero_grad(set_to_none=not DdpDetails.of(self.plan).bucket_view)
 
     def forward_backward(self, inputs: Tensor, labels: Tensor, divisor: int = 1) -> Tensor:
         """One micro-batch after the other; gradients leave in the last one's backward pass."""
