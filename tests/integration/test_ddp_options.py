@@ -72,6 +72,19 @@ def test_gradients_that_lie_in_buckets_train_the_same():
         assert_same_weights(other["state"], one["state"], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2, "bucket_view": True, **SHARDED}])
+def test_fp16_gradients_train_as_one_device_does_but_for_rounding(options):
+    cell = cell_of(2, "transformer", hook="fp16", bucket_cap_bytes=4096, **options)
+    expected, _ = reference(cell, 2 * options.get("accumulate", 1), STEPS)
+    (ranks,) = train([cell], RUNS)
+    for rank in ranks:
+        assert_same_weights(rank["state"], ranks[0]["state"], rtol=0, atol=0)
+        # fp16 has eleven bits; steps of 0.05 make the weights' error smaller than the gradients'.
+        assert_same_weights(rank["state"], expected, rtol=2**-11, atol=2**-11)
+    with pytest.raises(AssertionError):
+        assert_same_weights(ranks[0]["state"], expected)
+
+
 def test_ranks_without_weights_of_their_own_get_them_from_others():
     """Two tensors on four ranks; in float64 nothing but the order of sums differs."""
     cell = cell_of(4, "linear", **SHARDED)
@@ -116,6 +129,11 @@ def all_reduced(size: float) -> float:
 def test_micro_batches_send_their_gradients_once(tmp_path):
     sent, sizes = sent_bytes(tmp_path, accumulate=5)
     assert sent == pytest.approx([all_reduced(sum(sizes))] * RANKS, rel=0.02)
+
+
+def test_fp16_gradients_are_half_the_bytes(tmp_path):
+    sent, sizes = sent_bytes(tmp_path, hook="fp16")
+    assert sent == pytest.approx([all_reduced(sum(sizes) / 2)] * RANKS, rel=0.02)
 
 
 def test_updated_weights_are_broadcast(tmp_path):

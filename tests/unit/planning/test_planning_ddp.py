@@ -35,7 +35,9 @@ def test_defaults_are_not_in_a_cells_path():
     assert {name: getattr(details, name) for name in defaults} == defaults
 
 
-@pytest.mark.parametrize("options", [{"shard": "gradients"}, {"accumulate": 0}, {"bucket_view": 1}])
+@pytest.mark.parametrize(
+    "options", [{"shard": "gradients"}, {"accumulate": 0}, {"bucket_view": 1}, {"hook": "fp8"}]
+)
 def test_values_that_make_no_sense(options):
     with pytest.raises(ConfigError):
         STRATEGY.check_options(options, "here")

@@ -79,3 +79,12 @@ def test_the_model_counts_the_copies_that_are_there():
     cells = [cell_of(options) for options in OPTIONS]
     for cell, peaks in zip(cells, run_ranks(measure_here, cells, 2), strict=True):
         assert peaks == pytest.approx(predicted(cell), abs=LAYER_BYTES / 10), cell.id
+
+
+def test_fp16_gradients_need_no_more_than_the_model_says():
+    """A bucket that has arrived is not there any more; which ones have is a matter of time."""
+    cells = [cell_of({"hook": "fp16"})]
+    (peaks,) = run_ranks(measure_here, cells, 2)
+    (most, _), (plain, _) = predicted(cells[0]), predicted(cell_of({}))
+    for peak in peaks:
+        assert plain - LAYER_BYTES / 10 < peak < most + LAYER_BYTES / 10

@@ -57,12 +57,19 @@ def test_micro_batches_follow_each_other_and_update_once(predictor):
     )
 
 
+def test_fp16_gradients_are_messages_of_half_the_bytes():
+    # Four all-reduces of 5 to 20 MB.
+    assert told(hook="fp16").communication_s == pytest.approx(4 * 2e-3 + 0.05)
+
+
 def test_a_gather_that_was_not_swept_is_named():
     with pytest.raises(ValueError, match="no all-gather through gloo was swept"):
         told(sweeps=SWEEPS[:1], shard="optimizer")
 
 
-@pytest.mark.parametrize("options", [{"shard": "optimizer"}, {"accumulate": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"shard": "optimizer"}, {"accumulate": 2}, {"hook": "fp16"}], ids=str
+)
 @pytest.mark.parametrize("predictor", ["paradl-authors", "paradl-corrected"])
 def test_paradl_has_no_row_for_them(predictor, options):
     assert told(predictor).step_s > 0

@@ -114,6 +114,10 @@ def test_gradients_in_buckets_are_there_once():
     assert sharded == (3008 + 480 + 2500 - 500, 3008 + 480 + 2500 - 1000)
 
 
+def test_fp16_gradients_are_copies_of_half_their_bytes():
+    assert ddp(hook="fp16") == (3008 + 1980 + 1500 + 750,) * 2
+
+
 def test_horovods_fusion_buffer_is_no_larger_than_its_threshold():
     assert peak("horovod", "1x2", 16) == (3008 + 1980 + 1500,) * 2
     assert (

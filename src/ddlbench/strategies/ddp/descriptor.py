@@ -62,6 +62,7 @@ class DdpDetails(PlanDetails):
     shard: str = "none"
     accumulate: int = 1
     bucket_view: bool = False
+    hook: str = "none"
 
     @property
     def first_bucket_bytes(self) -> int:
@@ -123,6 +124,11 @@ class DistributedDataParallel(DataParallel):
                 "Gradients lie in the buckets (gradient_as_bucket_view); else buckets are copies."
             ),
         },
+        "hook": {
+            "enum": ["none", "fp16"],
+            "default": "none",
+            "description": "How gradients are sent: as they are, or rounded to fp16.",
+        },
     }
     # The others have no examples for `ddlbench tune`: they save memory and cost time.
     younger_options: ClassVar[frozenset[str]] = frozenset(options) - {"bucket_cap_bytes"}
@@ -143,9 +149,12 @@ class DistributedDataParallel(DataParallel):
 
     def gradient_messages(self, workload: Workload, plan: Plan) -> list[GradientMessage]:
         details = DdpDetails.of(plan)
-        return filled_buckets(
+        filled = filled_buckets(
             workload.tensors, details.first_bucket_bytes, details.bucket_cap_bytes
         )
+        if details.hook == "fp16":
+            return [replace(message, bytes=message.bytes // 2) for message in filled]
+        return filled
 
     def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic:
         """The buckets, and with a sharded optimiser the weights that it sends to all ranks."""
@@ -156,8 +165,11 @@ class DistributedDataParallel(DataParallel):
         return replace(traffic, gathered_bytes=max(own))
 
     def communication_bytes(self, workload: Workload, plan: Plan) -> int:
-        """Buckets that copy all gradients; none where gradients lie in them."""
-        return 0 if DdpDetails.of(plan).bucket_view else workload.parameter_bytes
+        """Buckets that copy all gradients, unless these lie in them; and what hooks send."""
+        details = DdpDetails.of(plan)
+        copied = 0 if details.bucket_view else workload.parameter_bytes
+        sent = workload.parameter_bytes // 2 if details.hook == "fp16" else 0
+        return copied + sent
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         """Peak bytes of every rank; a sharded optimiser keeps the momentum of its own tensors.

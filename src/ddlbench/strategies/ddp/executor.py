@@ -12,19 +12,19 @@ A bucket's span begins when its last gradient is ready. A sharded optimiser's br
 span ``gather``.
 """
 
-# Without deferred annotations: DDP compares the types in a hook's signature with its own.
+from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.strategies.ddp.descriptor import DdpDetails
+from ddlbench.strategies.ddp.hooks import Hook, average, called, halved
 from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
 from ddlbench.strategies.process_group import join_all
 from ddlbench.strategies.timing import SpanRecorder
@@ -43,7 +43,7 @@ class DdpExecutor(StepwiseExecutor):
         join_all(self.context, self.process, self.plan.world_size)
         details = DdpDetails.of(self.plan)
         first_bytes, cap_bytes = details.first_bucket_bytes, details.bucket_cap_bytes
-        return DistributedDataParallel(
+        replica = DistributedDataParallel(
             network.to(device),
             device_ids=[device] if device.type == "cuda" else None,
             # A number is also the size of the first bucket; None keeps torch's smaller one.
@@ -51,6 +51,9 @@ class DdpExecutor(StepwiseExecutor):
             broadcast_buffers=False,
             gradient_as_bucket_view=details.bucket_view,
         )
+        if details.hook == "fp16":
+            replica.register_comm_hook(Hook(self.spans, halved), called)
+        return replica
 
     def zero_grad(self) -> None:
         # A dropped view would be made anew outside of its bucket.
@@ -119,7 +122,8 @@ class DdpExecutor(StepwiseExecutor):
     def watched(self) -> Iterator[None]:
         """Register the hook, which cannot be removed: no step may be measured afterwards."""
         assert isinstance(self.module, DistributedDataParallel)
-        self.module.register_comm_hook(self.spans, recorded_average)
+        if DdpDetails.of(self.plan).hook == "none":
+            self.module.register_comm_hook(Hook(self.spans, average), called)
         yield
 
 
@@ -138,26 +142,3 @@ class RecordedSharded(ZeroRedundancyOptimizer):
     def _sync_params(self) -> None:
         with self._spans.span("gather"):
             super()._sync_params()  # type: ignore[misc]
-
-
-def recorded_average(
-    spans: SpanRecorder, bucket: dist.GradBucket
-) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket over all ranks in place, as DDP does itself, and record the span.
-
-    It lasts from the bucket's last gradient to the end of its all-reduce.
-    """
-    begin = spans.now()
-    if bucket.is_last():
-        spans.phase("all_reduce_wait")
-    gradients = bucket.buffer().div_(dist.get_world_size())
-    kind = f"all_reduce_bucket {bucket.index()}.0"
-
-    def done(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        spans.beside(kind, begin, spans.now())
-        return future.value()[0]
-
-    work = dist.all_reduce(gradients, async_op=True)
-    assert work is not None
-    averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(done)
-    return averaged
