@@ -6,7 +6,9 @@ import pytest
 from local_cells import local_site, run_one
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.planning.workload import Tensor
 from ddlbench.strategies.ddp.descriptor import shares
+from ddlbench.strategies.ddp.low_rank import bucket_bytes
 from ddlbench.testing import assert_cell_equals_sequential
 from ddlbench.testing.networks import network_of
 from ddlbench.testing.training import assert_same_weights, reference, train
@@ -85,6 +87,28 @@ def test_fp16_gradients_train_as_one_device_does_but_for_rounding(options):
         assert_same_weights(ranks[0]["state"], expected)
 
 
+def test_low_rank_gradients_are_exact_for_two_steps_and_then_not():
+    cell = cell_of(2, "transformer", hook="powersgd", bucket_cap_bytes=4096)
+    (exact,), (ranks,) = train([cell], ((0, 2),)), train([cell], RUNS)
+    for rank in exact:
+        assert_same_weights(rank["state"], reference(cell, 2, 2)[0])
+    assert_same_weights(ranks[1]["state"], ranks[0]["state"], rtol=0, atol=0)
+    with pytest.raises(AssertionError):
+        assert_same_weights(ranks[0]["state"], reference(cell, 2, STEPS)[0], rtol=1e-3, atol=1e-3)
+
+
+def test_low_rank_gradients_are_exact_where_gradients_are_of_low_rank():
+    """The loss of ``linear`` weighs all outputs alike, so its gradient has rank one."""
+    cell = cell_of(2, "linear", hook="powersgd")
+    expected, _ = reference(cell, 2, STEPS)
+    (ranks,) = train([cell], RUNS)
+    factors = bucket_bytes([Tensor("head", 8 * 7840, 1.0, (10, 784))], 1)
+    for rank in ranks:
+        assert_same_weights(rank["state"], expected, rtol=1e-6, atol=1e-8)
+        # Weights, gradients, momentum, what was not sent, and both factors.
+        assert rank["kept_bytes"] == 4 * sum(sizes_of(cell)) + factors.left + factors.right
+
+
 def test_ranks_without_weights_of_their_own_get_them_from_others():
     """Two tensors on four ranks; in float64 nothing but the order of sums differs."""
     cell = cell_of(4, "linear", **SHARDED)
@@ -134,6 +158,14 @@ def test_micro_batches_send_their_gradients_once(tmp_path):
 def test_fp16_gradients_are_half_the_bytes(tmp_path):
     sent, sizes = sent_bytes(tmp_path, hook="fp16")
     assert sent == pytest.approx([all_reduced(sum(sizes) / 2)] * RANKS, rel=0.02)
+
+
+def test_low_rank_gradients_are_factors_and_the_rest(tmp_path):
+    rank = 32
+    sent, _ = sent_bytes(tmp_path, hook="powersgd", hook_rank=rank)
+    # Of 784 x 128 weights; the other two matrices and all biases would gain too little.
+    numbers = (784 + 128) * rank + 128 * 64 + 64 * 10 + 128 + 64 + 10
+    assert sent == pytest.approx([all_reduced(FLOAT_BYTES * numbers)] * RANKS, rel=0.02)
 
 
 def test_updated_weights_are_broadcast(tmp_path):

@@ -10,7 +10,9 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.plan import make_plan
 from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.workload import Tensor
 from ddlbench.strategies.ddp.descriptor import DdpDetails, shares
+from ddlbench.strategies.ddp.low_rank import BucketBytes, bucket_bytes
 
 STRATEGY = strategy_of("ddp")
 
@@ -36,7 +38,14 @@ def test_defaults_are_not_in_a_cells_path():
 
 
 @pytest.mark.parametrize(
-    "options", [{"shard": "gradients"}, {"accumulate": 0}, {"bucket_view": 1}, {"hook": "fp8"}]
+    "options",
+    [
+        {"shard": "gradients"},
+        {"accumulate": 0},
+        {"bucket_view": 1},
+        {"hook": "fp8"},
+        {"hook_rank": 0},
+    ],
 )
 def test_values_that_make_no_sense(options):
     with pytest.raises(ConfigError):
@@ -53,6 +62,38 @@ def test_micro_batches_must_divide_a_workers_samples():
     uneven = STRATEGY.supports(cell_of(batch_size=50, accumulate=5))
     assert uneven is not None and "does not divide over 4 workers" in uneven
     assert STRATEGY.micro_batches(make_plan(cell_of(accumulate=3))) == 3
+
+
+def test_only_powersgd_has_a_rank():
+    assert STRATEGY.supports(cell_of(hook="powersgd", hook_rank=4)) is None
+    for hook in ({}, {"hook": "fp16"}):
+        reason = STRATEGY.supports(cell_of(hook_rank=4, **hook))
+        assert reason is not None and "hook_rank belongs to hook: powersgd" in reason
+
+
+def test_powersgds_whole_gradients_are_not_measured():
+    reason = STRATEGY.supports(cell_of(hook="powersgd").with_(warmup_steps=1))
+    assert reason is not None and "set warmup_steps to 2 or more" in reason
+
+
+def test_what_powersgd_did_not_send_is_of_older_weights():
+    assert STRATEGY.is_synchronous(cell_of(hook="fp16", accumulate=2, shard="optimizer"))
+    assert not STRATEGY.is_synchronous(cell_of(hook="powersgd"))
+
+
+def test_powersgd_sends_two_factors_of_what_they_halve():
+    tensors = [
+        Tensor("conv", 4 * 64 * 288, 0.2, (64, 32, 3, 3)),
+        Tensor("bias", 4 * 64, 0.2, (64,)),
+        Tensor("square", 4 * 16, 0.3, (4, 4)),  # 2 (4 + 4) is not less than 16
+        Tensor("number", 4, 0.3, ()),
+    ]
+    found = bucket_bytes(tensors, 2)
+    assert found == BucketBytes(whole=4 * (64 + 16 + 1), left=4 * 64 * 2, right=4 * 288 * 2)
+    assert found.sizes == [324, 512, 2304]
+    assert bucket_bytes(tensors[1:], 2).sizes == [324]
+    with pytest.raises(ConfigError, match="the profile has no shapes of tensors"):
+        bucket_bytes([Tensor("old", 4, 1.0)], 1)
 
 
 @pytest.mark.parametrize(

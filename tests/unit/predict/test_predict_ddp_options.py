@@ -17,12 +17,13 @@ SLOWDOWN = 1.6  # of four replicas
 ALL = ["ddlbench", "ddp-serial", "ddp-all-reduce", "ddp-buckets"]
 
 
-def told(predictor="ddp-serial", batch_size=32, sweeps=SWEEPS, **options):
+def told(predictor="ddp-serial", batch_size=32, sweeps=SWEEPS, workload=None, **options):
     """A step of 4 ranks, whose all-reduces nothing hides."""
+    workload = workload or make.workload()
     values = make.links(make.pair([0, 0, 0, 0], method="gloo"), sweeps=sweeps)
     plan = make.plan("ddp", "1x4", batch_size, options={"bucket_cap_bytes": 1, **options})
     links = make.LinkTable(make.Links.from_dict(values))
-    return predictor_of(predictor).predict(make.workload(), links, plan, plan.cell, [])
+    return predictor_of(predictor).predict(workload, links, plan, plan.cell, [])
 
 
 def sequential_s(samples: int) -> float:
@@ -60,6 +61,22 @@ def test_micro_batches_follow_each_other_and_update_once(predictor):
 def test_fp16_gradients_are_messages_of_half_the_bytes():
     # Four all-reduces of 5 to 20 MB.
     assert told(hook="fp16").communication_s == pytest.approx(4 * 2e-3 + 0.05)
+
+
+@pytest.mark.parametrize("predictor", ALL)
+def test_factors_are_all_reduced_one_after_the_other(predictor):
+    with pytest.raises(ValueError, match="no shapes of tensors"):
+        told(predictor, hook="powersgd")
+    tensors = make.profile()["tensors"]
+    shapes = [[10_000, tensor["bytes"] // 40_000] for tensor in tensors]
+    shaped = make.workload(
+        tensors=[{**tensor, "shape": shape} for tensor, shape in zip(tensors, shapes, strict=True)]
+    )
+    found = told(predictor, workload=shaped, hook="powersgd", hook_rank=2)
+    factors = [8 * side for shape in shapes for side in shape]
+    if predictor == "ddp-serial":
+        assert found.communication_s == pytest.approx(8 * 2e-3 + sum(factors) / 1e9)
+    assert 0 < found.communication_s < told(predictor).communication_s
 
 
 def test_a_gather_that_was_not_swept_is_named():

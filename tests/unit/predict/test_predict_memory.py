@@ -118,6 +118,15 @@ def test_fp16_gradients_are_copies_of_half_their_bytes():
     assert ddp(hook="fp16") == (3008 + 1980 + 1500 + 750,) * 2
 
 
+def test_powersgd_keeps_what_it_has_not_sent_and_factors():
+    shapes = {"w1": [5, 25], "w0": [10, 25]}
+    tensors = [{**tensor, "shape": shapes[tensor["name"]]} for tensor in TENSORS]
+    shaped = make.workload(blocks=BLOCKS, tensors=tensors)
+    # Factors of rank one, 4 (5 + 25 + 10 + 25); twice a bucket of 1500 while it is under way.
+    plan = make.plan("ddp", "1x2", 16, options={"hook": "powersgd"})
+    assert memory_bytes(shaped, plan) == (3008 + 1980 + 1500 + 1500 + 260 + 3000,) * 2
+
+
 def test_horovods_fusion_buffer_is_no_larger_than_its_threshold():
     assert peak("horovod", "1x2", 16) == (3008 + 1980 + 1500,) * 2
     assert (

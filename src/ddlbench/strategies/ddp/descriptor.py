@@ -44,14 +44,16 @@ from ddlbench.planning.gradient_traffic import (
     DEFAULT_BUCKET_BYTES,
     GradientMessage,
     GradientTraffic,
+    buckets_once_full,
     filled_buckets,
 )
 from ddlbench.planning.memory import data_parallel_bytes
 from ddlbench.planning.plan import PlanDetails
+from ddlbench.strategies.ddp.low_rank import EXACT_STEPS, bucket_bytes
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
-    from ddlbench.planning.workload import Workload
+    from ddlbench.planning.workload import Tensor, Workload
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class DdpDetails(PlanDetails):
     accumulate: int = 1
     bucket_view: bool = False
     hook: str = "none"
+    hook_rank: int = 1
 
     @property
     def first_bucket_bytes(self) -> int:
@@ -125,16 +128,36 @@ class DistributedDataParallel(DataParallel):
             ),
         },
         "hook": {
-            "enum": ["none", "fp16"],
+            "enum": ["none", "fp16", "powersgd"],
             "default": "none",
-            "description": "How gradients are sent: as they are, or rounded to fp16.",
+            "description": (
+                "How gradients are sent: as they are, rounded to fp16, or as factors of low rank "
+                "(PowerSGD), which trains otherwise."
+            ),
+        },
+        "hook_rank": {
+            "type": "integer",
+            "minimum": 1,
+            "default": 1,
+            "description": "Columns of PowerSGD's factors; of powersgd only.",
         },
     }
     # The others have no examples for `ddlbench tune`: they save memory and cost time.
     younger_options: ClassVar[frozenset[str]] = frozenset(options) - {"bucket_cap_bytes"}
 
     def supports(self, cell: Cell) -> str | None:
-        count = int(self.option_values(cell)["accumulate"])
+        values = self.option_values(cell)
+        count, hook = int(values["accumulate"]), values["hook"]
+        if hook != "powersgd" and "hook_rank" in dict(cell.options):
+            return Reason(
+                "conflicting_options", f"hook_rank belongs to hook: powersgd; hook is {hook}"
+            )
+        if hook == "powersgd" and cell.warmup_steps < EXACT_STEPS:
+            return Reason(
+                "conflicting_options",
+                f"powersgd sends whole gradients in its first {EXACT_STEPS} steps; set "
+                f"warmup_steps to {EXACT_STEPS} or more",
+            )
         if cell.batch_size % cell.devices == 0 and cell.batch_size // cell.devices % count:
             return Reason(
                 "uneven_batch",
@@ -144,17 +167,37 @@ class DistributedDataParallel(DataParallel):
             )
         return super().supports(cell)
 
+    def is_synchronous(self, cell: Cell, details: Mapping[str, Any] | None = None) -> bool:
+        """What PowerSGD has not sent of a gradient joins those of later weights."""
+        return self.option_values(cell)["hook"] != "powersgd"
+
     def micro_batches(self, plan: Plan) -> int:
         return DdpDetails.of(plan).accumulate
 
     def gradient_messages(self, workload: Workload, plan: Plan) -> list[GradientMessage]:
         details = DdpDetails.of(plan)
+        if details.hook == "powersgd":
+            return [
+                GradientMessage(size, bucket[-1].ready_fraction)
+                for bucket in self._buckets(workload, details)
+                for size in bucket_bytes(bucket, details.hook_rank).sizes
+            ]
         filled = filled_buckets(
             workload.tensors, details.first_bucket_bytes, details.bucket_cap_bytes
         )
         if details.hook == "fp16":
             return [replace(message, bytes=message.bytes // 2) for message in filled]
         return filled
+
+    @staticmethod
+    def _buckets(workload: Workload, details: DdpDetails) -> list[list[Tensor]]:
+        """The tensors of each bucket."""
+        filled = buckets_once_full(
+            [tensor.bytes for tensor in workload.tensors],
+            details.bucket_cap_bytes,
+            details.first_bucket_bytes,
+        )
+        return [[workload.tensors[index] for index in bucket] for bucket in filled]
 
     def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic:
         """The buckets, and with a sharded optimiser the weights that it sends to all ranks."""
@@ -165,11 +208,21 @@ class DistributedDataParallel(DataParallel):
         return replace(traffic, gathered_bytes=max(own))
 
     def communication_bytes(self, workload: Workload, plan: Plan) -> int:
-        """Buckets that copy all gradients, unless these lie in them; and what hooks send."""
+        """Buckets that copy all gradients, unless these lie in them; and what hooks hold.
+
+        PowerSGD keeps what it has not sent, and factors. Of a bucket under way it has a copy and
+        what is new of the former.
+        """
         details = DdpDetails.of(plan)
         copied = 0 if details.bucket_view else workload.parameter_bytes
-        sent = workload.parameter_bytes // 2 if details.hook == "fp16" else 0
-        return copied + sent
+        if details.hook == "fp16":
+            return copied + workload.parameter_bytes // 2
+        if details.hook == "none":
+            return copied
+        filled = self._buckets(workload, details)
+        sent = sum(sum(bucket_bytes(bucket, details.hook_rank).sizes) for bucket in filled)
+        largest = max(sum(tensor.bytes for tensor in bucket) for bucket in filled)
+        return copied + workload.parameter_bytes + sent + 2 * largest
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         """Peak bytes of every rank; a sharded optimiser keeps the momentum of its own tensors.

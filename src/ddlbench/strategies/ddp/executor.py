@@ -24,7 +24,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.strategies.ddp.descriptor import DdpDetails
-from ddlbench.strategies.ddp.hooks import Hook, average, called, halved
+from ddlbench.strategies.ddp.hooks import Hook, LowRank, average, called, halved
 from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
 from ddlbench.strategies.process_group import join_all
 from ddlbench.strategies.timing import SpanRecorder
@@ -51,7 +51,13 @@ class DdpExecutor(StepwiseExecutor):
             broadcast_buffers=False,
             gradient_as_bucket_view=details.bucket_view,
         )
-        if details.hook == "fp16":
+        self.low_rank: LowRank | None = None
+        if details.hook == "powersgd":
+            if any(parameter.dim() == 0 for parameter in network.parameters()):
+                raise Unsupported("powersgd takes no weight without a dimension; write hook: none")
+            self.low_rank = LowRank(details.hook_rank)
+            replica.register_comm_hook(Hook(self.spans, self.low_rank), called)
+        elif details.hook == "fp16":
             replica.register_comm_hook(Hook(self.spans, halved), called)
         return replica
 
@@ -101,15 +107,21 @@ class DdpExecutor(StepwiseExecutor):
         return self.optimizer
 
     def checkpoint_state(self) -> dict[str, Any]:
-        """Weights, and the momentum that this rank keeps."""
-        return {"module": self.module.state_dict(), "optimizer": self.own_optimizer.state_dict()}
+        """Weights, the momentum that this rank keeps, and PowerSGD's state."""
+        module, optimizer = self.module.state_dict(), self.own_optimizer.state_dict()
+        state = {"module": module, "optimizer": optimizer}
+        return state if self.low_rank is None else {**state, "hook": self.low_rank.state_dict()}
 
     def load_checkpoint_state(self, state: Mapping[str, Any]) -> None:
         self.module.load_state_dict(state["module"])
         self.own_optimizer.load_state_dict(state["optimizer"])
+        if self.low_rank is not None:
+            self.low_rank.load_state_dict(state["hook"])
 
     def persistent_tensors(self) -> Iterator[Tensor]:
         yield from super().persistent_tensors()
+        if self.low_rank is not None:
+            yield from self.low_rank.tensors()
         if self.own_optimizer is not self.optimizer:
             for state in self.own_optimizer.state.values():
                 yield from (value for value in state.values() if isinstance(value, Tensor))
