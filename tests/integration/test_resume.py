@@ -60,6 +60,10 @@ WORLDS = {
     "3 ranks": [
         # Several buckets, and sums of three: their order decides the last bit.
         cell_of("ddp", 3, bucket_cap_bytes=256),
+        cell_of("ddp", 3, bucket_cap_bytes=256, shard="optimizer"),
+        cell_of("ddp", 3, accumulate=2, bucket_view=True),
+        cell_of("ddp", 3, hook="fp16"),
+        cell_of("ddp", 3, bucket_cap_bytes=256, hook="powersgd", shard="optimizer"),
         # The checkpoint lies within the second round.
         cell_of("local-sgd", 3, outer_optimizer="nesterov"),
         # Three mini-batches on two replicas: the last update of a segment has one.

@@ -143,12 +143,16 @@ class BlockProfile(JsonForm):
 
 @dataclass(frozen=True)
 class ParameterTensor(JsonForm):
-    """One parameter; its gradient is ready after ``ready_fraction`` of the backward pass."""
+    """One parameter; its gradient is ready after ``ready_fraction`` of the backward pass.
+
+    ``shape`` is missing in earlier profiles.
+    """
 
     name: str
     block: int
     bytes: int
     ready_fraction: float
+    shape: tuple[int, ...] | None = field(default=None, metadata=OMIT_NONE)
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ class GradientMessage:
 
 @dataclass(frozen=True)
 class GradientTraffic:
-    """All all-reduces of a step.
+    """All all-reduces of a step, and what follows its update.
 
     Args:
         messages: in the order in which they are sent.
@@ -114,6 +114,8 @@ class GradientTraffic:
             names its sweep; None if the transport's own sweep has all.
         fusion_bytes: messages form while earlier ones are sent, of whole gradients up to so many
             bytes; None if ``messages`` are fixed.
+        gathered_bytes: of the weights that one rank updates and then sends to all others, the most
+            of all ranks; 0 if every rank updates all weights.
     """
 
     messages: tuple[GradientMessage, ...]
@@ -121,10 +123,15 @@ class GradientTraffic:
     last_bytes: int
     library: str | None = None
     fusion_bytes: int | None = None
+    gathered_bytes: int = 0
 
     @property
     def sizes(self) -> list[int]:
         return [message.bytes for message in self.messages]
+
+    def plain(self, parameter_bytes: int) -> bool:
+        """Whether a step sums all gradients as they are, and every rank updates all weights."""
+        return sum(self.sizes) == parameter_bytes and not self.gathered_bytes
 
 
 def filled_buckets(

@@ -128,11 +128,22 @@ def backward_peak_bytes(
 
 
 def data_parallel_bytes(
-    workload: Workload, plan: Plan, communication_bytes: float = 0.0
+    workload: Workload,
+    plan: Plan,
+    communication_bytes: float = 0.0,
+    micro_batches: int = 1,
+    *,
+    gradients_stay: bool = False,
 ) -> tuple[int, ...]:
     """Peak bytes of every rank, if each holds the whole network and an equal share of a batch.
 
-    ``communication_bytes`` are what the strategy holds to send gradients.
+    Args:
+        workload: the profile of the cell's network.
+        plan: of the cell.
+        communication_bytes: what the strategy holds to send gradients.
+        micro_batches: of a share, computed one after the other; gradients of the earlier ones exist
+            while a later one goes backward, and so do the inputs of all.
+        gradients_stay: their memory is kept from step to step.
 
     Raises:
         ConfigError: the mini-batch does not divide over the ranks.
@@ -144,12 +155,14 @@ def data_parallel_bytes(
             f"a mini-batch of {cell.batch_size} does not divide over {plan.world_size} workers; "
             f"make batch_size a multiple of {plan.world_size}"
         )
+    samples, exist = share / micro_batches, gradients_stay or micro_batches > 1
     bytes_ = (
         workload.fixed_memory_bytes
         + persistent_bytes(workload.blocks, cell.momentum)
         + communication_bytes
-        + backward_peak_bytes(workload.blocks, share)
-        + work_space_bytes(workload, share, cell.momentum)
+        + (share - samples) * workload.blocks[0].input_bytes
+        + backward_peak_bytes(workload.blocks, samples, exist)
+        + work_space_bytes(workload, samples, cell.momentum)
     )
     return (round(bytes_),) * plan.world_size
 

@@ -111,6 +111,8 @@ class Strategy:
         recommended_by: the predictor that a published recommender uses, by the recommender's name.
         options: JSON-schema properties of its options, each with a default and a description;
             ``examples`` are values that ``ddlbench tune`` tries.
+        younger_options: options that came after the strategy's first results. Plans leave out their
+            defaults, so that earlier plans keep their digests.
     """
 
     name: ClassVar[str]
@@ -126,6 +128,7 @@ class Strategy:
     preferred_predictor: ClassVar[Mapping[str, str]] = {}
     recommended_by: ClassVar[Mapping[str, str]] = {}
     options: ClassVar[dict[str, dict[str, Any]]] = {}
+    younger_options: ClassVar[frozenset[str]] = frozenset()
 
     def supports(self, cell: Cell) -> str | None:
         """Why the cell cannot run with this strategy on any site; None if it can."""
@@ -136,7 +139,8 @@ class Strategy:
 
     def details(self, cell: Cell) -> dict[str, Any]:
         """What else the plan fixes (micro-batches, balance, schedule), as JSON values."""
-        return self.option_values(cell)
+        kept = self.options.keys() - self.younger_options | dict(cell.options).keys()
+        return {name: value for name, value in self.option_values(cell).items() if name in kept}
 
     def plan(
         self, cell: Cell, site: str | None = None

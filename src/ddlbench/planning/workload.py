@@ -81,11 +81,15 @@ class Block:
 
 @dataclass(frozen=True)
 class Tensor:
-    """One parameter tensor; its gradient is ready after ``ready_fraction`` of the backward pass."""
+    """One parameter tensor; its gradient is ready after ``ready_fraction`` of the backward pass.
+
+    ``shape`` is None in earlier profiles.
+    """
 
     name: str
     bytes: int
     ready_fraction: float
+    shape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,12 @@ class Workload:
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(
-            Tensor(entry["name"], entry["bytes"], entry["ready_fraction"])
+            Tensor(
+                entry["name"],
+                entry["bytes"],
+                entry["ready_fraction"],
+                None if entry.get("shape") is None else tuple(entry["shape"]),
+            )
             for entry in self._profile["tensors"]
         )
 

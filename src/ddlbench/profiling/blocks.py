@@ -335,6 +335,7 @@ def tensor_entries(
             "name": name,
             "block": index[name.split(".")[0]],
             "bytes": parameters[name].nbytes,
+            "shape": list(parameters[name].shape),
             "ready_fraction": fraction,
         }
         for name, fraction in ready

@@ -233,13 +233,24 @@ class StepwiseExecutor:
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Make one optimiser step; return the detached loss."""
         self.spans.begin_step()
-        self.optimizer.zero_grad()
-        self.spans.phase("forward")
-        loss: Tensor = self.loss_function(self.module(inputs), labels)
-        self.spans.phase("backward")
-        self.backward(loss)
+        self.zero_grad()
+        loss = self.forward_backward(inputs, labels)
         self.update()
         self.spans.phase("")
+        return loss
+
+    def zero_grad(self) -> None:
+        """Drop the gradients of the last step, so that activations have their memory."""
+        self.optimizer.zero_grad()
+
+    def forward_backward(self, inputs: Tensor, labels: Tensor, divisor: int = 1) -> Tensor:
+        """Go forward and backward; return the detached loss, a ``divisor``-th of the mean."""
+        self.spans.phase("forward")
+        loss: Tensor = self.loss_function(self.module(inputs), labels)
+        if divisor > 1:
+            loss = loss / divisor
+        self.spans.phase("backward")
+        self.backward(loss)
         return loss.detach()
 
     def backward(self, loss: Tensor) -> None:

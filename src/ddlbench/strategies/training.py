@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,10 +41,17 @@ def make_optimizer(
     cell: Cell, parameters: Iterable[nn.Parameter], learning_rate: float | None = None
 ) -> torch.optim.Optimizer:
     """SGD with the cell's momentum, and its learning rate unless another is given."""
-    rate = cell.learning_rate if learning_rate is None else learning_rate
+    settings = sgd_settings(cell)
+    if learning_rate is not None:
+        settings["lr"] = learning_rate
     # A stage or a server may hold no weights, and torch's optimisers take no empty list.
     trained = list(parameters) or [nn.Parameter(torch.empty(0))]
-    return torch.optim.SGD(trained, lr=rate, momentum=cell.momentum)
+    return torch.optim.SGD(trained, **settings)
+
+
+def sgd_settings(cell: Cell) -> dict[str, Any]:
+    """Arguments of torch's SGD that the cell fixes."""
+    return {"lr": cell.learning_rate, "momentum": cell.momentum}
 
 
 class Autocast(nn.Module):

@@ -84,6 +84,49 @@ def test_ddp_holds_all_gradients_once_more_in_buckets():
     assert peak("ddp", "1x2", 16) == (3008 + 1980 + 1500,) * 2
 
 
+def ddp(**options):
+    return peak("ddp", "1x2", 16, options=options)
+
+
+def test_a_sharded_optimiser_keeps_the_momentum_of_its_own_tensors():
+    # Rank 0 updates the tensor of 1000 bytes, rank 1 that of 500.
+    whole = 3008 + 1980 + 1500
+    assert ddp(shard="optimizer") == (whole - 500, whole - 1000)
+    plain = peak("ddp", "1x2", 16, options={"shard": "optimizer"}, momentum=0.0)
+    assert plain == (whole - 1500,) * 2
+
+
+def test_accumulation_keeps_activations_of_one_micro_batch_and_all_gradients():
+    # 4 samples at once: 4 x 95 at the last block, and gradients of 1500 beside a new one of 500;
+    # 4 x 60 at the first block, beside a new one of 1000. The inputs of the others wait: 4 x 10.
+    assert ddp(accumulate=2) == (3008 + 40 + 240 + 1500 + 1000 + 1500,) * 2
+    large = {"options": {"accumulate": 2}}
+    assert peak("ddp", "1x2", 200, **large) == (3008 + 500 + 50 * 95 + 1500 + 500 + 1500,) * 2
+
+
+def test_gradients_in_buckets_are_there_once():
+    # Plain: at the first block 8 x 60 activations, 1500 of gradients and 1500 of buckets. Now
+    # buckets of 1500 and a new gradient of 1000.
+    assert ddp(bucket_view=True) == (3008 + 8 * 60 + 1500 + 1000,) * 2
+    view = ddp(bucket_view=True, accumulate=2)
+    assert ddp(accumulate=2)[0] - view[0] == 1500
+    sharded = ddp(bucket_view=True, shard="optimizer")
+    assert sharded == (3008 + 480 + 2500 - 500, 3008 + 480 + 2500 - 1000)
+
+
+def test_fp16_gradients_are_copies_of_half_their_bytes():
+    assert ddp(hook="fp16") == (3008 + 1980 + 1500 + 750,) * 2
+
+
+def test_powersgd_keeps_what_it_has_not_sent_and_factors():
+    shapes = {"w1": [5, 25], "w0": [10, 25]}
+    tensors = [{**tensor, "shape": shapes[tensor["name"]]} for tensor in TENSORS]
+    shaped = make.workload(blocks=BLOCKS, tensors=tensors)
+    # Factors of rank one, 4 (5 + 25 + 10 + 25); twice a bucket of 1500 while it is under way.
+    plan = make.plan("ddp", "1x2", 16, options={"hook": "powersgd"})
+    assert memory_bytes(shaped, plan) == (3008 + 1980 + 1500 + 1500 + 260 + 3000,) * 2
+
+
 def test_horovods_fusion_buffer_is_no_larger_than_its_threshold():
     assert peak("horovod", "1x2", 16) == (3008 + 1980 + 1500,) * 2
     assert (

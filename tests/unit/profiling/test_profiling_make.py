@@ -86,6 +86,7 @@ def test_blocks_and_layers(tiny):
     trained = sum(block["parameter_bytes"] for block in tiny["blocks"])
     assert trained == sum(layer["parameter_bytes"] for layer in tiny["layers"])
     assert trained == sum(tensor["bytes"] for tensor in tiny["tensors"])
+    assert trained == sum(4 * math.prod(tensor["shape"]) for tensor in tiny["tensors"])
 
 
 def test_tensors_are_ready_from_the_last_block_on(tiny):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from ddlbench.planning.gradient_traffic import GradientMessage, whole_buckets
 from ddlbench.predict.prediction import BuiltInPredictor, CellInputs, Prediction, joined
 from ddlbench.predict.predictors.published import ring_all_reduce_s
+from ddlbench.predict.predictors.worker_step import gather_s, worker_step
 
 AllReduceTime = Callable[[float], float]
 
@@ -26,12 +27,18 @@ class _Ddp(BuiltInPredictor):
 
     Gradients fill a bucket, in the order in which they are ready, until it holds
     ``bucket_cap_bytes``. By default torch sends the first bucket earlier, from 1 MiB on
-    (``strategies/ddp``). No paper has this model: it applies the idea of Eq. 1 to DDP.
+    (``strategies/ddp``). No paper has this model: it applies the idea of Eq. 1 to DDP. Where each
+    worker updates its own share of the weights, sending them to all follows
+    (:mod:`ddlbench.predict.predictors.worker_step`).
     """
 
     def all_reduce(self, inputs: CellInputs) -> tuple[AllReduceTime, tuple[str, ...]]:
         """t(S): seconds of an all-reduce over bytes, and remarks."""
         raise NotImplementedError
+
+    def gather(self, inputs: CellInputs) -> tuple[float, tuple[str, ...]]:
+        """Seconds in which all workers get the weights that others have updated, and remarks."""
+        return gather_s(inputs)
 
     def slowdown(self, inputs: CellInputs) -> float:
         """The factor k."""
@@ -40,17 +47,18 @@ class _Ddp(BuiltInPredictor):
     def model(self, inputs: CellInputs) -> Prediction:
         time_s, remarks = self.all_reduce(inputs)
         slowdown = self.slowdown(inputs)
-        step = inputs.workload.step(inputs.cell.batch_size / inputs.plan.world_size)
+        own = worker_step(inputs)
         traffic = inputs.gradient_traffic
-        waited_s = exposed_s(traffic.messages, slowdown * step.backward_s, time_s)
+        after_s, after_remarks = self.gather(inputs)
+        waited_s = exposed_s(traffic.messages, slowdown * own.step.backward_s, time_s) + after_s
         return Prediction(
             self.name,
-            compute_s=slowdown * step.step_s,
-            communication_s=sum(time_s(size) for size in traffic.sizes),
+            compute_s=slowdown * own.step_s,
+            communication_s=sum(time_s(size) for size in traffic.sizes) + after_s,
             exposed_communication_s=waited_s,
             limits=("communication does not slow computation down", "no straggling worker"),
-            notes=joined(step.remark, remarks),
-            interval_s=step.interval(slowdown, waited_s),
+            notes=joined(own.step.remark, remarks, after_remarks),
+            interval_s=own.interval(slowdown, waited_s),
         )
 
 
@@ -67,6 +75,14 @@ class DdpBuckets(_Ddp):
     def all_reduce(self, inputs: CellInputs) -> tuple[AllReduceTime, tuple[str, ...]]:
         hops, remarks = inputs.links.ring("transport", inputs.plan)
         return (lambda size: ring_all_reduce_s(hops, size)), remarks
+
+    def gather(self, inputs: CellInputs) -> tuple[float, tuple[str, ...]]:
+        """A ring, too: W - 1 times the largest share."""
+        hops, remarks = inputs.links.ring("transport", inputs.plan)
+        size = inputs.gradient_traffic.gathered_bytes
+        if not size:
+            return 0.0, ()
+        return (len(hops) - 1) * max(hop.time_s(size) for hop in hops), remarks
 
 
 class DdpAllReduce(_Ddp):
@@ -121,23 +137,23 @@ class _Serial(BuiltInPredictor):
 
     def model(self, inputs: CellInputs) -> Prediction:
         cell, workload = inputs.cell, inputs.workload
-        sent_s = 0.0
-        remarks: tuple[str, ...] = ()
+        sent_s, remarks = gather_s(inputs)
         if inputs.plan.world_size > 1:
             transport, sizes = self.messages(inputs)
             sweep = inputs.links.all_reduce(cell.nodes, cell.devices_per_node, transport)
-            sent_s = sum(sweep.time_s(size) for size in sizes) / inputs.strategy.round_steps(cell)
-            remarks = sweep.notes
+            summed_s = sum(sweep.time_s(size) for size in sizes)
+            sent_s += summed_s / inputs.strategy.round_steps(cell)
+            remarks = joined(sweep.notes, remarks)
         slowdown = workload.slowdown(cell.devices_per_node)
-        step = workload.step(cell.batch_size / inputs.plan.world_size)
+        own = worker_step(inputs)
         return Prediction(
             self.name,
-            compute_s=slowdown * step.step_s,
+            compute_s=slowdown * own.step_s,
             communication_s=sent_s,
             exposed_communication_s=sent_s,
             limits=("nothing is hidden behind computation", "no straggling worker"),
-            notes=joined(step.remark, remarks),
-            interval_s=step.interval(slowdown, sent_s),
+            notes=joined(own.step.remark, remarks),
+            interval_s=own.interval(slowdown, sent_s),
         )
 
 

@@ -14,7 +14,7 @@ A backward pass with messages (DDP; Horovod has no copies of its own)::
     all-reduce            |--- m0 ---|--- m1 ---|     |-- m2 --|
                                                        exposed
 
-    T = k q t(B/W) + copies + stolen + what ends after the backward pass
+    T = k q t(B/W) + copies + stolen + what ends after the backward pass + what follows the update
 
 * t(B/W): a sequential step of a rank's share of the mini-batch.
 * k: slow-down of silent replicas of a node, at least 1: replicas do not make each other faster.
@@ -24,6 +24,9 @@ A backward pass with messages (DDP; Horovod has no copies of its own)::
 * Stolen: a message delays the computation beside it by its processor time, as far as both need the
   same core (``cpu_s`` and ``overlaps`` of links.json): on a core that computes and sends all of it,
   on an accelerator next to nothing. Time on the wire is hidden.
+
+What follows the update are weights that a worker alone has updated and now sends to all others
+(:mod:`ddlbench.predict.predictors.worker_step`).
 
 Horovod's messages form while it sends: each takes all gradients that are ready by then, whole, up
 to the fusion threshold (Sergeev and Del Balso 2018, section 4).
@@ -52,6 +55,7 @@ from ddlbench.predict.prediction import (
     predictor_of,
 )
 from ddlbench.predict.predictors.pipeline_replay import replayed
+from ddlbench.predict.predictors.worker_step import gather_s, worker_step
 
 _LIMITS = ("no straggling worker",)
 
@@ -154,25 +158,26 @@ class _Backward:
 
 def _data_parallel(inputs: CellInputs) -> Prediction:
     cell, workload, links = inputs.cell, inputs.workload, inputs.links
-    step = workload.step(cell.batch_size / inputs.plan.world_size)
+    own = worker_step(inputs)
     traffic = inputs.gradient_traffic
     slowdown = max(1.0, workload.slowdown(cell.devices_per_node))
     if traffic.transport:
         slowdown *= links.slow_down_beside(traffic.transport, cell.nodes, cell.devices_per_node)
     times = _MessageTimes.of(links, inputs, traffic)
-    backward = _Backward(slowdown * step.backward_s)
+    backward = _Backward(slowdown * own.step.backward_s)
     carried_s = 0.0
     for message in _messages(backward, workload, traffic, times):
         backward.send(message)
         carried_s += message.carried_s + message.copied_s
+    after_s, remarks = gather_s(inputs)
     return Prediction(
         DEFAULT_PREDICTOR,
-        compute_s=slowdown * step.step_s,
-        communication_s=carried_s,
-        exposed_communication_s=min(backward.exposed_s, carried_s),
+        compute_s=slowdown * own.step_s,
+        communication_s=carried_s + after_s,
+        exposed_communication_s=min(backward.exposed_s, carried_s) + after_s,
         limits=_LIMITS,
-        notes=joined(step.remark, times.remarks),
-        interval_s=step.interval(slowdown, backward.exposed_s),
+        notes=joined(own.step.remark, times.remarks, remarks),
+        interval_s=own.interval(slowdown, backward.exposed_s + after_s),
     )
 
 

@@ -181,6 +181,16 @@ def _parallelism(inputs: CellInputs) -> str:
     name = inputs.strategy.parallelism
     if name is None:
         raise NotPredictable(f"ParaDL has no row for {inputs.cell.strategy}")
+    traffic = inputs.strategy.gradient_traffic(inputs.workload, inputs.plan)
+    if traffic is not None and not (
+        traffic.plain(inputs.workload.parameter_bytes)
+        and inputs.strategy.micro_batches(inputs.plan) == 1
+    ):
+        raise NotPredictable(
+            "ParaDL's data parallelism computes a share at once, sums all gradients as they are "
+            "and updates all weights on every device; these options of "
+            f"{inputs.cell.strategy} do otherwise"
+        )
     pipeline = inputs.strategy.pipeline_of(inputs.plan)
     if pipeline is not None and len(pipeline.stages[0].ranks) > 1:
         raise NotPredictable("ParaDL has no row for several pipelines side by side")

@@ -10,33 +10,62 @@
 By default torch's buckets have 25 MiB, but the first has 1 MiB, so that messages begin early. An
 explicit cap holds for the first bucket, too (``torch/nn/parallel/distributed.py``, torch 2.13:
 ``_BucketCapacityConfig.create``).
+
+With ``shard: optimizer`` each rank updates only its own tensors and keeps the momentum of these
+(ZeRO stage 1)::
+
+    rank 0    | forward | backward | update a d |-- broadcast a d to all --|
+    rank 1    | forward | backward | update b c |-- broadcast b c to all --|
+
+torch deals whole tensors, the largest first, each to the rank that has least so far
+(``torch/distributed/optim/zero_redundancy_optimizer.py``, ``_partition_parameters``).
+
+With ``accumulate: 2`` a rank computes its share in two micro-batches, one after the other, and
+sends the sum of their gradients once (DDP's ``no_sync``)::
+
+    rank 0    | forward | backward | forward | backward .......| update |
+    buckets                                       |-- 0 --||-- 1 --|
+
+Sources: S. Li et al., "PyTorch Distributed", VLDB 2020, section 3.2; S. Rajbhandari et al., "ZeRO",
+SC 2020, section 5.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import DataParallel
 from ddlbench.planning.gradient_traffic import (
     DDP_FIRST_BUCKET_BYTES,
     DEFAULT_BUCKET_BYTES,
     GradientMessage,
+    GradientTraffic,
+    buckets_once_full,
     filled_buckets,
 )
+from ddlbench.planning.memory import data_parallel_bytes
 from ddlbench.planning.plan import PlanDetails
+from ddlbench.strategies.ddp.low_rank import EXACT_STEPS, bucket_bytes
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
-    from ddlbench.planning.workload import Workload
+    from ddlbench.planning.workload import Tensor, Workload
 
 
 @dataclass(frozen=True)
 class DdpDetails(PlanDetails):
-    """Plan details of DDP."""
+    """Plan details of DDP; the fields are its options."""
 
     bucket_cap_bytes: int
+    shard: str = "none"
+    accumulate: int = 1
+    bucket_view: bool = False
+    hook: str = "none"
+    hook_rank: int = 1
 
     @property
     def first_bucket_bytes(self) -> int:
@@ -74,13 +103,157 @@ class DistributedDataParallel(DataParallel):
                 "own: 25 MiB, and 1 MiB for the first bucket; any other value holds for all."
             ),
         },
+        "shard": {
+            "enum": ["none", "optimizer"],
+            "default": "none",
+            "description": (
+                "What ranks share: nothing, or the optimiser's state (ZeRO stage 1). Then each "
+                "rank updates some tensors and sends them to all others."
+            ),
+        },
+        "accumulate": {
+            "type": "integer",
+            "minimum": 1,
+            "default": 1,
+            "description": (
+                "Micro-batches of a rank's share of a mini-batch; gradients are summed on the rank "
+                "and sent once a step."
+            ),
+        },
+        "bucket_view": {
+            "type": "boolean",
+            "default": False,
+            "description": (
+                "Gradients lie in the buckets (gradient_as_bucket_view); else buckets are copies."
+            ),
+        },
+        "hook": {
+            "enum": ["none", "fp16", "powersgd"],
+            "default": "none",
+            "description": (
+                "How gradients are sent: as they are, rounded to fp16, or as factors of low rank "
+                "(PowerSGD), which trains otherwise."
+            ),
+        },
+        "hook_rank": {
+            "type": "integer",
+            "minimum": 1,
+            "default": 1,
+            "description": "Columns of PowerSGD's factors; of powersgd only.",
+        },
     }
+    # The others have no examples for `ddlbench tune`: they save memory and cost time.
+    younger_options: ClassVar[frozenset[str]] = frozenset(options) - {"bucket_cap_bytes"}
+
+    def supports(self, cell: Cell) -> str | None:
+        values = self.option_values(cell)
+        count, hook = int(values["accumulate"]), values["hook"]
+        if hook != "powersgd" and "hook_rank" in dict(cell.options):
+            return Reason(
+                "conflicting_options", f"hook_rank belongs to hook: powersgd; hook is {hook}"
+            )
+        if hook == "powersgd" and cell.warmup_steps < EXACT_STEPS:
+            return Reason(
+                "conflicting_options",
+                f"powersgd sends whole gradients in its first {EXACT_STEPS} steps; set "
+                f"warmup_steps to {EXACT_STEPS} or more",
+            )
+        if cell.batch_size % cell.devices == 0 and cell.batch_size // cell.devices % count:
+            return Reason(
+                "uneven_batch",
+                f"a worker's {cell.batch_size // cell.devices} samples do not divide into "
+                f"{count} micro-batches (accumulate); make batch_size a multiple of "
+                f"{cell.devices * count}",
+            )
+        return super().supports(cell)
+
+    def is_synchronous(self, cell: Cell, details: Mapping[str, Any] | None = None) -> bool:
+        """What PowerSGD has not sent of a gradient joins those of later weights."""
+        return self.option_values(cell)["hook"] != "powersgd"
+
+    def micro_batches(self, plan: Plan) -> int:
+        return DdpDetails.of(plan).accumulate
 
     def gradient_messages(self, workload: Workload, plan: Plan) -> list[GradientMessage]:
         details = DdpDetails.of(plan)
-        return filled_buckets(
+        if details.hook == "powersgd":
+            return [
+                GradientMessage(size, bucket[-1].ready_fraction)
+                for bucket in self._buckets(workload, details)
+                for size in bucket_bytes(bucket, details.hook_rank).sizes
+            ]
+        filled = filled_buckets(
             workload.tensors, details.first_bucket_bytes, details.bucket_cap_bytes
         )
+        if details.hook == "fp16":
+            return [replace(message, bytes=message.bytes // 2) for message in filled]
+        return filled
+
+    @staticmethod
+    def _buckets(workload: Workload, details: DdpDetails) -> list[list[Tensor]]:
+        """The tensors of each bucket."""
+        filled = buckets_once_full(
+            [tensor.bytes for tensor in workload.tensors],
+            details.bucket_cap_bytes,
+            details.first_bucket_bytes,
+        )
+        return [[workload.tensors[index] for index in bucket] for bucket in filled]
+
+    def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic:
+        """The buckets, and with a sharded optimiser the weights that it sends to all ranks."""
+        traffic = super().gradient_traffic(workload, plan)
+        if DdpDetails.of(plan).shard == "none" or plan.world_size == 1:
+            return traffic
+        own = shares([tensor.bytes for tensor in workload.tensors], plan.world_size)
+        return replace(traffic, gathered_bytes=max(own))
 
     def communication_bytes(self, workload: Workload, plan: Plan) -> int:
-        return workload.parameter_bytes  # buckets copy all gradients
+        """Buckets that copy all gradients, unless these lie in them; and what hooks hold.
+
+        PowerSGD keeps what it has not sent, and factors. Of a bucket under way it has a copy and
+        what is new of the former.
+        """
+        details = DdpDetails.of(plan)
+        copied = 0 if details.bucket_view else workload.parameter_bytes
+        if details.hook == "fp16":
+            return copied + workload.parameter_bytes // 2
+        if details.hook == "none":
+            return copied
+        filled = self._buckets(workload, details)
+        sent = sum(sum(bucket_bytes(bucket, details.hook_rank).sizes) for bucket in filled)
+        largest = max(sum(tensor.bytes for tensor in bucket) for bucket in filled)
+        return copied + workload.parameter_bytes + sent + 2 * largest
+
+    def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
+        """Peak bytes of every rank; a sharded optimiser keeps the momentum of its own tensors.
+
+        Gradients that lie in buckets exist always, and a block's new ones beside them.
+        """
+        details = DdpDetails.of(plan)
+        whole = data_parallel_bytes(
+            workload,
+            plan,
+            self.communication_bytes(workload, plan),
+            details.accumulate,
+            gradients_stay=details.bucket_view,
+        )
+        if details.shard == "none" or plan.cell.momentum == 0:
+            return whole
+        own = shares([tensor.bytes for tensor in workload.tensors], plan.world_size)
+        return tuple(
+            bytes_ - (workload.parameter_bytes - share)
+            for bytes_, share in zip(whole, own, strict=True)
+        )
+
+
+def shares(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Bytes of the tensors that each rank updates, as torch deals them.
+
+    Args:
+        sizes: bytes of the tensors, in any order.
+        ranks: that share them.
+    """
+    own = [0] * ranks
+    for size in sorted(sizes, reverse=True):
+        own[own.index(min(own))] += size
+    return own

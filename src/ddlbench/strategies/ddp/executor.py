@@ -6,24 +6,29 @@ sees when they begin and end::
     process    | forward | backward              | wait | update |
     buckets                  |-- 0 --|-- 1 --|-- 2 -----|
 
-A bucket's span begins when its last gradient is ready.
+With accumulation forward and backward passes alternate; buckets leave in the last one only.
+
+A bucket's span begins when its last gradient is ready. A sharded optimiser's broadcasts are the
+span ``gather``.
 """
 
-# Without deferred annotations: DDP compares the types in a hook's signature with its own.
+from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.strategies.ddp.descriptor import DdpDetails
-from ddlbench.strategies.executor import StepwiseExecutor
+from ddlbench.strategies.ddp.hooks import Hook, LowRank, average, called, halved
+from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
 from ddlbench.strategies.process_group import join_all
 from ddlbench.strategies.timing import SpanRecorder
+from ddlbench.strategies.training import sgd_settings
 
 
 class DdpExecutor(StepwiseExecutor):
@@ -38,18 +43,88 @@ class DdpExecutor(StepwiseExecutor):
         join_all(self.context, self.process, self.plan.world_size)
         details = DdpDetails.of(self.plan)
         first_bytes, cap_bytes = details.first_bucket_bytes, details.bucket_cap_bytes
-        return DistributedDataParallel(
+        replica = DistributedDataParallel(
             network.to(device),
             device_ids=[device] if device.type == "cuda" else None,
             # A number is also the size of the first bucket; None keeps torch's smaller one.
             bucket_cap_mb=cap_bytes / 2**20 if first_bytes == cap_bytes else None,
             broadcast_buffers=False,
+            gradient_as_bucket_view=details.bucket_view,
         )
+        self.low_rank: LowRank | None = None
+        if details.hook == "powersgd":
+            if any(parameter.dim() == 0 for parameter in network.parameters()):
+                raise Unsupported("powersgd takes no weight without a dimension; write hook: none")
+            self.low_rank = LowRank(details.hook_rank)
+            replica.register_comm_hook(Hook(self.spans, self.low_rank), called)
+        elif details.hook == "fp16":
+            replica.register_comm_hook(Hook(self.spans, halved), called)
+        return replica
+
+    def zero_grad(self) -> None:
+        # A dropped view would be made anew outside of its bucket.
+        self.optimizer.zero_grad(set_to_none=not DdpDetails.of(self.plan).bucket_view)
+
+    def forward_backward(self, inputs: Tensor, labels: Tensor, divisor: int = 1) -> Tensor:
+        """One micro-batch after the other; gradients leave in the last one's backward pass."""
+        count = DdpDetails.of(self.plan).accumulate
+        if count == 1:
+            return super().forward_backward(inputs, labels, divisor)
+        assert isinstance(self.module, DistributedDataParallel)
+        *first, last = zip(inputs.chunk(count), labels.chunk(count), strict=True)
+        with self.module.no_sync():
+            losses = [
+                super(DdpExecutor, self).forward_backward(*part, divisor * count) for part in first
+            ]
+        losses.append(super().forward_backward(*last, divisor * count))
+        return torch.stack(losses).sum()
 
     def state_dict(self) -> dict[str, Any]:
         replica = self.module.module
         assert isinstance(replica, nn.Module)
-        return {"network": replica.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return {"network": replica.state_dict(), "optimizer": self.own_optimizer.state_dict()}
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        if DdpDetails.of(self.plan).shard == "none":
+            return super().make_optimizer()
+        parameters = list(self.module.parameters())
+        kinds = {parameter.dtype for parameter in parameters}
+        if len(kinds) > 1:
+            names = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+            raise Unsupported(
+                f"a sharded optimiser needs weights of one type, and this network has {names}; "
+                "write shard: none"
+            )
+        return RecordedSharded(self.spans, parameters, **sgd_settings(self.plan.cell))
+
+    @property
+    def own_optimizer(self) -> torch.optim.Optimizer:
+        """The SGD that holds this rank's momentum."""
+        if isinstance(self.optimizer, ZeroRedundancyOptimizer):
+            own = self.optimizer.optim
+            assert isinstance(own, torch.optim.Optimizer)
+            return own
+        return self.optimizer
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Weights, the momentum that this rank keeps, and PowerSGD's state."""
+        module, optimizer = self.module.state_dict(), self.own_optimizer.state_dict()
+        state = {"module": module, "optimizer": optimizer}
+        return state if self.low_rank is None else {**state, "hook": self.low_rank.state_dict()}
+
+    def load_checkpoint_state(self, state: Mapping[str, Any]) -> None:
+        self.module.load_state_dict(state["module"])
+        self.own_optimizer.load_state_dict(state["optimizer"])
+        if self.low_rank is not None:
+            self.low_rank.load_state_dict(state["hook"])
+
+    def persistent_tensors(self) -> Iterator[Tensor]:
+        yield from super().persistent_tensors()
+        if self.low_rank is not None:
+            yield from self.low_rank.tensors()
+        if self.own_optimizer is not self.optimizer:
+            for state in self.own_optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, Tensor))
 
     def details(self) -> dict[str, Any]:
         first_bytes = DdpDetails.of(self.plan).first_bucket_bytes
@@ -59,28 +134,23 @@ class DdpExecutor(StepwiseExecutor):
     def watched(self) -> Iterator[None]:
         """Register the hook, which cannot be removed: no step may be measured afterwards."""
         assert isinstance(self.module, DistributedDataParallel)
-        self.module.register_comm_hook(self.spans, recorded_average)
+        if DdpDetails.of(self.plan).hook == "none":
+            self.module.register_comm_hook(Hook(self.spans, average), called)
         yield
 
 
-def recorded_average(
-    spans: SpanRecorder, bucket: dist.GradBucket
-) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket over all ranks in place, as DDP does itself, and record the span.
+class RecordedSharded(ZeroRedundancyOptimizer):
+    """SGD of this rank's share of the weights; its broadcasts are a span of the recorded step.
 
-    It lasts from the bucket's last gradient to the end of its all-reduce.
+    Each rank's tensors lie in one piece of memory, so each rank sends one message.
     """
-    begin = spans.now()
-    if bucket.is_last():
-        spans.phase("all_reduce_wait")
-    gradients = bucket.buffer().div_(dist.get_world_size())
-    kind = f"all_reduce_bucket {bucket.index()}.0"
 
-    def done(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        spans.beside(kind, begin, spans.now())
-        return future.value()[0]
+    def __init__(
+        self, spans: SpanRecorder, parameters: list[nn.Parameter], **settings: Any
+    ) -> None:
+        self._spans = spans
+        super().__init__(parameters, torch.optim.SGD, parameters_as_bucket_view=True, **settings)
 
-    work = dist.all_reduce(gradients, async_op=True)
-    assert work is not None
-    averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(done)
-    return averaged
+    def _sync_params(self) -> None:
+        with self._spans.span("gather"):
+            super()._sync_params()  # type: ignore[misc]
