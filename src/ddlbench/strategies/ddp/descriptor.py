@@ -169,7 +169,8 @@ class DistributedDataParallel(DataParallel):
 
     def is_synchronous(self, cell: Cell, details: Mapping[str, Any] | None = None) -> bool:
         """What PowerSGD has not sent of a gradient joins those of later weights."""
-        return self.option_values(cell)["hook"] != "powersgd"
+        current = self.option_values(cell)["hook"] != "powersgd"
+        return current and super().is_synchronous(cell, details)
 
     def micro_batches(self, plan: Plan) -> int:
         return DdpDetails.of(plan).accumulate
