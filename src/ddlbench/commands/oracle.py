@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddlbench.commands import oracle_display as display
-from ddlbench.commands.oracle_transformer import ByWorkload
+from ddlbench.commands.oracle_transformer import ByWorkload, rows_command
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.predict.paradl import advise
 from ddlbench.predict.paradl.configuration import STRATEGIES
@@ -49,8 +49,11 @@ def oracle() -> None:
     """Project and choose ways to cut a network.
 
     CNNs with ParaDL's model; GPTs over tensor x data x pipeline with --workload transformer, which
-    best, limits, target, score, calibrate and figure take (add --help for its options).
+    best, limits, target, score, calibrate, rows and figure take (add --help for its options).
     """
+
+
+oracle.add_command(rows_command)
 
 
 def _of_workload(command: Callable[..., None]) -> Callable[..., None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from functools import wraps
@@ -11,9 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddlbench.commands import oracle_transformer_display as display
+from ddlbench.commands.experiment_options import with_matrix
+from ddlbench.experiment.document import whole_file
 from ddlbench.experiment.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ddlbench.experiment.config import Experiment
+    from ddlbench.experiment.site import Site
+    from ddlbench.planning.matrix import MatrixRow
     from ddlbench.predict.transformer.accelerators import Accelerators
     from ddlbench.predict.transformer.search import Question
 
@@ -264,6 +270,34 @@ def calibrate_command(
         click.echo("\n".join(display.calibration_lines(value, platform)))
 
 
+@click.command("rows", short_help="Write measured cells as a table of runs.")
+@with_matrix
+@click.option(
+    "--output", type=click.Path(path_type=Path), required=True, help="Write the CSV table here."
+)
+def rows_command(
+    *, experiment: Experiment, site: Site, rows: list[MatrixRow], output: Path
+) -> None:
+    """Write the experiment's measured cells of transformers as rows for score and calibrate.
+
+    A row is the median step of a cell's repeats: sequential, data-parallel, FSDP and synchronous
+    pipelines in fp32.
+    """
+    from ddlbench.predict.transformer.own_runs import COLUMNS, own_rows  # noqa: PLC0415
+
+    found = own_rows(rows, site.name)
+    if not found:
+        raise ConfigError(
+            f"{experiment.where}: site {site.name} has no measured cell of a transformer; measure "
+            "one of vit-tiny, vit-small, ... first"
+        )
+    with whole_file(output) as part, part.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(found)
+    click.echo(f"{output} is written: {len(found)} row(s)")
+
+
 @click.command("figure", short_help="Draw measurements beside predictions.")
 @click.argument("measured", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--out", type=click.Path(path_type=Path), default=Path(), help="Folder.")
@@ -296,6 +330,7 @@ COMMANDS: dict[str, click.Command] = {
         target_command,
         score_command,
         calibrate_command,
+        rows_command,
         figure_command,
     )
 }

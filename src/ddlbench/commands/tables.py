@@ -73,6 +73,9 @@ TABLES = (
     GeneratedTable(
         f"{_PLANNING}/split_limits.csv", "ddlbench.strategies.tensor_parallel.limits:table"
     ),
+    GeneratedTable(
+        f"{_PLANNING}/transformer_shapes.csv", "ddlbench.networks.factory:transformer_table"
+    ),
     *(
         GeneratedTable(
             f"{_WORKLOADS}/{name}.json", "ddlbench.predict.paradl.networks:workload_text", (name,)

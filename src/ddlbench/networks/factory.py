@@ -22,6 +22,7 @@ from ddlbench.experiment.registry import load, pairs
 from ddlbench.experiment.site import Accelerator
 from ddlbench.networks.emulated import emulated_network
 from ddlbench.networks.flatten import out_of_place
+from ddlbench.networks.transformer import SHAPE, shape_of
 
 
 def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
@@ -92,6 +93,18 @@ def without_dropout(module: _Module) -> _Module:
 def block_names(network: nn.Sequential) -> list[str]:
     """Names of the blocks, in order."""
     return list(network._modules)
+
+
+def transformer_table() -> str:
+    """``planning/transformer_shapes.csv``: each built-in transformer with each dataset it reads."""
+    lines = [",".join(["network", "dataset", *SHAPE])]
+    for name, spec in pairs():
+        with torch.device("meta"):  # shapes only: no memory, no random numbers
+            network = load("ddlbench.networks", name)(spec)
+            shape = shape_of(network, torch.zeros(1, *spec.shape))
+        if shape is not None:
+            lines.append(",".join([name, spec.name, *(str(shape[one]) for one in SHAPE)]))
+    return "\n".join([*lines, ""])
 
 
 def num_parameters(module: nn.Module) -> int:

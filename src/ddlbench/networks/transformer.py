@@ -18,6 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 _DEVIATION = 0.02  # of initial weights, in ViT and in GPT-2
+_USUAL_HIDDEN = 4  # the perceptron's hidden features over those of a token
+
+SHAPE = ("layers", "hidden_size", "attention_heads", "sequence_length", "vocabulary")
+"""The numbers by which models of transformers tell one from another."""
 
 
 class Attention(nn.Module):
@@ -83,6 +87,36 @@ class TransformerBlock(nn.Module):
         tokens = tokens + self.attention(self.norm1(tokens))
         perceived: Tensor = self.fc2(self.gelu(self.fc1(self.norm2(tokens))))
         return tokens + perceived
+
+
+def shape_of(network: nn.Module, inputs: Tensor) -> dict[str, int] | None:
+    """The numbers :data:`SHAPE` of a network; its vocabulary is the values of an output.
+
+    Args:
+        network: of any kind, on the device of ``inputs``; the device "meta" is enough.
+        inputs: one batch, as the network reads it.
+
+    Returns:
+        None unless all layers are equal and four times as wide inside.
+    """
+    blocks = [module for module in network.modules() if isinstance(module, TransformerBlock)]
+    kinds = {
+        (block.attention.heads, block.fc1.in_features, block.fc1.out_features) for block in blocks
+    }
+    if len(kinds) != 1:
+        return None
+    [(heads, width, hidden)] = kinds
+    if hidden != _USUAL_HIDDEN * width:
+        return None
+    lengths: list[int] = []
+    hook = blocks[0].register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[1]))
+    try:
+        with torch.no_grad():
+            outputs = network(inputs)
+    finally:
+        hook.remove()
+    numbers = (len(blocks), width, heads, lengths[0], outputs.shape[-1])
+    return dict(zip(SHAPE, numbers, strict=True))
 
 
 def initialize(network: nn.Module) -> None:

@@ -6,7 +6,10 @@ weights. With it a login node cuts a network into stages.
 
 ``split_limits.csv`` holds, for each network and dataset, the layer with the fewest rows (along
 height, width and depth, up to the head), filters and input channels. With it a login node knows
-how far a network can be split. ``make tables`` writes both.
+how far a network can be split.
+
+``transformer_shapes.csv`` holds layers and widths of each transformer, for models that know
+transformers by these numbers. ``make tables`` writes all three.
 """
 
 from __future__ import annotations
@@ -49,6 +52,21 @@ def _block_table() -> dict[tuple[str, str], tuple[BlockCost, ...]]:
 def _rows(table: str) -> list[dict[str, str]]:
     with Path(__file__).with_name(table).open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
+
+
+def transformer_shape(network: str, dataset: str) -> dict[str, int] | None:
+    """``layers``, ``hidden_size``, ...; None if the network is no built-in transformer."""
+    return _shape_table().get((network, dataset))
+
+
+@cache
+def _shape_table() -> dict[tuple[str, str], dict[str, int]]:
+    return {
+        (row["network"], row["dataset"]): {
+            name: int(row[name]) for name in row if name not in ("network", "dataset")
+        }
+        for row in _rows("transformer_shapes.csv")
+    }
 
 
 LIMIT_COLUMNS = ("network", "dataset", "split", "count", "layer")

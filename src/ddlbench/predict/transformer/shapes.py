@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.schema import check_against, fill_defaults, nearest, read_yaml
+from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.predict.transformer import counts
 
 _FILES = (".yaml", ".yml")
@@ -48,12 +49,15 @@ def published_shapes() -> dict[str, Shape]:
 
 
 def is_shape(name: str) -> bool:
-    """Whether ``name`` is a published shape, or a file that could hold one."""
-    return name in published_shapes() or name.endswith(_FILES)
+    """Whether ``name`` is a published shape, one of ours, or a file that could hold one."""
+    own = ":" in name and transformer_shape(*name.split(":", 1)) is not None
+    return own or name in published_shapes() or name.endswith(_FILES)
 
 
 def load_shape(name: str) -> Shape:
-    """A published shape, or the YAML file ``name`` (``config/schemas/transformer.schema.yaml``).
+    """A shape by name: a published one, one of our networks as ``network:dataset``, or a file.
+
+    ``config/schemas/transformer.schema.yaml`` explains the keys of the file.
 
     Raises:
         ConfigError: there is none of that name, or a key is wrong.
@@ -61,9 +65,13 @@ def load_shape(name: str) -> Shape:
     known = published_shapes()
     if name in known:
         return known[name]
+    own = transformer_shape(*name.split(":", 1)) if ":" in name else None
+    if own is not None:
+        return Shape(**own)
     if not name.endswith(_FILES):
         raise ConfigError(
-            f"transformer {name!r} is unknown; {nearest(name, known)}; or write a .yaml file with "
+            f"transformer {name!r} is unknown; {nearest(name, known)}; or write one of our "
+            f"networks with its dataset (vit-tiny:cifar10), or a .yaml file with "
             f"{', '.join(Shape.__dataclass_fields__)}"
         )
     path = Path(name)

@@ -1,0 +1,133 @@
+"""Own cells of transformers as rows of the oracle: shapes, cuts, and what is left out."""
+
+import csv
+
+import pandas as pd
+import pytest
+import torch
+from click.testing import CliRunner
+from predict_factory import cell
+from torch import nn
+
+from ddlbench.cli import commands
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.networks.transformer import TransformerBlock, shape_of
+from ddlbench.planning.network_tables import transformer_shape
+from ddlbench.planning.plan import make_plan
+from ddlbench.predict.evaluate import Outcome
+from ddlbench.predict.transformer import own_runs
+from ddlbench.predict.transformer.accelerators import load_accelerators
+from ddlbench.predict.transformer.configurations import configurations
+from ddlbench.predict.transformer.own_runs import COLUMNS, Cut, cut_of, own_rows
+from ddlbench.predict.transformer.shapes import load_shape
+from ddlbench.predict.transformer.step import steps
+
+NETWORK = {"dataset": "cifar10", "network": "vit-tiny"}
+
+
+def cut(strategy, geometry="1x4", batch_size=32, **options):
+    return cut_of(make_plan(cell(strategy, geometry, batch_size, **NETWORK, **options)))
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (cut("sequential", "1x1"), Cut()),
+        (cut("ddp"), Cut(data=4)),
+        (cut("horovod", "2x2"), Cut(data=4)),
+        (cut("fsdp"), Cut(data=4, zero=3)),
+        (cut("fsdp", options={"reshard_after_forward": False}), Cut(data=4, zero=2)),
+        (cut("pipe-1f1b"), Cut(1, 4, 4, "1f1b")),
+        (cut("pipe-gpipe", options={"replicas": 2}), Cut(2, 2, 4, "gpipe")),
+        (cut("pipe-interleaved", "1x2"), Cut(1, 2, 4, "interleaved-1f1b", 2)),
+        (cut("pipedream"), None),  # older weights
+        (cut("parameter-server"), None),
+        (cut("local-sgd"), None),  # averages now and then
+        (cut("gpipe"), None),  # recomputes
+        (cut("ddp", options={"hook": "powersgd"}), None),
+    ],
+)
+def test_a_plan_is_a_cut(found, expected):
+    assert found == expected
+
+
+def test_a_vit_has_its_published_shape():
+    assert transformer_shape("vit-tiny", "cifar10") == {
+        "layers": 12,
+        "hidden_size": 192,
+        "attention_heads": 3,
+        "sequence_length": 65,
+        "vocabulary": 10,
+    }
+    assert transformer_shape("vgg11", "cifar10") is None
+
+
+def test_our_network_is_a_shape_by_name():
+    assert load_shape("vit-small:imagenet").columns()["hidden_size"] == 384
+    with pytest.raises(ConfigError, match=r"transformer 'vit-smal:imagenet' is unknown"):
+        load_shape("vit-smal:imagenet")
+
+
+def test_layers_of_two_widths_are_no_shape():
+    inputs = torch.zeros(1, 5, 8)
+    equal = nn.Sequential(*(TransformerBlock(8, 2, 32, 1e-5) for _ in range(2)))
+    found = shape_of(equal, inputs)
+    assert found is not None
+    assert (found["layers"], found["sequence_length"]) == (2, 5)
+    unlike = nn.Sequential(TransformerBlock(8, 2, 32, 1e-5), TransformerBlock(8, 4, 32, 1e-5))
+    assert shape_of(unlike, inputs) is None
+    narrow = nn.Sequential(TransformerBlock(8, 2, 16, 1e-5))
+    assert shape_of(narrow, inputs) is None
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    cells = [
+        (cell("ddp", "1x2", 16, **NETWORK), {0: 0.3, 1: 0.1, 2: 0.2}),
+        (cell("pipe-1f1b", "1x2", 16, **NETWORK), {0: 0.5}),
+        (cell("ddp", "1x2", 16, dataset="cifar10", network="vgg11"), {0: 0.5}),  # no transformer
+        (cell("horovod", "1x2", 16, **NETWORK), {}),  # not measured
+        (cell("ddp", "1x2", 16, precision="bf16", **NETWORK), {0: 0.5}),
+    ]
+    outcomes = [Outcome(one, None, "ok", step_s) for one, step_s in cells]
+    monkeypatch.setattr(own_runs, "measure", lambda *_: outcomes)
+
+
+def test_measured_transformers_are_rows_that_the_oracle_reads(measured, tmp_path):
+    rows = own_rows([], "local", tmp_path)
+    assert [(row["data"], row["pipeline"], row["micro_batch"]) for row in rows] == [
+        (2, 1, 8),
+        (1, 2, 4),
+    ]
+    assert [row["step_s"] for row in rows] == [0.2, 0.5]
+    asked = configurations(pd.DataFrame(rows), "rows")
+    assert (steps(asked, load_accelerators("a100-80gb")).seconds > 0).all()
+
+
+def test_single_precision_moves_twice_the_bytes(measured, tmp_path):
+    rows = pd.DataFrame(own_rows([], "local", tmp_path))
+    single = configurations(rows, "rows")
+    mixed = configurations(rows.assign(precision="mixed"), "rows")
+    platform = load_accelerators("a100-80gb")
+    parts, halves = steps(single, platform).parts, steps(mixed, platform).parts
+    constant = 2 * (4 + 1) * platform.constant("send_s")  # of both hops of its passes
+    assert parts["sends"][1] > halves["sends"][1] > constant
+    assert (parts["element-wise"] > halves["element-wise"]).all()
+    assert parts["update"] == pytest.approx(halves["update"] * 20 / 36)
+
+
+def test_the_command_writes_the_table(measured, tmp_path):
+    path = tmp_path / "own.csv"
+    words = ["oracle", "rows", "--workload", "transformer", "--output", str(path)]
+    said = CliRunner().invoke(commands, words, catch_exceptions=False)
+    assert said.output.strip().endswith("is written: 2 row(s)")
+    with path.open(encoding="utf-8", newline="") as file:
+        assert tuple(next(csv.reader(file))) == COLUMNS
+
+
+def test_nothing_measured_is_one_sentence(monkeypatch, tmp_path):
+    monkeypatch.setattr(own_runs, "measure", lambda *_: [])
+    words = ["oracle", "rows", "--workload", "transformer", "--output", str(tmp_path / "own.csv")]
+    said = CliRunner().invoke(commands, words)
+    assert "no measured cell of a transformer" in str(said.exception)
+    assert not (tmp_path / "own.csv").exists()
