@@ -289,7 +289,7 @@ def rows_command(
     if not found:
         raise ConfigError(
             f"{experiment.where}: site {site.name} has no measured cell of a transformer; measure "
-            "one of vit-tiny, vit-small, ... first"
+            "one of vit-tiny, gpt-tiny, ... first"
         )
     with whole_file(output) as part, part.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)

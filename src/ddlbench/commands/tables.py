@@ -115,18 +115,18 @@ if __name__ == "__main__":
 
 
 def dataset_table() -> str:
-    """One row a built-in dataset, as Markdown; its size is that of all decoded images."""
+    """One row a built-in dataset, as Markdown; its size is that of all decoded samples."""
     lines = [
-        "| dataset | images (train / val) | classes | image | native format | decoded |",
+        "| dataset | samples (train / val) | classes | sample | native format | decoded |",
         "|---|---:|---:|---|---|---:|",
     ]
     for spec in DATASETS.built_in.values():
-        image = "x".join(map(str, spec.shape))
+        sample = "x".join(map(str, spec.shape))
         size_bytes = (spec.num_train + spec.num_val) * spec.image_bytes
         size = unit_for(size_bytes, (GB, MB)).text(size_bytes, ".0f")
         lines.append(
             f"| `{spec.name}` | {spec.num_train:,} / {spec.num_val:,} | {spec.num_classes} "
-            f"| {image} | `{spec.native_format}` | {size} |"
+            f"| {sample} | `{spec.native_format}` | {size} |"
         )
     return "\n".join(lines)
 
@@ -134,7 +134,8 @@ def dataset_table() -> str:
 def axis_table() -> str:
     """The values of the axes of a matrix, as Markdown."""
     datasets = ", ".join(
-        f"`{spec.name}`{' (volumes)' if spec.depth else ''}" for spec in DATASETS.built_in.values()
+        f"`{spec.name}`{'' if spec.kind == 'images' else f' ({spec.kind})'}"
+        for spec in DATASETS.built_in.values()
     )
     return "\n".join(
         [

@@ -27,6 +27,11 @@ BATCHES = {"train": tuple(f"data_batch_{k}" for k in range(1, 6)), "val": ("test
 _PROTOCOL = 4  # the first that stores bytes as they are
 
 
+def own_files(_root: Path, split: str) -> list[str]:
+    """Batches of ``split`` of the user's own data."""
+    return [f"{FOLDER}/{name}" for name in BATCHES[split]]
+
+
 def write(
     content: Content, root: Path, images: dict[str, int], workers: int, keep_fds: tuple[int, ...]
 ) -> Records:

@@ -164,6 +164,9 @@ class ArraySplit:
     shards: list[np.ndarray]
     labels: np.ndarray
 
+    def __len__(self) -> int:
+        return len(self.labels)
+
 
 @dataclass(frozen=True)
 class FileSplit:
@@ -182,6 +185,28 @@ class FileSplit:
     names: np.ndarray
     labels: np.ndarray
 
+    def __len__(self) -> int:
+        return len(self.labels)
+
     def path(self, sample_id: int) -> Path:
         name = os.fsdecode(bytes(self.names[sample_id]))
         return self.folder / self.classes[int(self.labels[sample_id])] / name
+
+
+@dataclass(frozen=True)
+class TokenSplit:
+    """A stream of tokens, in memory or mapped into it.
+
+    Args:
+        tokens: uint16 or uint32 of shape (M,).
+        length: tokens of a sequence, T; sequence ``i`` begins at ``i * T``.
+    """
+
+    tokens: np.ndarray
+    length: int
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // self.length  # the last label is a token, too
+
+
+Split = ArraySplit | FileSplit | TokenSplit

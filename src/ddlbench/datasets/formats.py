@@ -3,8 +3,7 @@
 A writer is ``write(content, root, images, workers, keep_fds) -> Records``: it writes
 ``images[split]`` images of each split into the empty folder ``root``, using ``workers`` threads
 or processes (which hold ``keep_fds`` open), and its bytes do not depend on ``workers``. A reader
-is ``read(root, spec, split) -> ArraySplit | FileSplit`` and raises
-:class:`~ddlbench.datasets.files.DataError`.
+is ``read(root, spec, split) -> Split`` and raises :class:`~ddlbench.datasets.files.DataError`.
 """
 
 from __future__ import annotations
@@ -13,9 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ddlbench.datasets import cifar, idx, imagefolder, raw
-from ddlbench.datasets.files import ArraySplit, FileSplit, Records, available_cpus
+from ddlbench.datasets import cifar, idx, imagefolder, raw, tokens
+from ddlbench.datasets.files import Records, Split, available_cpus
 from ddlbench.datasets.manifest import Manifest
 from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DataRequest, DatasetSpec
@@ -27,17 +27,32 @@ SPLITS = ("train", "val")
 
 @dataclass(frozen=True)
 class Format:
-    """Writer and reader of a format."""
+    """Writer and reader of a format.
 
-    write: Callable[[Content, Path, dict[str, int], int, tuple[int, ...]], Records]
-    read: Callable[[Path, DatasetSpec, str], ArraySplit | FileSplit]
+    Args:
+        write, read: see above.
+        content: what is written, of a dataset and a seed; ``write`` gets it.
+        own_files: names of the files of a split of the user's own data, in a folder; None if the
+            format has a folder a class, or is not read as own data.
+        check_own: reads a split of the user's own data whole; raises DataError. None where
+            ``read`` is enough.
+    """
+
+    write: Callable[[Any, Path, dict[str, int], int, tuple[int, ...]], Records]
+    read: Callable[[Path, DatasetSpec, str], Split]
+    content: Callable[[DatasetSpec, int], Any] = Content
+    own_files: Callable[[Path, str], list[str]] | None = None
+    check_own: Callable[[Path, DatasetSpec, str], None] | None = None
 
 
 FORMATS: dict[str, Format] = {
-    "idx": Format(idx.write, idx.read),
-    "cifar": Format(cifar.write, cifar.read),
+    "idx": Format(idx.write, idx.read, own_files=idx.own_files),
+    "cifar": Format(cifar.write, cifar.read, own_files=cifar.own_files),
     "imagefolder": Format(imagefolder.write, imagefolder.read),
     "raw": Format(raw.write, raw.read),
+    "tokens": Format(
+        tokens.write, tokens.read, tokens.TokenContent, tokens.own_files, tokens.check
+    ),
 }
 
 
@@ -75,11 +90,10 @@ def write_dataset(
     """
     begin = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
-    content = Content(request.spec, request.seed)
+    data_format = format_of(request)
+    content = data_format.content(request.spec, request.seed)
     images = {split: request.num_images(split) for split in SPLITS}
-    records = format_of(request).write(
-        content, folder, images, workers or available_cpus(), keep_fds
-    )
+    records = data_format.write(content, folder, images, workers or available_cpus(), keep_fds)
     manifest = Manifest.of(
         request, records, images=images, generation_s=time.perf_counter() - begin
     )

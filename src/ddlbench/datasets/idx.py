@@ -28,6 +28,11 @@ def file_paths(split: str) -> tuple[str, str]:
     return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
 
 
+def own_files(_root: Path, split: str) -> list[str]:
+    """Both files of ``split`` of the user's own data."""
+    return list(file_paths(split))
+
+
 def _header(*dims: int) -> bytes:
     return struct.pack(f">HBB{len(dims)}I", 0, _UNSIGNED_BYTE, len(dims), *dims)
 

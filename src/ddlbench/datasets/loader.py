@@ -33,14 +33,15 @@ from ddlbench.datasets.synthetic import CounterRng
 
 
 class ImageDataset(Protocol):
-    """What :class:`BatchLoader` needs of a dataset."""
+    """What :class:`BatchLoader` needs of a dataset; of tokens, a sample is int64 (T,) for both."""
 
     shape: tuple[int, ...]
     num_classes: int
+    dtype: torch.dtype  # of a sample: uint8 of images, int64 of tokens
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, sample_id: int, /) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, sample_id: int, /) -> tuple[torch.Tensor, int | torch.Tensor]:
         """One image, uint8 (C, H, W), and its label."""
 
     def gather(
@@ -56,9 +57,9 @@ class Batch(NamedTuple):
     """One consumer's part of a global batch.
 
     Args:
-        inputs: normalised images, floating point, (n, C, H, W), on the loader's device;
-            (0, C, H, W) if it reads labels only.
-        labels: int64, (n,), on the loader's device.
+        inputs: normalised images, floating point, (n, C, H, W), or tokens, int64, (n, T), on the
+            loader's device; (0, ...) if it reads labels only.
+        labels: int64, (n,) or (n, T), on the loader's device.
         sample_ids: global sample ids, int64, (n,), on the CPU.
     """
 
@@ -73,7 +74,12 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def normalise(images: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """``(x / 255 - 0.5) / 0.25`` of uint8 ``images``, on their device, in ``dtype``."""
+    """``(x / 255 - 0.5) / 0.25`` of uint8 ``images``, on their device, in ``dtype``.
+
+    Tokens, which are int64, stay as they are.
+    """
+    if images.dtype == torch.int64:
+        return images
     return images.to(torch.float32).mul_(4 / 255).sub_(2).to(dtype)
 
 
@@ -202,7 +208,7 @@ class BatchLoader:
         for ids in self._ids(steps):
             self._check_latest(iteration)
             if self._labels_only:
-                none = torch.empty((0, *self.dataset.shape), dtype=torch.uint8)
+                none = torch.empty((0, *self.dataset.shape), dtype=self.dataset.dtype)
                 yield self._batch(ids, none, self.dataset.labels(ids))
             else:
                 yield self._batch(ids, *self.dataset.gather(ids, pin_memory=pin))

@@ -1,4 +1,4 @@
-"""Datasets as torch sees them: uint8 images and labels by global sample id."""
+"""Datasets as torch sees them: uint8 images or tokens, and labels, by global sample id."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from ddlbench.datasets.files import ArraySplit, DataError, FileSplit
+from ddlbench.datasets.files import ArraySplit, DataError, FileSplit, TokenSplit
 from ddlbench.datasets.formats import SPLITS, format_of
 from ddlbench.datasets.imagefolder import decode
 from ddlbench.datasets.loader import BatchLoader, ImageDataset
@@ -36,9 +36,11 @@ def open_split(path: Path, request: DataRequest, split: str) -> ImageDataset:
     data = format_of(request).read(path, request.spec, split)
     keep = None
     if not request.is_synthetic and request.scale < 1:
-        total = len(data.labels)
+        total = len(data)
         kept = max(1, round(total * request.scale))
         keep = np.arange(kept) * total // kept
+    if isinstance(data, TokenSplit):
+        return TokenSequences(data, (path, request, split), keep)
     if isinstance(data, FileSplit):
         if keep is not None:
             data = FileSplit(data.folder, data.classes, data.names[keep], data.labels[keep])
@@ -60,6 +62,7 @@ class _Images(Dataset[tuple[torch.Tensor, int]]):
         self._labels = labels
         self.shape: tuple[int, ...] = spec.shape
         self.num_classes = spec.num_classes
+        self.dtype = torch.uint8
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -136,3 +139,44 @@ class FolderImages(_Images):
     def _read(self, sample_ids: np.ndarray, out: np.ndarray) -> None:
         for target, sample_id in zip(out, sample_ids, strict=True):
             target[...] = decode(self._data.path(int(sample_id)), self._spec)
+
+
+class TokenSequences(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Sequences of tokens, and the token behind each position; arguments as of ArrayImages."""
+
+    def __init__(
+        self, data: TokenSplit, origin: tuple[Path, DataRequest, str], keep: np.ndarray | None
+    ) -> None:
+        self._data, self._origin = data, origin
+        self._places = np.arange(len(data)) if keep is None else keep
+        self.shape: tuple[int, ...] = (data.length,)
+        self.num_classes = origin[1].spec.num_classes
+        self.dtype = torch.int64
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return open_split, self._origin
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, sample_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if not 0 <= sample_id < len(self):
+            raise IndexError(f"sample id {sample_id} is not in 0..{len(self) - 1}")
+        tokens, labels = self.gather(np.array([sample_id]))
+        return tokens[0], labels[0]
+
+    def gather(
+        self, sample_ids: np.ndarray, *, pin_memory: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        whole = self._read(sample_ids)
+        inputs, labels = whole[:, :-1].contiguous(), whole[:, 1:].contiguous()
+        return (inputs.pin_memory(), labels) if pin_memory else (inputs, labels)
+
+    def labels(self, sample_ids: np.ndarray) -> torch.Tensor:
+        return self._read(sample_ids)[:, 1:].contiguous()
+
+    def _read(self, sample_ids: np.ndarray) -> torch.Tensor:
+        """Each sequence and the token behind it: int64 (n, T + 1)."""
+        begin = self._places[sample_ids] * self._data.length
+        places = begin[:, None] + np.arange(self._data.length + 1)
+        return torch.from_numpy(self._data.tokens[places].astype(np.int64))

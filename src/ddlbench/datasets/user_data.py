@@ -1,4 +1,4 @@
-"""The user's own data, in torchvision's layout: inspected in place, or copied to scratch."""
+"""The user's own data, images in torchvision's layout or files of tokens: inspected, or copied."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from functools import partial
 from pathlib import Path
 
 from ddlbench.datasets import cifar
-from ddlbench.datasets.files import ArraySplit, DataError, FileSplit, Record, in_parallel, record_of
+from ddlbench.datasets.files import (
+    ArraySplit,
+    DataError,
+    FileSplit,
+    Record,
+    Split,
+    in_parallel,
+    record_of,
+)
 from ddlbench.datasets.formats import SPLITS, format_of
-from ddlbench.datasets.idx import file_paths
 from ddlbench.datasets.imagefolder import decode, first_image
 from ddlbench.datasets.manifest import Manifest, source_folder
 from ddlbench.experiment.dataset_spec import DataRequest
@@ -27,8 +34,8 @@ class UserData:
     Args:
         folder: its absolute path.
         parts: its files, or its class folders, as paths from ``folder``.
-        digest: 64 hex digits of the contents of idx and cifar files, or of the names of image
-            files (reading 150 GB for a digest would take longer than many a run).
+        digest: 64 hex digits of the contents of idx, cifar and token files, or of the names of
+            image files (reading 150 GB for a digest would take longer than many a run).
     """
 
     folder: Path
@@ -44,8 +51,8 @@ class UserData:
 def inspect_user_data(request: DataRequest) -> UserData:
     """Checks that the data ``request`` points to can be read.
 
-    Every idx and cifar file is read; of image folders the names are listed and one image a split
-    is decoded.
+    Every idx, cifar and token file is read; of image folders the names are listed and one image
+    a split is decoded.
 
     Raises:
         DataError: something is missing or cannot be read.
@@ -56,7 +63,7 @@ def inspect_user_data(request: DataRequest) -> UserData:
     facts: dict[str, object] = {}
     parts: list[str] = []
     for split in SPLITS:
-        data = _array_split(request, folder, split)
+        data = _checked_split(request, folder, split)
         if isinstance(data, FileSplit):
             decode(data.path(0), request.spec)
             crcs = dict.fromkeys(data.classes, 0)
@@ -66,7 +73,9 @@ def inspect_user_data(request: DataRequest) -> UserData:
             facts.update({f"{split}/{name}": crc for name, crc in crcs.items()})
             parts.extend(f"{split}/{name}" for name in data.classes)
             continue
-        parts.extend(_files(request, split))
+        own_files = format_of(request).own_files
+        assert own_files is not None
+        parts.extend(own_files(folder, split))
     if not facts:
         extra = f"{cifar.FOLDER}/{cifar.META}"
         if request.format == "cifar" and (folder / extra).exists():
@@ -77,10 +86,10 @@ def inspect_user_data(request: DataRequest) -> UserData:
 
 
 def count_user_data(request: DataRequest) -> int:
-    """Checks the data ``request`` points to without a digest, and counts its training images.
+    """Checks the data ``request`` points to without a digest, and counts its training samples.
 
-    Idx and cifar files are read. Of image folders, which may be huge, one image a split is decoded,
-    and the names of no other class are listed: their number is that of the dataset.
+    Idx, cifar and token files are read. Of image folders, which may be huge, one image a split is
+    decoded, and the names of no other class are listed: their number is that of the dataset.
 
     Raises:
         DataError: something is missing or cannot be read.
@@ -92,14 +101,17 @@ def count_user_data(request: DataRequest) -> int:
         for split in SPLITS:
             decode(first_image(folder, request.spec, split), request.spec)
         return request.num_images("train")
-    counts = [len(_array_split(request, folder, split).labels) for split in SPLITS]
+    counts = [len(_checked_split(request, folder, split)) for split in SPLITS]
     return max(1, round(counts[0] * min(request.scale, 1)))
 
 
-def _array_split(request: DataRequest, folder: Path, split: str) -> ArraySplit | FileSplit:
-    """One split of idx or cifar files, its labels checked."""
-    data = format_of(request).read(folder, request.spec, split)
-    if isinstance(data, FileSplit):
+def _checked_split(request: DataRequest, folder: Path, split: str) -> Split:
+    """One split, the labels of idx and cifar files and all tokens checked."""
+    data_format = format_of(request)
+    if data_format.check_own is not None:
+        data_format.check_own(folder, request.spec, split)
+    data = data_format.read(folder, request.spec, split)
+    if not isinstance(data, ArraySplit):
         return data
     low, top = int(data.labels.min()), int(data.labels.max())
     if low < 0 or top >= request.spec.num_classes:
@@ -108,12 +120,6 @@ def _array_split(request: DataRequest, folder: Path, split: str) -> ArraySplit |
             f"{request.spec.num_classes} classes; check the data source"
         )
     return data
-
-
-def _files(request: DataRequest, split: str) -> list[str]:
-    if request.format == "idx":
-        return list(file_paths(split))
-    return [f"{cifar.FOLDER}/{name}" for name in cifar.BATCHES[split]]
 
 
 def copy_user_data(request: DataRequest, own: UserData, folder: Path, workers: int) -> Manifest:

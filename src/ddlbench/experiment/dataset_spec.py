@@ -1,4 +1,4 @@
-"""Specifications of datasets (DDLBench's Table I, and volumes for CosmoFlow), and their disk space.
+"""Specifications of datasets (DDLBench's Table I, volumes, tokens), and their disk space.
 
 The space is known before anything is written, so a login node can check that the data fit.
 :mod:`ddlbench.datasets` writes, stages and loads them.
@@ -13,24 +13,27 @@ from typing import Literal, get_args
 from ddlbench.experiment.entry_points import Registry, load_target
 from ddlbench.experiment.errors import ConfigError, shown
 
-DataFormat = Literal["idx", "cifar", "imagefolder", "raw"]
+DataFormat = Literal["idx", "cifar", "imagefolder", "raw", "tokens"]
+Kind = Literal["images", "volumes", "tokens"]
+_TOKENS_OF_16_BITS = 1 << 16
 
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """One classification dataset, of images or of volumes.
+    """One dataset: images or volumes with a class each, or sequences of tokens.
 
     Args:
         name: key in configurations and paths.
         label: how figures write it.
-        num_classes: number of labels.
-        channels, height, width: shape of one image, or of a slice of a volume.
-        num_train, num_val: images at scale 1.
+        num_classes: number of labels; of tokens the vocabulary.
+        channels, height, width: shape of one image, or of a slice of a volume; 0 for tokens.
+        num_train, num_val: images, volumes or sequences at scale 1.
         native_format: the on-disk format of the original dataset: "idx", "cifar",
-            "imagefolder", "raw", or a name of its own where ``codec`` is given.
+            "imagefolder", "raw", "tokens", or a name of its own where ``codec`` is given.
         depth: slices of a volume; None for images.
+        sequence_length: tokens of a sequence; None for images and volumes.
         codec: ``module:attribute`` of the :class:`ddlbench.datasets.formats.Format` that writes
-            and reads a native format of its own; empty for the four formats above.
+            and reads a native format of its own; empty for the five formats above.
         white: share of white that figures mix into a strategy's colour, 0 to 1.
         hatch: of its bars, as matplotlib writes it.
     """
@@ -48,17 +51,74 @@ class DatasetSpec:
     codec: str = ""
     white: float = 0.6
     hatch: str = "xxxxx"
+    sequence_length: int | None = None
+
+    @classmethod
+    def of_tokens(
+        cls,
+        name: str,
+        label: str,
+        *,
+        vocabulary: int,
+        sequence_length: int,
+        num_train: int,
+        num_val: int,
+        white: float = 0.6,
+        hatch: str = "xxxxx",
+    ) -> DatasetSpec:
+        """A dataset of sequences, in which each token is the label of the one before.
+
+        Args:
+            name: key in configurations and paths.
+            label: how figures write it.
+            vocabulary: number of different tokens.
+            sequence_length: tokens that a network reads at once.
+            num_train: sequences at scale 1.
+            num_val: of the validation split.
+            white: as of the class.
+            hatch: as of the class.
+        """
+        return cls(
+            *(name, label, vocabulary, 0, 0, 0, num_train, num_val, "tokens"),
+            white=white,
+            hatch=hatch,
+            sequence_length=sequence_length,
+        )
 
     @property
-    def kind(self) -> Literal["images", "volumes"]:
+    def kind(self) -> Kind:
         """The kind of input for networks."""
+        if self.sequence_length is not None:
+            return "tokens"
         return "images" if self.depth is None else "volumes"
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one image, (C, H, W), or volume, (C, D, H, W)."""
+        """Shape of one image, (C, H, W), volume, (C, D, H, W), or sequence, (T,)."""
+        if self.sequence_length is not None:
+            return (self.sequence_length,)
         depth = () if self.depth is None else (self.depth,)
         return (self.channels, *depth, self.height, self.width)
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """Shape of one sample's labels: () for a class, (T,) for a token a position."""
+        return () if self.sequence_length is None else (self.sequence_length,)
+
+    @property
+    def input_dtype(self) -> Literal["float32", "int64"]:
+        """Type of one sample as a network reads it; integers have no gradient."""
+        return "float32" if self.sequence_length is None else "int64"
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of one sample as a network reads it."""
+        return math.prod(self.shape) * {"float32": 4, "int64": 8}[self.input_dtype]
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token in files: those of uint16 if the vocabulary allows, else of uint32."""
+        return 2 if self.num_classes <= _TOKENS_OF_16_BITS else 4
 
     @property
     def rows(self) -> int:
@@ -67,7 +127,9 @@ class DatasetSpec:
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of one decoded image or volume (uint8)."""
+        """Bytes of one decoded image or volume (uint8), or of a sequence in its file."""
+        if self.sequence_length is not None:
+            return self.sequence_length * self.token_bytes
         return self.channels * self.rows * self.width
 
     def num_images(self, split: str, scale: float) -> int:
@@ -109,6 +171,15 @@ DATASETS: Registry[DatasetSpec] = Registry(
             # Not in Table I: the data on which ParaDL trains CosmoFlow, with its four parameters as
             # classes. ParaDL gives no validation set; we take a tenth.
             DatasetSpec("cosmoflow", "CosmoFlow", 4, 4, 256, 256, 1_584, 176, "raw", depth=256),
+            # Of ours: short sequences for one core, and those that GPT-2 reads.
+            DatasetSpec.of_tokens(
+                "tokens", "Tokens", vocabulary=256, sequence_length=128,
+                num_train=50_000, num_val=5_000, white=0.3, hatch="++",
+            ),
+            DatasetSpec.of_tokens(
+                "tokens-gpt2", "Tokens (GPT-2)", vocabulary=50_257, sequence_length=1024,
+                num_train=100_000, num_val=1_000, white=0.8, hatch="++",
+            ),
         )
     },
     _of_package,
@@ -116,6 +187,8 @@ DATASETS: Registry[DatasetSpec] = Registry(
 
 
 SYNTHETIC = "synthetic"
+
+_OWN = ("idx", "cifar", "imagefolder", "tokens")  # formats in which own data is read
 
 # Measured on our JPEG files of all sizes and rounded up, by channels.
 _JPEG_BYTES_PER_PIXEL = {1: 0.55, 3: 0.40}
@@ -125,10 +198,17 @@ _BLOCK_BYTES = 4096  # of common file systems; the smallest file takes one
 
 def format_problem(spec: DatasetSpec, data_format: str) -> str | None:
     """Why ``spec`` cannot be written as ``data_format``; None if it can."""
-    if spec.codec and data_format == spec.native_format:
+    if (spec.codec and data_format == spec.native_format) or data_format == "native":
         return None
-    if spec.depth is not None and data_format != "raw":
+    if (spec.kind == "tokens") != (data_format == "tokens"):
+        return f"{spec.kind} are not written as {data_format}"
+    if spec.kind == "volumes" and data_format != "raw":
         return "volumes are written as raw only"
+    return _image_problem(spec, data_format)
+
+
+def _image_problem(spec: DatasetSpec, data_format: str) -> str | None:
+    """Why images of ``spec`` cannot be written in one of the four formats; None if they can."""
     if data_format == "idx" and (spec.channels != 1 or spec.num_classes > 256):
         return "idx holds grey images of at most 256 classes"
     if data_format == "cifar" and (spec.shape != (3, 32, 32) or spec.num_classes > 256):
@@ -177,10 +257,10 @@ class DataRequest:
             raise ConfigError(f"data scale must be a number over 0, not {self.scale!r}")
         if self.seed < 0:
             raise ConfigError(f"data seed must be 0 or more, not {self.seed!r}")
-        if not self.is_synthetic and self.format not in ("idx", "cifar", "imagefolder"):
+        if not self.is_synthetic and self.format not in _OWN:
             raise ConfigError(
                 f"data source {self.source!r}: own data is read in torchvision's layouts "
-                f"(idx, cifar, imagefolder), not as {self.format!r}"
+                f"(idx, cifar, imagefolder) or as files of tokens, not as {self.format!r}"
             )
 
     @property
@@ -206,8 +286,8 @@ class DataRequest:
 def estimate_bytes(request: DataRequest) -> int:
     """Upper estimate of the bytes on disk of synthetic data.
 
-    It is exact to a few KiB for idx, cifar and raw. JPEG files are rounded up to blocks of 4 KiB.
-    For formats of other packages we assume decoded images with 64 further bytes each.
+    It is exact to a few KiB for idx, cifar, raw and tokens. JPEG files are rounded up to blocks of
+    4 KiB. For formats of other packages we assume decoded images with 64 further bytes each.
     """
     spec = request.spec
     images = request.num_images("train") + request.num_images("val")
@@ -217,5 +297,5 @@ def estimate_bytes(request: DataRequest) -> int:
         on_disk = math.ceil(jpeg / _BLOCK_BYTES) * _BLOCK_BYTES
         folders = 2 * spec.num_classes * _BLOCK_BYTES
         return images * (on_disk + 64) + folders + 512 * 1024
-    label_and_name = {"idx": 1, "cifar": 32, "raw": 4}.get(request.format, 64)
+    label_and_name = {"idx": 1, "cifar": 32, "raw": 4, "tokens": 0}.get(request.format, 64)
     return images * (spec.image_bytes + label_and_name) + 128 * 1024

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
-from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
+from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec, Kind
 from ddlbench.experiment.entry_points import Registry, kind_of, load_target, third_party
 from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.status import Reason
@@ -32,7 +32,7 @@ class NetworkSpec:
     name: str
     label: str
     build: str
-    reads: Literal["images", "volumes"] | None = "images"
+    reads: Kind | None = "images"
 
     def __call__(self, spec: DatasetSpec) -> Any:
         """Build the network for a dataset; needs torch.
@@ -78,6 +78,9 @@ NETWORKS: Registry[NetworkSpec] = Registry(
             NetworkSpec("vit-tiny", "ViT-Ti", f"{_NETWORKS}.vit:vit_tiny"),
             NetworkSpec("vit-small", "ViT-S", f"{_NETWORKS}.vit:vit_small"),
             NetworkSpec("vit-base", "ViT-B", f"{_NETWORKS}.vit:vit_base"),
+            NetworkSpec("gpt-tiny", "GPT-tiny", f"{_NETWORKS}.gpt:gpt_tiny", "tokens"),
+            NetworkSpec("gpt-small", "GPT-2 small", f"{_NETWORKS}.gpt:gpt_small", "tokens"),
+            NetworkSpec("gpt-medium", "GPT-2 medium", f"{_NETWORKS}.gpt:gpt_medium", "tokens"),
         )
     },
     _of_package,

@@ -48,6 +48,7 @@ REASON_CODES: Mapping[str, str] = {
     "invalid_schedule": "the schedule cannot be built with these options",
     "conflicting_options": "two options exclude each other",
     "network_dataset_mismatch": "the network does not read this dataset",
+    "no_such_format": "the dataset cannot be written in this format",
     "too_few_images": "the dataset has fewer images than one mini-batch",
     "too_few_steps": "fewer steps are measured than there are between two communications",
     "package_missing": "a package that the strategy imports is not installed",

@@ -42,7 +42,7 @@ _QUEUED_S = 0.002
 def emulated_network(
     accelerator: Accelerator, network: str, spec: DatasetSpec, threads: int = 1
 ) -> nn.Sequential:
-    """The profiled network on an emulated device: (N, ...) -> (N, num_classes) of zeros.
+    """The profiled network on an emulated device: (N, ...) -> (N, ..., num_classes) of zeros.
 
     Raises:
         ConfigError: the accelerator has no profile of this network, or one without blocks.
@@ -57,7 +57,9 @@ def emulated_network(
     modules: OrderedDict[str, nn.Module] = OrderedDict()
     for index, block in blocks:
         last = index == len(blocks) - 1
-        outputs = spec.num_classes if last else round(block.output_bytes / _FLOAT32_BYTES)
+        outputs: tuple[int, ...] = (round(block.output_bytes / _FLOAT32_BYTES),)
+        if last:
+            outputs = (*spec.target_shape, spec.num_classes)
         modules[block.name] = EmulatedBlock(
             block, sizes.get(index, {}), outputs, accelerator.slow_down, finite=last
         )
@@ -74,12 +76,12 @@ def _parameter_sizes(profile: Profile) -> dict[int, dict[str, int]]:
 
 
 class EmulatedBlock(nn.Module):
-    """One block of the profiled network: (N, ...) -> (N, outputs).
+    """One block of the profiled network: (N, ...) -> (N, *outputs).
 
     Args:
         block: its times and bytes.
         parameters: values of each parameter tensor, by name.
-        outputs: values of one sample's output.
+        outputs: shape of one sample's output.
         slow_down: factor on all times.
         finite: outputs are zeros; else they are what lies in memory, which takes no time to write.
     """
@@ -88,7 +90,7 @@ class EmulatedBlock(nn.Module):
         self,
         block: Block,
         parameters: dict[str, int],
-        outputs: int,
+        outputs: tuple[int, ...],
         slow_down: float,
         *,
         finite: bool,
@@ -108,7 +110,7 @@ class EmulatedBlock(nn.Module):
         weight_s = backward_s * self._weight_share(inputs.requires_grad, bool(weights))
         ready = _Weights.apply(weight_s, *weights) if weights else None
         work = _Work(
-            (batch_size, self._outputs),
+            (batch_size, *self._outputs),
             round(batch_size * self._block.saved_bytes / _FLOAT32_BYTES),
             self._seconds(self._block.forward, batch_size),
             backward_s - weight_s,
@@ -130,7 +132,7 @@ class EmulatedBlock(nn.Module):
 class _Work(NamedTuple):
     """One pass: size of its output, saved values, seconds without the weights' gradients."""
 
-    outputs: tuple[int, int]
+    outputs: tuple[int, ...]
     saved: int
     forward_s: float
     backward_s: float
@@ -164,8 +166,9 @@ class _Pass(torch.autograd.Function):
             ready is not None,
             work.backward_s,
         )
-        ctx.saved = inputs.new_empty(work.saved)  # what a real block keeps; it is never written
-        return inputs.new_empty(work.outputs)
+        floats = inputs if inputs.is_floating_point() else inputs.new_empty(0, dtype=torch.float32)
+        ctx.saved = floats.new_empty(work.saved)  # what a real block keeps; it is never written
+        return floats.new_empty(work.outputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:

@@ -22,21 +22,23 @@ from ddlbench.experiment.registry import load, pairs
 from ddlbench.experiment.site import Accelerator
 from ddlbench.networks.emulated import emulated_network
 from ddlbench.networks.flatten import out_of_place
+from ddlbench.networks.inputs import input_dtype
 from ddlbench.networks.transformer import SHAPE, shape_of
 
 
 def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
-    """Builds ``network`` for the images of ``spec``, on the CPU, as float32.
+    """Builds ``network`` for the samples of ``spec``, on the CPU, as float32.
 
     Args:
         network: a name of the registry, or ``package.module:callable``; the callable takes the
             DatasetSpec and returns an ``nn.Sequential`` of single-input single-output blocks.
             On an emulated accelerator it is the name of a profile.
-        spec: shape of an image and number of classes.
+        spec: shape of a sample and number of classes.
         seed: decides the initial weights; PyTorch's global generators do not change.
 
     Returns:
-        (N, C, H, W) -> (N, num_classes), in training mode, safe to cut at every boundary.
+        (N, C, H, W) -> (N, num_classes), or (N, T) -> (N, T, num_classes) of tokens; in training
+        mode, safe to cut at every boundary.
 
     Raises:
         ConfigError: there is no such network, or it cannot be cut into blocks.
@@ -101,7 +103,7 @@ def transformer_table() -> str:
     for name, spec in pairs():
         with torch.device("meta"):  # shapes only: no memory, no random numbers
             network = load("ddlbench.networks", name)(spec)
-            shape = shape_of(network, torch.zeros(1, *spec.shape))
+            shape = shape_of(network, torch.zeros(1, *spec.shape, dtype=input_dtype(spec)))
         if shape is not None:
             lines.append(",".join([name, spec.name, *(str(shape[one]) for one in SHAPE)]))
     return "\n".join([*lines, ""])
@@ -120,16 +122,16 @@ def num_layers(module: nn.Module) -> int:
 def markdown_table() -> str:
     """One row for each pair of built-in network and dataset, as Markdown."""
     lines = [
-        "| network | dataset | image | blocks | conv + linear | parameter tensors | parameters |",
+        "| network | dataset | sample | blocks | conv + linear | parameter tensors | parameters |",
         "|---|---|---|---:|---:|---:|---:|",
     ]
     for name, spec in pairs():
         with torch.device("meta"):  # shapes only: no memory, no random numbers
             network = load("ddlbench.networks", name)(spec)
-        image = "x".join(str(size) for size in spec.shape)
+        sample = "x".join(str(size) for size in spec.shape)
         tensors = len(list(network.parameters()))
         lines.append(
-            f"| {name} | {spec.name} | {image} | {len(network)} | {num_layers(network)} "
+            f"| {name} | {spec.name} | {sample} | {len(network)} | {num_layers(network)} "
             f"| {tensors} | {num_parameters(network):,} |"
         )
     return "\n".join(lines)
@@ -186,7 +188,8 @@ def _operations(network: str, factory: Any, spec: DatasetSpec, device: str) -> i
         raise ConfigError(f"{where} cannot be built for {spec.name}: {_sentence(error)}") from error
     blocks = out_of_place(_checked(network, made))
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        passing: Any = torch.zeros(_SAMPLES, *spec.shape, device=device)
+        inputs = torch.zeros(_SAMPLES, *spec.shape, dtype=input_dtype(spec), device=device)
+        passing: Any = inputs
         for name, block in blocks._modules.items():  # named_children skips repeated modules
             assert block is not None
             shape = tuple(passing.shape)
@@ -202,10 +205,12 @@ def _operations(network: str, factory: Any, spec: DatasetSpec, device: str) -> i
                     f"{where}: block {name!r} must return one tensor, not "
                     f"{type(passing).__name__}; put what it returns into one tensor"
                 )
-    if tuple(passing.shape) != (_SAMPLES, spec.num_classes):
+    wanted = (*spec.target_shape, spec.num_classes)
+    if tuple(passing.shape) != (_SAMPLES, *wanted):
+        each = "a token at each position" if spec.target_shape else "a class"
         raise ConfigError(
-            f"{where} must return a tensor of shape (N, {spec.num_classes}) for {spec.name}, one "
-            f"value a class, not {('N', *passing.shape[1:])}".replace("'N'", "N")
+            f"{where} must return a tensor of shape {('N', *wanted)} for {spec.name}, one "
+            f"value {each}, not {('N', *passing.shape[1:])}".replace("'N'", "N")
         )
     return round(counter.get_total_flops() / _SAMPLES)
 

@@ -120,12 +120,13 @@ def shape_of(network: nn.Module, inputs: Tensor) -> dict[str, int] | None:
 
 
 def initialize(network: nn.Module) -> None:
-    """Draw the weights of linear layers and convolutions; biases become zero."""
+    """Draw the weights of linear layers, convolutions and embeddings; biases become zero."""
     for module in network.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
+        if isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding):
             nn.init.trunc_normal_(module.weight, std=_DEVIATION)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+            bias = getattr(module, "bias", None)
+            if bias is not None:
+                nn.init.zeros_(bias)
 
 
 def learnt(*shape: int) -> nn.Parameter:

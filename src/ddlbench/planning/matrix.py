@@ -25,7 +25,7 @@ from typing import Any
 
 from ddlbench.experiment.cell import Cell, parse_geometry
 from ddlbench.experiment.config import Experiment
-from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.dataset_spec import DATASETS, format_problem
 from ddlbench.experiment.entry_points import kind_of
 from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.fabric import LinkCondition
@@ -309,6 +309,10 @@ def _unsupported(cell: Cell, site: Site) -> str | None:
         return few
     if (reason := mismatch(cell.network, cell.dataset)) is not None:
         return reason
+    if (problem := format_problem(DATASETS[cell.dataset], cell.data_format)) is not None:
+        return Reason(
+            "no_such_format", f"dataset {cell.dataset}: {problem}; write data_format: native"
+        )
     if site.accelerator is not None and strategy.family == "split":
         return Reason(
             "layers_not_emulated",

@@ -267,7 +267,7 @@ class Workload:
         if self.dataset not in DATASETS:
             raise ConfigError(f"{self._where}: unknown dataset {self.dataset!r}")
         blocks: list[Block] = []
-        entering = DATASETS[self.dataset].image_bytes * float(_FLOAT32_BYTES)
+        entering = float(DATASETS[self.dataset].input_bytes)
         for _, layers in sorted(self._layers_of_blocks().items()):
             name = layers[0]["block_name"]
             blocks.append(

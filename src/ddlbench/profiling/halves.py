@@ -44,7 +44,8 @@ def time_halves(
         parts, entering = [], inputs
         for block in blocks:
             # As in the runtime, also the input of a stage without weights requires a gradient.
-            entering = entering.detach().requires_grad_()
+            # Tokens cannot.
+            entering = entering.detach().requires_grad_(entering.is_floating_point())
             outputs = block.forward(entering)
             if outputs._is_view():  # its graph is dropped in place, which a view forbids
                 outputs = outputs.clone()
@@ -59,6 +60,10 @@ def time_halves(
 def halved(block: Block, inputs: Tensor, outputs: Tensor, gradient: Tensor, marks: Marks) -> Part:
     """The backward pass of a block in two halves; gradients are left where one pass leaves them."""
     weights = [weight for weight in block.module.parameters() if weight.requires_grad]
+    if not inputs.requires_grad:  # of tokens: the runtime, too, then computes all with the weights
+        begin = marks.mark()
+        torch.autograd.backward(outputs, gradient)
+        return Part((begin, begin), (begin, marks.mark()))
     begin = marks.mark()
     _, groups = stage_backward_input([outputs], [gradient], [inputs], iter(weights))
     middle = marks.mark()

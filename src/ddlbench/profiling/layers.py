@@ -12,6 +12,7 @@ import torch
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.status import Status
 from ddlbench.networks import build
+from ddlbench.networks.inputs import made_up_inputs
 from ddlbench.planning.profiles import ProfileNeeds
 from ddlbench.profiling.blocks import (
     Block,
@@ -57,10 +58,10 @@ def measure_layers(
         network = network.to(device)
     blocks = blocks_of(network, cell.precision, device, resident=largest_batch > 0)
     begin = time.perf_counter()
-    sizes = network_bytes(blocks, spec.shape)
+    sizes = network_bytes(blocks, partial(made_up_inputs, spec))
     marks = partial(marks_on, device, cell.threads_per_device)
     if not ready:
-        ready = ready_block_by_block(blocks, torch.randn(2, *spec.shape), marks())
+        ready = ready_block_by_block(blocks, made_up_inputs(spec, 2), marks())
         notes.append(
             "when gradients are ready was found block by block, from the last to the first"
         )
@@ -102,7 +103,7 @@ def _time_blocks(
         return passes(share_s - pass_s, pass_s, fewest, _MOST_PASSES)
 
     def time_them(batch_size: int) -> None:
-        inputs = _images(needs, batch_size, device)
+        inputs = _inputs(needs, batch_size, device)
         new_marks = partial(marks_on, device, needs.cell.threads_per_device)
         fits = batch_size <= largest_batch
         if fits and _fitting(lambda: time_blocks(blocks, inputs, new_marks, count, samples)):
@@ -130,7 +131,7 @@ def _time_halves(
         return passes(share_s - pass_s, pass_s, 1, _MOST_PASSES)
 
     def time_them(batch_size: int) -> None:
-        inputs = _images(needs, batch_size, device)
+        inputs = _inputs(needs, batch_size, device)
         new_marks = partial(marks_on, device, needs.cell.threads_per_device)
         time_halves(blocks, inputs, new_marks, count, samples)
 
@@ -160,7 +161,7 @@ def _time_leaves(
                 "the time budget was spent"
             )
             return
-        inputs = _images(needs, batch_size, device)
+        inputs = _inputs(needs, batch_size, device)
         new_marks = partial(marks_on, device, needs.cell.threads_per_device)
         time_leaves(blocks, inputs, new_marks, count, samples)
 
@@ -190,8 +191,8 @@ def _fitting(action: Callable[[], None]) -> bool:
     return True
 
 
-def _images(needs: ProfileNeeds, batch_size: int, device: torch.device) -> torch.Tensor:
-    return torch.randn(batch_size, *DATASETS[needs.cell.dataset].shape, device=device)
+def _inputs(needs: ProfileNeeds, batch_size: int, device: torch.device) -> torch.Tensor:
+    return made_up_inputs(DATASETS[needs.cell.dataset], batch_size, device)
 
 
 def _block_rows(

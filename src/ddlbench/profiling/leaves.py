@@ -181,9 +181,14 @@ class NetworkBytes:
     blocks: list[tuple[float, float, float]]
 
 
-def network_bytes(blocks: Sequence[Block], shape: Sequence[int]) -> NetworkBytes:
-    """Traces the network at two batch sizes of images (C, H, W), and takes the slope."""
-    small, large = (_trace(blocks, (batch, *shape)) for batch in _BATCH_SIZES)
+def network_bytes(blocks: Sequence[Block], inputs_of: Callable[[int], Tensor]) -> NetworkBytes:
+    """Traces the network at two batch sizes, and takes the slope.
+
+    Args:
+        blocks: of the network.
+        inputs_of: makes inputs of a batch size.
+    """
+    small, large = (_trace(blocks, inputs_of(batch)) for batch in _BATCH_SIZES)
     more = _BATCH_SIZES[1] - _BATCH_SIZES[0]
 
     def slope(few: float, many: float) -> float:
@@ -200,10 +205,9 @@ def network_bytes(blocks: Sequence[Block], shape: Sequence[int]) -> NetworkBytes
     return large
 
 
-def _trace(blocks: Sequence[Block], shape: Sequence[int]) -> NetworkBytes:
+def _trace(blocks: Sequence[Block], inputs: Tensor) -> NetworkBytes:
     traced = NetworkBytes([], [])
     seen_parameters: set[int] = set()
-    inputs: Any = torch.randn(shape)
     boundary: set[int] = set()  # the input's storage, if an earlier block has saved it
     for block in blocks:
         with block.on_device() as device:

@@ -104,10 +104,10 @@ class Validator:
             return ()
         network = self._build()
         fill(network, own, f"validation/{steps}", self._store, self._world_size)
-        correct, loss = classify(
+        correct, loss, labels = classify(
             network.to(self._devices[0]), self._dataset, self._devices[0], self._batch, self._alive
         )
-        return (Score(steps, len(self._dataset), correct, loss),)
+        return (Score(steps, labels, correct, loss),)
 
     def _wait(self, moment: str) -> None:
         barrier(self._store, moment, self._world_size)
@@ -187,27 +187,30 @@ def classify(
     device: torch.device,
     batch: int,
     alive: Callable[[], None] = lambda: None,
-) -> tuple[int, float | None]:
-    """How many images of ``dataset`` have the highest output at their label, and the mean loss.
+) -> tuple[int, float | None, int]:
+    """How many labels of ``dataset`` have the highest output, the mean loss, and the labels.
+
+    An image has one label, a sequence of tokens one at each position.
 
     Args:
-        network: (N, C, H, W) -> (N, classes), on ``device``; left in ``eval`` mode.
+        network: (N, ...) -> (N, classes) or (N, T, classes), on ``device``; left in ``eval`` mode.
         dataset: all of it is read, in order.
         device: of the network.
         batch: images at a time.
         alive: called after each batch.
 
     Returns:
-        the count, and the mean cross entropy; None if that is NaN or infinite.
+        the count; the mean cross entropy, None if that is NaN or infinite; number of labels.
     """
     network.eval()
-    correct, loss = 0, 0.0
+    correct, loss, count = 0, 0.0, 0
     for first in range(0, len(dataset), batch):
         images, labels = dataset.gather(np.arange(first, min(first + batch, len(dataset))))
-        outputs = network(normalise(images.to(device))).float()
-        labels = labels.to(device)
+        outputs = network(normalise(images.to(device))).float().flatten(0, -2)
+        labels = labels.to(device).flatten()
+        count += len(labels)
         correct += int((outputs.argmax(dim=1) == labels).sum())
         loss += float(nn.functional.cross_entropy(outputs, labels, reduction="sum"))
         alive()
-    mean = loss / len(dataset)
-    return correct, mean if math.isfinite(mean) else None
+    mean = loss / count
+    return correct, mean if math.isfinite(mean) else None, count

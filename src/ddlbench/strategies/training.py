@@ -17,24 +17,30 @@ from torch import Tensor, nn
 from ddlbench.experiment.cell import Cell
 
 
-class _SinglePrecision(nn.Module):
-    """Computes a loss in float32 when outputs are bfloat16."""
+class _MeanLoss(nn.Module):
+    """A loss over all samples, or over all positions of all samples; of bfloat16 in float32."""
 
     def __init__(self, function: nn.Module) -> None:
         super().__init__()
         self.function = function
 
     def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """(N, classes), (N,) -> ()."""
+        """(N, ..., classes), (N, ...) -> ()."""
         if outputs.dtype == torch.bfloat16:
             outputs = outputs.float()
+        if labels.dim() > 1:
+            outputs, labels = outputs.flatten(0, -2), labels.flatten()
         loss: Tensor = self.function(outputs, labels)
         return loss
 
 
 def make_loss(_cell: Cell) -> nn.Module:
-    """The mean loss over N samples, of outputs (N, classes) and labels (N,)."""
-    return _SinglePrecision(nn.CrossEntropyLoss())
+    """The mean cross entropy of outputs (N, ..., classes) and labels (N, ...).
+
+    Sequences have a label at each position, and all have equally many. So the mean over equal
+    parts of a mini-batch is the mean over the whole.
+    """
+    return _MeanLoss(nn.CrossEntropyLoss())
 
 
 def make_optimizer(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed import Store
+from torch.nn.functional import cross_entropy
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
@@ -45,9 +46,13 @@ def executor_of(cell: Cell) -> Any:
 
 
 def global_batch(cell: Cell, number: int) -> dict[str, torch.Tensor]:
-    """The ``number``-th mini-batch: inputs (N, C, H, W) in float64, labels (N,)."""
+    """The ``number``-th mini-batch: inputs (N, C, H, W) in float64, labels (N,); tokens (N, T)."""
     generator = torch.Generator().manual_seed(1000 + number)
-    shape = (cell.batch_size, *DATASETS[cell.dataset].shape)
+    spec = DATASETS[cell.dataset]
+    shape = (cell.batch_size, *spec.shape)
+    if spec.kind == "tokens":
+        drawn = torch.randint(spec.num_classes, (2, *shape), generator=generator)
+        return {"inputs": drawn[0], "labels": drawn[1]}
     inputs = torch.randn(shape, generator=generator, dtype=torch.float64)
     return {"inputs": inputs, "labels": torch.randint(0, 10, shape[:1], generator=generator)}
 
@@ -63,7 +68,7 @@ class Reader:
         process = self.process
         for number in range(first + process.replica % process.turns, first + count, process.turns):
             whole = global_batch(self.cell, number)
-            whole["inputs"] = whole["inputs"].to(self.dtype)
+            whole["inputs"] = as_read(whole["inputs"], self.dtype)
             yield SimpleNamespace(
                 **{
                     name: tensor.chunk(process.num_shards)[process.shard]
@@ -78,7 +83,12 @@ def loss_of(cell: Cell) -> Any:
     """Cross entropy; for ``linear`` a loss whose gradient does not depend on the weights."""
     if cell.network == "linear":
         return lambda outputs, labels: (outputs * labels[:, None]).mean()
-    return nn.CrossEntropyLoss()
+    return lambda outputs, labels: cross_entropy(outputs.flatten(0, -2), labels.flatten())
+
+
+def as_read(inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Inputs in the type of the weights; tokens stay as they are."""
+    return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
 
 def dtype_of(network: nn.Module) -> torch.dtype:
@@ -148,7 +158,7 @@ def sequential(cell: Cell, parts: int, steps: int) -> tuple[dict[str, torch.Tens
         optimizer.zero_grad()
         batch = global_batch(cell, step)
         total = 0.0
-        whole = batch["inputs"].to(dtype_of(network))
+        whole = as_read(batch["inputs"], dtype_of(network))
         shards = zip(whole.chunk(parts), batch["labels"].chunk(parts), strict=True)
         for inputs, labels in shards:
             loss = loss_function(network(inputs), labels) / parts

@@ -76,7 +76,7 @@ def test_labels_are_balanced_and_not_in_order(name, count):
     assert not np.array_equal(runs[0], np.arange(spec.num_classes))
 
 
-@pytest.mark.parametrize("name", sorted(DATASETS))
+@pytest.mark.parametrize("name", sorted(n for n in DATASETS if DATASETS[n].kind != "tokens"))
 def test_classes_have_codes_that_differ_in_all_channels_but_one(name):
     spec = DATASETS[name]
     codes = _class_codes(spec.num_classes, spec.channels, _num_planes(spec))

@@ -234,7 +234,7 @@ def test_raw_shards_are_few_and_all_but_the_last_are_full():
 
 
 def test_every_format_is_in_the_table():
-    assert set(FORMATS) == {"idx", "cifar", "imagefolder", "raw"}
+    assert set(FORMATS) == {"idx", "cifar", "imagefolder", "raw", "tokens"}
 
 
 def test_writing_and_staging_need_no_torch():

@@ -54,10 +54,10 @@ class Reads(nn.Module):
 @pytest.mark.parametrize("batch", [1, 3, 7, 100])
 def test_a_network_that_is_known_gives_the_exact_count_and_loss(batch):
     alive = []
-    correct, loss = classify(
+    correct, loss, labels = classify(
         Reads(), Planted(), torch.device("cpu"), batch, alive=lambda: alive.append(1)
     )
-    assert correct == 5
+    assert (correct, labels) == (5, 7)
     total = math.log(math.exp(2) + 2)
     assert loss == pytest.approx((5 * (total - 2) + 2 * total) / 7)
     assert len(alive) == math.ceil(7 / batch)
@@ -202,7 +202,9 @@ def test_neither_steps_nor_utilisation_hold_the_validation_and_checkpoints_hold_
 def test_no_rank_counts_bytes_while_any_validates(monkeypatch):
     log = Log(monkeypatch)
     monkeypatch.setattr(validation, "barrier", lambda *at: log.events.append(at[1]))
-    monkeypatch.setattr(validation, "classify", lambda *_: log.events.append("classify") or (5, 1))
+    monkeypatch.setattr(
+        validation, "classify", lambda *_: log.events.append("classify") or (5, 1, 7)
+    )
     scores = validator().score(Held(), 8, log)
     assert scores == (Score(8, 7, 5, 1),)
     assert log.events == [

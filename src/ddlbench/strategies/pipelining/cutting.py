@@ -28,6 +28,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import load, pairs
 from ddlbench.networks.flatten import out_of_place
+from ddlbench.networks.inputs import input_dtype
 from ddlbench.planning.network_tables import BLOCK_COLUMNS
 
 
@@ -52,9 +53,16 @@ class TensorForm:
 
 
 def input_form(network: nn.Module, cell: Cell, samples: int) -> TensorForm:
-    """Form of a batch of inputs, (samples, C, ...), with the floating-point type of the weights."""
+    """Form of a batch of inputs, (samples, C, ...) of the weights' type, or tokens (samples, T)."""
     dtype = next((p.dtype for p in network.parameters()), torch.float32)
-    return TensorForm((samples, *DATASETS[cell.dataset].shape), dtype)
+    return sample_form(DATASETS[cell.dataset], samples, dtype)
+
+
+def sample_form(
+    spec: DatasetSpec, samples: int, floating: torch.dtype = torch.float32
+) -> TensorForm:
+    """Form of a batch of a dataset's samples; those that are no integers are ``floating``."""
+    return TensorForm((samples, *spec.shape), input_dtype(spec, floating))
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,7 @@ def rows_of(network: str, spec: DatasetSpec) -> list[tuple[str | int, ...]]:
     """A row for each block, with ``BLOCK_COLUMNS``; operations and output bytes of one sample."""
     with torch.device("meta"):
         blocks = out_of_place(load("ddlbench.networks", network)(spec))
-    facts = block_facts(blocks, TensorForm((_SAMPLES, *spec.shape), torch.float32), "cpu")
+    facts = block_facts(blocks, sample_form(spec, _SAMPLES), "cpu")
     return [
         (
             network,

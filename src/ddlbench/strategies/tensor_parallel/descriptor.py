@@ -111,7 +111,7 @@ class SplitStrategy(Strategy):
                 f"a mini-batch of {cell.batch_size} does not divide over {groups} groups; "
                 f"make batch_size a multiple of {groups}",
             )
-        images = len(DATASETS[cell.dataset].shape) == 3
+        images = DATASETS[cell.dataset].kind == "images"
         if images and self.option_values(cell).get("split") == "depth":
             return Reason(
                 "no_such_dimension",
@@ -176,6 +176,11 @@ class Spatial(SplitStrategy):
 
     def limit(self, cell: Cell) -> str | None:
         values = self.option_values(cell)
+        if DATASETS[cell.dataset].kind == "tokens":
+            return Reason(
+                "no_such_dimension",
+                "a sequence of tokens has no rows to split; take strategy filter or channel",
+            )
         if values["until"] != "head":
             return None  # the table of limits counts the layers before the head only
         sizes = grid_of(str(values["split"]), self.group_size(cell))

@@ -18,7 +18,7 @@ from torch import nn
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.experiment.registry import load, pairs
 from ddlbench.planning.network_tables import DIMENSIONS, LIMIT_COLUMNS
-from ddlbench.strategies.pipelining.cutting import TensorForm
+from ddlbench.strategies.pipelining.cutting import sample_form
 from ddlbench.strategies.tensor_parallel.row_layers import CONVOLUTIONS
 from ddlbench.strategies.tensor_parallel.trace import (
     DROPOUTS,
@@ -87,8 +87,7 @@ def limits_of(network: str, spec: DatasetSpec) -> list[tuple[str | int, ...]]:
     """Rows of the table, in the order of ``LIMIT_COLUMNS``."""
     with torch.device("meta"):
         blocks = load("ddlbench.networks", network)(spec)
-    form = TensorForm((_SAMPLES, *spec.shape), torch.float32)
-    traced = trace(blocks, form, torch.device("cpu"))
+    traced = trace(blocks, sample_form(spec, _SAMPLES), torch.device("cpu"))
     split = traced[: head_of(blocks, traced)]
     limits = {name: fewest_rows(blocks, split, dim) for name, dim in DIMENSIONS.items()}
     if spec.depth is None:

@@ -13,6 +13,7 @@ from torchgpipe import GPipe
 from torchgpipe.balance import balance_by_size, balance_by_time
 
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.networks.inputs import made_up_inputs
 from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
 from ddlbench.strategies.timing import Span
 from ddlbench.strategies.torchgpipe.descriptor import TorchGPipeDetails
@@ -35,7 +36,7 @@ class GPipeExecutor(StepwiseExecutor):
         self.chunks, self.checkpoint = int(details.chunks), details.checkpoint
         devices = list(self.context.devices)
         cell = self.plan.cell
-        sample = torch.rand(cell.batch_size // self.chunks, *DATASETS[cell.dataset].shape)
+        sample = made_up_inputs(DATASETS[cell.dataset], cell.batch_size // self.chunks)
         rule = str(details.balance)
         if rule == "profile":  # the plan applied it, as only the plan sees the site's profile
             rule = "+".join(map(str, details.blocks_per_device))
@@ -105,7 +106,7 @@ def choose_balance(
     Args:
         rule: "time", "size" or "blocks", else the numbers themselves, as "5+9".
         network: the whole network, on CPU.
-        sample: one micro-batch of inputs, (N, C, H, W), or (N, C, D, H, W) of volumes.
+        sample: one micro-batch of inputs, (N, C, H, W), (N, C, D, H, W) of volumes, or (N, T).
         devices: where the partitions go.
         chunks: micro-batches of a mini-batch.
 
