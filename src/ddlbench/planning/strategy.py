@@ -238,6 +238,10 @@ class Strategy:
         """Whether updates use gradients of the current weights; a plan's details may decide."""
         return self.synchronous
 
+    def zero_stage(self, cell: Cell) -> int:
+        """Of ZeRO: replicas share nothing (0), momentum (1), gradients too (2), or weights (3)."""
+        return 0
+
     def round_steps(self, cell: Cell) -> int:
         """Steps from one communication to the next; times are of whole rounds of so many steps."""
         return 1

@@ -37,6 +37,7 @@ def cut(strategy, geometry="1x4", batch_size=32, **options):
         (cut("horovod", "2x2"), Cut(data=4)),
         (cut("fsdp"), Cut(data=4, zero=3)),
         (cut("fsdp", options={"reshard_after_forward": False}), Cut(data=4, zero=2)),
+        (cut("ddp", options={"shard": "optimizer", "accumulate": 2}), Cut(4, 1, 2, zero=1)),
         (cut("pipe-1f1b"), Cut(1, 4, 4, "1f1b")),
         (cut("pipe-gpipe", options={"replicas": 2}), Cut(2, 2, 4, "gpipe")),
         (cut("pipe-interleaved", "1x2"), Cut(1, 2, 4, "interleaved-1f1b", 2)),

@@ -14,6 +14,7 @@ class Numbers:
     """Images that show their number."""
 
     shape = (1, 1, 1)
+    dtype = torch.uint8
     num_classes = 10
 
     def __len__(self):

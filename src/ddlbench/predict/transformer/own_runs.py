@@ -24,7 +24,7 @@ from ddlbench.experiment.paths import RESULTS
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.planning.plan import Plan, plan_at
-from ddlbench.planning.strategy import strategy_of, workers_of
+from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.evaluate import measure
 from ddlbench.predict.transformer.configurations import SCHEDULES
 
@@ -94,23 +94,20 @@ def own_rows(
 def cut_of(plan: Plan) -> Cut | None:
     """The cut of a plan; None if the oracle does not know it."""
     cell, strategy = plan.cell, strategy_of(plan.cell.strategy)
-    if not strategy.is_synchronous(cell, plan.details) or strategy.round_steps(cell) > 1:
+    if not strategy.is_synchronous(cell) or strategy.round_steps(cell) > 1:
         return None
-    if workers_of(cell) == 1 and cell.devices == 1:
+    if cell.devices == 1:
         return Cut()
+    count = strategy.micro_batches(plan)
     if strategy.parallelism == "data":
-        reshards = plan.details.get("reshard_after_forward")
-        zero = 0 if reshards is None else 3 if reshards else 2
-        return _whole_batches(cell, Cut(data=cell.devices, zero=zero))
-    schedule = plan.details.get("schedule")
-    if schedule not in SCHEDULES:
+        return _whole_batches(cell, Cut(cell.devices, 1, count, zero=strategy.zero_stage(cell)))
+    planned = strategy.schedule_of(plan, 1)
+    if planned is None or planned.recomputes or planned.schedule.name not in SCHEDULES:
         return None
-    replicas = int(plan.details.get("replicas", 1))
-    ranks = cell.devices // replicas
-    chunks = len(plan.details["stages"]) // ranks
-    return _whole_batches(
-        cell, Cut(replicas, ranks, strategy.micro_batches(plan), schedule, chunks)
-    )
+    ranks = cell.devices // planned.replicas
+    chunks = len(planned.schedule.stage_ranks) // ranks
+    cut = Cut(planned.replicas, ranks, count, planned.schedule.name, chunks)
+    return _whole_batches(cell, cut)
 
 
 def _whole_batches(cell: Cell, cut: Cut) -> Cut | None:

@@ -172,6 +172,9 @@ class DistributedDataParallel(DataParallel):
         current = self.option_values(cell)["hook"] != "powersgd"
         return current and super().is_synchronous(cell, details)
 
+    def zero_stage(self, cell: Cell) -> int:
+        return int(self.option_values(cell)["shard"] == "optimizer")
+
     def micro_batches(self, plan: Plan) -> int:
         return DdpDetails.of(plan).accumulate
 

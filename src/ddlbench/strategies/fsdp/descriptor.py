@@ -91,6 +91,9 @@ class FullyShardedDataParallel(Strategy):
             "computation"
         )
 
+    def zero_stage(self, cell: Cell) -> int:
+        return 3 if self.option_values(cell)["reshard_after_forward"] else 2
+
     def sharded_traffic(self, workload: Workload, plan: Plan) -> ShardedTraffic:
         details = FsdpDetails.of(plan)
         width = 2 if details.param_dtype == "bf16" else 1
