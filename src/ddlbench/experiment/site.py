@@ -32,8 +32,8 @@ class Accelerator:
 
     Args:
         profiles: folder of ``<dataset>/<network>/fp32-1t/profile.json``: times of the device.
-        slow_down: factor on all times of computation and of emulated links. It keeps the shares of
-            computation and messages, and leaves more of a step's time to this machine's cores.
+        slow_down: factor on all times of computation, of emulated links and of Horovod's cycle. It
+            keeps their shares of a step, and leaves more of its time to this machine's cores.
     """
 
     profiles: str
@@ -51,6 +51,16 @@ class Accelerator:
         """The accelerator that this rank's devices emulate; None if they are real."""
         encoded = os.environ.get(_ACCELERATOR)
         return cls(**json.loads(encoded)) if encoded else None
+
+    @classmethod
+    def slowed(cls, seconds: float) -> float:
+        """A time that a library keeps by itself, as slow as this rank's devices.
+
+        Horovod negotiates once a cycle. On devices that are four times slower, cycles of the usual
+        length would be four times as many a step, and take as much of this machine's cores.
+        """
+        accelerator = cls.of_this_process()
+        return seconds if accelerator is None else seconds * accelerator.slow_down
 
     @property
     def remark(self) -> str:

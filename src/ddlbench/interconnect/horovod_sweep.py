@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from ddlbench.experiment.site import Accelerator
 from ddlbench.interconnect.collectives import Buffers, horovod_operation, measure, sweep_of
 from ddlbench.interconnect.group import Group, joined
 from ddlbench.interconnect.training_sweep import fixed_computation
@@ -63,7 +64,8 @@ def horovod_world(hvd: Any, group: Group) -> Iterator[None]:
     set_place(place, rendezvous, group.interface)
     options = Horovod.options
     os.environ["HOROVOD_FUSION_THRESHOLD"] = str(options["fusion_threshold_bytes"]["default"])
-    os.environ["HOROVOD_CYCLE_TIME"] = str(options["cycle_time_s"]["default"] * 1e3)
+    cycle_s = Accelerator.slowed(options["cycle_time_s"]["default"])
+    os.environ["HOROVOD_CYCLE_TIME"] = str(cycle_s * 1e3)
     hvd.init()
     try:
         yield

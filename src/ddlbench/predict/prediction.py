@@ -187,6 +187,13 @@ class BuiltInPredictor(Predictor):
 
     overlapped: ClassVar[str | None] = None
 
+    def handled_share(self, inputs: CellInputs) -> float:
+        """The share of its messages' time in which a computing rank sends or receives itself.
+
+        In the rest of it the messages of other ranks are on a link, so that the rank is free.
+        """
+        return 1.0
+
     def predict(
         self,
         workload: Workload,

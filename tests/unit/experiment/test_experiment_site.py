@@ -191,6 +191,13 @@ def test_ranks_learn_their_accelerator_from_the_environment(monkeypatch) -> None
     assert Accelerator.of_this_process() == accelerator
 
 
+def test_horovods_cycle_is_as_slow_as_the_devices(monkeypatch) -> None:
+    assert Accelerator.slowed(0.001) == 0.001
+    for name, value in Accelerator("/profiles", 4.0).variables().items():
+        monkeypatch.setenv(name, value)
+    assert Accelerator.slowed(0.001) == 0.004
+
+
 def test_real_data_of_an_experiment_goes_before_the_sites(tmp_path):
     path = tmp_path / "mine.yaml"
     lines = ["description: d", "device: cpu", "launcher: local"]

@@ -84,7 +84,12 @@ class Ddlbench(BuiltInPredictor):
 
 
 def _preferred(inputs: CellInputs, name: str) -> Prediction:
-    """What a model says; where it hides nothing, with as much hidden as the site's links allow."""
+    """What a model says; where it hides nothing, with as much hidden as the site's links allow.
+
+    ::
+
+        exposed = all hidden + (1 - hidden share) * handled share * (nothing hidden - all hidden)
+    """
 
     def said_by(model: Predictor) -> Prediction:
         return model.predict(
@@ -92,13 +97,14 @@ def _preferred(inputs: CellInputs, name: str) -> Prediction:
         )
 
     model = predictor_of(name)
-    found, overlapped = said_by(model), getattr(model, "overlapped", None)
-    if overlapped is None:
+    found = said_by(model)
+    if not isinstance(model, BuiltInPredictor) or model.overlapped is None:
         return found
     cell = inputs.cell
     exposed = inputs.links.contention(cell.nodes, cell.devices_per_node, None).exposed_share
-    hidden = said_by(predictor_of(overlapped))
+    hidden = said_by(predictor_of(model.overlapped))
     longer_s = found.exposed_communication_s - hidden.exposed_communication_s
+    longer_s *= model.handled_share(inputs)
     exposed_s = hidden.exposed_communication_s + exposed * max(0.0, longer_s)
     return replace(
         found, exposed_communication_s=min(exposed_s, found.communication_s), interval_s=None

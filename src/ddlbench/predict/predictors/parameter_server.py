@@ -117,6 +117,11 @@ class ParameterServer(_ParameterServer):
     source = "bounds of the links (Li et al. 2014 give none)"
     overlapped = "parameter-server-messages"
 
+    def handled_share(self, inputs: CellInputs) -> float:
+        """A worker's own bytes over those of all workers, where the server's link is the fuller."""
+        exchange, _ = _exchange(inputs)
+        return exchange.worker_s / exchange.transfer_s(exchange.workers)
+
     def wait_s(self, exchange: _Exchange, workload: Workload, workers: int) -> float:
         one_way_s = exchange.slowest_hop.latency_s + exchange.transfer_s(workers)
         return 2 * one_way_s + exchange.update_s

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import Process
 from ddlbench.strategies.executor import Context, StepwiseExecutor, Unsupported
@@ -170,7 +171,8 @@ def _host(process: Process) -> str:
 def _set_tuning(plan: Plan) -> None:
     details = HorovodDetails.of(plan)
     os.environ["HOROVOD_FUSION_THRESHOLD"] = str(int(details.fusion_threshold_bytes))
-    os.environ["HOROVOD_CYCLE_TIME"] = str(float(details.cycle_time_s) * 1e3)
+    cycle_s = Accelerator.slowed(float(details.cycle_time_s))
+    os.environ["HOROVOD_CYCLE_TIME"] = str(cycle_s * 1e3)
 
 
 def _started_by_mpi() -> bool:
