@@ -1,0 +1,163 @@
+"""Transformers: sharded, replicated and cut into stages, measured beside predictions.
+
+Two networks, a ViT on images and a GPT on tokens, with 24 samples a step::
+
+    emulated   accelerators of one core, 2 and 4 of them; one node, gigabit and slower links
+    computed   two CPU workers of this machine; one node, and an emulated link of 250 Mbit/s
+
+``ddlbench`` predicts every cell from profiles and links, nothing fitted. The oracle of transformers
+knows shapes only: it fits its constants to the emulated cells of one network and predicts the other
+(and likewise by number of devices). Writes docs/validation/transformers/; with ``--report``, from
+what was measured before.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+from bed_study import ROOT, Study
+from cells import errors_of, keep_cells
+
+OUT = ROOT / "docs" / "validation" / "transformers"
+PLATFORM = "one-core"
+HOLD_OUTS = ("hidden_size", "devices")
+# What the table says of each cell, beside its step.
+COLUMNS = (
+    "network", "strategy", "options", "geometry", "fabric", "status", "reason", "samples_per_s",
+    "step_median_s", "speedup", "peak_memory_bytes",
+)  # fmt: skip
+
+
+def experiment(
+    site: str, strategies: list[str], geometry: list[str], fabric: str
+) -> dict[str, Any]:
+    """Both networks, each on its own dataset."""
+    return {
+        "experiment": f"transformers-{fabric}",
+        "site": site,
+        "matrix": {
+            "dataset": ["cifar10", "tokens"],
+            "network": ["vit-tiny", "gpt-tiny"],
+            "strategy": ["sequential", *strategies],
+            "geometry": geometry,
+        },
+        "strategies": {
+            "ddp": {"shard": ["none", "optimizer"]},
+            "fsdp": {"reshard_after_forward": [True, False]},
+            "pipe-1f1b": {"chunks": 6},
+        },
+        "settings": {
+            "batch_size": 24,
+            "data_scale": 0.005,
+            "epochs": 1,
+            "warmup_steps": 1,
+            "max_steps": 5,
+        },
+        "overrides": [
+            {"when": {"geometry": [one]}, "set": {"fabric": fabric}}
+            for one in geometry
+            if not one.startswith("1x") and fabric != "default"
+        ],
+        "exclude": [
+            {"dataset": "cifar10", "network": "gpt-tiny"},
+            {"dataset": "tokens", "network": "vit-tiny"},
+        ],
+        "profile": {"budget_s": 25},
+    }
+
+
+REPLICAS = ["ddp", "fsdp", "pipe-1f1b"]
+# The oracle knows one link between nodes, so each link is an experiment.
+EMULATED = [
+    experiment("accelerators", REPLICAS, ["1x2", "1x4", "2x2"], "gigabit"),
+    experiment("accelerators", REPLICAS, ["2x2"], "office"),
+]
+COMPUTED = [
+    experiment("local", [*REPLICAS, "tensor-parallel"], ["1x2"], "default"),
+    experiment("emulated", [*REPLICAS, "tensor-parallel"], ["2x1"], "bw250"),
+]
+# As validation/emulated.py has them, so that both studies share their links.
+SITE_KEYS = {
+    "interconnect": {"largest_bytes": 2**25, "sweep_budget_s": 6.0},
+    "cell_timeout_s": 900,
+}
+
+
+def main() -> None:
+    """Measure, predict, keep one row a cell; score the oracle."""
+    frames, tables = [], []
+    for content in (*EMULATED, *COMPUTED):
+        study = _studied(content)
+        results = study.folder / "results" / content["site"] / content["experiment"]
+        name = f"{content['experiment']}, {'emulated' if content in EMULATED else 'computed'}"
+        kept = OUT / f"{content['experiment']}.csv"
+        frames.append(keep_cells(name, results / "predictions.json", "all", kept))
+        kept.unlink()
+        tables.append(_table(results / "tables" / "measurements.csv", name))
+        figure = results / "figures" / "speedup.png"
+        study.keep(figure.relative_to(study.folder), OUT / f"{content['experiment']}.png")
+    cells = pd.concat(frames)
+    cells.to_csv(OUT / "cells.csv", index=False, float_format="%.6g")
+    grouped = cells.assign(where=cells["study"] + ", " + cells["strategy"])
+    errors_of(grouped, by="where").to_csv(OUT / "errors.csv", float_format="%.4g")
+    pd.concat(tables).to_csv(OUT / "measured.csv", index=False, float_format="%.6g")
+    _score_oracle(_study(EMULATED[0]))
+
+
+def _study(content: dict[str, Any]) -> Study:
+    study = Study("emulated", content)
+    site_file = study.folder / "config" / "sites" / f"{content['site']}.yaml"
+    site = yaml.safe_load(site_file.read_text(encoding="utf-8"))
+    site_file.write_text(yaml.safe_dump({**site, **SITE_KEYS}), encoding="utf-8")
+    return study
+
+
+def _studied(content: dict[str, Any]) -> Study:
+    """Measure what is missing, unless only a report is wanted; draw and predict."""
+    study = _study(content)
+    if "--report" not in sys.argv[1:]:
+        study.run_here("links", "profiles", "cells")
+    study.ddlbench("report", "--configfile", "experiment.yaml")
+    study.ddlbench("accuracy", "--configfile", "experiment.yaml", "--figures")
+    return study
+
+
+def _table(measurements: Path, name: str) -> pd.DataFrame:
+    """Speed, memory, bytes and utilisation of every cell."""
+    rows = pd.read_csv(measurements)
+    return rows.reindex(columns=list(COLUMNS)).assign(study=name)
+
+
+def _score_oracle(study: Study) -> None:
+    """Own cells as runs of the oracle: in sample, and with networks or numbers of devices out."""
+    runs = OUT / "runs.csv"
+    study.ddlbench("oracle", "rows", "--configfile", "experiment.yaml", "--output", str(runs))
+    common = ("--workload", "transformer", "--json", "--platform")
+    fitted = study.folder / f"{PLATFORM}.yaml"
+    study.ddlbench(*("oracle", "calibrate", str(runs), "--output", str(fitted)), *common, PLATFORM)
+    shown = {
+        "priors alone": ("oracle", "score", str(runs), *common, PLATFORM),
+        "in sample": ("oracle", "score", str(runs), *common, str(fitted)),
+        **{
+            f"held out by {key}": (
+                *("oracle", "score", str(runs), "--hold-out", key),
+                *(*common, PLATFORM),
+            )
+            for key in HOLD_OUTS
+        },
+    }
+    scores = {name: json.loads(study.ddlbench(*command)) for name, command in shown.items()}
+    columns = ("rows", "mean_absolute_error", "median_absolute_error")
+    table = pd.DataFrame(
+        [{"scored": name, **{key: score[key] for key in columns}} for name, score in scores.items()]
+    )
+    table.to_csv(OUT / "oracle.csv", index=False, float_format="%.4g")
+
+
+if __name__ == "__main__":
+    main()
