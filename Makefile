@@ -75,6 +75,8 @@ validate: setup
 	python validation/networking.py
 	python validation/splits.py
 	python validation/emulated.py
+	python validation/transformers.py
+	python validation/tuning.py
 	python validation/ablation.py
 	python validation/choice_cases.py
 	python validation/choices.py
