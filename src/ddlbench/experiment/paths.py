@@ -61,7 +61,7 @@ def schema_file(name: str) -> Path:
 
 def cell_dir(site: str, cell_id: str) -> Path:
     """Folder of one cell's measurement."""
-    return RESULTS / site / "cells" / cell_id
+    return RESULTS / f"{site}/cells/{cell_id}"
 
 
 def checkpoint_dir(template: str | None, site: str, cell_id: str, cell_folder: Path) -> Path:
@@ -79,7 +79,7 @@ def checkpoint_dir(template: str | None, site: str, cell_id: str, cell_folder: P
 
 def result_file(site: str, cell_id: str) -> Path:
     """The file that exists once the cell is done."""
-    return cell_dir(site, cell_id) / "result.json"
+    return RESULTS / f"{site}/cells/{cell_id}/result.json"
 
 
 def plan_file(site: str, cell_id: str) -> Path:
