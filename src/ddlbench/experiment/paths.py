@@ -77,9 +77,9 @@ def checkpoint_dir(template: str | None, site: str, cell_id: str, cell_folder: P
     return expanded(template, "checkpoints") / site / cell_id
 
 
-def result_file(site: str, cell_id: str) -> Path:
-    """The file that exists once the cell is done."""
-    return RESULTS / f"{site}/cells/{cell_id}/result.json"
+def result_file(site: str, cell_id: str, results: Path = RESULTS) -> Path:
+    """The file that exists once the cell is done; ``results`` is the folder that holds sites."""
+    return results / f"{site}/cells/{cell_id}/result.json"
 
 
 def plan_file(site: str, cell_id: str) -> Path:

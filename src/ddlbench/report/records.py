@@ -116,7 +116,7 @@ def _condition(condition: LinkCondition | None) -> dict[str, Any]:
 
 
 def _outcome(row: MatrixRow, site: str, root: Path, plans: CurrentPlans | None) -> dict[str, Any]:
-    path = root / result_file(site, row.cell.id).relative_to(RESULTS)
+    path = result_file(site, row.cell.id, root)
     if not path.is_file():
         return _without_result(row, path)
     try:
