@@ -11,14 +11,18 @@ Beside it stand the thesis' alternatives::
     recommender              a profile and links
     recommender, K measured  these, and K short cells
 
-Measures nothing itself. Writes docs/validation/choices.csv, a row a case and way,
-choices_by_way.csv, and the figure ways_to_choose.
+Measures nothing itself: its cells are those of choice_cases.py and prediction.py. Writes
+docs/validation/choices.csv, a row a case and way, choices_by_way.csv, and into the folder ``--out``
+a figure for each study, ways_to_choose_<study>.png and .csv.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import emulated
@@ -67,14 +71,20 @@ def studies() -> dict[str, tuple[Callable[[], Study], list[dict[str, Any]]]]:
 
 def main() -> None:
     """Choose in every case of each study that has results."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/papers/thesis-fig8.1")
+    figures = parser.parse_args().out.resolve()
     rows: list[dict[str, Any]] = []
     for name, (folder, experiments) in studies().items():
         os.chdir(folder().folder)
         found = [{"study": name, **row} for one in experiments for row in _cases(one)]
         if found:
-            figure = OUT / f"ways_to_choose_{name}.png"
-            draw_figure("ways_to_choose", figure, pd.DataFrame(found))
+            draw_figure(
+                "ways_to_choose", figures / f"ways_to_choose_{name}.png", pd.DataFrame(found)
+            )
         rows += found
+    if not rows:
+        sys.exit("no study has measured cells; first: python validation/choice_cases.py")
     table = pd.DataFrame(rows)
     table.to_csv(OUT / "choices.csv", index=False, float_format="%.6g")
     parts = [ways(part).assign(study=str(name)) for name, part in table.groupby("study")]

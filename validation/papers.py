@@ -8,7 +8,8 @@ measures only what is missing. Keeps in docs/papers/, for ddlbench/fig4::
     ddlbench-fig4/speedup.png, .csv    what its file in config/papers says it draws
     ddlbench-fig4/cells.csv            a row a cell: its measurements
 
-A figure that compares two sites is measured on both. The picture of a schedule needs no cells.
+A figure that compares two sites is measured on both. The picture of a schedule needs no cells, and
+thesis/fig8.1 those of choice_cases.py.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def main() -> None:
         if not file.without_cells_why(LAPTOP):
             measure(file, folder)
             keep(file, folder)
-        elif file.paper.command.startswith("ddlbench timeline"):
-            subprocess.run(shlex.split(file.paper.command), cwd=ROOT, check=True)
+        elif "--out" in file.paper.command:
+            subprocess.run(shlex.split(file.paper.command), cwd=ROOT, check=False)
 
 
 def measure(file: PaperFile, folder: Path) -> None:

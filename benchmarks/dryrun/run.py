@@ -37,6 +37,7 @@ EXPERIMENT = """\
 experiment: dryrun
 site: {site}
 repeats: {repeats}
+most_cells: 1000000
 matrix:
   dataset: [mnist, cifar10, imagenet, highres]
   network: [resnet18, resnet50, resnet152, vgg11, vgg16, mobilenetv2]

@@ -131,17 +131,17 @@ class Cell:
         """``<nodes>x<devices per node>``."""
         return f"{self.nodes}x{self.devices_per_node}"
 
-    @property
-    def variant_pairs(self) -> list[tuple[str, str]]:
+    @cached_property
+    def variant_pairs(self) -> tuple[tuple[str, str], ...]:
         """Non-default fields, then options, as (name, value) texts."""
         pairs = [
             (name, _encode(getattr(self, name)))
             for name, default in _VARIED_DEFAULTS
             if getattr(self, name) != default
         ]
-        return pairs + [(name, _encode(value)) for name, value in self.options]
+        return (*pairs, *((name, _encode(value)) for name, value in self.options))
 
-    @property
+    @cached_property
     def variant(self) -> str:
         """The same as one folder name, ``name=value+name=value``."""
         return "+".join(f"{name}={value}" for name, value in self.variant_pairs)
@@ -231,6 +231,13 @@ class Cell:
     def with_(self, **changes: Any) -> Cell:
         """A copy with some fields changed."""
         return replace(self, **changes)
+
+    def again(self, repeat: int) -> Cell:
+        """The same cell, repeated; nothing that was checked is checked again."""
+        other = object.__new__(Cell)
+        vars(other).update(vars(self), repeat=repeat)
+        vars(other).pop("id", None)
+        return other
 
 
 def parse_geometry(text: str, where: str) -> tuple[int, int]:

@@ -78,8 +78,7 @@ class SameKeys(JsonForm):
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Read the JSON form and remember its keys; see :meth:`JsonForm.from_dict`."""
         form = super().from_dict(values)
-        known = _keys(cls)  # type: ignore[arg-type]
-        object.__setattr__(form, "_keys", tuple(key for key in values if key in known))
+        object.__setattr__(form, "_keys", tuple(values))
         return form
 
     def to_dict(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def parse_json(text: str | bytes) -> Any:
         raise _too_deep() from None
     except ValueError as error:  # no JSON, or no UTF-8
         raise UnreadableJson(_in_one_line(error)) from None
-    if _depth(value) > MOST_DEPTH:
+    if _openings(text) > MOST_DEPTH and _depth(value) > MOST_DEPTH:
         raise _too_deep()
     return value
 
@@ -108,6 +108,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key in keys if keys.count(key) > 1)
         raise UnreadableJson(f"the key {shown(twice)} is written twice")
     return value
+
+
+def _openings(text: str | bytes) -> int:
+    """At least as many as its levels, and soon counted."""
+    if isinstance(text, str):
+        return text.count("{") + text.count("[")
+    return text.count(b"{") + text.count(b"[")
 
 
 def _depth(value: Any) -> int:

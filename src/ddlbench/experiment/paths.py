@@ -61,7 +61,7 @@ def schema_file(name: str) -> Path:
 
 def cell_dir(site: str, cell_id: str) -> Path:
     """Folder of one cell's measurement."""
-    return RESULTS / site / "cells" / cell_id
+    return RESULTS / f"{site}/cells/{cell_id}"
 
 
 def checkpoint_dir(template: str | None, site: str, cell_id: str, cell_folder: Path) -> Path:
@@ -77,9 +77,9 @@ def checkpoint_dir(template: str | None, site: str, cell_id: str, cell_folder: P
     return expanded(template, "checkpoints") / site / cell_id
 
 
-def result_file(site: str, cell_id: str) -> Path:
-    """The file that exists once the cell is done."""
-    return cell_dir(site, cell_id) / "result.json"
+def result_file(site: str, cell_id: str, results: Path = RESULTS) -> Path:
+    """The file that exists once the cell is done; ``results`` is the folder that holds sites."""
+    return results / f"{site}/cells/{cell_id}/result.json"
 
 
 def plan_file(site: str, cell_id: str) -> Path:

@@ -130,8 +130,8 @@ def _choose(
 ) -> None:
     """Adds the repeats of a cell; a cell that is there already keeps its place and its base."""
     for repeat in range(repeats):
-        again = cell.with_(repeat=repeat)
-        base_id = base.with_(repeat=repeat).id if base else None
+        again = cell.again(repeat)
+        base_id = base.again(repeat).id if base else None
         chosen.setdefault(again.id, MatrixRow(again, base_id, reason))
 
 

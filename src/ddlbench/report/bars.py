@@ -23,6 +23,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.transforms import ScaledTranslation
 
 from ddlbench.report.footer import signs
 from ddlbench.report.labels import network_label, strategy_label
@@ -199,6 +200,17 @@ def hollow(colour: str = "black", marker: str = "D") -> Line2D:
         markeredgecolor=colour,
         markeredgewidth=0.8,
     )
+
+
+_BESIDE_PT = 7.0
+
+
+def draw_published(axes: Axes, place: tuple[float, float], mark: Line2D) -> None:
+    """Draw a published point, left of where a measured one of the same values would stand."""
+    mark.set_data([place[0]], [place[1]])
+    beside = ScaledTranslation(-_BESIDE_PT / 72, 0, axes.figure.dpi_scale_trans)
+    mark.set(gid="published", zorder=4, transform=axes.transData + beside)
+    axes.add_line(mark)
 
 
 def top_of(groups: Sequence[Group]) -> float:

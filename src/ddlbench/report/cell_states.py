@@ -31,7 +31,7 @@ class CellState:
     """One cell.
 
     Args:
-        cell_id: its path below ``results/<site>/cells/``.
+        cell: of the matrix.
         state: where it stands.
         reason: why it is not ok; empty when it is.
         code: of the reason; empty when it is ok, or running.
@@ -40,7 +40,7 @@ class CellState:
         speedup: over its base, where there is one.
     """
 
-    cell_id: str
+    cell: Cell
     state: Status
     reason: str
     code: str
@@ -48,18 +48,23 @@ class CellState:
     step_s: float | None = None
     speedup: float | None = None
 
+    @property
+    def cell_id(self) -> str:
+        """Its path below ``results/<site>/cells/``."""
+        return self.cell.id
+
 
 def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellState]:
     """State of every cell of the matrix, in its order."""
     found = []
-    for record in records_of(experiment, site, rows):
+    for row, record in zip(rows, records_of(experiment, site, rows, stale=False), strict=True):
         state = Status(record["status"])
         reason, code = record["reason"] or "", record["reason_code"] or ""
         # A result called unsupported may be made anew, as what was missing is there now.
         if not state.is_result or state == Status.UNSUPPORTED:
-            held = _of_lease(cell_dir(site, record["cell_id"]), state)
+            held = _of_lease(cell_dir(site, row.cell.id), state)
             state, reason, code = held or (state, reason, code)
-        said = CellState(record["cell_id"], state, reason, code)
+        said = CellState(row.cell, state, reason, code)
         found.append(_finished(said, site, record) if state == Status.OK else said)
     return found
 
@@ -88,7 +93,7 @@ def status_lines(cells: Sequence[CellState], *, every_cell: bool = False) -> lis
     names = dict(
         zip(
             (cell.cell_id for cell in cells),
-            short_names([Cell.from_id(cell.cell_id) for cell in cells]),
+            short_names([cell.cell for cell in cells]),
             strict=True,
         )
     )
@@ -141,7 +146,7 @@ def _moving(
         return pairs
     last = max(ended, key=lambda cell: cell.finished_s or 0.0)
     numbers = [] if last.step_s is None else [f"{duration_text(last.step_s)} a step"]
-    if Cell.from_id(last.cell_id).strategy == BASE:
+    if last.cell.strategy == BASE:
         numbers.append("base")
     elif last.speedup is not None:
         numbers.append(f"{last.speedup:.2f}x")

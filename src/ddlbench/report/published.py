@@ -17,13 +17,16 @@ CITATION = "Jansen 2020"
 def deviations(strategy: str, predictor: str, geometry: str) -> pd.DataFrame:
     """Signed errors of one predictor (Figures 4.1, 5.1, 5.2 and 6.2).
 
+    Of a predictor that is printed for one geometry only, these stand for any.
+
     Returns:
-        ``network``, ``dataset``, ``signed_error`` (predicted over measured, less 1), ``where``,
-        ``hardware``, ``how``; empty if the thesis has no such figure.
+        ``network``, ``dataset``, ``geometry``, ``signed_error`` (predicted over measured, less 1),
+        ``where``, ``hardware``, ``how``; empty if the thesis has no such figure.
     """
     rows = _rows("deviations")
-    chosen = (rows["strategy"] == strategy) & (rows["predictor"] == predictor)
-    rows = rows[chosen & (rows["geometry"] == geometry)]
+    rows = rows[(rows["strategy"] == strategy) & (rows["predictor"] == predictor)]
+    if rows["geometry"].nunique() > 1:
+        rows = rows[rows["geometry"] == geometry]
     # Figure 5.2 shows 4 GPUs a second time; the first is the figure of that geometry.
     return rows.drop_duplicates(["network", "dataset"]).reset_index(drop=True)
 

@@ -54,13 +54,23 @@ _NAMED = ("batch_size", "precision", "fabric")
 
 
 def records_of(
-    experiment: str, site_name: str, rows: list[MatrixRow], results_root: Path = RESULTS
+    experiment: str,
+    site_name: str,
+    rows: list[MatrixRow],
+    results_root: Path = RESULTS,
+    *,
+    stale: bool = True,
 ) -> list[dict[str, Any]]:
     """What is known of each cell of ``rows``, in their order, and of each against its base.
 
-    ``results_root`` is the folder that holds ``<site>/cells``.
+    Args:
+        experiment: its name.
+        site_name: of whose results.
+        rows: the cells.
+        results_root: the folder that holds ``<site>/cells``.
+        stale: whether to say what is stale; for that every plan is made anew.
     """
-    plans = CurrentPlans(site_name, results_root)
+    plans = CurrentPlans(site_name, results_root) if stale else None
     records = {
         row.cell.id: {
             "experiment": experiment,
@@ -105,8 +115,8 @@ def _condition(condition: LinkCondition | None) -> dict[str, Any]:
     }
 
 
-def _outcome(row: MatrixRow, site: str, root: Path, plans: CurrentPlans) -> dict[str, Any]:
-    path = root / result_file(site, row.cell.id).relative_to(RESULTS)
+def _outcome(row: MatrixRow, site: str, root: Path, plans: CurrentPlans | None) -> dict[str, Any]:
+    path = result_file(site, row.cell.id, root)
     if not path.is_file():
         return _without_result(row, path)
     try:
@@ -122,7 +132,7 @@ def _outcome(row: MatrixRow, site: str, root: Path, plans: CurrentPlans) -> dict
         "status": result.status,
         "reason": result.reason and _shortened(result.reason),
         "reason_code": _code_of(result),
-        "stale": plans.differ_from(result.inputs, row.cell),
+        **({} if plans is None else {"stale": plans.differ_from(result.inputs, row.cell)}),
         "workers": result.workers or workers_of(row.cell),
         "processes": result.processes,
         **_semantics(result, row.cell),
@@ -205,7 +215,7 @@ class CurrentPlans:
 
     def differ_from(self, inputs: InputDigests, cell: Cell) -> bool:
         """Whether the plan, or a file that it is made from, is another than at the measurement."""
-        first = cell.with_(repeat=0)
+        first = cell.again(0)
         if first not in self._plans:
             self._measured[first] = measured_digests(cell, self._site, self._root)
             self._plans[first] = self._plan(first)

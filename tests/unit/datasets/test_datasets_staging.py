@@ -290,6 +290,19 @@ def test_own_data_is_copied_if_asked_and_copied_again_when_it_changes(own, tmp_p
     assert hold(own, scratch) == Path(own.source)
 
 
+def test_a_copy_of_own_data_is_readable_by_its_owner_only(own, tmp_path):
+    """hardening E3: it was made under the umask, for all users of the node to read."""
+    copied = DataRequest(own.dataset, own.format, source=own.source, copy_to_scratch=True)
+    before = os.umask(0)
+    try:
+        folder = stage(copied, tmp_path / "scratch").path
+    finally:
+        os.umask(before)
+    closed = staging.own_folder(tmp_path / "scratch")
+    assert folder.is_relative_to(closed)
+    assert closed.stat().st_mode & 0o077 == 0
+
+
 def test_own_data_can_be_thinned(own):
     half = DataRequest(own.dataset, own.format, scale=0.5, source=own.source)
     whole, part = (open_split(Path(own.source), r, "train") for r in (own, half))

@@ -75,6 +75,13 @@ def test_different_cells_have_different_paths(one: Cell, other: Cell) -> None:
     assert (one == other) == (one.id == other.id)
 
 
+@given(cells, st.integers(0, 1000))
+def test_a_repeat_is_the_cell_with_another_number(cell: Cell, repeat: int) -> None:
+    assert cell.id.endswith(f"/rep{cell.repeat}")  # what is kept of the first must not be reused
+    assert cell.again(repeat) == cell.with_(repeat=repeat)
+    assert cell.again(repeat).id == cell.with_(repeat=repeat).id
+
+
 def test_the_path_is_readable() -> None:
     cell = CELL.with_(
         batch_size=2048, devices_per_node=4, repeat=2, data_scale=0.5, options=(("chunks", 32),)

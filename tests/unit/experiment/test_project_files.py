@@ -28,3 +28,10 @@ def test_the_map_of_the_documents_has_every_page():
 def test_the_licence_is_declared():
     assert "Apache License" in (ROOT / "LICENSE").read_text("utf-8")
     assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text("utf-8")
+
+
+def test_a_killed_workflow_simply_starts_again():
+    """hardening B3: Snakemake's lock of the folder stayed; the leases of cells do its work."""
+    for name in ("local", "slurm"):
+        profile = yaml.safe_load((ROOT / "profiles" / name / "config.yaml").read_text("utf-8"))
+        assert profile["nolock"] is True

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
+from headless import PROBE, assert_fits, in_browser, needs_browser
 from report_factory import SITE_NAME, failed, matrix, result, site, write
 
 from ddlbench.report import make_tables
@@ -178,55 +175,17 @@ def test_equal_files_give_equal_pages(reported):
     assert reported().read_bytes() == first
 
 
-def browser() -> str | None:
-    names = (os.environ.get("DDLBENCH_BROWSER"), "chromium", "chromium-browser", "google-chrome")
-    return next((found for name in names if name and (found := shutil.which(name))), None)
-
-
-PROBE = """<script>
-addEventListener("load", () => {
-  const screen = document.documentElement.clientWidth;
-  const wide = [...document.querySelectorAll("body *")].filter(one =>
-    !one.closest(".scroll table, .scroll img") &&
-    one.getBoundingClientRect().right > screen + 1);
-  const drawn = [...document.images].every(one => one.complete && one.naturalWidth > 0);
-  document.body.dataset.found = [screen, document.documentElement.scrollWidth, drawn,
-    wide.map(one => one.tagName).join("+") || "none"].join(" ");
-});
-</script></body>"""
-
-
-@pytest.mark.skipif(browser() is None, reason="no Chromium in PATH or DDLBENCH_BROWSER")
+@needs_browser
 @pytest.mark.parametrize("width", [1280, 400])
 def test_a_browser_shows_every_picture_and_nothing_is_wider_than_the_screen(
     reported, tmp_path, width
 ):
     html = reported({"gpipe": "out_of_memory"}, predicted=("accuracy",)).read_text()
-    page = tmp_path / "probed.html"
-    # The page itself forbids scripts.
-    html = html.replace("default-src 'none'", "script-src 'unsafe-inline'")
-    # A window has a least width, so a frame is the screen.
-    page.write_text(html.replace("</body>", PROBE))
-    frame = tmp_path / "frame.html"
-    frame.write_text(
-        f'<body><iframe src="probed.html" width={width} height=900 frameborder=0></iframe><script>'
-        "addEventListener('load', () => { document.body.textContent ="
-        "'found: ' + frames[0].document.body.dataset.found; });</script></body>"
-    )
-    dom = in_browser(tmp_path, frame, "--dump-dom", "--allow-file-access-from-files")
-    assert f"found: {width} {width} true none" in dom
+    assert_fits(html, width, tmp_path)
 
 
-@pytest.mark.skipif(browser() is None, reason="no Chromium in PATH or DDLBENCH_BROWSER")
+@needs_browser
 def test_a_browser_runs_no_script_of_the_page(reported, tmp_path):
     page = tmp_path / "probed.html"
     page.write_text(reported(figures=()).read_text().replace("</body>", PROBE))
     assert 'data-found="' not in in_browser(tmp_path, page, "--dump-dom")
-
-
-def in_browser(folder: Path, page: Path, *options: str) -> str:
-    command = [
-        browser(), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-        "--hide-scrollbars",        f"--user-data-dir={folder / 'browser'}", *options, f"file://{page}",
-    ]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout

@@ -133,6 +133,8 @@ def test_printed_numbers_are_those_of_the_thesis():
     gpipe = published.deviations("gpipe", "thesis-6", "1x4")
     assert gpipe["signed_error"].min() == pytest.approx(-0.76, abs=5e-3)
     assert gpipe["signed_error"].max() == pytest.approx(-0.20, abs=5e-3)
+    assert len(published.deviations("gpipe", "thesis-6", "1x2")) == len(gpipe)  # printed for 1x4
+    assert published.deviations("horovod", "thesis-5.1-p2p", "1x2").empty
     assert published.deviations("ddp", "ddp-buckets", "1x4").empty
     choices = published.choices()
     assert (choices["recommended"] == choices["fastest"]).sum() == 16

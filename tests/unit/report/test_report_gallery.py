@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from headless import assert_fits, needs_browser
 from matplotlib.figure import Figure
 
 from ddlbench.cli import commands
 from ddlbench.experiment.paper import read_papers
+from ddlbench.report.columns import MEASUREMENTS
+from ddlbench.report.summary import summarise
+from ddlbench.report.tables import read_table, write_table
+
+KEPT = Path(__file__).parents[3] / "docs" / "papers"
 
 
 @pytest.fixture
@@ -74,3 +82,36 @@ def test_a_table_names_once_what_is_the_same_in_all_rows(project) -> None:
     ]
     assert "All rows: strategy gpipe" in section
     assert "Not drawn yet" not in section
+
+
+@pytest.fixture(scope="module")
+def kept_page(tmp_path_factory):
+    """The gallery of all figures that this repository keeps, with verdicts on their cells."""
+    folder = tmp_path_factory.mktemp("kept")
+    for cells in KEPT.glob("*/cells.csv"):
+        measured = read_table(cells, MEASUREMENTS)
+        site, experiment = measured["site"].iloc[0], measured["experiment"].iloc[0]
+        made = folder / "results" / site / experiment
+        for name, ending in (("figures", ".png"), ("tables", ".csv")):
+            (made / name).mkdir(parents=True)
+            for path in cells.parent.glob(f"*{ending}"):
+                shutil.copy(path, made / name)
+        write_table(made / "tables" / "summary.csv", summarise(measured))
+    shutil.copytree(KEPT, folder / "docs" / "papers")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        ended = CliRunner().invoke(commands, ["gallery"])
+        assert ended.exit_code == 0, ended.output
+    return (folder / "results" / "gallery.html").read_text()
+
+
+def test_the_kept_figures_and_verdicts_make_a_page(kept_page) -> None:
+    assert kept_page.count("data:image/png;base64,") == len(list(KEPT.glob("*/*.png")))
+    for verdict in ("holds", "refuted", "undecided", "not-measured"):
+        assert f'class="{verdict}"' in kept_page
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1280, 400])
+def test_a_browser_shows_the_gallery_at_two_widths(kept_page, width, tmp_path) -> None:
+    assert_fits(kept_page, width, tmp_path)

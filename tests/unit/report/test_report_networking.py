@@ -201,3 +201,44 @@ def test_published_points_are_inside_and_only_of_all_workers(two_modes) -> None:
         assert low < point.get_ydata()[0] < high
     apart = table[table["reason"].str.contains("one worker", na=False)]
     assert set(apart["samples_per_s"]) == {0.4, 0.2, 0.12}
+
+
+def middle(point):
+    """Where a mark stands on the page."""
+    return point.get_transform().transform((point.get_xdata()[0], point.get_ydata()[0]))
+
+
+def test_a_published_point_does_not_hide_ours_of_the_same_value(two_modes) -> None:
+    with style():
+        figure, _ = draw_bandwidth(two_modes, Context("this machine"))
+        figure.canvas.draw()
+    for point in of(figure, "published"):
+        ours = [one for one in of(figure, "point") if one.axes is point.axes]
+        assert ours
+        same = point.axes.transData.transform((point.get_xdata()[0], point.get_ydata()[0]))
+        pixels = figure.dpi / 72 * (point.get_markersize() + ours[0].get_markersize()) / 2
+        assert same[0] - middle(point)[0] > pixels
+        assert middle(point)[1] == pytest.approx(same[1])
+
+
+def test_rates_of_six_digits_leave_their_label_on_the_page(tmp_path) -> None:
+    fabrics = {f"bw{rate}": LinkCondition(0.001, rate * 1e6, 0.0) for rate in (250, 500)}
+    rows = []
+    for fabric in fabrics:
+        chosen = experiment(
+            datasets=["mnist"], networks=["vgg11"], strategies=["parameter-server"],
+            geometry=["2x1"],
+        )  # fmt: skip
+        chosen.settings["fabric"] = fabric
+        rows += expand(chosen, site(fabrics=fabrics))
+    for row in rows:
+        write(tmp_path, row.cell, result(row.cell, 0.01))  # 60,000 images a second
+    tables = make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables")
+    with style():
+        figure, _ = draw_bandwidth(tables, Context("this machine"))
+        figure.canvas.draw()
+    (label,) = {axes.yaxis.label for axes in figure.axes if axes.get_ylabel()}
+    title = min(text.get_window_extent().x0 for text in figure.texts)
+    assert label.get_window_extent().x0 >= title
+    assert_readable(figure)
+    assert_no_overlap(figure)

@@ -22,6 +22,7 @@ optimizer state, so its last stage never costs anything.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -124,6 +125,7 @@ def _spans(values: Sequence[float]) -> Array:
 
 
 COLUMNS = ("node", "layer", "forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
+_LONGEST = 60  # characters of a value in a message
 
 
 def read_chain(path: Path, batch_size: int | None = None) -> Chain:
@@ -187,17 +189,23 @@ def read_table(path: Path) -> Chain:
 
 
 def _numbers(path: Path, table: pd.DataFrame, column: str) -> np.ndarray[Any, Any]:
-    import pandas as pd  # noqa: PLC0415 - as above
-
-    values = pd.to_numeric(table[column], errors="coerce").to_numpy(dtype=np.float64)
+    values = np.array([_number(value) for value in table[column]])
     wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     if wrong.size:
         row = int(wrong[0])
         raise ConfigError(
-            f"{path}: node {table['node'].iloc[row]}: {column} is {table[column].iloc[row]}; "
-            "write a number that is 0 or more"
+            f"{path}: node {table['node'].iloc[row]}: {column} is "
+            f"{str(table[column].iloc[row])[:_LONGEST]}; write a number that is 0 or more"
         )
     return values
+
+
+def _number(value: object) -> float:
+    """What a table holds as a number; of hundreds of digits infinity, of other text NaN."""
+    try:
+        return float(str(value))
+    except ValueError:
+        return math.nan
 
 
 def chain_of_profile(profile: Profile, batch_size: int | None = None) -> Chain:

@@ -71,7 +71,7 @@ def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure,
         for name in predictors:
             beside = published.deviations(strategy, name, str(geometry))
             beside = beside[beside["network"].isin(networks) & beside["dataset"].isin(datasets)]
-            besides.append(beside.assign(predictor=name))
+            besides.append(beside.assign(predictor=name, elsewhere=beside["geometry"] != geometry))
         all_printed += besides
         if one_network:
             groups = _predictor_groups(part, predictors, datasets)
@@ -197,11 +197,13 @@ def _sentences(shown: pd.DataFrame, printed: pd.DataFrame) -> list[str]:
         sentences.append(
             "Hollow: printed in the thesis, of another machine and its batches; of an epoch there."
         )
+    if others := sorted(set(printed.loc[printed["elsewhere"].astype(bool), "geometry"])):
+        sentences[-1] += f" They are of {', '.join(others)} (nodes x devices)."
     return sentences
 
 
 def _table(shown: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
     ours = shown.assign(source="measured here", where="", hardware="")
-    theirs = printed.assign(source=published.CITATION)
+    theirs = printed.assign(source=published.CITATION).drop_duplicates()
     both = pd.concat([ours, theirs], ignore_index=True) if len(theirs) else ours
     return both[_TABLE]

@@ -26,7 +26,13 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from ddlbench.experiment.status import Status
-from ddlbench.report.bars import draw_cross, draw_point, write_instead
+from ddlbench.report.bars import (
+    draw_cross,
+    draw_point,
+    draw_published,
+    hollow,
+    write_instead,
+)
 from ddlbench.report.footer import Context, footer, interval_sentence
 from ddlbench.report.labels import (
     dataset_label,
@@ -44,6 +50,8 @@ _CITATION = "Cheng et al."
 _CONDITION = ("link_latency_s", "link_bits_per_s", "link_loss")
 _BESIDE = {"link_congestion_control": "{}", "link_mtu_bytes": "MTU {:g}"}
 _UNLIMITED = math.inf
+_ABOVE = 2.0  # the axis ends so many times above the largest rate
+_SIX_DIGITS = 1e5
 
 
 @dataclass(frozen=True)
@@ -113,7 +121,9 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
         _legend(looks, batches, any_published),
         sections,
         footer=footer(shown, context, _sentences(shown, quantity)),
-        size=PanelSize(min_width=36.0, height=30.0, left=13.0, between=3.0, max_columns=4),
+        size=PanelSize(
+            min_width=36.0, height=30.0, left=_room_for_rates(shown), between=3.0, max_columns=4
+        ),
         share_y=True,
     )
     ticks = _ticks(shown)
@@ -129,6 +139,11 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
             _draw_published(axes, theirs)
     page.label_rows("Samples/s", labelpad=1)
     return page.figure, _table(shown, published, name)
+
+
+def _room_for_rates(shown: pd.DataFrame) -> float:
+    """Millimetres left of the panels, for the ticks of the rates and their label."""
+    return 16.0 if shown["samples_per_s"].max() * _ABOVE >= _SIX_DIGITS else 13.0
 
 
 def _sections(shown: pd.DataFrame, published: pd.DataFrame, batches: list[int]) -> list[Section]:
@@ -195,8 +210,7 @@ def _legend(
             line = Line2D([], [], color=GREY, linestyle=_STYLES[place % len(_STYLES)])
             entries.append((line, f"batch {batch}"))
     if any_published:
-        hollow = Line2D([], [], color=GREY, marker="o", markerfacecolor="none", linestyle="none")
-        entries.append((hollow, f"{_CITATION} (other hardware)"))
+        entries.append((hollow(GREY, "o"), f"{_CITATION} (other hardware)"))
     return entries
 
 
@@ -232,7 +246,7 @@ def _limits(part: pd.DataFrame, theirs: pd.DataFrame) -> tuple[float, float]:
     rates = rates[rates > 0]
     if rates.empty:
         return 0.1, 10.0
-    return float(rates.min()) / 2.5, float(rates.max()) * 2.0
+    return float(rates.min()) / 2.5, float(rates.max()) * _ABOVE
 
 
 def _unlimited_at(shown: pd.DataFrame) -> float:
@@ -325,12 +339,9 @@ def _names(column: pd.Series, name: str) -> pd.Series[bool]:
 
 
 def _draw_published(axes: Axes, theirs: pd.DataFrame) -> None:
+    colour = strategy_look("parameter-server").colour
     for row in rows_of(theirs):
-        axes.plot(
-            [row.value], [row.samples_per_s], linestyle="none", marker="o", markersize=4,
-            markerfacecolor="none", color=strategy_look("parameter-server").colour, zorder=4,
-            gid="published",
-        )  # fmt: skip
+        draw_published(axes, (row.value, row.samples_per_s), hollow(colour, "o"))
 
 
 def _table(shown: pd.DataFrame, published: pd.DataFrame, name: str) -> pd.DataFrame:

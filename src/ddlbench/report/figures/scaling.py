@@ -21,7 +21,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import BASE
 from ddlbench.report import published
-from ddlbench.report.bars import draw_cross, draw_point, hollow
+from ddlbench.report.bars import draw_cross, draw_point, draw_published, hollow
 from ddlbench.report.footer import Context, footer, interval_sentence, marks, origin
 from ddlbench.report.labels import (
     dataset_label,
@@ -156,10 +156,8 @@ def _draw_published(axes: Axes, part: pd.DataFrame, printed: pd.DataFrame) -> No
     own = printed[(printed["dataset"] == first.dataset) & (printed["network"] == first.network)]
     for row in rows_of(own):
         look = strategy_look(str(row.strategy))
-        mark = hollow(look.colour, look.marker)
-        mark.set_data([float(row.workers)], [row.speedup])
-        mark.set(gid="published", zorder=4)
-        axes.add_line(mark)
+        place = float(row.workers), float(row.speedup)
+        draw_published(axes, place, hollow(look.colour, look.marker))
 
 
 def _limits(shown: pd.DataFrame, printed: pd.DataFrame | None) -> tuple[float, float]:
