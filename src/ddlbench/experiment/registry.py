@@ -125,11 +125,11 @@ STRATEGIES: dict[str, str] = {
     "pipe-interleaved": "ddlbench.strategies.pipelining.descriptor:Interleaved1F1B",
     "pipe-zb": "ddlbench.strategies.pipelining.descriptor:ZeroBubble",
     "pipe-zbv": "ddlbench.strategies.pipelining.descriptor:ZeroBubbleV",
-    "spatial": "ddlbench.strategies.tensor_parallel.descriptor:Spatial",
-    "filter": "ddlbench.strategies.tensor_parallel.descriptor:Filter",
-    "channel": "ddlbench.strategies.tensor_parallel.descriptor:Channel",
-    "data-filter": "ddlbench.strategies.tensor_parallel.descriptor:DataFilter",
-    "data-spatial": "ddlbench.strategies.tensor_parallel.descriptor:DataSpatial",
+    "spatial": "ddlbench.strategies.splits.descriptor:Spatial",
+    "filter": "ddlbench.strategies.splits.descriptor:Filter",
+    "channel": "ddlbench.strategies.splits.descriptor:Channel",
+    "data-filter": "ddlbench.strategies.splits.descriptor:DataFilter",
+    "data-spatial": "ddlbench.strategies.splits.descriptor:DataSpatial",
 }
 
 BASE = "sequential"

@@ -1,4 +1,4 @@
-"""Tensor parallelism: several devices compute each layer of the same samples together.
+"""Splits: several devices compute each layer of the same samples together.
 
 ::
 
@@ -29,7 +29,7 @@ from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_tables import DIMENSIONS, why_too_many
 from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.strategy import LayerSplit, Process, Strategy
-from ddlbench.strategies.tensor_parallel.shares import By, layer_split, split_bytes
+from ddlbench.strategies.splits.shares import By, layer_split, split_bytes
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
@@ -61,7 +61,7 @@ _GROUP: dict[str, dict[str, Any]] = {
         "node.",
     },
 }
-_EXECUTORS = "ddlbench.strategies.tensor_parallel.executor"
+_EXECUTORS = "ddlbench.strategies.splits.executor"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Executors of tensor parallelism, over gloo (CPU) or NCCL (CUDA): one process for each device.
+"""Executors of the splits, over gloo (CPU) or NCCL (CUDA): one process for each device.
 
 ::
 
@@ -22,15 +22,15 @@ from ddlbench.strategies.executor import StepwiseExecutor
 from ddlbench.strategies.gradient_sum import sum_gradients
 from ddlbench.strategies.pipelining.cutting import input_form
 from ddlbench.strategies.process_group import join_all
-from ddlbench.strategies.tensor_parallel.convert import (
+from ddlbench.strategies.splits.convert import (
     Grid,
     Rows,
     WeightShards,
     split_rows,
     split_weights,
 )
-from ddlbench.strategies.tensor_parallel.descriptor import SplitDetails, grid_of
-from ddlbench.strategies.tensor_parallel.shard_group import (
+from ddlbench.strategies.splits.descriptor import SplitDetails, grid_of
+from ddlbench.strategies.splits.shard_group import (
     GridAxis,
     ShardGroup,
     across,
@@ -38,8 +38,8 @@ from ddlbench.strategies.tensor_parallel.shard_group import (
     groups_of,
     join_shard_group,
 )
-from ddlbench.strategies.tensor_parallel.trace import BlockTrace, trace
-from ddlbench.strategies.tensor_parallel.weights import WeightSplit
+from ddlbench.strategies.splits.trace import BlockTrace, trace
+from ddlbench.strategies.splits.weights import WeightSplit
 from ddlbench.strategies.timing import SpanRecorder
 
 # Spans of the last steps of a run are kept: a deep network has a thousand spans in each step.
