@@ -130,6 +130,8 @@ STRATEGIES: dict[str, str] = {
     "channel": "ddlbench.strategies.splits.descriptor:Channel",
     "data-filter": "ddlbench.strategies.splits.descriptor:DataFilter",
     "data-spatial": "ddlbench.strategies.splits.descriptor:DataSpatial",
+    "tensor-parallel": "ddlbench.strategies.tensor_parallel.descriptor:TensorParallel",
+    "data-tensor": "ddlbench.strategies.tensor_parallel.descriptor:DataTensor",
 }
 
 BASE = "sequential"
@@ -163,6 +165,7 @@ PREDICTORS: dict[str, str] = {
     "paradl-corrected": f"{_PREDICTORS}.paradl:ParadlCorrected",
     "averaged-weights": f"{_PREDICTORS}.data_parallel:AveragedWeights",
     "sharded": f"{_PREDICTORS}.sharded:Sharded",
+    "linear-pairs": f"{_PREDICTORS}.linear_pairs:LinearPairs",
     "linear": f"{_PREDICTORS}.baselines:Linear",
     "carry-forward": f"{_PREDICTORS}.baselines:CarryForward",
 }

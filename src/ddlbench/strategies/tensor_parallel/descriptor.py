@@ -1,0 +1,141 @@
+"""Tensor parallelism of pairs of linear layers, and groups of it that share the mini-batch.
+
+::
+
+    tensor-parallel   [ rank 0  rank 1  rank 2  rank 3 ]    all devices: the same samples
+
+    data-tensor       node 0   [ rank 0  rank 1 ]           group 0: samples 0 .. b-1
+                      node 1   [ rank 2  rank 3 ]           group 1: samples b .. 2b-1
+                                 0-2: the same part of the weights, whose gradients are added up
+
+Of each attention a device has some heads, of each perceptron some hidden features. So a pair of
+linear layers costs one all-reduce forward and one backward, where two layers split by filters cost
+two each way.
+
+Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+Parallelism" (2019), section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.status import Reason
+from ddlbench.planning.network_tables import linear_pairs, why_not_in_pairs
+from ddlbench.planning.plan import PlanDetails
+from ddlbench.planning.strategy import Process, Strategy
+from ddlbench.strategies.tensor_parallel.shares import DeviceShare
+
+if TYPE_CHECKING:
+    from ddlbench.planning.plan import Plan
+    from ddlbench.planning.tensor_traffic import TensorTraffic
+    from ddlbench.planning.workload import Workload
+
+
+@dataclass(frozen=True)
+class TensorDetails(PlanDetails):
+    """Plan details of tensor parallelism.
+
+    Args:
+        group: devices that compute the same samples.
+        replicas: number of groups.
+    """
+
+    group: int
+    replicas: int
+
+
+class TensorParallel(Strategy):
+    """All devices split every pair of linear layers (Megatron-LM), by torch's DTensor."""
+
+    name: ClassVar[str] = "tensor-parallel"
+    label: ClassVar[str] = "Tensor"
+    family: ClassVar[str] = "split"
+    colour: ClassVar[str] = "#6A3D9A"
+    marker: ClassVar[str] = "$\\bigstar$"
+    executor: ClassVar[str] = "ddlbench.strategies.tensor_parallel.executor:TensorParallelExecutor"
+    predictors: ClassVar[tuple[str, ...]] = ("linear-pairs",)
+    preferred_predictor: ClassVar[Mapping[str, str]] = {
+        "cpu": "linear-pairs",
+        "cuda": "linear-pairs",
+    }
+
+    def group_size(self, cell: Cell) -> int:
+        """Devices that compute the same samples."""
+        return cell.devices
+
+    def supports(self, cell: Cell) -> str | None:
+        size = self.group_size(cell)
+        if cell.devices % size:
+            return Reason(
+                "uneven_groups",
+                f"{cell.devices} devices do not make equal groups of {size}; write another group",
+            )
+        groups = cell.devices // size
+        if cell.batch_size % groups:
+            return Reason(
+                "uneven_batch",
+                f"a mini-batch of {cell.batch_size} does not divide over {groups} groups; "
+                f"make batch_size a multiple of {groups}",
+            )
+        known = linear_pairs(cell)
+        if known is None:  # a user's own network is checked when it runs
+            return None
+        return why_not_in_pairs(known, cell.network, self.name, size)
+
+    def placement(self, cell: Cell) -> tuple[Process, ...]:
+        size = self.group_size(cell)
+        return tuple(
+            Process(
+                rank=rank,
+                role="worker",
+                node=rank // cell.devices_per_node,
+                local_rank=rank % cell.devices_per_node,
+                devices=(rank % cell.devices_per_node,),
+                replica=rank // size,
+                shard=rank // size,
+                num_shards=cell.devices // size,
+            )
+            for rank in range(cell.devices)
+        )
+
+    def details(self, cell: Cell) -> dict[str, Any]:
+        size = self.group_size(cell)
+        return {"group": size, "replicas": cell.devices // size}
+
+    def tensor_traffic(self, workload: Workload, plan: Plan) -> TensorTraffic:
+        on_gpu = workload.device_kind == "cuda"
+        return _share(workload, plan).traffic("nccl" if on_gpu else "gloo")
+
+    def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
+        return (_share(workload, plan).peak_bytes(plan.cell.momentum),) * plan.world_size
+
+
+class DataTensor(TensorParallel):
+    """Groups split pairs of linear layers; gradients are averaged over groups."""
+
+    name: ClassVar[str] = "data-tensor"
+    label: ClassVar[str] = "Data + tensor"
+    colour: ClassVar[str] = "#CAB2D6"
+    marker: ClassVar[str] = "$\\divideontimes$"
+    options: ClassVar[dict[str, dict[str, Any]]] = {
+        "group": {
+            "type": "integer",
+            "minimum": 0,
+            "default": 0,
+            "description": "Devices that compute the same samples together; 0 takes the devices of "
+            "a node.",
+        },
+    }
+
+    def group_size(self, cell: Cell) -> int:
+        return int(self.option_values(cell)["group"]) or cell.devices_per_node
+
+
+def _share(workload: Workload, plan: Plan) -> DeviceShare:
+    details = TensorDetails.of(plan)
+    samples = plan.cell.batch_size / details.replicas
+    return DeviceShare(workload, details.group, details.replicas, samples)

@@ -1,0 +1,186 @@
+"""A device's share of a profiled network whose pairs of linear layers are split.
+
+::
+
+    columns       weights, bias / p | input whole                | time / p
+    between                           own features               | time / p
+    row           weights / p, bias | own features in, whole out | time / p
+    attention                         own heads                  | what is in no layer: time / p
+    all else      whole
+
+Saved bytes are those of the profile, which counts a storage once, at the layer that first saves it.
+So what a pair's first layer saves is whole, and what the later ones save is shared out. In a block
+with attention, what belongs to no layer is the attention of each head.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.planning.gradient_traffic import whole_buckets
+from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes, work_space_bytes
+from ddlbench.planning.tensor_traffic import TensorTraffic
+from ddlbench.strategies.tensor_parallel.pairs import Pair, pairs_of
+
+if TYPE_CHECKING:
+    from ddlbench.planning.workload import Block, Tensor, Workload
+
+_ITEM_BYTES = 4
+
+
+class DeviceShare:
+    """What one of ``group`` devices keeps, computes and sends.
+
+    Args:
+        workload: the profile, with the shapes of its layers.
+        group: devices that compute the same samples.
+        replicas: number of groups.
+        samples: of a group.
+    """
+
+    def __init__(self, workload: Workload, group: int, replicas: int, samples: float) -> None:
+        self._workload, self._group, self._replicas = workload, group, replicas
+        self._samples = samples
+        self._entries = workload.layer_entries
+        layers = [(str(entry["name"]), str(entry["kind"])) for entry in self._entries]
+        self._pairs: list[Pair] = pairs_of(layers) if group > 1 else []
+        self._columns = {name for pair in self._pairs for name in pair.columns}
+        self._rows = {pair.row for pair in self._pairs}
+        self._between = {name for pair in self._pairs for name in pair.between}
+        by_name = {str(entry["name"]): entry for entry in self._entries}
+        self._by_pair = [(by_name[pair.columns[0]], by_name[pair.row]) for pair in self._pairs]
+        self._with_heads = {
+            row["block"]
+            for pair, (_, row) in zip(self._pairs, self._by_pair, strict=True)
+            if pair.is_attention
+        }
+
+    def traffic(self, transport: str) -> TensorTraffic:
+        """All messages of a step.
+
+        Raises:
+            ConfigError: the profile has no shapes.
+        """
+        forward = [self._message(row, "output") for _, row in self._by_pair]
+        backward = [
+            self._message(column, "input")
+            for column, _ in reversed(self._by_pair)
+            if self._is_behind_weights(column)
+        ]
+        buckets = [sum(bucket) for bucket in whole_buckets(self.tensors)]
+        whole = self._workload.parameter_bytes
+        return TensorTraffic(
+            group=self._group,
+            replicas=self._replicas,
+            activations=(*forward, *backward),
+            gradients=tuple(buckets) if self._replicas > 1 else (),
+            computed_share=self._computed_share,
+            updated_share=sum(tensor.bytes for tensor in self.tensors) / whole if whole else 1.0,
+            transport=transport,
+        )
+
+    def peak_bytes(self, momentum: float) -> int:
+        """Peak of a device's memory.
+
+        At the end of a step of several groups, gradients are there twice: as they are, and
+        flattened in the buckets of the all-reduces. A gradient that fills a bucket is not copied.
+        """
+        workload, blocks = self._workload, self.blocks
+        weights = sum(block.parameter_bytes for block in blocks)
+        buckets = whole_buckets(self.tensors) if self._replicas > 1 else []
+        copied = sum(sum(bucket) for bucket in buckets if len(bucket) > 1)
+        moment = max(backward_peak_bytes(blocks, self._samples), weights + copied)
+        return round(
+            workload.fixed_memory_bytes
+            + persistent_bytes(blocks, momentum)
+            + moment
+            + work_space_bytes(workload, self._samples, momentum)
+        )
+
+    @cached_property
+    def tensors(self) -> list[Tensor]:
+        """Weights with the bytes that a device has of them."""
+        return [
+            replace(tensor, bytes=round(tensor.bytes * self._weight_share(tensor.name)))
+            for tensor in self._workload.tensors
+        ]
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """Blocks with the device's weights and saved activations."""
+        index_of = {block.name: index for index, block in enumerate(self._workload.blocks)}
+        elsewhere: defaultdict[int, int] = defaultdict(int)
+        for whole, own_part in zip(self._workload.tensors, self.tensors, strict=True):
+            elsewhere[index_of[whole.name.partition(".")[0]]] += whole.bytes - own_part.bytes
+        found = []
+        for index, block in enumerate(self._workload.blocks):
+            own = [entry for entry in self._entries if entry["block"] == index]
+            saved = [float(entry["saved_bytes_per_sample"]) for entry in own]
+            between = block.saved_bytes - sum(saved)
+            spared = sum(
+                size * (1 - self._activation_share(str(entry["name"])))
+                for size, entry in zip(saved, own, strict=True)
+            )
+            spared += between * (1 - self._rest_share(index))
+            found.append(
+                replace(
+                    block,
+                    parameter_bytes=block.parameter_bytes - elsewhere[index],
+                    saved_bytes=block.saved_bytes - spared,
+                )
+            )
+        return found
+
+    @cached_property
+    def _computed_share(self) -> float:
+        whole_s = own_s = 0.0
+        for index, block in enumerate(self._workload.blocks):
+            of_block_s = block.forward.at(self._samples) + block.backward.at(self._samples)
+            layers_s = shared_s = 0.0
+            for entry in self._entries:
+                if entry["block"] == index:
+                    timings = self._workload.layer_timings(entry)
+                    seconds = sum(timing.at(self._samples) for timing in timings)
+                    layers_s += seconds
+                    shared_s += seconds * self._work_share(str(entry["name"]))
+            rest_s = max(0.0, of_block_s - layers_s)
+            whole_s += layers_s + rest_s
+            own_s += shared_s + rest_s * self._rest_share(index)
+        return own_s / whole_s if whole_s else 1.0
+
+    def _message(self, entry: Mapping[str, Any], end: str) -> int:
+        shape = entry.get("shape")
+        if shape is None:
+            raise ConfigError(
+                f"the profile of {self._workload.network} has no shapes of layers; make it again"
+            )
+        return round(self._samples * prod(shape[end]) * _ITEM_BYTES)
+
+    def _is_behind_weights(self, column: Mapping[str, Any]) -> bool:
+        """Whether something before the pair is trained, so that its input has a gradient."""
+        block = int(column["block"])
+        if any(one.parameter_bytes for one in self._workload.blocks[:block]):
+            return True
+        before = self._entries[: self._entries.index(column)]
+        return any(entry["parameter_bytes"] for entry in before if entry["block"] == block)
+
+    def _weight_share(self, tensor: str) -> float:
+        layer, _, name = tensor.rpartition(".")
+        is_split = layer in self._columns or (layer in self._rows and name == "weight")
+        return 1 / self._group if is_split else 1.0
+
+    def _activation_share(self, layer: str) -> float:
+        return 1 / self._group if layer in self._rows | self._between else 1.0
+
+    def _work_share(self, layer: str) -> float:
+        is_split = layer in self._columns | self._rows | self._between
+        return 1 / self._group if is_split else 1.0
+
+    def _rest_share(self, block: int) -> float:
+        return 1 / self._group if block in self._with_heads else 1.0
