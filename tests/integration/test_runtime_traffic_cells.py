@@ -13,6 +13,7 @@ from local_cells import local_site, run_one
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import digest_of
 from ddlbench.experiment.paths import links_file, profile_file
+from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.planning.plan import measured_digests
 
 BATCH = 256
@@ -84,6 +85,37 @@ def test_shares_are_gathered_and_summed(tmp_path, frees):
     last_bytes = (64 + 1) * 10 * FLOAT_BYTES  # the classifier's are kept
     gathered = 2 * whole_bytes - last_bytes if frees else whole_bytes
     sent = (ranks - 1) / ranks * (gathered + 2 * whole_bytes)
+    _check(result["communication"], [sent] * ranks)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "network", "dataset", "ranks", "options"),
+    [
+        ("tensor-parallel", "gpt-tiny", "tokens", 2, {}),
+        ("tensor-parallel", "vit-tiny", "mnist", 3, {}),
+        ("data-tensor", "gpt-tiny", "tokens", 4, {"group": 2}),
+    ],
+)
+def test_each_pair_of_linear_layers_is_summed_once_each_way(
+    tmp_path, strategy, network, dataset, ranks, options
+):
+    """Two pairs a layer; and with several groups, gradients of what each rank has of the weights.
+
+    In 2 ranks' ring an all-reduce sends as many bytes as it has, in p ranks' 2 (p - 1) / p as many.
+    """
+    cell = _cell(strategy, ranks, network, **options)
+    batch = 4 * (ranks // options.get("group", ranks))
+    cell = dataclasses.replace(cell, dataset=dataset, batch_size=batch, data_scale=0.002)
+    result = _measure(tmp_path, cell, devices=ranks)
+    shape = transformer_shape(network, dataset)
+    group = options.get("group", ranks)
+    tokens_bytes = 4 * shape["sequence_length"] * shape["hidden_size"] * FLOAT_BYTES
+    sent = 2 * (group - 1) / group * 4 * shape["layers"] * tokens_bytes
+    if ranks > group:
+        width = shape["hidden_size"]
+        split_bytes = shape["layers"] * (4 * width**2 + 3 * width + 8 * width**2 + 4 * width)
+        whole_bytes = result["ranks"][0]["parameter_bytes"] - split_bytes * FLOAT_BYTES
+        sent += whole_bytes + split_bytes * FLOAT_BYTES / group  # over two groups
     _check(result["communication"], [sent] * ranks)
 
 
