@@ -89,29 +89,26 @@ def test_shares_are_gathered_and_summed(tmp_path, frees):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "network", "dataset", "ranks", "options"),
-    [
-        ("tensor-parallel", "gpt-tiny", "tokens", 2, {}),
-        ("tensor-parallel", "vit-tiny", "mnist", 3, {}),
-        ("data-tensor", "gpt-tiny", "tokens", 4, {"group": 2}),
-    ],
+    ("network", "dataset", "ranks", "groups"),
+    [("gpt-tiny", "tokens", 2, 1), ("vit-tiny", "mnist", 3, 1), ("gpt-tiny", "tokens", 4, 2)],
 )
 def test_each_pair_of_linear_layers_is_summed_once_each_way(
-    tmp_path, strategy, network, dataset, ranks, options
+    tmp_path, network, dataset, ranks, groups
 ):
     """Two pairs a layer; and with several groups, gradients of what each rank has of the weights.
 
-    In 2 ranks' ring an all-reduce sends as many bytes as it has, in p ranks' 2 (p - 1) / p as many.
+    A ring of p ranks sends 2 (p - 1) / p of an all-reduce's bytes: of two, as many as it has.
     """
-    cell = _cell(strategy, ranks, network, **options)
-    batch = 4 * (ranks // options.get("group", ranks))
-    cell = dataclasses.replace(cell, dataset=dataset, batch_size=batch, data_scale=0.002)
+    group = ranks // groups
+    cell = _cell("tensor-parallel", ranks, network)
+    if groups > 1:
+        cell = _cell("data-tensor", ranks, network, group=group)
+    cell = dataclasses.replace(cell, dataset=dataset, batch_size=4 * groups, data_scale=0.002)
     result = _measure(tmp_path, cell, devices=ranks)
     shape = transformer_shape(network, dataset)
-    group = options.get("group", ranks)
     tokens_bytes = 4 * shape["sequence_length"] * shape["hidden_size"] * FLOAT_BYTES
     sent = 2 * (group - 1) / group * 4 * shape["layers"] * tokens_bytes
-    if ranks > group:
+    if groups > 1:
         width = shape["hidden_size"]
         split_bytes = shape["layers"] * (4 * width**2 + 3 * width + 8 * width**2 + 4 * width)
         whole_bytes = result["ranks"][0]["parameter_bytes"] - split_bytes * FLOAT_BYTES

@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.distributed import Store
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import make_plan
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import (
-    Reader,
     assert_same_weights,
-    context_of,
-    executor_of,
     network_of,
     reference,
     train,

@@ -67,9 +67,11 @@ class DeviceShare:
         Raises:
             ConfigError: the profile has no shapes.
         """
-        forward = [self._message(row, "output") for _, row in self._by_pair]
+        forward = [
+            round(self._samples * float(row["output_bytes_per_sample"])) for _, row in self._by_pair
+        ]
         backward = [
-            self._message(column, "input")
+            self._input_bytes(column)
             for column, _ in reversed(self._by_pair)
             if self._is_behind_weights(column)
         ]
@@ -154,13 +156,14 @@ class DeviceShare:
             own_s += shared_s + rest_s * self._rest_share(index)
         return own_s / whole_s if whole_s else 1.0
 
-    def _message(self, entry: Mapping[str, Any], end: str) -> int:
-        shape = entry.get("shape")
+    def _input_bytes(self, column: Mapping[str, Any]) -> int:
+        """Of the gradient of a pair's input: a norm gives float32, also where layers are bf16."""
+        shape = column.get("shape")
         if shape is None:
             raise ConfigError(
                 f"the profile of {self._workload.network} has no shapes of layers; make it again"
             )
-        return round(self._samples * prod(shape[end]) * _ITEM_BYTES)
+        return round(self._samples * prod(shape["input"]) * _ITEM_BYTES)
 
     def _is_behind_weights(self, column: Mapping[str, Any]) -> bool:
         """Whether something before the pair is trained, so that its input has a gradient."""
