@@ -186,6 +186,9 @@ def test_nearest() -> None:
     assert nearest("gpip", ["gpipe", "ddp"]) == "did you mean 'gpipe'?"
     assert nearest("zzz", ["gpipe", "ddp"]) == "known: ddp, gpipe"
     assert nearest("zzz", []) == "there are none"
+    many = [f"strategy-{number:02}" for number in range(40)]
+    assert nearest("zzz", many).startswith("known: strategy-00, strategy-01, ")
+    assert nearest("zzz", many).endswith("strategy-13 and 26 more")
 
 
 def test_a_rule_without_a_sentence_of_its_own_is_still_one_line() -> None:
