@@ -12,17 +12,17 @@ from torch import nn
 
 from ddlbench.strategies.executor import Context
 from ddlbench.strategies.pipelining.cutting import TensorForm
-from ddlbench.strategies.tensor_parallel.convert import Grid, split_rows, split_weights
-from ddlbench.strategies.tensor_parallel.descriptor import grid_of
-from ddlbench.strategies.tensor_parallel.shard_group import (
+from ddlbench.strategies.splits.convert import Grid, split_rows, split_weights
+from ddlbench.strategies.splits.descriptor import grid_of
+from ddlbench.strategies.splits.shard_group import (
     GridAxis,
     ShardGroup,
     axes_of,
     groups_of,
     join_shard_group,
 )
-from ddlbench.strategies.tensor_parallel.trace import trace
-from ddlbench.strategies.tensor_parallel.weights import WeightSplit
+from ddlbench.strategies.splits.trace import trace
+from ddlbench.strategies.splits.weights import WeightSplit
 from ddlbench.strategies.timing import SpanRecorder
 
 CPU = torch.device("cpu")

@@ -33,6 +33,7 @@ OPTIONS = {
     "spatial": {"until": "drop0"},
     "data-spatial": {"until": "drop0"},
 }
+NETWORKS = dict.fromkeys(("tensor-parallel", "data-tensor"), "transformer-dropout")
 # Not in one process after another cell: Horovod joins once.
 ALONE = ("horovod",)
 
@@ -40,7 +41,7 @@ ALONE = ("horovod",)
 def cell_of(strategy: str, devices: int, **options: Any) -> Cell:
     return Cell(
         dataset="mnist",
-        network="dropout",
+        network=NETWORKS.get(strategy, "dropout"),
         strategy=strategy,
         batch_size=12,
         devices_per_node=devices,
@@ -71,6 +72,7 @@ WORLDS = {
         cell_of("pipedream", 3, balance="5+5", replicas="2+1", stage_all_reduce="async"),
         cell_of("pipedream", 3, balance="3+3+4", vertical_sync=True),
     ],
+    "4 ranks": [cell_of("data-tensor", 4, group=2)],
     "horovod": [cell for cell in ALL if cell.strategy == "horovod"],
 }
 needs_horovod = pytest.mark.skipif(

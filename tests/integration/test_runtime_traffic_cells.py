@@ -13,6 +13,7 @@ from local_cells import local_site, run_one
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import digest_of
 from ddlbench.experiment.paths import links_file, profile_file
+from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.planning.plan import measured_digests
 
 BATCH = 256
@@ -84,6 +85,34 @@ def test_shares_are_gathered_and_summed(tmp_path, frees):
     last_bytes = (64 + 1) * 10 * FLOAT_BYTES  # the classifier's are kept
     gathered = 2 * whole_bytes - last_bytes if frees else whole_bytes
     sent = (ranks - 1) / ranks * (gathered + 2 * whole_bytes)
+    _check(result["communication"], [sent] * ranks)
+
+
+@pytest.mark.parametrize(
+    ("network", "dataset", "ranks", "groups"),
+    [("gpt-tiny", "tokens", 2, 1), ("vit-tiny", "mnist", 3, 1), ("gpt-tiny", "tokens", 4, 2)],
+)
+def test_each_pair_of_linear_layers_is_summed_once_each_way(
+    tmp_path, network, dataset, ranks, groups
+):
+    """Two pairs a layer; and with several groups, gradients of what each rank has of the weights.
+
+    A ring of p ranks sends 2 (p - 1) / p of an all-reduce's bytes: of two, as many as it has.
+    """
+    group = ranks // groups
+    cell = _cell("tensor-parallel", ranks, network)
+    if groups > 1:
+        cell = _cell("data-tensor", ranks, network, group=group)
+    cell = dataclasses.replace(cell, dataset=dataset, batch_size=4 * groups, data_scale=0.002)
+    result = _measure(tmp_path, cell, devices=ranks)
+    shape = transformer_shape(network, dataset)
+    tokens_bytes = 4 * shape["sequence_length"] * shape["hidden_size"] * FLOAT_BYTES
+    sent = 2 * (group - 1) / group * 4 * shape["layers"] * tokens_bytes
+    if groups > 1:
+        width = shape["hidden_size"]
+        split_bytes = shape["layers"] * (4 * width**2 + 3 * width + 8 * width**2 + 4 * width)
+        whole_bytes = result["ranks"][0]["parameter_bytes"] - split_bytes * FLOAT_BYTES
+        sent += whole_bytes + split_bytes * FLOAT_BYTES / group  # over two groups
     _check(result["communication"], [sent] * ranks)
 
 

@@ -70,8 +70,9 @@ class GeneratedTable:
 
 TABLES = (
     GeneratedTable(f"{_PLANNING}/block_table.csv", "ddlbench.strategies.pipelining.cutting:table"),
+    GeneratedTable(f"{_PLANNING}/split_limits.csv", "ddlbench.strategies.splits.limits:table"),
     GeneratedTable(
-        f"{_PLANNING}/split_limits.csv", "ddlbench.strategies.tensor_parallel.limits:table"
+        f"{_PLANNING}/tensor_pairs.csv", "ddlbench.strategies.tensor_parallel.conversion:table"
     ),
     GeneratedTable(
         f"{_PLANNING}/transformer_shapes.csv", "ddlbench.networks.factory:transformer_table"

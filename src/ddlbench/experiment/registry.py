@@ -125,11 +125,13 @@ STRATEGIES: dict[str, str] = {
     "pipe-interleaved": "ddlbench.strategies.pipelining.descriptor:Interleaved1F1B",
     "pipe-zb": "ddlbench.strategies.pipelining.descriptor:ZeroBubble",
     "pipe-zbv": "ddlbench.strategies.pipelining.descriptor:ZeroBubbleV",
-    "spatial": "ddlbench.strategies.tensor_parallel.descriptor:Spatial",
-    "filter": "ddlbench.strategies.tensor_parallel.descriptor:Filter",
-    "channel": "ddlbench.strategies.tensor_parallel.descriptor:Channel",
-    "data-filter": "ddlbench.strategies.tensor_parallel.descriptor:DataFilter",
-    "data-spatial": "ddlbench.strategies.tensor_parallel.descriptor:DataSpatial",
+    "spatial": "ddlbench.strategies.splits.descriptor:Spatial",
+    "filter": "ddlbench.strategies.splits.descriptor:Filter",
+    "channel": "ddlbench.strategies.splits.descriptor:Channel",
+    "data-filter": "ddlbench.strategies.splits.descriptor:DataFilter",
+    "data-spatial": "ddlbench.strategies.splits.descriptor:DataSpatial",
+    "tensor-parallel": "ddlbench.strategies.tensor_parallel.descriptor:TensorParallel",
+    "data-tensor": "ddlbench.strategies.tensor_parallel.descriptor:DataTensor",
 }
 
 BASE = "sequential"
@@ -163,6 +165,7 @@ PREDICTORS: dict[str, str] = {
     "paradl-corrected": f"{_PREDICTORS}.paradl:ParadlCorrected",
     "averaged-weights": f"{_PREDICTORS}.data_parallel:AveragedWeights",
     "sharded": f"{_PREDICTORS}.sharded:Sharded",
+    "linear-pairs": f"{_PREDICTORS}.linear_pairs:LinearPairs",
     "linear": f"{_PREDICTORS}.baselines:Linear",
     "carry-forward": f"{_PREDICTORS}.baselines:CarryForward",
 }

@@ -44,6 +44,7 @@ REASON_CODES: Mapping[str, str] = {
     "unknown_blocks": "the network's blocks are not known before it runs",
     "too_few_blocks": "the network has fewer blocks than there are stages",
     "too_few_to_split": "a layer has fewer rows, filters or channels than there are devices",
+    "uneven_split": "heads or hidden features do not divide over the devices of a group",
     "no_such_dimension": "the data lacks the dimension that is split",
     "invalid_schedule": "the schedule cannot be built with these options",
     "conflicting_options": "two options exclude each other",

@@ -9,7 +9,10 @@ height, width and depth, up to the head), filters and input channels. With it a 
 how far a network can be split.
 
 ``transformer_shapes.csv`` holds layers and widths of each transformer, for models that know
-transformers by these numbers. ``make tables`` writes all three.
+transformers by these numbers.
+
+``tensor_pairs.csv`` holds the pairs of linear layers that devices can split together. ``make
+tables`` writes all four.
 """
 
 from __future__ import annotations
@@ -104,4 +107,68 @@ def _limit_table() -> dict[tuple[str, str, str], tuple[int, str]]:
     return {
         (row["network"], row["dataset"], row["split"]): (int(row["count"]), row["layer"])
         for row in _rows("split_limits.csv")
+    }
+
+
+@dataclass(frozen=True)
+class LinearPairs:
+    """Pairs of linear layers with nothing but a device's own features between them.
+
+    Args:
+        pairs: their number.
+        heads: the most groups into which the heads of every attention divide; 0 without one.
+        hidden: the same of hidden features of perceptrons.
+        convolutions: weights of convolutions.
+        weights: all weights.
+    """
+
+    pairs: int
+    heads: int
+    hidden: int
+    convolutions: int
+    weights: int
+
+
+PAIR_COLUMNS = ("network", "dataset", "pairs", "heads", "hidden", "convolutions", "weights")
+
+
+def linear_pairs(cell: Cell) -> LinearPairs | None:
+    """Those of the cell's network; None if it is not a built-in one."""
+    return _pair_table().get((cell.network, cell.dataset))
+
+
+def why_not_in_pairs(
+    known: LinearPairs, network: str, strategy: str, devices: int
+) -> Reason | None:
+    """Why so many devices cannot split a network's pairs of linear layers; None if they can."""
+    instead = "take strategy filter or channel"
+    if 2 * known.convolutions > known.weights:
+        return Reason(
+            "cannot_be_split",
+            f"convolutions hold {known.convolutions / known.weights:.0%} of the weights of "
+            f"{network}, and {strategy} splits pairs of linear layers only; {instead}",
+        )
+    if not known.pairs:
+        return Reason(
+            "cannot_be_split",
+            f"{network} has no pair of linear layers with only element-wise layers between them, "
+            f"which {strategy} would split; {instead}",
+        )
+    for units, what in ((known.heads, "attention heads"), (known.hidden, "hidden features")):
+        if units % devices:
+            return Reason(
+                "uneven_split",
+                f"{units} {what} of {network} do not divide over a group of {devices} devices; "
+                f"make groups of a number that divides {units}",
+            )
+    return None
+
+
+@cache
+def _pair_table() -> dict[tuple[str, str], LinearPairs]:
+    return {
+        (row["network"], row["dataset"]): LinearPairs(
+            *(int(row[name]) for name in PAIR_COLUMNS[2:])
+        )
+        for row in _rows("tensor_pairs.csv")
     }

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ddlbench.planning.pipeline import Pipeline, PipelineRun, PlannedSchedule
     from ddlbench.planning.plan import Plan
     from ddlbench.planning.sharded import ShardedTraffic
+    from ddlbench.planning.tensor_traffic import TensorTraffic
     from ddlbench.planning.workload import Block, Workload
 
 
@@ -196,6 +197,10 @@ class Strategy:
 
     def sharded_traffic(self, workload: Workload, plan: Plan) -> ShardedTraffic | None:
         """The collectives of a step whose ranks share the weights; None if each has them all."""
+        return None
+
+    def tensor_traffic(self, workload: Workload, plan: Plan) -> TensorTraffic | None:
+        """The all-reduces of groups that split pairs of linear layers; None if none does."""
         return None
 
     def schedule_of(self, plan: Plan, mini_batches: int) -> PlannedSchedule | None:

@@ -56,7 +56,11 @@ class GradientSum:
 
 def sum_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup | None) -> None:
     """Replace each gradient by its sum over the group, whose ranks have the same parameters."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    sum_in_place([p.grad for p in parameters if p.grad is not None], group)
+
+
+def sum_in_place(gradients: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Replace each tensor by its sum over the group; all its ranks give tensors of these shapes."""
     total = GradientSum(gradients, group, in_place=True)
     for gradient, summed in zip(gradients, total.wait(), strict=True):
         gradient.copy_(summed)

@@ -137,6 +137,20 @@ def network_with_dropout() -> nn.Sequential:
     )
 
 
+def transformer_with_dropout() -> nn.Sequential:
+    """A layer of a transformer between random numbers, for strategies that split no convolution."""
+    return _blocks(
+        patches=Patches(DATASETS["mnist"], 7, 16),
+        drop0=nn.Dropout(0.3),
+        layer_0=TransformerBlock(16, 4, 24, 1e-6),
+        drop1=nn.Dropout(0.3),
+        norm=nn.LayerNorm(16),
+        class_token=ClassToken(),
+        head=nn.Linear(16, 10),
+    )
+
+
+RESUMED = {"dropout": network_with_dropout, "transformer-dropout": transformer_with_dropout}
 SMALL = {
     function.__name__: function for function in (tiny, residual, odd, normed, linear, transformer)
 }

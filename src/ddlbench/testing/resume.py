@@ -30,7 +30,7 @@ from ddlbench.runtime.checkpoint.state_file import read_state, write_state
 from ddlbench.runtime.checkpoint.store import Order, rank_file, set_folder
 from ddlbench.runtime.loop import Extent, measure
 from ddlbench.runtime.rendezvous import barrier
-from ddlbench.testing.networks import network_with_dropout
+from ddlbench.testing.networks import RESUMED
 from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import Reader, assert_same_bits, context_of, executor_of
 
@@ -42,7 +42,7 @@ def assert_cells_resume(cells: Sequence[Cell], folder: Path) -> None:
     """Train every cell without checkpoints, with them, and resumed; compare the final states.
 
     Args:
-        cells: with equally many ranks; their network is :func:`.networks.network_with_dropout`.
+        cells: with equally many ranks; their network is one of ``networks.RESUMED``.
         folder: an empty folder, for the checkpoints.
     """
     (world_size,) = {make_plan(cell).world_size for cell in cells}
@@ -90,7 +90,7 @@ def _train(cell: Cell, rank: int, store: Store | None, *, out: Path, run: str) -
     context.fixed = {} if checkpoints is None else checkpoints.fixed()
     # With another seed, only the checkpoint can restore the right weights and random numbers.
     torch.manual_seed(99 if resume else 1)
-    network = network_with_dropout()
+    network = RESUMED[cell.network]()
     torch.manual_seed(cell.seed + rank + (99 if resume else 0))
     random.seed(cell.seed + rank + (99 if resume else 0))
     data = Reader(cell, process, torch.float32) if process.needs else None

@@ -11,7 +11,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import NETWORKS, mismatch, pairs
 from ddlbench.planning.plan import make_plan
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.strategies.tensor_parallel.descriptor import grid_of
+from ddlbench.strategies.splits.descriptor import grid_of
 
 
 def _cell(strategy: str, nodes: int, devices: int, batch: int = 24, **options: Any) -> Cell:

@@ -10,7 +10,7 @@ import pytest
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.memory import memory_bytes
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.strategies.tensor_parallel import shares as split_memory
+from ddlbench.strategies.splits import shares as split_memory
 
 ITEM = 4
 IMAGE = 3 * 8 * 8 * ITEM  # bytes a sample of the input

@@ -11,7 +11,7 @@ from ddlbench.experiment.registry import load
 from ddlbench.networks import build
 from ddlbench.networks.flatten import out_of_place
 from ddlbench.strategies.executor import Unsupported
-from ddlbench.strategies.tensor_parallel.convert import GATHER_NAME, split_rows, split_weights
+from ddlbench.strategies.splits.convert import GATHER_NAME, split_rows, split_weights
 from ddlbench.strategies.training import with_precision
 
 IMAGE_NETWORKS = ("resnet18", "resnet50", "resnet152", "vgg11", "vgg16", "mobilenetv2", "alexnet")

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from ddlbench.strategies.tensor_parallel.layout import (
+from ddlbench.strategies.splits.layout import (
     Parts,
     Window,
     channel_pieces,
@@ -16,7 +16,7 @@ from ddlbench.strategies.tensor_parallel.layout import (
     halo_of,
     overlap,
 )
-from ddlbench.strategies.tensor_parallel.shard_group import across, axes_of, groups_of
+from ddlbench.strategies.splits.shard_group import across, axes_of, groups_of
 
 
 @given(extent=st.integers(0, 50), count=st.integers(1, 9))

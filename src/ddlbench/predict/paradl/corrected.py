@@ -29,7 +29,7 @@ A *direct* ring gets ``ring_efficiency`` of a link. f flows on a node's L links 
 by 1 + ``contention`` (f / L - 1). A *staged* ring goes through host memory at
 ``staged_bytes_per_s``. Without measured times of layers a roofline spreads the network's time.
 
-Terms of rows that this project's strategies split (``strategies/tensor_parallel``), one iteration;
+Terms of rows that this project's strategies split (``strategies/splits``), one iteration;
 where they differ from those above:
 
     layers      by the fullest device's rows

@@ -8,9 +8,8 @@ recorded step, as they interrupt the pass::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,15 +17,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-from torch.distributed.tensor import DTensor
 
-from ddlbench.strategies.executor import StepwiseExecutor
 from ddlbench.strategies.fsdp.descriptor import FsdpDetails
 from ddlbench.strategies.process_group import join_all
+from ddlbench.strategies.sharded_state import ShardedStateExecutor
 from ddlbench.strategies.timing import SpanRecorder
 
 
-class FsdpExecutor(StepwiseExecutor):
+class FsdpExecutor(ShardedStateExecutor):
     """A share of every weight for each process, and whole weights for the block that computes.
 
     Batch-norm statistics stay whole, each process's own, as with DDP.
@@ -60,46 +58,6 @@ class FsdpExecutor(StepwiseExecutor):
         fully_shard(network, mesh=mesh, mp_policy=policy)
         self.units = units
         return network
-
-    def state_dict(self) -> dict[str, Any]:
-        """Whole weights; a collective, which all processes call."""
-        network = {
-            name: value.full_tensor() if isinstance(value, DTensor) else value
-            for name, value in self.module.state_dict().items()
-        }
-        return {"network": network, "optimizer": self._local_optimizer_state()}
-
-    def checkpoint_state(self) -> dict[str, Any]:
-        module = {name: _local(value) for name, value in self.module.state_dict().items()}
-        return {"module": module, "optimizer": self._local_optimizer_state()}
-
-    def load_checkpoint_state(self, state: Mapping[str, Any]) -> None:
-        own = self.module.state_dict()
-        if own.keys() != state["module"].keys():
-            raise ValueError("the checkpoint is of another network")
-        with torch.no_grad():
-            for name, value in own.items():
-                _local(value).copy_(state["module"][name])
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        whole = {
-            int(number): {
-                name: _like(parameters[int(number)], value) if isinstance(value, Tensor) else value
-                for name, value in entry.items()
-            }
-            for number, entry in state["optimizer"]["state"].items()
-        }
-        self.optimizer.load_state_dict({**state["optimizer"], "state": whole})
-
-    def _local_optimizer_state(self) -> dict[str, Any]:
-        whole = self.optimizer.state_dict()
-        local = {
-            number: {name: _local(value) for name, value in entry.items()}
-            for number, entry in whole["state"].items()
-        }
-        return {**whole, "state": local}
-
-    def persistent_tensors(self) -> Iterator[Tensor]:
-        return map(_local, super().persistent_tensors())
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -164,22 +122,3 @@ class RecordedReduceScatter(_Recorded, ReduceScatter):
             return dist.reduce_scatter_tensor(
                 output_tensor, input_tensor, op=op, group=group, async_op=async_op
             )
-
-
-def _local(value: Any) -> Any:
-    """This rank's share of a sharded tensor; anything else as it is."""
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
-def _like(parameter: Tensor, local: Tensor) -> Tensor:
-    """A sharded tensor of the parameter's layout from this rank's share."""
-    if not isinstance(parameter, DTensor):
-        return local
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )

@@ -1,1 +1,1 @@
-"""Layers computed by several devices together: rows, filters or channels of each layer split."""
+"""Tensor parallelism of linear layers, as in Megatron-LM, by torch's DTensor."""

@@ -1,186 +1,111 @@
-"""Executors of tensor parallelism, over gloo (CPU) or NCCL (CUDA): one process for each device.
+"""Executor of tensor parallelism, over gloo (CPU) or NCCL (CUDA): one process for each device.
 
 ::
 
-    group 0   rank 0 | forward and backward, with exchanges in every layer | average | update
-              rank 1 |    of the same samples                              |  over   | update
-    group 1   rank 2 | ... of other samples                                | groups  | update
-              rank 3 |                                                     |         | update
+    group 0   rank 0 | forward | backward, with an all-reduce behind each pair | sum   | update
+              rank 1 |   of the same samples                                   | over  | update
+    group 1   rank 2 | ... of other samples                                    | groups| update
+              rank 3 |                                                         |       | update
 
-Every rank of a group reads the same samples, whole; a spatial rank then keeps its rows of them.
+A rank's groups are the two axes of a mesh: its tensor group, and the ranks with the same place in
+the other groups, which have the same part of the weights.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddlbench.strategies.executor import StepwiseExecutor
-from ddlbench.strategies.gradient_sum import sum_gradients
-from ddlbench.strategies.pipelining.cutting import input_form
-from ddlbench.strategies.process_group import join_all
-from ddlbench.strategies.tensor_parallel.convert import (
-    Grid,
-    Rows,
-    WeightShards,
-    split_rows,
-    split_weights,
-)
-from ddlbench.strategies.tensor_parallel.descriptor import SplitDetails, grid_of
-from ddlbench.strategies.tensor_parallel.shard_group import (
-    GridAxis,
-    ShardGroup,
-    across,
-    axes_of,
-    groups_of,
-    join_shard_group,
-)
-from ddlbench.strategies.tensor_parallel.trace import BlockTrace, trace
-from ddlbench.strategies.tensor_parallel.weights import WeightSplit
+from ddlbench.planning.network_tables import why_not_in_pairs
+from ddlbench.strategies.executor import Unsupported
+from ddlbench.strategies.gradient_sum import sum_in_place
+from ddlbench.strategies.process_group import join_all, side_by_side
+from ddlbench.strategies.sharded_state import ShardedStateExecutor, local
+from ddlbench.strategies.tensor_parallel.conversion import linear_pairs, split_pairs
+from ddlbench.strategies.tensor_parallel.descriptor import TensorDetails
 from ddlbench.strategies.timing import SpanRecorder
 
-# Spans of the last steps of a run are kept: a deep network has a thousand spans in each step.
-_KEPT_STEPS = 5
+_COLLECTIVES = ("all_reduce", "wait_tensor")
 
 
-class SplitExecutor(StepwiseExecutor):
-    """Base of the splits: groups of ranks, and the average over groups."""
+class TensorParallelExecutor(ShardedStateExecutor):
+    """Halves of linear layers on the ranks of a group; equal groups add up gradients."""
 
     def place(self, network: nn.Sequential) -> nn.Module:
-        """Join the process groups and split the network."""
         device = self.context.devices[0]
-        details = SplitDetails.of(self.plan)
-        self.group_size, self.groups = int(details.group), int(details.replicas)
-        # On a GPU a thousand events would disturb a measured step: record_step records there.
-        self.spans = SpanRecorder(device, keep_last=_KEPT_STEPS, enabled=device.type == "cpu")
-        self._join()
+        details = TensorDetails.of(self.plan)
+        self.groups = details.replicas
+        join_all(self.context, self.process, self.plan.world_size)
+        why_not = why_not_in_pairs(
+            linear_pairs(network), self.plan.cell.network, self.plan.cell.strategy, details.group
+        )
+        if why_not is not None:
+            raise Unsupported(why_not)
         # All ranks of a group must draw the same random numbers in the layers that each computes.
         torch.manual_seed(self.plan.cell.seed + self.process.replica)
-        if self.group_size > 1:
-            batch = input_form(network, self.plan.cell, self.plan.cell.batch_size // self.groups)
-            self.split(network, trace(network, batch, device))
-        return network.to(device)
-
-    def split(self, network: nn.Sequential, traced: list[BlockTrace]) -> None:
-        """Replace the split layers in place."""
-        raise NotImplementedError
-
-    def own(self, inputs: Tensor) -> Tensor:
-        """This rank's part of the inputs."""
-        return inputs
-
-    def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        return super().step(self.own(inputs), labels)
+        network.to(device)
+        ranks = range(self.plan.world_size)
+        rows = [list(ranks[at : at + details.group]) for at in ranks[:: details.group]]
+        self.over_groups = None
+        if self.groups > 1:
+            same_place = [list(one) for one in zip(*rows, strict=True)]
+            self.over_groups = side_by_side(same_place, self.context)
+        if details.group > 1:
+            # Of a group of our own, because a group that the mesh makes has torch's time limit.
+            within = side_by_side(rows, self.context)
+            split_pairs(network, DeviceMesh.from_group(within, device.type))
+        return network
 
     def backward(self, loss: Tensor) -> None:
         (loss / self.groups).backward()
-        self.combine_gradients()
+        if self.over_groups is not None:
+            with self.spans.span("all_reduce"), torch.no_grad():
+                gradients = [local(p.grad) for p in self.module.parameters() if p.grad is not None]
+                sum_in_place(gradients, self.over_groups)
 
-    def combine_gradients(self) -> None:
-        """Add up gradients over the ranks with the same place in each group."""
-        if self.groups > 1:
-            with self.spans.span("all_reduce"):
-                sum_gradients(list(self.module.parameters()), self.over_groups)
-
-    def _join(self) -> None:
-        """Join the groups of all ranks, of this shard group, and of its counterparts elsewhere."""
-        join_all(self.context, self.process, self.plan.world_size)
-        self.rank_groups = groups_of(self.plan.world_size, self.group_size)
-        self.within = self._join_one(self.rank_groups)
-        self.over_groups = self._join_one(across(self.rank_groups)).process_group
-
-    def _join_one(self, rank_groups: list[list[int]]) -> ShardGroup:
-        """Join this rank's group of several disjoint ones."""
-        return join_shard_group(rank_groups, self.process.rank, self.spans, self.context)
+    def watched(self) -> AbstractContextManager[None]:
+        """Time the all-reduces of pairs, which on CPUs interrupt the pass."""
+        return _recorded(self.spans, self.context.devices[0])
 
 
-class SpatialExecutor(SplitExecutor):
-    """Rows of every activation, up to the head."""
-
-    rows: Rows | None = None
-    grid: Grid | None = None
-
-    def split(self, network: nn.Sequential, traced: list[BlockTrace]) -> None:
-        details = SplitDetails.of(self.plan)
-        sizes = grid_of(str(details.split), self.group_size)
-        axes = axes_of(self.rank_groups, sizes)
-        self.grid = Grid(
-            self.within, tuple(GridAxis(d, self._join_one(ranks)) for d, ranks in axes.items())
-        )
-        self.rows = split_rows(network, traced, self.grid, str(details.until))
-        split = set(self.rows.parameters)
-        self.whole = [p for p in network.parameters() if p not in split]
-
-    def own(self, inputs: Tensor) -> Tensor:
-        return inputs if self.grid is None else self.grid.own(inputs)
-
-    def combine_gradients(self) -> None:
-        """Add up gradients of split blocks over all ranks, and the others over groups."""
-        if self.rows is None:
-            super().combine_gradients()
-            return
-        with self.spans.span("all_reduce"):
-            sum_gradients(self.rows.parameters, dist.group.WORLD)
-            if self.groups > 1:
-                sum_gradients(self.whole, self.over_groups)
-
-    def details(self) -> dict[str, Any]:
-        if self.rows is None or self.grid is None:
-            return super().details()
-        return {
-            **super().details(),
-            "grid": [axis.group.size for axis in self.grid.axes],
-            "split_blocks": self.rows.split_blocks,
-            "ends_with": self.rows.ends_with,
-        }
+@contextmanager
+def _recorded(spans: SpanRecorder, device: torch.device) -> Iterator[None]:
+    """On GPUs collectives run on streams of their own, which the recorder does not see."""
+    if device.type != "cpu":
+        yield
+        return
+    with _Recorder(spans):
+        yield
 
 
-class _WeightSplitExecutor(SplitExecutor):
-    """Weights of every layer, by filters or by channels."""
+class _Recorder(TorchDispatchMode):
+    """Sees the collectives that DTensor starts, and where a pass waits for them."""
 
-    by: ClassVar[Literal["filter", "channel"]]
-    shards: WeightShards | None = None
+    def __init__(self, spans: SpanRecorder) -> None:
+        super().__init__()
+        self._spans = spans
 
-    def split(self, network: nn.Sequential, traced: list[BlockTrace]) -> None:
-        self.shards = split_weights(network, traced, self.within, self.by)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Whole weights under the names of the plain network, and this rank's optimiser state.
-
-        All ranks of a group call this together.
-        """
-        network: dict[str, Tensor] = {}
-        modules = self.module.named_modules(remove_duplicate=False)
-        splits = {name: one for name, one in modules if isinstance(one, WeightSplit)}
-        for name, value in self.module.state_dict().items():
-            layer = name.rpartition(".")[0]
-            if layer not in splits:
-                network[name] = value
-            elif f"{layer}.weight" not in network:
-                whole = splits[layer].whole_state()
-                network.update((f"{layer}.{key}", tensor) for key, tensor in whole.items())
-        return {"network": network, "optimizer": self.optimizer.state_dict()}
-
-    def details(self) -> dict[str, Any]:
-        if self.shards is None:
-            return super().details()
-        return {
-            **super().details(),
-            "split_layers": len(self.shards.split_layers),
-            "whole_layers": self.shards.whole_layers,
-        }
-
-
-class FilterExecutor(_WeightSplitExecutor):
-    """Each rank computes its own filters of every layer."""
-
-    by: ClassVar[Literal["filter", "channel"]] = "filter"
-
-
-class ChannelExecutor(_WeightSplitExecutor):
-    """Each rank reads its own input channels of every layer but the first."""
-
-    by: ClassVar[Literal["filter", "channel"]] = "channel"
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        # DTensor comes first and calls operations of plain tensors, which come back here.
+        if any(issubclass(one, DTensor) for one in types):
+            return NotImplemented
+        packet = func._overloadpacket
+        if packet._qualified_op_name.startswith("_c10d_functional::") and (
+            packet.__name__ in _COLLECTIVES
+        ):
+            with self._spans.span("all_reduce"):
+                return func(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))

@@ -19,15 +19,15 @@ from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.experiment.registry import load, pairs
 from ddlbench.planning.network_tables import DIMENSIONS, LIMIT_COLUMNS
 from ddlbench.strategies.pipelining.cutting import sample_form
-from ddlbench.strategies.tensor_parallel.row_layers import CONVOLUTIONS
-from ddlbench.strategies.tensor_parallel.trace import (
+from ddlbench.strategies.splits.row_layers import CONVOLUTIONS
+from ddlbench.strategies.splits.trace import (
     DROPOUTS,
     POINTWISE,
     BlockTrace,
     head_of,
     trace,
 )
-from ddlbench.strategies.tensor_parallel.weights import features_of
+from ddlbench.strategies.splits.weights import features_of
 
 # Layers whose weights are split by filters or channels.
 WEIGHTED = (*CONVOLUTIONS, nn.Linear)

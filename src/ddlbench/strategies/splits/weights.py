@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ddlbench.strategies.tensor_parallel.layout import (
+from ddlbench.strategies.splits.layout import (
     Interval,
     Parts,
     Piece,
     channel_pieces,
     filter_pieces,
 )
-from ddlbench.strategies.tensor_parallel.row_layers import FUNCTIONS, Convolution
-from ddlbench.strategies.tensor_parallel.shard_group import ShardGroup, gather, share, take, total
+from ddlbench.strategies.splits.row_layers import FUNCTIONS, Convolution
+from ddlbench.strategies.splits.shard_group import ShardGroup, gather, share, take, total
 
 # (input, weight, bias, groups) -> output
 _Apply = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]

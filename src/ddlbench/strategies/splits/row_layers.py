@@ -35,8 +35,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ddlbench.strategies.tensor_parallel.layout import Halo, Interval, Window, halo_of
-from ddlbench.strategies.tensor_parallel.shard_group import GridAxis, ShardGroup, total
+from ddlbench.strategies.splits.layout import Halo, Interval, Window, halo_of
+from ddlbench.strategies.splits.shard_group import GridAxis, ShardGroup, total
 
 
 def exchange(rows: Tensor, halo: Halo, axis: GridAxis, fill: float) -> Tensor:

@@ -27,14 +27,14 @@ from torch import Tensor, nn
 
 from ddlbench.planning.network_tables import DIMENSIONS, too_few
 from ddlbench.strategies.executor import Unsupported
-from ddlbench.strategies.tensor_parallel.limits import (
+from ddlbench.strategies.splits.limits import (
     WEIGHTED,
     Limit,
     called_with_weights,
     fewest_features,
     fewest_rows,
 )
-from ddlbench.strategies.tensor_parallel.row_layers import (
+from ddlbench.strategies.splits.row_layers import (
     AVERAGES,
     CONVOLUTIONS,
     MAXIMA,
@@ -45,8 +45,8 @@ from ddlbench.strategies.tensor_parallel.row_layers import (
     SpatialMaximum,
     WholeAverage,
 )
-from ddlbench.strategies.tensor_parallel.shard_group import GridAxis, ShardGroup, gather
-from ddlbench.strategies.tensor_parallel.trace import (
+from ddlbench.strategies.splits.shard_group import GridAxis, ShardGroup, gather
+from ddlbench.strategies.splits.trace import (
     DROPOUTS,
     MEANS,
     POINTWISE,
@@ -56,7 +56,7 @@ from ddlbench.strategies.tensor_parallel.trace import (
     innermost,
     replace_layers,
 )
-from ddlbench.strategies.tensor_parallel.weights import ChannelSplit, FilterSplit
+from ddlbench.strategies.splits.weights import ChannelSplit, FilterSplit
 
 GATHER_NAME = "gather_rows"
 _SPLITS = {dim: name for name, dim in DIMENSIONS.items()}

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from ddlbench.strategies.executor import Context
 from ddlbench.strategies.process_group import side_by_side
-from ddlbench.strategies.tensor_parallel.layout import Parts
+from ddlbench.strategies.splits.layout import Parts
 from ddlbench.strategies.timing import SpanRecorder
 
 _HALF_TYPES = (torch.bfloat16, torch.float16)

@@ -1,0 +1,1 @@
+"""Layers computed by several devices together: rows, filters or channels of each layer split."""

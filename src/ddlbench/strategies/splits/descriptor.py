@@ -1,0 +1,249 @@
+"""Splits: several devices compute each layer of the same samples together.
+
+::
+
+    spatial    x | rows 0 | rows 1 |    filter    w | filters 0 |     channel   w | channels 0 |
+                   halo exchange                    | filters 1 |                 | channels 1 |
+                                                  outputs all-gathered          outputs added up
+
+    data-...   groups of devices, each with its own share of the mini-batch:
+
+               node 0   [ rank 0  rank 1 ]  group 0: samples 0 .. b-1      by default a group is
+               node 1   [ rank 2  rank 3 ]  group 1: samples b .. 2b-1     the devices of a node
+
+Source: Kahira et al., "An Oracle for Guiding Large-Scale Model/Hybrid Parallel Training of
+Convolutional Neural Networks", HPDC 2021, section 3. Only once a user's own network is built is it
+known to have enough rows or filters; if not, the cell ends ``unsupported`` and names the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isqrt
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.status import Reason
+from ddlbench.planning.network_tables import DIMENSIONS, why_too_many
+from ddlbench.planning.plan import PlanDetails
+from ddlbench.planning.strategy import LayerSplit, Process, Strategy
+from ddlbench.strategies.splits.shares import By, layer_split, split_bytes
+
+if TYPE_CHECKING:
+    from ddlbench.planning.plan import Plan
+    from ddlbench.planning.workload import Workload
+
+_NAMES = {dim: name for name, dim in DIMENSIONS.items()}
+_SPATIAL: dict[str, dict[str, Any]] = {
+    "split": {
+        "type": "string",
+        "enum": ["height", "width", "both", "depth"],
+        "default": "height",
+        "description": "Dimension that is split; both is a grid over height and width, depth is "
+        "of volumes.",
+    },
+    "until": {
+        "type": "string",
+        "minLength": 1,
+        "default": "head",
+        "description": "First block that is whole on every device again; head finds the first "
+        "linear, flattening or adaptive-pooling block, auto the first with too few rows before it.",
+    },
+}
+_GROUP: dict[str, dict[str, Any]] = {
+    "group": {
+        "type": "integer",
+        "minimum": 0,
+        "default": 0,
+        "description": "Devices that compute the same samples together; 0 takes the devices of a "
+        "node.",
+    },
+}
+_EXECUTORS = "ddlbench.strategies.splits.executor"
+
+
+@dataclass(frozen=True)
+class SplitDetails(PlanDetails):
+    """Plan details of a split.
+
+    Args:
+        group: devices that compute the same samples.
+        replicas: number of groups.
+        split, until: options of a split into rows.
+    """
+
+    group: int
+    replicas: int
+    split: str = "height"
+    until: str = "head"
+
+
+class SplitStrategy(Strategy):
+    """Base of all splits; without an option ``group``, all devices are one group."""
+
+    family: ClassVar[str] = "split"
+    predictors: ClassVar[tuple[str, ...]] = ("paradl-authors", "paradl-corrected")
+    # Not ranked on CPUs: predicted steps are a third to two thirds too short there, so splits would
+    # win where they lose (docs/validation/README.md, splits).
+    preferred_predictor: ClassVar[Mapping[str, str]] = {"cuda": "paradl-corrected"}
+    by: ClassVar[By]
+
+    def group_size(self, cell: Cell) -> int:
+        """Devices that compute the same samples."""
+        values = self.option_values(cell)
+        if "group" not in values:
+            return cell.devices
+        return int(values["group"]) or cell.devices_per_node
+
+    def supports(self, cell: Cell) -> str | None:
+        size = self.group_size(cell)
+        if cell.devices % size:
+            return Reason(
+                "uneven_groups",
+                f"{cell.devices} devices do not make equal groups of {size}; write another group",
+            )
+        groups = cell.devices // size
+        if cell.batch_size % groups:
+            return Reason(
+                "uneven_batch",
+                f"a mini-batch of {cell.batch_size} does not divide over {groups} groups; "
+                f"make batch_size a multiple of {groups}",
+            )
+        images = DATASETS[cell.dataset].kind == "images"
+        if images and self.option_values(cell).get("split") == "depth":
+            return Reason(
+                "no_such_dimension",
+                "images have no depth to split; write split: height, width or both",
+            )
+        return self.limit(cell)
+
+    def limit(self, cell: Cell) -> str | None:
+        """Why a built-in network cannot be split; a user's own network is checked when it runs."""
+        return why_too_many(cell, self.by, self.group_size(cell))
+
+    def layer_split(self, workload: Workload, plan: Plan) -> LayerSplit:
+        details = SplitDetails.of(plan)
+        group = int(details.group)
+        grid = grid_of(str(details.split), group)
+        return layer_split(workload, self.by, group, grid, str(details.until))
+
+    def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
+        details = SplitDetails.of(plan)
+        split = self.layer_split(workload, plan)
+        return split_bytes(
+            workload,
+            plan.cell,
+            split,
+            by=self.by,
+            group=int(details.group),
+            replicas=int(details.replicas),
+        )
+
+    def placement(self, cell: Cell) -> tuple[Process, ...]:
+        size = self.group_size(cell)
+        return tuple(
+            Process(
+                rank=rank,
+                role="worker",
+                node=rank // cell.devices_per_node,
+                local_rank=rank % cell.devices_per_node,
+                devices=(rank % cell.devices_per_node,),
+                replica=rank // size,
+                shard=rank // size,
+                num_shards=cell.devices // size,
+            )
+            for rank in range(cell.devices)
+        )
+
+    def details(self, cell: Cell) -> dict[str, Any]:
+        size = self.group_size(cell)
+        return {**self.option_values(cell), "group": size, "replicas": cell.devices // size}
+
+
+class Spatial(SplitStrategy):
+    """Rows of every activation, with an exchange of halos (Dryden et al. 2019)."""
+
+    by: ClassVar[By] = "rows"
+    name: ClassVar[str] = "spatial"
+    parallelism: ClassVar[str | None] = "spatial"
+    label: ClassVar[str] = "Spatial"
+    colour: ClassVar[str] = "#CC79A7"
+    marker: ClassVar[str] = "8"
+    executor: ClassVar[str] = f"{_EXECUTORS}:SpatialExecutor"
+    options: ClassVar[dict[str, dict[str, Any]]] = _SPATIAL
+
+    def limit(self, cell: Cell) -> str | None:
+        values = self.option_values(cell)
+        if DATASETS[cell.dataset].kind == "tokens":
+            return Reason(
+                "no_such_dimension",
+                "a sequence of tokens has no rows to split; take strategy filter or channel",
+            )
+        if values["until"] != "head":
+            return None  # the table of limits counts the layers before the head only
+        sizes = grid_of(str(values["split"]), self.group_size(cell))
+        reasons = (why_too_many(cell, _NAMES[dim], size) for dim, size in sizes.items())
+        return next((reason for reason in reasons if reason is not None), None)
+
+
+class Filter(SplitStrategy):
+    """Filters of every layer, outputs all-gathered."""
+
+    by: ClassVar[By] = "filter"
+    name: ClassVar[str] = "filter"
+    parallelism: ClassVar[str | None] = "filter"
+    label: ClassVar[str] = "Filter"
+    colour: ClassVar[str] = "#8A4A70"
+    marker: ClassVar[str] = "H"
+    executor: ClassVar[str] = f"{_EXECUTORS}:FilterExecutor"
+
+
+class Channel(SplitStrategy):
+    """Input channels of every layer but the first, outputs added up."""
+
+    by: ClassVar[By] = "channel"
+    name: ClassVar[str] = "channel"
+    parallelism: ClassVar[str | None] = "channel"
+    label: ClassVar[str] = "Channel"
+    colour: ClassVar[str] = "#E3B3CC"
+    marker: ClassVar[str] = "$\\clubsuit$"
+    executor: ClassVar[str] = f"{_EXECUTORS}:ChannelExecutor"
+
+
+class DataFilter(Filter):
+    """Groups split filters; gradients are averaged over groups."""
+
+    name: ClassVar[str] = "data-filter"
+    parallelism: ClassVar[str | None] = "data+filter"
+    label: ClassVar[str] = "Data + filter"
+    colour: ClassVar[str] = "#5B2A48"
+    marker: ClassVar[str] = "$\\diamondsuit$"
+    options: ClassVar[dict[str, dict[str, Any]]] = _GROUP
+
+
+class DataSpatial(Spatial):
+    """Groups split rows; gradients are averaged over groups."""
+
+    name: ClassVar[str] = "data-spatial"
+    parallelism: ClassVar[str | None] = "data+spatial"
+    label: ClassVar[str] = "Data + spatial"
+    colour: ClassVar[str] = "#F08CC8"
+    marker: ClassVar[str] = "$\\spadesuit$"
+    options: ClassVar[dict[str, dict[str, Any]]] = {**_GROUP, **_SPATIAL}
+
+
+def grid_of(split: str, devices: int) -> dict[int, int]:
+    """Devices along each split dimension; -2 is height, -1 is width.
+
+    ``both`` makes the grid as square as possible, with more devices along the height.
+
+    >>> grid_of("height", 4), grid_of("both", 8)
+    ({-2: 4}, {-2: 4, -1: 2})
+    """
+    if split != "both":
+        return {DIMENSIONS[split]: devices}
+    columns = next(size for size in range(isqrt(devices), 0, -1) if devices % size == 0)
+    grid = {-2: devices // columns, -1: columns}
+    return {dim: size for dim, size in grid.items() if size > 1}

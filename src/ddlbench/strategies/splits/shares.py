@@ -1,0 +1,290 @@
+"""A device's share of a profile's layers, by rows, filters or channels, and its peak memory.
+
+These are the rules of :mod:`.convert`, for the shapes in a profile: rows end at the head, at a
+block that the cell names, or with ``until: auto`` before the first block in which a device would
+have no row. Memory is::
+
+    rows       weights whole | what autograd saves of own rows, halos in copies of their own
+               after backward: gradients of the split blocks once more, flattened for the all-reduce
+    filters    weights / p   | activations whole; the gradient of an input once more while it is
+    channels   weights / p   | added up (filters) or gathered (channels)
+                             | channels: a copy of the own channels of every input
+    groups     gradients of what they have in common once more, after those of rows
+
+Saved bytes are those of the profile, which knows in-place activations and shared storages. It
+counts a storage once, at the layer that first saves it; a copy with a halo is another storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.planning.gradient_traffic import DEFAULT_BUCKET_BYTES
+from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
+from ddlbench.planning.strategy import LayerSplit, rows_share
+
+if TYPE_CHECKING:
+    from ddlbench.experiment.cell import Cell
+    from ddlbench.planning.workload import Block, Workload
+
+By = Literal["rows", "filter", "channel"]
+_HEADS = ("Linear", "Flatten", "Adaptive")
+_WEIGHTED = ("Conv1d", "Conv2d", "Conv3d", "Linear")
+
+
+def layer_split(
+    workload: Workload, by: By, group: int, grid: Mapping[int, int], until: str
+) -> LayerSplit:
+    """How a group of devices splits a profiled network.
+
+    Args:
+        workload: the profile, with the shapes of its layers.
+        by: the part of a layer that is split.
+        group: devices that compute the same samples.
+        grid: of rows: devices along each dimension.
+        until: of rows: "head", "auto", or the name of the first block that is whole again.
+
+    Raises:
+        ConfigError: the profile has no shapes, or ``until`` names no block of it.
+    """
+    whole = {entry["name"]: 1.0 for entry in workload.layer_entries}
+    if by == "rows":
+        return LayerSplit(whole, grid, _rows_end(workload, grid, until))
+    if group == 1:
+        return LayerSplit(whole)
+    entries = workload.layer_entries
+    first = next((str(entry["name"]) for entry in entries if entry["kind"] in _WEIGHTED), "")
+    return LayerSplit(
+        {
+            entry["name"]: _weight_share(entry, by, group, entry["name"] == first, workload.network)
+            for entry in entries
+        }
+    )
+
+
+def shape_of(entry: Mapping[str, Any], network: str) -> Mapping[str, Any]:
+    """The shape of a layer; ConfigError if the profile is too old to have it."""
+    shape: Mapping[str, Any] | None = entry.get("shape")
+    if shape is None:
+        raise ConfigError(f"the profile of {network} has no shapes of layers; make it again")
+    return shape
+
+
+def _rows_end(workload: Workload, grid: Mapping[int, int], until: str) -> int:
+    """Index of the first block that every device computes whole again."""
+    blocks = _by_block(workload)
+    names = {index: layers[0]["block_name"] for index, layers in blocks.items()}
+    if until not in ("head", "auto", *names.values()):
+        raise ConfigError(f"until: {until} names no block of the profile of {workload.network}")
+    for index, layers in sorted(blocks.items()):
+        shapes = [shape_of(layer, workload.network) for layer in layers]
+        named = until == names[index]
+        thin = until == "auto" and any(_is_thin(shape, grid) for shape in shapes)
+        if named or thin or any(_is_head(one) for one in layers):
+            return index
+    return len(blocks)
+
+
+def _weight_share(entry: Mapping[str, Any], by: By, group: int, first: bool, network: str) -> float:
+    """Share of a layer's weights on the fullest device, for filters or channels.
+
+    ``first`` marks the first layer with such weights, which a split by channels leaves whole.
+    """
+    by_channel = by == "channel"
+    if entry["kind"] not in _WEIGHTED or (by_channel and first):
+        return 1.0
+    extents = shape_of(entry, network)["input" if by_channel else "output"]
+    if not extents:
+        return 1.0
+    features = int(extents[-1 if entry["kind"] == "Linear" else 0])
+    return -(-features // group) / features
+
+
+def _is_head(entry: Mapping[str, Any]) -> bool:
+    shape = entry["shape"]
+    return str(entry["kind"]).startswith(_HEADS) or len(shape["output"]) != len(shape["input"])
+
+
+def _is_thin(shape: Mapping[str, Any], grid: Mapping[int, int]) -> bool:
+    """Whether some device would have no row of the input or output."""
+    return any(
+        len(extents) > -dim and extents[dim] < size
+        for extents in (shape["input"], shape["output"])
+        for dim, size in grid.items()
+    )
+
+
+_ITEM_BYTES = 4
+_WINDOWS = ("Conv", "MaxPool", "AvgPool")
+
+
+def split_bytes(
+    workload: Workload, cell: Cell, split: LayerSplit, *, by: By, group: int, replicas: int
+) -> tuple[int, ...]:
+    """Peak bytes of every rank: those of the fullest, as ranks differ by at most a row or filter.
+
+    Args:
+        workload: the profile, with the shapes of its layers.
+        cell: with one process for each device.
+        split: how a group splits the network.
+        by: the part of a layer that is split.
+        group: devices that compute the same samples.
+        replicas: number of groups.
+
+    Raises:
+        ConfigError: the profile has no shapes.
+    """
+    end = len(workload.blocks)
+    if group == 1:
+        blocks = list(workload.blocks)
+    elif split.end is not None:
+        end = split.end
+        blocks = _of_rows(workload, split.grid, end)
+    else:
+        blocks = _of_weights(workload, split, by == "channel")
+    samples = cell.batch_size / replicas
+    weights = sum(block.parameter_bytes for block in blocks)
+    by_rows = split.end is not None and group > 1
+    flattened = _flattened(workload, split, blocks, end, (by_rows, replicas > 1))
+    moment = max(backward_peak_bytes(blocks, samples), weights + flattened)
+    bytes_ = workload.fixed_memory_bytes + persistent_bytes(blocks, cell.momentum) + moment
+    return (round(bytes_),) * cell.devices
+
+
+def _flattened(
+    workload: Workload,
+    split: LayerSplit,
+    blocks: Sequence[Block],
+    end: int,
+    reduced: tuple[bool, bool],
+) -> float:
+    """Bytes of the gradients' copies in the buckets of the all-reduces at the end of a step.
+
+    Gradients of rows, before ``end``, are reduced over all devices, then the others over groups.
+    A gradient that is larger than a bucket is alone in it and is not copied. ``reduced`` says
+    whether there is an all-reduce over rows, and one over groups.
+    """
+    by_rows, several = reduced
+    copied = [block.parameter_bytes for block in blocks]
+    for entry in workload.layer_entries:
+        own = entry["parameter_bytes"] * split.weight_shares[entry["name"]]
+        if own > DEFAULT_BUCKET_BYTES:
+            copied[entry["block"]] -= round(own)
+    first = sum(copied[:end]) if by_rows or several else 0
+    return max(first, sum(copied[end:]) if several else 0)
+
+
+def _of_rows(workload: Workload, grid: Mapping[int, int], end: int) -> list[Block]:
+    """Blocks before ``end`` with the device's rows, the others whole."""
+    layers = _by_block(workload)
+    blocks = []
+    for index, block in enumerate(workload.blocks):
+        own = layers.get(index, [])
+        if index >= end:
+            blocks.append(_gathered(block, own) if index == end else block)
+            continue
+        share = rows_share(shape_of(own[-1], workload.network)["output"], grid) if own else 1.0
+        entering = rows_share(shape_of(own[0], workload.network)["input"], grid) if own else 1.0
+        between = block.saved_bytes - sum(float(e["saved_bytes_per_sample"]) for e in own)
+        saved = sum(_saved_rows(entry, grid, workload.network) for entry in own) + share * between
+        blocks.append(
+            replace(
+                block,
+                saved_bytes=saved,
+                input_bytes=block.input_bytes * entering,
+                output_bytes=block.output_bytes * share,
+            )
+        )
+    return blocks
+
+
+def _gathered(block: Block, own: Sequence[Mapping[str, Any]]) -> Block:
+    """The first whole block: its input is gathered, so no earlier layer has saved it."""
+    if not own or not str(own[0]["kind"]).startswith(_WINDOWS):
+        return block
+    if float(own[0]["saved_bytes_per_sample"]) >= block.input_bytes:
+        return block
+    return replace(block, saved_bytes=block.saved_bytes + block.input_bytes)
+
+
+def _saved_rows(entry: Mapping[str, Any], grid: Mapping[int, int], network: str) -> float:
+    """Bytes per sample that a layer saves of its rows."""
+    shape = shape_of(entry, network)
+    saved = float(entry["saved_bytes_per_sample"])
+    extents = shape["input"]
+    if len(extents) < 2:
+        return saved
+    share = rows_share(extents, grid)
+    if not (str(entry["kind"]).startswith(_WINDOWS) and _is_copied(shape, grid)):
+        return saved * share
+    whole = float(prod(extents) * _ITEM_BYTES)
+    # A copy of the rows that are read replaces the input, if this layer saved it.
+    rest = saved - whole if saved >= whole else saved
+    return rest * share + whole * _read_share(shape, grid)
+
+
+def _is_copied(shape: Mapping[str, Any], grid: Mapping[int, int]) -> bool:
+    """Whether some device's outputs read other rows, or fewer, than it has.
+
+    They do unless windows neither overlap nor leave gaps, without padding, and parts end between
+    windows.
+    """
+    kernel, stride = shape["kernel"], shape["stride"]
+    return any(
+        kernel != stride
+        or shape["output"][dim] * stride != shape["input"][dim]
+        or (stride > 1 and shape["output"][dim] % size)
+        for dim, size in grid.items()
+    )
+
+
+def _read_share(shape: Mapping[str, Any], grid: Mapping[int, int]) -> float:
+    """Share of the rows that the outputs of the fullest device read, padding included."""
+    share = 1.0
+    for dim, size in grid.items():
+        outputs = -(-shape["output"][dim] // size)
+        share *= ((outputs - 1) * shape["stride"] + shape["kernel"]) / shape["input"][dim]
+    return share
+
+
+def _of_weights(workload: Workload, split: LayerSplit, by_channel: bool) -> list[Block]:
+    """Blocks with the device's part of the weights and whole activations."""
+    layers, all_shares = _by_block(workload), split.weight_shares
+    blocks = []
+    for index, block in enumerate(workload.blocks):
+        own = layers.get(index, [])
+        shares = [all_shares[entry["name"]] for entry in own]
+        parameters = sum(e["parameter_bytes"] * s for e, s in zip(own, shares, strict=True))
+        rest = block.parameter_bytes - sum(e["parameter_bytes"] for e in own)
+        saved = block.saved_bytes
+        if by_channel:
+            for entry, share in zip(own, shares, strict=True):
+                if share < 1:
+                    saved += _copied_channels(entry, share, workload.network)
+        blocks.append(
+            replace(
+                block,
+                parameter_bytes=round(parameters + rest),
+                saved_bytes=saved,
+                input_bytes=block.input_bytes * (2 if any(s < 1 for s in shares) else 1),
+            )
+        )
+    return blocks
+
+
+def _copied_channels(entry: Mapping[str, Any], share: float, network: str) -> float:
+    """Bytes of the copied channels of the input, less the input if this layer saved it."""
+    whole = float(prod(shape_of(entry, network)["input"]) * _ITEM_BYTES)
+    replaced = whole if float(entry["saved_bytes_per_sample"]) >= whole else 0.0
+    return share * whole - replaced
+
+
+def _by_block(workload: Workload) -> dict[int, list[Mapping[str, Any]]]:
+    layers: dict[int, list[Mapping[str, Any]]] = {}
+    for entry in workload.layer_entries:
+        layers.setdefault(entry["block"], []).append(entry)
+    return layers

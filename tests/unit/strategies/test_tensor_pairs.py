@@ -1,0 +1,143 @@
+"""Which linear layers of a network are pairs, and what is refused."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+from torch import nn
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.strategies.tensor_parallel.conversion import find_pairs, linear_pairs
+from ddlbench.strategies.tensor_parallel.pairs import Pair, pairs_of
+from ddlbench.strategies.training import with_precision
+from ddlbench.testing.networks import transformer
+
+
+def chain(*kinds: str) -> list[tuple[str, str]]:
+    return [(f"block{number}", kind) for number, kind in enumerate(kinds)]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "halves"),
+    [
+        (["Linear", "ReLU", "Linear"], [(0, 2)]),
+        (["Linear", "Linear"], [(0, 1)]),
+        (["Flatten", "Linear", "GELU", "Identity", "Linear", "ReLU", "Linear"], [(1, 4)]),
+        (["Linear", "ReLU", "Linear", "ReLU", "Linear", "ReLU", "Linear"], [(0, 2), (4, 6)]),
+        (["Linear", "Dropout", "Linear"], []),
+        (["Linear", "ReLU", "LayerNorm", "Linear"], []),
+        (["Linear", "Softmax", "Linear"], []),
+        (["Linear"], []),
+        ([], []),
+    ],
+)
+def test_pairs_of_a_chain(kinds: list[str], halves: list[tuple[int, int]]) -> None:
+    found = [(pair.columns, pair.row) for pair in pairs_of(chain(*kinds))]
+    assert found == [((f"block{a}",), f"block{b}") for a, b in halves]
+
+
+def test_attention_is_one_pair() -> None:
+    names = [f"layer.attention.{name}" for name in ("query", "key", "value", "output")]
+    layers = [(name, "Linear") for name in names]
+    assert pairs_of(layers) == [Pair(tuple(names[:3]), (), names[3])]
+    # Without the last one, what is between two of them is not known to be nothing.
+    assert pairs_of(layers[:1]) == []
+
+
+def test_layers_of_different_modules_are_no_pair() -> None:
+    assert pairs_of([("one.fc", "Linear"), ("two.fc", "Linear")]) == []
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_pairs_of_a_transformer(precision: str) -> None:
+    network = with_precision(transformer(), precision, "cpu")
+    found = find_pairs(network)
+    assert [one.pair.row for one in found] == [
+        f"layer_{number}.{name}" for number in (0, 1) for name in ("attention.output", "fc2")
+    ]
+    assert [one.units for one in found] == [4, 24, 4, 24]
+    for one in found:
+        assert isinstance(network.get_submodule(one.row), nn.Linear)
+
+
+class _Own(nn.Module):
+    """Nobody knows what a module of a user does between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(8, 8), nn.Linear(8, 8)
+
+
+def test_only_modules_whose_calls_are_known_are_split() -> None:
+    assert find_pairs(nn.Sequential(_Own())) == []
+    halves = OrderedDict(fc1=nn.Linear(8, 6), gelu=nn.GELU(), fc2=nn.Linear(6, 8))
+    known = linear_pairs(nn.Sequential(nn.Conv2d(1, 1, 2), nn.Sequential(halves)))
+    assert (known.pairs, known.heads, known.hidden) == (1, 0, 6)
+    assert (known.convolutions, known.weights) == (5, 5 + 54 + 56)
+
+
+def cell_of(strategy: str, network: str, devices: int, **options: Any) -> Cell:
+    dataset = "tokens" if network.startswith("gpt") else "mnist"
+    made = tuple(options.items())
+    return Cell(dataset, network, strategy, 12, devices_per_node=devices, options=made)
+
+
+@pytest.mark.parametrize(
+    ("cell", "reason", "code"),
+    [
+        (cell_of("tensor-parallel", "gpt-small", 4), None, ""),
+        (cell_of("tensor-parallel", "mlp", 2), None, ""),
+        (cell_of("tensor-parallel", "mine:network", 7), None, ""),
+        (
+            cell_of("tensor-parallel", "resnet18", 2),
+            "convolutions hold 100% of the weights of resnet18, and tensor-parallel splits pairs "
+            "of linear layers only; take strategy filter or channel",
+            "cannot_be_split",
+        ),
+        (
+            cell_of("tensor-parallel", "vgg11", 2).with_(dataset="imagenet"),
+            "vgg11 has no pair of linear layers with only element-wise layers between them, which "
+            "tensor-parallel would split; take strategy filter or channel",
+            "cannot_be_split",
+        ),
+        (
+            cell_of("tensor-parallel", "vit-tiny", 2),
+            "3 attention heads of vit-tiny do not divide over a group of 2 devices; make groups "
+            "of a number that divides 3",
+            "uneven_split",
+        ),
+        (
+            cell_of("tensor-parallel", "mlp", 3),
+            "128 hidden features of mlp do not divide over a group of 3 devices; make groups of a "
+            "number that divides 128",
+            "uneven_split",
+        ),
+        (cell_of("data-tensor", "vit-tiny", 6, group=3), None, ""),
+        (
+            cell_of("data-tensor", "vit-tiny", 4, group=3),
+            "4 devices do not make equal groups of 3; write another group",
+            "uneven_groups",
+        ),
+        (
+            cell_of("data-tensor", "mlp", 10, group=2),
+            "a mini-batch of 12 does not divide over 5 groups; make batch_size a multiple of 5",
+            "uneven_batch",
+        ),
+    ],
+    ids=lambda value: value.id if isinstance(value, Cell) else "",
+)
+def test_what_is_refused(cell: Cell, reason: str | None, code: str) -> None:
+    said = strategy_of(cell.strategy).supports(cell)
+    assert said == reason
+    assert getattr(said, "code", "") == code
+
+
+def test_groups_lie_side_by_side() -> None:
+    cell = cell_of("data-tensor", "vit-tiny", 3).with_(nodes=2)
+    processes = strategy_of(cell.strategy).placement(cell)
+    assert [(p.node, p.shard, p.num_shards) for p in processes] == [
+        (node, node, 2) for node in (0, 0, 0, 1, 1, 1)
+    ]
