@@ -29,7 +29,7 @@ HOLD_OUTS = ("hidden_size", "devices")
 # What the table says of each cell, beside its step.
 COLUMNS = (
     "network", "strategy", "options", "geometry", "fabric", "status", "reason", "samples_per_s",
-    "step_median_s", "speedup", "peak_memory_bytes",
+    "step_median_s", "speedup", "peak_memory_bytes", "mfu", "cpu_utilisation",
 )  # fmt: skip
 
 
