@@ -72,6 +72,13 @@ class RankReport(JsonForm):
         traffic: None if nothing was counted.
         checkpoints: None for a cell without checkpoints.
         scores: of rank 0, in the order of steps; empty for other ranks, and without validation.
+        cpu_s: processor seconds of the measured steps.
+        measured_s: wall seconds of the measured steps, without what is between them.
+        energy_j: of the measured steps, by "nvml" or "rapl" and the domain.
+        energy_missing: why GPUs or the host have no counter.
+        peak_flops_per_s: of its devices together; None for a server.
+        sample_flops: operations of a training step for one sample; of rank 0.
+        efficiency_missing: why one of these two could not be measured.
         probe_s: of a fixed piece of work, before the strategy starts and after it has ended; of
             one rank of each node.
     """
@@ -114,6 +121,13 @@ class RankReport(JsonForm):
     communication_wait_s: float | None = None
     cpu_utilisation: float | None = None
     gpu_utilisation: float | None = None
+    cpu_s: float | None = None
+    measured_s: float | None = None
+    energy_j: Mapping[str, float] = field(default_factory=dict)
+    energy_missing: tuple[str, ...] = ()
+    peak_flops_per_s: float | None = None
+    sample_flops: int | None = None
+    efficiency_missing: str | None = None
     probe_s: tuple[float, ...] = ()
 
 

@@ -46,6 +46,7 @@ from ddlbench.experiment.status import Status, reason_code
 from ddlbench.planning.plan import Plan, measured_digests
 from ddlbench.planning.strategy import Strategy, strategy_of
 from ddlbench.runtime.between_steps import accuracies, checkpoint_notes, checkpointing, drain_notes
+from ddlbench.runtime.efficiency import efficiency, energy
 from ddlbench.runtime.environment import driver_provenance, unlike_ranks
 from ddlbench.runtime.placement import SHARED_GPU_NOTE
 from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written
@@ -118,6 +119,8 @@ def assemble(
         staging=None if staging is None else _staging(staging),
         loss=loss_summary(ok, ok[0].steps_per_epoch) if complete else None,
         communication=communication(ok) if complete else None,
+        efficiency=None if timing is None else efficiency(cell, ok, timing),
+        energy=None if timing is None else energy(ok, timing),
         link=None if link is None else Link.from_dict(link),
         checkpointing=saved,
         validation=scored,
