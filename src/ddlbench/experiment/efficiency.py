@@ -31,6 +31,19 @@ class Efficiency(SameKeys):
 
 
 @dataclass(frozen=True)
+class Compilation(SameKeys):
+    """Compilation of the network before warm-up, of the slowest rank; in no step's time.
+
+    ``graphs_later`` is how many graphs were compiled in warm-up and measured steps.
+    """
+
+    compile_s: float
+    rule: str
+    graphs: int
+    graphs_later: int
+
+
+@dataclass(frozen=True)
 class EnergyDomain(SameKeys):
     """Energy of one GPU, or of a host's processors or memory, in the measured steps."""
 

@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import Document
-from ddlbench.experiment.efficiency import Efficiency, Energy
+from ddlbench.experiment.efficiency import Compilation, Efficiency, Energy
 from ddlbench.experiment.json_form import OMIT_NONE, SameKeys, key_of
 from ddlbench.experiment.json_text import read_object
 from ddlbench.experiment.status import Status
@@ -280,6 +280,7 @@ class Result(SameKeys):
         ranks: those that wrote a report.
         timing, loss: None if the cell is not ok.
         communication: None unless every rank counted its bytes.
+        compilation: None for a cell that is not compiled.
         efficiency, energy: None if the cell is not ok, and in results of earlier versions.
         link: None on the site's own network.
         checkpointing: None for a cell without checkpoints.
@@ -308,6 +309,7 @@ class Result(SameKeys):
     communication: Communication | None
     efficiency: Efficiency | None = None
     energy: Energy | None = None
+    compilation: Compilation | None = None
     link: Link | None = None
     checkpointing: Checkpointing | None = None
     validation: tuple[EpochAccuracy, ...] = ()

@@ -105,6 +105,7 @@ class Strategy:
         synchronous: every step's update uses gradients of the current weights; if an option
             decides, :meth:`is_synchronous` tells.
         requires: packages it imports besides torch.
+        not_compiled: why its cells cannot have ``compile``; empty if they can.
         predictors: names of the predictors that model it, besides those of every strategy.
         preferred_predictor: the predictor that ``recommend`` uses, by kind of device ("cpu",
             "cuda"); without one the strategy is not ranked there.
@@ -124,6 +125,7 @@ class Strategy:
     executor: ClassVar[str]
     synchronous: ClassVar[bool] = True
     requires: ClassVar[tuple[str, ...]] = ()
+    not_compiled: ClassVar[str] = "its executor does not say that torch.compile trains the same"
     predictors: ClassVar[tuple[str, ...]] = ()
     preferred_predictor: ClassVar[Mapping[str, str]] = {}
     recommended_by: ClassVar[Mapping[str, str]] = {}
@@ -298,6 +300,17 @@ def known_strategy(name: str) -> Strategy | None:
         return strategy_of(name)
     except ConfigError:
         return None
+
+
+def why_not_compiled(cell: Cell, strategy: Strategy) -> str | None:
+    """Why the cell's network cannot be compiled with its strategy; None if it can, or is not."""
+    if not (cell.compile and strategy.not_compiled):
+        return None
+    return Reason(
+        "cannot_compile",
+        f"torch.compile is not used with strategy {cell.strategy}: {strategy.not_compiled}; "
+        "write compile: false",
+    )
 
 
 def workers_of(cell: Cell) -> int:

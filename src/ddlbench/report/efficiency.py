@@ -9,7 +9,7 @@ from ddlbench.experiment.result import Result
 
 
 def efficiency_columns(result: Result) -> dict[str, Any]:
-    """Operations, processor time and energy of a result."""
+    """Operations, processor time, energy and compilation of a result."""
     part, energy = result.efficiency, result.energy
     cpu_s = [rank.cpu_s for rank in result.ranks if rank.cpu_s is not None]
     used = [rank.cpu_utilisation for rank in result.ranks if rank.cpu_utilisation is not None]
@@ -22,5 +22,6 @@ def efficiency_columns(result: Result) -> dict[str, Any]:
         "cpu_utilisation": fmean(used) if used else None,
         "energy_j": None if energy is None else energy.energy_j,
         "energy_per_sample_j": None if energy is None else energy.energy_per_sample_j,
+        "compile_s": None if result.compilation is None else result.compilation.compile_s,
         "energy_of": "" if energy is None else " ".join(energy.covers),
     }

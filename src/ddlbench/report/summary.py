@@ -34,7 +34,7 @@ _FROM_FIRST = [
 ]  # fmt: skip
 _MEDIANS = (
     "step_median_s", "load_s", "loss_last", "accuracy", "probe_s", "mfu", "flops_per_s",
-    "peak_flops_per_s", "cpu_s", "energy_per_sample_j",
+    "peak_flops_per_s", "cpu_s", "energy_per_sample_j", "compile_s",
 )  # fmt: skip
 _FEWEST_TO_BOOTSTRAP = 3
 

@@ -15,13 +15,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.efficiency import Efficiency, Energy, EnergyDomain
+from ddlbench.experiment.efficiency import Compilation, Efficiency, Energy, EnergyDomain
 from ddlbench.experiment.result import Timing
 from ddlbench.runtime.rank_report import RankReport
 
 PEAK_RULE = (
     "products of large square matrices in {} after training, by all ranks that train at once, so "
     "that ranks which share a device or cores share its peak; median of some tenths of a second"
+)
+COMPILE_RULE = (
+    "three steps before warm-up, less three times the last of them, with empty caches of "
+    "torch.compile; slowest rank"
 )
 _OF = {"nvml": "gpu", "rapl": "host"}
 
@@ -72,3 +76,31 @@ def energy(reports: Sequence[RankReport], timing: Timing) -> Energy:
         domains=domains,
         missing=tuple(dict.fromkeys(text for r in reports for text in r.energy_missing)),
     )
+
+
+def compilation(reports: Sequence[RankReport]) -> Compilation | None:
+    """The ``compilation`` part of a result; None for a cell that is not compiled."""
+    costs = [report.compilation for report in reports if report.compilation is not None]
+    if not costs:
+        return None
+    return Compilation(
+        compile_s=max(cost.compile_s for cost in costs),
+        rule=COMPILE_RULE,
+        graphs=max(cost.graphs for cost in costs),
+        graphs_later=max(cost.graphs_later for cost in costs),
+    )
+
+
+def compilation_notes(part: Compilation | None, device_kind: str) -> list[str]:
+    """What a reader of a compiled cell's numbers must know."""
+    if part is None:
+        return []
+    notes = []
+    if part.graphs_later:
+        notes.append(
+            f"torch compiled {part.graphs_later} more graphs after its trial steps: warm-up or "
+            "measured steps hold these seconds"
+        )
+    if device_kind == "cpu":
+        notes.append("compiled kernels allocate memory that is not seen on CPUs: no peak")
+    return notes

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,22 @@ class CheckpointCost(JsonForm):
 
 
 @dataclass(frozen=True)
+class CompileCost(JsonForm):
+    """Seconds of a rank's compilation, and how many graphs it made.
+
+    ``graphs_later`` were compiled in warm-up and measured steps.
+    """
+
+    compile_s: float
+    graphs: int
+    graphs_later: int = 0
+
+    def until_now(self, graphs: int) -> CompileCost:
+        """The same when the process has compiled ``graphs`` in all."""
+        return replace(self, graphs_later=graphs - self.graphs)
+
+
+@dataclass(frozen=True)
 class Score(JsonForm):
     """What rank 0 classified of the validation split after ``steps`` measured steps.
 
@@ -71,6 +87,7 @@ class RankReport(JsonForm):
         clock_offset_s: added to the rank's clock, it gives rank 0's.
         traffic: None if nothing was counted.
         checkpoints: None for a cell without checkpoints.
+        compilation: None for a cell that is not compiled.
         scores: of rank 0, in the order of steps; empty for other ranks, and without validation.
         cpu_s: processor seconds of the measured steps.
         measured_s: wall seconds of the measured steps, without what is between them.
@@ -105,6 +122,7 @@ class RankReport(JsonForm):
     samples: int
     steps_per_epoch: int
     checkpoints: CheckpointCost | None = None
+    compilation: CompileCost | None = None
     scores: tuple[Score, ...] = ()
     clock_offset_s: float = 0.0
     traffic: CountedBytes | None = None

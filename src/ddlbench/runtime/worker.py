@@ -35,6 +35,11 @@ from ddlbench.experiment.result import DeviceMemory
 from ddlbench.networks import build
 from ddlbench.planning.strategy import Process, strategy_of, too_few_steps
 from ddlbench.runtime.checkpoint.rank import RefusedCheckpoint, open_checkpoints
+from ddlbench.runtime.compilation import (
+    compile_ahead,
+    compiled_graphs,
+    ready_to_compile,
+)
 from ddlbench.runtime.energy import EnergyMeter
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.failure import classify
@@ -102,7 +107,7 @@ def _run(job: Job, process: Process) -> RankReport:
     random.seed(cell.seed + process.rank)
     stream, extent, dataset_samples = _data(job, process, devices[0])
     reporter = Reporter(extent.total_steps, cell.batch_size)
-    executor = _executor(cell)
+    executor = _executor(job)
     checkpoints = open_checkpoints(
         job.checkpoints, executor, process.rank, plan.world_size, store=store, devices=devices
     )
@@ -121,6 +126,7 @@ def _run(job: Job, process: Process) -> RankReport:
     executor.prepare(plan, process, network, stream, context)
     offsets = clock_offsets(store, process.rank, plan.world_size)
     prepare_s = time.time() - psutil.Process().create_time()
+    compiled = compile_ahead(executor, context, cell, sign=process.rank == 0)
     peaks_before: list[int] = []
 
     def end_warmup() -> None:
@@ -151,7 +157,7 @@ def _run(job: Job, process: Process) -> RankReport:
         reporter.phase("done")
     context.progress = lambda _done: None
     last = extent.total_steps - 1
-    peak = cpu_peak_bytes(executor, last) if job.device_kind == "cpu" else None
+    peak = _cpu_peak(job, executor, last)
     provenance = rank_provenance()
     report = RankReport(
         rank=process.rank,
@@ -180,6 +186,7 @@ def _run(job: Job, process: Process) -> RankReport:
         samples=_samples(cell, process, extent),
         steps_per_epoch=extent.steps_per_epoch,
         checkpoints=None if checkpoints is None else checkpoints.report(),
+        compilation=None if compiled is None else compiled.until_now(compiled_graphs()),
         scores=measured.scores,
         clock_offset_s=offsets[process.rank].offset_s,
         traffic=None if traffic is None else traffic.report(),
@@ -199,6 +206,13 @@ def _run(job: Job, process: Process) -> RankReport:
     report = _with_speeds(report, cell, process, devices, wait_for_all)
     leave(store, process.rank, plan.world_size)
     return report
+
+
+def _cpu_peak(job: Job, executor: Executor, mini_batch: int) -> int | None:
+    """Peak of live tensors on a CPU; None on CUDA, and where compiled kernels hide theirs."""
+    if job.device_kind != "cpu" or job.plan.cell.compile:
+        return None
+    return cpu_peak_bytes(executor, mini_batch)
 
 
 def _store(job: Job, process: Process) -> dist.Store | None:
@@ -346,7 +360,10 @@ def _partition_spans(executor: Executor, mini_batch: int) -> list[Any]:
         return []
 
 
-def _executor(cell: Cell) -> Executor:
+def _executor(job: Job) -> Executor:
+    cell = job.plan.cell
+    if cell.compile:
+        ready_to_compile(job.device_kind, job.run_dir)
     module_name, _, attribute = strategy_of(cell.strategy).executor.partition(":")
     executor: Executor = getattr(importlib.import_module(module_name), attribute)()
     return executor

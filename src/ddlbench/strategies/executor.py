@@ -31,7 +31,7 @@ from ddlbench.experiment.status import Reason
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import Process
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
-from ddlbench.strategies.training import make_loss, make_optimizer
+from ddlbench.strategies.training import compile_in_place, make_loss, make_optimizer
 
 
 class Unsupported(Exception):  # noqa: N818 - an outcome, not a fault
@@ -220,12 +220,19 @@ class StepwiseExecutor:
         self.loss_function = make_loss(plan.cell)
         self.spans = SpanRecorder(context.devices[0], enabled=False)
         self.module = self.place(network)
+        if plan.cell.compile:
+            for module in self.compiled_modules():
+                compile_in_place(module)
         self.optimizer = self.make_optimizer()
         self.module.train()
 
     def place(self, network: nn.Sequential) -> nn.Module:
         """Put the network on its device(s), wrapped as the strategy needs."""
         return network.to(self.context.devices[0])
+
+    def compiled_modules(self) -> list[nn.Module]:
+        """What torch.compile compiles, of a strategy whose descriptor says ``compiles``."""
+        return [self.module]
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         return make_optimizer(self.plan.cell, self.module.parameters())

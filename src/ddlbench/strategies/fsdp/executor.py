@@ -61,6 +61,10 @@ class FsdpExecutor(StepwiseExecutor):
         self.units = units
         return network
 
+    def compiled_modules(self) -> list[nn.Module]:
+        """Each sharded block, between the collectives that make its weights whole."""
+        return list(self.units.values())
+
     def state_dict(self) -> dict[str, Any]:
         """Whole weights; a collective, which all processes call."""
         network = {

@@ -41,6 +41,7 @@ class Horovod(DataParallel):
     colour: ClassVar[str] = "#0072B2"
     marker: ClassVar[str] = "s"
     executor: ClassVar[str] = "ddlbench.strategies.horovod.executor:HorovodExecutor"
+    not_compiled: ClassVar[str] = ""
     predictors: ClassVar[tuple[str, ...]] = (
         *("ddlbench-eq1", "thesis-5.1-p2p", "thesis-5.1-transport", "horovod-serial"),
         *("paradl-authors", "paradl-corrected"),
