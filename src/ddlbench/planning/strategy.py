@@ -158,6 +158,10 @@ class Strategy:
         """A remark for readers of this strategy's numbers on such devices."""
         return None
 
+    def remarks(self, cell: Cell, details: Mapping[str, Any]) -> tuple[str, ...]:
+        """Further remarks on a run, from what its details say."""
+        return ()
+
     def workers(self, devices: int, options: Mapping[str, Any]) -> int:
         """How many of a cell's devices train: all but those that only serve.
 

@@ -108,6 +108,7 @@ def assemble(
         update_semantics="synchronous" if synchronous else "stale",
         notes=(
             *_notes(strategy, site),
+            *(strategy.remarks(cell, ok[0].plan_details) if complete else ()),
             *unlike_ranks([report.provenance for report in ok]),
             *drain_notes(cell, synchronous or round_steps > 1, len(scored)),
             *checkpoint_notes(saved),

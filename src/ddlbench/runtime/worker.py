@@ -43,7 +43,7 @@ from ddlbench.runtime.compilation import (
 from ddlbench.runtime.energy import EnergyMeter
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.failure import classify
-from ddlbench.runtime.job import Job, report_file, stacks_file
+from ddlbench.runtime.job import Job, kept_folder, report_file, stacks_file
 from ddlbench.runtime.loop import Extent, Measurement, measure
 from ddlbench.runtime.meters import (
     cpu_peak_bytes,
@@ -119,6 +119,7 @@ def _run(job: Job, process: Process) -> RankReport:
         local_address=address_of(interface),
         secret=os.environ.get(SECRET),
         patience_s=job.patience_s,
+        folder=kept_folder(job.run_dir),
         progress=reporter if process.rank == 0 else (lambda _done: None),
         fixed={} if checkpoints is None else checkpoints.fixed(),
     )

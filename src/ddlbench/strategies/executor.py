@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import repeat
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -77,6 +78,8 @@ class Context:
         patience_s: timeout of libraries. The supervisor's limits are lower, because it can tell a
             hang from a slow step.
         progress: called after each completed mini-batch with the number completed in this run.
+        folder: for files that stay with the cell's result; made by whoever writes one. None keeps
+            no files.
         fixed: ``details`` of the earlier run whose checkpoint this run continues; else empty.
     """
 
@@ -87,6 +90,7 @@ class Context:
     secret: str | None = None
     patience_s: float = 1800.0
     progress: Callable[[int], None] = lambda _done: None
+    folder: Path | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
