@@ -37,7 +37,7 @@ _MOST_DIGITS = 60
 # Fields with their own place in the path; others appear as name=value unless they have the default.
 _PLACED = ("dataset", "network", "strategy", "nodes", "devices_per_node", "repeat", "options")
 # Fields that are newer than the first results.
-_YOUNGER = ("checkpoint_every_steps", "deterministic", "validate")
+_YOUNGER = ("checkpoint_every_steps", "deterministic", "validate", "compile")
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class Cell:
         checkpoint_every_steps: measured steps between two checkpoints; 0 writes none.
         deterministic: use only kernels that give the same bits in every run.
         validate: classify the validation split after every measured epoch.
+        compile: have torch.compile make kernels of the network, before warm-up.
         options: strategy options that differ from their defaults, sorted by name.
 
     Raises:
@@ -95,6 +96,7 @@ class Cell:
     checkpoint_every_steps: int = 0
     deterministic: bool = False
     validate: bool = False
+    compile: bool = False
     options: tuple[tuple[str, OptionValue], ...] = ()
 
     def __post_init__(self) -> None:

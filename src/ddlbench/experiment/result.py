@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import Document
+from ddlbench.experiment.efficiency import Compilation, Efficiency, Energy
 from ddlbench.experiment.json_form import OMIT_NONE, SameKeys, key_of
 from ddlbench.experiment.json_text import read_object
 from ddlbench.experiment.status import Status
@@ -44,7 +45,7 @@ class DeviceMemory(SameKeys):
 
 @dataclass(frozen=True, kw_only=True)
 class RankEntry(SameKeys):
-    """One rank of a result; earlier versions lack the models of its processors and the probes."""
+    """One rank of a result; earlier versions lack the fields that have a default."""
 
     rank: int
     role: str
@@ -61,6 +62,8 @@ class RankEntry(SameKeys):
     prepare_s: float
     cpu_utilisation: float | None
     gpu_utilisation: float | None
+    cpu_s: float | None = None
+    peak_flops_per_s: float | None = None
     parameter_bytes: int
     peak_rss_bytes: int
     memory: tuple[DeviceMemory, ...]
@@ -277,6 +280,8 @@ class Result(SameKeys):
         ranks: those that wrote a report.
         timing, loss: None if the cell is not ok.
         communication: None unless every rank counted its bytes.
+        compilation: None for a cell that is not compiled.
+        efficiency, energy: None if the cell is not ok, and in results of earlier versions.
         link: None on the site's own network.
         checkpointing: None for a cell without checkpoints.
         validation: empty for a cell without validation.
@@ -302,6 +307,9 @@ class Result(SameKeys):
     staging: Staging | None
     loss: Loss | None
     communication: Communication | None
+    efficiency: Efficiency | None = None
+    energy: Energy | None = None
+    compilation: Compilation | None = None
     link: Link | None = None
     checkpointing: Checkpointing | None = None
     validation: tuple[EpochAccuracy, ...] = ()

@@ -73,6 +73,8 @@ class Accelerator:
         key = ProfileKey.of(cell)
         if cell.precision != "fp32":
             return Reason("precision_unavailable", "emulated accelerators compute in fp32 only")
+        if cell.compile:
+            return Reason("cannot_compile", "blocks of emulated accelerators compute nothing")
         if cell.validate:
             return Reason("no_validation", "emulated accelerators train no weights to validate")
         if not self.profile_file(key).is_file():

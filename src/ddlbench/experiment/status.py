@@ -60,6 +60,7 @@ REASON_CODES: Mapping[str, str] = {
     "precision_unavailable": "the device has no such arithmetic",
     "no_accelerator_profile": "the emulated accelerator has no profile of the network",
     "layers_not_emulated": "an emulated accelerator cannot split layers",
+    "cannot_compile": "torch.compile does not work with the strategy, the network or the machine",
     # unsupported: known when the cell starts
     "emulation_unavailable": "the machine cannot emulate this link",
     "cannot_be_split": "the network is built in a way that the strategy cannot split",

@@ -56,6 +56,16 @@ def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
         return out_of_place(_checked(network, factory(spec)))
 
 
+def skeleton(network: str, spec: DatasetSpec) -> nn.Sequential:
+    """The network on the device "meta": shapes only, without memory and random numbers.
+
+    Raises:
+        ConfigError: there is no such network, or it cannot be cut into blocks.
+    """
+    with torch.device("meta"):
+        return out_of_place(_checked(network, load("ddlbench.networks", network)(spec)))
+
+
 def _checked(name: str, network: Any) -> nn.Sequential:
     if not isinstance(network, nn.Sequential):
         raise ConfigError(

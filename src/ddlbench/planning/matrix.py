@@ -42,6 +42,7 @@ from ddlbench.planning.strategy import (
     normalise,
     strategy_of,
     too_few_steps,
+    why_not_compiled,
 )
 
 _NAMED_AXES = ("dataset", "network", "strategy", "geometry")
@@ -318,7 +319,12 @@ def _unsupported(cell: Cell, site: Site) -> str | None:
             "layers_not_emulated",
             "an emulated accelerator knows times of whole blocks, not of parts of a layer",
         )
-    return strategy.supports(cell) or site.supports(cell) or _missing_package(strategy.requires)
+    return (
+        strategy.supports(cell)
+        or why_not_compiled(cell, strategy)
+        or site.supports(cell)
+        or _missing_package(strategy.requires)
+    )
 
 
 def _memory_check(site: Site) -> Callable[[Cell], str | None]:

@@ -106,6 +106,7 @@ class Strategy:
         synchronous: every step's update uses gradients of the current weights; if an option
             decides, :meth:`is_synchronous` tells.
         requires: packages it imports besides torch.
+        not_compiled: why its cells cannot have ``compile``; empty if they can.
         predictors: names of the predictors that model it, besides those of every strategy.
         preferred_predictor: the predictor that ``recommend`` uses, by kind of device ("cpu",
             "cuda"); without one the strategy is not ranked there.
@@ -125,6 +126,7 @@ class Strategy:
     executor: ClassVar[str]
     synchronous: ClassVar[bool] = True
     requires: ClassVar[tuple[str, ...]] = ()
+    not_compiled: ClassVar[str] = "its executor does not say that torch.compile trains the same"
     predictors: ClassVar[tuple[str, ...]] = ()
     preferred_predictor: ClassVar[Mapping[str, str]] = {}
     recommended_by: ClassVar[Mapping[str, str]] = {}
@@ -156,6 +158,10 @@ class Strategy:
     def note(self, device_kind: DeviceKind) -> str | None:
         """A remark for readers of this strategy's numbers on such devices."""
         return None
+
+    def remarks(self, cell: Cell, details: Mapping[str, Any]) -> tuple[str, ...]:
+        """Further remarks on a run, from what its details say."""
+        return ()
 
     def workers(self, devices: int, options: Mapping[str, Any]) -> int:
         """How many of a cell's devices train: all but those that only serve.
@@ -303,6 +309,17 @@ def known_strategy(name: str) -> Strategy | None:
         return strategy_of(name)
     except ConfigError:
         return None
+
+
+def why_not_compiled(cell: Cell, strategy: Strategy) -> str | None:
+    """Why the cell's network cannot be compiled with its strategy; None if it can, or is not."""
+    if not (cell.compile and strategy.not_compiled):
+        return None
+    return Reason(
+        "cannot_compile",
+        f"torch.compile is not used with strategy {cell.strategy}: {strategy.not_compiled}; "
+        "write compile: false",
+    )
 
 
 def workers_of(cell: Cell) -> int:

@@ -59,6 +59,8 @@ class Inputs:
         Raises:
             InvalidProfile: it is missing or wrong; the message gives the command that makes it.
         """
+        if cell.compile:
+            raise InvalidProfile("profiles are of layers that are not compiled; this cell's are")
         missing = self.missing(cell)
         if profile_file(self.site, ProfileKey.of(cell).id) in missing:
             raise InvalidProfile(

@@ -30,6 +30,7 @@ _text, _flag, _number = _column("text"), _column("flag"), _column("number")
 _flag_or_unknown = _column("flag or unknown")
 _count, _bytes = _column("integer"), _column("integer", "B")
 _seconds, _rate = _column("number", "s"), _column("number", "1/s")
+_joules = _column("number", "J")
 
 _WHERE = (
     _text("site", "site that the cell ran on"),
@@ -63,6 +64,11 @@ _MEMORY = (
     _bytes("total_memory_bytes", "sum of the peaks of all devices"),
     _bytes("device_memory_bytes", "size of the fullest device, where it is known"),
     _bytes("peak_rss_bytes", "largest resident set of any process"),
+)
+
+_ENERGY_OF = (
+    "what energy_j is of: gpu, host (processors and memory of whole hosts), or both; empty where "
+    "nothing counted"
 )
 
 MEASUREMENTS: tuple[Column, ...] = (
@@ -100,6 +106,15 @@ MEASUREMENTS: tuple[Column, ...] = (
     ),
     _text("base_cell_id", "the sequential cell that speedup is measured against"),
     _rate("base_samples_per_s", "absolute speed of the base"),
+    _number("mfu", "model FLOPs utilisation: flops_per_s over peak_flops_per_s"),
+    _rate("flops_per_s", "operations that the network needs, without recomputation, over a step"),
+    _rate("peak_flops_per_s", "measured speed of its devices together, large matrix products"),
+    _seconds("cpu_s", "processor time of all ranks, measured region"),
+    _number("cpu_utilisation", "mean of the ranks: processor time over wall time and threads"),
+    _joules("energy_j", "of GPUs and hosts, as far as they count it, measured region"),
+    _joules("energy_per_sample_j", "the same over the samples of the measured epochs"),
+    _text("energy_of", _ENERGY_OF),
+    _seconds("compile_s", "compilation of the network before warm-up; in no other time"),
     *_MEMORY,
     _seconds("checkpoint_s", "all its checkpoints; in neither epoch_s nor samples_per_s"),
     _count("resumed", "times it went on from a checkpoint"),
@@ -166,6 +181,13 @@ SUMMARY: tuple[Column, ...] = (
     _number("speedup_normalised", "median of speedup_normalised over repeats"),
     _text("base_configuration", "configuration of the base"),
     _rate("base_samples_per_s", "absolute speed of the base, over the shared repeats"),
+    _number("mfu", "median of mfu over repeats"),
+    _rate("flops_per_s", "median of flops_per_s over repeats"),
+    _rate("peak_flops_per_s", "median of peak_flops_per_s over repeats"),
+    _seconds("cpu_s", "median of cpu_s over repeats"),
+    _joules("energy_per_sample_j", "median of energy_per_sample_j over repeats"),
+    _text("energy_of", _ENERGY_OF),
+    _seconds("compile_s", "median of compile_s over repeats"),
     *_MEMORY,
     _number("loss_last", "median of loss_last over repeats"),
     _number("accuracy", "median of accuracy over repeats"),

@@ -41,6 +41,7 @@ from ddlbench.report.comparability import (
     step_notes,
     unlike,
 )
+from ddlbench.report.efficiency import efficiency_columns
 
 _REASON_LENGTH = 1000
 OF_CELL = (
@@ -150,6 +151,7 @@ def _outcome(row: MatrixRow, site: str, root: Path, plans: CurrentPlans | None) 
         "accuracy": result.validation[-1].accuracy if result.validation else None,
         "created": result.provenance.created,
         **_timing(result.timing if result.status == Status.OK else None),
+        **efficiency_columns(result),
         **_memory(result.ranks),
         **probed(result.ranks, _is_emulated(result)),
         "is_emulated": _is_emulated(result),

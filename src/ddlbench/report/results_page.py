@@ -62,6 +62,10 @@ measurements beside the code and run times of the rules.
   all-gather; `gloo/allreduce.cc`), so each of N ranks sends and receives 2 (N - 1) / N of the
   gradients' bytes, and with two ranks once their size. A stage of a pipeline sends its activations
   of every micro-batch forward, and as many bytes of gradients come back. Over NCCL nothing counts.
+- `mfu` is the share of its devices' measured peak that a step uses for the operations that the
+  network needs ([measurement.md](measurement.md)): comparable between strategies, batches and
+  precisions, and across machines as far as their peaks are. `energy_j` is of what `energy_of` says;
+  two machines of which one counts only GPUs cannot be compared by it.
 - `accuracy` is of cells with `validate`: the share of the validation images that rank 0 classifies
   right with the network that all ranks hold after the epoch ([datasets.md](datasets.md#accuracy)).
   `accuracy.csv` is another thing: the errors of predictors.

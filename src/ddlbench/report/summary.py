@@ -32,6 +32,10 @@ _FROM_FIRST = [
     "geometry", "batch_size", "precision", "fabric", "link_latency_s", "link_bits_per_s",
     "link_loss", "link_mtu_bytes", "link_congestion_control", "settings",
 ]  # fmt: skip
+_MEDIANS = (
+    "step_median_s", "load_s", "loss_last", "accuracy", "probe_s", "mfu", "flops_per_s",
+    "peak_flops_per_s", "cpu_s", "energy_per_sample_j", "compile_s",
+)  # fmt: skip
 _FEWEST_TO_BOOTSTRAP = 3
 
 
@@ -75,14 +79,11 @@ def _record(configuration: str, runs: pd.DataFrame, by_id: pd.DataFrame) -> dict
             for name in runs.columns
             if name.endswith("_bytes") and runs[name].notna().any()
         },
-        **{
-            name: float(good[name].median())
-            for name in ("step_median_s", "load_s", "loss_last", "accuracy", "probe_s")
-            if len(good)
-        },
+        **{name: float(good[name].median()) for name in _MEDIANS if len(good)},
         "speedup_normalised": None if forbid else float(pairs["speedup_normalised"].median()),
         "update_semantics": _joined(runs["update_semantics"], " "),
         "ran_as": _joined(runs["ran_as"], NOTE_BREAK),
+        "energy_of": _joined(runs["energy_of"], " "),
         "device_kind": _joined(runs["device_kind"], " "),
         "processors": _joined(runs["processors"], NOTE_BREAK),
         "noisy": good["noisy"].any(skipna=False),  # unknown where one is and none is noisy

@@ -65,6 +65,11 @@ def log_file(run_dir: Path) -> Path:
     return run_dir / "log.txt"
 
 
+def kept_folder(run_dir: Path) -> Path:
+    """Files of the strategy that the supervisor moves beside the result."""
+    return run_dir / "kept"
+
+
 def stacks_file(run_dir: Path, rank: int) -> Path:
     """File into which rank ``rank`` dumps its stacks on SIGUSR1."""
     return run_dir / f"stacks{rank}.txt"

@@ -26,6 +26,7 @@ from typing import Protocol
 
 import torch
 
+from ddlbench.runtime.energy import EnergyMeter
 from ddlbench.runtime.meters import Usage, Utilisation, mean_usage
 from ddlbench.runtime.rank_report import Score
 from ddlbench.strategies.executor import Executor, RunRecord
@@ -122,6 +123,7 @@ def measure(
     checkpoints: Checkpoints | None = None,
     validation: Validation | None = None,
     traffic: Traffic | None = None,
+    energy: EnergyMeter | None = None,
     segment_done: Callable[[int], None] = lambda _steps: None,
 ) -> Measurement:
     """Warm up, wait for the other ranks, and run the measured epochs.
@@ -137,6 +139,7 @@ def measure(
         checkpoints: None for a cell without checkpoints.
         validation: None for a cell without validation.
         traffic: counts the bytes of the measured steps.
+        energy: counts the energy of the measured steps.
         segment_done: called with the number of steps of each call of the executor's ``run``, whose
             progress counts from one.
     """
@@ -150,7 +153,7 @@ def measure(
         traffic.start(so_far.steps)
     barrier()
     for part in extent.segments(so_far.steps):
-        with Utilisation(devices, threads) as utilisation:
+        with Utilisation(devices, threads, energy) as utilisation:
             record = executor.run(part.start, len(part))
         so_far = so_far.followed_by(record, utilisation.usage, len(part))
         segment_done(len(part))

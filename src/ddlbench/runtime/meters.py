@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ddlbench.runtime.energy import EnergyMeter, Joules, added, taken
+from ddlbench.runtime.nvml import handles_of
 from ddlbench.strategies.executor import Executor
 
 _SAMPLE_S = 0.2
@@ -57,40 +59,51 @@ class Usage:
     Args:
         cpu: processor seconds over wall seconds and threads, 0 to 1 (more if other threads ran).
         gpu: mean of NVML's samples over the devices, 0 to 1; None without a GPU.
+        cpu_s: processor seconds of all threads of the process; None if a part of them is unknown.
+        energy_j: by domain, of those that were counted all the time.
     """
 
     wall_s: float
     cpu: float | None
     gpu: float | None
+    cpu_s: float | None = None
+    energy_j: Joules = field(default_factory=dict)
 
 
 def mean_usage(parts: Sequence[Usage]) -> Usage:
-    """Mean over several stretches of time, weighted by their lengths."""
+    """Several stretches of time as one: means weighted by their lengths, sums of the rest."""
 
     def mean(values: Sequence[tuple[float, float | None]]) -> float | None:
         known = [(wall_s, value) for wall_s, value in values if value is not None]
         total_s = sum(wall_s for wall_s, _ in known)
         return sum(wall_s * value for wall_s, value in known) / total_s if total_s > 0 else None
 
+    lasting = [part for part in parts if part.wall_s > 0]
+    cpu_s = [part.cpu_s for part in lasting if part.cpu_s is not None]
     return Usage(
         wall_s=sum(part.wall_s for part in parts),
         cpu=mean([(part.wall_s, part.cpu) for part in parts]),
         gpu=mean([(part.wall_s, part.gpu) for part in parts]),
+        cpu_s=sum(cpu_s) if cpu_s and len(cpu_s) == len(lasting) else None,
+        energy_j=added([part.energy_j for part in lasting]),
     )
 
 
 class Utilisation:
     """Measures the utilisation within a ``with``; ``usage`` holds it afterwards."""
 
-    def __init__(self, devices: Sequence[torch.device], threads: int) -> None:
+    def __init__(
+        self, devices: Sequence[torch.device], threads: int, energy: EnergyMeter | None = None
+    ) -> None:
         self.usage = Usage(0.0, None, None)
-        self._threads = threads
-        self._handles = [h for h in _nvml_handles(devices) if h is not None]
+        self._threads, self._energy = threads, energy
+        self._handles = [h for h in handles_of(devices) if h is not None]
         self._samples: list[float] = []
         self._stop = threading.Event()
         self._sampler = threading.Thread(target=self._sample, daemon=True)
 
     def __enter__(self) -> Utilisation:
+        self._joules = self._energy.read() if self._energy is not None else {}
         self._wall, self._cpu = time.perf_counter(), time.process_time()
         if self._handles:
             self._sampler.start()
@@ -99,6 +112,7 @@ class Utilisation:
     def __exit__(self, *_error: object) -> None:
         wall_s = time.perf_counter() - self._wall
         cpu_s = time.process_time() - self._cpu
+        joules = self._energy.read() if self._energy is not None else {}
         if self._handles:
             self._stop.set()
             self._sampler.join()
@@ -106,6 +120,8 @@ class Utilisation:
             wall_s,
             cpu=cpu_s / wall_s / self._threads if wall_s > 0 else None,
             gpu=sum(self._samples) / len(self._samples) if self._samples else None,
+            cpu_s=cpu_s,
+            energy_j=taken(self._joules, joules),
         )
 
     def _sample(self) -> None:
@@ -148,7 +164,7 @@ def device_memory(
         return [_memory(name, peak_bytes=cpu_peak)]
     entries = [
         _cuda_memory(device, handle)
-        for device, handle in zip(devices, _nvml_handles(devices), strict=False)
+        for device, handle in zip(devices, handles_of(devices), strict=False)
     ]
     for entry, earlier in zip(entries, measured, strict=False):
         entry["peak_bytes"] = max(earlier, entry["peak_bytes"])
@@ -190,22 +206,6 @@ def _cuda_memory(device: torch.device, handle: Any) -> dict[str, Any]:
         device_used_bytes=used,
         total_bytes=torch.cuda.get_device_properties(device).total_memory,
     )
-
-
-def _nvml_handles(devices: Sequence[torch.device]) -> list[Any]:
-    """NVML handles of CUDA devices, by UUID, as NVML ignores CUDA_VISIBLE_DEVICES."""
-    if devices[0].type != "cuda":
-        return []
-    try:
-        import pynvml  # noqa: PLC0415 - only where a GPU is
-
-        pynvml.nvmlInit()
-        return [
-            pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(d).uuid}")
-            for d in devices
-        ]
-    except Exception:  # a driver without NVML must not stop a measurement
-        return [None for _ in devices]
 
 
 class LiveTensors:

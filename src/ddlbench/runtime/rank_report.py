@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,22 @@ class CheckpointCost(JsonForm):
 
 
 @dataclass(frozen=True)
+class CompileCost(JsonForm):
+    """Seconds of a rank's compilation, and how many graphs it made.
+
+    ``graphs_later`` were compiled in warm-up and measured steps.
+    """
+
+    compile_s: float
+    graphs: int
+    graphs_later: int = 0
+
+    def until_now(self, graphs: int) -> CompileCost:
+        """The same when the process has compiled ``graphs`` in all."""
+        return replace(self, graphs_later=graphs - self.graphs)
+
+
+@dataclass(frozen=True)
 class Score(JsonForm):
     """What rank 0 classified of the validation split after ``steps`` measured steps.
 
@@ -71,7 +87,15 @@ class RankReport(JsonForm):
         clock_offset_s: added to the rank's clock, it gives rank 0's.
         traffic: None if nothing was counted.
         checkpoints: None for a cell without checkpoints.
+        compilation: None for a cell that is not compiled.
         scores: of rank 0, in the order of steps; empty for other ranks, and without validation.
+        cpu_s: processor seconds of the measured steps.
+        measured_s: wall seconds of the measured steps, without what is between them.
+        energy_j: of the measured steps, by "nvml" or "rapl" and the domain.
+        energy_missing: why GPUs or the host have no counter.
+        peak_flops_per_s: of its devices together; None for a server.
+        sample_flops: operations of a training step for one sample; of rank 0.
+        efficiency_missing: why one of these two could not be measured.
         probe_s: of a fixed piece of work, before the strategy starts and after it has ended; of
             one rank of each node.
     """
@@ -98,6 +122,7 @@ class RankReport(JsonForm):
     samples: int
     steps_per_epoch: int
     checkpoints: CheckpointCost | None = None
+    compilation: CompileCost | None = None
     scores: tuple[Score, ...] = ()
     clock_offset_s: float = 0.0
     traffic: CountedBytes | None = None
@@ -114,6 +139,13 @@ class RankReport(JsonForm):
     communication_wait_s: float | None = None
     cpu_utilisation: float | None = None
     gpu_utilisation: float | None = None
+    cpu_s: float | None = None
+    measured_s: float | None = None
+    energy_j: Mapping[str, float] = field(default_factory=dict)
+    energy_missing: tuple[str, ...] = ()
+    peak_flops_per_s: float | None = None
+    sample_flops: int | None = None
+    efficiency_missing: str | None = None
     probe_s: tuple[float, ...] = ()
 
 

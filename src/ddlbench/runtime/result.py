@@ -46,6 +46,7 @@ from ddlbench.experiment.status import Status, reason_code
 from ddlbench.planning.plan import Plan, measured_digests
 from ddlbench.planning.strategy import Strategy, strategy_of
 from ddlbench.runtime.between_steps import accuracies, checkpoint_notes, checkpointing, drain_notes
+from ddlbench.runtime.efficiency import compilation, compilation_notes, efficiency, energy
 from ddlbench.runtime.environment import driver_provenance, unlike_ranks
 from ddlbench.runtime.placement import SHARED_GPU_NOTE
 from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written
@@ -84,6 +85,7 @@ def assemble(
     complete = status == Status.OK
     timing = timing_of(cell, ok, site.device) if complete else None
     saved = None if timing is None else checkpointing(cell, ok, timing, earlier)
+    compiled = compilation(ok) if complete else None
     scored = () if timing is None else accuracies(ok, timing)
     synchronous = strategy.is_synchronous(cell, plan.details)
     round_steps = strategy.round_steps(cell)
@@ -106,9 +108,11 @@ def assemble(
         update_semantics="synchronous" if synchronous else "stale",
         notes=(
             *_notes(strategy, site),
+            *(strategy.remarks(cell, ok[0].plan_details) if complete else ()),
             *unlike_ranks([report.provenance for report in ok]),
             *drain_notes(cell, synchronous or round_steps > 1, len(scored)),
             *checkpoint_notes(saved),
+            *compilation_notes(compiled, site.device),
             *([] if timing is None else rounds_note(cell, timing.step_s.count)),
             *divergence(ok if complete else []),
         ),
@@ -118,6 +122,9 @@ def assemble(
         staging=None if staging is None else _staging(staging),
         loss=loss_summary(ok, ok[0].steps_per_epoch) if complete else None,
         communication=communication(ok) if complete else None,
+        efficiency=None if timing is None else efficiency(cell, ok, timing),
+        energy=None if timing is None else energy(ok, timing),
+        compilation=compiled,
         link=None if link is None else Link.from_dict(link),
         checkpointing=saved,
         validation=scored,

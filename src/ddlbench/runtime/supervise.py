@@ -37,7 +37,7 @@ from ddlbench.runtime.checkpoint.store import Order
 from ddlbench.runtime.fabric import Fabric, FabricUnfit, FabricUnsupported, fabric_up, fault_of
 from ddlbench.runtime.failure import cause_of
 from ddlbench.runtime.heart import Heart
-from ddlbench.runtime.job import Job, log_file, report_file
+from ddlbench.runtime.job import Job, kept_folder, log_file, report_file
 from ddlbench.runtime.launch import Step, python_command
 from ddlbench.runtime.lease import Claim, claim, holds, keep, release, this_supervisor
 from ddlbench.runtime.placement import device_variables
@@ -197,8 +197,8 @@ def _measure(
     except FabricUnfit as error:
         status, reason = Status.FAILED, reason_of(error, "link_unfit")
     finally:
-        if log_file(run_dir).is_file() and holds(cell_folder, me):
-            shutil.copyfile(log_file(run_dir), cell_folder / "log.txt")
+        if holds(cell_folder, me):
+            _keep_files(run_dir, cell_folder)
         shutil.rmtree(run_dir, ignore_errors=True)
     if not holds(cell_folder, me):  # this machine slept, or its file system did not answer
         raise CellFailed(
@@ -228,6 +228,13 @@ def _measure(
     if status == Status.OK:
         _write_tables(cell_folder, reports)
     return result
+
+
+def _keep_files(run_dir: Path, cell_folder: Path) -> None:
+    """Copy the log, and what the strategy wrote for readers, beside the result."""
+    written = [log_file(run_dir), *kept_folder(run_dir).glob("*")]
+    for path in filter(Path.is_file, written):
+        shutil.copyfile(path, cell_folder / path.name)
 
 
 def _write_tables(cell_folder: Path, reports: _Reports) -> None:

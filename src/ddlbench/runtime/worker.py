@@ -35,9 +35,15 @@ from ddlbench.experiment.result import DeviceMemory
 from ddlbench.networks import build
 from ddlbench.planning.strategy import Process, strategy_of, too_few_steps
 from ddlbench.runtime.checkpoint.rank import RefusedCheckpoint, open_checkpoints
+from ddlbench.runtime.compilation import (
+    compile_ahead,
+    compiled_graphs,
+    ready_to_compile,
+)
+from ddlbench.runtime.energy import EnergyMeter
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.failure import classify
-from ddlbench.runtime.job import Job, report_file, stacks_file
+from ddlbench.runtime.job import Job, kept_folder, report_file, stacks_file
 from ddlbench.runtime.loop import Extent, Measurement, measure
 from ddlbench.runtime.meters import (
     cpu_peak_bytes,
@@ -49,6 +55,7 @@ from ddlbench.runtime.meters import (
 from ddlbench.runtime.network_address import SECRET, address_of, use_interface
 from ddlbench.runtime.placement import gpu_models, own_cores, own_devices, own_process
 from ddlbench.runtime.progress import Reporter
+from ddlbench.runtime.rank_efficiency import measured_by_rank
 from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written, write_rank_report
 from ddlbench.runtime.rendezvous import ClockOffset, barrier, clock_offsets, join_store, leave
 from ddlbench.runtime.tcp_traffic import TcpTraffic
@@ -93,17 +100,14 @@ def _run(job: Job, process: Process) -> RankReport:
     threads = cell.threads_per_device
     apply_torch_settings(cell)
     devices = own_devices(job.device_kind, process)
-    store = None
-    if plan.world_size > 1:
-        host, port = job.rendezvous_host, job.rendezvous_port
-        store = join_store(host, port, process.rank, plan.world_size, job.patience_s)
+    store = _store(job, process)
     wait_for_all = partial(barrier, store, world_size=plan.world_size)
     network = _network(job)
     torch.manual_seed(cell.seed + process.rank)
     random.seed(cell.seed + process.rank)
     stream, extent, dataset_samples = _data(job, process, devices[0])
     reporter = Reporter(extent.total_steps, cell.batch_size)
-    executor = _executor(cell)
+    executor = _executor(job)
     checkpoints = open_checkpoints(
         job.checkpoints, executor, process.rank, plan.world_size, store=store, devices=devices
     )
@@ -115,6 +119,7 @@ def _run(job: Job, process: Process) -> RankReport:
         local_address=address_of(interface),
         secret=os.environ.get(SECRET),
         patience_s=job.patience_s,
+        folder=kept_folder(job.run_dir),
         progress=reporter if process.rank == 0 else (lambda _done: None),
         fixed={} if checkpoints is None else checkpoints.fixed(),
     )
@@ -122,6 +127,7 @@ def _run(job: Job, process: Process) -> RankReport:
     executor.prepare(plan, process, network, stream, context)
     offsets = clock_offsets(store, process.rank, plan.world_size)
     prepare_s = time.time() - psutil.Process().create_time()
+    compiled = compile_ahead(executor, context, cell, sign=process.rank == 0)
     peaks_before: list[int] = []
 
     def end_warmup() -> None:
@@ -134,6 +140,7 @@ def _run(job: Job, process: Process) -> RankReport:
             reporter.phase("measured")
 
     traffic = _traffic(executor, job)
+    energy = EnergyMeter(devices, of_host=process.local_rank == 0)
     measured = measure(
         executor,
         extent,
@@ -143,6 +150,7 @@ def _run(job: Job, process: Process) -> RankReport:
         checkpoints=checkpoints,
         validation=validation,
         traffic=traffic,
+        energy=energy,
         segment_done=reporter.phase_done,
     )
     wait_for_all("counted")  # before that, no rank sends bytes that do not count
@@ -150,7 +158,7 @@ def _run(job: Job, process: Process) -> RankReport:
         reporter.phase("done")
     context.progress = lambda _done: None
     last = extent.total_steps - 1
-    peak = cpu_peak_bytes(executor, last) if job.device_kind == "cpu" else None
+    peak = _cpu_peak(job, executor, last)
     provenance = rank_provenance()
     report = RankReport(
         rank=process.rank,
@@ -179,6 +187,7 @@ def _run(job: Job, process: Process) -> RankReport:
         samples=_samples(cell, process, extent),
         steps_per_epoch=extent.steps_per_epoch,
         checkpoints=None if checkpoints is None else checkpoints.report(),
+        compilation=None if compiled is None else compiled.until_now(compiled_graphs()),
         scores=measured.scores,
         clock_offset_s=offsets[process.rank].offset_s,
         traffic=None if traffic is None else traffic.report(),
@@ -186,6 +195,7 @@ def _run(job: Job, process: Process) -> RankReport:
         partition_spans=tuple(_partition_spans(executor, last)),
         provenance=provenance,
         probe_s=before_s,
+        energy_missing=tuple(energy.missing),
         **_times(measured),
     )
     # The measurement is complete: a failure below costs a picture, but not the result.
@@ -194,9 +204,35 @@ def _run(job: Job, process: Process) -> RankReport:
     report = _with_spans(report, executor, last, offsets)
     wait_for_all("reported")
     executor.close()
-    after_s = _probe(process, devices[0], "after", wait_for_all)
+    report = _with_speeds(report, cell, process, devices, wait_for_all)
     leave(store, process.rank, plan.world_size)
-    return replace(report, probe_s=before_s + after_s)
+    return report
+
+
+def _cpu_peak(job: Job, executor: Executor, mini_batch: int) -> int | None:
+    """Peak of live tensors on a CPU; None on CUDA, and where compiled kernels hide theirs."""
+    if job.device_kind != "cpu" or job.plan.cell.compile:
+        return None
+    return cpu_peak_bytes(executor, mini_batch)
+
+
+def _store(job: Job, process: Process) -> dist.Store | None:
+    """The store of all ranks; None for a single one."""
+    host, port, size = job.rendezvous_host, job.rendezvous_port, job.plan.world_size
+    return join_store(host, port, process.rank, size, job.patience_s) if size > 1 else None
+
+
+def _with_speeds(
+    report: RankReport,
+    cell: Cell,
+    process: Process,
+    devices: tuple[torch.device, ...],
+    wait_for_all: Callable[[str], None],
+) -> RankReport:
+    """The report with the machine's speed after training, and the peak of the rank's devices."""
+    after_s = _probe(process, devices[0], "after", wait_for_all)
+    found = measured_by_rank(cell, process, devices)
+    return replace(report, probe_s=report.probe_s + after_s, **found)
 
 
 def _probe(
@@ -325,7 +361,10 @@ def _partition_spans(executor: Executor, mini_batch: int) -> list[Any]:
         return []
 
 
-def _executor(cell: Cell) -> Executor:
+def _executor(job: Job) -> Executor:
+    cell = job.plan.cell
+    if cell.compile:
+        ready_to_compile(job.device_kind, job.run_dir)
     module_name, _, attribute = strategy_of(cell.strategy).executor.partition(":")
     executor: Executor = getattr(importlib.import_module(module_name), attribute)()
     return executor
@@ -344,6 +383,9 @@ def _times(measurement: Measurement) -> dict[str, Any]:
         "communication_wait_s": measured.communication_wait_s,
         "cpu_utilisation": measurement.utilisation.cpu,
         "gpu_utilisation": measurement.utilisation.gpu,
+        "cpu_s": measurement.utilisation.cpu_s,
+        "measured_s": measurement.utilisation.wall_s,
+        "energy_j": measurement.utilisation.energy_j,
     }
 
 

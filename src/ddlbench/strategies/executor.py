@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import repeat
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -31,7 +32,7 @@ from ddlbench.experiment.status import Reason
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import Process
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
-from ddlbench.strategies.training import make_loss, make_optimizer
+from ddlbench.strategies.training import compile_in_place, make_loss, make_optimizer
 
 
 class Unsupported(Exception):  # noqa: N818 - an outcome, not a fault
@@ -77,6 +78,8 @@ class Context:
         patience_s: timeout of libraries. The supervisor's limits are lower, because it can tell a
             hang from a slow step.
         progress: called after each completed mini-batch with the number completed in this run.
+        folder: for files that stay with the cell's result; made by whoever writes one. None keeps
+            no files.
         fixed: ``details`` of the earlier run whose checkpoint this run continues; else empty.
     """
 
@@ -87,6 +90,7 @@ class Context:
     secret: str | None = None
     patience_s: float = 1800.0
     progress: Callable[[int], None] = lambda _done: None
+    folder: Path | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -220,12 +224,19 @@ class StepwiseExecutor:
         self.loss_function = make_loss(plan.cell)
         self.spans = SpanRecorder(context.devices[0], enabled=False)
         self.module = self.place(network)
+        if plan.cell.compile:
+            for module in self.compiled_modules():
+                compile_in_place(module)
         self.optimizer = self.make_optimizer()
         self.module.train()
 
     def place(self, network: nn.Sequential) -> nn.Module:
         """Put the network on its device(s), wrapped as the strategy needs."""
         return network.to(self.context.devices[0])
+
+    def compiled_modules(self) -> list[nn.Module]:
+        """What torch.compile compiles, of a strategy whose descriptor says ``compiles``."""
+        return [self.module]
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         return make_optimizer(self.plan.cell, self.module.parameters())

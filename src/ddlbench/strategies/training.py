@@ -87,6 +87,20 @@ def with_precision(network: nn.Sequential, precision: str, device_type: str) -> 
     )
 
 
+def compile_in_place(module: nn.Module) -> None:
+    """Have torch.compile make kernels of the module's forward pass, when it runs first.
+
+    Names of weights stay, and so do hooks, which are not compiled. torch's compiler skips a forward
+    pass that torch itself defines, as that of ``nn.Sequential``, unless other code calls it.
+    """
+    eager = module.forward
+
+    def forward(*inputs: Tensor) -> Any:
+        return eager(*inputs)
+
+    module.forward = torch.compile(forward)
+
+
 def apply_torch_settings(cell: Cell) -> None:
     """Set torch's threads, cuDNN's search and determinism for this process.
 

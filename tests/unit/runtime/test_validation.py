@@ -157,7 +157,7 @@ class Log:
         monkeypatch.setattr(loop, "Utilisation", self.utilisation)
         self.usage = meters.Usage(0.0, None, None)
 
-    def utilisation(self, _devices, _threads):
+    def utilisation(self, _devices, _threads, _energy):
         return self
 
     def __enter__(self):

@@ -83,6 +83,7 @@ class DistributedDataParallel(DataParallel):
     marker: ClassVar[str] = "D"
     library: ClassVar[str | None] = "ddp"
     executor: ClassVar[str] = "ddlbench.strategies.ddp.executor:DdpExecutor"
+    not_compiled: ClassVar[str] = ""
     predictors: ClassVar[tuple[str, ...]] = (
         *("ddp-buckets", "ddp-all-reduce", "ddp-serial"),
         *("paradl-authors", "paradl-corrected"),
@@ -157,6 +158,12 @@ class DistributedDataParallel(DataParallel):
                 "conflicting_options",
                 f"powersgd sends whole gradients in its first {EXACT_STEPS} steps; set "
                 f"warmup_steps to {EXACT_STEPS} or more",
+            )
+        if cell.compile and int(values["bucket_cap_bytes"]) < DDP_FIRST_BUCKET_BYTES:
+            return Reason(
+                "conflicting_options",
+                f"torch.compile splits DDP's backward pass at buckets of {DDP_FIRST_BUCKET_BYTES} "
+                "bytes or more; raise bucket_cap_bytes, or write compile: false",
             )
         if cell.batch_size % cell.devices == 0 and cell.batch_size // cell.devices % count:
             return Reason(

@@ -61,6 +61,11 @@ class DdpExecutor(StepwiseExecutor):
             replica.register_comm_hook(Hook(self.spans, halved), called)
         return replica
 
+    def compiled_modules(self) -> list[nn.Module]:
+        """The network in its wrapper; torch cuts it where buckets end, so that they leave early."""
+        assert isinstance(self.module, DistributedDataParallel)
+        return [self.module.module]
+
     def zero_grad(self) -> None:
         # A dropped view would be made anew outside of its bucket.
         self.optimizer.zero_grad(set_to_none=not DdpDetails.of(self.plan).bucket_view)

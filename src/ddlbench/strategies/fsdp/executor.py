@@ -59,6 +59,10 @@ class FsdpExecutor(ShardedStateExecutor):
         self.units = units
         return network
 
+    def compiled_modules(self) -> list[nn.Module]:
+        """Each sharded block, between the collectives that make its weights whole."""
+        return list(self.units.values())
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Time the collectives of every unit; no step may be measured afterwards.

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.data_parallel import DataParallel
 from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic, buckets
 from ddlbench.planning.plan import PlanDetails
@@ -28,6 +30,7 @@ class HorovodDetails(PlanDetails):
 
     fusion_threshold_bytes: int
     cycle_time_s: float
+    autotune: bool = False
 
 
 class Horovod(DataParallel):
@@ -41,6 +44,7 @@ class Horovod(DataParallel):
     colour: ClassVar[str] = "#0072B2"
     marker: ClassVar[str] = "s"
     executor: ClassVar[str] = "ddlbench.strategies.horovod.executor:HorovodExecutor"
+    not_compiled: ClassVar[str] = ""
     predictors: ClassVar[tuple[str, ...]] = (
         *("ddlbench-eq1", "thesis-5.1-p2p", "thesis-5.1-transport", "horovod-serial"),
         *("paradl-authors", "paradl-corrected"),
@@ -69,7 +73,33 @@ class Horovod(DataParallel):
             "examples": [0.005, 0.02],
             "description": "Time between two rounds of negotiation, in seconds.",
         },
+        "autotune": {
+            "type": "boolean",
+            "default": False,
+            "description": "Horovod tries buffers and cycles while it trains, but what of the two "
+            "options above is not the default stays; autotune.csv has what it tried.",
+        },
     }
+    younger_options: ClassVar[frozenset[str]] = frozenset({"autotune"})
+
+    def remarks(self, cell: Cell, details: Mapping[str, Any]) -> tuple[str, ...]:
+        """That Horovod was still trying in the measured steps, or never began."""
+        tried = details.get("autotune_samples")
+        if not isinstance(tried, Mapping):
+            return ()
+        before, during = int(tried["before"]), int(tried["measured"])
+        if before + during == 0:
+            return (
+                "Horovod's autotuner tried nothing: it drops its first samples, each of dozens of "
+                "steps; raise warmup_steps",
+            )
+        if during == 0:
+            return ()
+        return (
+            f"Horovod's autotuner tried {during} settings in the measured steps, after {before} in "
+            f"warm-up: steps have different buffers and cycles (see {details['autotune_log']}); "
+            "raise warmup_steps to measure what it chose",
+        )
 
     def gradient_messages(self, workload: Workload, plan: Plan) -> list[GradientMessage]:
         """One message for each fusion buffer of whole tensors, or each tensor; no times.
@@ -84,7 +114,13 @@ class Horovod(DataParallel):
         ]
 
     def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic:
-        """With fusion the last message may be a full buffer: the worst case (thesis 5.1.1)."""
+        """With fusion the last message may be a full buffer: the worst case (thesis 5.1.1).
+
+        Raises:
+            ConfigError: Horovod tunes itself.
+        """
+        if HorovodDetails.of(plan).autotune:
+            raise ConfigError("Horovod's autotuner chooses its buffer only while it trains")
         traffic = super().gradient_traffic(workload, plan)
         threshold = int(HorovodDetails.of(plan).fusion_threshold_bytes)
         if threshold <= 0:

@@ -24,10 +24,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import Process
-from ddlbench.strategies.executor import Context, StepwiseExecutor, Unsupported
+from ddlbench.strategies.executor import Context, RunRecord, StepwiseExecutor, Unsupported
 from ddlbench.strategies.horovod.descriptor import HorovodDetails
 from ddlbench.strategies.horovod.rendezvous import (
     HorovodPlace,
@@ -35,6 +34,7 @@ from ddlbench.strategies.horovod.rendezvous import (
     join_rendezvous,
     set_place,
 )
+from ddlbench.strategies.horovod.tuning import TuningLog, set_tuning
 from ddlbench.strategies.timing import SpanRecorder
 
 
@@ -42,6 +42,7 @@ class HorovodExecutor(StepwiseExecutor):
     """One replica for each process, and ``hvd.DistributedOptimizer``."""
 
     rendezvous: Rendezvous | None = None  # keeps rank 0's server alive
+    tuning_log: TuningLog | None = None  # of rank 0, if Horovod tunes itself
 
     def place(self, network: nn.Sequential) -> nn.Module:
         """Initialise Horovod and broadcast rank 0's weights."""
@@ -56,10 +57,13 @@ class HorovodExecutor(StepwiseExecutor):
         if reason is not None:
             again = "`ddlbench forget --state unsupported` then lets this cell run again"
             raise Unsupported(f"{reason}; {again}", code="device_unsupported")
-        if _started_by_mpi() and self.hvd.mpi_built():
-            _set_tuning(self.plan)
-        else:
+        if not (_started_by_mpi() and self.hvd.mpi_built()):
             self.rendezvous = _set_environment(self.plan, self.process, self.context)
+        set_tuning(self.plan)
+        if HorovodDetails.of(self.plan).autotune:
+            os.environ["HOROVOD_AUTOTUNE"] = "1"
+            if self.process.rank == 0 and self.context.folder is not None:
+                self.tuning_log = TuningLog(self.context.folder)
         self.hvd.init()
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -100,7 +104,15 @@ class HorovodExecutor(StepwiseExecutor):
             "mpi": bool(hvd.mpi_built()),
             "nccl": bool(hvd.nccl_built()),
         }
-        return {**super().details(), "horovod_built_with": built}
+        tuned = {} if self.tuning_log is None else self.tuning_log.details()
+        return {**super().details(), "horovod_built_with": built, **tuned}
+
+    def run(self, first: int, count: int) -> RunRecord:
+        if self.tuning_log is not None and first < self.plan.cell.warmup_steps:
+            record = super().run(first, count)
+            self.tuning_log.end_warmup()
+            return record
+        return super().run(first, count)
 
     def buffer_bytes(self) -> int:
         """The fusion buffer, which is no larger than all gradients."""
@@ -159,20 +171,12 @@ def _set_environment(plan: Plan, process: Process, context: Context) -> Rendezvo
     set_place(place, rendezvous, context.interface)
     # An all-reduce over a bad link may take longer than Horovod's default of 30 s.
     os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(math.ceil(context.patience_s))
-    _set_tuning(plan)
     return rendezvous
 
 
 def _host(process: Process) -> str:
     """A name for each node of the plan; on one machine, several nodes have the same host name."""
     return f"node{process.node}"
-
-
-def _set_tuning(plan: Plan) -> None:
-    details = HorovodDetails.of(plan)
-    os.environ["HOROVOD_FUSION_THRESHOLD"] = str(int(details.fusion_threshold_bytes))
-    cycle_s = Accelerator.slowed(float(details.cycle_time_s))
-    os.environ["HOROVOD_CYCLE_TIME"] = str(cycle_s * 1e3)
 
 
 def _started_by_mpi() -> bool:

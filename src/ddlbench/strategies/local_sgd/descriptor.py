@@ -58,6 +58,7 @@ class LocalSgd(Strategy):
     colour: ClassVar[str] = "#7FA6C9"
     marker: ClassVar[str] = "$\\bowtie$"
     executor: ClassVar[str] = "ddlbench.strategies.local_sgd.executor:LocalSgdExecutor"
+    not_compiled: ClassVar[str] = ""
     synchronous: ClassVar[bool] = False
     predictors: ClassVar[tuple[str, ...]] = ("averaged-weights",)
     preferred_predictor: ClassVar[Mapping[str, str]] = {

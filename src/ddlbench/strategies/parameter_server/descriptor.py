@@ -50,6 +50,7 @@ class ParameterServer(Strategy):
     colour: ClassVar[str] = "#003F66"
     marker: ClassVar[str] = "d"
     family: ClassVar[str] = "data parallel"
+    not_compiled: ClassVar[str] = "its servers hold weights and no network that torch could compile"
     executor: ClassVar[str] = (
         "ddlbench.strategies.parameter_server.executor:ParameterServerExecutor"
     )

@@ -77,6 +77,7 @@ class PipeDreamDetails(PlanDetails):
 class StagedStrategy(Strategy):
     """Base of both strategies: each process computes one stage."""
 
+    not_compiled: ClassVar[str] = "nothing tests that compiled passes keep to its stored weights"
     executor: ClassVar[str] = "ddlbench.strategies.pipedream.executor:PipeDreamExecutor"
     predictors: ClassVar[tuple[str, ...]] = ("pipeline-replay", "pipeline-recorded")
     preferred_predictor: ClassVar[Mapping[str, str]] = {

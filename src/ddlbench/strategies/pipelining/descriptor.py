@@ -85,6 +85,7 @@ _STAGES_PER_RANK: dict[str, Any] = {
     "examples": [4],
     "description": "Stages of each device; stage s is on device s modulo the pipeline's devices.",
 }
+_HALVES = "its schedule runs halves of a backward pass apart, and a compiled pass is one piece"
 
 # Schedules by their shape: planning and predicting a cell needs the same one many times.
 _MADE: dict[tuple[type, int, int, int], Schedule] = {}
@@ -297,6 +298,7 @@ class TorchGPipeSchedule(SynchronousPipeline):
     """All forward passes, then all backward passes (Huang et al. 2019), without recomputation."""
 
     name: ClassVar[str] = "pipe-gpipe"
+    not_compiled: ClassVar[str] = ""
     label: ClassVar[str] = "GPipe (torch)"
     colour: ClassVar[str] = "#8F3F00"
     marker: ClassVar[str] = "<"
@@ -314,6 +316,7 @@ class OneFOneB(SynchronousPipeline):
     """1F1B with a flush (Narayanan et al. 2021)."""
 
     name: ClassVar[str] = "pipe-1f1b"
+    not_compiled: ClassVar[str] = ""
     label: ClassVar[str] = "1F1B"
     colour: ClassVar[str] = "#F0B040"
     marker: ClassVar[str] = ">"
@@ -331,6 +334,7 @@ class Interleaved1F1B(SynchronousPipeline):
     """1F1B on several stages a device (Narayanan et al. 2021, Megatron-LM)."""
 
     name: ClassVar[str] = "pipe-interleaved"
+    not_compiled: ClassVar[str] = ""
     label: ClassVar[str] = "Interleaved 1F1B"
     colour: ClassVar[str] = "#B07800"
     marker: ClassVar[str] = "h"
@@ -347,6 +351,7 @@ class ZeroBubble(SynchronousPipeline):
     """Interleaved zero bubble: weight gradients fill the bubble (Qi et al. 2024, ZB-H1)."""
 
     name: ClassVar[str] = "pipe-zb"
+    not_compiled: ClassVar[str] = _HALVES
     label: ClassVar[str] = "Zero bubble"
     colour: ClassVar[str] = "#E8854A"
     marker: ClassVar[str] = "p"
@@ -363,6 +368,7 @@ class ZeroBubbleV(SynchronousPipeline):
     """Zero bubble with two stages a device laid out as a V (Qi et al. 2024, ZB-V)."""
 
     name: ClassVar[str] = "pipe-zbv"
+    not_compiled: ClassVar[str] = _HALVES
     label: ClassVar[str] = "Zero bubble V"
     colour: ClassVar[str] = "#A50F15"
     marker: ClassVar[str] = "*"

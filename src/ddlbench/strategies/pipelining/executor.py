@@ -56,6 +56,10 @@ class PipelineExecutor(StepwiseExecutor):
         self.schedule = torch_schedule(self.planned.name, self.stages, self.chunks, self._loss)
         return network
 
+    def compiled_modules(self) -> list[nn.Module]:
+        """The blocks of each stage, without what makes their outputs fit for sending."""
+        return [stage.submod.get_submodule("blocks") for stage in self.stages]
+
     def train(self, batch: MiniBatch | None) -> list[Tensor]:
         """Make one optimiser step; the last stage has the mean loss over its replica's samples."""
         inputs = () if batch is None or not self.stages[0].is_first else (batch.inputs,)

@@ -23,6 +23,7 @@ class Sequential(Strategy):
     colour: ClassVar[str] = "#000000"
     marker: ClassVar[str] = "o"
     family: ClassVar[str] = "baseline"
+    not_compiled: ClassVar[str] = ""
     executor: ClassVar[str] = "ddlbench.strategies.executor:StepwiseExecutor"
     predictors: ClassVar[tuple[str, ...]] = ("sequential",)
     preferred_predictor: ClassVar[Mapping[str, str]] = {

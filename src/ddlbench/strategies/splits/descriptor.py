@@ -84,6 +84,7 @@ class SplitStrategy(Strategy):
     """Base of all splits; without an option ``group``, all devices are one group."""
 
     family: ClassVar[str] = "split"
+    not_compiled: ClassVar[str] = "every message within a layer ends what torch can compile"
     predictors: ClassVar[tuple[str, ...]] = ("paradl-authors", "paradl-corrected")
     # Not ranked on CPUs: predicted steps are a third to two thirds too short there, so splits would
     # win where they lose (docs/validation/README.md, splits).

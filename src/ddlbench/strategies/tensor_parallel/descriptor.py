@@ -57,6 +57,7 @@ class TensorParallel(Strategy):
     colour: ClassVar[str] = "#6A3D9A"
     marker: ClassVar[str] = "$\\bigstar$"
     executor: ClassVar[str] = "ddlbench.strategies.tensor_parallel.executor:TensorParallelExecutor"
+    not_compiled: ClassVar[str] = "every message within a layer ends what torch can compile"
     predictors: ClassVar[tuple[str, ...]] = ("linear-pairs",)
     # As the splits, not ranked by a recommender of single models on CPUs, where the host's time for
     # DTensor's operations is not modelled.

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Block, Workload
 
+_THREADS = "torchgpipe runs and recomputes parts in threads of its own, which torch cannot trace"
 _BALANCE_OPTION: dict[str, Any] = {
     "type": ["string", "integer"],
     "pattern": r"^(time|size|blocks|profile|[1-9]\d*(\+[1-9]\d*)*)$",
@@ -158,6 +159,7 @@ class GPipe(TorchGPipe):
     marker: ClassVar[str] = "^"
     family: ClassVar[str] = "pipeline"
     executor: ClassVar[str] = "ddlbench.strategies.torchgpipe.executor:GPipeExecutor"
+    not_compiled: ClassVar[str] = _THREADS
     parallelism: ClassVar[str | None] = "pipeline"
     predictors: ClassVar[tuple[str, ...]] = (
         *("ddlbench-eq2", "thesis-6", "torchgpipe-turns"),
@@ -214,6 +216,7 @@ class ModelParallel(TorchGPipe):
     marker: ClassVar[str] = "P"
     family: ClassVar[str] = "model"
     executor: ClassVar[str] = "ddlbench.strategies.torchgpipe.executor:ModelParallelExecutor"
+    not_compiled: ClassVar[str] = _THREADS
     predictors: ClassVar[tuple[str, ...]] = ("ddlbench-eq2", "model-parallel", "torchgpipe-turns")
     preferred_predictor: ClassVar[Mapping[str, str]] = {
         "cpu": "torchgpipe-turns",

@@ -1,0 +1,79 @@
+"""Operations of a training step, against published counts and formulas by hand."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.networks.operations import counted, training_flops
+
+GIGA = 1e9
+
+
+@pytest.mark.parametrize(
+    ("network", "multiply_adds", "first_layer"),
+    [
+        # Forward passes as published: He et al. 2016, table 1; torchvision's model cards.
+        ("resnet18", 1.81e9, 112 * 112 * 64 * 3 * 49),
+        ("resnet50", 4.09e9, 112 * 112 * 64 * 3 * 49),
+        ("vgg16", 15.47e9, 224 * 224 * 64 * 3 * 9),
+        ("mobilenetv2", 0.30e9, 112 * 112 * 32 * 3 * 9),
+        ("vit-tiny", 1.25e9, 196 * 192 * 3 * 256),
+    ],
+)
+def test_a_step_is_three_forward_passes_less_the_gradient_of_the_images(
+    network: str, multiply_adds: float, first_layer: int
+) -> None:
+    expected = 2 * (3 * multiply_adds - first_layer)
+    assert training_flops(network, DATASETS["imagenet"]) == pytest.approx(expected, rel=0.01)
+
+
+def test_a_transformer_counts_by_the_formula_of_its_layers() -> None:
+    """Of PaLM, appendix B, for each layer; the patches need no gradient of the image."""
+    tokens, width, layers = 197, 192, 12
+    products = 12 * width**2 * tokens + 2 * tokens**2 * width  # weights, then scores and mixing
+    patches = 196 * 768 * width
+    head = width * 1000
+    expected = 2 * (3 * (layers * products + head) + 2 * patches)
+    assert training_flops("vit-tiny", DATASETS["imagenet"]) == expected
+
+
+def test_grouped_and_transposed_convolutions_count_what_they_multiply() -> None:
+    depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False)
+    up = nn.ConvTranspose2d(8, 4, 2, stride=2, bias=False)
+    layers = OrderedDict(first=nn.Conv2d(1, 8, 1), depthwise=depthwise, up=up)
+    expected = 2 * 28 * 28 * (2 * 8 + 3 * 8 * 9 + 3 * 8 * 4 * 4)
+    assert counted(nn.Sequential(layers), DATASETS["mnist"]) == expected
+
+
+def test_frozen_weights_need_no_gradient() -> None:
+    features = 28 * 28
+    network = nn.Sequential(nn.Flatten(), nn.Linear(features, 5), nn.Linear(5, 3))
+    network[1].requires_grad_(False)
+    assert counted(network, DATASETS["mnist"]) == 2 * (features * 5 + 2 * 15)
+    assert counted(network.requires_grad_(False), DATASETS["mnist"]) == 2 * (features * 5 + 15)
+
+
+def test_counting_changes_neither_weights_nor_random_numbers() -> None:
+    before = torch.get_rng_state()
+    training_flops("resnet18", DATASETS["mnist"])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+class OnlyOnCpu(nn.Module):
+    """A layer that the device "meta" cannot compute."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs * float(inputs.sum() == 0)
+
+
+def only_on_cpu(_spec: object) -> nn.Sequential:
+    return nn.Sequential(OnlyOnCpu(), nn.Flatten(), nn.Linear(784, 10))
+
+
+def test_what_meta_cannot_run_is_counted_on_the_cpu() -> None:
+    assert training_flops(f"{__name__}:only_on_cpu", DATASETS["mnist"]) == 2 * 2 * 784 * 10
