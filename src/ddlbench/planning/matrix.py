@@ -318,7 +318,11 @@ def _unsupported(cell: Cell, site: Site) -> str | None:
             "layers_not_emulated",
             "an emulated accelerator knows times of whole blocks, not of parts of a layer",
         )
-    return strategy.supports(cell) or site.supports(cell) or _missing_package(strategy.requires)
+    return (
+        strategy.supports(cell)
+        or site.supports(cell)
+        or _missing_package(strategy.requires, strategy.install)
+    )
 
 
 def _memory_check(site: Site) -> Callable[[Cell], str | None]:
@@ -352,8 +356,13 @@ def check_name(group: str, name: str, where: str) -> None:
 
 
 @cache
-def _missing_package(names: tuple[str, ...]) -> str | None:
-    """Why a strategy's package is missing; None if there is no torch (a login node)."""
+def _missing_package(names: tuple[str, ...], install: str) -> str | None:
+    """Why a strategy's package is missing; None if there is no torch (a login node).
+
+    Args:
+        names: of the packages.
+        install: how to get them.
+    """
     if importlib.util.find_spec("torch") is None:
         return None
     for name in names:
@@ -363,6 +372,6 @@ def _missing_package(names: tuple[str, ...]) -> str | None:
             reason = f" ({path.read_text('utf-8').strip()})" if path.is_file() else ""
             return Reason(
                 "package_missing",
-                f"the package {name} is not installed here{reason}; see envs/README.md",
+                f"the package {name} is not installed here{reason}; {install}",
             )
     return None

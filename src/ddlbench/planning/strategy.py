@@ -106,6 +106,7 @@ class Strategy:
         synchronous: every step's update uses gradients of the current weights; if an option
             decides, :meth:`is_synchronous` tells.
         requires: packages it imports besides torch.
+        install: how to get them, for whoever lacks one.
         predictors: names of the predictors that model it, besides those of every strategy.
         preferred_predictor: the predictor that ``recommend`` uses, by kind of device ("cpu",
             "cuda"); without one the strategy is not ranked there.
@@ -125,6 +126,7 @@ class Strategy:
     executor: ClassVar[str]
     synchronous: ClassVar[bool] = True
     requires: ClassVar[tuple[str, ...]] = ()
+    install: ClassVar[str] = "see envs/README.md"
     predictors: ClassVar[tuple[str, ...]] = ()
     preferred_predictor: ClassVar[Mapping[str, str]] = {}
     recommended_by: ClassVar[Mapping[str, str]] = {}
