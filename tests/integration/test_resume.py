@@ -34,8 +34,8 @@ OPTIONS = {
     "data-spatial": {"until": "drop0"},
 }
 NETWORKS = dict.fromkeys(("tensor-parallel", "data-tensor"), "transformer-dropout")
-# Not in one process after another cell: Horovod joins once.
-ALONE = ("horovod",)
+# Not in one process after another cell: they join once.
+ALONE = ("horovod", "deepspeed")
 
 
 def cell_of(strategy: str, devices: int, **options: Any) -> Cell:
@@ -74,10 +74,16 @@ WORLDS = {
     ],
     "4 ranks": [cell_of("data-tensor", 4, group=2)],
     "horovod": [cell for cell in ALL if cell.strategy == "horovod"],
+    "deepspeed": [cell for cell in ALL if cell.strategy == "deepspeed"],
 }
-needs_horovod = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="Horovod is not built here"
-)
+NEEDS = {
+    "horovod": pytest.mark.skipif(
+        importlib.util.find_spec("horovod") is None, reason="Horovod is not built here"
+    ),
+    "deepspeed": pytest.mark.skipif(
+        importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed here"
+    ),
+}
 
 
 def test_every_strategy_is_here():
@@ -87,7 +93,7 @@ def test_every_strategy_is_here():
 
 @pytest.mark.parametrize(
     "world",
-    [pytest.param(name, marks=needs_horovod if name == "horovod" else ()) for name in WORLDS],
+    [pytest.param(name, marks=NEEDS.get(name, ())) for name in WORLDS],
 )
 def test_a_resumed_run_ends_bit_for_bit_as_an_uninterrupted_one(world, tmp_path):
     cells = WORLDS[world]

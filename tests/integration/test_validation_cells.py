@@ -62,7 +62,7 @@ def cell_of(strategy: str, devices: int, **options: Any) -> Cell:
 ALL = [
     cell_of(name, 1 if name == "sequential" else 2, **OPTIONS.get(name, {})) for name in STRATEGIES
 ]
-TOGETHER = [cell for cell in ALL if cell.strategy != "horovod"]
+TOGETHER = [cell for cell in ALL if cell.strategy not in ("horovod", "deepspeed")]
 WORLDS = {
     "1 rank": [cell for cell in TOGETHER if make_plan(cell).world_size == 1],
     "2 ranks": [
@@ -70,11 +70,17 @@ WORLDS = {
         cell_of("parameter-server", 2, mode="async"),
     ],
     "horovod": [cell for cell in ALL if cell.strategy == "horovod"],
+    "deepspeed": [cell for cell in ALL if cell.strategy == "deepspeed"],
     "3 ranks": [cell_of("pipedream", 3, balance="3+3", replicas="2+1")],
 }
-needs_horovod = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="Horovod is not built here"
-)
+NEEDS = {
+    "horovod": pytest.mark.skipif(
+        importlib.util.find_spec("horovod") is None, reason="Horovod is not built here"
+    ),
+    "deepspeed": pytest.mark.skipif(
+        importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed here"
+    ),
+}
 
 
 def network() -> nn.Sequential:
@@ -172,7 +178,7 @@ def test_every_strategy_is_here():
 
 @pytest.mark.parametrize(
     "world",
-    [pytest.param(name, marks=needs_horovod if name == "horovod" else ()) for name in WORLDS],
+    [pytest.param(name, marks=NEEDS.get(name, ())) for name in WORLDS],
 )
 def test_synchronous_strategies_have_the_accuracies_of_sequential_training(world):
     (sequential,) = scores_of((cell_of("sequential", 1),))

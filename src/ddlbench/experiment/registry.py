@@ -114,6 +114,7 @@ STRATEGIES: dict[str, str] = {
     "horovod": "ddlbench.strategies.horovod.descriptor:Horovod",
     "ddp": "ddlbench.strategies.ddp.descriptor:DistributedDataParallel",
     "fsdp": "ddlbench.strategies.fsdp.descriptor:FullyShardedDataParallel",
+    "deepspeed": "ddlbench.strategies.deepspeed.descriptor:DeepSpeed",
     "local-sgd": "ddlbench.strategies.local_sgd.descriptor:LocalSgd",
     "parameter-server": "ddlbench.strategies.parameter_server.descriptor:ParameterServer",
     "gpipe": "ddlbench.strategies.torchgpipe.descriptor:GPipe",

@@ -65,6 +65,7 @@ REASON_CODES: Mapping[str, str] = {
     "emulation_unavailable": "the machine cannot emulate this link",
     "cannot_be_split": "the network is built in a way that the strategy cannot split",
     "mixed_weight_types": "the trained weights are not of one type",
+    "no_compiler": "an operation that the strategy needs cannot be compiled on the node",
     "no_checkpoint": "the strategy's state cannot be saved",
     "no_validation": "the trained network cannot be put together, or has no trained weights",
     "device_unsupported": "the strategy or an option does not work on this kind of device",

@@ -323,7 +323,7 @@ def _unsupported(cell: Cell, site: Site) -> str | None:
         strategy.supports(cell)
         or why_not_compiled(cell, strategy)
         or site.supports(cell)
-        or _missing_package(strategy.requires)
+        or _missing_package(strategy.requires, strategy.install)
     )
 
 
@@ -358,8 +358,13 @@ def check_name(group: str, name: str, where: str) -> None:
 
 
 @cache
-def _missing_package(names: tuple[str, ...]) -> str | None:
-    """Why a strategy's package is missing; None if there is no torch (a login node)."""
+def _missing_package(names: tuple[str, ...], install: str) -> str | None:
+    """Why a strategy's package is missing; None if there is no torch (a login node).
+
+    Args:
+        names: of the packages.
+        install: how to get them.
+    """
     if importlib.util.find_spec("torch") is None:
         return None
     for name in names:
@@ -369,6 +374,6 @@ def _missing_package(names: tuple[str, ...]) -> str | None:
             reason = f" ({path.read_text('utf-8').strip()})" if path.is_file() else ""
             return Reason(
                 "package_missing",
-                f"the package {name} is not installed here{reason}; see envs/README.md",
+                f"the package {name} is not installed here{reason}; {install}",
             )
     return None

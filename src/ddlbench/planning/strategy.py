@@ -107,6 +107,7 @@ class Strategy:
             decides, :meth:`is_synchronous` tells.
         requires: packages it imports besides torch.
         not_compiled: why its cells cannot have ``compile``; empty if they can.
+        install: how to get them, for whoever lacks one.
         predictors: names of the predictors that model it, besides those of every strategy.
         preferred_predictor: the predictor that ``recommend`` uses, by kind of device ("cpu",
             "cuda"); without one the strategy is not ranked there.
@@ -127,6 +128,7 @@ class Strategy:
     synchronous: ClassVar[bool] = True
     requires: ClassVar[tuple[str, ...]] = ()
     not_compiled: ClassVar[str] = "its executor does not say that torch.compile trains the same"
+    install: ClassVar[str] = "see envs/README.md"
     predictors: ClassVar[tuple[str, ...]] = ()
     preferred_predictor: ClassVar[Mapping[str, str]] = {}
     recommended_by: ClassVar[Mapping[str, str]] = {}

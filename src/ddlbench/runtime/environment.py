@@ -24,6 +24,7 @@ _PACKAGES = (
     "torchvision",
     "torchgpipe",
     "horovod",
+    "deepspeed",
     "numpy",
     "snakemake",
     "snakemake-executor-plugin-slurm",

@@ -175,7 +175,7 @@ def _run(job: Job, process: Process) -> RankReport:
         threads=threads,
         cpus=cores,
         prepare_s=prepare_s,
-        parameter_bytes=sum(p.numel() * p.element_size() for p in network.parameters()),
+        parameter_bytes=_parameter_bytes(network),
         peak_rss_bytes=peak_rss_bytes(),
         memory=tuple(
             DeviceMemory.from_dict(entry)
@@ -341,6 +341,13 @@ def _with_spans(
         return report
     clock = {"reference_rank": 0, "ranks": [asdict(offset) for offset in offsets]}
     return replace(report, plan_details={**report.plan_details, "clock": clock})
+
+
+def _parameter_bytes(network: nn.Module) -> int:
+    """Bytes of whole weights; DeepSpeed empties those that it shares, and notes their numbers."""
+    return sum(
+        int(getattr(p, "ds_numel", p.numel())) * p.element_size() for p in network.parameters()
+    )
 
 
 def _traffic(executor: Executor, job: Job) -> TcpTraffic | None:

@@ -41,7 +41,7 @@ _BY_COMMAND = {"sites"}
 
 @pytest.fixture(autouse=True)
 def _every_package_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix, "_missing_package", lambda names: None)
+    monkeypatch.setattr(matrix, "_missing_package", lambda *_: None)
 
 
 @cache

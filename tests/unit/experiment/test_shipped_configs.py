@@ -25,7 +25,7 @@ REPEATS = 3
 
 @pytest.fixture(autouse=True)
 def _every_package_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix, "_missing_package", lambda names: None)
+    monkeypatch.setattr(matrix, "_missing_package", lambda *_: None)
 
 
 def _experiment(name: str) -> Experiment:

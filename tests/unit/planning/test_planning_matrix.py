@@ -44,7 +44,7 @@ AXES = {
 @pytest.fixture(autouse=True, scope="module")
 def _every_package_is_there() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matrix, "_missing_package", lambda names: None)
+        patch.setattr(matrix, "_missing_package", lambda *_: None)
         yield
 
 
@@ -392,7 +392,7 @@ def test_reasons(axes: dict[str, Any], config: dict[str, Any], reason: str) -> N
 
 
 def test_a_missing_package_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix, "_missing_package", lambda names: " ".join(names) or None)
+    monkeypatch.setattr(matrix, "_missing_package", lambda names, _: " ".join(names) or None)
     assert [row.unsupported for row in _expand()] == [None, None, "torchgpipe"]
 
 

@@ -43,7 +43,7 @@ SITE = Site(
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(matrix, "_missing_package", lambda names: None)
+    monkeypatch.setattr(matrix, "_missing_package", lambda *_: None)
 
 
 def _cell(strategy: str, devices: int = 2, batch_size: int = 16, **options: Any) -> Cell:

@@ -16,7 +16,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.planning.strategy import Process, Strategy, normalise, strategy_of
 
-DATA_PARALLEL = ("horovod", "ddp", "fsdp", "local-sgd")
+DATA_PARALLEL = ("horovod", "ddp", "fsdp", "deepspeed", "local-sgd")
 ONE_PROCESS = ("gpipe", "model-parallel")
 
 
@@ -177,7 +177,9 @@ def test_option_values_are_whole() -> None:
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_notes(name: str) -> None:
     assert strategy_of(name).note("cuda") is None
-    assert (strategy_of(name).note("cpu") is not None) == (name in (*ONE_PROCESS, "fsdp"))
+    assert (strategy_of(name).note("cpu") is not None) == (
+        name in (*ONE_PROCESS, "fsdp", "deepspeed")
+    )
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def experiment(
 def matrix(monkeypatch: Any = None, **axes: Any) -> list[MatrixRow]:
     """Rows as an environment with every package would have them."""
     if monkeypatch is not None:
-        monkeypatch.setattr("ddlbench.planning.matrix._missing_package", lambda names: None)
+        monkeypatch.setattr("ddlbench.planning.matrix._missing_package", lambda *_: None)
     return expand(experiment(**axes), site())
 
 

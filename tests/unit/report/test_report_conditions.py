@@ -39,7 +39,7 @@ def rows_over(fabrics):
 
 @pytest.fixture
 def predicted(tmp_path, monkeypatch):
-    monkeypatch.setattr("ddlbench.planning.matrix._missing_package", lambda names: None)
+    monkeypatch.setattr("ddlbench.planning.matrix._missing_package", lambda *_: None)
     monkeypatch.setattr("ddlbench.predict.inputs.load_site", lambda _: site(fabrics=FABRICS))
     rows = rows_over(FABRICS)
     write_inputs(tmp_path, rows)
@@ -80,6 +80,6 @@ def test_links_that_nobody_measured_are_told(predicted):
 
 
 def test_only_experiments_with_several_conditions_have_it(monkeypatch):
-    monkeypatch.setattr("ddlbench.planning.matrix._missing_package", lambda names: None)
+    monkeypatch.setattr("ddlbench.planning.matrix._missing_package", lambda *_: None)
     assert "conditions" in prediction_figures_for(rows_over(FABRICS))
     assert "conditions" not in prediction_figures_for(rows_over(["base"]))

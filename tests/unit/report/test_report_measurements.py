@@ -146,7 +146,7 @@ def test_memory_is_that_of_the_fullest_device_over_all_ranks(tmp_path, rows):
 
 
 def test_options_and_settings_are_text(tmp_path, monkeypatch):
-    monkeypatch.setattr("ddlbench.planning.matrix._missing_package", lambda names: None)
+    monkeypatch.setattr("ddlbench.planning.matrix._missing_package", lambda *_: None)
     chosen = experiment(
         strategies=["sequential", "gpipe"],
         geometry=["1x4"],

@@ -45,7 +45,7 @@ DRAWN = [*itertools.product(CASES, NAMES), ("many", "micro_batches"), ("empty", 
 def cases(tmp_path_factory):
     """Every case's matrix and inputs of figures."""
     patch = pytest.MonkeyPatch()
-    patch.setattr("ddlbench.planning.matrix._missing_package", lambda names: None)
+    patch.setattr("ddlbench.planning.matrix._missing_package", lambda *_: None)
     found = {}
     for name, axes in CASES.items():
         root = tmp_path_factory.mktemp(name)
@@ -198,7 +198,7 @@ def test_an_unknown_figure_of_predictions_is_named():
 
 
 def test_a_figure_of_predictions_is_three_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("ddlbench.planning.matrix._missing_package", lambda names: None)
+    monkeypatch.setattr("ddlbench.planning.matrix._missing_package", lambda *_: None)
     rows = rows_of(datasets=["mnist"], networks=["vgg11"], strategies=["sequential", "ddp"])
     write_inputs(tmp_path, rows)
     write_all(tmp_path, rows, troubled=False)

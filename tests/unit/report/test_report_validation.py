@@ -33,7 +33,7 @@ def validation(seconds: float, better: int = 0) -> list[dict]:
 
 @pytest.fixture
 def rows(monkeypatch):
-    monkeypatch.setattr("ddlbench.planning.matrix._missing_package", lambda _names: None)
+    monkeypatch.setattr("ddlbench.planning.matrix._missing_package", lambda *_: None)
     chosen = experiment(
         datasets=["mnist", "imagenet"],
         networks=["resnet18", "vgg11"],

@@ -1,0 +1,1 @@
+"""ZeRO data parallelism by DeepSpeed."""

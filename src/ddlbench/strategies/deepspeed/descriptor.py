@@ -1,0 +1,216 @@
+"""DeepSpeed's ZeRO: data parallelism whose ranks share more from stage to stage.
+
+::
+
+    stage 0   | forward | backward | all-reduce of all gradients | update |
+    stage 1   | forward | backward | all-reduces of gradients | update 1/W | all-gather of weights |
+    stage 2   | forward | backward with all-reduces between | update 1/W | all-gather of weights |
+    stage 3   | gather, forward, free | .. | gather, backward, free | .. | update 1/W |
+                                             reduce-scatters of gradients between
+
+    kept of m bytes of weights     weights   gradients   momentum   copy that is updated
+    stage 0                           m          m          m                -
+    stage 1                           m          m         m/W              m/W
+    stage 2                           m         m/W        m/W              m/W
+    stage 3                          m/W        m/W        m/W              m/W
+
+DeepSpeed keeps a copy of the weights for the update even if they are in fp32. Its stages 1 and 2
+sum a bucket by an all-reduce, of which each rank keeps its part
+(``runtime/zero/stage_1_and_2.py``, DeepSpeed 0.19.8: ``allreduce_and_scatter``). Buckets are sent
+where they stand, not beside computation (``overlap_comm``; stage 3 on GPUs excepted).
+
+Source: S. Rajbhandari et al., "ZeRO", SC 2020, sections 5 and 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.planning.data_parallel import DataParallel
+from ddlbench.planning.gradient_traffic import (
+    DEFAULT_BUCKET_BYTES,
+    GradientMessage,
+    GradientTraffic,
+    buckets,
+)
+from ddlbench.planning.memory import backward_peak_bytes, work_space_bytes
+from ddlbench.planning.plan import PlanDetails
+from ddlbench.planning.sharded import ShardedTraffic, ShardedUnit
+from ddlbench.planning.strategy import DeviceKind
+
+if TYPE_CHECKING:
+    from ddlbench.planning.plan import Plan
+    from ddlbench.planning.workload import Workload
+
+RELEASE = "0.19.8"
+"""The release of DeepSpeed that was run."""
+
+
+@dataclass(frozen=True)
+class DeepSpeedDetails(PlanDetails):
+    """Plan details of DeepSpeed."""
+
+    stage: int
+    bucket_bytes: int
+
+
+class DeepSpeed(DataParallel):
+    """Real DeepSpeed: ZeRO stages 0 to 3 with torch's SGD."""
+
+    name: ClassVar[str] = "deepspeed"
+    label: ClassVar[str] = "DeepSpeed"
+    colour: ClassVar[str] = "#0F5E8C"
+    marker: ClassVar[str] = "$\\triangleleft$"
+    executor: ClassVar[str] = "ddlbench.strategies.deepspeed.executor:DeepSpeedExecutor"
+    requires: ClassVar[tuple[str, ...]] = ("deepspeed",)
+    install: ClassVar[str] = (
+        f"install it with: python -m pip install --no-build-isolation deepspeed=={RELEASE}"
+    )
+    predictors: ClassVar[tuple[str, ...]] = ("ddp-serial", "ddp-all-reduce", "sharded")
+    # Of stage 3; the default predictor reads the all-reduces of the others.
+    preferred_predictor: ClassVar[Mapping[str, str]] = {"cpu": "sharded", "cuda": "sharded"}
+    options: ClassVar[dict[str, dict[str, Any]]] = {
+        "stage": {
+            "enum": [0, 1, 2, 3],
+            "default": 2,
+            "description": (
+                "Of ZeRO: ranks share nothing (0), momentum (1), gradients too (2), or weights "
+                "too (3)."
+            ),
+        },
+        "bucket_bytes": {
+            "type": "integer",
+            "minimum": 4,
+            "default": DEFAULT_BUCKET_BYTES,
+            "examples": [2**20, 5 * 2**20, 100 * 2**20],
+            "description": (
+                "Gradients are summed up to so many bytes at once, in stages 1 to 3; stage 0 "
+                "sums all at once. DeepSpeed's own default is 2 GB."
+            ),
+        },
+    }
+
+    def note(self, device_kind: DeviceKind) -> str | None:
+        if device_kind == "cuda":
+            return None
+        return (
+            "on CPUs no collective runs beside computation, and in stage 3 gloo's reduce-scatter "
+            "costs an all-reduce"
+        )
+
+    def zero_stage(self, cell: Cell) -> int:
+        return int(self.option_values(cell)["stage"])
+
+    def gradient_messages(self, workload: Workload, plan: Plan) -> list[GradientMessage]:
+        """The all-reduces of stages 0 to 2; none of them is hidden."""
+        details = DeepSpeedDetails.of(plan)
+        if details.stage == 0:
+            return [GradientMessage(workload.parameter_bytes)]
+        sizes = [tensor.bytes for tensor in workload.tensors]
+        if details.stage == 1:  # in the order of the network, as the backward pass is over
+            sizes.reverse()
+        return [
+            GradientMessage(sum(sizes[index] for index in bucket))
+            for bucket in buckets(sizes, details.bucket_bytes)
+        ]
+
+    def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic | None:  # type: ignore[override]
+        """The all-reduces, and from stage 1 on the weights of a rank; None for stage 3."""
+        stage = DeepSpeedDetails.of(plan).stage
+        if stage == 3:
+            return None
+        traffic = super().gradient_traffic(workload, plan)
+        if stage == 0 or plan.world_size == 1:
+            return traffic
+        return replace(traffic, gathered_bytes=-(-workload.parameter_bytes // plan.world_size))
+
+    def sharded_traffic(self, workload: Workload, plan: Plan) -> ShardedTraffic | None:
+        """Of stage 3: every block's weights are gathered twice, also the last block's.
+
+        DeepSpeed gathers layer by layer and sums bucket by bucket; here a block stands for both.
+        """
+        if DeepSpeedDetails.of(plan).stage != 3:
+            return None
+        units = [
+            ShardedUnit(
+                block=index,
+                shard_bytes=-(-block.parameter_bytes // plan.world_size),
+                gradient_bytes=block.parameter_bytes,
+                gathered_twice=True,
+            )
+            for index, block in enumerate(workload.blocks)
+            if block.parameter_bytes
+        ]
+        on_gpu = workload.device_kind == "cuda"
+        return ShardedTraffic(units, "nccl" if on_gpu else "gloo", overlaps=on_gpu)
+
+    def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
+        """Peak bytes of every rank: what it keeps, by the table above, and the worst moment.
+
+        All ranks get those of the fullest. Work space of kernels is that of the whole network.
+        """
+        details, cell = DeepSpeedDetails.of(plan), plan.cell
+        share = cell.batch_size / plan.world_size
+        bytes_ = (
+            workload.fixed_memory_bytes
+            + sum(block.buffer_bytes for block in workload.blocks)
+            + kept_bytes(workload.parameter_bytes, plan.world_size, details.stage, cell.momentum)
+            + moment_bytes(workload, plan.world_size, details, share)
+            + work_space_bytes(workload, share, cell.momentum)
+        )
+        return (round(bytes_),) * plan.world_size
+
+
+def kept_bytes(whole: int, ranks: int, stage: int, momentum: float) -> float:
+    """Weights, momentum and the copy that is updated, between two steps.
+
+    Args:
+        whole: bytes of all weights.
+        ranks: that share them.
+        stage: of ZeRO.
+        momentum: of SGD; there is none at 0.
+    """
+    part = whole / ranks
+    if stage == 0:
+        return whole * (2 if momentum > 0 else 1)
+    return (whole if stage < 3 else part) + part * (2 if momentum > 0 else 1)
+
+
+def moment_bytes(
+    workload: Workload, ranks: int, details: DeepSpeedDetails, samples: float
+) -> float:
+    """Activations, gradients and buckets at the worst moment of a step.
+
+    ::
+
+        stage 0   backward pass, or gradients and their copy in one row
+        stage 1   backward pass beside a bucket, or gradients and the summed part of a rank
+        stage 2   activations | part | bucket | its copy | gradient of a block that waits for it
+        stage 3   the same | what is left of the bucket | weights of two blocks
+
+    If one bucket holds all, it is sent when activations are gone.
+
+    Args:
+        workload: the profile of the network.
+        ranks: of the cell.
+        details: of its plan.
+        samples: of a rank.
+    """
+    whole, blocks = workload.parameter_bytes, workload.blocks
+    part = whole / ranks
+    bucket = min(details.bucket_bytes, whole)
+    backward = backward_peak_bytes(blocks, samples)
+    if details.stage == 0:
+        return max(backward, 2 * whole)
+    if details.stage == 1:
+        return max(backward + bucket, whole + part)
+    activations = backward_peak_bytes([replace(b, parameter_bytes=0) for b in blocks], samples)
+    block = max(block.parameter_bytes for block in blocks)
+    weights, left = (block, bucket / ranks) if details.stage == 3 else (0, 0.0)
+    if bucket == whole:
+        before = activations + bucket + block + 2 * weights
+        return part + max(before, 2 * bucket + left + weights)
+    return activations + part + 2 * bucket + left + block + 2 * weights
