@@ -87,9 +87,14 @@ def compile_ahead(
     """
     if not cell.compile:
         return None
-    if sign:
-        Reporter.phase("compiling")
-    progress, context.progress = context.progress, lambda _done: None
+    progress = context.progress
+
+    def alive(_done: int) -> None:
+        if sign:
+            Reporter.phase("compiling")
+
+    alive(0)
+    context.progress = alive
     try:
         return _trial(executor, context.devices)
     finally:

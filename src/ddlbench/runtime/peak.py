@@ -12,6 +12,7 @@ their clocks and power as they are.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ _LEAST_SIDE = 256
 _MEASURED_S = 0.2
 _ROUND_S = 0.02  # a round of several short products, which are queued on a GPU
 _FEWEST_ROUNDS = 3
+_LONGEST_S = 0.1  # of one product; a slow device gets smaller ones
 
 
 def peak_flops_per_s(devices: Sequence[torch.device], precision: str) -> float:
@@ -46,23 +48,30 @@ def peak_flops_per_s(devices: Sequence[torch.device], precision: str) -> float:
 def _speed(device: torch.device, kind: torch.dtype) -> float:
     side = SIDE[device.type]
     while True:
+        least = side <= _LEAST_SIDE
         try:
-            speed = _of_products(device, kind, side)
+            speed = _of_products(device, kind, side, longest_s=math.inf if least else _LONGEST_S)
         except torch.OutOfMemoryError:
-            if side <= _LEAST_SIDE:
+            if least:
                 raise
-            side //= 2
-            continue
+            speed = None
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        return speed
+        if speed is not None:
+            return speed
+        side //= 2
 
 
-def _of_products(device: torch.device, kind: torch.dtype, side: int) -> float:
+def _of_products(
+    device: torch.device, kind: torch.dtype, side: int, longest_s: float
+) -> float | None:
+    """Operations a second of products of this size; None if one takes longer than ``longest_s``."""
     factor = torch.full((side, side), 1 / side, dtype=kind, device=device)
     product = torch.empty_like(factor)
     _seconds(factor, product, 1)  # the first one is slower
     alone_s = _seconds(factor, product, 1)
+    if alone_s > longest_s:
+        return None
     count = max(1, round(_ROUND_S / alone_s))
     rounds: list[float] = []
     while len(rounds) < _FEWEST_ROUNDS or sum(rounds) < _MEASURED_S:

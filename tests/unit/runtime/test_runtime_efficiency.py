@@ -110,7 +110,7 @@ def test_only_the_first_rank_counts_and_a_failure_costs_only_the_number(monkeypa
     assert found["peak_flops_per_s"] > 0
     assert set(measured_by_rank(CELL, second, CPU)) == {"peak_flops_per_s"}
 
-    def full(*_):
+    def full(*_, **_settings):
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(peak, "_of_products", full)
@@ -125,7 +125,7 @@ def test_a_peak_is_of_all_devices_of_the_process_at_once(monkeypatch, precision)
     seen = []
     both = threading.Barrier(2, timeout=30)
 
-    def products(_device, kind, _side):
+    def products(_device, kind, _side, longest_s):
         seen.append(kind)
         both.wait()
         return 3.0
@@ -135,14 +135,14 @@ def test_a_peak_is_of_all_devices_of_the_process_at_once(monkeypatch, precision)
     assert set(seen) == {torch.bfloat16 if precision == "bf16" else torch.float32}
 
 
-def test_a_peak_halves_its_matrices_until_they_fit(monkeypatch):
+def test_a_peak_halves_its_matrices_until_they_fit_and_are_fast(monkeypatch):
     sides = []
 
-    def products(_device, _kind, side):
+    def products(_device, _kind, side, longest_s):
         sides.append(side)
-        if side > 300:
+        if side > 600:
             raise torch.OutOfMemoryError
-        return 1.0
+        return None if longest_s < 0.2 else 1.0
 
     monkeypatch.setattr(peak, "_of_products", products)
     assert peak.peak_flops_per_s(CPU, "fp32") == 1.0
