@@ -97,6 +97,18 @@ def slow(spec) -> nn.Sequential:
     )
 
 
+def slow_pair(spec) -> nn.Sequential:
+    """Random numbers, and linear layers that can be split together."""
+    return nn.Sequential(
+        Slow(),
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.Linear(spec.image_bytes, 8),
+        nn.ReLU(),
+        nn.Linear(8, 10),
+    )
+
+
 def holds_its_data(spec):
     def act():
         (readers,) = Path(os.environ["ODD_SCRATCH"]).glob("ddlbench-data-*/*.readers")

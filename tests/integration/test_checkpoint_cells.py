@@ -105,7 +105,9 @@ def states(folder: Path, ranks: int) -> list[dict]:
         pytest.param(cell_of("ddp", validate=True), 1, id="ddp"),
         pytest.param(cell_of("fsdp"), 1, id="fsdp"),
         pytest.param(cell_of("local-sgd"), 1, id="local-sgd"),
-        pytest.param(cell_of("tensor-parallel"), 1, id="tensor-parallel"),
+        pytest.param(
+            cell_of("tensor-parallel", network="odd_networks:slow_pair"), 1, id="tensor-parallel"
+        ),
         pytest.param(cell_of("pipedream", options=(("balance", "3+3"),)), 2, id="pipedream"),
     ],
 )

@@ -79,12 +79,17 @@ def setting_schema(name: str, key: str) -> Mapping[str, Any] | None:
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """The end of a message: the likely spelling if one is near, else all known words."""
+    """The end of a message: the likely spelling if one is near, else the known words.
+
+    Of very many words only the first are told, so that the message stays a sentence.
+    """
     known = sorted(known)
     close = difflib.get_close_matches(str(word)[:_LONGEST_WORD], known, n=1)
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"known: {', '.join(known)}" if known else "there are none"
+    told = [word for at, word in enumerate(known) if len(", ".join(known[:at])) < _LONGEST_LIST]
+    more = f" and {len(known) - len(told)} more" if len(told) < len(known) else ""
+    return f"known: {', '.join(told)}{more}" if known else "there are none"
 
 
 def _filled(schema: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,6 +254,7 @@ def _spelling(kinds: Sequence[str], value: object) -> str:
 
 
 _LONGEST_WORD = 60
+_LONGEST_LIST = 180  # characters
 _LONGEST_RULE = 120
 _LARGEST_WRITTEN = 1e15
 _LARGEST_NUMBER = sys.float_info.max  # a larger whole number is none for a float

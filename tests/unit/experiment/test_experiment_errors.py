@@ -82,7 +82,11 @@ def test_the_configuration_itself_is_good() -> None:
         ("matrix.network", ["resnet19"], "unknown network 'resnet19'; did you mean 'resnet18'?"),
         ("matrix.dataset", ["cifar"], "matrix.dataset: unknown dataset 'cifar'; did you mean 'ci"),
         ("matrix.strategy", ["gpip"], "matrix.strategy: unknown strategy 'gpip'; did you mean 'g"),
-        ("matrix.strategy", ["zzz"], "known: channel, data-filter, data-spatial, ddp, "),
+        (
+            "matrix.strategy",
+            ["zzz"],
+            "known: channel, data-filter, data-spatial, data-tensor, ddp, ",
+        ),
         ("matrix.strategy", ["no.where:To"], "my.yaml: cannot load 'no.where:To'"),
         ("matrix.strategy", ["ddlbench.planning.plan:Plan"], "must name a subclass of Strategy"),
         ("matrix.network", ["../a:b"], "my.yaml: network '../a:b' cannot stand in a path"),
@@ -182,6 +186,9 @@ def test_nearest() -> None:
     assert nearest("gpip", ["gpipe", "ddp"]) == "did you mean 'gpipe'?"
     assert nearest("zzz", ["gpipe", "ddp"]) == "known: ddp, gpipe"
     assert nearest("zzz", []) == "there are none"
+    many = [f"strategy-{number:02}" for number in range(40)]
+    assert nearest("zzz", many).startswith("known: strategy-00, strategy-01, ")
+    assert nearest("zzz", many).endswith("strategy-13 and 26 more")
 
 
 def test_a_rule_without_a_sentence_of_its_own_is_still_one_line() -> None:

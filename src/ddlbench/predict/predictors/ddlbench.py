@@ -5,6 +5,8 @@ What a step consists of says the strategy's descriptor:
 * gradients that all ranks sum: :class:`_Backward` replays the backward pass with its messages;
 * stages: the schedule is replayed (:mod:`ddlbench.predict.predictors.pipeline_replay`), with block
   times whose sum is that of whole steps;
+* pairs of linear layers that groups split: their all-reduces behind the work of one device
+  (:mod:`ddlbench.predict.predictors.linear_pairs`);
 * anything else: the model that the descriptor prefers on such devices; where that hides nothing and
   has a counterpart that hides all it can, as much is hidden as the site's overlap allows.
 
@@ -73,12 +75,14 @@ class Ddlbench(BuiltInPredictor):
             return _data_parallel(inputs)
         if strategy.pipeline_run(plan) is not None:
             return replayed(inputs, level=True)
+        if strategy.tensor_traffic(inputs.workload, plan) is not None:
+            return replace(_preferred(inputs, "linear-pairs"), predictor=DEFAULT_PREDICTOR)
         preferred = strategy.preferred_predictor.get(inputs.workload.device_kind)
         if preferred in (None, DEFAULT_PREDICTOR):
             raise NotPredictable(
                 f"{DEFAULT_PREDICTOR} has no model of {strategy.name} on "
-                f"{inputs.workload.device_kind} devices: its descriptor states neither "
-                "gradient_traffic nor pipeline_run"
+                f"{inputs.workload.device_kind} devices: its descriptor states none of "
+                "gradient_traffic, pipeline_run and tensor_traffic"
             )
         return replace(_preferred(inputs, str(preferred)), predictor=DEFAULT_PREDICTOR)
 

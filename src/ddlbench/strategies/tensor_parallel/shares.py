@@ -26,7 +26,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.gradient_traffic import whole_buckets
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes, work_space_bytes
 from ddlbench.planning.tensor_traffic import TensorTraffic
-from ddlbench.strategies.tensor_parallel.pairs import Pair, pairs_of
+from ddlbench.strategies.tensor_parallel.pairs import Pair, pairs_of, parent_of
 
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Block, Tensor, Workload
@@ -116,10 +116,11 @@ class DeviceShare:
     @cached_property
     def blocks(self) -> list[Block]:
         """Blocks with the device's weights and saved activations."""
-        index_of = {block.name: index for index, block in enumerate(self._workload.blocks)}
+        block_of = {str(entry["name"]): int(entry["block"]) for entry in self._entries}
         elsewhere: defaultdict[int, int] = defaultdict(int)
         for whole, own_part in zip(self._workload.tensors, self.tensors, strict=True):
-            elsewhere[index_of[whole.name.partition(".")[0]]] += whole.bytes - own_part.bytes
+            if own_part.bytes != whole.bytes:
+                elsewhere[block_of[parent_of(whole.name)]] += whole.bytes - own_part.bytes
         found = []
         for index, block in enumerate(self._workload.blocks):
             own = [entry for entry in self._entries if entry["block"] == index]
