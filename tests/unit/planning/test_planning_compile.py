@@ -65,7 +65,7 @@ def _experiment(**further):
 
 
 def test_in_a_matrix_it_is_an_axis_and_the_base_is_compiled_alike(monkeypatch):
-    monkeypatch.setattr(matrix, "_missing_package", lambda names: None)
+    monkeypatch.setattr(matrix, "_missing_package", lambda names, install: None)
     rows = {(r.cell.strategy, r.cell.compile): r for r in expand(_experiment(), load_site("local"))}
     assert len(rows) == 6
     assert rows["ddp", True].base_id == rows["sequential", True].cell.id
