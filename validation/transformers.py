@@ -2,19 +2,20 @@
 
 Two networks, a ViT on images and a GPT on tokens, with 24 samples a step::
 
-    emulated   accelerators of one core, 2 and 4 of them; one node, gigabit and slower links
-    computed   two CPU workers of this machine; one node, and an emulated link of 250 Mbit/s
+    emulated          accelerators of one core, 2 and 4 of them, one node and two
+    emulated-office   two nodes over 200 Mbit/s
+    computed          two CPU workers of this machine
+    computed-bw250    the same over an emulated link of 250 Mbit/s
 
 ``ddlbench`` predicts every cell from profiles and links, nothing fitted. The oracle of transformers
 knows shapes only: it fits its constants to the emulated cells of one network and predicts the other
-(and likewise by number of devices). Writes docs/validation/transformers/; with ``--report``, from
-what was measured before.
+(and likewise by number of devices). Writes docs/validation/transformers/<part>/.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from cells import errors_of, keep_cells
 
 OUT = ROOT / "docs" / "validation" / "transformers"
 PLATFORM = "one-core"
+ORACLE = "emulated"  # the part whose cells it reads
 HOLD_OUTS = ("hidden_size", "devices")
 # What the table says of each cell, beside its step.
 COLUMNS = (
@@ -72,15 +74,13 @@ def experiment(
 
 
 REPLICAS = ["ddp", "fsdp", "pipe-1f1b"]
-# The oracle knows one link between nodes, so each link is an experiment.
-EMULATED = [
-    experiment("accelerators", REPLICAS, ["1x2", "1x4", "2x2"], "gigabit"),
-    experiment("accelerators", REPLICAS, ["2x2"], "office"),
-]
-COMPUTED = [
-    experiment("local", [*REPLICAS, "tensor-parallel"], ["1x2"], "default"),
-    experiment("emulated", [*REPLICAS, "tensor-parallel"], ["2x1"], "bw250"),
-]
+# The oracle knows one link between nodes, so each link is a part.
+PARTS = {
+    "emulated": experiment("accelerators", REPLICAS, ["1x2", "1x4", "2x2"], "gigabit"),
+    "emulated-office": experiment("accelerators", REPLICAS, ["2x2"], "office"),
+    "computed": experiment("local", [*REPLICAS, "tensor-parallel"], ["1x2"], "default"),
+    "computed-bw250": experiment("emulated", [*REPLICAS, "tensor-parallel"], ["2x1"], "bw250"),
+}
 # As validation/emulated.py has them, so that both studies share their links.
 SITE_KEYS = {
     "interconnect": {"largest_bytes": 2**25, "sweep_budget_s": 6.0},
@@ -90,23 +90,27 @@ SITE_KEYS = {
 
 def main() -> None:
     """Measure, predict, keep one row a cell; score the oracle."""
-    frames, tables = [], []
-    for content in (*EMULATED, *COMPUTED):
-        study = _studied(content)
-        results = study.folder / "results" / content["site"] / content["experiment"]
-        name = f"{content['experiment']}, {'emulated' if content in EMULATED else 'computed'}"
-        kept = OUT / f"{content['experiment']}.csv"
-        frames.append(keep_cells(name, results / "predictions.json", "all", kept))
-        kept.unlink()
-        tables.append(_table(results / "tables" / "measurements.csv", name))
-        figure = results / "figures" / "speedup.png"
-        study.keep(figure.relative_to(study.folder), OUT / f"{content['experiment']}.png")
-    cells = pd.concat(frames)
-    cells.to_csv(OUT / "cells.csv", index=False, float_format="%.6g")
-    grouped = cells.assign(where=cells["study"] + ", " + cells["strategy"])
-    errors_of(grouped, by="where").to_csv(OUT / "errors.csv", float_format="%.4g")
-    pd.concat(tables).to_csv(OUT / "measured.csv", index=False, float_format="%.6g")
-    _score_oracle(_study(EMULATED[0]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all")
+    parser.add_argument("--report", action="store_true", help="from what was measured before")
+    chosen = parser.parse_args()
+    for part in chosen.parts or PARTS:
+        content, out = PARTS[part], OUT / part
+        study = _study(content)
+        if not chosen.report:
+            study.run_here("links", "profiles", "cells")
+        study.ddlbench("report", "--configfile", "experiment.yaml")
+        study.ddlbench("accuracy", "--configfile", "experiment.yaml", "--figures")
+        results = Path("results") / content["site"] / content["experiment"]
+        predictions = study.folder / results / "predictions.json"
+        cells = keep_cells(f"transformers, {part}", predictions, "all", out / "cells.csv")
+        errors_of(cells).to_csv(out / "errors.csv", float_format="%.4g")
+        measured = pd.read_csv(study.folder / results / "tables" / "measurements.csv")
+        measured = measured.reindex(columns=list(COLUMNS))
+        measured.to_csv(out / "measured.csv", index=False, float_format="%.6g")
+        study.keep(results / "figures" / "speedup.png", out / "speedup.png")
+        if part == ORACLE:
+            _score_oracle(study, out)
 
 
 def _study(content: dict[str, Any]) -> Study:
@@ -117,25 +121,9 @@ def _study(content: dict[str, Any]) -> Study:
     return study
 
 
-def _studied(content: dict[str, Any]) -> Study:
-    """Measure what is missing, unless only a report is wanted; draw and predict."""
-    study = _study(content)
-    if "--report" not in sys.argv[1:]:
-        study.run_here("links", "profiles", "cells")
-    study.ddlbench("report", "--configfile", "experiment.yaml")
-    study.ddlbench("accuracy", "--configfile", "experiment.yaml", "--figures")
-    return study
-
-
-def _table(measurements: Path, name: str) -> pd.DataFrame:
-    """Speed, memory, bytes and utilisation of every cell."""
-    rows = pd.read_csv(measurements)
-    return rows.reindex(columns=list(COLUMNS)).assign(study=name)
-
-
-def _score_oracle(study: Study) -> None:
+def _score_oracle(study: Study, out: Path) -> None:
     """Own cells as runs of the oracle: in sample, and with networks or numbers of devices out."""
-    runs = OUT / "runs.csv"
+    runs = out / "runs.csv"
     study.ddlbench("oracle", "rows", "--configfile", "experiment.yaml", "--output", str(runs))
     common = ("--workload", "transformer", "--json", "--platform")
     fitted = study.folder / f"{PLATFORM}.yaml"
@@ -156,7 +144,7 @@ def _score_oracle(study: Study) -> None:
     table = pd.DataFrame(
         [{"scored": name, **{key: score[key] for key in columns}} for name, score in scores.items()]
     )
-    table.to_csv(OUT / "oracle.csv", index=False, float_format="%.4g")
+    table.to_csv(out / "oracle.csv", index=False, float_format="%.4g")
 
 
 if __name__ == "__main__":

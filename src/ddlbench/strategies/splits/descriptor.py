@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.status import Reason
+from ddlbench.planning.groups import placement_of_groups, uneven_groups
 from ddlbench.planning.network_tables import DIMENSIONS, why_too_many
 from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.strategy import LayerSplit, Process, Strategy
@@ -99,19 +100,8 @@ class SplitStrategy(Strategy):
         return int(values["group"]) or cell.devices_per_node
 
     def supports(self, cell: Cell) -> str | None:
-        size = self.group_size(cell)
-        if cell.devices % size:
-            return Reason(
-                "uneven_groups",
-                f"{cell.devices} devices do not make equal groups of {size}; write another group",
-            )
-        groups = cell.devices // size
-        if cell.batch_size % groups:
-            return Reason(
-                "uneven_batch",
-                f"a mini-batch of {cell.batch_size} does not divide over {groups} groups; "
-                f"make batch_size a multiple of {groups}",
-            )
+        if (why := uneven_groups(cell, self.group_size(cell))) is not None:
+            return why
         images = DATASETS[cell.dataset].kind == "images"
         if images and self.option_values(cell).get("split") == "depth":
             return Reason(
@@ -143,20 +133,7 @@ class SplitStrategy(Strategy):
         )
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
-        size = self.group_size(cell)
-        return tuple(
-            Process(
-                rank=rank,
-                role="worker",
-                node=rank // cell.devices_per_node,
-                local_rank=rank % cell.devices_per_node,
-                devices=(rank % cell.devices_per_node,),
-                replica=rank // size,
-                shard=rank // size,
-                num_shards=cell.devices // size,
-            )
-            for rank in range(cell.devices)
-        )
+        return placement_of_groups(cell, self.group_size(cell))
 
     def details(self, cell: Cell) -> dict[str, Any]:
         size = self.group_size(cell)

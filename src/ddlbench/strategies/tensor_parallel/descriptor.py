@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.status import Reason
+from ddlbench.planning.groups import placement_of_groups, uneven_groups
 from ddlbench.planning.network_tables import linear_pairs, why_not_in_pairs
 from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.strategy import Process, Strategy
@@ -69,38 +69,15 @@ class TensorParallel(Strategy):
 
     def supports(self, cell: Cell) -> str | None:
         size = self.group_size(cell)
-        if cell.devices % size:
-            return Reason(
-                "uneven_groups",
-                f"{cell.devices} devices do not make equal groups of {size}; write another group",
-            )
-        groups = cell.devices // size
-        if cell.batch_size % groups:
-            return Reason(
-                "uneven_batch",
-                f"a mini-batch of {cell.batch_size} does not divide over {groups} groups; "
-                f"make batch_size a multiple of {groups}",
-            )
+        if (why := uneven_groups(cell, size)) is not None:
+            return why
         known = linear_pairs(cell)
         if known is None:  # a user's own network is checked when it runs
             return None
         return why_not_in_pairs(known, cell.network, self.name, size)
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
-        size = self.group_size(cell)
-        return tuple(
-            Process(
-                rank=rank,
-                role="worker",
-                node=rank // cell.devices_per_node,
-                local_rank=rank % cell.devices_per_node,
-                devices=(rank % cell.devices_per_node,),
-                replica=rank // size,
-                shard=rank // size,
-                num_shards=cell.devices // size,
-            )
-            for rank in range(cell.devices)
-        )
+        return placement_of_groups(cell, self.group_size(cell))
 
     def details(self, cell: Cell) -> dict[str, Any]:
         size = self.group_size(cell)

@@ -1,0 +1,47 @@
+"""Equal groups of devices: each group computes the same samples, other groups others.
+
+::
+
+    8 devices, groups of 4     ranks 0 1 2 3   replica 0   its half of the mini-batch
+                               ranks 4 5 6 7   replica 1   the other half
+"""
+
+from __future__ import annotations
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.status import Reason
+from ddlbench.planning.strategy import Process
+
+
+def uneven_groups(cell: Cell, size: int) -> str | None:
+    """Why the devices do not make equal groups of ``size`` with equal samples; None if they do."""
+    if cell.devices % size:
+        return Reason(
+            "uneven_groups",
+            f"{cell.devices} devices do not make equal groups of {size}; write another group",
+        )
+    groups = cell.devices // size
+    if cell.batch_size % groups:
+        return Reason(
+            "uneven_batch",
+            f"a mini-batch of {cell.batch_size} does not divide over {groups} groups; "
+            f"make batch_size a multiple of {groups}",
+        )
+    return None
+
+
+def placement_of_groups(cell: Cell, size: int) -> tuple[Process, ...]:
+    """One process a device; a group is a replica and has neighbouring ranks."""
+    return tuple(
+        Process(
+            rank=rank,
+            role="worker",
+            node=rank // cell.devices_per_node,
+            local_rank=rank % cell.devices_per_node,
+            devices=(rank % cell.devices_per_node,),
+            replica=rank // size,
+            shard=rank // size,
+            num_shards=cell.devices // size,
+        )
+        for rank in range(cell.devices)
+    )
