@@ -152,7 +152,9 @@ def _legend(
 
 def _draw_published(axes: Axes, part: pd.DataFrame, printed: pd.DataFrame) -> None:
     """Hollow marks of the panel's dataset and network, in the strategies' colours."""
-    first = next(rows_of(part))
+    first = next(rows_of(part), None)
+    if first is None:  # the network is not trained on this dataset
+        return
     own = printed[(printed["dataset"] == first.dataset) & (printed["network"] == first.network)]
     for row in rows_of(own):
         look = strategy_look(str(row.strategy))
