@@ -71,7 +71,11 @@ def calibrate(runs: Runs, platform: Accelerators, intervals: bool = True) -> Fit
 
     start = np.minimum(priors, most - 1e-3)
     found = least_squares(residuals, start, bounds=(-np.inf, most + 1e-9), x_scale=spreads)
-    constants = {name: float(np.exp(log)) for name, log in zip(names, found.x, strict=True)}
+    # The bound leaves room for the solver; what the hardware cannot do is not written.
+    constants = {
+        name: float(min(np.exp(log), np.exp(highest)))
+        for name, log, highest in zip(names, found.x, most, strict=True)
+    }
     errors_of = _standard_errors(runs, found.jac, found.fun) if intervals else np.zeros(len(names))
     ends = {
         name: (
