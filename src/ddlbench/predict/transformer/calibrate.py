@@ -73,8 +73,8 @@ def calibrate(runs: Runs, platform: Accelerators, intervals: bool = True) -> Fit
     found = least_squares(residuals, start, bounds=(-np.inf, most + 1e-9), x_scale=spreads)
     # The bound leaves room for the solver; what the hardware cannot do is not written.
     constants = {
-        name: float(min(np.exp(log), np.exp(highest)))
-        for name, log, highest in zip(names, found.x, most, strict=True)
+        name: float(min(np.exp(log), fitted[name].get("at_most", np.inf)))
+        for name, log in zip(names, found.x, strict=True)
     }
     errors_of = _standard_errors(runs, found.jac, found.fun) if intervals else np.zeros(len(names))
     ends = {
