@@ -8,8 +8,8 @@ Two networks, a ViT on images and a GPT on tokens, with 24 samples a step::
     computed-bw250    the same over an emulated link of 250 Mbit/s
 
 ``ddlbench`` predicts every cell from profiles and links, nothing fitted. The oracle of transformers
-knows shapes only: it is scored with what a data sheet suggests, and fitted to the emulated cells, in
-sample. Writes docs/validation/transformers/<part>/.
+knows shapes only: it is scored with what a data sheet suggests, and fitted to the emulated cells,
+in sample. Writes docs/validation/transformers/<part>/.
 """
 
 from __future__ import annotations
