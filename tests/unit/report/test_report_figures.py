@@ -1,12 +1,15 @@
 import itertools
 
+import pandas as pd
 import pytest
 from figure_checks import assert_no_overlap, assert_readable, of
+from matplotlib.figure import Figure
 from report_factory import DATASETS, NETWORKS, SITE_NAME, experiment, matrix, site, write_all
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.matrix import expand
 from ddlbench.report import FIGURES, figures_for, make_figure, make_tables
+from ddlbench.report.figures.scaling import _draw_published
 from ddlbench.report.footer import Context
 from ddlbench.report.style import style
 
@@ -139,6 +142,12 @@ def test_scaling_draws_points_and_crosses(drawn):
     assert len(of(figure, "published")) == len(table) - len(plotted) > 0
     assert len(of(figure, "point")) == int((plotted["mark"] == "").sum())
     assert len(of(figure, "mark")) == int((plotted["mark"] != "").sum())
+
+
+def test_scaling_leaves_the_panel_of_a_network_without_the_dataset_empty():
+    axes = Figure().add_subplot()
+    _draw_published(axes, pd.DataFrame(), pd.DataFrame())
+    assert not axes.lines
 
 
 def test_figures_are_chosen_before_anything_runs(monkeypatch):
