@@ -84,7 +84,10 @@ NEEDS = {
 
 
 def network() -> nn.Sequential:
-    """Without batch norm, whose statistics differ from rank to rank."""
+    """Without batch norm, whose statistics differ from rank to rank.
+
+    Its last block is a pair of linear layers, which tensor parallelism splits.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Sequential(
@@ -94,7 +97,7 @@ def network() -> nn.Sequential:
                 relu=nn.ReLU(),
                 pool=nn.AdaptiveAvgPool2d(6),
                 flatten=nn.Flatten(),
-                head=nn.Linear(216, 10),
+                head=nn.Sequential(nn.Linear(216, 64), nn.ReLU(), nn.Linear(64, 10)),
             )
         )
 
