@@ -22,7 +22,7 @@ from torch import distributed as dist
 from ddlbench.interconnect.collectives import Buffers, measure, sweep_of, torch_operation
 from ddlbench.interconnect.group import Group, joined, members_of, settle
 from ddlbench.interconnect.horovod_sweep import sweep_horovod
-from ddlbench.interconnect.training_sweep import measure_overlap, sweep_reducer
+from ddlbench.interconnect.training_sweep import measure_overlap, sweep_reducer, sweep_sharded
 from ddlbench.interconnect.worlds import OPERATIONS
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
@@ -92,8 +92,11 @@ def _sweep_group(group: Group, settings: dict[str, Any]) -> list[dict[str, Any]]
         for operation in OPERATIONS
         if operation != "p2p" or len(group.members) == 2
     }
+    limits = settings["largest_bytes"], settings["budget_s"]
     measured = measure(sweeps, group.transport, settings["budget_s"])
-    return measured + sweep_reducer(group.device, settings["largest_bytes"], settings["budget_s"])
+    measured += sweep_reducer(group.device, *limits)
+    # On GPUs FSDP's copies and messages run beside each other, which single messages do not show.
+    return measured + (sweep_sharded(group.device, *limits) if group.device.type == "cpu" else [])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Links as training sees them: all-reduces through DDP's reducer, and beside a computation.
+"""Links as training sees them: messages of DDP and FSDP, and all-reduces beside a computation.
 
 A bare all-reduce is not what a step of DDP waits for. DDP also copies gradients into a bucket,
 divides them, and copies them back. So a message is timed as the difference of two backward passes
@@ -6,6 +6,12 @@ of one parameter tensor, whose gradient is given and costs nothing::
 
     with synchronisation      | hook, copy, all-reduce, copy |
     within ``no_sync``        | |                                  the difference is DDP's message
+
+FSDP copies weights and gradients, too. A forward pass of a sharded tensor that computes nothing is
+an all-gather; a reduce-scatter is what its backward pass adds::
+
+    forward               | gather, copy out |
+    forward and backward  | gather, copy out | copy in, scatter |   the difference is the scatter
 
 And a message may hide behind computation, or take its cores away::
 
@@ -30,10 +36,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.experiment.site import Accelerator
-from ddlbench.interconnect.collectives import Repeat, Sweep, measure, slowest, touched
+from ddlbench.interconnect.collectives import (
+    Repeat,
+    Sweep,
+    element_count,
+    measure,
+    slowest,
+    touched,
+)
 from ddlbench.interconnect.worlds import message_sizes
 from ddlbench.networks.emulated import occupy
 
@@ -57,12 +72,11 @@ class _Given(torch.autograd.Function):
 
 
 class _Message(nn.Module):
-    """One parameter tensor of ``count`` elements, with a gradient to add to."""
+    """One parameter tensor of ``count`` elements."""
 
     def __init__(self, count: int, device: torch.device) -> None:
         super().__init__()
         self.weight = nn.Parameter(touched(count, device))
-        self.weight.grad = touched(count, device)
 
     def forward(self, gradient: Tensor) -> Tensor:
         loss: Tensor = _Given.apply(self.weight, gradient)
@@ -80,14 +94,42 @@ def sweep_reducer(device: torch.device, largest: int, budget_s: float) -> list[d
 
     both = measure({"synced": sweep(True), "local": sweep(False)}, "ddp", budget_s)
     synced, local = (entry["points"] for entry in both)
-    points = [
+    return [{**both[0], "operation": "all_reduce", "points": _differences(synced, local)}]
+
+
+def sweep_sharded(device: torch.device, largest: int, budget_s: float) -> list[dict[str, Any]]:
+    """Raw times of FSDP's messages over the default group, as two sweeps."""
+    ranks = dist.get_world_size()
+
+    def sweep(trained: bool) -> Sweep:
+        def run(size: int, count: int) -> list[Repeat]:
+            elements = element_count("reduce_scatter", size, ranks)
+            return slowest(_sharded_pass(elements, device, trained), count)
+
+        return Sweep(message_sizes(min(largest, _LARGEST_BYTES)), run)
+
+    both = measure({"all_gather": sweep(False), "reduce_scatter": sweep(True)}, "fsdp", budget_s)
+    gathered, trained = (entry["points"] for entry in both)
+    scattered = _differences(trained, gathered)
+    # A message of an all-gather is the part that a rank gives.
+    given = [{**point, "message_bytes": point["message_bytes"] // ranks} for point in gathered]
+    return [{**both[0], "points": given}, {**both[1], "points": scattered}]
+
+
+def _differences(
+    points: list[dict[str, Any]], others: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The points, each less the median of the other of the same size; sizes that both have."""
+    of_size = {other["message_bytes"]: other for other in others}
+    return [
         {
-            "message_bytes": point["message_bytes"],
-            **{name: _less(point[name], alone[name]) for name in ("times_s", "cpu_s")},
+            "message_bytes": size,
+            **{name: _less(point[name], of_size[size][name]) for name in ("times_s", "cpu_s")},
         }
-        for point, alone in zip(synced, local, strict=False)
+        for point in points
+        for size in [point["message_bytes"]]
+        if size in of_size
     ]
-    return [{**both[0], "operation": "all_reduce", "points": points}]
 
 
 def _less(times_s: list[float], others_s: list[float]) -> list[float]:
@@ -98,7 +140,9 @@ def _less(times_s: list[float], others_s: list[float]) -> list[float]:
 
 def _backward(count: int, device: torch.device, synchronised: bool) -> Callable[[], None]:
     """A backward pass through DDP's reducer; returns when the device is done."""
-    module = DistributedDataParallel(_Message(count, device), bucket_cap_mb=2 * _LARGEST_BYTES)
+    message = _Message(count, device)
+    message.weight.grad = touched(count, device)  # to add to
+    module = DistributedDataParallel(message, bucket_cap_mb=2 * _LARGEST_BYTES)
     gradient = touched(count, device)
 
     def call() -> None:
@@ -108,6 +152,27 @@ def _backward(count: int, device: torch.device, synchronised: bool) -> Callable[
             torch.cuda.synchronize(device)
 
     call()  # DDP plans its buckets in the first pass
+    return call
+
+
+def _sharded_pass(count: int, device: torch.device, trained: bool) -> Callable[[], None]:
+    """A forward pass of a sharded tensor, or with its backward pass."""
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    module = _Message(count, device)
+    fully_shard(module, mesh=mesh, reshard_after_forward=False)
+    assert isinstance(module, FSDPModule)
+    gradient = touched(count, device)
+
+    def call() -> None:
+        if trained:
+            module(gradient).backward()
+            module.weight.grad = None
+        else:
+            with torch.no_grad():
+                module(gradient)
+            module.reshard()
+
+    call()  # FSDP prepares itself in the first pass
     return call
 
 

@@ -116,6 +116,7 @@ class GradientTraffic:
             bytes; None if ``messages`` are fixed.
         gathered_bytes: of the weights that one rank updates and then sends to all others, the most
             of all ranks; 0 if every rank updates all weights.
+        gathered_by: the collective of these weights, "all_gather" or a "broadcast" by every rank.
     """
 
     messages: tuple[GradientMessage, ...]
@@ -124,6 +125,7 @@ class GradientTraffic:
     library: str | None = None
     fusion_bytes: int | None = None
     gathered_bytes: int = 0
+    gathered_by: str = "all_gather"
 
     @property
     def sizes(self) -> list[int]:

@@ -47,12 +47,14 @@ class ShardedTraffic:
     Args:
         units: in the order of the forward pass.
         transport: library of the collectives, as links.json names it.
+        library: whose own messages are taken where they were swept; None if it has no sweep.
         overlaps: collectives run beside computation; else each of them delays it.
     """
 
     units: Sequence[ShardedUnit]
     transport: str
     overlaps: bool
+    library: str | None = None
 
 
 def sharded_bytes(workload: Workload, plan: Plan, units: Sequence[ShardedUnit]) -> tuple[int, ...]:

@@ -6,6 +6,7 @@
     all_reduce       the buffer of one rank        2 (P-1) a + 2 (P-1)/P S b
     reduce_scatter   the buffer that a rank gives    (P-1) a +   (P-1)/P S b
     all_gather       the part that a rank gives      (P-1) a +   (P-1)   S b
+    broadcast        the buffer                      a binomial tree: ceil(log2 P) (a + S b)
 
 A sweep over another number of ranks is carried to P by the ratio of the formula's terms.
 Source: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms", 2009.
@@ -13,6 +14,7 @@ Source: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms", 200
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -22,6 +24,7 @@ import numpy as np
 from ddlbench.experiment.fits import HockneyFit, given_hockney
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
+BROADCAST = "broadcast"
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,10 @@ class CollectiveTimes:
         return self.alpha_factor * alpha_s + self.beta_factor * beta_s_per_byte * message_bytes
 
 
-def ring_terms(operation: str, ranks: int) -> tuple[float, float]:
-    """Factors of latency and of seconds a byte in the ring's time."""
+def formula_terms(operation: str, ranks: int) -> tuple[float, float]:
+    """Factors of latency and of seconds a byte in the formula's time."""
+    if operation == BROADCAST:
+        return (depth := math.ceil(math.log2(ranks))), depth
     passes = 2 if operation == ALL_REDUCE else 1
     share = 1 if operation == ALL_GATHER else 1 / ranks
     return passes * (ranks - 1), passes * (ranks - 1) * share
@@ -54,20 +59,20 @@ def carried_to(operation: str, fit: HockneyFit, swept: int, ranks: int) -> Colle
     """Times over ``ranks`` from a fit over ``swept`` of them."""
     if swept == ranks:
         return CollectiveTimes(fit, 1.0, 1.0, ())
-    wanted, known = ring_terms(operation, ranks), ring_terms(operation, swept)
+    wanted, known = formula_terms(operation, ranks), formula_terms(operation, swept)
     name = operation.replace("_", "-")
-    note = f"{name} over {ranks} ranks is carried from {swept} by the ring's formula"
+    note = f"{name} over {ranks} ranks is carried from {swept} by its formula"
     return CollectiveTimes(fit, wanted[0] / known[0], wanted[1] / known[1], (note,))
 
 
-def ring_times(
+def formula_times(
     operation: str, ranks: int, latency_s: float, bandwidth_bytes_per_s: float
 ) -> CollectiveTimes:
     """Times over links that were given by hand, whose collectives nobody measured."""
-    alpha, beta = ring_terms(operation, ranks)
+    alpha, beta = formula_terms(operation, ranks)
     fit = given_hockney(alpha * latency_s, bandwidth_bytes_per_s / beta)
     name = operation.replace("_", "-")
-    note = f"{name} by the ring's formula from links given by hand"
+    note = f"{name} by its formula from links given by hand"
     return CollectiveTimes(fit, 1.0, 1.0, (note,))
 
 

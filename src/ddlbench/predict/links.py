@@ -19,8 +19,8 @@ from ddlbench.predict.collectives import (
     Contention,
     between,
     carried_to,
+    formula_times,
     nearest_of,
-    ring_times,
 )
 
 Kind = Literal["p2p", "transport"]
@@ -133,7 +133,7 @@ class LinkTable:
         ranks = nodes * devices_per_node
         if not sweeps and any(pair.method == "given" for pair in self.links.pairs):
             hop, _ = self.hop("transport", (0, 0), (1, 0) if nodes > 1 else (0, 1))
-            return ring_times(operation, ranks, hop.latency_s, hop.bandwidth_bytes_per_s)
+            return formula_times(operation, ranks, hop.latency_s, hop.bandwidth_bytes_per_s)
         if not sweeps and nodes == 1 and self.within_node is not None:
             return self.within_node.collective(operation, nodes, devices_per_node, transport)
         if not sweeps:
@@ -149,11 +149,11 @@ class LinkTable:
         """Whether an all-reduce was swept through this transport or library."""
         return any(sweep.transport == transport for sweep in self.links.sweeps)
 
-    def sweeps_within_node(self, transport: str) -> bool:
-        """Whether an all-reduce over the devices of one node was swept through it."""
-        inner = self.within_node
-        known = any(sweep.transport == transport for sweep in self._sweeps(1, None))
-        return known or (inner is not None and inner.sweeps_within_node(transport))
+    def has_swept(self, library: str, nodes: int) -> bool:
+        """Whether some collective was swept through a library within a node, or between nodes."""
+        level, inner = "network" if nodes > 1 else "node", self.within_node
+        known = any(s.transport == library and s.level == level for s in self.links.sweeps)
+        return known or (nodes == 1 and inner is not None and inner.has_swept(library, 1))
 
     def contention(self, nodes: int, devices_per_node: int, transport: str | None) -> Contention:
         """What an all-reduce takes from the computation beside it, by the nearest geometry.

@@ -30,6 +30,11 @@ def something_beside_a_base(rows: Rows) -> bool:
     return any(r.cell.strategy != BASE and r.base_id is not None for r in rows)
 
 
+def something_sent(rows: Rows) -> bool:
+    """Some strategy runs as several processes."""
+    return any(len(strategy_of(cell.strategy).placement(cell)) > 1 for cell in supported(rows))
+
+
 def several_numbers_of_workers(rows: Rows) -> bool:
     """Parallel cells beside a base differ in their number of devices."""
     counts = {

@@ -25,6 +25,7 @@ from ddlbench.report.applicability import (
     some_pipeline,
     some_validation,
     something_beside_a_base,
+    something_sent,
     supported,
     varies_chunks,
 )
@@ -71,7 +72,7 @@ FIGURES: Registry[FigureEntry] = Registry(
         ),
         "memory": FigureEntry(
             "experiment",
-            "ddlbench.report.figures.memory:draw",
+            "ddlbench.report.figures.device_bars:draw_memory",
             caption=(
                 "Peak memory of the fullest device. Data-parallel strategies hold the whole "
                 "network on each device, so their bars are not lower than the sequential one; a "
@@ -79,6 +80,28 @@ FIGURES: Registry[FigureEntry] = Registry(
                 "Look for marks that say OOM: there the bars of the other strategies show what "
                 "fits. Where the device's size is known it is a dashed line. On CPUs the bars "
                 "are live tensors, as several workers share one memory."
+            ),
+        ),
+        "traffic": FigureEntry(
+            "experiment",
+            "ddlbench.report.figures.device_bars:draw_traffic",
+            something_sent,
+            caption=(
+                "Bytes that the busiest rank sends in a step. Data parallelism sends gradients, "
+                "sharded weights travel as well, and a pipeline sends activations forward and "
+                "their gradients back.\n\n"
+                "Look at it beside the step: a strategy that sends less and is slower waits for "
+                "something else. Many small messages cost more than their bytes say."
+            ),
+        ),
+        "utilisation": FigureEntry(
+            "experiment",
+            "ddlbench.report.figures.device_bars:draw_utilisation",
+            caption=(
+                "The share of its devices' measured peak that a step uses for what the network "
+                "needs. Recomputation counts as lost, so checkpointing lowers it.\n\n"
+                "Look at the base first: what it leaves unused is the network's own, as small or "
+                "memory-bound layers. What a strategy lies below the base is its price."
             ),
         ),
         "steps": FigureEntry(

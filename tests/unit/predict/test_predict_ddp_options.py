@@ -6,11 +6,12 @@ import predict_factory as make
 import pytest
 
 from ddlbench.predict.prediction import NotPredictable, predictor_of
+from ddlbench.predict.predictors.worker_step import _turns
 
-# All-reduces take 2 ms + 1 s a GB, all-gathers 1 ms + 1 s a GB that a rank gives.
+# All-reduces take 2 ms + 1 s a GB, broadcasts 1 ms + 1 s a GB.
 SWEEPS = (
     make.sweep(2e-3, 1e9, 4),
-    make.sweep(1e-3, 1e9, 4, operation="all_gather"),
+    make.sweep(1e-3, 1e9, 4, operation="broadcast"),
 )
 # Blocks have 10, 20, 30, 40 MB of weights, and each is a bucket.
 SLOWDOWN = 1.6  # of four replicas
@@ -38,7 +39,8 @@ def test_updated_weights_are_gathered_after_the_update(predictor):
     saved_s = (1 - 0.4) * 0.05 * sequential_s(8)
     slowdown = 1.0 if predictor == "ddp-buckets" else SLOWDOWN
     assert plain.compute_s - sharded.compute_s == pytest.approx(slowdown * saved_s)
-    gathered_s = 3 * (1e-4 + 0.04) if predictor == "ddp-buckets" else 1e-3 + 0.04
+    # Four broadcasts that share a node, or three hops of a ring.
+    gathered_s = 3 * (1e-4 + 0.04) if predictor == "ddp-buckets" else 4 * (1e-3 + 0.04)
     for part in ("communication_s", "exposed_communication_s"):
         assert getattr(sharded, part) - getattr(plain, part) == pytest.approx(gathered_s)
 
@@ -79,8 +81,22 @@ def test_factors_are_all_reduced_one_after_the_other(predictor):
     assert 0 < found.communication_s < told(predictor).communication_s
 
 
+@pytest.mark.parametrize(
+    ("roots", "at_once", "turns"),
+    [
+        ([0, 0, 0, 0], 2, 4),  # on one node
+        ([0, 0, 1, 1], 2, 4),  # two at once begin on one node
+        ([0, 1, 2, 3], 2, 2),  # on a node each
+        ([0, 1, 2], 2, 2),
+        ([0, 1, 2, 3], 1, 4),  # NCCL: one after the other
+    ],
+)
+def test_broadcasts_that_begin_on_one_node_take_turns(roots, at_once, turns):
+    assert _turns(roots, at_once) == turns
+
+
 def test_a_gather_that_was_not_swept_is_named():
-    with pytest.raises(ValueError, match="no all-gather through gloo was swept"):
+    with pytest.raises(ValueError, match="no broadcast through gloo was swept"):
         told(sweeps=SWEEPS[:1], shard="optimizer")
 
 

@@ -7,10 +7,11 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.predict.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
+    BROADCAST,
     REDUCE_SCATTER,
     carried_to,
+    formula_times,
     given_hockney,
-    ring_times,
 )
 from ddlbench.predict.prediction import NotPredictable, predictor_of
 from ddlbench.predict.predictors.sharded import _Replay, _Work
@@ -22,10 +23,11 @@ SWEEPS = (
     make.sweep(2e-3, 2e9, 4, operation="reduce_scatter"),
 )
 
+COLLECTIVES = ("all_gather", "reduce_scatter")
 
-def told(strategy="fsdp", kind="cpu", **options):
+
+def told(strategy="fsdp", kind="cpu", sweeps=SWEEPS, **options):
     """A step of blocks with 10, 20, 30, 40 MB of weights on 4 ranks."""
-    sweeps = SWEEPS
     if kind == "cuda":
         sweeps = tuple({**sweep, "transport": "nccl"} for sweep in SWEEPS)
     values = make.links(make.pair([0, 0, 0, 0], method="gloo"), sweeps=sweeps)
@@ -45,6 +47,15 @@ def test_on_cpus_every_message_delays_the_step():
     assert found.compute_s == pytest.approx(1.6 * 0.18)  # a sequential step of 8, four replicas
     kept = told(reshard_after_forward=False)
     assert kept.exposed_communication_s == pytest.approx(once_s + scattered_s)
+
+
+def test_messages_of_fsdp_itself_are_preferred_and_hold_its_copies():
+    swept = tuple(make.sweep(0.1, 1e9, 4, operation=name, transport="fsdp") for name in COLLECTIVES)
+    plain, found = told(), told(sweeps=(*SWEEPS, *swept))
+    assert found.communication_s == pytest.approx(7 * 0.1 + 0.04 + 4 * 0.1 + 0.1)
+    assert found.compute_s == plain.compute_s
+    elsewhere = tuple({**one, "level": "network", "nodes": 2} for one in swept)
+    assert told(sweeps=(*SWEEPS, *elsewhere)).communication_s == plain.communication_s
 
 
 def test_weights_in_half_the_bytes_are_gathered_in_half_of_them():
@@ -91,12 +102,17 @@ def test_what_was_not_swept_is_named():
 
 @pytest.mark.parametrize(
     ("operation", "seconds"),
-    [(ALL_REDUCE, 6e-3 + 1.5e-3), (REDUCE_SCATTER, 3e-3 + 0.75e-3), (ALL_GATHER, 3e-3 + 3e-3)],
+    [
+        (ALL_REDUCE, 6e-3 + 1.5e-3),
+        (REDUCE_SCATTER, 3e-3 + 0.75e-3),
+        (ALL_GATHER, 3e-3 + 3e-3),
+        (BROADCAST, 2e-3 + 2e-3),
+    ],
 )
-def test_the_rings_formula_over_four_ranks(operation, seconds):
-    times = ring_times(operation, 4, 1e-3, 1e9)
+def test_the_formula_over_four_ranks(operation, seconds):
+    times = formula_times(operation, 4, 1e-3, 1e9)
     assert times.time_s(MB) == pytest.approx(seconds)
-    carried = carried_to(operation, ring_times(operation, 8, 1e-3, 1e9).fit, 8, 4)
+    carried = carried_to(operation, formula_times(operation, 8, 1e-3, 1e9).fit, 8, 4)
     assert carried.time_s(MB) == pytest.approx(seconds)
     assert "carried from 8" in carried.notes[0]
 

@@ -108,7 +108,16 @@ def result(cell: Cell, epoch_s: float | None = None, **changes: Any) -> dict[str
         "timing": timing(seconds, step, 0.03 + 0.04 * random.random()),
         "staging": None,
         "loss": {"first": 2.4, "last": 2.1, "mean_last_epoch": 2.2},
-        "communication": None,
+        "communication": traffic(plan.world_size, peak // 10),
+        "efficiency": {
+            "flops_per_step": 10**9,
+            "flops_per_s": 10**9 / step,
+            "peak_flops_per_s": 4 * 10**9 / step,
+            "peak_rule": "matrix products",
+            "devices": cell.devices,
+            "mfu": 0.25,
+            "missing": None,
+        },
         "log_tail": [],
         "elapsed_s": seconds * 3,
         "provenance": {
@@ -121,7 +130,35 @@ def result(cell: Cell, epoch_s: float | None = None, **changes: Any) -> dict[str
 
 
 def failed(cell: Cell, status: str, reason: str) -> dict[str, Any]:
-    return result(cell, status=status, reason=reason, timing=None, loss=None, ranks=[], notes=[])
+    return result(
+        cell,
+        status=status,
+        reason=reason,
+        timing=None,
+        loss=None,
+        ranks=[],
+        notes=[],
+        communication=None,
+        efficiency=None,
+    )
+
+
+def traffic(world_size: int, sent_bytes: int) -> dict[str, Any]:
+    """Rank 0 sends most."""
+    return {
+        "counted_by": "tcp_info",
+        "steps": 10,
+        "ranks": [
+            {
+                "rank": rank,
+                "sent_bytes": 10 * (sent_bytes - rank),
+                "received_bytes": 0,
+                "sent_bytes_per_step": float(sent_bytes - rank),
+                "received_bytes_per_step": 0.0,
+            }
+            for rank in range(world_size)
+        ],
+    }
 
 
 def rank(place: int, peak: int) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def test_pictures_are_in_the_page_and_their_numbers_are_linked(reported):
 def test_what_is_not_drawn_is_named(reported):
     page = Page(reported(figures=()).read_text())
     assert "No figure is drawn yet." in page.text
-    assert "Not drawn yet: speedup, memory, steps" in page.text
+    assert "Not drawn yet: speedup, memory, traffic, utilisation, steps" in page.text
 
 
 def test_a_broken_picture_is_left_out(reported, tmp_path):

@@ -26,7 +26,7 @@ CASES = {
     "one": {"datasets": ["mnist"], "networks": ["resnet18"], "strategies": ["sequential", "ddp"]},
 }
 DRAWN = [
-    *itertools.product(CASES, ["speedup", "memory", "steps"]),
+    *itertools.product(CASES, ["speedup", "memory", "traffic", "utilisation", "steps"]),
     ("geometries", "scaling"),
     ("variants", "speedup"),
     ("variants", "memory"),
@@ -130,6 +130,15 @@ def test_memory_shows_the_base_beside_the_others(drawn):
     assert set(plotted["strategy"]) >= {"sequential", "ddp"}
 
 
+def test_utilisation_is_a_share_and_traffic_leaves_the_base_out(drawn):
+    figure, plotted = drawn["demo", "utilisation"]
+    assert len(of(figure, "bar")) == int((plotted["mark"] == "").sum()) == 27
+    assert {patch.get_height() for patch in of(figure, "bar")} == {25.0}
+    figure, plotted = drawn["demo", "traffic"]
+    assert len(of(figure, "bar")) == int((plotted["mark"] == "").sum())
+    assert "sequential" not in set(plotted["strategy"])
+
+
 def test_steps_have_a_box_each_and_their_table(drawn):
     figure, plotted = drawn["demo", "steps"]
     assert len(of(figure, "box")) == int((plotted["mark"] == "").sum()) == 27
@@ -151,12 +160,12 @@ def test_scaling_leaves_the_panel_of_a_network_without_the_dataset_empty():
 
 
 def test_figures_are_chosen_before_anything_runs(monkeypatch):
-    usual = ["speedup", "memory", "steps", "loss", "timelines"]
+    usual = ["speedup", "memory", "traffic", "utilisation", "steps", "loss", "timelines"]
     assert figures_for(matrix(monkeypatch)) == usual
     several = matrix(monkeypatch, geometry=["1x2", "1x4"])
     assert figures_for(several) == [*usual[:-1], "scaling", "timelines"]
     alone = matrix(monkeypatch, strategies=["sequential"])
-    assert figures_for(alone) == ["memory", "steps"]
+    assert figures_for(alone) == ["memory", "utilisation", "steps"]
     without_base = matrix(monkeypatch, strategies=["ddp"])
     assert "speedup" not in figures_for(without_base)
 

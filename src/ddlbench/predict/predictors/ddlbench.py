@@ -212,7 +212,7 @@ class _MessageTimes:
             remarks = joined(bare.notes, contention.notes, lack if library else None)
             return cls(bare.time_s, lambda _size: 0.0, contention, remarks)
         # Copies are a node's own matter, and its links are swept up to longer messages.
-        inside = shape[1] > 1 and links.sweeps_within_node(library)
+        inside = shape[1] > 1 and links.has_swept(library, 1)
         beside = (1, shape[1]) if inside else shape
         whole, inner = (links.all_reduce(*beside, name) for name in (library, traffic.transport))
         return cls(

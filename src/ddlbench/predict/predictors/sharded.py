@@ -12,9 +12,11 @@ beside the backward pass, all on one link::
     compute     | F1 | F2 | F3 | B3 | B2   | B1   |
     link   |-g1-|-g2-|-g3-|    |-g2-|-g1-||-r3-|-r2-|-r1-|       one block ahead
 
-k is the slow-down of silent replicas on a node, t(B/W) a sequential step of a rank's share. What
-the collectives take from computation beside them on GPUs is not modelled. No paper has this model;
-the order of messages is that of Zhao et al., "PyTorch FSDP", VLDB 2023, section 3.3.
+Their times are FSDP's own where its messages were swept, with the copies of weights and gradients;
+else those of the bare collectives. k is the slow-down of silent replicas on a node, t(B/W) a
+sequential step of a rank's share. What the collectives take from computation beside them on GPUs is
+not modelled. No paper has this model; the order of messages is that of Zhao et al., "PyTorch FSDP",
+VLDB 2023, section 3.3.
 """
 
 from __future__ import annotations
@@ -61,9 +63,12 @@ class Sharded(BuiltInPredictor):
         scatter_s: _Seconds = _nothing
         remarks: tuple[str, ...] = ()
         if ranks > 1:
-            shape = (cell.nodes, cell.devices_per_node, traffic.transport)
-            gather = inputs.links.collective(ALL_GATHER, *shape)
-            scatter = inputs.links.collective(REDUCE_SCATTER, *shape)
+            shape = (cell.nodes, cell.devices_per_node)
+            through = traffic.transport
+            if traffic.library and inputs.links.has_swept(traffic.library, cell.nodes):
+                through = traffic.library
+            gather = inputs.links.collective(ALL_GATHER, *shape, through)
+            scatter = inputs.links.collective(REDUCE_SCATTER, *shape, through)
             gather_s, scatter_s = gather.time_s, scatter.time_s
             remarks = joined(gather.notes, scatter.notes)
         sent_s = sum(

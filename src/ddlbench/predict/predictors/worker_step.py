@@ -9,16 +9,26 @@ A worker that updates only its share of the weights sends them to all others aft
     rank 0    | forward | backward | update w0 |++ w0 to all ++|
     rank 1    | forward | backward | update w1 |++ w1 to all ++|
 
-``gathered_bytes`` are those of the larger share.
+``gathered_bytes`` are those of the larger share. They travel in one all-gather, or every rank
+broadcasts its own: gloo's two threads send two broadcasts at once, in the order of ranks, and two
+that begin on one node share its links and cores (``gloo/broadcast.cc``: a binomial tree)::
+
+    node 0    | from 0: ++++++++ |                      four ranks on two nodes: four broadcasts,
+              | from 1: ++++++++ | from 2: ++++++++ |   each as long as two that have the
+    node 1                       | from 3: ++++++++ |   links alone
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddlbench.planning.workload import Step
-from ddlbench.predict.collectives import ALL_GATHER
-from ddlbench.predict.prediction import CellInputs, joined
+from ddlbench.predict.collectives import ALL_GATHER, BROADCAST
+from ddlbench.predict.prediction import CellInputs
+
+_GLOO_THREADS = 2  # of torch's process group
 
 
 @dataclass(frozen=True)
@@ -57,17 +67,24 @@ def _updated_share(inputs: CellInputs) -> float:
 def gather_s(inputs: CellInputs) -> tuple[float, tuple[str, ...]]:
     """Seconds in which all workers get the weights that others have updated, and remarks.
 
-    Every rank broadcasts its own weights, all at once. So an all-gather moves as many bytes.
-
     Raises:
-        ConfigError: the all-gather was not swept.
+        ConfigError: the collective was not swept.
     """
     traffic = inputs.strategy.gradient_traffic(inputs.workload, inputs.plan)
     if traffic is None or not traffic.gathered_bytes:
         return 0.0, ()
     cell = inputs.cell
-    times = inputs.links.collective(
-        ALL_GATHER, cell.nodes, cell.devices_per_node, traffic.transport
-    )
-    remark = "broadcasts of updated weights are timed as an all-gather of as many bytes"
-    return times.time_s(traffic.gathered_bytes), joined(times.notes, remark)
+    shape = (cell.nodes, cell.devices_per_node, traffic.transport)
+    if traffic.gathered_by == ALL_GATHER:
+        times = inputs.links.collective(ALL_GATHER, *shape)
+        return times.time_s(traffic.gathered_bytes), times.notes
+    times = inputs.links.collective(BROADCAST, *shape)
+    roots = [process.node for process in inputs.plan.processes]
+    turns = _turns(roots, _GLOO_THREADS if traffic.transport == "gloo" else 1)
+    return turns * times.time_s(traffic.gathered_bytes), times.notes
+
+
+def _turns(roots: Sequence[int], at_once: int) -> int:
+    """As many broadcasts one after the other take as long as those from these nodes."""
+    groups = [roots[first : first + at_once] for first in range(0, len(roots), at_once)]
+    return sum(max(Counter(group).values()) for group in groups)

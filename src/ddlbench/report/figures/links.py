@@ -258,7 +258,7 @@ def draw_sweeps(links: Links) -> tuple[Figure, pd.DataFrame]:
 
 
 # Their sweeps look as the strategies that send through them.
-_LIBRARIES = {"horovod": "Horovod", "ddp": "DDP's reducer"}
+_LIBRARIES = {"horovod": "Horovod", "ddp": "DDP's reducer", "fsdp": "FSDP"}
 
 
 def _look(sweep: LinkSweep) -> StrategyLook:

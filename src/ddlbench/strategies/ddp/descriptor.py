@@ -216,7 +216,7 @@ class DistributedDataParallel(DataParallel):
         if DdpDetails.of(plan).shard == "none" or plan.world_size == 1:
             return traffic
         own = shares([tensor.bytes for tensor in workload.tensors], plan.world_size)
-        return replace(traffic, gathered_bytes=max(own))
+        return replace(traffic, gathered_bytes=max(own), gathered_by="broadcast")
 
     def communication_bytes(self, workload: Workload, plan: Plan) -> int:
         """Buckets that copy all gradients, unless these lie in them; and what hooks hold.

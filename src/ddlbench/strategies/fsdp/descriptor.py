@@ -114,7 +114,8 @@ class FullyShardedDataParallel(Strategy):
             for index, size in sizes.items()
         ]
         on_gpu = workload.device_kind == "cuda"
-        return ShardedTraffic(units, "nccl" if on_gpu else "gloo", overlaps=on_gpu)
+        transport = "nccl" if on_gpu else "gloo"
+        return ShardedTraffic(units, transport, overlaps=on_gpu, library="fsdp")
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         return sharded_bytes(workload, plan, self.sharded_traffic(workload, plan).units)

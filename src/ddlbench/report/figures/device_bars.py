@@ -1,8 +1,14 @@
-"""Peak memory of the fullest device for every strategy and the base."""
+"""What a strategy asks of a device: its memory, the bytes it sends, the share of its peak it uses.
+
+Three figures of one form: bars for every strategy and the base, networks from left to right.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -11,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
-from ddlbench.experiment.units import GIB, MIB, Unit, unit_for
+from ddlbench.experiment.units import BYTES, GIB, MIB, Unit, unit_for
 from ddlbench.report.bars import Bar, Group, draw_groups, panel_size, patch, top_of
 from ddlbench.report.footer import Context, footer, without_signs
 from ddlbench.report.labels import (
@@ -38,14 +44,42 @@ _VARIANT_LOOKS = (
     DatasetLook(0.88, "..."),
 )
 _TABLE = [
-    "dataset", "network", "geometry", "workers", "strategy", "variant", "peak_memory_bytes",
-    "total_memory_bytes", "device_memory_bytes", "device_kind", "mark", "reason", "stale",
+    "dataset", "network", "geometry", "workers", "strategy", "variant", "device_kind", "mark",
+    "reason", "stale",
 ]  # fmt: skip
 
 
-def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
+@dataclass(frozen=True)
+class Quantity:
+    """What bars show.
+
+    Args:
+        title: of the figure.
+        label: of the axis, without the unit.
+        column: of the summary.
+        beside: further columns of the figure's table.
+        unit: of the axis, from the largest value.
+        explain: a sentence for the footer on what bars are.
+        limit: column with the largest possible value, drawn as a line.
+        without_base: the base has none of it.
+    """
+
+    title: str
+    label: str
+    column: str
+    beside: tuple[str, ...]
+    unit: Callable[[float], Unit]
+    explain: Callable[[pd.DataFrame], str]
+    limit: str = ""
+    without_base: bool = False
+
+
+def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     """Sections are geometries, panels datasets; networks on x, strategies as colours."""
     shown = tables.summary.assign(variant=variant_labels(tables.summary))
+    if quantity.without_base:
+        shown = shown[shown["strategy"] != BASE].copy()
+    shown["value"] = shown[quantity.column]
     shown["mark"] = [_mark(row) for row in rows_of(shown)]
     datasets = in_dataset_order(shown["dataset"])
     networks = unique(shown["network"])
@@ -55,8 +89,8 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     members = list(dict.fromkeys(zip(shown["strategy"], shown["variant"], strict=True)))
     members.sort(key=lambda member: member[0] != BASE)
     looks = _looks(members)
-    known = shown.loc[shown["mark"] == "", "peak_memory_bytes"].astype(float)
-    unit = unit_for(known.max() / 2, (GIB, MIB))  # MiB up to 2 GiB
+    known = shown.loc[shown["mark"] == "", "value"].astype(float)
+    unit = quantity.unit(float(known.max()))
     sections = []
     for geometry, part in geometries:
         workers = workers_label(int(part["workers"].max())) if len(part) else ""
@@ -70,10 +104,10 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         sections.append(Section(heading, panels))
     signed = without_signs(shown).assign(stale=shown["stale"])
     page = lay_out(
-        f"Peak memory per device {common_workers(others['workers'])}".strip(),
+        f"{quantity.title} {common_workers(others['workers'])}".strip(),
         [(patch(*looks[member]), strategy_label(*member)) for member in members],
         sections,
-        footer=footer(signed, context, [_bars_sentence(shown)]),
+        footer=footer(signed, context, [quantity.explain(shown)]),
         size=panel_size(
             [network_label(network) for network in networks],
             len(members),
@@ -84,17 +118,18 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     )
     values = [drawn for _, groups in page.facets if (drawn := _values(groups))]
     logarithmic = any(max(drawn) / min(drawn) > _LOG_FROM for drawn in values)
-    size_of_device = float(shown["device_memory_bytes"].astype(float).max()) / unit.size
+    limits = shown[quantity.limit].astype(float) if quantity.limit else pd.Series(dtype=float)
+    limit = float(limits.max()) / unit.size
     for axes, groups in page.facets:
         draw_groups(axes, groups, page.width_mm, "{:,.3g}")
-        _scale(axes, groups, size_of_device, logarithmic)
-    page.label_rows(f"Peak memory ({unit.name}{', log' if logarithmic else ''})")
-    return page.figure, shown[_TABLE]
+        _scale(axes, groups, limit, logarithmic)
+    page.label_rows(f"{quantity.label} ({unit.name}{', log' if logarithmic else ''})")
+    return page.figure, shown[[*_TABLE[:6], quantity.column, *quantity.beside, *_TABLE[6:]]]
 
 
 def _mark(row: object) -> str:
     status = str(getattr(row, "status", ""))
-    if status == Status.OK and pd.isna(getattr(row, "peak_memory_bytes", None)):
+    if status == Status.OK and pd.isna(getattr(row, "value", None)):
         return NOT_MEASURED
     return status_mark(status)
 
@@ -126,7 +161,7 @@ def _groups(
             if row is None:
                 bars.append(None)
                 continue
-            value = math.nan if row.mark else float(row.peak_memory_bytes) / unit.size
+            value = math.nan if row.mark else float(row.value) / unit.size
             bars.append(
                 Bar(value, math.nan, math.nan, *looks[member], str(row.mark), bool(row.stale))
             )
@@ -138,7 +173,7 @@ def _values(groups: list[Group]) -> list[float]:
     return [b.value for g in groups for b in g.bars if b and not b.mark and b.value > 0]
 
 
-def _scale(axes: Axes, groups: list[Group], device: float, logarithmic: bool) -> None:
+def _scale(axes: Axes, groups: list[Group], limit: float, logarithmic: bool) -> None:
     values = _values(groups)
     if not values:
         axes.set_yticks([])
@@ -154,12 +189,12 @@ def _scale(axes: Axes, groups: list[Group], device: float, logarithmic: bool) ->
     else:
         axes.set_ylim(0, top * 1.12)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    if math.isfinite(device) and device <= axes.get_ylim()[1] * 1.5:
-        axes.set_ylim(top=max(axes.get_ylim()[1], device * 1.12))
-        axes.axhline(device, color=GREY, linewidth=0.6, linestyle=(0, (4, 2)), gid="device size")
+    if math.isfinite(limit) and limit <= axes.get_ylim()[1] * 1.5:
+        axes.set_ylim(top=max(axes.get_ylim()[1], limit * 1.12))
+        axes.axhline(limit, color=GREY, linewidth=0.6, linestyle=(0, (4, 2)), gid="device size")
         axes.text(
             1.0,
-            device,
+            limit,
             "device",
             transform=axes.get_yaxis_transform(),
             ha="right",
@@ -169,7 +204,7 @@ def _scale(axes: Axes, groups: list[Group], device: float, logarithmic: bool) ->
         )
 
 
-def _bars_sentence(shown: pd.DataFrame) -> str:
+def _memory_sentence(shown: pd.DataFrame) -> str:
     kinds = set(" ".join(shown["device_kind"]).split())
     parts = []
     if "cuda" in kinds:
@@ -181,3 +216,54 @@ def _bars_sentence(shown: pd.DataFrame) -> str:
         )
     bars = "; ".join(parts) or "peak bytes"
     return f"Bars: {bars}; the fullest device of all repeats."
+
+
+def _traffic_sentence(_: pd.DataFrame) -> str:
+    return (
+        "Bars: bytes that the busiest rank sends to other processes in a step, by the kernel's "
+        "counters of TCP. No value: over NCCL, or within one process."
+    )
+
+
+def _utilisation_sentence(_: pd.DataFrame) -> str:
+    return (
+        "Bars: model FLOPs utilisation, the operations that the network needs for a step over "
+        "what its devices reach in that time in large matrix products."
+    )
+
+
+draw_memory = partial(
+    _draw,
+    Quantity(
+        title="Peak memory per device",
+        label="Peak memory",
+        column="peak_memory_bytes",
+        beside=("total_memory_bytes", "device_memory_bytes"),
+        unit=lambda largest: unit_for(largest / 2, (GIB, MIB)),  # MiB up to 2 GiB
+        explain=_memory_sentence,
+        limit="device_memory_bytes",
+    ),
+)
+draw_traffic = partial(
+    _draw,
+    Quantity(
+        title="Bytes sent in a step",
+        label="Sent in a step",
+        column="sent_bytes",
+        beside=("step_median_s",),
+        unit=lambda largest: unit_for(largest, BYTES),
+        explain=_traffic_sentence,
+        without_base=True,
+    ),
+)
+draw_utilisation = partial(
+    _draw,
+    Quantity(
+        title="Model FLOPs utilisation",
+        label="Utilisation",
+        column="mfu",
+        beside=("flops_per_s", "peak_flops_per_s"),
+        unit=lambda _: Unit("%", 0.01),
+        explain=_utilisation_sentence,
+    ),
+)
