@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.status import Reason
 from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic
 from ddlbench.planning.memory import data_parallel_bytes
-from ddlbench.planning.strategy import Process, Strategy, data_parallel_placement, uneven_shares
+from ddlbench.planning.strategy import Process, Strategy, workers_of
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
@@ -58,3 +59,32 @@ class DataParallel(Strategy):
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         return data_parallel_bytes(workload, plan, self.communication_bytes(workload, plan))
+
+
+def data_parallel_placement(cell: Cell) -> tuple[Process, ...]:
+    """One process a device, each with its own share of every mini-batch."""
+    return tuple(
+        Process(
+            rank=rank,
+            role="worker",
+            node=rank // cell.devices_per_node,
+            local_rank=rank % cell.devices_per_node,
+            devices=(rank % cell.devices_per_node,),
+            replica=rank,
+            shard=rank,
+            num_shards=cell.devices,
+        )
+        for rank in range(cell.devices)
+    )
+
+
+def uneven_shares(cell: Cell) -> str | None:
+    """Why the mini-batch cannot be shared equally; None if it can."""
+    workers = workers_of(cell)
+    if cell.batch_size % workers:
+        return Reason(
+            "uneven_batch",
+            f"a mini-batch of {cell.batch_size} does not divide over {workers} workers; "
+            f"make batch_size a multiple of {workers}",
+        )
+    return None

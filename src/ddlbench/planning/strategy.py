@@ -360,35 +360,6 @@ def cut_by_profile(cell: Cell, written: Mapping[str, Any]) -> Cell:
     return cell.with_(options=tuple(options.items()))
 
 
-def data_parallel_placement(cell: Cell) -> tuple[Process, ...]:
-    """One process a device, each with its own share of every mini-batch."""
-    return tuple(
-        Process(
-            rank=rank,
-            role="worker",
-            node=rank // cell.devices_per_node,
-            local_rank=rank % cell.devices_per_node,
-            devices=(rank % cell.devices_per_node,),
-            replica=rank,
-            shard=rank,
-            num_shards=cell.devices,
-        )
-        for rank in range(cell.devices)
-    )
-
-
-def uneven_shares(cell: Cell) -> str | None:
-    """Why the mini-batch cannot be shared equally; None if it can."""
-    workers = workers_of(cell)
-    if cell.batch_size % workers:
-        return Reason(
-            "uneven_batch",
-            f"a mini-batch of {cell.batch_size} does not divide over {workers} workers; "
-            f"make batch_size a multiple of {workers}",
-        )
-    return None
-
-
 def too_few_steps(cell: Cell, steps_per_epoch: int) -> str | None:
     """Why no whole round of the cell's strategy is measured; None if one is."""
     strategy = known_strategy(cell.strategy)

@@ -9,8 +9,9 @@ import pytest
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import STRATEGIES
+from ddlbench.planning.data_parallel import data_parallel_placement
 from ddlbench.planning.plan import Plan, make_plan
-from ddlbench.planning.strategy import Process, Strategy, data_parallel_placement
+from ddlbench.planning.strategy import Process, Strategy
 
 
 class ParameterServer(Strategy):

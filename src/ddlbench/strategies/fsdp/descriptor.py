@@ -22,15 +22,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.planning.data_parallel import data_parallel_placement, uneven_shares
 from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.sharded import ShardedTraffic, ShardedUnit, sharded_bytes
-from ddlbench.planning.strategy import (
-    DeviceKind,
-    Process,
-    Strategy,
-    data_parallel_placement,
-    uneven_shares,
-)
+from ddlbench.planning.strategy import DeviceKind, Process, Strategy
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan

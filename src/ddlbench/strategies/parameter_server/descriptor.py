@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
+from ddlbench.planning.data_parallel import uneven_shares
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
 from ddlbench.planning.plan import PlanDetails
-from ddlbench.planning.strategy import Process, Strategy, uneven_shares
+from ddlbench.planning.strategy import Process, Strategy
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
