@@ -76,6 +76,8 @@ validate: setup
 	python validation/splits.py
 	python validation/emulated.py
 	python validation/transformers.py
+	python validation/learning.py
+	python validation/large_images.py
 	python validation/tuning.py
 	python validation/ablation.py
 	python validation/choice_cases.py

@@ -20,6 +20,8 @@ STUDIES = {
     "emulated accelerators": ["emulated/cells.csv"],
     "CPU test bed": [
         "speedup/summary.csv",
+        "large_images/datasets/summary.csv",
+        "large_images/memory/summary.csv",
         "pipelines/repeated.csv",
         "prediction/fast-link/cells.csv",
         "prediction/slow-link/cells.csv",
