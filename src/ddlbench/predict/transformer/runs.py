@@ -71,11 +71,6 @@ def read_runs(*paths: Path) -> Runs:
     return Runs(Configurations(rows), np.concatenate(measured))
 
 
-def read_configurations(path: Path) -> Configurations:
-    """Read a table without ``step_s``; errors as of :func:`read_runs`."""
-    return configurations(_read(path), str(path))
-
-
 def _read(path: Path) -> pd.DataFrame:
     try:
         return pd.read_csv(path)
