@@ -1,9 +1,9 @@
 """Many cases to choose in, on emulated accelerators: does ``recommend --measure`` find the fastest?
 
-Four networks, three batches, one node of four devices and two nodes of two over two links: 36 cases
-of nine candidates each (``emulated.CASES``). Every candidate of every case is measured, so that the
-truth is known; ``choices.py`` then replays the choice, with constants of other networks. Takes
-about two hours on two quiet cores; what is there is not measured again.
+Four networks, three or four batches, one node of four devices and two nodes of two over two links:
+42 cases of nine candidates each (``emulated.CASES``). Every candidate of every case is measured, so
+that the truth is known; ``choices.py`` then replays the choice, with constants of other networks.
+Takes more than two hours on two quiet cores; what is there is not measured again.
 """
 
 from __future__ import annotations
