@@ -67,8 +67,8 @@ STEADY: dict[str, Any] = {
     "overrides": [],
     "exclude": [],
 }
-# Cases to choose in: four networks, three or four batches, one node and two nodes over two links. Without
-# PipeDream, whose weights are old, so that no choice may name it.
+# Cases to choose in: four networks, three or four batches, one node and two nodes over two links.
+# Without PipeDream, whose weights are old, so that no choice may name it.
 CASES: dict[str, Any] = {
     **EXPERIMENT,
     "experiment": "cases",
@@ -80,14 +80,14 @@ CASES: dict[str, Any] = {
             *(name for name in STAGED if name not in ("pipedream", "model-parallel-p2p")),
         ],
         "geometry": ["1x4", "2x2"],
-        "fabric": ["gigabit", "office"],
+        "fabric": ["default", "gigabit", "office"],
         "batch_size": [12, 24, 36, 48],
     },
     "settings": {**EXPERIMENT["settings"], "data_scale": 0.01},
     "overrides": [],
-    # One node needs no link; one fabric's name stands for its cells.
     "exclude": [
-        {"geometry": "1x4", "fabric": "office"},
+        {"geometry": "1x4", "fabric": ["gigabit", "office"]},
+        {"geometry": "2x2", "fabric": "default"},
         {"batch_size": 36, "network": ["vgg11", "resnet18"]},
     ],
 }
