@@ -87,7 +87,7 @@ MIB = 2**20
 SEARCHES = [
     Search(
         *("accelerators", "pipe-1f1b", "vgg11", "1x4"),
-        {"chunks": [1, 2, 3, 4, 6, 8, 12], "batch_size": [24, 48]},
+        {"chunks": [4, 6, 8, 12], "batch_size": [24, 48, 72]},
     ),
     Search(
         *("accelerators", "ddp", "resnet18", "2x2"),
@@ -96,7 +96,7 @@ SEARCHES = [
     ),
     Search(
         *("local", "pipe-1f1b", "mobilenetv2", "1x2"),
-        {"chunks": [1, 2, 4, 8], "batch_size": [16, 32, 64]},
+        {"chunks": [2, 4, 8, 16], "batch_size": [16, 32, 64]},
     ),
 ]
 
