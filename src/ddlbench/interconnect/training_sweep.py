@@ -110,6 +110,9 @@ def sweep_sharded(device: torch.device, largest: int, budget_s: float) -> list[d
 
     both = measure({"all_gather": sweep(False), "reduce_scatter": sweep(True)}, "fsdp", budget_s)
     gathered, trained = (entry["points"] for entry in both)
+    for point in gathered:  # its tensor was rounded up, too
+        elements = point["message_bytes"] // _ELEMENT_BYTES
+        point["message_bytes"] = _ELEMENT_BYTES * -(-elements // ranks) * ranks
     scattered = _differences(trained, gathered)
     # A message of an all-gather is the part that a rank gives.
     given = [{**point, "message_bytes": point["message_bytes"] // ranks} for point in gathered]
