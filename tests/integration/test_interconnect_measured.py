@@ -69,6 +69,13 @@ def test_every_operation_is_swept_and_fitted(measured):
             assert sizes[-1] == (LARGEST // 2 if gathers else LARGEST)
 
 
+def test_the_cost_of_a_tensor_was_measured(measured):
+    costs = read_links(measured).tensor_costs
+    assert [cost.operation for cost in costs] == ["all_gather", "reduce_scatter"]
+    assert {(cost.library, cost.nodes, cost.ranks) for cost in costs} == {("fsdp", 1, 2)}
+    assert max(cost.tensor_s for cost in costs) > 0
+
+
 def test_an_all_reduce_was_timed_beside_computation(measured):
     (overlap,) = read_links(measured).overlaps
     assert (overlap.nodes, overlap.devices_per_node, overlap.ranks) == (1, 2, 2)

@@ -132,6 +132,18 @@ class LibraryBackground(JsonForm):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TensorCost(JsonForm):
+    """What each further tensor adds to a message of a library, whatever its bytes."""
+
+    library: str
+    operation: str
+    nodes: int
+    devices_per_node: int
+    ranks: int
+    tensor_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Links(JsonForm):
     """The content of links.json."""
 
@@ -143,6 +155,7 @@ class Links(JsonForm):
     sweeps: tuple[LinkSweep, ...]
     overlaps: tuple[LinkOverlap, ...] = ()
     backgrounds: tuple[LibraryBackground, ...] = ()
+    tensor_costs: tuple[TensorCost, ...] = ()
     notes: tuple[str, ...]
     provenance: Mapping[str, Any]
 

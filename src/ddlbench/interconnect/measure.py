@@ -20,6 +20,7 @@ from ddlbench.experiment.links import (
     Links,
     LinkSweep,
     PairMatrix,
+    TensorCost,
     write_links,
 )
 from ddlbench.experiment.site import Site
@@ -53,6 +54,7 @@ class _Parts:
     sweeps: tuple[LinkSweep, ...] = ()
     overlaps: tuple[LinkOverlap, ...] = ()
     backgrounds: tuple[LibraryBackground, ...] = ()
+    tensor_costs: tuple[TensorCost, ...] = ()
     notes: list[str] = field(default_factory=list)
     provenance: dict[str, Any] = field(default_factory=dict)
 
@@ -90,6 +92,7 @@ def measure_links(site: Site, fabric: str, path: Path) -> Links:
         sweeps=parts.sweeps,
         overlaps=parts.overlaps,
         backgrounds=parts.backgrounds,
+        tensor_costs=parts.tensor_costs,
         notes=tuple(parts.notes),
         provenance=parts.provenance,
     )
@@ -163,6 +166,7 @@ def _run_tools(
     parts.sweeps, notes = sweeps_of(reports[0]["sweeps"])
     parts.overlaps = tuple(map(LinkOverlap.from_dict, reports[0]["overlaps"]))
     parts.backgrounds = tuple(map(LibraryBackground.from_dict, reports[0]["backgrounds"]))
+    parts.tensor_costs = tuple(map(TensorCost.from_dict, reports[0]["tensor_costs"]))
     parts.notes += [*reports[0]["notes"], *notes]
     parts.provenance["ranks"] = [
         report["provenance"] for rank, report in enumerate(reports) if rank % devices == 0

@@ -22,7 +22,12 @@ from torch import distributed as dist
 from ddlbench.interconnect.collectives import Buffers, measure, sweep_of, torch_operation
 from ddlbench.interconnect.group import Group, joined, members_of, settle
 from ddlbench.interconnect.horovod_sweep import sweep_horovod
-from ddlbench.interconnect.training_sweep import measure_overlap, sweep_reducer, sweep_sharded
+from ddlbench.interconnect.training_sweep import (
+    measure_overlap,
+    sharded_tensor_costs,
+    sweep_reducer,
+    sweep_sharded,
+)
 from ddlbench.interconnect.worlds import OPERATIONS
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
@@ -43,6 +48,7 @@ def work(here: RankContext) -> dict[str, Any]:
         "sweeps": [],
         "overlaps": [],
         "backgrounds": [],
+        "tensor_costs": [],
         "notes": [],
         "host": socket.gethostname(),
     }
@@ -58,7 +64,9 @@ def work(here: RankContext) -> dict[str, Any]:
             shape = {"nodes": nodes, "devices_per_node": devices, "ranks": len(members)}
             with joined(group):
                 sweeps = _sweep_group(group, settings)
+                costs = sharded_tensor_costs(device) if device.type == "cpu" else []
                 overlap = measure_overlap(device, settings["largest_bytes"])
+            report["tensor_costs"] += [{**cost, **shape} for cost in costs]
             report["overlaps"].append({"transport": group.transport, **overlap, **shape})
             if no_horovod is None:
                 own, background = sweep_horovod(group, here.host, here.port, settings)

@@ -13,6 +13,9 @@ an all-gather; a reduce-scatter is what its backward pass adds::
     forward               | gather, copy out |
     forward and backward  | gather, copy out | copy in, scatter |   the difference is the scatter
 
+A block has many tensors, and each costs some calls of its own, whatever its bytes. That is the
+difference between messages of many tensors and of one.
+
 And a message may hide behind computation, or take its cores away::
 
     alone       |--- all-reduce ---|
@@ -59,27 +62,27 @@ _LEAST_S = 1e-7
 
 
 class _Given(torch.autograd.Function):
-    """A loss whose gradient of ``weight`` is given."""
+    """A loss whose gradient of each weight is given."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, gradient: Tensor) -> Tensor:
-        ctx.gradient = gradient
-        return weight.new_zeros(())
+    def forward(ctx: Any, gradient: Tensor, *weights: Tensor) -> Tensor:
+        ctx.gradient, ctx.count = gradient, len(weights)
+        return weights[0].new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, _of_loss: Tensor) -> tuple[Tensor, None]:
-        return ctx.gradient, None
+    def backward(ctx: Any, _of_loss: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, *(ctx.gradient for _ in range(ctx.count)))
 
 
 class _Message(nn.Module):
-    """One parameter tensor of ``count`` elements."""
+    """Parameter tensors of ``count`` elements each."""
 
-    def __init__(self, count: int, device: torch.device) -> None:
+    def __init__(self, count: int, device: torch.device, tensors: int = 1) -> None:
         super().__init__()
-        self.weight = nn.Parameter(touched(count, device))
+        self.weights = nn.ParameterList(touched(count, device) for _ in range(tensors))
 
     def forward(self, gradient: Tensor) -> Tensor:
-        loss: Tensor = _Given.apply(self.weight, gradient)
+        loss: Tensor = _Given.apply(gradient, *self.weights)
         return loss
 
 
@@ -104,12 +107,15 @@ def sweep_sharded(device: torch.device, largest: int, budget_s: float) -> list[d
     def sweep(trained: bool) -> Sweep:
         def run(size: int, count: int) -> list[Repeat]:
             elements = element_count("reduce_scatter", size, ranks)
-            return slowest(_sharded_pass(elements, device, trained), count)
+            return slowest(_sharded_pass(elements, device, trained=trained), count)
 
         return Sweep(message_sizes(min(largest, _LARGEST_BYTES)), run)
 
     both = measure({"all_gather": sweep(False), "reduce_scatter": sweep(True)}, "fsdp", budget_s)
     gathered, trained = (entry["points"] for entry in both)
+    for point in gathered:  # its tensor was rounded up, too
+        elements = point["message_bytes"] // _ELEMENT_BYTES
+        point["message_bytes"] = _ELEMENT_BYTES * -(-elements // ranks) * ranks
     scattered = _differences(trained, gathered)
     # A message of an all-gather is the part that a rank gives.
     given = [{**point, "message_bytes": point["message_bytes"] // ranks} for point in gathered]
@@ -141,7 +147,7 @@ def _less(times_s: list[float], others_s: list[float]) -> list[float]:
 def _backward(count: int, device: torch.device, synchronised: bool) -> Callable[[], None]:
     """A backward pass through DDP's reducer; returns when the device is done."""
     message = _Message(count, device)
-    message.weight.grad = touched(count, device)  # to add to
+    message.weights[0].grad = touched(count, device)  # to add to
     module = DistributedDataParallel(message, bucket_cap_mb=2 * _LARGEST_BYTES)
     gradient = touched(count, device)
 
@@ -155,10 +161,36 @@ def _backward(count: int, device: torch.device, synchronised: bool) -> Callable[
     return call
 
 
-def _sharded_pass(count: int, device: torch.device, trained: bool) -> Callable[[], None]:
-    """A forward pass of a sharded tensor, or with its backward pass."""
+_SMALL_BYTES = 16 * 2**10
+_TENSORS = 16
+_TENSOR_REPEATS = 21
+
+
+def sharded_tensor_costs(device: torch.device) -> list[dict[str, Any]]:
+    """Seconds that each further tensor adds to FSDP's messages over the default group."""
+    count = element_count("reduce_scatter", _SMALL_BYTES, dist.get_world_size())
+
+    def median_s(tensors: int, trained: bool) -> float:
+        call = _sharded_pass(count, device, tensors=tensors, trained=trained)
+        return statistics.median(one.time_s for one in slowest(call, _TENSOR_REPEATS))
+
+    gather_s, both_s = (
+        (median_s(_TENSORS, trained) - median_s(1, trained)) / (_TENSORS - 1)
+        for trained in (False, True)
+    )
+    costs = {"all_gather": gather_s, "reduce_scatter": both_s - gather_s}
+    return [
+        {"library": "fsdp", "operation": operation, "tensor_s": max(0.0, tensor_s)}
+        for operation, tensor_s in costs.items()
+    ]
+
+
+def _sharded_pass(
+    count: int, device: torch.device, *, trained: bool, tensors: int = 1
+) -> Callable[[], None]:
+    """A forward pass of sharded tensors, or with their backward pass."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    module = _Message(count, device)
+    module = _Message(count, device, tensors)
     fully_shard(module, mesh=mesh, reshard_after_forward=False)
     assert isinstance(module, FSDPModule)
     gradient = touched(count, device)
@@ -166,7 +198,7 @@ def _sharded_pass(count: int, device: torch.device, trained: bool) -> Callable[[
     def call() -> None:
         if trained:
             module(gradient).backward()
-            module.weight.grad = None
+            module.zero_grad()
         else:
             with torch.no_grad():
                 module(gradient)

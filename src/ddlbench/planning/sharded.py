@@ -32,12 +32,14 @@ class ShardedUnit:
         shard_bytes: that each rank gives to be gathered.
         gradient_bytes: of a rank's whole gradients, which it gives to be summed.
         gathered_twice: its whole weights are freed between the forward and the backward pass.
+        tensors: of which they are.
     """
 
     block: int
     shard_bytes: int
     gradient_bytes: int
     gathered_twice: bool
+    tensors: int = 1
 
 
 @dataclass(frozen=True)

@@ -83,13 +83,14 @@ class Block:
 class Tensor:
     """One parameter tensor; its gradient is ready after ``ready_fraction`` of the backward pass.
 
-    ``shape`` is None in earlier profiles.
+    ``shape`` is None in earlier profiles; ``block`` is the index of its block.
     """
 
     name: str
     bytes: int
     ready_fraction: float
     shape: tuple[int, ...] | None = None
+    block: int = 0
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,7 @@ class Workload:
                 entry["bytes"],
                 entry["ready_fraction"],
                 None if entry.get("shape") is None else tuple(entry["shape"]),
+                entry["block"],
             )
             for entry in self._profile["tensors"]
         )

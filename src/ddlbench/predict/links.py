@@ -178,6 +178,18 @@ class LinkTable:
         busy_s = between(of_overlap, overlap.message_bytes)
         return Contention(exposed, (), of_message, delay_s / busy_s if busy_s else 0.0)
 
+    def tensor_s(self, library: str, operation: str, nodes: int, devices_per_node: int) -> float:
+        """Seconds that each further tensor adds to a message; 0 where it was not measured."""
+        measured = [
+            one
+            for one in self.links.tensor_costs
+            if (one.library, one.operation) == (library, operation)
+            and (one.nodes > 1) == (nodes > 1)
+        ]
+        if not measured and self.within_node is not None and nodes == 1:
+            return self.within_node.tensor_s(library, operation, nodes, devices_per_node)
+        return nearest_of(measured, nodes, devices_per_node).tensor_s if measured else 0.0
+
     def slow_down_beside(self, library: str, nodes: int, devices_per_node: int) -> float:
         """Factor on computation beside an idle library; 1 where it was not measured."""
         measured = [

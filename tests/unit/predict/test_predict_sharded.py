@@ -26,14 +26,14 @@ SWEEPS = (
 COLLECTIVES = ("all_gather", "reduce_scatter")
 
 
-def told(strategy="fsdp", kind="cpu", sweeps=SWEEPS, **options):
+def told(strategy="fsdp", kind="cpu", sweeps=SWEEPS, costs=(), tensors=None, **options):
     """A step of blocks with 10, 20, 30, 40 MB of weights on 4 ranks."""
     if kind == "cuda":
         sweeps = tuple({**sweep, "transport": "nccl"} for sweep in SWEEPS)
     values = make.links(make.pair([0, 0, 0, 0], method="gloo"), sweeps=sweeps)
     plan = make.plan(strategy, "1x4", 32, options=options)
-    links = make.LinkTable(make.Links.from_dict(values))
-    workload = make.workload(device_kind=kind)
+    links = make.LinkTable(make.Links.from_dict({**values, "tensor_costs": list(costs)}))
+    workload = make.workload(device_kind=kind, **({"tensors": tensors} if tensors else {}))
     return predictor_of("sharded").predict(workload, links, plan, plan.cell, [])
 
 
@@ -56,6 +56,23 @@ def test_messages_of_fsdp_itself_are_preferred_and_hold_its_copies():
     assert found.compute_s == plain.compute_s
     elsewhere = tuple({**one, "level": "network", "nodes": 2} for one in swept)
     assert told(sweeps=(*SWEEPS, *elsewhere)).communication_s == plain.communication_s
+
+
+def test_each_further_tensor_of_a_block_costs_its_calls():
+    shape = {"library": "fsdp", "nodes": 1, "devices_per_node": 4, "ranks": 4}
+    costs = [
+        {**shape, "operation": name, "tensor_s": seconds}
+        for name, seconds in zip(COLLECTIVES, (0.001, 0.002), strict=True)
+    ]
+    tensors = [
+        {"name": f"w{block}.{number}", "block": block, "bytes": 1, "ready_fraction": 1.0}
+        for block, count in enumerate((1, 1, 4, 2))
+        for number in range(count)
+    ]
+    dear, cheap = (told(costs=each, tensors=tensors) for each in (costs, ()))
+    # Three further tensors are gathered twice; one, of the last block, once.
+    added_s = 3 * (2 * 0.001 + 0.002) + 1 * (0.001 + 0.002)
+    assert dear.exposed_communication_s - cheap.exposed_communication_s == pytest.approx(added_s)
 
 
 def test_weights_in_half_the_bytes_are_gathered_in_half_of_them():

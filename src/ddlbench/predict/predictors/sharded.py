@@ -12,11 +12,11 @@ beside the backward pass, all on one link::
     compute     | F1 | F2 | F3 | B3 | B2   | B1   |
     link   |-g1-|-g2-|-g3-|    |-g2-|-g1-||-r3-|-r2-|-r1-|       one block ahead
 
-Their times are FSDP's own where its messages were swept, with the copies of weights and gradients;
-else those of the bare collectives. k is the slow-down of silent replicas on a node, t(B/W) a
-sequential step of a rank's share. What the collectives take from computation beside them on GPUs is
-not modelled. No paper has this model; the order of messages is that of Zhao et al., "PyTorch FSDP",
-VLDB 2023, section 3.3.
+Their times are FSDP's own where its messages were swept, with the copies of weights and gradients
+and the cost of each tensor; else those of the bare collectives. k is the slow-down of silent
+replicas on a node, t(B/W) a sequential step of a rank's share. What the collectives take from
+computation beside them on GPUs is not modelled. No paper has this model; the order of messages is
+that of Zhao et al., "PyTorch FSDP", VLDB 2023, section 3.3.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class Sharded(BuiltInPredictor):
             gather_s(unit.shard_bytes) * (1 + unit.gathered_twice) + scatter_s(unit.gradient_bytes)
             for unit in traffic.units
         )
+        sent_s += _tensors_s(inputs, traffic)
         exposed_s = sent_s
         if traffic.overlaps:
             passes_s = slowdown * step.forward_s, slowdown * step.backward_s
@@ -92,6 +93,21 @@ class Sharded(BuiltInPredictor):
             notes=joined(step.remark, remarks),
             interval_s=step.interval(slowdown, exposed_s),
         )
+
+
+def _tensors_s(inputs: CellInputs, traffic: ShardedTraffic) -> float:
+    """What messages of many tensors take longer than those of one, through the library."""
+    if traffic.library is None or inputs.plan.world_size < 2:
+        return 0.0
+    cell = inputs.cell
+    gather_s, scatter_s = (
+        inputs.links.tensor_s(traffic.library, operation, cell.nodes, cell.devices_per_node)
+        for operation in (ALL_GATHER, REDUCE_SCATTER)
+    )
+    return sum(
+        (unit.tensors - 1) * (gather_s * (1 + unit.gathered_twice) + scatter_s)
+        for unit in traffic.units
+    )
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ Sources: S. Rajbhandari et al., "ZeRO", SC 2020, section 7; Y. Zhao et al., "PyT
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -99,12 +100,14 @@ class FullyShardedDataParallel(Strategy):
             if block.parameter_bytes
         }
         last = max(sizes, default=0)
+        tensors = Counter(tensor.block for tensor in workload.tensors)
         units = [
             ShardedUnit(
                 block=index,
                 shard_bytes=-(-size // (width * plan.world_size)),
                 gradient_bytes=size,
                 gathered_twice=details.reshard_after_forward and index != last,
+                tensors=max(1, tensors[index]),
             )
             for index, size in sizes.items()
         ]
