@@ -157,6 +157,7 @@ def test_links_of_one_gpu_say_so_once(monkeypatch, tmp_path):
             "sweeps": [],
             "overlaps": [],
             "backgrounds": [],
+            "tensor_costs": [],
             "notes": [],
         }
         if module.endswith("node_pairs"):
