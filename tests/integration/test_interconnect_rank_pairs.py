@@ -175,7 +175,16 @@ def test_sweeps_are_kept_when_the_pairs_fail(tmp_path, monkeypatch):
         if asked[-1] == "rank_pairs":
             raise RankJobFailed("rank 3: the network is down")
         report = {"rank": 0, "status": "ok", "node_type": "x", "pairs": [], "provenance": {}}
-        return [{**report, "sweeps": [], "overlaps": [], "backgrounds": [], "notes": ["swept"]}]
+        return [
+            {
+                **report,
+                "sweeps": [],
+                "overlaps": [],
+                "backgrounds": [],
+                "tensor_costs": [],
+                "notes": ["swept"],
+            }
+        ]
 
     monkeypatch.setattr(measure_module, "run_rank_job", run_rank_job)
     site = load_site("local")
