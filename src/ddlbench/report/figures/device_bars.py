@@ -36,6 +36,7 @@ from ddlbench.report.tables import Tables, rows_of
 
 NOT_MEASURED = "no value"
 _LOG_FROM = 30
+_WHOLE_FROM = 100
 _PLAIN = DatasetLook(0.0, "")
 _VARIANT_LOOKS = (
     _PLAIN,
@@ -118,10 +119,12 @@ def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure,
     )
     values = [drawn for _, groups in page.facets if (drawn := _values(groups))]
     logarithmic = any(max(drawn) / min(drawn) > _LOG_FROM for drawn in values)
+    largest = max(map(max, values), default=0.0)
+    number = "{:,.0f}" if largest >= _WHOLE_FROM else "{:,.3g}"
     limits = shown[quantity.limit].astype(float) if quantity.limit else pd.Series(dtype=float)
     limit = float(limits.max()) / unit.size
     for axes, groups in page.facets:
-        draw_groups(axes, groups, page.width_mm, "{:,.3g}")
+        draw_groups(axes, groups, page.width_mm, number)
         _scale(axes, groups, limit, logarithmic)
     page.label_rows(f"{quantity.label} ({unit.name}{', log' if logarithmic else ''})")
     return page.figure, shown[[*_TABLE[:6], quantity.column, *quantity.beside, *_TABLE[6:]]]
