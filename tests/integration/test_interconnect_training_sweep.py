@@ -10,7 +10,7 @@ from torch import distributed as dist
 from ddlbench.interconnect.training_sweep import sweep_reducer, sweep_sharded
 from ddlbench.testing.rank_pool import run_ranks
 
-RANKS, LARGEST_BYTES, BUDGET_S = 3, 2**13, 0.1
+RANKS, LARGEST_BYTES, BUDGET_S = 3, 2**13, 3.0
 SIZES = [2**10, 2**11, 2**12, 2**13]
 
 

@@ -33,7 +33,7 @@ def test_predictions_need_cells_profiles_and_links(workflow, wanted):
         jobs = planned(workflow, "predictions")
     else:
         jobs = planned(workflow, predict=True)
-        assert jobs["figure"] == 4
+        assert jobs["figure"] == 6
     assert PREDICTED.items() <= jobs.items()
     assert jobs["cell"] == 3
     # accuracy, oracle, gpipe_step, and two of each of the three strategies
