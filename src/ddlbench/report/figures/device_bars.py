@@ -228,10 +228,16 @@ def _traffic_sentence(_: pd.DataFrame) -> str:
     )
 
 
-def _utilisation_sentence(_: pd.DataFrame) -> str:
+def _utilisation_sentence(shown: pd.DataFrame) -> str:
+    above = (
+        " Above 100 %: a library computes convolutions of 3 x 3 with fewer operations than are "
+        "counted (Winograd), or the machine was slower when its peak was measured."
+    )
     return (
         "Bars: model FLOPs utilisation, the operations that the network needs for a step over "
         "what its devices reach in that time in large matrix products."
+        + above
+        * bool((shown["mfu"].astype(float) > 1).any())
     )
 
 
