@@ -6,10 +6,12 @@ The study runs a copy of workflow and package, so that edits meanwhile do not re
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,23 @@ sys.path.insert(0, str(CLUSTER_TESTS))
 
 from testbed import Options, TestBed, missing  # noqa: E402
 
-__all__ = ["Study"]
+__all__ = ["Study", "chosen_parts"]
 
 _PARTS = ("rules", "workflow", "config", "profiles", "envs", "src")
+
+
+def chosen_parts(document: str, parts: Iterable[str]) -> argparse.Namespace:
+    """What the command line asks for: ``parts``, all by default, and whether to ``report`` only.
+
+    ``document`` begins with the sentence that describes the study.
+    """
+    every = list(parts)
+    parser = argparse.ArgumentParser(description=document.splitlines()[0])
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", default=every, help=f"of {', '.join(every)}; all"
+    )
+    parser.add_argument("--report", action="store_true", help="from what was measured before")
+    return parser.parse_args()
 
 
 class Study:

@@ -12,11 +12,10 @@ killed by SLURM, which is a result. Writes docs/validation/large_images/<part>/.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
-from bed_study import ROOT, Study
+from bed_study import ROOT, Study, chosen_parts
 from testbed import Options
 
 OUT = ROOT / "docs" / "validation" / "large_images"
@@ -71,13 +70,15 @@ PARTS = {
 
 def main() -> None:
     """Measure, keep."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all")
-    for part in parser.parse_args().parts or PARTS:
+    chosen = chosen_parts(__doc__, PARTS)
+    for part in chosen.parts:
         content, memory_mb = PARTS[part]
         study = Study("large_images", content, {"cell_timeout_s": 1200})
         bed = Options(nodes=1, devices=DEVICES, cpu_share=1.0, memory_mb=memory_mb)
-        study.run(part, bed, "cells")
+        if chosen.report:
+            study.describe_site(part, bed)
+        else:
+            study.run(part, bed, "cells")
         study.ddlbench("report", "--configfile", "experiment.yaml")
         made = Path("results") / part / part
         study.keep(made / "tables" / "summary.csv", OUT / part / "summary.csv")

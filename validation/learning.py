@@ -15,12 +15,11 @@ repeat. Writes docs/validation/learning/<part>/.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from bed_study import ROOT, Study
+from bed_study import ROOT, Study, chosen_parts
 
 OUT = ROOT / "docs" / "validation" / "learning"
 RATE = 0.05  # over 1 - momentum
@@ -76,11 +75,8 @@ FIGURES = ("loss", "time_to_accuracy")
 
 def main() -> None:
     """Measure, draw, keep."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all")
-    parser.add_argument("--report", action="store_true", help="from what was measured before")
-    chosen = parser.parse_args()
-    for part in chosen.parts or PARTS:
+    chosen = chosen_parts(__doc__, PARTS)
+    for part in chosen.parts:
         content, out = PARTS[part], OUT / part
         study = Study("learning", content, {"devices_per_node": 4})
         study.describe_own_site("four-stages", "local")

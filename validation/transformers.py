@@ -15,14 +15,13 @@ docs/validation/transformers/<part>/.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import yaml
-from bed_study import ROOT, Study
+from bed_study import ROOT, Study, chosen_parts
 from cells import errors_of, keep_cells
 
 OUT = ROOT / "docs" / "validation" / "transformers"
@@ -89,17 +88,14 @@ SITE_KEYS = {
     "interconnect": {"largest_bytes": 2**25, "sweep_budget_s": 6.0},
     "cell_timeout_s": 900,
 }
-# No more nodes than cells use: between three and four of them a slow link takes long to measure.
+# As many nodes as the cells use: sweeps of a slow link between more of them take long.
 NODES = {"emulated": 2}
 
 
 def main() -> None:
     """Measure, predict, keep one row a cell; score the oracle."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all")
-    parser.add_argument("--report", action="store_true", help="from what was measured before")
-    chosen = parser.parse_args()
-    for part in chosen.parts or PARTS:
+    chosen = chosen_parts(__doc__, PARTS)
+    for part in chosen.parts:
         content, out = PARTS[part], OUT / part
         study = _study(content)
         if not chosen.report:
