@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic
+from ddlbench.planning.groups import placement_of_groups
 from ddlbench.planning.memory import data_parallel_bytes
 from ddlbench.planning.strategy import Process, Strategy, workers_of
 
@@ -63,19 +64,7 @@ class DataParallel(Strategy):
 
 def data_parallel_placement(cell: Cell) -> tuple[Process, ...]:
     """One process a device, each with its own share of every mini-batch."""
-    return tuple(
-        Process(
-            rank=rank,
-            role="worker",
-            node=rank // cell.devices_per_node,
-            local_rank=rank % cell.devices_per_node,
-            devices=(rank % cell.devices_per_node,),
-            replica=rank,
-            shard=rank,
-            num_shards=cell.devices,
-        )
-        for rank in range(cell.devices)
-    )
+    return placement_of_groups(cell, 1)
 
 
 def uneven_shares(cell: Cell) -> str | None:
