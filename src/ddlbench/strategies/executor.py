@@ -34,6 +34,13 @@ from ddlbench.planning.strategy import Process
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
 from ddlbench.strategies.training import compile_in_place, make_loss, make_optimizer
 
+_LEFT: list[dist.ProcessGroup | None] = []
+"""Groups that this process has left; they live until it ends.
+
+DDP's reducer would destroy its group while it holds the interpreter's lock. The destructor waits
+for gloo's threads, and one that still frees a tensor waits for that lock: pytorch issue 56297.
+"""
+
 
 class Unsupported(Exception):  # noqa: N818 - an outcome, not a fault
     """The strategy cannot run this cell, which only the network itself shows.
@@ -357,4 +364,5 @@ class StepwiseExecutor:
 
     def close(self) -> None:
         if dist.is_initialized():
+            _LEFT.append(dist.group.WORLD)
             dist.destroy_process_group()
