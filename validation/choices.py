@@ -37,7 +37,7 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import Glance
 from ddlbench.experiment.site import load_site
 from ddlbench.experiment.status import Status
-from ddlbench.planning.budget import START_S
+from ddlbench.planning.expected_time import START_S
 from ddlbench.planning.matrix import expand
 from ddlbench.predict.calibration import Calibration, calibrate, calibrated, cells_of
 from ddlbench.predict.candidate import (

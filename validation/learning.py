@@ -3,7 +3,8 @@
 ::
 
     stale       PipeDream on four stages against sequential training: momentum 0, 0.5, 0.9 at one
-                effective rate, a network without and one with batch norm
+                effective rate, which rises over the first epoch or is there at once; a network
+                without and one with batch norm
     local-sgd   DDP against weights that are averaged every 1, 4, 16 steps, over links with a delay
                 of 10 and of 100 ms
 
@@ -38,6 +39,7 @@ STALE: dict[str, Any] = {
         "strategy": ["sequential", "pipedream"],
         "geometry": ["1x4"],
         "momentum": list(MOMENTA),
+        "learning_rate_warmup_steps": [0, 50],
     },
     "settings": {
         "batch_size": 16,

@@ -73,6 +73,8 @@ def replay(cell: Cell, version_of: Any) -> tuple[dict[str, torch.Tensor], list[f
                 if len(waiting[stage]) < replicas and number < count - 1:
                     continue
                 rate = cell.learning_rate * replicas / stages[0][2]
+                earliest = first + number + 1 - len(waiting[stage])
+                rate *= min(1.0, (earliest + 1) / max(1, cell.learning_rate_warmup_steps))
                 changed = {}
                 for name in [name for name, place in owner.items() if place == stage]:
                     mean = torch.stack([g[name] for g in waiting[stage]]).mean(dim=0)

@@ -52,6 +52,7 @@ def cases(ranks):
         yield cell_of(text, vertical_sync=True), vertical(replicas)
         yield cell_of(text, extra_warmup=1), stashed(replicas, 1 if len(replicas) > 1 else 0)
         yield cell_of(text, stage_all_reduce="async"), stashed(replicas, 0, 1)
+        yield cell_of(text).with_(learning_rate_warmup_steps=7), stashed(replicas)
 
 
 def assert_equals_replay(cell, version_of, ranks):

@@ -19,29 +19,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import RESULTS, profile_file, result_file
 from ddlbench.experiment.profile import Profile, read_profile
 from ddlbench.experiment.result import Result, read_result
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
-from ddlbench.networks import build
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.profiles import ProfileNeeds
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.planning.workload import Workload
 from ddlbench.predict.evaluate import predictions
-from ddlbench.profiling.blocks import Block, blocks_of, clear_gradients, next_input
 from ddlbench.profiling.make import make_profile
-from ddlbench.profiling.timers import Marks, marks_on
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.supervise import run_cell
-from ddlbench.strategies.pipelining.stage import StageModule
-from ddlbench.strategies.training import apply_torch_settings
-from gpu_parts.study import Study, Verdict, in_process
+from gpu_parts.halves import halves
+from gpu_parts.study import Study, Verdict
 
 __all__ = ["run"]
 
@@ -49,7 +42,6 @@ _GOAL = 0.025  # mean absolute error of the step; the project's goal for this pr
 _MEMORY_GOAL = 0.1
 _LEAST_SLOWDOWN = 0.95  # of replicas beside others; below it the clock would be wrong
 _SHARING = 4  # processes on one GPU
-_HALVES_PASSES = 10
 
 
 @dataclass(frozen=True)
@@ -102,7 +94,10 @@ def run(study: Study) -> None:
     study.check("line a + c*b", partial(_line, study, sizes), needs_s=5)
     name = first.cell.network
     study.check("k(P) of silent replicas", partial(_silent, study), needs_s=2 * cell_s)
-    study.check(f"split backward halves {name}", partial(_halves, study, first), needs_s=cell_s)
+    path = _profile_path(study, first, study.site())
+    study.check(
+        f"split backward halves {name}", partial(halves, study, first.cell, path), needs_s=cell_s
+    )
 
 
 def _sizes(study: Study) -> list[_Size]:
@@ -385,91 +380,3 @@ def _silent(study: Study) -> Verdict:
             for e in profile.node_slowdown
         ),
     )
-
-
-def _halves(study: Study, size: _Size) -> Verdict:
-    """The two halves of a zero-bubble backward, timed by block, beside the rule for them."""
-    site = study.site()
-    path = _profile_path(study, size, site)
-    workload = Workload(read_profile(path).to_dict(), str(path))
-    batch = size.cell.batch_size
-    passes = 3 if study.small else _HALVES_PASSES
-    rows = in_process(_timed_halves, size.cell.to_dict(), study.device, batch, passes)
-    by_rule = {block.name: block for block in workload.blocks}
-    for row in rows:
-        row["input_share_by_rule"] = by_rule[row["block"]].input_share
-        row["weight_share_by_rule"] = by_rule[row["block"]].weight_share
-    whole_s = sum(row["backward_s"] for row in rows)
-    figures = {
-        "batch": batch,
-        "blocks": len(rows),
-        "backward_s": whole_s,
-        "input_share": sum(row["input_s"] for row in rows) / whole_s,
-        "weight_share": sum(row["weight_s"] for row in rows) / whole_s,
-        "input_share_by_rule": _weighted(rows, "input_share_by_rule") / whole_s,
-        "weight_share_by_rule": _weighted(rows, "weight_share_by_rule") / whole_s,
-    }
-    passed = figures["input_share"] > 0 and figures["weight_share"] > 0
-    return Verdict(passed, figures, "" if passed else "a half took no time", rows=tuple(rows))
-
-
-def _weighted(rows: Iterable[Mapping[str, Any]], share: str) -> float:
-    return sum(row[share] * row["backward_s"] for row in rows)
-
-
-def _timed_halves(
-    cell: dict[str, Any], device_kind: str, batch: int, passes: int
-) -> list[dict[str, Any]]:
-    """Median seconds of each block's backward, whole and in halves; in a process of its own."""
-    wanted = Cell.from_dict(cell)
-    apply_torch_settings(wanted)
-    device = torch.device(device_kind, 0) if device_kind == "cuda" else torch.device("cpu")
-    spec = DATASETS[wanted.dataset]
-    network = build(wanted.network, spec, wanted.seed).to(device).train()
-    inputs = torch.randn(batch, *spec.shape, device=device)
-    found = []
-    for block in blocks_of(network, wanted.precision, device, resident=True):
-        # A stage's input wants a gradient, and so has a half of its own: the first block's not.
-        if inputs.requires_grad:
-            found.append(_halves_of(block, inputs, passes))
-        inputs = next_input(block.forward(inputs))
-    return [entry for entry in found if entry is not None]
-
-
-def _halves_of(block: Block, inputs: torch.Tensor, passes: int) -> dict[str, Any] | None:
-    module = StageModule(torch.nn.Sequential(block.module))
-    if not any(p.requires_grad for p in module.parameters()):
-        return None
-    samples: dict[str, list[float]] = {"backward_s": [], "input_s": [], "weight_s": []}
-    for number in range(passes + 2):  # the first two warm up
-        marks = marks_on(inputs.device, 2)
-        spans = _one_pass(module, inputs, marks)
-        if number >= 2:
-            for name, span in spans.items():
-                samples[name].append(marks.busy_s(*span))
-    return {"block": block.name, **{k: statistics.median(v) for k, v in samples.items()}}
-
-
-def _one_pass(
-    module: StageModule, inputs: torch.Tensor, marks: Marks
-) -> dict[str, tuple[int, int]]:
-    """A whole backward, then one in halves as torch's zero-bubble schedules have them."""
-    from torch.distributed.pipelining import _backward  # noqa: PLC0415 - torch may rename it
-
-    own = inputs.detach().requires_grad_()
-    clear_gradients(module)
-    outputs = module(own)
-    gradient = torch.randn_like(outputs)
-    begin = marks.mark()
-    torch.autograd.backward(outputs, gradient)
-    whole = begin, marks.mark()
-    own = inputs.detach().requires_grad_()
-    clear_gradients(module)
-    outputs = module(own)
-    begin = marks.mark()
-    _, groups = _backward.stage_backward_input([outputs], [gradient], [own], module.parameters())
-    between = marks.mark()
-    _backward.stage_backward_weight(module.parameters(), groups)
-    end = marks.mark()
-    marks.finish()
-    return {"backward_s": whole, "input_s": (begin, between), "weight_s": (between, end)}

@@ -159,7 +159,7 @@ def _needs(cost: Budget, experiment: Experiment) -> str:
 
 
 def _profile_time(experiment: Experiment) -> str:
-    from ddlbench.planning.budget import START_S  # noqa: PLC0415 - slow to import
+    from ddlbench.planning.expected_time import START_S  # noqa: PLC0415 - slow to import
 
     profile = experiment.profile
     return duration_text(profile["runs"] * (profile["budget_s"] + START_S))

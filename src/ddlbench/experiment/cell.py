@@ -37,7 +37,13 @@ _MOST_DIGITS = 60
 # Fields with their own place in the path; others appear as name=value unless they have the default.
 _PLACED = ("dataset", "network", "strategy", "nodes", "devices_per_node", "repeat", "options")
 # Fields that are newer than the first results.
-_YOUNGER = ("checkpoint_every_steps", "deterministic", "validate", "compile")
+_YOUNGER = (
+    "checkpoint_every_steps",
+    "deterministic",
+    "validate",
+    "compile",
+    "learning_rate_warmup_steps",
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,8 @@ class Cell:
         deterministic: use only kernels that give the same bits in every run.
         validate: classify the validation split after every measured epoch.
         compile: have torch.compile make kernels of the network, before warm-up.
+        learning_rate_warmup_steps: first steps, over which the learning rate rises linearly to its
+            value; 0 starts with it.
         options: strategy options that differ from their defaults, sorted by name.
 
     Raises:
@@ -97,6 +105,7 @@ class Cell:
     deterministic: bool = False
     validate: bool = False
     compile: bool = False
+    learning_rate_warmup_steps: int = 0
     options: tuple[tuple[str, OptionValue], ...] = ()
 
     def __post_init__(self) -> None:

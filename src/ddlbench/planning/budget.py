@@ -11,33 +11,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
-from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import RESULTS, profile_file, result_file
-from ddlbench.experiment.profile import InvalidProfile, ProfileKey
-from ddlbench.experiment.registry import BASE
+from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.result import Glance, glance
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
-from ddlbench.experiment.statistics import medians
-from ddlbench.experiment.status import Status
+from ddlbench.planning.expected_time import ExpectedTime, Likeness, cells_root
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.network_tables import block_costs
 from ddlbench.planning.plan import OwnParts
 from ddlbench.planning.resources import held_devices, node_disk_bytes, whole_nodes
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.planning.workload import Workload, profile_at
-
-Likeness = Literal["strategy", "network", "steps", "profile", "operations"]
-
-START_S = 15.0  # of a cell where no start was measured: processes import torch
-_MOST_READ = 500  # files, while a user waits
 
 
 @dataclass(frozen=True)
@@ -129,7 +115,7 @@ def estimate(
     to_run = [row.cell for row in supported if row.cell.id not in finished]
     first = _measured_first(to_run, site, results_root)
     largest = max(to_run, key=lambda cell: (cell.devices, site.held_geometry(cell)), default=None)
-    known = _Expectation(finished.values(), site, results_root, own)
+    known = ExpectedTime(finished.values(), site, results_root, own)
     likeness: Counter[Likeness | None] = Counter()
     device_s = run_s = 0.0
     for cell in to_run:
@@ -182,22 +168,18 @@ def _read_results(
 
     Cells of other experiments are read too: they tell how long the ones to run may take.
     """
-    cells_root = _cells_root(site, results_root)
+    root = cells_root(site, results_root)
     finished: dict[str, Glance] = {}
     invalid = []
     for folder in dict.fromkeys("/".join(row.cell.id.split("/")[:2]) for row in rows):
-        for path in (cells_root / folder).glob("*/*/*/rep*/result.json"):
-            cell_id = path.parent.relative_to(cells_root).as_posix()
+        for path in (root / folder).glob("*/*/*/rep*/result.json"):
+            cell_id = path.parent.relative_to(root).as_posix()
             result = glance(path, cell_id)
             if result is None:
                 invalid.append(cell_id)
             elif result.status.is_result:
                 finished[cell_id] = result
     return finished, invalid
-
-
-def _cells_root(site: str, results_root: Path) -> Path:
-    return results_root / result_file(site, "").parent.relative_to(RESULTS)
 
 
 def _measured_first(cells: Iterable[Cell], site: Site, results_root: Path) -> int:
@@ -208,153 +190,6 @@ def _measured_first(cells: Iterable[Cell], site: Site, results_root: Path) -> in
         for path in strategy_of(cell.strategy).measured_inputs(cell, site.name)
     }
     return sum(not (results_root / path.relative_to(RESULTS)).is_file() for path in wanted)
-
-
-class _Expectation:
-    """How long a cell may take, by the best that is known of it.
-
-    ::
-
-        measured    the median of finished cells with the same amount of work
-        steps       measured steps of this network and strategy, and the start of a cell
-        profile     steps on one device, by a profile of the network, and the start
-        operations  those of the network, at the rate of what was measured here, and the start
-    """
-
-    def __init__(
-        self, finished: Iterable[Glance], site: Site, results_root: Path, own: OwnParts
-    ) -> None:
-        self._site, self._results_root, self._own = site.name, results_root, own
-        self._accelerator = site.accelerator
-        self._finished = [result for result in finished if result.status == Status.OK]
-        self._elapsed_s = medians(
-            (key, result.elapsed_s)
-            for result in self._finished
-            for _, key in self._keys(result.cell)
-        )
-
-    def of(self, cell: Cell) -> tuple[Likeness | None, float]:
-        """Return what the expectation rests on, and the seconds; (None, 0) for an unknown cell."""
-        for likeness, key in self._keys(cell):
-            if key in self._elapsed_s:
-                return likeness, self._elapsed_s[key]
-        for kind, step_s in (
-            ("steps", self._sample_s.get(_training(cell))),
-            ("profile", self._profiled_step_s(cell)),
-            ("operations", self._counted_step_s(cell)),
-        ):
-            if step_s is not None:
-                scale = cell.batch_size if kind == "steps" else 1
-                return cast("Likeness", kind), self.start_s(cell) + self._steps(
-                    cell
-                ) * step_s * scale
-        return None, 0.0
-
-    def start_s(self, cell: Cell) -> float:
-        """What a cell takes beside its steps."""
-        return self._starts.get(cell.strategy, self._starts.get("", START_S))
-
-    @cached_property
-    def _here(self) -> list[Glance]:
-        """Finished cells of the site, those of other networks too."""
-        cells_root = _cells_root(self._site, self._results_root)
-        paths = islice(cells_root.glob("*/*/*/*/*/rep0/result.json"), _MOST_READ)
-        read = (glance(path, path.parent.relative_to(cells_root).as_posix()) for path in paths)
-        others = [result for result in read if result and result.status == Status.OK]
-        return list({r.cell.id: r for r in (*self._finished, *others)}.values())
-
-    @cached_property
-    def _starts(self) -> dict[str, float]:
-        return medians(
-            (key, result.start_s)
-            for result in self._here
-            if result.start_s is not None
-            for key in (result.cell.strategy, "")
-        )
-
-    @cached_property
-    def _sample_s(self) -> dict[object, float]:
-        """Seconds of a step for each of its samples, by network and strategy."""
-        return medians(
-            (_training(r.cell), r.step_s / r.cell.batch_size)
-            for r in self._finished
-            if r.step_s is not None
-        )
-
-    @cached_property
-    def _rates(self) -> dict[str, float]:
-        """Operations a second: of each strategy, and of all with the profiles (empty name)."""
-        rates = [
-            (result.cell.strategy, operations / result.step_s)
-            for result in self._here
-            if result.step_s and (operations := self._operations(result.cell))
-        ]
-        if not rates:
-            folder = self._results_root / profile_file(self._site, "").parent.relative_to(RESULTS)
-            paths = islice(folder.glob("*/*/*/profile.json"), _MOST_READ)
-            rates = [("", rate) for path in paths if (rate := self._rate_of_profile(path))]
-        return medians((key, rate) for name, rate in rates for key in {name, ""})
-
-    def _rate_of_profile(self, path: Path) -> float | None:
-        try:
-            profile = profile_at(path).to_dict()
-            batch_size = max(entry["batch_size"] for entry in profile["steps"])
-            step_s = Workload(profile, str(path)).step(batch_size).step_s
-        except (ConfigError, InvalidProfile, OSError, ValueError):
-            return None
-        cell = Cell(profile["dataset"], profile["network"], BASE, batch_size=batch_size)
-        return (self._operations(cell) or 0) / step_s if step_s else None
-
-    def _operations(self, cell: Cell) -> float | None:
-        """Of a step; a backward pass takes about twice those of a forward pass."""
-        forward = self._own.operations.get((cell.network, cell.dataset))
-        if forward is None:
-            blocks = block_costs(cell)
-            forward = sum(block.operations for block in blocks) if blocks else None
-        return 3.0 * forward * cell.batch_size if forward else None
-
-    def _counted_step_s(self, cell: Cell) -> float | None:
-        operations = self._operations(cell)
-        rate = self._rates.get(cell.strategy, self._rates.get("")) if operations else None
-        return operations / rate if operations and rate else None
-
-    def _profiled_step_s(self, cell: Cell) -> float | None:
-        key, slow_down = ProfileKey.of(cell), 1.0
-        path = self._results_root / profile_file(self._site, key.id).relative_to(RESULTS)
-        if self._accelerator is not None:  # its devices take the time of a profile that is there
-            path, slow_down = self._accelerator.profile_file(key), self._accelerator.slow_down
-        try:
-            workload = Workload(profile_at(path).to_dict(), str(path))
-            return slow_down * workload.step(cell.batch_size).step_s
-        except (InvalidProfile, OSError):
-            return None
-
-    def _steps(self, cell: Cell) -> int:
-        """Steps of a whole cell, those of its warm-up too."""
-        known = self._own.images if cell.data_source == "real" else {}
-        images = known.get(
-            (cell.dataset, cell.data_scale),
-            DATASETS[cell.dataset].num_images("train", cell.data_scale),
-        )
-        steps = images // cell.batch_size
-        if cell.max_steps is not None:
-            steps = min(steps, cell.max_steps)
-        return cell.warmup_steps + cell.epochs * steps
-
-    @staticmethod
-    def _keys(cell: Cell) -> tuple[tuple[Likeness, tuple[object, ...]], ...]:
-        """List what a cell may be known by, the most alike first."""
-        data = (cell.dataset, cell.data_source, cell.data_scale)
-        work = (*data, cell.network, cell.epochs, cell.max_steps)
-        return (
-            ("strategy", (*work, cell.strategy, cell.geometry)),
-            ("strategy", (*work, cell.strategy)),
-            ("network", work),
-        )
-
-
-def _training(cell: Cell) -> tuple[str, str, str]:
-    return cell.dataset, cell.network, cell.strategy
 
 
 def _warnings(

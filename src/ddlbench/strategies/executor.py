@@ -32,7 +32,12 @@ from ddlbench.experiment.status import Reason
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import Process
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
-from ddlbench.strategies.training import compile_in_place, make_loss, make_optimizer
+from ddlbench.strategies.training import (
+    compile_in_place,
+    make_loss,
+    make_optimizer,
+    set_learning_rate,
+)
 
 _LEFT: list[dist.ProcessGroup | None] = []
 """Groups that this process has left; they live until it ends.
@@ -298,6 +303,7 @@ class StepwiseExecutor:
             begin_s = time.perf_counter()
             batch = next(batches)
             load_s.append(time.perf_counter() - begin_s)
+            set_learning_rate(self.optimizer, self.plan.cell, first + done - 1)
             losses += self.train(batch)
             clock.mark()
             progress(done)

@@ -60,6 +60,27 @@ def sgd_settings(cell: Cell) -> dict[str, Any]:
     return {"lr": cell.learning_rate, "momentum": cell.momentum}
 
 
+def set_learning_rate(optimizer: torch.optim.Optimizer, cell: Cell, mini_batch: int) -> None:
+    """Give an optimiser the learning rate of a mini-batch's update.
+
+    It rises linearly over the cell's first ``learning_rate_warmup_steps`` (Goyal et al., "Accurate,
+    Large Minibatch SGD", 2017, section 2.2). It depends on the mini-batch's id alone, so a resumed
+    cell goes on with the right one::
+
+        rate |       ________ learning_rate
+             |    /
+             | /
+             +---------------> mini-batch
+              0   warm-up
+    """
+    steps = cell.learning_rate_warmup_steps
+    if not steps:
+        return
+    for group in optimizer.param_groups:
+        full = group.setdefault("initial_lr", group["lr"])  # torch's own name for it
+        group["lr"] = full * min(1.0, (mini_batch + 1) / steps)
+
+
 class Autocast(nn.Module):
     """Computes a block in bfloat16 where autocast deems it safe; weights stay float32."""
 

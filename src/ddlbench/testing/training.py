@@ -164,6 +164,9 @@ def sequential(cell: Cell, parts: int, steps: int) -> tuple[dict[str, torch.Tens
             loss = loss_function(network(inputs), labels) / parts
             loss.backward()
             total += loss.item()
+        for group in optimizer.param_groups:
+            rising = (step + 1) / max(1, cell.learning_rate_warmup_steps)
+            group["lr"] = cell.learning_rate * min(1.0, rising)
         optimizer.step()
         losses.append(total)
     return network.state_dict(), losses

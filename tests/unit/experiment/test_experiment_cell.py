@@ -199,6 +199,7 @@ def test_a_younger_field_changes_nothing_of_cells_that_were_there() -> None:
     assert "deterministic" not in CELL.to_dict()
     assert "validate" not in CELL.to_dict()
     assert "validate" not in CELL.id
+    assert "learning_rate_warmup_steps" not in CELL.to_dict()
     saved = CELL.with_(checkpoint_every_steps=50)
     assert saved.to_dict() == {**CELL.to_dict(), "checkpoint_every_steps": 50}
     assert saved.id == "cifar10/resnet18/gpipe/1x1/batch_size=64+checkpoint_every_steps=50/rep0"

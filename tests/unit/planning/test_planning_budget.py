@@ -20,7 +20,8 @@ from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.budget import START_S, Budget, cells_to_run, estimate
+from ddlbench.planning.budget import Budget, cells_to_run, estimate
+from ddlbench.planning.expected_time import START_S
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_tables import block_costs
 from ddlbench.planning.plan import OwnParts

@@ -3,6 +3,7 @@
 The loss is the mean over a window of the mini-batches as they are trained on. The target of a panel
 is the lowest loss that *all* of its strategies reach, so it is not chosen by hand. The line of a
 diverging run ends in a cross where its loss is no number; it neither reaches nor sets the target.
+The axis is logarithmic where the target would lie on its foot otherwise.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from ddlbench.report.applicability import LEARNING_STEPS
+from ddlbench.report.curves import by_link, legend_of, line_of, lines_of, look_of
 from ddlbench.report.footer import STALE, Context, footer, without_signs
 from ddlbench.report.labels import (
     dataset_label,
@@ -27,17 +28,18 @@ from ddlbench.report.labels import (
     workers_label,
 )
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
-from ddlbench.report.style import GREY, plain, strategy_look
+from ddlbench.report.style import GREY, plain
 from ddlbench.report.tables import Tables, rows_of
 
 FEWEST_STEPS = LEARNING_STEPS
 TABLE = [
-    "dataset", "network", "strategy", "variant", "geometry", "update_semantics", "batch_size",
-    "steps", "window", "target_loss", "steps_to_target", "seconds_to_target", "step_s", "loss_end",
-    "diverged_after",
+    "dataset", "network", "strategy", "variant", "geometry", "fabric", "update_semantics",
+    "batch_size", "steps", "window", "target_loss", "steps_to_target", "seconds_to_target",
+    "step_s", "loss_end", "diverged_after",
 ]  # fmt: skip
 _KEYS = ["dataset", "network", "batch_size"]
 _TITLE = "Training loss by updates and by time"
+_FOOT = 0.05  # of the axis: what lies below cannot be told from its foot
 
 
 def loss_curves(steps: pd.DataFrame, cell_ids: list[str]) -> dict[str, pd.DataFrame]:
@@ -89,7 +91,8 @@ def _diverged(curve: pd.DataFrame) -> bool:
 
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     """A section is a network, dataset and batch size: loss over updates and over seconds."""
-    shown = tables.summary.assign(variant=variant_labels(tables.summary))
+    named = variant_labels(tables.summary, without=("fabric", "batch_size"))
+    shown = tables.summary.assign(variant=named)
     firsts = tables.measurements.drop_duplicates("cell_id").query("status == 'ok' and repeat == 0")
     by_configuration = {str(i).rpartition("/")[0]: str(i) for i in firsts["cell_id"]}
     curves = loss_curves(tables.steps, list(by_configuration.values()))
@@ -99,13 +102,20 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         reason = f"No run with {FEWEST_STEPS} losses yet."
         below = footer(tables.summary, context, [])
         return nothing_to_show(_TITLE, reason, below), pd.DataFrame(columns=TABLE)
-    parts = [part for _, part in shown.groupby(_KEYS, sort=False)]
-    strategies = list(dict.fromkeys(zip(shown["strategy"], shown["variant"], strict=True)))
+    parts = [
+        (heading, part)
+        for _, network in shown.groupby(_KEYS, sort=False)
+        for heading, part in by_link(network)
+    ]
+    lines = lines_of(shown)
     signed = without_signs(shown).assign(stale=shown["stale"])
     page = lay_out(
         _TITLE,
-        [(_handle(name, i), strategy_label(name, v)) for i, (name, v) in enumerate(strategies)],
-        [Section(_heading(part), [Panel("by updates"), Panel("by time")]) for part in parts],
+        legend_of(lines),
+        [
+            Section(_heading(part, link), [Panel("by updates"), Panel("by time")])
+            for link, part in parts
+        ],
         footer=footer(
             signed,
             context,
@@ -115,13 +125,13 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         share_y=True,
     )
     records: list[dict[str, Any]] = []
-    for part, (by_step, by_time) in zip(parts, page.axes, strict=True):
+    for (_, part), (by_step, by_time) in zip(parts, page.axes, strict=True):
         own = {str(row.cell_id): curves[str(row.cell_id)] for row in rows_of(part)}
         reached = time_to_loss(own)
         for row in rows_of(part):
-            curve, place = own[row.cell_id], strategies.index((row.strategy, row.variant))
-            _line(by_step, curve, "step", row, place)
-            _line(by_time, curve, "seconds", row, place)
+            curve, line = own[row.cell_id], line_of(row, shown)
+            _line(by_step, curve, "step", row, look_of(line, lines))
+            _line(by_time, curve, "seconds", row, look_of(line, lines))
             records.append(_record(row, curve, reached[row.cell_id]))
         top = _top(own)
         _frame(by_step, reached, top, "Updates of the mini-batch size")
@@ -144,13 +154,12 @@ def _record(row: Any, curve: pd.DataFrame, reached: tuple[float, float, float]) 
     }
 
 
-def _heading(part: pd.DataFrame) -> str:
+def _heading(part: pd.DataFrame, link: str) -> str:
     first = part.iloc[0]
     workers = int(part["workers"].max())
-    return (
-        f"{network_label(str(first['network']))}, {dataset_label(str(first['dataset']))}, "
-        f"mini-batch {first['batch_size']}, up to {workers_label(workers)}"
-    )
+    named = [network_label(str(first["network"])), dataset_label(str(first["dataset"]))]
+    named += [f"mini-batch {first['batch_size']}", f"up to {workers_label(workers)}", link]
+    return ", ".join(filter(None, named))
 
 
 def _legend_sentence(curves: dict[str, pd.DataFrame]) -> str:
@@ -159,15 +168,6 @@ def _legend_sentence(curves: dict[str, pd.DataFrame]) -> str:
     return (
         f"Mean loss of the last {window} mini-batches as they were trained on, warm-up included; "
         "first repeat. Dotted: the lowest loss that all strategies of a row reach."
-    )
-
-
-_STYLES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1, 1)))
-
-
-def _handle(strategy: str, place: int) -> Line2D:
-    return Line2D(
-        [], [], color=strategy_look(strategy).colour, linestyle=_STYLES[place % len(_STYLES)]
     )
 
 
@@ -188,21 +188,13 @@ def _top(curves: dict[str, pd.DataFrame]) -> float:
     return 1.05 * float(max([*ended, *starts]))
 
 
-def _line(axes: Axes, curve: pd.DataFrame, over: str, row: Any, place: int) -> None:
-    look = strategy_look(str(row.strategy))
-    axes.plot(
-        curve[over],
-        curve["loss"],
-        color=look.colour,
-        linestyle=_STYLES[place % len(_STYLES)],
-        linewidth=0.9,
-        gid="line",
-    )
+def _line(axes: Axes, curve: pd.DataFrame, over: str, row: Any, look: dict[str, Any]) -> None:
+    axes.plot(curve[over], curve["loss"], **look, gid="line")
     end = (curve[over].iloc[-1], curve["loss"].iloc[-1])
     if _diverged(curve):
         axes.plot(
             [end[0]], [0.96], transform=axes.get_xaxis_transform(), linestyle="none", marker="x",
-            markersize=3.5, color=look.colour, gid="mark",
+            markersize=3.5, color=look["color"], gid="mark",
         )  # fmt: skip
     if row.stale:
         axes.annotate(
@@ -217,7 +209,11 @@ def _frame(
     target = next(iter(reached.values()))[0]
     if math.isfinite(target):
         axes.axhline(target, color=GREY, linewidth=0.6, linestyle=(0, (1, 1.5)), gid="target")
-    axes.set_ylim(0, top)
+    if 0 < target < _FOOT * top:
+        axes.set_yscale("log")
+        axes.set_ylim(target / 2, top)
+    else:
+        axes.set_ylim(0, top)
     axes.set_xlim(left=0)
     axes.set_xlabel(label, labelpad=1)
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))

@@ -17,12 +17,12 @@ from matplotlib.ticker import PercentFormatter
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.units import TIMES, unit_for
+from ddlbench.report.curves import by_link, legend_of, line_of, lines_of, look_of
 from ddlbench.report.footer import STALE, Context, footer, without_signs
 from ddlbench.report.labels import (
     dataset_label,
     in_dataset_order,
     network_label,
-    strategy_label,
     variant_labels,
 )
 from ddlbench.report.layout import (
@@ -33,15 +33,14 @@ from ddlbench.report.layout import (
     nothing_to_show,
     unique,
 )
-from ddlbench.report.style import GREY, strategy_look, ticks_in
+from ddlbench.report.style import GREY, ticks_in
 from ddlbench.report.tables import Tables, rows_of
 
 TABLE = [
-    "dataset", "network", "strategy", "variant", "geometry", "batch_size", "epoch", "training_s",
-    "accuracy", "n", "chance",
+    "dataset", "network", "strategy", "variant", "geometry", "fabric", "batch_size", "epoch",
+    "training_s", "accuracy", "n", "chance",
 ]  # fmt: skip
 _TITLE = "Accuracy by training time"
-_STYLES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1, 1)))
 _DOTS: dict[str, Any] = {"color": GREY, "linewidth": 0.8, "linestyle": (0, (1, 1.5))}
 
 
@@ -69,19 +68,19 @@ def chance(dataset: str) -> float:
 def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     """Panels are datasets and networks, lines strategies with their variants."""
     curves = accuracy_curves(tables.validation)
-    shown = tables.summary.assign(variant=variant_labels(tables.summary))
+    named = variant_labels(tables.summary, without=("fabric",))
+    shown = tables.summary.assign(variant=named)
     shown = shown[shown["configuration"].isin(list(curves))].reset_index(drop=True)
     if shown.empty:
         below = footer(tables.summary, context, [])
         reason = "No run with validation yet."
         return nothing_to_show(_TITLE, reason, below), pd.DataFrame(columns=TABLE)
-    several = shown.loc[shown["devices_per_node"] * shown["nodes"] > 1, "geometry"].nunique() > 1
-    lines = list(dict.fromkeys(_line_of(row, several) for row in rows_of(shown)))
+    lines = lines_of(shown)
     signed = without_signs(shown).assign(stale=shown["stale"])
     page = lay_out(
         _TITLE,
         [
-            *((_handle(line, lines), strategy_label(line[0], line[1])) for line in lines),
+            *legend_of(lines, marked=True),
             (Line2D([], [], **_DOTS), "chance: one over the number of classes"),
         ],
         [Section("", _panels(shown))],
@@ -94,7 +93,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         guessed = chance(str(part["dataset"].iloc[0]))
         for row in rows_of(part):
             curve = curves[row.configuration]
-            _draw_line(axes, curve, row, _line_of(row, several), lines)
+            _draw_line(axes, curve, row, look_of(line_of(row, shown), lines, marked=True))
             own = {name: getattr(row, name) for name in TABLE if hasattr(row, name)}
             points: list[Any] = curve.to_dict("records")
             records += [{**own, **point, "chance": guessed} for point in points]
@@ -105,47 +104,23 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
 
 
 def _panels(shown: pd.DataFrame) -> list[Panel]:
-    """One for each dataset and network; its data are their rows."""
+    """One for each dataset, network and link; its data are their rows."""
     panels = []
     for dataset in in_dataset_order(shown["dataset"]):
         own = shown[shown["dataset"] == dataset]
         panels += [
             Panel(
-                f"{network_label(network)}, {dataset_label(dataset)}",
-                data=own[own["network"] == network],
+                ", ".join(filter(None, (network_label(network), dataset_label(dataset), link))),
+                data=part,
             )
             for network in unique(own["network"])
+            for link, part in by_link(own[own["network"] == network])
         ]
     return panels
 
 
-def _line_of(row: Any, several: bool) -> tuple[str, str]:
-    """Strategy, and what tells its lines apart; geometries where parallel cells have several."""
-    geometry = row.geometry if several and row.nodes * row.devices_per_node > 1 else ""
-    return str(row.strategy), ", ".join(filter(None, (geometry, row.variant)))
-
-
-def _look(line: tuple[str, str], lines: list[tuple[str, str]]) -> dict[str, Any]:
-    """Colour and marker of the strategy; the style of the line tells its variants apart."""
-    look = strategy_look(line[0])
-    place = [other for other in lines if other[0] == line[0]].index(line)
-    return {
-        "color": look.colour,
-        "marker": look.marker,
-        "markersize": 3.2,
-        "linewidth": 0.9,
-        "linestyle": _STYLES[place % len(_STYLES)],
-    }
-
-
-def _handle(line: tuple[str, str], lines: list[tuple[str, str]]) -> Line2D:
-    return Line2D([], [], **_look(line, lines))
-
-
-def _draw_line(
-    axes: Axes, curve: pd.DataFrame, row: Any, line: tuple[str, str], lines: list[tuple[str, str]]
-) -> None:
-    axes.plot(curve["training_s"], curve["accuracy"], **_look(line, lines), gid="line")
+def _draw_line(axes: Axes, curve: pd.DataFrame, row: Any, look: dict[str, Any]) -> None:
+    axes.plot(curve["training_s"], curve["accuracy"], **look, gid="line")
     if row.stale:
         end = (curve["training_s"].iloc[-1], curve["accuracy"].iloc[-1])
         axes.annotate(

@@ -56,7 +56,7 @@ class LocalSgd(Strategy):
     name: ClassVar[str] = "local-sgd"
     label: ClassVar[str] = "Local SGD"
     family: ClassVar[str] = "data parallel"
-    colour: ClassVar[str] = "#7FA6C9"
+    colour: ClassVar[str] = "#5B6C8F"
     marker: ClassVar[str] = "$\\bowtie$"
     executor: ClassVar[str] = "ddlbench.strategies.local_sgd.executor:LocalSgdExecutor"
     not_compiled: ClassVar[str] = ""

@@ -47,7 +47,7 @@ from ddlbench.strategies.parameter_server.worker import (
 )
 from ddlbench.strategies.process_group import connect, every_rank, join_all
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
-from ddlbench.strategies.training import make_optimizer
+from ddlbench.strategies.training import make_optimizer, set_learning_rate
 
 # Spans of the first mini-batches are kept.
 _KEPT_MINI_BATCHES = 200
@@ -213,7 +213,12 @@ class ParameterServerExecutor(StepwiseExecutor):
         assert self.server is not None
         clock = StepClock(self.context.devices)
         self.spans.begin_run(first)
-        served = self.server.serve(Round(count, self.spans, clock, self.context.progress))
+
+        def set_rate(number: int) -> None:
+            set_learning_rate(self.optimizer, self.plan.cell, first + number)
+
+        run = Round(count, self.spans, clock, self.context.progress, set_rate)
+        served = self.server.serve(run)
         self._log.add(first, served)
         ids = list(range(first, first + count))
         return RunRecord(

@@ -86,12 +86,20 @@ class ServiceLog:
 
 @dataclass
 class Round:
-    """One run: the mini-batches to serve, its clocks, and the callback for its progress."""
+    """One run: the mini-batches to serve, its clocks, and callbacks.
+
+    Args:
+        count: of the mini-batches.
+        spans, clock: of this run.
+        progress: told how many mini-batches are done.
+        set_rate: told the number of the mini-batch whose update follows.
+    """
 
     count: int
     spans: SpanRecorder
     clock: StepClock
     progress: Callable[[int], None]
+    set_rate: Callable[[int], None]
 
 
 class Server:
@@ -193,6 +201,7 @@ class SyncServer(Server):
         arriving = [self._expect_all(place) for place in self._places] if run.count else []
         leaving: list[list[dist.Work]] = [[] for _ in self._places]
         for number in range(run.count):
+            run.set_rate(number)
             for place in self._places:
                 with run.spans.span("receive_wait", number):
                     for work in [*arriving[place], *leaving[place]]:
@@ -266,6 +275,7 @@ class AsyncServer(Server):
                 _await_on_host(work, self._received[worker][place])
                 with self._lock:
                     self._served.staleness[self._versions[place] - known[place]] += 1
+                    run.set_rate(number)
                     answer = self._apply(place, worker, number, run.spans)
                     known[place] = self._versions[place]
                     leaving.append(self._send(place, worker, answer))

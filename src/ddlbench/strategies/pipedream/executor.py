@@ -14,7 +14,7 @@ makes a dry run first, as nothing may wait for the whole device while a receive 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
@@ -49,7 +49,7 @@ from ddlbench.strategies.pipedream.stage import Stage, WeightVersions
 from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts, input_form
 from ddlbench.strategies.process_group import connect, every_rank, join_all, side_by_side
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
-from ddlbench.strategies.training import make_optimizer
+from ddlbench.strategies.training import make_optimizer, set_learning_rate
 
 # Spans of the first mini-batches are kept: the filling, and many rounds of the steady state.
 KEPT_MINI_BATCHES = 200
@@ -96,6 +96,7 @@ class PipeDreamExecutor(StepwiseExecutor):
             messages=MadeUpMessages(self._arriving(), device),
             spans=SpanRecorder(device, enabled=False),
             clock=StepClock(self.context.devices),
+            set_rate=lambda _number: None,
         )
         runner.run(self.process.rank)
 
@@ -125,6 +126,10 @@ class PipeDreamExecutor(StepwiseExecutor):
         schedule = self._schedule(count)
         spans = SpanRecorder(self.context.devices[0], first, keep_first=KEPT_MINI_BATCHES)
         clock = StepClock(self.context.devices)
+
+        def set_rate(number: int) -> None:
+            set_learning_rate(self.optimizer, self.plan.cell, first + number)
+
         runner = self._runner(
             self.parts,
             schedule,
@@ -132,6 +137,7 @@ class PipeDreamExecutor(StepwiseExecutor):
             messages=self._channels(schedule, spans),
             spans=spans,
             clock=clock,
+            set_rate=set_rate,
         )
         runner.run(self.process.rank)
         for update, seconds in enumerate(clock.finish()):
@@ -218,12 +224,14 @@ class PipeDreamExecutor(StepwiseExecutor):
         messages: Messages,
         spans: SpanRecorder,
         clock: StepClock,
+        set_rate: Callable[[int], None],
     ) -> ScheduleRunner:
         version = partial(self.descriptor.version, self.plan.details, schedule, self.process.stage)
         return ScheduleRunner(
             parts=parts,
             schedule=schedule,
             version=version,
+            set_rate=set_rate,
             batches=batches,
             messages=messages,
             spans=spans,

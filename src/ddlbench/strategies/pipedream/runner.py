@@ -57,6 +57,7 @@ class ScheduleRunner:
         parts: of the process.
         schedule: of the run.
         version: number of this run's updates in the weights for a mini-batch.
+        set_rate: told the number of a mini-batch before its update.
         batches: this process's data, in its order.
         messages, spans, clock: of this run.
 
@@ -68,6 +69,7 @@ class ScheduleRunner:
     parts: StageParts
     schedule: Schedule
     version: Callable[[int], int]
+    set_rate: Callable[[int], None]
     batches: Iterator[MiniBatch] | None
     messages: Messages
     spans: SpanRecorder
@@ -174,4 +176,5 @@ class ScheduleRunner:
 
     def _step(self, update: int, gradients: list[Tensor]) -> None:
         with self.spans.span("update", update * self._replicas), torch.no_grad():
+            self.set_rate(update * self._replicas)
             self.parts.versions.update(gradients)
