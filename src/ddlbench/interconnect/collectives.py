@@ -106,7 +106,7 @@ PASSES = 4
 _PROBES = 3
 _LEAST, _MOST = 4, 40
 # A sweep may exceed its budget by this factor, for the sake of long messages.
-_LIMIT = 3.0
+LIMIT = 3.0
 
 
 _COARSE = 4
@@ -157,7 +157,7 @@ class Sweep:
         order = self._coarse_first()
         for index, size in enumerate(order):
             expected_s = _expected_s(size, probed)
-            if planned_s + (_LEAST + _PROBES) * expected_s > _LIMIT * budget_s:
+            if planned_s + (_LEAST + _PROBES) * expected_s > LIMIT * budget_s:
                 continue
             times = [repeat.time_s for repeat in self._run(size, _PROBES)]
             probed[size] = min(times)

@@ -35,6 +35,7 @@ from ddlbench.runtime.rank_job import RankJobFailed, run_rank_job
 _LARGEST_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
 _SWEEP_BUDGET_S = 3.0
 _PAIRS_BUDGET_S = 600.0
+_SWEEPS_SHARE = 0.8  # of the job's time limit; the rest is for starts and for the last message
 
 
 class LinksFailed(ConfigError):  # noqa: N818 - what happened
@@ -111,6 +112,7 @@ def _measure(site: Site, name: str, parts: _Parts, folder: Path) -> None:
         "interconnect": site.interconnect,
         "largest_bytes": largest_bytes(site),
         "budget_s": float(site.interconnect.get("sweep_budget_s", _SWEEP_BUDGET_S)),
+        "limit_s": _SWEEPS_SHARE * site.cell_timeout_s,
         # Half of the tool's time limit; the rest is for the start and for the last pair.
         "pairs_budget_s": min(_PAIRS_BUDGET_S, site.cell_timeout_s / 2),
         "devices_per_node": devices,

@@ -15,9 +15,10 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.links import InvalidLinks, Links, PairMatrix, read_links, write_links
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.interconnect.assemble import node_type_pairs, points_of, sweeps_of
-from ddlbench.interconnect.collectives import PASSES, Repeat, Sweep
+from ddlbench.interconnect.collectives import LIMIT, PASSES, Repeat, Sweep
 from ddlbench.interconnect.measure import LinksFailed, measure_links
 from ddlbench.interconnect.pair_matrix import median_of_runs, pair_matrix, slow_pairs
+from ddlbench.interconnect.sweep import sweep_budget_s
 from ddlbench.interconnect.worlds import buffer_bytes, links_request, message_sizes, worlds
 
 TABLE = {  # as a site file has it
@@ -346,3 +347,22 @@ def test_planning_and_parsing_need_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("slow", [1.0, LIMIT])
+@pytest.mark.parametrize("groups", [1, 2, 5, 14])
+@pytest.mark.parametrize("limit_s", [60.0, 720.0, 3600.0])
+def test_the_sweeps_of_all_groups_end_in_time(limit_s, groups, slow):
+    """A group takes ten sweeps; over a slow link each takes three times its budget."""
+    left_s, budgets = limit_s, []
+    for place in range(groups):
+        budgets.append(sweep_budget_s(6.0, left_s, groups - place))
+        left_s -= 10 * slow * budgets[-1]
+    assert left_s >= 0
+    assert all(budget > 0 for budget in budgets)
+    assert max(budgets) <= 6.0
+
+
+def test_a_site_with_time_gets_what_it_asks_for():
+    assert sweep_budget_s(3.0, 2880.0, 14) == 3.0
+    assert sweep_budget_s(3.0, -1.0, 2) == 0.0
