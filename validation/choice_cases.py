@@ -1,10 +1,10 @@
 """Many cases to choose in, on emulated accelerators: does ``recommend --measure`` find the fastest?
 
 Four networks, three or four batches, two and four devices of one node, and two nodes of two over
-two links: 56 cases of eight or nine candidates each (``emulated.CASES``). Every candidate of every case is
-measured, so that the truth is known; ``choices.py`` then replays the choice, with constants of
-other networks. Takes two hours on two quiet cores; what is there is not measured again. A part is a
-fabric: default is one node.
+two links: 56 cases of eight or nine candidates each (``emulated.CASES``). Every candidate of every
+case is measured, so that the truth is known; ``choices.py`` then replays the choice, with constants
+of other networks. Takes two hours and a half on two quiet cores; what is there is not measured
+again. A part is a fabric: default is one node.
 """
 
 from __future__ import annotations

@@ -67,9 +67,8 @@ STEADY: dict[str, Any] = {
     "overrides": [],
     "exclude": [],
 }
-# Cases to choose in: four networks, three or four batches, two and four devices of one node, and two
-# nodes over two links.
-# Without PipeDream, whose weights are old, so that no choice may name it.
+# Cases to choose in: four networks, three or four batches, two and four devices of one node, and
+# two nodes over two links. Without PipeDream, whose weights are old, so that no choice may name it.
 CASES: dict[str, Any] = {
     **EXPERIMENT,
     "experiment": "cases",
