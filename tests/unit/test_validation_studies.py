@@ -27,6 +27,6 @@ def test_a_choice_is_asked_for_in_enough_cases_of_enough_candidates(monkeypatch)
     rows = rows_of(emulated.CASES, monkeypatch)
     assert [row.unsupported for row in rows if row.unsupported] == []
     cells = [row.cell for row in rows if row.cell.strategy != BASE]
-    cases = Counter((c.network, c.batch_size, c.nodes, c.fabric) for c in cells)
+    cases = Counter((c.network, c.batch_size, c.geometry, c.fabric) for c in cells)
     assert len(cases) >= CASES
     assert min(cases.values()) >= CANDIDATES
