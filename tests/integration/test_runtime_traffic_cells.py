@@ -125,11 +125,12 @@ def test_weights_move_once_a_round(tmp_path, outer):
     _check(result["communication"], [2 * (ranks - 1) / ranks * weight_bytes / steps] * ranks)
 
 
-def test_a_pipeline_moves_activations_and_gradients_across_its_cut(tmp_path):
-    chunks = 4
-    result = _measure(tmp_path, _cell("pipe-1f1b", balance="3+3", chunks=chunks))
-    cut_bytes = BATCH // chunks * 128 * FLOAT_BYTES  # one micro-batch of the first hidden layer
-    _check(result["communication"], [chunks * cut_bytes] * 2)
+@pytest.mark.parametrize("strategy", ["pipe-1f1b", "pipedream"])
+def test_a_pipeline_moves_activations_and_gradients_across_its_cut(tmp_path, strategy):
+    options = {"chunks": 4} if strategy == "pipe-1f1b" else {}
+    result = _measure(tmp_path, _cell(strategy, balance="3+3", **options))
+    cut_bytes = BATCH * 128 * FLOAT_BYTES  # of a mini-batch, behind the first hidden layer
+    _check(result["communication"], [cut_bytes] * 2)
 
 
 def test_a_result_says_what_its_plan_was_made_from(tmp_path, monkeypatch):

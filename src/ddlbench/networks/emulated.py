@@ -167,7 +167,8 @@ class _Pass(torch.autograd.Function):
             work.backward_s,
         )
         floats = inputs if inputs.is_floating_point() else inputs.new_empty(0, dtype=torch.float32)
-        ctx.saved = floats.new_empty(work.saved)  # what a real block keeps; it is never written
+        # What a real block keeps; it is never written. Saved as autograd saves, a profile sees it.
+        ctx.save_for_backward(floats.new_empty(work.saved))
         return floats.new_empty(work.outputs)
 
     @staticmethod
@@ -175,7 +176,7 @@ class _Pass(torch.autograd.Function):
         # A schedule that splits a backward pass comes here again for the weights: the gradient of
         # the input is there already, and what it took is not taken twice.
         occupy(ctx.backward_s)
-        ctx.backward_s, ctx.saved = 0.0, None
+        ctx.backward_s = 0.0
         of_inputs = gradient.new_empty(ctx.shape) if ctx.needs_input_grad[0] else None
         ready = gradient.new_zeros(1) if ctx.has_weights else None
         return of_inputs, ready, None

@@ -49,6 +49,22 @@ def test_an_emulated_network_has_the_blocks_and_weights_of_the_real_one(network)
             assert emulated_block(torch.zeros(2, 1)).numel() == inputs.numel()
 
 
+@pytest.mark.parametrize("network", ["vgg11", "mobilenetv2"])
+def test_a_pass_saves_as_many_bytes_as_the_profile_says(network, occupied):
+    """In the way in which a profile counts them, or predicted memory would lack activations."""
+    saved: list[int] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor.nbytes)
+        return tensor
+
+    blocks = emulated.emulated_network(ONE_CORE, network, CIFAR)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed):
+        blocks(torch.zeros(8, *CIFAR.shape))
+    expected = sum(8 * block.saved_bytes for block in workload_of(network).blocks)
+    assert sum(saved) == pytest.approx(expected, rel=1e-3)
+
+
 def test_a_step_takes_the_times_of_the_profile(occupied):
     workload = workload_of("vgg11")
     network = emulated.emulated_network(ONE_CORE, "vgg11", CIFAR)
