@@ -76,6 +76,15 @@ def test_the_cost_of_a_tensor_was_measured(measured):
     assert max(cost.tensor_s for cost in costs) > 0
 
 
+def test_messages_were_timed_behind_computation(measured):
+    delays = read_links(measured).delays
+    names = {"p2p", "all_reduce", "all_gather", "reduce_scatter"}
+    assert {delay.operation for delay in delays} == names
+    assert {(delay.nodes, delay.devices_per_node, delay.ranks) for delay in delays} == {(1, 2, 2)}
+    assert all(delay.alone_s > 0 for delay in delays)
+    assert all(delay.added_s == max(0, delay.behind_s - delay.alone_s) for delay in delays)
+
+
 def test_an_all_reduce_was_timed_beside_computation(measured):
     (overlap,) = read_links(measured).overlaps
     assert (overlap.nodes, overlap.devices_per_node, overlap.ranks) == (1, 2, 2)

@@ -182,6 +182,7 @@ def test_sweeps_are_kept_when_the_pairs_fail(tmp_path, monkeypatch):
                 "overlaps": [],
                 "backgrounds": [],
                 "tensor_costs": [],
+                "delays": [],
                 "notes": ["swept"],
             }
         ]

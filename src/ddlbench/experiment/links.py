@@ -144,6 +144,24 @@ class TensorCost(JsonForm):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MessageDelay(JsonForm):
+    """A short message behind another one, and behind a computation."""
+
+    operation: str
+    nodes: int
+    devices_per_node: int
+    ranks: int
+    message_bytes: int
+    alone_s: float
+    behind_s: float
+
+    @property
+    def added_s(self) -> float:
+        """What the computation adds."""
+        return max(0.0, self.behind_s - self.alone_s)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Links(JsonForm):
     """The content of links.json."""
 
@@ -156,6 +174,7 @@ class Links(JsonForm):
     overlaps: tuple[LinkOverlap, ...] = ()
     backgrounds: tuple[LibraryBackground, ...] = ()
     tensor_costs: tuple[TensorCost, ...] = ()
+    delays: tuple[MessageDelay, ...] = ()
     notes: tuple[str, ...]
     provenance: Mapping[str, Any]
 

@@ -19,6 +19,7 @@ from ddlbench.experiment.links import (
     LinkOverlap,
     Links,
     LinkSweep,
+    MessageDelay,
     PairMatrix,
     TensorCost,
     write_links,
@@ -56,6 +57,7 @@ class _Parts:
     overlaps: tuple[LinkOverlap, ...] = ()
     backgrounds: tuple[LibraryBackground, ...] = ()
     tensor_costs: tuple[TensorCost, ...] = ()
+    delays: tuple[MessageDelay, ...] = ()
     notes: list[str] = field(default_factory=list)
     provenance: dict[str, Any] = field(default_factory=dict)
 
@@ -94,6 +96,7 @@ def measure_links(site: Site, fabric: str, path: Path) -> Links:
         overlaps=parts.overlaps,
         backgrounds=parts.backgrounds,
         tensor_costs=parts.tensor_costs,
+        delays=parts.delays,
         notes=tuple(parts.notes),
         provenance=parts.provenance,
     )
@@ -169,6 +172,7 @@ def _run_tools(
     parts.overlaps = tuple(map(LinkOverlap.from_dict, reports[0]["overlaps"]))
     parts.backgrounds = tuple(map(LibraryBackground.from_dict, reports[0]["backgrounds"]))
     parts.tensor_costs = tuple(map(TensorCost.from_dict, reports[0]["tensor_costs"]))
+    parts.delays = tuple(map(MessageDelay.from_dict, reports[0]["delays"]))
     parts.notes += [*reports[0]["notes"], *notes]
     parts.provenance["ranks"] = [
         report["provenance"] for rank, report in enumerate(reports) if rank % devices == 0

@@ -25,6 +25,7 @@ import torch
 from torch import distributed as dist
 
 from ddlbench.interconnect.collectives import LIMIT, Buffers, measure, sweep_of, torch_operation
+from ddlbench.interconnect.delays import message_delays
 from ddlbench.interconnect.group import Group, joined, members_of, settle
 from ddlbench.interconnect.horovod_sweep import sweep_horovod
 from ddlbench.interconnect.training_sweep import (
@@ -59,6 +60,7 @@ def work(here: RankContext) -> dict[str, Any]:
         "overlaps": [],
         "backgrounds": [],
         "tensor_costs": [],
+        "delays": [],
         "notes": [],
         "host": socket.gethostname(),
     }
@@ -81,8 +83,10 @@ def work(here: RankContext) -> dict[str, Any]:
             with joined(group):
                 sweeps = _sweep_group(group, limited)
                 costs = sharded_tensor_costs(device) if device.type == "cpu" else []
+                delays = message_delays(device) if device.type == "cpu" else []
                 overlap = measure_overlap(device, settings["largest_bytes"])
             report["tensor_costs"] += [{**cost, **shape} for cost in costs]
+            report["delays"] += [{**delay, **shape} for delay in delays]
             report["overlaps"].append({"transport": group.transport, **overlap, **shape})
             if no_horovod is None:
                 own, background = sweep_horovod(group, here.host, here.port, limited)

@@ -219,7 +219,7 @@ def measure_overlap(device: torch.device, largest: int) -> dict[str, Any]:
     size = min(largest, _OVERLAP_BYTES)
     message = touched(size // _ELEMENT_BYTES, device)
     alone_s = _median(lambda: _finish(device, dist.all_reduce(message, async_op=True)))
-    compute = _computation(device, alone_s)
+    compute = computation(device, alone_s)
     compute_s = _median(lambda: _finish(device, compute()))
 
     def together() -> None:
@@ -240,7 +240,7 @@ def measure_overlap(device: torch.device, largest: int) -> dict[str, Any]:
 
 def fixed_computation(device: torch.device) -> Callable[[], float]:
     """A call that gives the seconds of a computation that is always the same, on all ranks."""
-    compute = _computation(device, _FIXED_S)
+    compute = computation(device, _FIXED_S)
     return lambda: _median(lambda: _finish(device, compute()))
 
 
@@ -256,7 +256,7 @@ def _finish(device: torch.device, work: Any) -> None:
         torch.cuda.synchronize(device)
 
 
-def _computation(device: torch.device, seconds: float) -> Callable[[], None]:
+def computation(device: torch.device, seconds: float) -> Callable[[], None]:
     """A call that keeps the device busy for about ``seconds``, as all ranks do it at once."""
     if Accelerator.of_this_process() is not None:
         return lambda: occupy(seconds)

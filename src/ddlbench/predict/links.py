@@ -190,6 +190,20 @@ class LinkTable:
             return self.within_node.tensor_s(library, operation, nodes, devices_per_node)
         return nearest_of(measured, nodes, devices_per_node).tensor_s if measured else 0.0
 
+    def delay_s(self, operation: str, nodes: int, devices_per_node: int) -> float:
+        """Seconds by which a message behind a computation is longer; 0 where it was not measured.
+
+        A message between two devices has that of the whole group, whose cores all compute.
+        """
+        measured = [
+            one
+            for one in self.links.delays
+            if one.operation == operation and (one.nodes > 1) == (nodes > 1)
+        ]
+        if not measured and self.within_node is not None and nodes == 1:
+            return self.within_node.delay_s(operation, nodes, devices_per_node)
+        return nearest_of(measured, nodes, devices_per_node).added_s if measured else 0.0
+
     def slow_down_beside(self, library: str, nodes: int, devices_per_node: int) -> float:
         """Factor on computation beside an idle library; 1 where it was not measured."""
         measured = [

@@ -158,6 +158,7 @@ def test_links_of_one_gpu_say_so_once(monkeypatch, tmp_path):
             "overlaps": [],
             "backgrounds": [],
             "tensor_costs": [],
+            "delays": [],
             "notes": [],
         }
         if module.endswith("node_pairs"):

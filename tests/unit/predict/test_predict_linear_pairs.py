@@ -87,10 +87,12 @@ def traffic(strategy: str, geometry: str, batch_size: int, **options: int) -> An
     return strategy_of(strategy).tensor_traffic(workload(), plan)
 
 
-def told(predictor: str, strategy: str, geometry: str, batch_size: int, **options: int) -> Any:
-    pair = make.pair([0, 0, 1, 1], method="gloo")
+def told(
+    predictor: str, strategy: str, geometry: str, batch_size: int, delays: Any = (), **options: int
+) -> Any:
+    values = make.links(make.pair([0, 0, 1, 1], method="gloo"), sweeps=SWEEPS)
     plan = make.plan(strategy, geometry, batch_size, options=options, network="mine:net")
-    links = make.table(pair, sweeps=SWEEPS)
+    links = make.LinkTable(make.Links.from_dict({**values, "delays": list(delays)}))
     return predictor_of(predictor).predict(workload(), links, plan, plan.cell, [])
 
 
@@ -127,6 +129,17 @@ def test_every_message_delays_the_step(predictor: str) -> None:
     # A step of 8 takes 0.18 s: 5 % of it loads, 90 % are passes, 5 % update; 1.2 for two replicas.
     assert found.compute_s == pytest.approx(1.2 * 0.18 * (0.05 + 0.45 + 0.025))
     assert found.predictor == predictor
+
+
+def test_every_message_is_behind_a_computation() -> None:
+    delay = {
+        "operation": "all_reduce", "nodes": 1, "devices_per_node": 2, "ranks": 2,
+        "message_bytes": 1024, "alone_s": 0.001, "behind_s": 0.003,
+    }  # fmt: skip
+    late, early = (
+        told("linear-pairs", "tensor-parallel", "1x2", 8, each) for each in ([delay], ())
+    )
+    assert late.communication_s - early.communication_s == pytest.approx(3 * 0.002)
 
 
 def test_groups_share_the_link_between_nodes() -> None:

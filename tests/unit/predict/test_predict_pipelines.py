@@ -35,6 +35,7 @@ from ddlbench.report.records import CurrentPlans
 NOTHING = {"load_s": 0.0, "optimizer_s": 0.0}
 ALONE = [{"replicas": 1, "slowdown": 1.0, "interval": None}]
 FREE = make.pair([0] * 4, bandwidth=1e18, latency_s=0.0)
+BOTH = ("ddlbench", "pipeline-replay")
 
 
 def workload(**changes) -> Workload:
@@ -97,6 +98,24 @@ def test_equal_stages(strategy, geometry, options, work_ms, step_ms) -> None:
     assert found.bubble_s == pytest.approx((step_ms - work_ms) / 1e3)
     assert found.exposed_communication_s == pytest.approx(0, abs=1e-12)
     assert len(found.memory_bytes) == (4 if geometry == "1x4" else 2)
+
+
+def test_a_notice_waits_for_a_sender_that_computes() -> None:
+    """GPipe on two equal stages: a receive is posted when the one before has been computed on.
+
+    ::
+
+        stage 0  | F0 | F1 | F2 | F3 |
+        stage 1       | F0 |d| F1 |d| F2 |d| F3 |        and so backward
+    """
+    delay = {
+        "operation": "p2p", "nodes": 1, "devices_per_node": 2, "ranks": 2, "message_bytes": 1024,
+        "alone_s": 0.001, "behind_s": 0.003,
+    }  # fmt: skip
+    asked = plan("pipe-gpipe", "1x2", 32, "2+2", chunks=4)
+    late = LinkTable(make.Links.from_dict({**make.links(FREE), "delays": [delay]}))
+    added_s = [told(asked, late, name).step_s - told(asked, None, name).step_s for name in BOTH]
+    assert added_s == pytest.approx([2 * 3 * 0.002, 0.0])
 
 
 @pytest.mark.parametrize(

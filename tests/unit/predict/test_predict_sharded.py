@@ -26,13 +26,16 @@ SWEEPS = (
 COLLECTIVES = ("all_gather", "reduce_scatter")
 
 
-def told(strategy="fsdp", kind="cpu", sweeps=SWEEPS, costs=(), tensors=None, **options):
+def told(
+    strategy="fsdp", kind="cpu", *, sweeps=SWEEPS, costs=(), delays=(), tensors=None, **options
+):
     """A step of blocks with 10, 20, 30, 40 MB of weights on 4 ranks."""
     if kind == "cuda":
         sweeps = tuple({**sweep, "transport": "nccl"} for sweep in SWEEPS)
     values = make.links(make.pair([0, 0, 0, 0], method="gloo"), sweeps=sweeps)
     plan = make.plan(strategy, "1x4", 32, options=options)
-    links = make.LinkTable(make.Links.from_dict({**values, "tensor_costs": list(costs)}))
+    values |= {"tensor_costs": list(costs), "delays": list(delays)}
+    links = make.LinkTable(make.Links.from_dict(values))
     workload = make.workload(device_kind=kind, **({"tensors": tensors} if tensors else {}))
     return predictor_of("sharded").predict(workload, links, plan, plan.cell, [])
 
@@ -73,6 +76,19 @@ def test_each_further_tensor_of_a_block_costs_its_calls():
     # Three further tensors are gathered twice; one, of the last block, once.
     added_s = 3 * (2 * 0.001 + 0.002) + 1 * (0.001 + 0.002)
     assert dear.exposed_communication_s - cheap.exposed_communication_s == pytest.approx(added_s)
+
+
+def test_a_message_behind_a_computation_takes_longer_on_cpus():
+    shape = {"nodes": 1, "devices_per_node": 4, "ranks": 4, "message_bytes": 1024}
+    delays = [
+        {**shape, "operation": name, "alone_s": 0.001, "behind_s": behind_s}
+        for name, behind_s in zip(COLLECTIVES, (0.003, 0.0005), strict=True)
+    ]
+    late, early = told(delays=delays), told()
+    # Seven gathers are 2 ms longer; scatters are none, as a delay is never below zero.
+    assert late.exposed_communication_s - early.exposed_communication_s == pytest.approx(0.014)
+    on_gpus = [told(kind="cuda", delays=each).communication_s for each in (delays, ())]
+    assert on_gpus[0] == on_gpus[1]
 
 
 def test_weights_in_half_the_bytes_are_gathered_in_half_of_them():

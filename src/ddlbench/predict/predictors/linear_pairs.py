@@ -9,7 +9,8 @@
 
 p devices in each of d groups, b samples a group; s is the share of the passes that a device
 computes, u that of the weights that it updates, k the slow-down of silent replicas on a node. Every
-all-reduce is waited for where it stands. Groups that lie on the same nodes share the links between
+all-reduce is waited for where it stands, behind a computation: on CPUs it takes longer than in a
+sweep by what the links measured. Groups that lie on the same nodes share the links between
 them: each then takes so many times the bytes.
 
 No paper has this model; the messages are those of Shoeybi et al., "Megatron-LM" (2019), section 3.
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddlbench.planning.plan import Plan
-from ddlbench.predict.collectives import ALL_REDUCE, CollectiveTimes
+from ddlbench.predict.collectives import ALL_REDUCE
 from ddlbench.predict.prediction import (
     BuiltInPredictor,
     CellInputs,
@@ -63,9 +64,11 @@ class LinearPairs(BuiltInPredictor):
         remarks: tuple[str, ...] = ()
         for group, sizes in ((within, traffic.activations), (over, traffic.gradients)):
             if len(group) > 1 and sizes:
-                times = _times(inputs, group, traffic.transport)
+                shape = _shape(plan, group)
+                times = inputs.links.collective(ALL_REDUCE, *shape, traffic.transport)
                 sharing = _sharing(plan, group)
                 sent_s += sum(times.time_s(sharing * size) for size in sizes)
+                sent_s += len(sizes) * inputs.links.delay_s(ALL_REDUCE, *shape)
                 remarks = joined(remarks, times.notes)
         factor = slowdown * work_s / step.step_s if step.step_s else slowdown
         return Prediction(
@@ -79,12 +82,12 @@ class LinearPairs(BuiltInPredictor):
         )
 
 
-def _times(inputs: CellInputs, ranks: Sequence[int], transport: str) -> CollectiveTimes:
-    """Times of an all-reduce over some of the ranks, by a sweep over as many."""
-    nodes = len({inputs.plan.processes[rank].node for rank in ranks})
+def _shape(plan: Plan, ranks: Sequence[int]) -> tuple[int, int]:
+    """Nodes, and devices of each, of some of the ranks."""
+    nodes = len({plan.processes[rank].node for rank in ranks})
     if len(ranks) % nodes:
         nodes = len(ranks)
-    return inputs.links.collective(ALL_REDUCE, nodes, len(ranks) // nodes, transport)
+    return nodes, len(ranks) // nodes
 
 
 def _sharing(plan: Plan, ranks: Sequence[int]) -> int:

@@ -37,6 +37,7 @@ class PipelineLinks:
         self._sent_bytes = [pipeline.samples * stage[-1].output_bytes for stage in blocks]
         self._weight_bytes = [sum(block.parameter_bytes for block in stage) for stage in blocks]
         self._places = places_of(plan)
+        self._shape = plan.cell.nodes, plan.cell.devices_per_node
         self._remarks: dict[str, None] = {}
 
     @property
@@ -48,7 +49,7 @@ class PipelineLinks:
         """Seconds of a message, of the notice of a posted receive, or of an all-reduce; else 0."""
         action, peer = event.action, event.peer
         if event.role == "notice" and peer is not None:
-            return self._hop(event.rank, peer).latency_s
+            return self._hop(event.rank, peer).latency_s + self._delay_s(event.rank, peer)
         if action is None:
             return 0.0
         if event.role == "message" and peer is not None:
@@ -86,6 +87,13 @@ class PipelineLinks:
         if remark:
             self._remarks[remark] = None
         return hop
+
+    def _delay_s(self, source: int, target: int) -> float:
+        """By which a notice waits for a sender that computes: its thread needs the core, too."""
+        if not self._ends:
+            return 0.0
+        nodes = 1 if self._places[source][0] == self._places[target][0] else self._shape[0]
+        return self._table.delay_s("p2p", nodes, self._shape[1])
 
     def _ends_s(self, source: int, target: int, size: float) -> float:
         """Processor seconds of both ends of a message; a rank sends as many as it receives."""

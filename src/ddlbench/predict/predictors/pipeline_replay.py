@@ -12,7 +12,8 @@
                when it is sent and a notice (L) has arrived that its receive is posted; all that
                leaves a node, or enters one, takes turns on its link
     end        of a message: what it costs its ranks of the processor (ddlbench only, and on CPUs);
-               so much less of the message is on its way
+               so much less of the message is on its way; and the notice waits until the sender's
+               thread gets the core on which the sender computes, as the links measured
     all-reduce of a stage's replicas: measured, in buckets of 25 MiB, when the last replica is ready
 
 The schedules are those that the runtime executes (:mod:`ddlbench.planning.schedules`). So are the

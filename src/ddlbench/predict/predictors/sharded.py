@@ -4,7 +4,9 @@ On CPUs torch's FSDP waits for each collective where it stands::
 
     |-g1-| F1 |-g2-| F2 |-g3-| F3 | B3 |-r3-|-g2-| B2 |-r2-|-g1-| B1 |-r1-| update
 
-    T = k t(B/W) + sum of all gathers + sum of all reduce-scatters
+    T = k t(B/W) + sum of all gathers + sum of all reduce-scatters + delays
+
+Each stands behind a computation, so it takes longer than in a sweep by what the links measured.
 
 On GPUs the next block's weights are gathered while this one computes, and gradients are summed
 beside the backward pass, all on one link::
@@ -76,6 +78,8 @@ class Sharded(BuiltInPredictor):
             for unit in traffic.units
         )
         sent_s += _tensors_s(inputs, traffic)
+        if not traffic.overlaps:
+            sent_s += _delays_s(inputs, traffic)
         exposed_s = sent_s
         if traffic.overlaps:
             passes_s = slowdown * step.forward_s, slowdown * step.backward_s
@@ -108,6 +112,18 @@ def _tensors_s(inputs: CellInputs, traffic: ShardedTraffic) -> float:
         (unit.tensors - 1) * (gather_s * (1 + unit.gathered_twice) + scatter_s)
         for unit in traffic.units
     )
+
+
+def _delays_s(inputs: CellInputs, traffic: ShardedTraffic) -> float:
+    """What messages behind computations take longer than those behind messages."""
+    cell = inputs.cell
+    if cell.devices < 2:
+        return 0.0
+    gather_s, scatter_s = (
+        inputs.links.delay_s(operation, cell.nodes, cell.devices_per_node)
+        for operation in (ALL_GATHER, REDUCE_SCATTER)
+    )
+    return sum(gather_s * (1 + unit.gathered_twice) + scatter_s for unit in traffic.units)
 
 
 @dataclass(frozen=True)
