@@ -145,20 +145,16 @@ class TensorCost(JsonForm):
 
 @dataclass(frozen=True, kw_only=True)
 class MessageDelay(JsonForm):
-    """A short message behind another one, and behind a computation."""
+    """A short message behind a computation; without one it is what sweeps have, but for ``p2p``."""
 
     operation: str
+    transport: str
     nodes: int
     devices_per_node: int
     ranks: int
     message_bytes: int
-    alone_s: float
+    alone_s: float | None = None
     behind_s: float
-
-    @property
-    def added_s(self) -> float:
-        """What the computation adds."""
-        return max(0.0, self.behind_s - self.alone_s)
 
 
 @dataclass(frozen=True, kw_only=True)

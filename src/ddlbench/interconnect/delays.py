@@ -4,20 +4,19 @@ Gloo's threads send and receive. Behind a computation the system must first give
 takes some milliseconds where all cores compute: Linux lets a running thread finish its slice.
 Sweeps do not have this, as their ranks only wait. A collective, many times in a row::
 
-    alone      | gather | gather | gather |
-    behind     | compute | gather .. | compute | gather .. |     a turn less its computation
+    | compute | gather .. | compute | gather .. | compute | gather .. |    without a barrier
 
 A message of a pipeline leaves while its sender goes on to compute::
 
     sender     | send | compute ------------- |
     receiver   | compute | receive .. |            the sender's thread needs the sender's core
 
-On emulated accelerators computation waits, and so do cores.
+A thread gets its core at once or late, so a mean is taken: a median would be one of the two. On
+emulated accelerators computation waits, and its core is free.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,59 +27,60 @@ from torch import distributed as dist
 from ddlbench.interconnect.collectives import (
     Buffers,
     element_count,
-    slowest,
     torch_operation,
     touched,
 )
-from ddlbench.interconnect.training_sweep import computation
+from ddlbench.interconnect.training_sweep import computation, sharded_pass
 
 _BYTES = 64 * 2**10
-_COMPUTE_S = 4e-3
-_TURNS = 8
-_REPEATS = 5
-_SINGLE = 21
+_COMPUTE_S = 20e-3  # longer than a slice of the scheduler
+_TURNS = 41
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter")
 
 
 def message_delays(device: torch.device) -> list[dict[str, Any]]:
-    """Seconds of a message alone and behind a computation, over the default group."""
+    """Seconds of a short message behind a computation, over the default group."""
     ranks = dist.get_world_size()
     compute = computation(device, _COMPUTE_S)
-    compute_s = _turn_s(compute)
     buffers = Buffers(_BYTES * ranks, device)
     found = []
     for operation in COLLECTIVES:
         call = torch_operation(operation, element_count(operation, _BYTES, ranks), buffers)
-        alone_s = statistics.median(one.time_s for one in slowest(call, _SINGLE))
-
-        def turn(call: Callable[[], object] = call) -> None:
-            compute()
-            call()
-
-        found.append(_entry(operation, alone_s, _turn_s(turn) - compute_s))
+        found.append(_entry(operation, "gloo", _BYTES, _behind_s(compute, call)))
+    # As in sweeps: a forward pass gathers what each rank gives, a backward pass adds the scatter.
+    count = element_count("reduce_scatter", _BYTES, ranks)
+    gather_s, both_s = (
+        _behind_s(compute, sharded_pass(count, device, trained=trained))
+        for trained in (False, True)
+    )
+    found.append(_entry("all_gather", "fsdp", _BYTES // ranks, gather_s))
+    found.append(_entry("reduce_scatter", "fsdp", _BYTES, max(0.0, both_s - gather_s)))
     message = touched(element_count("p2p", _BYTES, ranks), device)
     alone_s = _message_s(lambda: time.sleep(_COMPUTE_S), message)
-    found.append(_entry("p2p", alone_s, _message_s(compute, message)))
-    return found
+    late = _entry("p2p", "gloo", _BYTES, _message_s(compute, message))
+    return [*found, {**late, "alone_s": alone_s}]
 
 
-def _entry(operation: str, alone_s: float, behind_s: float) -> dict[str, Any]:
+def _entry(operation: str, transport: str, message_bytes: int, behind_s: float) -> dict[str, Any]:
     return {
         "operation": operation,
-        "message_bytes": _BYTES,
-        "alone_s": alone_s,
-        "behind_s": max(0.0, behind_s),
+        "transport": transport,
+        "message_bytes": message_bytes,
+        "behind_s": behind_s,
     }
 
 
-def _turn_s(turn: Callable[[], object]) -> float:
-    """Seconds of one of many turns in a row, on the slowest rank."""
-
-    def turns() -> None:
-        for _ in range(_TURNS):
-            turn()
-
-    return statistics.median(one.time_s for one in slowest(turns, _REPEATS)) / _TURNS
+def _behind_s(compute: Callable[[], object], call: Callable[[], object]) -> float:
+    """Mean seconds of a call in turns of computation and call, over turns and ranks."""
+    times = torch.zeros(_TURNS, dtype=torch.float64)
+    dist.all_reduce(times)
+    for turn in range(_TURNS):
+        compute()
+        begin_s = time.perf_counter()
+        call()
+        times[turn] = time.perf_counter() - begin_s
+    dist.all_reduce(times)
+    return float(times[1:].mean()) / dist.get_world_size()
 
 
 def _message_s(work: Callable[[], object], message: torch.Tensor) -> float:
@@ -107,9 +107,9 @@ def _message_s(work: Callable[[], object], message: torch.Tensor) -> float:
         return time.perf_counter() - begin_s
 
     ready = torch.zeros(1)
-    times = torch.zeros(_SINGLE, dtype=torch.float64)
-    for index in range(_SINGLE):
+    times = torch.zeros(_TURNS, dtype=torch.float64)
+    for index in range(_TURNS):
         dist.all_reduce(ready)
         times[index] = call()
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
-    return float(times.median())
+    return float(times[1:].mean())

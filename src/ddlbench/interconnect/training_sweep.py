@@ -107,7 +107,7 @@ def sweep_sharded(device: torch.device, largest: int, budget_s: float) -> list[d
     def sweep(trained: bool) -> Sweep:
         def run(size: int, count: int) -> list[Repeat]:
             elements = element_count("reduce_scatter", size, ranks)
-            return slowest(_sharded_pass(elements, device, trained=trained), count)
+            return slowest(sharded_pass(elements, device, trained=trained), count)
 
         return Sweep(message_sizes(min(largest, _LARGEST_BYTES)), run)
 
@@ -171,7 +171,7 @@ def sharded_tensor_costs(device: torch.device) -> list[dict[str, Any]]:
     count = element_count("reduce_scatter", _SMALL_BYTES, dist.get_world_size())
 
     def median_s(tensors: int, trained: bool) -> float:
-        call = _sharded_pass(count, device, tensors=tensors, trained=trained)
+        call = sharded_pass(count, device, tensors=tensors, trained=trained)
         return statistics.median(one.time_s for one in slowest(call, _TENSOR_REPEATS))
 
     gather_s, both_s = (
@@ -185,7 +185,7 @@ def sharded_tensor_costs(device: torch.device) -> list[dict[str, Any]]:
     ]
 
 
-def _sharded_pass(
+def sharded_pass(
     count: int, device: torch.device, *, trained: bool, tensors: int = 1
 ) -> Callable[[], None]:
     """A forward pass of sharded tensors, or with their backward pass."""

@@ -190,7 +190,9 @@ class LinkTable:
             return self.within_node.tensor_s(library, operation, nodes, devices_per_node)
         return nearest_of(measured, nodes, devices_per_node).tensor_s if measured else 0.0
 
-    def delay_s(self, operation: str, nodes: int, devices_per_node: int) -> float:
+    def delay_s(
+        self, operation: str, transport: str | None, nodes: int, devices_per_node: int
+    ) -> float:
         """Seconds by which a message behind a computation is longer; 0 where it was not measured.
 
         A message between two devices has that of the whole group, whose cores all compute.
@@ -198,11 +200,19 @@ class LinkTable:
         measured = [
             one
             for one in self.links.delays
-            if one.operation == operation and (one.nodes > 1) == (nodes > 1)
+            if (one.operation, one.transport) == (operation, transport)
+            and (one.nodes > 1) == (nodes > 1)
         ]
         if not measured and self.within_node is not None and nodes == 1:
-            return self.within_node.delay_s(operation, nodes, devices_per_node)
-        return nearest_of(measured, nodes, devices_per_node).added_s if measured else 0.0
+            return self.within_node.delay_s(operation, transport, nodes, devices_per_node)
+        if not measured:
+            return 0.0
+        found = nearest_of(measured, nodes, devices_per_node)
+        alone_s = found.alone_s
+        if alone_s is None:
+            swept = self.collective(operation, found.nodes, found.devices_per_node, transport)
+            alone_s = swept.time_s(found.message_bytes)
+        return max(0.0, found.behind_s - alone_s)
 
     def slow_down_beside(self, library: str, nodes: int, devices_per_node: int) -> float:
         """Factor on computation beside an idle library; 1 where it was not measured."""

@@ -68,7 +68,7 @@ class LinearPairs(BuiltInPredictor):
                 times = inputs.links.collective(ALL_REDUCE, *shape, traffic.transport)
                 sharing = _sharing(plan, group)
                 sent_s += sum(times.time_s(sharing * size) for size in sizes)
-                sent_s += len(sizes) * inputs.links.delay_s(ALL_REDUCE, *shape)
+                sent_s += len(sizes) * inputs.links.delay_s(ALL_REDUCE, traffic.transport, *shape)
                 remarks = joined(remarks, times.notes)
         factor = slowdown * work_s / step.step_s if step.step_s else slowdown
         return Prediction(

@@ -93,7 +93,7 @@ class PipelineLinks:
         if not self._ends:
             return 0.0
         nodes = 1 if self._places[source][0] == self._places[target][0] else self._shape[0]
-        return self._table.delay_s("p2p", nodes, self._shape[1])
+        return self._table.delay_s("p2p", "gloo", nodes, self._shape[1])
 
     def _ends_s(self, source: int, target: int, size: float) -> float:
         """Processor seconds of both ends of a message; a rank sends as many as it receives."""

@@ -78,8 +78,8 @@ class Sharded(BuiltInPredictor):
             for unit in traffic.units
         )
         sent_s += _tensors_s(inputs, traffic)
-        if not traffic.overlaps:
-            sent_s += _delays_s(inputs, traffic)
+        if not traffic.overlaps and ranks > 1:
+            sent_s += _delays_s(inputs, traffic, through)
         exposed_s = sent_s
         if traffic.overlaps:
             passes_s = slowdown * step.forward_s, slowdown * step.backward_s
@@ -114,13 +114,11 @@ def _tensors_s(inputs: CellInputs, traffic: ShardedTraffic) -> float:
     )
 
 
-def _delays_s(inputs: CellInputs, traffic: ShardedTraffic) -> float:
+def _delays_s(inputs: CellInputs, traffic: ShardedTraffic, through: str) -> float:
     """What messages behind computations take longer than those behind messages."""
     cell = inputs.cell
-    if cell.devices < 2:
-        return 0.0
     gather_s, scatter_s = (
-        inputs.links.delay_s(operation, cell.nodes, cell.devices_per_node)
+        inputs.links.delay_s(operation, through, cell.nodes, cell.devices_per_node)
         for operation in (ALL_GATHER, REDUCE_SCATTER)
     )
     return sum(gather_s * (1 + unit.gathered_twice) + scatter_s for unit in traffic.units)
