@@ -96,8 +96,10 @@ def _cases(experiment: dict[str, Any]) -> Iterator[dict[str, Any]]:
     site = load_site(config.site)
     names = [DEFAULT_PREDICTOR, _DATA, _HARDWARE]
     every = predictions(expand(config, site), site, names=names)
-    every = every[every["measured_step_s"].notna() & every["predicted_step_s"].notna()]
     every = every[every["synchronous"]]
+    # Nothing is said of a case that lacks a candidate's run.
+    every = every[~every.groupby(_CASE)["status"].transform(_not_run)]
+    every = every[every["measured_step_s"].notna() & every["predicted_step_s"].notna()]
     frame = every[every["predictor"] == DEFAULT_PREDICTOR]
     profile_s = config.profile["runs"] * (config.profile["budget_s"] + START_S)
     for keys, case in frame.groupby(_CASE, sort=False):
@@ -119,6 +121,10 @@ def _cases(experiment: dict[str, Any]) -> Iterator[dict[str, Any]]:
             rows += [row] if row else []
         for row in rows:
             yield {"case": name, **row}
+
+
+def _not_run(statuses: pd.Series) -> bool:
+    return bool((statuses == Status.NOT_RUN).any())
 
 
 class _Case:
