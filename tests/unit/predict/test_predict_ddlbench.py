@@ -7,7 +7,7 @@ from dataclasses import replace
 import predict_factory as make
 import pytest
 
-from ddlbench.experiment.links import LibraryBackground, LinkOverlap, SweepPoint
+from ddlbench.experiment.links import LibraryBackground, LinkOverlap, MessageDelay, SweepPoint
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.planning.gradient_traffic import GradientMessage
 from ddlbench.planning.strategy import strategy_of
@@ -58,6 +58,19 @@ def test_messages_hide_as_far_as_the_site_lets_them(hidden_share, exposed_s):
     assert found.compute_s == pytest.approx(1.6 * 0.18)
     assert found.exposed_communication_s == pytest.approx(exposed_s)
     assert found.communication_s == pytest.approx(0.13)
+
+
+def test_a_message_waits_for_a_core_that_computes():
+    """A short one takes 0.01 s in the sweep, and 0.012 s behind a computation."""
+    late = MessageDelay(
+        operation="all_reduce", transport="gloo", nodes=1, devices_per_node=4, ranks=4,
+        message_bytes=1, behind_s=0.012,
+    )  # fmt: skip
+    links = table(BARE, hidden_share=1.0)
+    delayed = replace(links, links=replace(links.links, delays=(late,)))
+    found = predicted("ddp", delayed)
+    assert found.exposed_communication_s == pytest.approx(0.04 + 0.002)  # of the last message
+    assert found.communication_s == pytest.approx(0.13 + 3 * 0.002)
 
 
 def with_processor_times(links, *points):

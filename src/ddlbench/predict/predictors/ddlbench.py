@@ -26,6 +26,7 @@ A backward pass with messages (DDP; Horovod has no copies of its own)::
 * Stolen: a message delays the computation beside it by its processor time, as far as both need the
   same core (``cpu_s`` and ``overlaps`` of links.json): on a core that computes and sends all of it,
   on an accelerator next to nothing. Time on the wire is hidden.
+* A message waits until gloo's threads get a core that computes (``delays`` of links.json, on CPUs).
 
 What follows the update are weights that a worker alone has updated and now sends to all others
 (:mod:`ddlbench.predict.predictors.worker_step`).
@@ -44,7 +45,7 @@ from dataclasses import dataclass, replace
 
 from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic
 from ddlbench.planning.workload import Workload
-from ddlbench.predict.collectives import Contention
+from ddlbench.predict.collectives import ALL_REDUCE, Contention
 from ddlbench.predict.links import LinkTable
 from ddlbench.predict.prediction import (
     DEFAULT_PREDICTOR,
@@ -193,12 +194,16 @@ def _data_parallel(inputs: CellInputs) -> Prediction:
 
 @dataclass(frozen=True)
 class _MessageTimes:
-    """Seconds of a message by its bytes: on its way, and in copies around it."""
+    """Seconds of a message by its bytes: on its way, and in copies around it.
+
+    ``delay_s`` is what it waits for a core that computes.
+    """
 
     carried_s: Callable[[float], float]
     copied_s: Callable[[float], float]
     contention: Contention
     remarks: tuple[str, ...]
+    delay_s: float = 0.0
 
     @classmethod
     def of(cls, links: LinkTable, inputs: CellInputs, traffic: GradientTraffic) -> _MessageTimes:
@@ -206,11 +211,12 @@ class _MessageTimes:
         shape = (inputs.cell.nodes, inputs.cell.devices_per_node)
         bare = links.all_reduce(*shape, traffic.transport)
         contention = links.contention(*shape, traffic.transport)
+        delay_s = links.delay_s(ALL_REDUCE, traffic.transport, *shape)
         library = traffic.library
         if library is None or not links.sweeps_of(library):
             lack = f"copies of {library} were not measured; measure the links again"
             remarks = joined(bare.notes, contention.notes, lack if library else None)
-            return cls(bare.time_s, lambda _size: 0.0, contention, remarks)
+            return cls(bare.time_s, lambda _size: 0.0, contention, remarks, delay_s)
         # Copies are a node's own matter, and its links are swept up to longer messages.
         inside = shape[1] > 1 and links.has_swept(library, 1)
         beside = (1, shape[1]) if inside else shape
@@ -220,12 +226,14 @@ class _MessageTimes:
             lambda size: max(0.0, whole.time_s(size) - inner.time_s(size)),
             contention,
             joined(bare.notes, contention.notes, whole.notes),
+            delay_s,
         )
 
     def sum_of(self, message: GradientMessage) -> _Sum:
         size, carried_s = message.bytes, self.carried_s(message.bytes)
         stolen_s = self.contention.stolen_s(size, carried_s)
-        return _Sum(message.ready_fraction, carried_s, stolen_s, self.copied_s(size))
+        begun_s = self.delay_s + carried_s
+        return _Sum(message.ready_fraction, begun_s, stolen_s, self.copied_s(size))
 
 
 def _messages(
