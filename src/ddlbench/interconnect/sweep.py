@@ -43,6 +43,7 @@ from ddlbench.strategies.horovod.executor import why_not_on
 # Of one group: five operations, two of DDP, two of FSDP, Horovod; and as long as two for the rest.
 _SWEEPS = 12
 _USUAL = 2.0  # times a sweep's budget, where no link is slow
+_PARTS = ("sweeps", "overlaps", "backgrounds", "tensor_costs", "delays")
 
 
 def work(here: RankContext) -> dict[str, Any]:
@@ -55,49 +56,48 @@ def work(here: RankContext) -> dict[str, Any]:
     settings = here.settings
     device, interface = settle(here)
     store = join_store(here.host, here.port, here.process.rank, here.world_size)
-    report: dict[str, Any] = {
-        "sweeps": [],
-        "overlaps": [],
-        "backgrounds": [],
-        "tensor_costs": [],
-        "delays": [],
-        "notes": [],
-        "host": socket.gethostname(),
-    }
+    report: dict[str, Any] = {name: [] for name in _PARTS}
+    report |= {"notes": [], "host": socket.gethostname()}
     no_horovod = _why_no_horovod(device)
     if no_horovod is not None:
         report["notes"].append(f"no sweep of Horovod: {no_horovod}")
     for place, (nodes, devices) in enumerate(settings["worlds"]):
-        if here.process.rank == 0:
+        name = f"{nodes}x{devices}"
+        if here.process.rank == 0:  # in every group
             left_s = settings["limit_s"] - (time.monotonic() - began_s)
             own_s = sweep_budget_s(settings["budget_s"], left_s, len(settings["worlds"]) - place)
-            store.set(f"budget/{nodes}x{devices}", str(own_s))
-        limited = {**settings, "budget_s": float(store.get(f"budget/{nodes}x{devices}"))}
-        report["notes"] += _shortened(settings, limited, f"{nodes}x{devices}")
+            store.set(f"budget/{name}", str(own_s))
+        limited = {**settings, "budget_s": float(store.get(f"budget/{name}"))}
+        report["notes"] += _shortened(settings, limited, name)
         members = members_of(nodes, devices, settings["devices_per_node"])
         me = next((member for member in members if member.rank == here.process.rank), None)
         if me is not None and limited["budget_s"] > 0:
-            own_store = dist.PrefixStore(f"{nodes}x{devices}", store)
-            group = Group(members, me, own_store, device, interface)
+            group = Group(members, me, dist.PrefixStore(name, store), device, interface)
             shape = {"nodes": nodes, "devices_per_node": devices, "ranks": len(members)}
-            with joined(group):
-                sweeps = _sweep_group(group, limited)
-                costs = sharded_tensor_costs(device) if device.type == "cpu" else []
-                delays = message_delays(device) if device.type == "cpu" else []
-                overlap = measure_overlap(device, settings["largest_bytes"])
-            report["tensor_costs"] += [{**cost, **shape} for cost in costs]
-            report["delays"] += [{**delay, **shape} for delay in delays]
-            report["overlaps"].append({"transport": group.transport, **overlap, **shape})
+            measured = _measure_group(group, limited)
             if no_horovod is None:
                 own, background = sweep_horovod(group, here.host, here.port, limited)
-                sweeps += own
-                report["backgrounds"].append({**background, **shape})
-            report["sweeps"] += [{**sweep, **shape} for sweep in sweeps]
-        barrier(store, f"done/{nodes}x{devices}", here.world_size)
+                measured["sweeps"] += own
+                measured["backgrounds"] = [background]
+            for part, entries in measured.items():
+                report[part] += [{**entry, **shape} for entry in entries]
+        barrier(store, f"done/{name}", here.world_size)
     report["provenance"] = rank_provenance()
     barrier(store, "reported", here.world_size)
     leave(store, here.process.rank, here.world_size)
     return report
+
+
+def _measure_group(group: Group, settings: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """All but Horovod's messages, by part of the report."""
+    device, on_cpu = group.device, group.device.type == "cpu"
+    with joined(group):
+        sweeps = _sweep_group(group, settings)
+        costs = sharded_tensor_costs(device) if on_cpu else []
+        delays = message_delays(device) if on_cpu else []
+        overlap = measure_overlap(device, settings["largest_bytes"])
+    overlaps = [{"transport": group.transport, **overlap}]
+    return {"sweeps": sweeps, "overlaps": overlaps, "tensor_costs": costs, "delays": delays}
 
 
 def sweep_budget_s(asked_s: float, left_s: float, groups: int) -> float:
