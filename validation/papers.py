@@ -80,7 +80,9 @@ def keep(file: PaperFile, folder: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         for path in found:
             shutil.copy(path, out / path.name)
-        cells.append(pd.read_csv(source / "tables" / "measurements.csv"))
+        # As text: a column that one site lacks would turn whole numbers into others.
+        table = source / "tables" / "measurements.csv"
+        cells.append(pd.read_csv(table, dtype=str, keep_default_na=False))
     if cells:
         pd.concat(cells).to_csv(out / "cells.csv", index=False)
 
