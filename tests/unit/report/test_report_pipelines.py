@@ -115,6 +115,24 @@ def test_loss_drawn(tables) -> None:
     assert len(of(figure, "line")) == 2 * len(table)
 
 
+def test_links_have_panels_and_small_losses_a_logarithmic_axis(tables) -> None:
+    found = tables.measurements.query("status == 'ok' and network == 'stack' and geometry == '1x4'")
+    slow, *others = found["cell_id"]
+    parts = [_falling(slow, 0.0, 0.5), *(_falling(one, 0.5, 0.5) for one in others)]
+    summary = tables.summary.copy()
+    summary.loc[summary["configuration"] == slow.rpartition("/")[0], "fabric"] = "lat100"
+    learnt = dataclasses.replace(tables, steps=pd.concat(parts), summary=summary)
+    with style():
+        figure, table = draw_loss(learnt, Context("this machine"))
+        figure.canvas.draw()
+    assert_readable(figure)
+    assert_no_overlap(figure)
+    assert set(table["fabric"]) == {"lat100", "default"}
+    scales = [axes.get_yscale() for axes in figure.axes]
+    assert sorted(scales) == ["linear", "linear", "log", "log"]
+    assert table.set_index("fabric").loc["lat100", "target_loss"] < 0.05
+
+
 def test_a_run_that_diverges_reaches_and_sets_no_target() -> None:
     lost = _falling("a/rep0", 0.0, 1.0)
     lost.loc[60:, "loss"] = np.nan

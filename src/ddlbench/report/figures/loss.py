@@ -121,7 +121,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             context,
             [_legend_sentence(curves), *_lost(shown, curves)],
         ),
-        size=PanelSize(min_width=50.0, height=34.0, left=10.0, between=4.0),
+        size=PanelSize(min_width=50.0, height=34.0, left=12.0, between=4.0),
         share_y=True,
     )
     records: list[dict[str, Any]] = []
@@ -136,7 +136,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         top = _top(own)
         _frame(by_step, reached, top, "Updates of the mini-batch size")
         _frame(by_time, reached, top, "Time (s)")
-        by_step.set_ylabel("Loss")
+        by_step.set_ylabel("Loss", labelpad=1)
     return page.figure, pd.DataFrame(records, columns=TABLE)
 
 
