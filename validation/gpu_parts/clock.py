@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -88,10 +87,13 @@ def _clock(study: Study, network: str) -> Verdict:
         *(_timed_runs, cells, vars(request), site.scratch, study.device, (runs, steps)),
         limit_s=180,
     )
-    worst = max(abs(sum(one["step_s"]) / one["wall_s"] - 1) for one in found)
+    apart: dict[str, list[float]] = {name: [] for name in precisions}
+    for one in found:
+        apart[one["precision"]].append(abs(sum(one["step_s"]) / one["wall_s"] - 1))
+    worst = max(map(max, apart.values()))
+    # A wrong clock is wrong in every run; beside other tests a run of milliseconds is disturbed.
+    judged = max(map(min, apart.values())) if study.small else worst
     limit = _CLOCK_LIMIT if study.device == "cuda" else _CLOCK_LIMIT_CPU
-    if study.small:  # a test, beside others: one preempted step of a millisecond says nothing
-        limit = math.inf
     figures: dict[str, Any] = {"worst_deviation": worst, "steps": runs * steps}
     for name in precisions:
         own = [one for one in found if one["precision"] == name]
@@ -105,9 +107,9 @@ def _clock(study: Study, network: str) -> Verdict:
             f"{name}_load_share": sum(load_s) / sum(step_s),
         }
     return Verdict(
-        worst <= limit,
+        judged <= limit,
         figures,
-        "" if worst <= limit else f"{worst:.1%} apart, the limit is {limit:.0%}",
+        "" if judged <= limit else f"{judged:.1%} apart, the limit is {limit:.0%}",
         rows=tuple(found),
     )
 

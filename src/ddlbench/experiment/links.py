@@ -145,7 +145,12 @@ class TensorCost(JsonForm):
 
 @dataclass(frozen=True, kw_only=True)
 class MessageDelay(JsonForm):
-    """A short message behind a computation; without one it is what sweeps have, but for ``p2p``."""
+    """Time of a short message that follows a computation of all ranks.
+
+    Args:
+        alone_s: without the computation; None for collectives, which sweeps time so.
+        after_s: with it.
+    """
 
     operation: str
     transport: str
@@ -154,7 +159,7 @@ class MessageDelay(JsonForm):
     ranks: int
     message_bytes: int
     alone_s: float | None = None
-    behind_s: float
+    after_s: float
 
 
 @dataclass(frozen=True, kw_only=True)

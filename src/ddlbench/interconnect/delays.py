@@ -1,6 +1,6 @@
-"""How much longer a message takes behind a computation than behind another message; on CPUs.
+"""How much longer a message takes after a computation than after another message; on CPUs.
 
-Gloo's threads send and receive. Behind a computation the system must first give them a core, which
+Gloo's threads send and receive. After a computation the system must first give them a core, which
 takes some milliseconds where all cores compute: Linux lets a running thread finish its slice.
 Sweeps do not have this, as their ranks only wait. A collective, many times in a row::
 
@@ -11,7 +11,7 @@ A message of a pipeline leaves while its sender goes on to compute::
     sender     | send | compute ------------- |
     receiver   | compute | receive .. |            the sender's thread needs the sender's core
 
-A thread gets its core at once or late, so a mean is taken: a median would be one of the two. On
+A thread gets its core at once or late, so means are taken; a median would be one of the two. On
 emulated accelerators computation waits, and its core is free.
 """
 
@@ -35,23 +35,22 @@ from ddlbench.interconnect.training_sweep import computation, sharded_pass
 _BYTES = 64 * 2**10
 _COMPUTE_S = 20e-3  # longer than a slice of the scheduler
 _TURNS = 41
-COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter")
+_COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter")
 
 
 def message_delays(device: torch.device) -> list[dict[str, Any]]:
-    """Seconds of a short message behind a computation, over the default group."""
+    """Seconds of a short message after a computation, over the default group."""
     ranks = dist.get_world_size()
     compute = computation(device, _COMPUTE_S)
     buffers = Buffers(_BYTES * ranks, device)
     found = []
-    for operation in COLLECTIVES:
+    for operation in _COLLECTIVES:
         call = torch_operation(operation, element_count(operation, _BYTES, ranks), buffers)
-        found.append(_entry(operation, "gloo", _BYTES, _behind_s(compute, call)))
+        found.append(_entry(operation, "gloo", _BYTES, _after_s(compute, call)))
     # As in sweeps: a forward pass gathers what each rank gives, a backward pass adds the scatter.
     count = element_count("reduce_scatter", _BYTES, ranks)
     gather_s, both_s = (
-        _behind_s(compute, sharded_pass(count, device, trained=trained))
-        for trained in (False, True)
+        _after_s(compute, sharded_pass(count, device, trained=trained)) for trained in (False, True)
     )
     found.append(_entry("all_gather", "fsdp", _BYTES // ranks, gather_s))
     found.append(_entry("reduce_scatter", "fsdp", _BYTES, max(0.0, both_s - gather_s)))
@@ -61,19 +60,19 @@ def message_delays(device: torch.device) -> list[dict[str, Any]]:
     return [*found, {**late, "alone_s": alone_s}]
 
 
-def _entry(operation: str, transport: str, message_bytes: int, behind_s: float) -> dict[str, Any]:
+def _entry(operation: str, transport: str, message_bytes: int, after_s: float) -> dict[str, Any]:
     return {
         "operation": operation,
         "transport": transport,
         "message_bytes": message_bytes,
-        "behind_s": behind_s,
+        "after_s": after_s,
     }
 
 
-def _behind_s(compute: Callable[[], object], call: Callable[[], object]) -> float:
+def _after_s(compute: Callable[[], object], call: Callable[[], object]) -> float:
     """Mean seconds of a call in turns of computation and call, over turns and ranks."""
     times = torch.zeros(_TURNS, dtype=torch.float64)
-    dist.all_reduce(times)
+    dist.all_reduce(times)  # zeros: all ranks begin together
     for turn in range(_TURNS):
         compute()
         begin_s = time.perf_counter()

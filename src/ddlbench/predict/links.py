@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.links import Links, LinkSweep, PairMatrix
+from ddlbench.experiment.links import (
+    LibraryBackground,
+    Links,
+    LinkSweep,
+    MessageDelay,
+    PairMatrix,
+    TensorCost,
+)
 from ddlbench.planning.plan import Plan
 from ddlbench.predict.collectives import (
     ALL_REDUCE,
@@ -22,6 +29,8 @@ from ddlbench.predict.collectives import (
     formula_times,
     nearest_of,
 )
+
+_Entry = TypeVar("_Entry", TensorCost, MessageDelay, LibraryBackground)
 
 Kind = Literal["p2p", "transport"]
 Place = tuple[int, int]  # node, index of the device on its node
@@ -180,53 +189,58 @@ class LinkTable:
 
     def tensor_s(self, library: str, operation: str, nodes: int, devices_per_node: int) -> float:
         """Seconds that each further tensor adds to a message; 0 where it was not measured."""
-        measured = [
-            one
-            for one in self.links.tensor_costs
-            if (one.library, one.operation) == (library, operation)
-            and (one.nodes > 1) == (nodes > 1)
-        ]
-        if not measured and self.within_node is not None and nodes == 1:
-            return self.within_node.tensor_s(library, operation, nodes, devices_per_node)
-        return nearest_of(measured, nodes, devices_per_node).tensor_s if measured else 0.0
+        found = self._near(
+            lambda links: [
+                one
+                for one in links.tensor_costs
+                if (one.library, one.operation) == (library, operation)
+            ],
+            (nodes, devices_per_node),
+        )
+        return found.tensor_s if found else 0.0
 
     def delay_s(
         self, operation: str, transport: str | None, nodes: int, devices_per_node: int
     ) -> float:
-        """Seconds by which a message behind a computation is longer; 0 where it was not measured.
+        """Seconds by which a message that follows a computation is longer; 0 if unmeasured.
 
         A message between two devices has that of the whole group, whose cores all compute.
         """
-        measured = [
-            one
-            for one in self.links.delays
-            if (one.operation, one.transport) == (operation, transport)
-            and (one.nodes > 1) == (nodes > 1)
-        ]
-        if not measured and self.within_node is not None and nodes == 1:
-            return self.within_node.delay_s(operation, transport, nodes, devices_per_node)
-        if not measured:
+        found = self._near(
+            lambda links: [
+                one
+                for one in links.delays
+                if (one.operation, one.transport) == (operation, transport)
+            ],
+            (nodes, devices_per_node),
+        )
+        if found is None:
             return 0.0
-        found = nearest_of(measured, nodes, devices_per_node)
         alone_s = found.alone_s
         if alone_s is None:
             swept = self.collective(operation, found.nodes, found.devices_per_node, transport)
             alone_s = swept.time_s(found.message_bytes)
-        return max(0.0, found.behind_s - alone_s)
+        return max(0.0, found.after_s - alone_s)
 
     def slow_down_beside(self, library: str, nodes: int, devices_per_node: int) -> float:
         """Factor on computation beside an idle library; 1 where it was not measured."""
-        measured = [
-            one
-            for one in self.links.backgrounds
-            if one.library == library and (one.nodes > 1) == (nodes > 1)
-        ]
-        if not measured and self.within_node is not None and nodes == 1:
-            return self.within_node.slow_down_beside(library, nodes, devices_per_node)
-        if not measured:
-            return 1.0
-        nearest = nearest_of(measured, nodes, devices_per_node)
-        return max(1.0, nearest.beside_s / nearest.alone_s)
+        found = self._near(
+            lambda links: [one for one in links.backgrounds if one.library == library],
+            (nodes, devices_per_node),
+        )
+        return max(1.0, found.beside_s / found.alone_s) if found else 1.0
+
+    def _near(
+        self, measured_in: Callable[[Links], list[_Entry]], shape: tuple[int, int]
+    ) -> _Entry | None:
+        """What was measured at the nearest geometry of that level; None if nothing was."""
+        nodes, devices_per_node = shape
+        own = [one for one in measured_in(self.links) if (one.nodes > 1) == (nodes > 1)]
+        if own:
+            return nearest_of(own, nodes, devices_per_node)
+        if self.within_node is not None and nodes == 1:
+            return self.within_node._near(measured_in, shape)
+        return None
 
     def _sweeps(
         self, nodes: int, transport: str | None, operation: str = ALL_REDUCE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -14,52 +13,61 @@ from ddlbench.report.tables import rows_of
 
 _STYLES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1, 1)))
 
-Line = tuple[str, str]
-"""A strategy, and what tells its lines apart."""
-
 
 def by_link(shown: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Rows of each fabric, and what a heading says of it; one device is beside every fabric.
+    """For each fabric a heading and its rows; one device is beside every fabric.
 
-    With one fabric alone the heading says nothing.
+    A row's ``fabric`` is that of its panel. With a single fabric the heading is empty.
     """
     alone = shown["nodes"] * shown["devices_per_node"] == 1
     fabrics = list(dict.fromkeys(shown.loc[~alone, "fabric"])) or list(shown["fabric"].unique())
     if len(fabrics) == 1:
         return [("", shown)]
-    return [(f"fabric {one}", shown[alone | (shown["fabric"] == one)]) for one in fabrics]
-
-
-def lines_of(shown: pd.DataFrame) -> list[Line]:
-    """The lines of all panels, each once; a geometry's name where parallel cells have several."""
-    return list(dict.fromkeys(line_of(row, shown) for row in rows_of(shown)))
-
-
-def line_of(row: Any, shown: pd.DataFrame) -> Line:
-    """The line of a row of ``shown``, which has a column ``variant``."""
-    parallel = shown["devices_per_node"] * shown["nodes"] > 1
-    several = shown.loc[parallel, "geometry"].nunique() > 1
-    geometry = row.geometry if several and row.nodes * row.devices_per_node > 1 else ""
-    return str(row.strategy), ", ".join(filter(None, (geometry, row.variant)))
-
-
-def look_of(line: Line, lines: Sequence[Line], marked: bool = False) -> dict[str, Any]:
-    """Colour of the strategy, its marker if ``marked``; the line's style tells its variants apart.
-
-    Arguments of matplotlib's ``plot``.
-    """
-    look = strategy_look(line[0])
-    place = [other for other in lines if other[0] == line[0]].index(line)
-    return {
-        "color": look.colour,
-        "linewidth": 0.9,
-        "linestyle": _STYLES[place % len(_STYLES)],
-        **({"marker": look.marker, "markersize": 3.2} if marked else {}),
-    }
-
-
-def legend_of(lines: Sequence[Line], marked: bool = False) -> list[tuple[Line2D, str]]:
-    """Handles and labels of all lines."""
     return [
-        (Line2D([], [], **look_of(line, lines, marked)), strategy_label(*line)) for line in lines
+        (f"fabric {one}", shown[alone | (shown["fabric"] == one)].assign(fabric=one))
+        for one in fabrics
     ]
+
+
+class Lines:
+    """The lines of all panels of a figure.
+
+    A line is a strategy and what tells its lines apart: the variant, and the geometry where
+    parallel cells have several.
+
+    Args:
+        shown: rows of all panels, with a column ``variant``.
+        marked: lines have their strategy's marker.
+    """
+
+    def __init__(self, shown: pd.DataFrame, marked: bool = False) -> None:
+        parallel = shown["devices_per_node"] * shown["nodes"] > 1
+        self._several = shown.loc[parallel, "geometry"].nunique() > 1
+        self._marked = marked
+        self._places: dict[tuple[str, str], int] = {}  # among the lines of a strategy
+        for row in rows_of(shown):
+            key = self._key(row)
+            before = sum(strategy == key[0] for strategy, _ in self._places)
+            self._places.setdefault(key, before)
+
+    def look(self, row: Any) -> dict[str, Any]:
+        """Arguments of matplotlib's ``plot`` for a row's line."""
+        return self._look(self._key(row))
+
+    def legend(self) -> list[tuple[Line2D, str]]:
+        """Handle and label of each line."""
+        return [(Line2D([], [], **self._look(key)), strategy_label(*key)) for key in self._places]
+
+    def _key(self, row: Any) -> tuple[str, str]:
+        parallel = row.nodes * row.devices_per_node > 1
+        geometry = row.geometry if self._several and parallel else ""
+        return str(row.strategy), ", ".join(filter(None, (geometry, row.variant)))
+
+    def _look(self, key: tuple[str, str]) -> dict[str, Any]:
+        look = strategy_look(key[0])
+        return {
+            "color": look.colour,
+            "linewidth": 0.9,
+            "linestyle": _STYLES[self._places[key] % len(_STYLES)],
+            **({"marker": look.marker, "markersize": 3.2} if self._marked else {}),
+        }

@@ -64,7 +64,7 @@ def test_a_message_waits_for_a_core_that_computes():
     """A short one takes 0.01 s in the sweep, and 0.012 s behind a computation."""
     late = MessageDelay(
         operation="all_reduce", transport="gloo", nodes=1, devices_per_node=4, ranks=4,
-        message_bytes=1, behind_s=0.012,
+        message_bytes=1, after_s=0.012,
     )  # fmt: skip
     links = table(BARE, hidden_share=1.0)
     delayed = replace(links, links=replace(links.links, delays=(late,)))

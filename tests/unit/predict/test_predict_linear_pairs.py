@@ -134,7 +134,7 @@ def test_every_message_delays_the_step(predictor: str) -> None:
 def test_every_message_is_behind_a_computation() -> None:
     delay = {
         "operation": "all_reduce", "nodes": 1, "devices_per_node": 2, "ranks": 2,
-        "message_bytes": 1, "behind_s": 0.003, "transport": "gloo",
+        "message_bytes": 1, "after_s": 0.003, "transport": "gloo",
     }  # fmt: skip
     late, early = (
         told("linear-pairs", "tensor-parallel", "1x2", 8, each) for each in ([delay], ())

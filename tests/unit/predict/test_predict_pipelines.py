@@ -110,7 +110,7 @@ def test_a_notice_waits_for_a_sender_that_computes() -> None:
     """
     delay = {
         "operation": "p2p", "nodes": 1, "devices_per_node": 2, "ranks": 2, "message_bytes": 1024,
-        "alone_s": 0.001, "behind_s": 0.003, "transport": "gloo",
+        "alone_s": 0.001, "after_s": 0.003, "transport": "gloo",
     }  # fmt: skip
     asked = plan("pipe-gpipe", "1x2", 32, "2+2", chunks=4)
     late = LinkTable(make.Links.from_dict({**make.links(FREE), "delays": [delay]}))

@@ -81,8 +81,8 @@ def test_each_further_tensor_of_a_block_costs_its_calls():
 def test_a_message_behind_a_computation_takes_longer_on_cpus():
     shape = {"nodes": 1, "devices_per_node": 4, "ranks": 4, "message_bytes": 1, "transport": "gloo"}
     delays = [
-        {**shape, "operation": name, "behind_s": behind_s}
-        for name, behind_s in zip(COLLECTIVES, (0.003, 0.0005), strict=True)
+        {**shape, "operation": name, "after_s": after_s}
+        for name, after_s in zip(COLLECTIVES, (0.003, 0.0005), strict=True)
     ]
     late, early = told(delays=delays), told()
     # A gather takes 3 ms instead of 1 ms, seven times; a scatter is not shortened.

@@ -9,8 +9,8 @@
 
 p devices in each of d groups, b samples a group; s is the share of the passes that a device
 computes, u that of the weights that it updates, k the slow-down of silent replicas on a node. Every
-all-reduce is waited for where it stands, behind a computation: on CPUs it takes longer than in a
-sweep by what the links measured. Groups that lie on the same nodes share the links between
+all-reduce is waited for where it stands. It follows a computation, so on CPUs it takes longer than
+in a sweep, by what the links measured. Groups that lie on the same nodes share the links between
 them: each then takes so many times the bytes.
 
 No paper has this model; the messages are those of Shoeybi et al., "Megatron-LM" (2019), section 3.

@@ -6,7 +6,7 @@ On CPUs torch's FSDP waits for each collective where it stands::
 
     T = k t(B/W) + sum of all gathers + sum of all reduce-scatters + delays
 
-Each stands behind a computation, so it takes longer than in a sweep by what the links measured.
+Each follows a computation, so it takes longer than in a sweep, by what the links measured.
 
 On GPUs the next block's weights are gathered while this one computes, and gradients are summed
 beside the backward pass, all on one link::
@@ -115,7 +115,7 @@ def _tensors_s(inputs: CellInputs, traffic: ShardedTraffic) -> float:
 
 
 def _delays_s(inputs: CellInputs, traffic: ShardedTraffic, through: str) -> float:
-    """What messages behind computations take longer than those behind messages."""
+    """What messages take longer because they follow computations."""
     cell = inputs.cell
     gather_s, scatter_s = (
         inputs.links.delay_s(operation, through, cell.nodes, cell.devices_per_node)

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ddlbench.report.applicability import LEARNING_STEPS
-from ddlbench.report.curves import by_link, legend_of, line_of, lines_of, look_of
+from ddlbench.report.curves import Lines, by_link
 from ddlbench.report.footer import STALE, Context, footer, without_signs
 from ddlbench.report.labels import (
     dataset_label,
@@ -107,11 +107,11 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         for _, network in shown.groupby(_KEYS, sort=False)
         for heading, part in by_link(network)
     ]
-    lines = lines_of(shown)
+    lines = Lines(shown)
     signed = without_signs(shown).assign(stale=shown["stale"])
     page = lay_out(
         _TITLE,
-        legend_of(lines),
+        lines.legend(),
         [
             Section(_heading(part, link), [Panel("by updates"), Panel("by time")])
             for link, part in parts
@@ -129,9 +129,9 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         own = {str(row.cell_id): curves[str(row.cell_id)] for row in rows_of(part)}
         reached = time_to_loss(own)
         for row in rows_of(part):
-            curve, line = own[row.cell_id], line_of(row, shown)
-            _line(by_step, curve, "step", row, look_of(line, lines))
-            _line(by_time, curve, "seconds", row, look_of(line, lines))
+            curve, look = own[row.cell_id], lines.look(row)
+            _line(by_step, curve, "step", row, look)
+            _line(by_time, curve, "seconds", row, look)
             records.append(_record(row, curve, reached[row.cell_id]))
         top = _top(own)
         _frame(by_step, reached, top, "Updates of the mini-batch size")

@@ -17,7 +17,7 @@ from matplotlib.ticker import PercentFormatter
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.units import TIMES, unit_for
-from ddlbench.report.curves import by_link, legend_of, line_of, lines_of, look_of
+from ddlbench.report.curves import Lines, by_link
 from ddlbench.report.footer import STALE, Context, footer, without_signs
 from ddlbench.report.labels import (
     dataset_label,
@@ -75,12 +75,12 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         below = footer(tables.summary, context, [])
         reason = "No run with validation yet."
         return nothing_to_show(_TITLE, reason, below), pd.DataFrame(columns=TABLE)
-    lines = lines_of(shown)
+    lines = Lines(shown, marked=True)
     signed = without_signs(shown).assign(stale=shown["stale"])
     page = lay_out(
         _TITLE,
         [
-            *legend_of(lines, marked=True),
+            *lines.legend(),
             (Line2D([], [], **_DOTS), "chance: one over the number of classes"),
         ],
         [Section("", _panels(shown))],
@@ -93,7 +93,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         guessed = chance(str(part["dataset"].iloc[0]))
         for row in rows_of(part):
             curve = curves[row.configuration]
-            _draw_line(axes, curve, row, look_of(line_of(row, shown), lines, marked=True))
+            _draw_line(axes, curve, row, lines.look(row))
             own = {name: getattr(row, name) for name in TABLE if hasattr(row, name)}
             points: list[Any] = curve.to_dict("records")
             records += [{**own, **point, "chance": guessed} for point in points]
