@@ -48,6 +48,24 @@ def keep_cells(study: str, predictions: Path, held_out: str, target: Path) -> pd
     return cells
 
 
+def memory_errors_of(predictions: Path, predictor: str) -> pd.DataFrame:
+    """Mean and worst error of the predicted peak of the fullest device, of each strategy."""
+    rows = pd.DataFrame(pd.read_json(predictions)["predictions"].tolist())
+    rows = rows[(rows["predictor"] == predictor) & rows["measured_memory_bytes"].notna()]
+    signed = rows["predicted_memory_bytes"] / rows["measured_memory_bytes"] - 1
+    errors = rows.assign(absolute=signed.abs()).dropna(subset="absolute")
+    every = errors.assign(strategy="all")
+    return (
+        pd.concat([errors, every])
+        .groupby("strategy", sort=False)
+        .agg(
+            n=("absolute", "size"),
+            mean_absolute_error=("absolute", "mean"),
+            worst_absolute_error=("absolute", "max"),
+        )
+    )
+
+
 def errors_of(cells: pd.DataFrame, by: str = "strategy") -> pd.DataFrame:
     """Mean, median and worst absolute error, and signed mean, of each predictor and group."""
     signed = cells["predicted_step_s"] / cells["measured_step_s"] - 1

@@ -10,7 +10,8 @@ Two networks, a ViT on images and a GPT on tokens, with 24 samples a step::
 ``ddlbench`` predicts every cell from profiles and links, nothing fitted. The oracle of transformers
 knows shapes only: it is scored with what a data sheet suggests, and with constants that are fitted
 to the emulated cells: in sample there, held out on the computed ones. Writes
-docs/validation/transformers/<part>/.
+docs/validation/transformers/<part>/, with the errors of predicted memory and what a message takes
+longer after a computation.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from typing import Any
 import pandas as pd
 import yaml
 from bed_study import ROOT, Study, chosen_parts
-from cells import errors_of, keep_cells
+from cells import errors_of, keep_cells, memory_errors_of
+
+from ddlbench.experiment.links import read_links
+from ddlbench.predict.links import LinkTable
+from ddlbench.predict.prediction import DEFAULT_PREDICTOR
 
 OUT = ROOT / "docs" / "validation" / "transformers"
 PLATFORM = ROOT / "config" / "platforms" / "one-core.yaml"
@@ -97,7 +102,7 @@ def main() -> None:
     chosen = chosen_parts(__doc__, PARTS)
     for part in chosen.parts:
         content, out = PARTS[part], OUT / part
-        study = _study(content)
+        study = described(content)
         if not chosen.report:
             study.run_here("links", "profiles", "cells")
         study.ddlbench("report", "--configfile", "experiment.yaml")
@@ -106,6 +111,9 @@ def main() -> None:
         predictions = study.folder / results / "predictions.json"
         cells = keep_cells(f"transformers, {part}", predictions, "all", out / "cells.csv")
         errors_of(cells).to_csv(out / "errors.csv", float_format="%.4g")
+        memory = memory_errors_of(predictions, DEFAULT_PREDICTOR)
+        memory.to_csv(out / "memory.csv", float_format="%.4g")
+        _delays(study, content).to_csv(out / "delays.csv", index=False, float_format="%.4g")
         measured = pd.read_csv(study.folder / results / "tables" / "measurements.csv")
         measured = measured.reindex(columns=list(COLUMNS))
         measured.to_csv(out / "measured.csv", index=False, float_format="%.6g")
@@ -114,13 +122,28 @@ def main() -> None:
             _score_oracle(study, part, out)
 
 
-def _study(content: dict[str, Any]) -> Study:
+def described(content: dict[str, Any]) -> Study:
+    """The study of a part, with the emulated study's keys in the site file."""
     study = Study("emulated", content)
     site_file = study.folder / "config" / "sites" / f"{content['site']}.yaml"
     site = yaml.safe_load(site_file.read_text(encoding="utf-8"))
     site |= {**SITE_KEYS, "nodes": NODES.get(content["site"], site["nodes"])}
     site_file.write_text(yaml.safe_dump(site), encoding="utf-8")
     return study
+
+
+def _delays(study: Study, content: dict[str, Any]) -> pd.DataFrame:
+    """What a short message takes after a computation, and in the sweep, of each group of ranks."""
+    rows = []
+    for path in sorted((study.folder / "results" / content["site"] / "links").glob("*/links.json")):
+        links = read_links(path)
+        table = LinkTable(links, str(path))
+        for one in links.delays:
+            shape = (one.nodes, one.devices_per_node)
+            added_s = table.delay_s(one.operation, one.transport, *shape)
+            rows.append({"fabric": links.fabric, **one.to_dict(), "added_s": added_s})
+    columns = ["fabric", "operation", "transport", "nodes", "devices_per_node", "ranks"]
+    return pd.DataFrame(rows, columns=[*columns, "message_bytes", "after_s", "added_s"])
 
 
 def _score_oracle(study: Study, part: str, out: Path) -> None:

@@ -76,7 +76,7 @@ def test_the_cost_of_a_tensor_was_measured(measured):
     assert max(cost.tensor_s for cost in costs) > 0
 
 
-def test_messages_were_timed_behind_computation(measured):
+def test_messages_were_timed_after_a_computation(measured):
     delays = read_links(measured).delays
     collectives = {(name, "gloo") for name in ("all_reduce", "all_gather", "reduce_scatter")}
     sharded = {("all_gather", "fsdp"), ("reduce_scatter", "fsdp")}

@@ -61,7 +61,7 @@ def test_messages_hide_as_far_as_the_site_lets_them(hidden_share, exposed_s):
 
 
 def test_a_message_waits_for_a_core_that_computes():
-    """A short one takes 0.01 s in the sweep, and 0.012 s behind a computation."""
+    """A short one takes 0.01 s in the sweep, and 0.012 s after a computation."""
     late = MessageDelay(
         operation="all_reduce", transport="gloo", nodes=1, devices_per_node=4, ranks=4,
         message_bytes=1, after_s=0.012,

@@ -131,7 +131,7 @@ def test_every_message_delays_the_step(predictor: str) -> None:
     assert found.predictor == predictor
 
 
-def test_every_message_is_behind_a_computation() -> None:
+def test_every_message_follows_a_computation() -> None:
     delay = {
         "operation": "all_reduce", "nodes": 1, "devices_per_node": 2, "ranks": 2,
         "message_bytes": 1, "after_s": 0.003, "transport": "gloo",

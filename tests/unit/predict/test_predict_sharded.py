@@ -78,7 +78,7 @@ def test_each_further_tensor_of_a_block_costs_its_calls():
     assert dear.exposed_communication_s - cheap.exposed_communication_s == pytest.approx(added_s)
 
 
-def test_a_message_behind_a_computation_takes_longer_on_cpus():
+def test_a_message_after_a_computation_takes_longer_on_cpus():
     shape = {"nodes": 1, "devices_per_node": 4, "ranks": 4, "message_bytes": 1, "transport": "gloo"}
     delays = [
         {**shape, "operation": name, "after_s": after_s}
