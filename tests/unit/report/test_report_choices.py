@@ -2,6 +2,7 @@
 
 import pandas as pd
 import pytest
+from figure_checks import assert_no_overlap, assert_readable
 
 from ddlbench.predict.recommender_score import COLUMNS_8_1, table_8_2
 from ddlbench.report import published
@@ -11,6 +12,9 @@ from ddlbench.report.choice_tables import (
     rates_by_recommender,
     write_choices,
 )
+from ddlbench.report.figures.ways_to_choose import draw as draw_ways
+from ddlbench.report.figures.ways_to_choose import ways
+from ddlbench.report.style import style
 
 
 def case(dataset, recommender, recommended, extra_time, **changes):
@@ -139,3 +143,27 @@ def test_printed_numbers_are_those_of_the_thesis():
     choices = published.choices()
     assert (choices["recommended"] == choices["fastest"]).sum() == 16
     assert len(choices) == 24
+
+
+def test_ways_to_choose_are_judged_case_by_case() -> None:
+    """Means of cases; device time over that of whole epochs, and over that of short cells."""
+    case = {"best": "ddp", "best_step_s": 1.0, "device_s_everything": 1000.0, "device_s_all": 100.0}
+    right = {**case, "picked": "ddp", "picked_step_s": 1.0, "within_noise": True}
+    wrong = {**case, "picked": "horovod", "picked_step_s": 1.5, "within_noise": False}
+    rows = [
+        {"way": "everything", **right, "device_s": 1000.0},
+        {"way": "recommender", **right, "device_s": 10.0},
+        {"way": "recommender", **wrong, "device_s": 30.0},
+    ]
+    found = ways(pd.DataFrame(rows)).set_index("way")
+    assert dict(found.loc["recommender"]) == pytest.approx(
+        {"cases": 2, "right": 0.5, "within_noise": 0.5, "regret": 0.25,
+         "device_share": 0.02, "short_share": 0.2}
+    )  # fmt: skip
+    assert found.loc["everything", "device_share"] == 1.0
+    with style():
+        figure, table = draw_ways(pd.DataFrame(rows))
+        figure.canvas.draw()
+    assert_readable(figure)
+    assert_no_overlap(figure)
+    assert list(table["way"]) == ["everything", "recommender"]

@@ -23,7 +23,7 @@ from ddlbench.report.tables import rows_of
 
 _COLOURS = ("#000000", "#CC79A7", "#E69F00", "#0072B2", "#56B4E9", "#009E73", "#7A7A00")
 _MARKERS = ("X", "s", "D", "o", "^", "v", "P")
-COLUMNS = ["way", "cases", "right", "within_noise", "regret", "device_share"]
+COLUMNS = ["way", "cases", "right", "within_noise", "regret", "device_share", "short_share"]
 
 
 def ways(choices: pd.DataFrame) -> pd.DataFrame:
@@ -31,16 +31,21 @@ def ways(choices: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         choices: rows of choices.csv: ``way``, ``best``, ``best_step_s``, ``picked``,
-            ``picked_step_s``, ``within_noise``, ``device_s``, ``device_s_everything``.
+            ``picked_step_s``, ``within_noise``, ``device_s``, and the device time of all
+            candidates: for whole epochs ``device_s_everything``, as short cells ``device_s_all``.
+
+    Returns:
+        ``device_share`` is of whole epochs, ``short_share`` of short cells.
     """
     told = choices.assign(
         right=choices["picked"] == choices["best"],
         regret=choices["picked_step_s"] / choices["best_step_s"] - 1,
         device_share=choices["device_s"] / choices["device_s_everything"],
+        short_share=choices["device_s"] / choices["device_s_all"],
     )
-    means = told.groupby("way", sort=False)[["right", "within_noise", "regret", "device_share"]]
+    means = told.groupby("way", sort=False)[COLUMNS[2:]].mean()
     counts = told.groupby("way", sort=False).size().rename("cases")
-    return means.mean().join(counts).reset_index()[COLUMNS]
+    return means.join(counts).reset_index()[COLUMNS]
 
 
 def draw(choices: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
