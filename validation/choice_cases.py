@@ -3,17 +3,28 @@
 Four networks, three or four batches, two and four devices of one node, and two nodes of two over a
 link: 42 cases of eight or nine candidates each (``emulated.CASES``). Every candidate of every case
 is measured, so that the truth is known; ``choices.py`` then replays the choice, with constants of
-other networks. Takes two hours on two quiet cores; what is there is not measured again. A part is a
-batch size.
+other networks. Takes two hours on two quiet cores; what is there is not measured again.
+
+A part is a batch size. The part ``repeats`` comes after ``choices.py``, which needs it to tell the
+noise: where a choice that measured did not pick the fastest, it runs both two more times.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import emulated
+import pandas as pd
 from bed_study import chosen_parts
+from choices import OUT, RUNS, case_of
 
+from ddlbench.experiment.config import parse_experiment
+from ddlbench.experiment.paths import result_file
+from ddlbench.experiment.site import load_site
+from ddlbench.planning.matrix import expand
+
+REPEATS = "repeats"
 BATCHES: list[int] = emulated.CASES["matrix"]["batch_size"]
 
 
@@ -25,8 +36,32 @@ def part(batch_size: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure what is missing."""
-    for batch_size in chosen_parts(__doc__, map(str, BATCHES)).parts:
-        emulated.described(part(int(batch_size))).run_here("links", "profiles", "cells")
+    asked = chosen_parts(__doc__, [*map(str, BATCHES), REPEATS]).parts
+    for name in asked:
+        if name != REPEATS:
+            emulated.described(part(int(name))).run_here("links", "profiles", "cells")
+    if REPEATS in asked:
+        repeat()
+
+
+def repeat() -> None:
+    """Run both again, where a choice that measured did not pick the fastest."""
+    study = emulated.described(emulated.CASES)
+    os.chdir(study.folder)
+    config = parse_experiment(emulated.CASES, "the study")
+    rows = expand(config, load_site(config.site))
+    cells = {(case_of(row.cell), row.cell.strategy): row.cell for row in rows}
+    table = pd.read_csv(OUT / "choices.csv")
+    chosen = table["way"].str.startswith("recommender") & (table["measured_candidates"] > 0)
+    wrong = table[(table["study"] == "emulated") & chosen & (table["picked"] != table["best"])]
+    again = {
+        cells[row.case, strategy].with_(repeat=number)
+        for row in wrong.itertuples()
+        for strategy in (row.picked, row.best)
+        for number in range(1, RUNS)
+    }
+    if again:
+        study.run_here(*sorted(str(result_file(config.site, cell.id)) for cell in again))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Ways to choose a strategy, replayed on cells that studies have measured (thesis, Figure 8.1).
 
 For each case of a study (network, geometry, fabric, batch) the candidates are predicted, calibrated
-with the other networks' cells alone, and up to K of them "measured": their cell's step is looked
-up.
+with the other networks' cells alone, and up to K of them "measured": the step of their cell's first
+run is looked up. A pick that is not the fastest is within the noise if three runs of both overlap.
 Beside it stand the thesis' alternatives::
 
     everything               every candidate for whole epochs          the truth
@@ -58,6 +58,7 @@ from ddlbench.report.labels import strategy_label
 
 OUT = ROOT / "docs" / "validation"
 MOST = 3
+RUNS = 3  # of a cell; fewer do not tell its noise
 _CASE = ["dataset", "network", "nodes", "devices_per_node", "fabric", "batch_size"]
 _DATA, _HARDWARE = "data-extrapolation", "hardware-extrapolation"
 
@@ -114,7 +115,7 @@ def _cases(experiment: dict[str, Any]) -> Iterator[dict[str, Any]]:
             continue
         others = cells_of(frame[frame["network"] != told["network"]], DEFAULT_PREDICTOR)
         bed = _Case(site.name, candidates, calibrate(site.name, others), profile_s)
-        name = "/".join(str(told[key]) for key in _CASE)
+        name = _name(told)
         bases = frame[(frame["strategy"] == BASE) & (frame["network"] == told["network"])]
         rows = [bed.everything(), *(bed.recommended(most) for most in range(MOST + 1))]
         for other, device_s in (
@@ -126,6 +127,15 @@ def _cases(experiment: dict[str, Any]) -> Iterator[dict[str, Any]]:
             rows += [row] if row else []
         for row in rows:
             yield {"case": name, **row}
+
+
+def case_of(cell: Cell) -> str:
+    """The name of the case in which a cell is a candidate."""
+    return _name(vars(cell))
+
+
+def _name(keys: Mapping[str, Any]) -> str:
+    return "/".join(str(keys[key]) for key in _CASE)
 
 
 def _not_run(statuses: pd.Series) -> bool:
@@ -205,13 +215,22 @@ class _Case:
             "best_step_s": best["measured_step_s"],
             "picked": picked["strategy"],
             "picked_step_s": picked["measured_step_s"],
-            # Of few steps the noise is unknown: then only the best is as fast as the best.
-            "within_noise": picked["strategy"] == best["strategy"]
-            or bool(picked["measured_low_s"] <= best["measured_high_s"]),
+            "within_noise": picked["strategy"] == best["strategy"] or self._alike(picked, best),
             "device_s": device_s,
             "device_s_all": self.device_s_all,
             "device_s_everything": self.device_s_everything,
         }
+
+    def _alike(self, slower: Mapping[str, Any], faster: Mapping[str, Any]) -> bool:
+        """Whether the runs of two candidates overlap; not known, so False, without three of each."""
+        slow, fast = self._runs(slower), self._runs(faster)
+        return min(len(slow), len(fast)) >= RUNS and min(slow) <= max(fast)
+
+    def _runs(self, row: Mapping[str, Any]) -> list[float]:
+        """Median step of each finished run of a candidate."""
+        cell = Cell.from_id(row["cell_id"])
+        found = (result_of(cell.with_(repeat=number), self._site) for number in range(RUNS))
+        return [one.step_s for one in found if one is not None and one.step_s is not None]
 
     @staticmethod
     def _best(rows: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
