@@ -1,19 +1,19 @@
-"""Split strategies at two and four workers, and ParaDL's oracle against them.
+"""Split strategies at two and four workers, ParaDL's oracle and ``ddlbench`` against them.
 
-ResNet-18 and VGG-11 on CIFAR-10, 0.4 core a device, links of 1 Gbit/s. Profile and links are
-measured on the same test bed; no constant of the oracle is fitted. Writes docs/validation/splits/;
-with ``--report``, from what was measured before.
+``test-bed``: ResNet-18 and VGG-11 on CIFAR-10, 0.4 core a device, links of 1 Gbit/s. ``here``: two
+workers of this machine, MobileNetV2 too, ten minutes. Profile and links are measured on the same
+machine; nothing is fitted. Writes docs/validation/splits/; with ``--report``, from what was
+measured before.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from bed_study import ROOT, Study
-from cells import keep_cells
+from bed_study import ROOT, Study, chosen_parts
+from cells import errors_of, keep_cells
 from testbed import Options
 
 OUT = ROOT / "docs" / "validation" / "splits"
@@ -51,32 +51,60 @@ def experiment(name: str, strategies: list[str], geometry: list[str]) -> dict[st
     }
 
 
-PARTS = [
+ON_BED = [
     experiment("one-node", ["ddp", "spatial", "filter", "channel", "pipe-gpipe"], ["1x2", "1x4"]),
     experiment("two-nodes", ["ddp", "data-filter", "data-spatial"], ["2x2"]),
 ]
+HERE: dict[str, Any] = {
+    **experiment("here", ["ddp", "spatial", "filter", "channel"], ["1x2"]),
+    "site": "local",
+    "repeats": 2,
+}
+HERE["matrix"]["network"] = ["resnet18", "vgg11", "mobilenetv2"]
 
 
 def main() -> None:
     """Measure, project, compare."""
-    for part in PARTS if "--report" not in sys.argv[1:] else ():
+    asked = chosen_parts(__doc__, ("test-bed", "here"))
+    if "test-bed" in asked.parts:
+        _on_bed(asked.report)
+    if "here" in asked.parts:
+        _here(asked.report)
+
+
+def _on_bed(report: bool) -> None:
+    for part in () if report else ON_BED:
         Study("splits", part, SITE_KEYS).run(SITE, BED, "links", "profiles", "cells")
     told = []
-    for part in PARTS:
+    for part in ON_BED:
         study = Study("splits", part, SITE_KEYS)
         study.describe_site(SITE, BED)
-        study.ddlbench("report", "--configfile", "experiment.yaml")
-        study.ddlbench("accuracy", "--configfile", "experiment.yaml", "--figures")
-        folder = Path("results") / SITE / part["experiment"]
-        study.keep(folder / "figures" / "speedup.png", OUT / f"{part['experiment']}-speedup.png")
+        folder = _reported(study, part)
         study.keep(folder / "tables" / "accuracy.csv", OUT / f"{part['experiment']}-accuracy.csv")
         figure = folder / "figures" / "predictions" / "oracle.png"
         study.keep(figure, OUT / f"{part['experiment']}-oracle.png")
-        predictions = study.folder / folder / "predictions.json"
-        cells = OUT / f"{part['experiment']}-cells.csv"
-        keep_cells(part["experiment"], predictions, "all", cells)
         told.append(pd.read_json(study.folder / folder / "predictions.json")["predictions"])
     _projections(pd.DataFrame([row for rows in told for row in rows]))
+
+
+def _here(report: bool) -> None:
+    study = Study("splits", HERE)
+    if not report:
+        study.run_here("links", "profiles", "cells")
+    _reported(study, HERE)
+    errors = errors_of(pd.read_csv(OUT / "here-cells.csv"))
+    errors.to_csv(OUT / "here-errors.csv", float_format="%.4g")
+
+
+def _reported(study: Study, part: dict[str, Any]) -> Path:
+    """Draw, predict, keep one row a cell; returns the folder of the experiment's results."""
+    study.ddlbench("report", "--configfile", "experiment.yaml")
+    study.ddlbench("accuracy", "--configfile", "experiment.yaml", "--figures")
+    name = part["experiment"]
+    folder = Path("results") / part["site"] / name
+    study.keep(folder / "figures" / "speedup.png", OUT / f"{name}-speedup.png")
+    keep_cells(name, study.folder / folder / "predictions.json", "all", OUT / f"{name}-cells.csv")
+    return folder
 
 
 def _projections(rows: pd.DataFrame) -> None:

@@ -164,12 +164,41 @@ class NodeSlowdown(JsonForm):
     interval: tuple[float, ...] | None
 
 
+@dataclass(frozen=True)
+class LoneMessage(JsonForm):
+    """Messages of a rank that ran alone, ``count`` a step; ``strategies/alone.py`` tells more."""
+
+    operation: str
+    ranks: tuple[int, ...]
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True)
+class LoneRun(JsonForm):
+    """A step of one device of a cell without its peers, and the messages that it would exchange.
+
+    Args:
+        work: ``Strategy.device_work`` of the cell.
+        count: steps that were timed.
+        step_s: median, with data loading and without messages.
+        interval_s: of 95 %.
+    """
+
+    work: str
+    count: int
+    step_s: float
+    interval_s: tuple[float, ...] | None
+    messages: tuple[LoneMessage, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Profile(JsonForm):
     """The content of profile.json.
 
     Args:
         blocks: empty in profiles of earlier versions.
+        alone: of cells whose devices compute each layer together; empty in earlier profiles.
         runs: jobs that it is the median of.
         device_memory_bytes: of one device; None if unknown.
     """
@@ -189,6 +218,7 @@ class Profile(JsonForm):
     blocks: tuple[BlockProfile, ...] = ()
     tensors: tuple[ParameterTensor, ...]
     node_slowdown: tuple[NodeSlowdown, ...]
+    alone: tuple[LoneRun, ...] = ()
     fixed_memory_bytes: int
     device_memory_bytes: int | None = None
     notes: tuple[str, ...]

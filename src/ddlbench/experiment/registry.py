@@ -167,6 +167,7 @@ PREDICTORS: dict[str, str] = {
     "averaged-weights": f"{_PREDICTORS}.data_parallel:AveragedWeights",
     "sharded": f"{_PREDICTORS}.sharded:Sharded",
     "linear-pairs": f"{_PREDICTORS}.linear_pairs:LinearPairs",
+    "split-layers": f"{_PREDICTORS}.split_layers:SplitLayers",
     "linear": f"{_PREDICTORS}.baselines:Linear",
     "carry-forward": f"{_PREDICTORS}.baselines:CarryForward",
 }

@@ -8,9 +8,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.strategy import Process
+
+if TYPE_CHECKING:
+    from ddlbench.planning.plan import Plan
 
 
 def uneven_groups(cell: Cell, size: int) -> str | None:
@@ -45,3 +51,19 @@ def placement_of_groups(cell: Cell, size: int) -> tuple[Process, ...]:
         )
         for rank in range(cell.devices)
     )
+
+
+def nodes_and_devices(plan: Plan, ranks: Sequence[int]) -> tuple[int, int]:
+    """Nodes, and devices of each, of some of the ranks."""
+    nodes = len({plan.processes[rank].node for rank in ranks})
+    if len(ranks) % nodes:
+        nodes = len(ranks)
+    return nodes, len(ranks) // nodes
+
+
+def groups_on_a_link(plan: Plan, ranks: Sequence[int]) -> int:
+    """How many groups like this one send over the links of the same node."""
+    nodes = [plan.processes[rank].node for rank in ranks]
+    if len(set(nodes)) == 1:
+        return 1
+    return max(1, plan.cell.devices_per_node // nodes.count(nodes[0]))

@@ -35,6 +35,7 @@ class ProfileNeeds(JsonForm):
         step_batches: batch sizes of whole steps, ascending.
         layer_batches: batch sizes at which layers and blocks are timed, ascending.
         replica_batch: batch size of each replica where several share a node.
+        alone: cells of which one device runs alone, one for each ``Strategy.device_work``.
         budget_s: seconds that the profile should take.
     """
 
@@ -43,13 +44,15 @@ class ProfileNeeds(JsonForm):
     layer_batches: tuple[int, ...]
     replica_batch: int
     budget_s: float
+    alone: tuple[Cell, ...] = ()
 
     @property
     def key(self) -> ProfileKey:
         return ProfileKey.of(self.cell)
 
     def to_dict(self) -> dict[str, Any]:
-        return {**super().to_dict(), "cell": self.cell.to_dict()}
+        alone = [cell.to_dict() for cell in self.alone]
+        return {**super().to_dict(), "cell": self.cell.to_dict(), "alone": alone}
 
 
 def profiles_of(rows: Iterable[MatrixRow]) -> list[ProfileKey]:
@@ -86,11 +89,8 @@ def needs_of(
     cells = [row.cell for row in rows if row.unsupported is None]
     if not cells:
         raise ConfigError(f"profile {profile_id}: the experiment has no cell that can run")
-    cells = (
-        [cell for cell in cells if ProfileKey.of(cell) == key]
-        or [cell for cell in cells if cell.dataset == key.dataset]
-        or cells
-    )
+    own = [cell for cell in cells if ProfileKey.of(cell) == key]
+    cells = own or [cell for cell in cells if cell.dataset == key.dataset] or cells
     template = next((cell for cell in cells if cell.strategy == BASE), cells[0])
     cell = template.with_(
         dataset=key.dataset,
@@ -115,7 +115,18 @@ def needs_of(
         layer_batches=tuple(sorted(set(settings["batch_sizes"]))) or _between(steps[0], steps[-1]),
         replica_batch=min(shared or steps),
         budget_s=float(settings["budget_s"]),
+        alone=_alone(own),
     )
+
+
+def _alone(cells: Iterable[Cell]) -> tuple[Cell, ...]:
+    """The first of the cells with each work that one device must run alone."""
+    first: dict[str, Cell] = {}
+    for cell in cells:
+        work = strategy_of(cell.strategy).device_work(cell)
+        if work is not None:
+            first.setdefault(work, cell)
+    return tuple(first.values())
 
 
 def _between(smallest: int, largest: int) -> tuple[int, ...]:

@@ -227,6 +227,13 @@ class Strategy:
         """
         return None
 
+    def device_work(self, cell: Cell) -> str | None:
+        """What one device of a cell computes, where only a run of it alone tells how long it takes.
+
+        Cells of one text share the measurement. None where times of whole blocks tell it.
+        """
+        return None
+
     def stage_blocks(self, workload: Workload, plan: Plan) -> list[Sequence[Block]]:
         """The profiled blocks of each stage, or of each partition.
 

@@ -28,7 +28,7 @@ from typing import Any
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fits import Timing
-from ddlbench.experiment.profile import Profile, read_profile
+from ddlbench.experiment.profile import LoneRun, Profile, read_profile
 
 
 def backward_shares(layers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -197,6 +197,12 @@ class Workload:
         if self.tensors:
             return sum(tensor.bytes for tensor in self.tensors)
         return sum(block.parameter_bytes for block in self.blocks)
+
+    @cached_property
+    def alone(self) -> Mapping[str, LoneRun]:
+        """Runs of one device alone, by ``Strategy.device_work``."""
+        runs = map(LoneRun.from_dict, self._profile.get("alone") or [])
+        return {run.work: run for run in runs}
 
     @property
     def layer_entries(self) -> list[Mapping[str, Any]]:

@@ -19,7 +19,8 @@ from ddlbench.runtime.staging import stage_cell, unstage_cell
 _METHOD = (
     "steps: the sequential executor on staged data, median over windows of consecutive steps; "
     "blocks: a training step cut between blocks; layers: each leaf operation alone on its recorded "
-    "input; CPU layers by processor time, stretched to wall time by the ratio over all passes"
+    "input; CPU layers by processor time, stretched to wall time by the ratio over all passes; "
+    "alone: a rank's executor without its peers, median over windows of consecutive steps"
 )
 
 
@@ -73,6 +74,7 @@ def _profile(needs: ProfileNeeds, site: Site, reports: list[dict[str, Any]]) -> 
         "layers": own["layers"],
         "blocks": own["blocks"],
         "tensors": own["tensors"],
+        "alone": own["alone"],
         "node_slowdown": slowdowns([seconds for seconds in of_replicas if seconds]),
         "fixed_memory_bytes": own["fixed_memory_bytes"],
         "device_memory_bytes": own["device_memory_bytes"] or _memory_of_device(site),

@@ -20,6 +20,7 @@ from typing import TypeVar
 from ddlbench.experiment.profile import (
     BatchTime,
     InvalidProfile,
+    LoneRun,
     NodeSlowdown,
     ParameterTensor,
     Profile,
@@ -75,6 +76,7 @@ def pooled(profiles: Sequence[Profile]) -> Profile:
         node_slowdown=_joined(
             (p.node_slowdown for p in profiles), lambda one: one.replicas, _slowdown
         ),
+        alone=_joined((p.alone for p in profiles), lambda run: run.work, _lone_run),
         notes=tuple(dict.fromkeys(note for profile in profiles for note in profile.notes)),
         provenance={**first.provenance, "runs": [dict(p.provenance) for p in profiles]},
     )
@@ -132,6 +134,15 @@ def _slowdown(entries: Sequence[NodeSlowdown]) -> NodeSlowdown:
         entries[0],
         slowdown=median(entry.slowdown for entry in entries),
         interval=_widest(entry.interval for entry in entries),
+    )
+
+
+def _lone_run(runs: Sequence[LoneRun]) -> LoneRun:
+    return replace(
+        runs[0],
+        count=sum(run.count for run in runs),
+        step_s=median(run.step_s for run in runs),
+        interval_s=_widest(run.interval_s for run in runs),
     )
 
 

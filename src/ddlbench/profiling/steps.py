@@ -56,7 +56,8 @@ from ddlbench.profiling.timers import (
 )
 from ddlbench.runtime.meters import cpu_peak_bytes, device_memory, restart_peaks
 from ddlbench.runtime.rendezvous import barrier
-from ddlbench.strategies.executor import Context, StepwiseExecutor
+from ddlbench.strategies.alone import MessageLog
+from ddlbench.strategies.executor import Context, StepwiseExecutor, executor_of
 from ddlbench.strategies.training import with_precision
 
 
@@ -98,25 +99,46 @@ _MOST_STEPS = 3000
 
 
 class StepRunner:
-    """A prepared sequential executor, which trains mini-batches of the cell's batch size."""
+    """A prepared executor of one process, which trains mini-batches of the cell's batch size.
 
-    def __init__(self, cell: Cell, dataset: ImageDataset, device: torch.device) -> None:
+    Args:
+        cell: sequential, unless ``alone`` is given.
+        dataset: where samples come from.
+        device: of the process.
+        alone: the cell has several processes, of which one runs, and lists its messages there.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        dataset: ImageDataset,
+        device: torch.device,
+        alone: MessageLog | None = None,
+    ) -> None:
         self.network = build(cell.network, DATASETS[cell.dataset], cell.seed)
         running = with_precision(self.network, cell.precision, device.type)
         torch.manual_seed(cell.seed)
+        plan = make_plan(cell)
+        # Of two processes the second has the larger part, of more it has two neighbours.
+        process = plan.processes[min(1, plan.world_size - 1)]
         self._feed = BatchLoader(
             dataset,
             global_batch=cell.batch_size,
+            shard=process.shard,
+            num_shards=process.num_shards,
             seed=cell.seed,
             loader_workers=cell.loader_workers,
             device=device,
         )
         self._feed.start()
         stream = EpochStream(self._feed, cell.warmup_steps, self._feed.steps_per_epoch)
-        plan = make_plan(cell)
-        self.executor = StepwiseExecutor()
-        self.executor.prepare(plan, plan.processes[0], running, stream, Context((device,)))
+        self.executor: StepwiseExecutor = executor_of(cell)
         self.next_id = 0
+        try:
+            self.executor.prepare(plan, process, running, stream, Context((device,), alone=alone))
+        except BaseException:
+            self.close()
+            raise
 
     def run(self, count: int) -> tuple[list[float], list[float]]:
         """Trains ``count`` mini-batches; returns the seconds of each step and of its loading."""
@@ -157,8 +179,8 @@ def measure_steps(
         count = passes(0.6 * budget_s, statistics.median(warm_s), _FEWEST_STEPS, _MOST_STEPS)
         step_s, load_s = runner.run(count)
         window = steps_per_window(sum(step_s) / count, count)
-        median_s, interval_s = median_with_interval(_means(step_s, window))
-        loading_s = statistics.median(_means(load_s, window))
+        median_s, interval_s = median_with_interval(window_means(step_s, window))
+        loading_s = statistics.median(window_means(load_s, window))
         marked = passes(0.1 * budget_s, median_s, 1, count)
         marked_s, ready = _marked(runner, marked, marks_on(device, cell.threads_per_device))
         if peak is None:
@@ -177,7 +199,8 @@ def measure_steps(
     return Steps(entry, ready, fixed)
 
 
-def _means(values: list[float], window: int) -> list[float]:
+def window_means(values: list[float], window: int) -> list[float]:
+    """Means over consecutive windows; what does not fill a window is left out."""
     whole = len(values) // window * window
     return [sum(values[i : i + window]) / window for i in range(0, whole, window)]
 

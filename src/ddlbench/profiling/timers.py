@@ -167,8 +167,10 @@ def median_with_interval(values: Sequence[float]) -> tuple[float, list[float] | 
     return interval.median, [interval.low, interval.high] if is_known(interval) else None
 
 
-# Parts of the budget. Whole steps get most: the sequential predictor rests on them alone.
+# Parts of the budget. Whole steps get most: the sequential predictor rests on them alone. Devices
+# that run alone, which few experiments need, take theirs in addition.
 SHARES = {"steps": 0.5, "replicas": 0.2, "blocks": 0.14, "halves": 0.06, "leaves": 0.1}
+SHARES_ON_TOP = {"alone": 0.3}
 
 # A median of windows this long is no median of lucky moments: control groups that give a process
 # part of a core stop it every 20 to 100 ms.

@@ -2,7 +2,7 @@
 
 ::
 
-    rank 0      | steps | replicas | bytes | blocks | leaves |
+    rank 0      | steps | replicas | alone | bytes | blocks | leaves |
     the others  | wait  | replicas |
 
 On CPU a process that exceeds its memory limit is killed, and no error can be caught. So whether
@@ -30,9 +30,10 @@ from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.status import Status
 from ddlbench.networks import build
 from ddlbench.planning.profiles import ProfileNeeds
+from ddlbench.profiling.alone import measure_alone
 from ddlbench.profiling.layers import measure_layers
 from ddlbench.profiling.steps import StepRunner, Steps, measure_steps, run_rounds
-from ddlbench.profiling.timers import SHARES
+from ddlbench.profiling.timers import SHARES, SHARES_ON_TOP
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.meters import peak_rss_bytes, probe_s
@@ -100,6 +101,9 @@ def work(here: RankContext) -> dict[str, Any]:
                 needs, dataset, device, store=store, here=here, largest_batch=largest_batch
             )
     if rank == 0:
+        with _timed("alone", spent_s):
+            share_s = SHARES_ON_TOP["alone"] * needs.budget_s
+            report["alone"] = measure_alone(needs.alone, dataset, device, share_s, report["notes"])
         report |= measure_layers(needs, device, ready, largest_batch, report["notes"])
         spent_s |= report.pop("layers_spent_s")
         report["device_memory_bytes"] = (

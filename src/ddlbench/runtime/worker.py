@@ -6,7 +6,6 @@ It reports success or failure in rank<k>.json. SIGUSR1 makes it dump its stacks.
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import os
 import random
 import signal
@@ -33,7 +32,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.result import DeviceMemory
 from ddlbench.networks import build
-from ddlbench.planning.strategy import Process, strategy_of, too_few_steps
+from ddlbench.planning.strategy import Process, too_few_steps
 from ddlbench.runtime.checkpoint.rank import RefusedCheckpoint, open_checkpoints
 from ddlbench.runtime.compilation import (
     compile_ahead,
@@ -60,7 +59,7 @@ from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written, wr
 from ddlbench.runtime.rendezvous import ClockOffset, barrier, clock_offsets, join_store, leave
 from ddlbench.runtime.tcp_traffic import TcpTraffic
 from ddlbench.runtime.validation import Validator
-from ddlbench.strategies.executor import Context, Executor, Unsupported
+from ddlbench.strategies.executor import Context, Executor, Unsupported, executor_of
 from ddlbench.strategies.training import apply_torch_settings, with_precision
 
 
@@ -372,8 +371,7 @@ def _executor(job: Job) -> Executor:
     cell = job.plan.cell
     if cell.compile:
         ready_to_compile(job.device_kind, job.run_dir)
-    module_name, _, attribute = strategy_of(cell.strategy).executor.partition(":")
-    executor: Executor = getattr(importlib.import_module(module_name), attribute)()
+    executor: Executor = executor_of(cell)
     return executor
 
 

@@ -16,6 +16,7 @@ reads no data: it gets ``data=None``, and a mini-batch is complete when it has s
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -28,9 +29,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.plan import Plan
-from ddlbench.planning.strategy import Process
+from ddlbench.planning.strategy import Process, strategy_of
+from ddlbench.strategies.alone import MessageLog
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
 from ddlbench.strategies.training import (
     compile_in_place,
@@ -93,6 +96,7 @@ class Context:
         folder: for files that stay with the cell's result; made by whoever writes one. None keeps
             no files.
         fixed: ``details`` of the earlier run whose checkpoint this run continues; else empty.
+        alone: of a profile: the rank runs without its peers, and its messages are listed here.
     """
 
     devices: tuple[torch.device, ...]
@@ -104,6 +108,7 @@ class Context:
     progress: Callable[[int], None] = lambda _done: None
     folder: Path | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    alone: MessageLog | None = None
 
 
 @dataclass
@@ -372,3 +377,9 @@ class StepwiseExecutor:
         if dist.is_initialized():
             _LEFT.append(dist.group.WORLD)
             dist.destroy_process_group()
+
+
+def executor_of(cell: Cell) -> Any:
+    """A new executor of the cell's strategy."""
+    module_name, _, attribute = strategy_of(cell.strategy).executor.partition(":")
+    return getattr(importlib.import_module(module_name), attribute)()

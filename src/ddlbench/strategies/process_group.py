@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from ddlbench.planning.strategy import Process
+from ddlbench.strategies.alone import backend_without_peers
 from ddlbench.strategies.executor import Context
 
 Channel = tuple[str, int, int]
@@ -34,8 +35,11 @@ def join_all(context: Context, process: Process, world_size: int) -> None:
     device = context.devices[0]
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if context.alone is not None:
+        backend = backend_without_peers(context.alone)
     dist.init_process_group(
-        backend="nccl" if device.type == "cuda" else "gloo",
+        backend=backend,
         store=context.store or dist.HashStore(),
         rank=process.rank,
         world_size=world_size,

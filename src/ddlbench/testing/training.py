@@ -7,7 +7,6 @@ micro-batch, and averages gradients. Dropout is off.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from types import SimpleNamespace
@@ -23,7 +22,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.strategy import Process, strategy_of
 from ddlbench.runtime.rendezvous import barrier
-from ddlbench.strategies.executor import Context
+from ddlbench.strategies.executor import Context, executor_of
 from ddlbench.testing.networks import network_of
 from ddlbench.testing.rank_pool import run_ranks
 
@@ -37,12 +36,6 @@ def context_of(plan: Plan, process: Process, store: Store | None) -> Context:
     """A context whose devices are all this machine's processor."""
     devices = tuple(torch.device("cpu") for _ in process.devices)
     return Context(devices=devices, store=store, interface="lo")
-
-
-def executor_of(cell: Cell) -> Any:
-    """A new executor of the cell's strategy."""
-    module, _, name = strategy_of(cell.strategy).executor.partition(":")
-    return getattr(importlib.import_module(module), name)()
 
 
 def global_batch(cell: Cell, number: int) -> dict[str, torch.Tensor]:

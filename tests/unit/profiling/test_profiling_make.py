@@ -55,10 +55,15 @@ def made(tmp_path_factory):
     return make
 
 
+def split(strategy: str, batch_size: int = 8) -> Cell:
+    return Cell("mnist", "odd_blocks:tiny", strategy, batch_size, devices_per_node=2)
+
+
 @pytest.fixture(scope="module")
 def tiny(made):
     # 84 images are fewer than 128: those steps are left out.
-    return made("odd_blocks:tiny", step_batches=(4, 8, 128))
+    alone = (split("filter"), split("spatial"), split("channel", 128))
+    return made("odd_blocks:tiny", step_batches=(4, 8, 128), alone=alone)
 
 
 def test_steps(tiny):
@@ -70,6 +75,21 @@ def test_steps(tiny):
         assert step["peak_bytes"] > 0
     assert tiny["steps"][1]["peak_bytes"] > tiny["steps"][0]["peak_bytes"]
     assert any("no steps at batch size 128" in note for note in tiny["notes"])
+
+
+def test_devices_alone(tiny):
+    by_filter, by_rows = tiny["alone"]
+    assert by_filter["work"] == "filter group=2 replicas=1 samples=8"
+    assert by_rows["work"] == "spatial group=2 replicas=1 samples=8 split=height until=head"
+    for run in (by_filter, by_rows):
+        assert run["count"] >= 3
+        assert run["step_s"] > 0
+        assert all(message["ranks"] == [0, 1] for message in run["messages"])
+    assert {message["operation"] for message in by_filter["messages"]} == {
+        "all_gather", "all_reduce",
+    }  # fmt: skip
+    assert "swap" in {message["operation"] for message in by_rows["messages"]}
+    assert any("no device of channel alone: 84 training images" in n for n in tiny["notes"])
 
 
 def test_blocks_and_layers(tiny):

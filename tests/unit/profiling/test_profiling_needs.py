@@ -17,6 +17,7 @@ from ddlbench.planning.profiles import (
     needs_of,
     profiles_of,
 )
+from ddlbench.planning.strategy import strategy_of
 
 SITE = dataclasses.replace(load_site("local"), devices_per_node=4)
 
@@ -100,3 +101,26 @@ def test_layers_have_three_batch_sizes(batch):
 def test_a_wrong_profile_is_one_sentence(profile_id, sentence):
     with pytest.raises(ConfigError, match=sentence):
         needs_of(profile_id, *planned(), SITE)
+
+
+def test_devices_that_run_alone_once_for_each_work():
+    rows, settings = planned(
+        matrix={
+            "dataset": ["cifar10"],
+            "network": ["vgg11", "resnet18"],
+            "strategy": ["sequential", "ddp", "filter", "data-spatial"],
+            "geometry": ["1x2", "1x4"],
+        },
+        repeats=2,
+    )
+    needs = needs_of("cifar10/resnet18/fp32-1t", rows, settings, SITE)
+    works = [strategy_of(cell.strategy).device_work(cell) for cell in needs.alone]
+    assert [work for work in works if work and work.startswith("filter")] == [
+        "filter group=2 replicas=1 samples=32",
+        "filter group=4 replicas=1 samples=32",
+    ]
+    assert [work for work in works if work and work.startswith("data-spatial")] == [
+        "data-spatial group=2 replicas=1 samples=32 split=height until=head",
+        "data-spatial group=4 replicas=1 samples=32 split=height until=head",
+    ]
+    assert ProfileNeeds.from_dict(needs.to_dict()) == needs

@@ -11,6 +11,8 @@ from ddlbench.experiment.profile import (
     BlockProfile,
     InvalidProfile,
     LayerProfile,
+    LoneMessage,
+    LoneRun,
     NodeSlowdown,
     ParameterTensor,
     Profile,
@@ -42,6 +44,7 @@ def run(speed: float, *, width: float = 0.01, slowdown: float = 1.1) -> Profile:
         steps=(step(4), step(8)), layers=(layer,), blocks=(block,),
         tensors=(ParameterTensor("bias", 0, 8, 0.5), ParameterTensor("weight", 0, 32, speed / 2)),
         node_slowdown=(NodeSlowdown(1, 1.0, None), NodeSlowdown(2, slowdown, (1.0, slowdown))),
+        alone=(LoneRun("filter", 5, speed * 0.02, None, (LoneMessage("swap", (0, 1), 8, 3),)),),
         fixed_memory_bytes=0, notes=("same",), provenance={"host": f"n{speed:g}"},
     )  # fmt: skip
 
@@ -54,6 +57,8 @@ def test_times_are_medians_over_the_runs():
     assert whole.blocks[0].weight_half == whole.blocks[0].forward
     assert whole.layers[0].backward[0].time_s == pytest.approx(1.1 * 4 * 0.003)
     assert whole.node_slowdown[1].slowdown == 1.1
+    assert whole.alone[0].step_s == pytest.approx(0.022)
+    assert whole.alone[0].count == 15
     assert whole.notes == ("same",)
     assert [one["host"] for one in whole.provenance["runs"]] == ["n1", "n1.5", "n1.1"]
 

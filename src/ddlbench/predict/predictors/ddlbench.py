@@ -7,6 +7,8 @@ What a step consists of says the strategy's descriptor:
   times whose sum is that of whole steps;
 * pairs of linear layers that groups split: their all-reduces behind the work of one device
   (:mod:`ddlbench.predict.predictors.linear_pairs`);
+* layers that devices compute together: one device measured alone, and its messages
+  (:mod:`ddlbench.predict.predictors.split_layers`);
 * anything else: the model that the descriptor prefers on such devices; where that hides nothing and
   has a counterpart that hides all it can, as much is hidden as the site's overlap allows.
 
@@ -79,6 +81,9 @@ class Ddlbench(BuiltInPredictor):
         if strategy.tensor_traffic(inputs.workload, plan) is not None:
             return replace(_preferred(inputs, "linear-pairs"), predictor=DEFAULT_PREDICTOR)
         preferred = strategy.preferred_predictor.get(inputs.workload.device_kind)
+        work = strategy.device_work(inputs.cell)
+        if work is not None and (preferred is None or work in inputs.workload.alone):
+            preferred = "split-layers"
         if preferred in (None, DEFAULT_PREDICTOR):
             raise NotPredictable(
                 f"{DEFAULT_PREDICTOR} has no model of {strategy.name} on "

@@ -18,9 +18,7 @@ No paper has this model; the messages are those of Shoeybi et al., "Megatron-LM"
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ddlbench.planning.plan import Plan
+from ddlbench.planning.groups import groups_on_a_link, nodes_and_devices
 from ddlbench.predict.collectives import ALL_REDUCE
 from ddlbench.predict.prediction import (
     BuiltInPredictor,
@@ -64,9 +62,9 @@ class LinearPairs(BuiltInPredictor):
         remarks: tuple[str, ...] = ()
         for group, sizes in ((within, traffic.activations), (over, traffic.gradients)):
             if len(group) > 1 and sizes:
-                shape = _shape(plan, group)
+                shape = nodes_and_devices(plan, group)
                 times = inputs.links.collective(ALL_REDUCE, *shape, traffic.transport)
-                sharing = _sharing(plan, group)
+                sharing = groups_on_a_link(plan, group)
                 sent_s += sum(times.time_s(sharing * size) for size in sizes)
                 sent_s += len(sizes) * inputs.links.delay_s(ALL_REDUCE, traffic.transport, *shape)
                 remarks = joined(remarks, times.notes)
@@ -80,19 +78,3 @@ class LinearPairs(BuiltInPredictor):
             notes=joined(*notes, remarks),
             interval_s=step.interval(factor, sent_s),
         )
-
-
-def _shape(plan: Plan, ranks: Sequence[int]) -> tuple[int, int]:
-    """Nodes, and devices of each, of some of the ranks."""
-    nodes = len({plan.processes[rank].node for rank in ranks})
-    if len(ranks) % nodes:
-        nodes = len(ranks)
-    return nodes, len(ranks) // nodes
-
-
-def _sharing(plan: Plan, ranks: Sequence[int]) -> int:
-    """How many groups like this one send over the links of the same node."""
-    nodes = [plan.processes[rank].node for rank in ranks]
-    if len(set(nodes)) == 1:
-        return 1
-    return max(1, plan.cell.devices_per_node // nodes.count(nodes[0]))

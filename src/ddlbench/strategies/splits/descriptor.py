@@ -86,9 +86,13 @@ class SplitStrategy(Strategy):
 
     family: ClassVar[str] = "split"
     not_compiled: ClassVar[str] = "every message within a layer ends what torch can compile"
-    predictors: ClassVar[tuple[str, ...]] = ("paradl-authors", "paradl-corrected")
-    # Not ranked on CPUs: predicted steps are a third to two thirds too short there, so splits would
-    # win where they lose (docs/validation/README.md, splits).
+    predictors: ClassVar[tuple[str, ...]] = (
+        "split-layers",
+        "paradl-authors",
+        "paradl-corrected",
+    )
+    # Not asked on CPUs: its steps are a third to two thirds too short there, so splits would win
+    # where they lose (docs/validation/README.md, splits).
     preferred_predictor: ClassVar[Mapping[str, str]] = {"cuda": "paradl-corrected"}
     by: ClassVar[By]
 
@@ -119,6 +123,13 @@ class SplitStrategy(Strategy):
         group = int(details.group)
         grid = grid_of(str(details.split), group)
         return layer_split(workload, self.by, group, grid, str(details.until))
+
+    def device_work(self, cell: Cell) -> str | None:
+        if cell.devices == 1:
+            return None
+        details = self.details(cell)
+        details["samples"] = cell.batch_size // int(details["replicas"])
+        return " ".join([self.name, *(f"{key}={value}" for key, value in sorted(details.items()))])
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         details = SplitDetails.of(plan)
