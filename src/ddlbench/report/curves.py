@@ -11,7 +11,11 @@ from ddlbench.report.labels import strategy_label
 from ddlbench.report.style import strategy_look
 from ddlbench.report.tables import rows_of
 
-_STYLES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1, 1)))
+# More than any figure has lines of one strategy, as two equal ones could not be told apart.
+_STYLES: tuple[Any, ...] = (
+    "-", (0, (4, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1, 1)),
+    (0, (9, 2)), (0, (1, 3)), (0, (5, 1, 1, 1, 1, 1)), (0, (9, 2, 4, 2)),
+)  # fmt: skip
 
 
 def by_link(shown: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
