@@ -244,7 +244,7 @@ def test_a_step_is_compute_and_bubble_and_exposed_communication(name):
     assert predictor.source
     if "pipedream" in modelled or name in ("carry-forward", "hardware-extrapolation"):
         return
-    if name == "data-extrapolation":
+    if name in ("data-extrapolation", "split-layers"):  # need more than a profile of layers
         return
     geometry = "1x1" if strategy == "sequential" else "1x4"
     table = make.table(sweeps=(make.sweep(1e-3, 1e9, 4),))

@@ -175,7 +175,7 @@ def test_splits_are_ranked_where_their_prediction_holds(inputs):
     asked = by_strategy(recommend(question(), SITE, inputs, recommender="overlap"))
     for name in ("filter", "channel"):  # one row before the head: no spatial split
         assert on_cpu[name].prediction is None
-        assert f"ddlbench has no model of {name} on cpu devices" in on_cpu[name].why
+        assert f"no step of one device of {name} alone" in on_cpu[name].why
         for candidate in (on_gpu[name], asked[name]):
             assert candidate.prediction is not None, candidate.why
             assert candidate.prediction.predictor == "paradl-corrected"
