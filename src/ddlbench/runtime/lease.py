@@ -70,7 +70,12 @@ def claim(folder: Path, me: Owner, *, poll_s: float = 5.0, slowest_poll_s: float
         if kept is not None:
             return Claim("adopted", result=kept)
         if _take(folder, me):
-            return Claim("mine")
+            # Its owner may have kept a result and left since the look above.
+            kept = _kept_since(folder, me.submitted, found)
+            if kept is None:
+                return Claim("mine")
+            release(folder, me)
+            return Claim("adopted", result=kept)
         owner = _read(folder, me)
         if owner is None:
             continue

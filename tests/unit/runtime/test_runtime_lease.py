@@ -70,6 +70,20 @@ def test_the_second_waits_for_the_first_and_adopts_its_result(tmp_path):
     first.join()
 
 
+def test_a_result_that_comes_just_before_the_lease_is_free_is_adopted(tmp_path, monkeypatch):
+    take = lease._take
+
+    def take_late(folder, me):
+        keep(folder, result("just now"))
+        return take(folder, me)
+
+    monkeypatch.setattr(lease, "_take", take_late)
+    claimed = claim(tmp_path, Owner.here())
+    assert claimed.kind == "adopted"
+    assert claimed.result.reason == "just now"
+    assert not (tmp_path / "lease.json").exists()
+
+
 def test_a_result_that_was_deleted_is_measured_anew_not_adopted(tmp_path):
     keep(tmp_path, result())
     later = dataclasses.replace(Owner.here(), submitted=time.time() + 1)
