@@ -5,8 +5,8 @@ link: 42 cases of eight or nine candidates each (``emulated.CASES``). Every cand
 is measured, so that the truth is known; ``choices.py`` then replays the choice, with constants of
 other networks. Takes two hours on two quiet cores; what is there is not measured again.
 
-A part is a batch size. The part ``repeats`` comes after ``choices.py``, which needs it to tell the
-noise: where a choice that measured did not pick the fastest, it runs both two more times.
+A part is a batch size. The part ``repeats`` comes last and tells the noise: where a choice that
+measured did not pick the fastest, it runs both two more times.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import os
 from typing import Any
 
 import emulated
-import pandas as pd
 from bed_study import chosen_parts
-from choices import OUT, RUNS, case_of
+from choices import RUNS, case_of, replayed
 
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.paths import result_file
@@ -51,13 +50,12 @@ def repeat() -> None:
     config = parse_experiment(emulated.CASES, "the study")
     rows = expand(config, load_site(config.site))
     cells = {(case_of(row.cell), row.cell.strategy): row.cell for row in rows}
-    table = pd.read_csv(OUT / "choices.csv")
-    chosen = table["way"].str.startswith("recommender") & (table["measured_candidates"] > 0)
-    wrong = table[(table["study"] == "emulated") & chosen & (table["picked"] != table["best"])]
     again = {
-        cells[row.case, strategy].with_(repeat=number)
-        for row in wrong.itertuples()
-        for strategy in (row.picked, row.best)
+        cells[row["case"], row[which]].with_(repeat=number)
+        for row in replayed(emulated.CASES)
+        if row["way"].startswith("recommender") and row["measured_candidates"]
+        for which in ("picked", "best")
+        if row["picked"] != row["best"]
         for number in range(1, RUNS)
     }
     if again:

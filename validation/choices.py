@@ -80,7 +80,7 @@ def main() -> None:
     for name, (folder, experiments) in studies().items():
         os.chdir(folder().folder)
         try:
-            found = [{"study": name, **row} for one in experiments for row in _cases(one)]
+            found = [{"study": name, **row} for one in experiments for row in replayed(one)]
         except InvalidProfile as error:  # nothing of this study was measured here
             print(f"{name} is left out: {error}")
             found = []
@@ -97,7 +97,8 @@ def main() -> None:
     pd.concat(parts).to_csv(OUT / "choices_by_way.csv", index=False, float_format="%.4g")
 
 
-def _cases(experiment: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def replayed(experiment: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row for each complete case of an experiment and way to choose, in the study's folder."""
     config = parse_experiment(experiment, "the study")
     site = load_site(config.site)
     names = [DEFAULT_PREDICTOR, _DATA, _HARDWARE]
@@ -222,7 +223,7 @@ class _Case:
         }
 
     def _alike(self, slower: Mapping[str, Any], faster: Mapping[str, Any]) -> bool:
-        """Whether the runs of two candidates overlap; not known, so False, without three of each."""
+        """Whether the runs of two candidates overlap; False without three of each."""
         slow, fast = self._runs(slower), self._runs(faster)
         return min(len(slow), len(fast)) >= RUNS and min(slow) <= max(fast)
 
