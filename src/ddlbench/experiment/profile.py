@@ -164,9 +164,20 @@ class NodeSlowdown(JsonForm):
     interval: tuple[float, ...] | None
 
 
+SWAP = "swap"  # messages to other ranks and from them, all posted before one is waited for
+
+
 @dataclass(frozen=True)
 class LoneMessage(JsonForm):
-    """Messages of a rank that ran alone, ``count`` a step; ``strategies/alone.py`` tells more."""
+    """A message that one rank would exchange with others.
+
+    Args:
+        operation: "all_reduce", "all_gather", "broadcast" or "swap".
+        ranks: of the whole cell, ascending: the group; of a swap the rank and its partners.
+        bytes: as links.json counts them: the buffer that is reduced, the part that a rank gives, of
+            a swap the longest message to or from a partner.
+        count: how often in a step.
+    """
 
     operation: str
     ranks: tuple[int, ...]

@@ -228,9 +228,9 @@ class Strategy:
         return None
 
     def device_work(self, cell: Cell) -> str | None:
-        """What one device of a cell computes, where only a run of it alone tells how long it takes.
+        """A key of what one device of a cell computes, if only a run of that device tells its time.
 
-        Cells of one text share the measurement. None where times of whole blocks tell it.
+        Cells with the same key share one measurement. None if times of whole blocks tell it.
         """
         return None
 

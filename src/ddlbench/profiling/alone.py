@@ -21,6 +21,7 @@ import torch
 
 from ddlbench.datasets.loader import ImageDataset
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.profile import LoneRun
 from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.profiling.steps import StepRunner, window_means
@@ -81,18 +82,7 @@ def _measured(
         runner.close()
     window = steps_per_window(sum(step_s) / count, count)
     median_s, interval_s = median_with_interval(window_means(step_s, window))
-    return {
-        "work": strategy_of(cell.strategy).device_work(cell),
-        "count": count,
-        "step_s": median_s,
-        "interval_s": interval_s,
-        "messages": [
-            {
-                "operation": message.operation,
-                "ranks": list(message.ranks),
-                "bytes": message.bytes,
-                "count": times,
-            }
-            for message, times in log.counts().items()
-        ],
-    }
+    work = strategy_of(cell.strategy).device_work(cell)
+    assert work is not None
+    interval = None if interval_s is None else tuple(interval_s)
+    return LoneRun(work, count, median_s, interval, log.messages()).to_dict()

@@ -14,50 +14,34 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
-SWAP = "swap"  # messages to other ranks and from them, all posted before one is waited for
+from ddlbench.experiment.profile import SWAP, LoneMessage
 
 _NAME = "alone"
 
 
-@dataclass(frozen=True)
-class Message:
-    """One message.
-
-    Args:
-        operation: "all_reduce", "all_gather", "broadcast" or "swap".
-        ranks: of the whole cell, ascending: the group; of a swap this rank and its partners.
-        bytes: as links.json counts them: the buffer that is reduced, the part that a rank gives, of
-            a swap the longest message to or from a partner.
-    """
-
-    operation: str
-    ranks: tuple[int, ...]
-    bytes: int
-
-
-@dataclass
 class MessageLog:
-    """The messages of a rank, in their order."""
+    """The messages of a rank: how often each operation, ranks and bytes."""
 
-    _messages: list[Message] = field(default_factory=list)
-    _swap: dict[int, int] = field(default_factory=dict)  # rank -> bytes; to itself 0
+    def __init__(self) -> None:
+        self.clear()
 
     def clear(self) -> None:
-        self._messages, self._swap = [], {}
+        self._counts: Counter[tuple[str, tuple[int, ...], int]] = Counter()
+        self._swap: dict[int, int] = {}  # bytes by rank; 0 of the rank itself
 
-    def counts(self) -> Counter[Message]:
-        """How often each message was sent, in the order of their first occurrence."""
-        return Counter(self._messages)
+    def messages(self) -> tuple[LoneMessage, ...]:
+        """In the order of their first occurrence."""
+        return tuple(LoneMessage(*message, count) for message, count in self._counts.items())
 
     def collective(self, operation: str, ranks: Sequence[int], size: int) -> None:
         """List a collective of ``ranks``."""
-        self._messages.append(Message(operation, tuple(sorted(ranks)), size))
+        self._counts[operation, tuple(sorted(ranks)), size] += 1
 
     def posted(self, rank: int, peer: int, size: int) -> None:
         """Begin or continue a swap: a message between ``rank`` and ``peer``, either way."""
@@ -67,8 +51,7 @@ class MessageLog:
     def waited(self) -> None:
         """List the swap that was posted, if there is one."""
         if self._swap:
-            largest = max(self._swap.values())
-            self._messages.append(Message(SWAP, tuple(sorted(self._swap)), largest))
+            self.collective(SWAP, tuple(self._swap), max(self._swap.values()))
             self._swap = {}
 
 
@@ -84,7 +67,7 @@ class _Done(dist._Work):
         return True
 
 
-class _Peerless(dist.ProcessGroup):
+class _WithoutPeers(dist.ProcessGroup):
     """A process group whose other ranks are not there; the names of methods are torch's."""
 
     def __init__(self, rank: int, ranks: Sequence[int], log: MessageLog) -> None:
@@ -127,18 +110,14 @@ class _Peerless(dist.ProcessGroup):
         self._log.collective(operation, self._ranks, size)
 
 
-_log = MessageLog()
-
-
 def backend_without_peers(log: MessageLog) -> str:
     """The name of the backend; process groups that are made next list their messages in ``log``."""
-    global _log  # noqa: PLW0603 - torch makes the groups
-    _log = log
-    if _NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(_NAME, _group, extended_api=True, devices=["cpu", "cuda"])
+    # Registered again each time: torch makes the groups, and can be given nothing else.
+    make = partial(_group, log)
+    dist.Backend.register_backend(_NAME, make, extended_api=True, devices=["cpu", "cuda"])
     return _NAME
 
 
-def _group(options: Any, _backend_options: Any) -> dist.ProcessGroup:
+def _group(log: MessageLog, options: Any, _backend_options: Any) -> dist.ProcessGroup:
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    return _Peerless(options.group_rank, ranks, _log)
+    return _WithoutPeers(options.group_rank, ranks, log)

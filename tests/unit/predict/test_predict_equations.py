@@ -244,11 +244,14 @@ def test_a_step_is_compute_and_bubble_and_exposed_communication(name):
     assert predictor.source
     if "pipedream" in modelled or name in ("carry-forward", "hardware-extrapolation"):
         return
-    if name in ("data-extrapolation", "split-layers"):  # need more than a profile of layers
+    if name == "data-extrapolation":
         return
     geometry = "1x1" if strategy == "sequential" else "1x4"
     table = make.table(sweeps=(make.sweep(1e-3, 1e9, 4),))
-    found = told(name, make.plan(strategy, geometry), table)
+    plan = make.plan(strategy, geometry)
+    work = strategy_of(strategy).device_work(plan.cell)
+    alone = {"work": work, "count": 9, "step_s": 0.1, "interval_s": None, "messages": []}
+    found = told(name, plan, table, alone=[alone] if work else [])
     total = found.compute_s + found.bubble_s + found.exposed_communication_s
     assert found.step_s == pytest.approx(total)
     assert found.communication_s >= found.exposed_communication_s >= 0

@@ -88,7 +88,7 @@ class Ddlbench(BuiltInPredictor):
             raise NotPredictable(
                 f"{DEFAULT_PREDICTOR} has no model of {strategy.name} on "
                 f"{inputs.workload.device_kind} devices: its descriptor states none of "
-                "gradient_traffic, pipeline_run and tensor_traffic"
+                "gradient_traffic, pipeline_run, tensor_traffic and device_work"
             )
         return replace(_preferred(inputs, str(preferred)), predictor=DEFAULT_PREDICTOR)
 

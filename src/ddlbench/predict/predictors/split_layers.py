@@ -11,8 +11,8 @@ s is a step of one device without its peers, with data loading and update (``alo
 profile.json), k the slow-down of silent replicas on a node. Each message is waited for where it
 stands, so nothing hides it. It follows a computation, so on CPUs it takes d longer than in a sweep
 (``delays`` of links.json). A swap of rows is as long as its longest hop; its d is that of an
-all-gather, in which also every rank sends and waits. Groups over the same links take so many times
-the bytes.
+all-gather, in which every rank sends and waits, too. n groups that share a link take as long as one
+with n times the bytes.
 
 No paper has this model. ParaDL (Kahira et al. 2021, Table III) instead takes a part of a layer to
 be as efficient as the whole.
@@ -20,12 +20,13 @@ be as efficient as the whole.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
-from ddlbench.experiment.profile import LoneMessage
+from ddlbench.experiment.profile import SWAP, LoneMessage
 from ddlbench.planning.groups import groups_on_a_link, nodes_and_devices
 from ddlbench.predict.collectives import ALL_GATHER
-from ddlbench.predict.links import places_of
+from ddlbench.predict.links import Place, places_of
 from ddlbench.predict.prediction import (
     BuiltInPredictor,
     CellInputs,
@@ -35,7 +36,6 @@ from ddlbench.predict.prediction import (
 )
 
 _LIMITS = ("no straggling worker: every exchange waits for the slowest",)
-_SWAP = "swap"
 
 
 class SplitLayers(BuiltInPredictor):
@@ -61,10 +61,11 @@ class SplitLayers(BuiltInPredictor):
         slowdown = max(1.0, workload.slowdown(cell.devices_per_node))
         sent_s = 0.0
         remarks: tuple[str, ...] = ()
+        places = places_of(inputs.plan)
         for message in run.messages:
-            seconds, remarks_here = _seconds(inputs, message)
+            seconds, further = _seconds(inputs, message, places)
             sent_s += message.count * seconds
-            remarks = joined(remarks, remarks_here)
+            remarks = joined(remarks, further)
         interval_s = None
         if run.interval_s is not None:
             low_s, high_s = run.interval_s
@@ -80,16 +81,17 @@ class SplitLayers(BuiltInPredictor):
         )
 
 
-def _seconds(inputs: CellInputs, message: LoneMessage) -> tuple[float, tuple[str, ...]]:
-    """Of one message after a computation, and remarks."""
+def _seconds(
+    inputs: CellInputs, message: LoneMessage, places: Sequence[Place]
+) -> tuple[float, tuple[str, ...]]:
+    """Seconds of one message after a computation, and remarks; ``places`` are of all ranks."""
     plan, links, ranks = inputs.plan, inputs.links, message.ranks
     transport = "gloo" if inputs.workload.device_kind == "cpu" else "nccl"
     shape = nodes_and_devices(plan, ranks)
     size = groups_on_a_link(plan, ranks) * message.bytes
-    if message.operation == _SWAP:
+    if message.operation == SWAP:
         delay_s = links.delay_s(ALL_GATHER, transport, *shape)
-        places = [places_of(plan)[rank] for rank in ranks]
-        hops = [links.hop("transport", one, other) for one, other in pairwise(places)]
+        hops = [links.hop("transport", places[a], places[b]) for a, b in pairwise(ranks)]
         longest_s = max(hop.time_s(size) for hop, _ in hops)
         return delay_s + longest_s, joined(*(remark for _, remark in hops))
     times = links.collective(message.operation, *shape, transport)
