@@ -20,6 +20,7 @@ from ddlbench.planning.workload import Workload
 from ddlbench.profiling.blocks import blocks_of
 from ddlbench.profiling.leaves import network_bytes
 from ddlbench.runtime.meters import cpu_peak_bytes
+from ddlbench.runtime.rendezvous import barrier
 from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import Reader, context_of, executor_of
 
@@ -77,6 +78,7 @@ def measure_here(cell: Cell, rank: int, store: Store | None) -> int:
     executor.prepare(plan, process, network, Reader(cell, process, torch.float32), context)
     executor.run(0, 2)
     peak = cpu_peak_bytes(executor, 2)
+    barrier(store, "done", plan.world_size)  # nobody leaves while another still receives
     executor.close()
     return peak
 
