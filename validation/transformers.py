@@ -93,8 +93,9 @@ SITE_KEYS = {
     "interconnect": {"largest_bytes": 2**25, "sweep_budget_s": 6.0},
     "cell_timeout_s": 900,
 }
-# As many nodes as the cells use: sweeps of a slow link between more of them take long.
+# As many nodes, and devices over the office's link, as the cells use: more take long to sweep.
 NODES = {"emulated": 2}
+DEVICES = {"transformers-office": 2}
 
 
 def main() -> None:
@@ -127,7 +128,11 @@ def described(content: dict[str, Any]) -> Study:
     study = Study("emulated", content)
     site_file = study.folder / "config" / "sites" / f"{content['site']}.yaml"
     site = yaml.safe_load(site_file.read_text(encoding="utf-8"))
-    site |= {**SITE_KEYS, "nodes": NODES.get(content["site"], site["nodes"])}
+    site |= {
+        **SITE_KEYS,
+        "nodes": NODES.get(content["site"], site["nodes"]),
+        "devices_per_node": DEVICES.get(content["experiment"], site["devices_per_node"]),
+    }
     site_file.write_text(yaml.safe_dump(site), encoding="utf-8")
     return study
 

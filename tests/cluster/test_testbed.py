@@ -137,10 +137,10 @@ def test_control_groups_are_found_in_both_versions(tmp_path: Path, version: int)
 @pytest.mark.parametrize(
     ("step", "quota"),  # (tasks on each node, this node, its devices): quota and period
     [
-        (("4(x2)", 1, 4), "5000 20000"),  # a data-parallel rank a device
-        (("1(x2)", 1, 4), "5000 20000"),  # one process that drives all of them in turn
-        (("2(x2),8", 2, 4), "2500 20000"),  # another count on the last node
-        (("2(x2),8", 1, 4), "5000 20000"),
+        (("4(x2)", 1, 4), "1250 5000"),  # a data-parallel rank a device
+        (("1(x2)", 1, 4), "1250 5000"),  # one process that drives all of them in turn
+        (("2(x2),8", 2, 4), "1250 10000"),  # another count on the last node
+        (("2(x2),8", 1, 4), "1250 5000"),
         (("32", 0, 1), "1250 160000"),  # a quota below 1 ms asks for a longer period
         (("2", 0, 0), None),  # no device, no share
     ],

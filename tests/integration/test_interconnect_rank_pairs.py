@@ -79,16 +79,18 @@ def measured(budget_s: float = 60, most: int = MOST_PAIRS) -> list[dict]:
 def test_three_ranks_measure_all_pairs_in_three_passes():
     first, *others = measured()
     assert others == [{}, {}]
-    pair = world_pairs(first).to_dict()
-    assert "sampled" not in pair
-    assert pair["repeats"] == 3
-    for key in ("latency_s", "bandwidth_bytes_per_s"):
-        assert all((value is None) == (i == j) for i, row in enumerate(pair[key])
-                   for j, value in enumerate(row))  # fmt: skip
+    pairs = [pair.to_dict() for pair in world_pairs(first)]
+    assert [pair["direction"] for pair in pairs] == ["unidirectional", "bidirectional"]
+    for pair in pairs:
+        assert "sampled" not in pair
+        assert pair["repeats"] == 3
+        for key in ("latency_s", "bandwidth_bytes_per_s"):
+            assert all((value is None) == (i == j) for i, row in enumerate(pair[key])
+                       for j, value in enumerate(row))  # fmt: skip
 
 
 def test_a_sample_leaves_holes_and_says_so():
-    pair = world_pairs(measured(most=4)[0]).to_dict()
+    pair = world_pairs(measured(most=4)[0])[0].to_dict()
     assert pair["sampled"]["measured_pairs"] == 4
     assert pair["sampled"]["all_pairs"] == 6
     holes = [(i, j) for i, j in permutations(range(3), 2) if pair["latency_s"][i][j] is None]
@@ -96,7 +98,7 @@ def test_a_sample_leaves_holes_and_says_so():
 
 
 def test_when_time_is_over_no_pair_is_begun():
-    pair = world_pairs(measured(budget_s=-1)[0]).to_dict()
+    pair = world_pairs(measured(budget_s=-1)[0])[0].to_dict()
     assert pair["sampled"]["measured_pairs"] == 0
     assert pair["sampled"]["rule"] == "all pairs; time was over after 0 of 6"
     assert all(value is None for row in pair["latency_s"] for value in row)
@@ -109,13 +111,14 @@ def sampled_links(**changes) -> Links:
     """Two nodes of two ranks; (0, 3) is the slowest link that was measured between nodes."""
     known = {(0, 1): 8e9, (1, 0): 9e9, (0, 2): 2e9, (2, 0): 2e9, (0, 3): 1e9, (1, 2): 2e9}
     matrix = [[known.get((i, j)) for j in range(4)] for i in range(4)]
-    pair = world_pairs(
+    pair, _ = world_pairs(
         {
             "hosts": ["a", "a", "b", "b"],
             "nodes": [0, 0, 1, 1],
             "method": "gloo",
             "repeats": 1,
             "bandwidth_bytes_per_s": matrix,
+            "both_ways_bytes_per_s": matrix,
             "latency_s": [[value and 1e-5 for value in row] for row in matrix],
             "sampled": {"measured_pairs": 6, "all_pairs": 12, "rule": "some"},
         }

@@ -67,12 +67,20 @@ def sweeps_of(raw: list[dict[str, Any]]) -> tuple[tuple[LinkSweep, ...], list[st
     return tuple(sweeps), notes
 
 
-def world_pairs(report: dict[str, Any]) -> PairMatrix:
-    """The pair matrix of all ranks, from the ``pairs`` that rank 0 reports."""
-    hosts = report["hosts"]
-    fields = {key: value for key, value in report.items() if key != "hosts"}
-    endpoints = [f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
-    return PairMatrix.from_dict(pair_matrix(scope="world", endpoints=endpoints, **fields))
+def world_pairs(report: dict[str, Any]) -> tuple[PairMatrix, PairMatrix]:
+    """The pair matrices of all ranks, one way and both ways, from the ``pairs`` of rank 0."""
+    own = ("hosts", "both_ways_bytes_per_s")
+    fields = {key: value for key, value in report.items() if key not in own}
+    fields["endpoints"] = [f"rank {rank} on {host}" for rank, host in enumerate(report["hosts"])]
+    both = {
+        **fields,
+        "bandwidth_bytes_per_s": report["both_ways_bytes_per_s"],
+        "direction": "bidirectional",
+    }
+    one_way, both_ways = (
+        PairMatrix.from_dict(pair_matrix(scope="world", **entry)) for entry in (fields, both)
+    )
+    return one_way, both_ways
 
 
 def node_type_pairs(reports: list[dict[str, Any]]) -> list[PairMatrix]:

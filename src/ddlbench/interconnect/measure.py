@@ -185,6 +185,7 @@ def _run_tools(
         parts.notes.append(f"no pairs of ranks: {error}")
         return
     pairs = world_pairs(reports[0]["pairs"])
-    parts.pairs.append(pairs)
-    if pairs.sampled is not None:
-        parts.notes.append(f"pairs of ranks: {pairs.sampled.in_words()}")
+    parts.pairs += pairs
+    sampled = pairs[0].sampled
+    if sampled is not None:
+        parts.notes.append(f"pairs of ranks: {sampled.in_words()}")

@@ -4,6 +4,8 @@ One pair is measured after the other, as two at a time would slow each other dow
 
     i  ping ->  <- pong            latency = half the median round trip of 16 bytes
     i  message ---->  <- pong      bandwidth = bytes / (median - shortest round trip)
+    i  message ---->               both ways at once: the bytes of both / (median - latency)
+       <---- message
 
 The message has as many bytes as take 0.03 s, from 1 to 16 MiB. All pairs are measured in three
 passes, of which the medians are kept, so that a disturbance of a second affects no pair alone. 256
@@ -47,6 +49,8 @@ RULE = (
 _SEED = 0
 
 Pair = tuple[int, int]  # sender, receiver
+# Latency in s, bandwidth in bytes per second, and the sum of both directions at once.
+_PairTimes = tuple[float, float, float]
 
 
 def chosen_pairs(nodes: Sequence[int], most: int = MOST_PAIRS) -> list[Pair]:
@@ -107,7 +111,7 @@ def measure_pairs(group: Group, budget_s: float) -> dict[str, Any]:
     nodes, store = [process.node for process in group.members], group.store
     pairs = chosen_pairs(nodes)
     passes = _PASSES if len(pairs) <= _MANY_PAIRS else 1
-    sent: dict[Pair, list[tuple[float, float]]] = {}
+    sent: dict[Pair, list[_PairTimes]] = {}
     done = _visit(group, pairs, passes, budget_s, sent)
     for (sender, receiver), passes_of_pair in sent.items():
         store.set(f"{sender}/{receiver}", json.dumps(passes_of_pair))
@@ -118,6 +122,7 @@ def measure_pairs(group: Group, budget_s: float) -> dict[str, Any]:
     return {
         "latency_s": _matrix(len(nodes), values, 0),
         "bandwidth_bytes_per_s": _matrix(len(nodes), values, 1),
+        "both_ways_bytes_per_s": _matrix(len(nodes), values, 2),
         "hosts": group.hosts(),
         "nodes": nodes,
         "method": group.transport,
@@ -131,7 +136,7 @@ def _visit(
     pairs: Sequence[Pair],
     passes: int,
     budget_s: float,
-    sent: dict[Pair, list[tuple[float, float]]],
+    sent: dict[Pair, list[_PairTimes]],
 ) -> int:
     """Measure all pairs, pass by pass, within ``budget_s`` by the first rank's clock.
 
@@ -173,8 +178,8 @@ def _matrix(size: int, values: dict[Pair, list[list[float]]], part: int) -> Matr
     return matrix
 
 
-def _measure(other: int, first: bool, device: torch.device) -> tuple[float, float]:
-    """Latency in s and bandwidth in bytes per second; valid on the ``first``, which sends."""
+def _measure(other: int, first: bool, device: torch.device) -> _PairTimes:
+    """What is measured of a pair; valid on the ``first``, which sends."""
     ping = touched(_PING_ELEMENTS, device)
 
     def exchange(message: torch.Tensor) -> None:
@@ -187,6 +192,16 @@ def _measure(other: int, first: bool, device: torch.device) -> tuple[float, floa
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
+    def cross(message: torch.Tensor, other_message: torch.Tensor) -> None:
+        both = [
+            dist.P2POp(dist.isend, message, other),
+            dist.P2POp(dist.irecv, other_message, other),
+        ]
+        for request in dist.batch_isend_irecv(both):
+            request.wait()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
     round_trips_s = _times_s(lambda: exchange(ping), _ROUNDS)
     small = touched(_SMALL_BYTES // 4, device)
     probe_s = median(_times_s(lambda: exchange(small), 2))
@@ -194,7 +209,14 @@ def _measure(other: int, first: bool, device: torch.device) -> tuple[float, floa
     large = touched(size // 4, device)
     large_s = median(_times_s(lambda: exchange(large), _MESSAGES))
     carried_s = large_s - min(round_trips_s)
-    return median(round_trips_s) / 2, size / (carried_s if carried_s > 0 else large_s)
+    another = touched(size // 4, device)
+    crossed_s = median(_times_s(lambda: cross(large, another), _MESSAGES))
+    both_s = crossed_s - min(round_trips_s) / 2
+    return (
+        median(round_trips_s) / 2,
+        size / (carried_s if carried_s > 0 else large_s),
+        2 * size / (both_s if both_s > 0 else crossed_s),
+    )
 
 
 def _times_s(call: Callable[[], None], repeats: int) -> list[float]:

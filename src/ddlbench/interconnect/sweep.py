@@ -95,7 +95,7 @@ def _measure_group(group: Group, settings: dict[str, Any]) -> dict[str, list[dic
         sweeps = _sweep_group(group, settings)
         costs = sharded_tensor_costs(device) if on_cpu else []
         delays = message_delays(device) if on_cpu else []
-        overlap = measure_overlap(device, settings["largest_bytes"])
+        overlap = measure_overlap(device, settings["largest_bytes"], settings["budget_s"])
     overlaps = [{"transport": group.transport, **overlap}]
     return {"sweeps": sweeps, "overlaps": overlaps, "tensor_costs": costs, "delays": delays}
 

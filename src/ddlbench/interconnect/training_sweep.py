@@ -34,6 +34,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -209,16 +210,22 @@ def sharded_pass(
 
 
 _OVERLAP_BYTES = 8 * 2**20
+_LEAST_OVERLAP_BYTES = 256 * 2**10
 _OVERLAP_REPEATS = 7
+# All-reduces that take place in a measurement: alone and together, and a computation as long.
+_OVERLAP_LENGTHS = 4 * (_OVERLAP_REPEATS + 1)
 _FIXED_S = 0.1
 _MATRIX = 64
 
 
-def measure_overlap(device: torch.device, largest: int) -> dict[str, Any]:
-    """How much of an all-reduce a computation hides that takes as long as the all-reduce."""
-    size = min(largest, _OVERLAP_BYTES)
+def measure_overlap(device: torch.device, largest: int, budget_s: float) -> dict[str, Any]:
+    """How much of an all-reduce a computation hides that takes as long as the all-reduce.
+
+    The message is short where the link is slow, so that all takes about ``budget_s``.
+    """
+    size = _overlap_bytes(device, min(largest, _OVERLAP_BYTES), budget_s)
     message = touched(size // _ELEMENT_BYTES, device)
-    alone_s = _median(lambda: _finish(device, dist.all_reduce(message, async_op=True)))
+    alone_s = _median(lambda: _all_reduce(device, message))
     compute = computation(device, alone_s)
     compute_s = _median(lambda: _finish(device, compute()))
 
@@ -238,6 +245,18 @@ def measure_overlap(device: torch.device, largest: int) -> dict[str, Any]:
     }
 
 
+def _overlap_bytes(device: torch.device, most: int, budget_s: float) -> int:
+    """The longest message that the budget allows, the same on all ranks."""
+    size = min(most, _LEAST_OVERLAP_BYTES)
+    while 2 * size <= most:
+        longer = touched(2 * size // _ELEMENT_BYTES, device)
+        (once,) = slowest(partial(_all_reduce, device, longer), 1)
+        if _OVERLAP_LENGTHS * once.time_s > budget_s:
+            break
+        size *= 2
+    return size
+
+
 def fixed_computation(device: torch.device) -> Callable[[], float]:
     """A call that gives the seconds of a computation that is always the same, on all ranks."""
     compute = computation(device, _FIXED_S)
@@ -247,6 +266,10 @@ def fixed_computation(device: torch.device) -> Callable[[], float]:
 def _median(call: Callable[[], None]) -> float:
     repeats = slowest(call, _OVERLAP_REPEATS)[1:]
     return statistics.median(repeat.time_s for repeat in repeats)
+
+
+def _all_reduce(device: torch.device, message: Tensor) -> None:
+    _finish(device, dist.all_reduce(message, async_op=True))
 
 
 def _finish(device: torch.device, work: Any) -> None:
