@@ -33,9 +33,10 @@ def measured(tmp_path_factory):
 
 def test_both_scopes_have_all_pairs(measured):
     found = read_links(measured).to_dict()
-    assert [(p["scope"], p["method"]) for p in found["pairs"]] == [
-        ("node", "device-copies"),
-        ("world", "gloo"),
+    assert [(p["scope"], p["method"], p["direction"]) for p in found["pairs"]] == [
+        ("node", "device-copies", "unidirectional"),
+        ("world", "gloo", "unidirectional"),
+        ("world", "gloo", "bidirectional"),
     ]
     for pair in found["pairs"]:
         for key in ("bandwidth_bytes_per_s", "latency_s"):

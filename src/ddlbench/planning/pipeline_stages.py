@@ -81,7 +81,7 @@ def bandwidth_of(links: Links, level: Reach, where: str) -> float:
     bandwidths = [
         bandwidth
         for pair in links.pairs
-        if pair.method in _TRANSPORTS
+        if pair.method in _TRANSPORTS and pair.direction == "unidirectional"
         for bandwidth in _of_level(pair, same_node=level == "node")
     ]
     if not bandwidths:
