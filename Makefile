@@ -70,6 +70,7 @@ validate: setup
 	python validation/link.py
 	python validation/checkpoint.py
 	python validation/speedup.py
+	python validation/cpu_share.py
 	python validation/prediction.py
 	python validation/pipelines.py
 	python validation/networking.py

@@ -5,11 +5,11 @@ Four networks on CIFAR-10; 1x4, 4x1 and 2x2 devices with equal shares of CPU; li
 separate jobs. This machine has states that last for minutes, so the repeats of different cells take
 turns::
 
-    links | for each run 1, 2, 3: profiles, then cells on both links | pooled profiles | told cells
+    links | for each run 1, 2, 3: profiles, then cells on both links | pooled profiles | accuracy
 
 The first run has every cell. The others have the candidates that may be the fastest of their case
 (network, geometry, fabric): they took at most ``CONTENDS`` times the fastest in the first run. Two
-more runs of the cells whose accuracy is told come last. All of it takes three hours.
+more runs of the cells of ``ACCURACY`` come last. All of it takes three hours.
 
 No predictor has seen a cell, except in calibration.csv, where constants are learnt from the cells
 of other networks, or of other geometries. Writes docs/validation/prediction/; with ``--report``,
@@ -49,7 +49,7 @@ CANDIDATES = [
     *("ddp", "horovod", "parameter-server", "model-parallel-p2p"),
     *("pipe-gpipe", "pipe-1f1b", "pipe-interleaved", "pipe-zb"),
 ]
-# Cells whose accuracy is told for every strategy: each runs three times.
+# The tables of errors are of these cells, so each of them runs three times.
 ACCURACY = {
     "network": ["stack", "vgg16", "mobilenetv2"],
     "strategy": [
@@ -197,10 +197,10 @@ def _measure() -> None:
             if run == 1:
                 _study(part, 1).run(SITE, _options(part), "cells")
             else:
-                _again(part, run - 1, contenders)
+                _again(part, run - 1, _contenders)
     _study(FAST).run(SITE, _options(FAST), "profiles")
     for repeat in range(1, REPEATS):
-        _again(FAST, repeat, _told)
+        _again(FAST, repeat, _of_accuracy)
 
 
 def _again(
@@ -215,7 +215,7 @@ def _again(
     study.run(SITE, _options(part), *sorted(str(result_file(SITE, cell.id)) for cell in cells))
 
 
-def contenders(outcomes: Iterable[Outcome]) -> list[Cell]:
+def _contenders(outcomes: Iterable[Outcome]) -> list[Cell]:
     """The candidates that may be the fastest of their case, judged by the first repeat."""
     steps: dict[str, dict[Cell, float]] = {}
     for outcome in outcomes:
@@ -230,13 +230,14 @@ def contenders(outcomes: Iterable[Outcome]) -> list[Cell]:
     ]
 
 
-def _told(outcomes: Iterable[Outcome]) -> list[Cell]:
-    return [outcome.cell for outcome in outcomes if _is_told(outcome.cell)]
-
-
-def _is_told(cell: Cell) -> bool:
-    """Whether the accuracy of every cell like this is told."""
-    return all(getattr(cell, key) in values for key, values in ACCURACY.items())
+def _of_accuracy(outcomes: Iterable[Outcome]) -> list[Cell]:
+    """The cells of :data:`ACCURACY`."""
+    cells = [outcome.cell for outcome in outcomes]
+    return [
+        cell
+        for cell in cells
+        if all(getattr(cell, key) in values for key, values in ACCURACY.items())
+    ]
 
 
 if __name__ == "__main__":
