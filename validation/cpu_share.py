@@ -7,8 +7,8 @@ refilled each period, so a device that was idle has it left and starts at full s
     quota 1 ms of 2.5 ms                  |X..X..X..X..X..X..X..X|
 
 (The kernel looks at quotas when its clock ticks, so that short periods are not kept this exactly.)
-Takes two minutes on a quiet machine and writes docs/validation/testbed/bursts.csv: a row a period and
-length.
+Takes two minutes on a quiet machine and writes docs/validation/testbed/bursts.csv: a row a period
+and length.
 """
 
 from __future__ import annotations

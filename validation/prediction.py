@@ -49,7 +49,7 @@ CANDIDATES = [
     *("ddp", "horovod", "parameter-server", "model-parallel-p2p"),
     *("pipe-gpipe", "pipe-1f1b", "pipe-interleaved", "pipe-zb"),
 ]
-# The tables of errors are of these cells, so each of them runs three times.
+# Run three times, however fast they are, so that errors and the noise floor rest on repeats.
 ACCURACY = {
     "network": ["stack", "vgg16", "mobilenetv2"],
     "strategy": [
