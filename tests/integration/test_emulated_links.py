@@ -33,11 +33,13 @@ def small_site(nodes, devices):
 def test_what_is_measured_is_the_emulated_link(tmp_path):
     measure_links(small_site(2, 1), "slow", tmp_path / "links.json")
     found = read_links(tmp_path / "links.json").to_dict()
-    (world,) = found["pairs"]
-    assert world["nodes"] == [0, 1]
+    one_way, both_ways = found["pairs"]
+    assert both_ways["direction"] == "bidirectional"
     # Half a round trip between the nodes is the delay, and what gloo and two processes add.
-    for latency_s in (world["latency_s"][0][1], world["latency_s"][1][0]):
-        assert latency_s >= 0.9 * DELAY_S
+    for world in (one_way, both_ways):
+        assert world["nodes"] == [0, 1]
+        for latency_s in (world["latency_s"][0][1], world["latency_s"][1][0]):
+            assert latency_s >= 0.9 * DELAY_S
     link = found["provenance"]["link"]
     assert link["fabric"] == found["fabric"] == "slow"
     assert link["setting"]["latency_s"] == DELAY_S
