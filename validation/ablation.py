@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -37,14 +38,19 @@ from ddlbench.strategies.pipelining import descriptor
 
 OUT = ROOT / "docs" / "validation" / "ablation.csv"
 # What makes a study's folder, and its experiment.
-STUDIES: list[tuple[Callable[[], Study], dict[str, Any]]] = [
-    (lambda: Study("emulated", emulated.EXPERIMENT), emulated.EXPERIMENT),
-    (prediction.described, prediction.FAST),
-    *(
-        (partial(transformers.described, transformers.PARTS[part]), transformers.PARTS[part])
-        for part in ("computed", "computed-bw250")
-    ),
-]
+Part = tuple[Callable[[], Study], dict[str, Any]]
+# The parts of each study.
+STUDIES: dict[str, list[Part]] = {
+    "emulated": [(lambda: Study("emulated", emulated.EXPERIMENT), emulated.EXPERIMENT)],
+    "fast-link": prediction.parts(prediction.fast),
+    "slow-link": prediction.parts(prediction.slow),
+    **{
+        transformers.PARTS[name]["experiment"]: [
+            (partial(transformers.described, transformers.PARTS[name]), transformers.PARTS[name])
+        ]
+        for name in ("computed", "computed-bw250")
+    },
+}
 
 _sweeps_of = LinkTable.sweeps_of
 
@@ -84,11 +90,10 @@ def main() -> None:
     """Predict the cells of each study, each time without one term."""
     kept = pd.read_csv(OUT)
     tables = []
-    for folder, experiment in STUDIES:
-        os.chdir(folder().folder)
-        told = _told(experiment)
+    for name, parts in STUDIES.items():
+        told = _told(parts)
         if told is None:
-            tables.append(kept[kept["study"] == experiment["experiment"]])
+            tables.append(kept[kept["study"] == name])
             continue
         for term, errors in told.items():
             changed = errors[(errors - told["nothing"]).abs() > 1e-6]
@@ -96,7 +101,7 @@ def main() -> None:
             tables.append(
                 pd.DataFrame(
                     {
-                        "study": experiment["experiment"],
+                        "study": name,
                         "left_out": term,
                         "strategy": shown.index,
                         "mean_absolute_error": shown.to_numpy(),
@@ -107,25 +112,32 @@ def main() -> None:
     pd.concat(tables).to_csv(OUT, index=False, float_format="%.4g")
 
 
-def _told(experiment: dict[str, Any]) -> dict[str, pd.Series[float]] | None:
+def _told(parts: list[Part]) -> dict[str, pd.Series[float]] | None:
     """Errors without each term; None for a study that has no profile or no cell here."""
+    if not parts:
+        return None
+    experiments = {folder().folder: experiment for folder, experiment in parts}
     try:
-        told = {term: _errors(experiment, places) for term, places in TERMS.items()}
+        told = {term: _errors(experiments, places) for term, places in TERMS.items()}
     except InvalidProfile:
         return None
     return None if told["nothing"].empty else told
 
 
-def _errors(experiment: dict[str, Any], places: list[Place]) -> pd.Series[float]:
-    """Mean absolute error of each strategy."""
-    config = parse_experiment(experiment, "the study")
-    site = load_site(config.site)
-    descriptor._run.cache_clear()  # runs of schedules hold how they post receives
-    with ExitStack() as stack:
-        for owner, name, value in places:
-            stack.enter_context(patch.object(owner, name, value))
-        frame = predictions(expand(config, site), site, names=[DEFAULT_PREDICTOR])
-    descriptor._run.cache_clear()
+def _errors(experiments: dict[Path, dict[str, Any]], places: list[Place]) -> pd.Series[float]:
+    """Mean absolute error of each strategy over experiments, each in its folder."""
+    frames = []
+    for folder, experiment in experiments.items():
+        os.chdir(folder)
+        config = parse_experiment(experiment, "the study")
+        site = load_site(config.site)
+        descriptor._run.cache_clear()  # runs of schedules hold how they post receives
+        with ExitStack() as stack:
+            for owner, name, value in places:
+                stack.enter_context(patch.object(owner, name, value))
+            frames.append(predictions(expand(config, site), site, names=[DEFAULT_PREDICTOR]))
+        descriptor._run.cache_clear()
+    frame = pd.concat(frames)
     return frame["signed_error"].abs().groupby(frame["strategy"], sort=False).mean().dropna()
 
 

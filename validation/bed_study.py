@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import yaml
 
@@ -26,6 +27,7 @@ from testbed import Options, TestBed, missing  # noqa: E402
 
 __all__ = ["Study", "chosen_parts"]
 
+_MEASURED = ("result.json", "steps.csv", "trace.json", "profile.json", "links.json")
 _PARTS = ("rules", "workflow", "config", "profiles", "envs", "src")
 
 
@@ -102,6 +104,28 @@ class Study:
     def ddlbench(self, *arguments: str) -> str:
         """Run the ``ddlbench`` command in the study's folder; returns what it printed."""
         return self._call(sys.executable, "-m", "ddlbench.cli", *arguments, capture=True)
+
+    def has_results(self) -> bool:
+        """Whether a cell was measured here."""
+        return any((self.folder / "results").rglob("result.json"))
+
+    def archive(self, target: Path) -> None:
+        """Keep all that was measured in a zip file, from which every table can be made anew."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_suffix(".partial")
+        with ZipFile(partial, "w", ZIP_DEFLATED, compresslevel=9) as kept:
+            for path in sorted((self.folder / "results").rglob("*")):
+                if path.name in _MEASURED:
+                    kept.write(path, path.relative_to(self.folder))
+        partial.replace(target)
+
+    def unpack(self, source: Path) -> None:
+        """Have what :meth:`archive` kept, in place of what is here."""
+        if not source.is_file():
+            sys.exit(f"{source.relative_to(ROOT)} is missing: measure the study first")
+        shutil.rmtree(self.folder / "results", ignore_errors=True)
+        with ZipFile(source) as kept:
+            kept.extractall(self.folder)
 
     def keep(self, source: Path, target: Path) -> None:
         """Copy a figure or table of the study into the documentation."""

@@ -52,7 +52,7 @@ def repeat() -> None:
     cells = {(case_of(row.cell), row.cell.strategy): row.cell for row in rows}
     again = {
         cells[row["case"], row[which]].with_(repeat=number)
-        for row in replayed(emulated.CASES)
+        for row in replayed([(lambda: study, emulated.CASES)])
         if row["way"].startswith("recommender") and row["measured_candidates"]
         for which in ("picked", "best")
         if row["picked"] != row["best"]

@@ -11,16 +11,16 @@ Beside it stand the thesis' alternatives::
     recommender              a profile and links
     recommender, K measured  these, and K short cells
 
-Measures nothing itself: its cells are those of choice_cases.py and prediction.py. Writes
-docs/validation/choices.csv, a row a case and way, choices_by_way.csv, and into the folder ``--out``
-a figure for each study, ways_to_choose_<study>.png and .csv.
+Measures nothing itself: its cells are those of choice_cases.py and prediction.py. A study that was
+not measured here keeps its rows and its figure. Writes docs/validation/choices.csv, a row a case
+and way, choices_by_way.csv, and into the folder ``--out`` a figure for each study,
+ways_to_choose_<study>.png and .csv.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ import prediction
 from bed_study import ROOT, Study
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.config import parse_experiment
+from ddlbench.experiment.config import Experiment, parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.profile import InvalidProfile
 from ddlbench.experiment.registry import BASE
@@ -63,11 +63,15 @@ _CASE = ["dataset", "network", "nodes", "devices_per_node", "fabric", "batch_siz
 _DATA, _HARDWARE = "data-extrapolation", "hardware-extrapolation"
 
 
-def studies() -> dict[str, tuple[Callable[[], Study], list[dict[str, Any]]]]:
-    """Name -> its folder, and the experiments whose cases are replayed."""
+# What makes the folder of measured cells, and their experiment.
+Part = tuple[Callable[[], Study], dict[str, Any]]
+
+
+def studies() -> dict[str, list[list[Part]]]:
+    """Name -> parts whose cases are replayed; those of a list teach each other constants."""
     return {
-        "emulated": (lambda: emulated.described(emulated.CASES), [emulated.CASES]),
-        "test-bed": (prediction.described, [prediction.FAST, prediction.SLOW]),
+        "emulated": [[(lambda: emulated.described(emulated.CASES), emulated.CASES)]],
+        "test-bed": [prediction.parts(prediction.fast), prediction.parts(prediction.slow)],
     }
 
 
@@ -76,37 +80,52 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "docs/papers/thesis-fig8.1")
     figures = parser.parse_args().out.resolve()
-    rows: list[dict[str, Any]] = []
-    for name, (folder, experiments) in studies().items():
-        os.chdir(folder().folder)
+    kept = pd.read_csv(OUT / "choices.csv")
+    tables = []
+    for name, lists in studies().items():
         try:
-            found = [{"study": name, **row} for one in experiments for row in replayed(one)]
-        except InvalidProfile as error:  # nothing of this study was measured here
-            print(f"{name} is left out: {error}")
+            found = [{"study": name, **row} for parts in lists for row in replayed(parts)]
+        except InvalidProfile as error:
+            print(f"{name} was not measured here, its rows stay: {error}")
             found = []
         if found:
-            draw_figure(
-                "ways_to_choose", figures / f"ways_to_choose_{name}.png", pd.DataFrame(found)
-            )
-        rows += found
-    if not rows:
-        sys.exit("no study has measured cells; first: python validation/choice_cases.py")
-    table = pd.DataFrame(rows)
+            drawn = pd.DataFrame(found)
+            draw_figure("ways_to_choose", figures / f"ways_to_choose_{name}.png", drawn)
+        tables.append(drawn if found else kept[kept["study"] == name])
+    table = pd.concat(tables)
     table.to_csv(OUT / "choices.csv", index=False, float_format="%.6g")
     parts = [ways(part).assign(study=str(name)) for name, part in table.groupby("study")]
     pd.concat(parts).to_csv(OUT / "choices_by_way.csv", index=False, float_format="%.4g")
 
 
-def replayed(experiment: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row for each complete case of an experiment and way to choose, in the study's folder."""
-    config = parse_experiment(experiment, "the study")
+def replayed(parts: list[Part]) -> Iterator[dict[str, Any]]:
+    """A row for each complete case of the parts and way to choose."""
+    folders = [folder().folder for folder, _ in parts]
+    configs = [parse_experiment(experiment, "the study") for _, experiment in parts]
+    frames = [_predicted(*one) for one in zip(folders, configs, strict=True)]
+    known = pd.concat(frames) if frames else pd.DataFrame()
+    for folder, config, every in zip(folders, configs, frames, strict=True):
+        os.chdir(folder)
+        yield from _replayed(config, every, known[known["predictor"] == DEFAULT_PREDICTOR])
+
+
+def _predicted(folder: Path, config: Experiment) -> pd.DataFrame:
+    """The cells of complete cases, measured and predicted."""
+    os.chdir(folder)
     site = load_site(config.site)
     names = [DEFAULT_PREDICTOR, _DATA, _HARDWARE]
     every = predictions(expand(config, site), site, names=names)
     every = every[every["synchronous"]]
     # Nothing is said of a case that lacks a candidate's run.
     every = every[~every.groupby(_CASE)["status"].transform(_not_run)]
-    every = every[every["measured_step_s"].notna() & every["predicted_step_s"].notna()]
+    return every[every["measured_step_s"].notna() & every["predicted_step_s"].notna()]
+
+
+def _replayed(
+    config: Experiment, every: pd.DataFrame, known: pd.DataFrame
+) -> Iterator[dict[str, Any]]:
+    """The rows of one folder, with constants from other networks' ``known`` cells."""
+    site = load_site(config.site)
     frame = every[every["predictor"] == DEFAULT_PREDICTOR]
     profile_s = config.profile["runs"] * (config.profile["budget_s"] + START_S)
     for keys, case in frame.groupby(_CASE, sort=False):
@@ -114,7 +133,7 @@ def replayed(experiment: dict[str, Any]) -> Iterator[dict[str, Any]]:
         candidates = case[case["strategy"] != BASE]
         if len(candidates) < 2:
             continue
-        others = cells_of(frame[frame["network"] != told["network"]], DEFAULT_PREDICTOR)
+        others = cells_of(known[known["network"] != told["network"]], DEFAULT_PREDICTOR)
         bed = _Case(site.name, candidates, calibrate(site.name, others), profile_s)
         name = _name(told)
         bases = frame[(frame["strategy"] == BASE) & (frame["network"] == told["network"])]

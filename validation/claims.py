@@ -23,8 +23,8 @@ STUDIES = {
         "large_images/datasets/summary.csv",
         "large_images/memory/summary.csv",
         "pipelines/repeated.csv",
-        "prediction/fast-link/cells.csv",
-        "prediction/slow-link/cells.csv",
+        "prediction/*/fast-link/cells.csv",
+        "prediction/*/slow-link/cells.csv",
     ],
     "CPUs, emulated links": [
         "networking/published/latency.csv",
@@ -44,7 +44,7 @@ SITES = {
 def main() -> None:
     """Judge all claims on all kept rows."""
     frames = [
-        rows_of_tables([KEPT / name for name in names if (KEPT / name).is_file()], here)
+        rows_of_tables([path for name in names for path in sorted(KEPT.glob(name))], here)
         for here, names in STUDIES.items()
     ]
     figures = rows_of_tables(sorted((ROOT / "docs" / "papers").glob("*/cells.csv")), here="")

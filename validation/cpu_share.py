@@ -18,7 +18,7 @@ import sys
 
 import pandas as pd
 from bed_study import ROOT
-from testbed import Options, TestBed, hooks
+from testbed import Options, TestBed
 
 OUT = ROOT / "docs" / "validation" / "testbed" / "bursts.csv"
 SHARE = 0.4
@@ -45,8 +45,8 @@ def main() -> None:
     """Measure a device with quotas of each period."""
     rows = []
     for period_us in PERIODS_US:
-        hooks.PERIOD_US = period_us
-        with TestBed(Options(nodes=1, devices=1, cpu_share=SHARE)) as bed:
+        options = Options(nodes=1, devices=1, cpu_share=SHARE, cpu_period_us=period_us)
+        with TestBed(options) as bed:
             bed.wait_idle()
             words = (sys.executable, "-c", _PROGRAM, json.dumps(WORK_MS))
             slower = json.loads(bed.srun("--gres=gpu:1", *words).stdout)

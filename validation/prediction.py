@@ -1,33 +1,36 @@
 """Every predictor against measured cells, and cases to choose in, on a real SLURM of virtual nodes.
 
-Four networks on CIFAR-10; 1x4, 4x1 and 2x2 devices with equal shares of CPU; links of 1 Gbit/s
-(fabric ``default``) and of 100 Mbit/s (fabric ``slow``, 4x1 only). Profiles, links and cells are
-separate jobs. This machine has states that last for minutes, so the repeats of different cells take
-turns::
+Networks on CIFAR-10; 1x4, 4x1 and 2x2 devices with equal shares of CPU; links of 1 Gbit/s (fabric
+``default``) and of 100 Mbit/s (fabric ``slow``, 4x1 only). Profiles, links and cells are separate
+jobs. This machine has states that last for minutes, so the repeats of different cells take turns::
 
     links | for each run 1, 2, 3: profiles, then cells on both links | pooled profiles | accuracy
 
 The first run has every cell. The others have the candidates that may be the fastest of their case
 (network, geometry, fabric): they took at most ``CONTENDS`` times the fastest in the first run. Two
-more runs of the cells of ``ACCURACY`` come last. All of it takes three hours.
+more runs of the cells of ``ACCURACY`` come last.
+
+A part is a batch of networks, because all that is compared must be measured on one machine within
+hours: about two hours a batch. What was measured of it is kept in measured.zip: profiles, links and
+results. From there ``--report`` makes the tables and figures anew on any machine, so that a better
+predictor needs no new cells, and ablation.py and choices.py read the same.
 
 No predictor has seen a cell, except in calibration.csv, where constants are learnt from the cells
-of other networks, or of other geometries. Writes docs/validation/prediction/; with ``--report``,
-from what was measured before. choices.py replays the choices.
+of other networks, or of other geometries. Writes docs/validation/prediction/.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import yaml
-from bed_study import ROOT, Study
+from bed_study import ROOT, Study, chosen_parts
 from cells import errors_of, keep_cells
 from testbed import Options
 
@@ -44,7 +47,11 @@ SITE = "share-040"
 LINKS = {"default": "1gbit", "slow": "100mbit"}
 SITE_KEYS = {"interconnect": {"sweep_budget_s": 2.5}}
 REPEATS = 3
-NETWORKS = ["stack", "vgg16", "mobilenetv2", "resnet18"]
+Experiment = Callable[[list[str]], dict[str, Any]]  # of a batch's networks
+BATCHES = {
+    "stack-vgg16": ["stack", "vgg16"],
+    "mobilenetv2-resnet18": ["mobilenetv2", "resnet18"],
+}
 CANDIDATES = [
     *("ddp", "horovod", "parameter-server", "model-parallel-p2p"),
     *("pipe-gpipe", "pipe-1f1b", "pipe-interleaved", "pipe-zb"),
@@ -58,60 +65,72 @@ ACCURACY = {
     ],
     "geometry": ["1x1", "1x4", "4x1"],
 }
-CONTENDS = 1.3
+CONTENDS = 1.2
 KEPT = {
     "fast-link": ("accuracy.csv", "accuracy.png", "table_8_2.csv"),
     "slow-link": ("accuracy.csv", "accuracy.png"),
 }
 
 
-def experiment(
-    name: str, strategies: list[str], geometry: list[str], settings: dict[str, Any]
+def _experiment(
+    name: str,
+    networks: list[str],
+    strategies: list[str],
+    geometry: list[str],
+    settings: dict[str, Any],
 ) -> dict[str, Any]:
-    """One part of the study."""
+    """What both experiments of a batch have in common."""
     return {
         "experiment": name,
         "site": SITE,
         "repeats": REPEATS,
         "matrix": {
             "dataset": ["cifar10"],
-            "network": NETWORKS,
+            "network": networks,
             "strategy": strategies,
             "geometry": geometry,
         },
-        # Much of a micro-batch is longer than a period of the test bed's quotas.
-        "settings": {"batch_size": 48, "data_scale": 0.01, "epochs": 1, **settings},
+        "settings": {"batch_size": 24, "data_scale": 0.01, "epochs": 1, **settings},
         "strategies": {
             name: {"chunks": 4}
             for name in ("gpipe", "pipe-gpipe", "pipe-1f1b", "pipe-interleaved", "pipe-zb")
             if name in strategies
         },
         "profile": {"budget_s": 30, "runs": REPEATS},
+        # A pass of a micro-batch must be longer than a period of the test bed's quotas; the stack
+        # computes little.
+        "overrides": [{"when": {"network": "stack"}, "set": {"batch_size": 48}}],
     }
 
 
-FAST = {
-    **experiment(
+def fast(networks: list[str]) -> dict[str, Any]:
+    """The experiment of 1 Gbit/s."""
+    common = _experiment(
         "fast-link",
+        networks,
         ["sequential", *CANDIDATES, "pipedream", "gpipe"],
         ["1x4", "4x1", "2x2"],
-        {"fabric": "default", "warmup_steps": 2, "max_steps": 6},
-    ),
-    # torchgpipe is one process.
-    "exclude": [
-        {"strategy": "gpipe", "geometry": ["4x1", "2x2"]},
-        {"strategy": "pipedream", "geometry": "2x2"},
-    ],
-    # PipeDream needs as many steps as stages to fill and to drain: the steady state is between.
-    "overrides": [{"when": {"strategy": "pipedream"}, "set": {"max_steps": 14}}],
-}
-SLOW = experiment(
-    "slow-link",
-    ["sequential", *CANDIDATES],
-    ["4x1"],
-    {"fabric": "slow", "warmup_steps": 1, "max_steps": 4},
-)
-PARTS = (FAST, SLOW)
+        {"fabric": "default", "warmup_steps": 1, "max_steps": 5},
+    )
+    return {
+        **common,
+        # torchgpipe is one process.
+        "exclude": [
+            {"strategy": "gpipe", "geometry": ["4x1", "2x2"]},
+            {"strategy": "pipedream", "geometry": "2x2"},
+        ],
+        # PipeDream needs as many steps as stages to fill and to drain: the steady state is between.
+        "overrides": [
+            *common["overrides"],
+            {"when": {"strategy": "pipedream"}, "set": {"max_steps": 14}},
+        ],
+    }
+
+
+def slow(networks: list[str]) -> dict[str, Any]:
+    """The experiment of 100 Mbit/s."""
+    settings = {"fabric": "slow", "warmup_steps": 1, "max_steps": 4}
+    return _experiment("slow-link", networks, ["sequential", *CANDIDATES], ["4x1"], settings)
 
 
 def _options(part: dict[str, Any]) -> Options:
@@ -127,50 +146,81 @@ def _options(part: dict[str, Any]) -> Options:
 
 def main() -> None:
     """Measure, predict, compare."""
-    if "--report" not in sys.argv[1:]:
-        _measure()
-    for part in PARTS:
-        study = _study(part)
-        study.describe_site(SITE, _options(part))
+    asked = chosen_parts(__doc__, BATCHES)
+    for batch in asked.parts:
+        if not asked.report:
+            _measure(batch)
+        if _folder(batch, fast).has_results():
+            _folder(batch, fast).archive(archive_of(batch))
+        if batch in kept_batches():
+            _report(batch)
+    for name in KEPT:
+        tables = [pd.read_csv(path) for path in sorted(OUT.glob(f"*/{name}/cells.csv"))]
+        cells = pd.concat(tables)
+        errors_of(cells).to_csv(OUT / f"errors_{name}.csv", float_format="%.4g")
+        by_network = errors_of(cells, by="network")
+        by_network.to_csv(OUT / f"errors_{name}_by_network.csv", float_format="%.4g")
+
+
+def archive_of(batch: str) -> Path:
+    """What was measured of a batch."""
+    return OUT / batch / "measured.zip"
+
+
+def kept_batches() -> list[str]:
+    """The batches that have been measured."""
+    return [batch for batch in BATCHES if archive_of(batch).is_file()]
+
+
+def _report(batch: str) -> None:
+    """Tables and figures of a batch."""
+    for make in (fast, slow):
+        study, name = described(batch, make), make(BATCHES[batch])["experiment"]
         study.ddlbench("report", "--configfile", "experiment.yaml")
         study.ddlbench("accuracy", "--configfile", "experiment.yaml", "--figures")
-        results, out = Path("results") / SITE / part["experiment"], OUT / part["experiment"]
+        results, out = Path("results") / SITE / name, OUT / batch / name
         for path in sorted((study.folder / results).rglob("*")):
-            if path.name in KEPT[part["experiment"]]:
+            if path.name in KEPT[name]:
                 study.keep(path.relative_to(study.folder), out / path.name)
-        predictions = study.folder / results / "predictions.json"
-        cells = keep_cells(part["experiment"], predictions, "all", out / "cells.csv")
-        errors_of(cells).to_csv(out / "errors.csv", float_format="%.4g")
-        errors_of(cells, by="network").to_csv(out / "errors_by_network.csv", float_format="%.4g")
-        learnt = study.ddlbench("calibrate", "--configfile", "experiment.yaml", "--json")
-        scores = pd.DataFrame(json.loads(learnt)["scores"])
-        scores.to_csv(out / "calibration.csv", index=False, float_format="%.4g")
-    study = _study(SLOW)
-    study.describe_site(SITE, _options(SLOW))
-    _computed_link(study).to_csv(OUT / "slow-link" / "computed.csv", float_format="%.4g")
+        predicted = study.folder / results / "predictions.json"
+        keep_cells(name, predicted, "all", out / "cells.csv")
+        if make is fast:  # two cells of a strategy over the slow link teach nothing
+            learnt = study.ddlbench("calibrate", "--configfile", "experiment.yaml", "--json")
+            scores = pd.DataFrame(json.loads(learnt)["scores"])
+            scores.to_csv(out / "calibration.csv", index=False, float_format="%.4g")
+    computed = _computed_link(described(batch, slow), slow(BATCHES[batch]))
+    computed.to_csv(OUT / batch / "slow-link" / "computed.csv", float_format="%.4g")
 
 
-def described() -> Study:
-    """The study's folder, with the site file that both parts share."""
-    study = _study(FAST)
-    study.describe_site(SITE, _options(FAST))
+def described(batch: str, make: Experiment) -> Study:
+    """The folder of an experiment with its site file: measured here, or else what is kept."""
+    study = _folder(batch, make)
+    if not study.has_results():
+        study = Study(f"prediction-{batch}-kept", make(BATCHES[batch]), SITE_KEYS)
+        study.unpack(archive_of(batch))
+    study.describe_site(SITE, _options(make(BATCHES[batch])))
     return study
 
 
-def _computed_link(study: Study) -> pd.DataFrame:
+def parts(make: Experiment) -> list[tuple[Callable[[], Study], dict[str, Any]]]:
+    """What makes the folder of each batch that has been measured, and its experiment."""
+    return [(partial(described, batch, make), make(BATCHES[batch])) for batch in kept_batches()]
+
+
+def _computed_link(study: Study, part: dict[str, Any]) -> pd.DataFrame:
     """The slow cells predicted without a measured slow link: computed from its rate alone."""
     site_file = study.folder / "config" / "sites" / f"{SITE}.yaml"
     keys = yaml.safe_load(site_file.read_text(encoding="utf-8"))
     fabric = {"bandwidth_mbit_per_s": 100, "latency_ms": 0}
     os.chdir(study.folder)
-    rows = expand(parse_experiment(SLOW, "the study"), load_site(SITE))
+    rows = expand(parse_experiment(part, "the study"), load_site(SITE))
     site_file.write_text(yaml.safe_dump({**keys, "fabrics": {"slow": fabric}}), encoding="utf-8")
     root = study.folder / "computed"
-    for part in ("cells", "profiles", "links/default"):
-        link = root / SITE / part
+    for measured in ("cells", "profiles", "links/default"):
+        link = root / SITE / measured
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink():
-            link.symlink_to(study.folder / "results" / SITE / part)
+            link.symlink_to(study.folder / "results" / SITE / measured)
     frame = predictions(rows, load_site(SITE), root, names=[DEFAULT_PREDICTOR])
     told = frame[frame["signed_error"].notna()]
     return told.groupby("strategy", sort=False)["signed_error"].agg(
@@ -178,41 +228,47 @@ def _computed_link(study: Study) -> pd.DataFrame:
     )
 
 
-def _study(part: dict[str, Any], repeats: int = REPEATS) -> Study:
-    """A part of the study up to some repeat; what is there already is not measured again."""
-    return Study("prediction", {**part, "repeats": repeats}, SITE_KEYS)
+def _folder(batch: str, make: Experiment, repeats: int = REPEATS) -> Study:
+    """Where a batch is measured, up to some repeat; what is there is not measured again."""
+    return Study(f"prediction-{batch}", {**make(BATCHES[batch]), "repeats": repeats}, SITE_KEYS)
 
 
-def _measure() -> None:
+def _measure(batch: str) -> None:
     """Measure what is missing, so that the repeats of different cells take turns."""
-    for part in PARTS:
-        _study(part).run(SITE, _options(part), "links")
+    networks = BATCHES[batch]
+    options = {make: _options(make(networks)) for make in (fast, slow)}
+    for make in (fast, slow):
+        _folder(batch, make).run(SITE, options[make], "links")
     for run in range(1, REPEATS + 1):
         profiles = [
             f"results/{SITE}/profiles/cifar10/{network}/fp32-1t/run-{run}/profile.json"
-            for network in NETWORKS
+            for network in networks
         ]
-        _study(FAST).run(SITE, _options(FAST), *profiles)
-        for part in PARTS:
+        _folder(batch, fast).run(SITE, options[fast], *profiles)
+        for make in (fast, slow):
             if run == 1:
-                _study(part, 1).run(SITE, _options(part), "cells")
+                _folder(batch, make, 1).run(SITE, options[make], "cells")
             else:
-                _again(part, run - 1, _contenders)
-    _study(FAST).run(SITE, _options(FAST), "profiles")
+                _again(batch, make, run - 1, _contenders)
+    _folder(batch, fast).run(SITE, options[fast], "profiles")
     for repeat in range(1, REPEATS):
-        _again(FAST, repeat, _of_accuracy)
+        _again(batch, fast, repeat, _of_accuracy)
 
 
 def _again(
-    part: dict[str, Any], repeat: int, chosen: Callable[[list[Outcome]], Iterable[Cell]]
+    batch: str,
+    make: Experiment,
+    repeat: int,
+    chosen: Callable[[list[Outcome]], Iterable[Cell]],
 ) -> None:
     """Measure a later repeat of the cells that are chosen by the outcomes of the first."""
-    study = _study(part)
+    study, part = _folder(batch, make), make(BATCHES[batch])
     os.chdir(study.folder)
     study.describe_site(SITE, _options(part))
     rows = expand(parse_experiment({**part, "repeats": 1}, "the study"), load_site(SITE))
     cells = [cell.with_(repeat=repeat) for cell in chosen(measure(rows, SITE))]
-    study.run(SITE, _options(part), *sorted(str(result_file(SITE, cell.id)) for cell in cells))
+    paths = sorted(str(result_file(SITE, cell.id)) for cell in cells)
+    study.run(SITE, _options(part), *paths)
 
 
 def _contenders(outcomes: Iterable[Outcome]) -> list[Cell]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import permutations
-from statistics import median
 from typing import Literal, TypeVar
 
 from ddlbench.experiment.errors import ConfigError
@@ -115,32 +113,6 @@ class LinkTable:
             ),
             [],
         )
-
-    def crossing(self, source: Place, target: Place) -> float:
-        """Share of its bandwidth that each direction of a link keeps while both are used.
-
-        Between 0.5, as if one direction waited for the other, and 1. The median over the pairs of
-        the level; 1 where both directions at once were not measured.
-        """
-        same_node = source[0] == target[0]
-        ways = {
-            pair.direction: pair for pair in self._matrices("transport") if pair.scope == "world"
-        }
-        if len(ways) < 2:
-            return 1.0
-        alone = ways["unidirectional"].bandwidth_bytes_per_s
-        both = ways["bidirectional"].bandwidth_bytes_per_s
-        nodes = ways["bidirectional"].nodes
-        shares = [
-            total / (there + back)
-            for i, j in permutations(range(len(nodes)), 2)
-            if (nodes[i] == nodes[j]) == same_node
-            for total, there, back in [(both[i][j], alone[i][j], alone[j][i])]
-            if total is not None and there is not None and back is not None
-        ]
-        if not shares and same_node and self.within_node is not None:
-            return self.within_node.crossing(source, target)
-        return min(1.0, max(0.5, median(shares))) if shares else 1.0
 
     def ring(self, kind: Kind, plan: Plan) -> tuple[list[Hop], tuple[str, ...]]:
         """Hops of the ring over a plan's processes, in the order of ranks, the closing one last."""

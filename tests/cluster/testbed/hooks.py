@@ -18,9 +18,6 @@ from .options import Options
 TASK_PROLOG = HOME / "task_prolog"
 EPILOG = HOME / "epilog"
 
-# A task that was idle computes at full speed until a period's quota is used up. So a period must be
-# short beside what a task computes at a stretch; docs/testbed.md has the measurement.
-PERIOD_US = 2_500
 # The kernel refuses a quota below this.
 _LEAST_QUOTA_US = 1_000
 
@@ -127,8 +124,8 @@ def write_hooks(options: Options, groups: Cgroups | None, folder: Path = HOME) -
         version=groups.version,
         cpu=groups.cpu,
         memory=groups.memory,
-        quota_us=round((options.cpu_share or 0) * PERIOD_US),
-        period_us=PERIOD_US,
+        quota_us=round((options.cpu_share or 0) * options.cpu_period_us),
+        period_us=options.cpu_period_us,
         memory_bytes=(options.memory_mb or 0) * 10**6,
         least_us=_LEAST_QUOTA_US,
     )

@@ -33,6 +33,9 @@ class Options:
         bandwidth: rate of each node's link in either direction, for example ``1gbit``; None is
             unshaped.
         cpu_share: cores of CPU time that belong to one device; None is unlimited.
+        cpu_period_us: the share is granted once in so many microseconds. A task that was idle
+            computes at full speed until the grant is used up, so this must be short beside what a
+            task computes at a stretch; docs/testbed.md has the measurement.
         memory_mb: memory (10^6 bytes) of a job's tasks on a node; None is unlimited.
         scratch_mb: size (10^6 bytes) of a node's scratch, then a tmpfs; None is a folder on disk.
         private_tmp: give every node its own /tmp; jobs' files may then not lie in /tmp.
@@ -45,6 +48,7 @@ class Options:
     cpus_per_device: int = 1
     bandwidth: str | None = None
     cpu_share: float | None = None
+    cpu_period_us: int = 2_500
     memory_mb: int | None = None
     scratch_mb: int | None = None
     private_tmp: bool = False
@@ -61,6 +65,10 @@ class Options:
             raise TestBedError(f"cpus per device must be 1 or more, not {self.cpus_per_device}")
         if self.cpu_share is not None and not 0.01 <= self.cpu_share <= 64:
             raise TestBedError(f"cpu share must be 0.01 to 64 cores, not {self.cpu_share}")
+        if not 1_000 <= self.cpu_period_us <= 1_000_000:
+            raise TestBedError(
+                f"cpu period must be 1000 to 1000000 microseconds, not {self.cpu_period_us}"
+            )
         if self.memory_mb is not None and self.memory_mb < 16:
             raise TestBedError(f"memory must be 16 MB or more, not {self.memory_mb}")
         if self.scratch_mb is not None and self.scratch_mb < 1:

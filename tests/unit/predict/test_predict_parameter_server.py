@@ -7,8 +7,6 @@ Links carry 1e9 bytes/s after 1e-4 s.
 
 import predict_factory as make
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from predict_factory import MB
 
 from ddlbench.planning.memory import memory_bytes
@@ -62,31 +60,6 @@ def test_messages_queue_at_three_places():
     assert round_trips_s([1.0, 2.0], 1.0, 0.5, 0.25) == pytest.approx(5.0)
     # A slow server: updated 1 + 3, then + 3.
     assert round_trips_s([0.0, 0.0], 1.0, 3.0, 0.0) == pytest.approx(8.0)
-
-
-def test_a_push_and_a_pull_that_cross_slow_each_other_down():
-    # m0 pushed 1; m1 pushed and m0 pulled at half speed until 3; m1 pulled alone until 4.
-    assert round_trips_s([0.0, 0.0], 1.0, 0.0, 0.0, 0.5) == pytest.approx(4.0)
-    # m0 is pulled alone until 1.5, and beside m1's push until 2.5; m1 pushed alone until 3.
-    assert round_trips_s([0.0, 1.5], 1.0, 0.0, 0.0, 0.5) == pytest.approx(4.0)
-
-
-@given(
-    ready=st.lists(st.floats(0, 10), min_size=1, max_size=8).map(sorted),
-    times=st.tuples(*[st.floats(1e-3, 5.0)] * 3),
-    crossing=st.floats(0.5, 1.0),
-)
-def test_links_that_keep_their_speed_both_ways_are_queues(ready, times, crossing):
-    transfer_s, update_s, latency_s = times
-    pushed = updated = pulled = 0.0
-    for ready_s in ready:
-        pushed = max(ready_s, pushed) + transfer_s
-        updated = max(pushed + latency_s, updated) + update_s
-        pulled = max(updated, pulled) + transfer_s
-    queues_s = pulled + latency_s
-    assert round_trips_s(ready, *times) == pytest.approx(queues_s)
-    crossed_s = round_trips_s(ready, *times, crossing)
-    assert queues_s * (1 - 1e-9) <= crossed_s <= queues_s / crossing * (1 + 1e-9)
 
 
 def test_messages_leave_while_backward_runs():

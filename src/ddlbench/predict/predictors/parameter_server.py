@@ -15,9 +15,8 @@ L is the latency of the slowest hop between a worker and a server, through the t
 BW its bandwidth. Where hops differ, each worker counts with its own: S / BW is then the sum over a
 worker's servers, and N S / (K BW) that over a server's workers. T is the time of one mini-batch; in
 async mode it is the time of one update by each worker. Li et al. (OSDI 2014) describe the system
-and give no equation: these are the bounds of its links. In async mode pushes of some workers cross
-pulls of others. Of its bandwidth each direction then keeps the share c that was measured with both
-directions at once, so that the servers' links need N S / (K BW c).
+and give no equation: these are the bounds of its links. Links are assumed to carry both directions
+at once, so in async mode pushes of some workers overlap pulls of others.
 
 Two predictors:
 
@@ -30,19 +29,12 @@ Two predictors:
       pulled_g  = max(updated_g, pulled_{g-1}) + p
       T = t_c - t_u + max(0, pulled_last + L - t_backward)
 
-  While a push and a pull are on their way at once, each has the share c of its speed::
-
-      to the servers      |-- m0 --|---- m1 ----|---- m2 ----|
-      from the servers             |---- m0 ----|---- m1 ----|-- m2 --|
-                            alone       both: slower            alone
-
-  In async mode the first bound with N = 1 in p; the other two bounds stay.
+  in async mode the first bound with N = 1 in p; the other two bounds stay.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ddlbench.planning.workload import Step, Workload
 from ddlbench.predict.links import Hop
@@ -57,7 +49,6 @@ class _Exchange:
     Args:
         server_s: seconds in which the busiest server gets the gradients of all workers.
         worker_s: seconds in which the slowest worker sends its gradients to all servers.
-        crossing: share of its bandwidth that a direction keeps while both are used.
     """
 
     workers: int
@@ -67,7 +58,6 @@ class _Exchange:
     slowest_hop: Hop
     server_s: float
     worker_s: float
-    crossing: float
     step: Step
 
     @property
@@ -98,8 +88,7 @@ class _ParameterServer(BuiltInPredictor):
         at_once = exchange.workers if synchronous else 1
         waited_s = self.wait_s(exchange, inputs.workload, at_once)
         if not synchronous:
-            both_ways_s = exchange.server_s / exchange.crossing
-            bound_s = max(both_ways_s, exchange.workers * exchange.update_s)
+            bound_s = max(exchange.server_s, exchange.workers * exchange.update_s)
             waited_s = max(waited_s, bound_s - exchange.compute_s)
         # Updates count as compute. Waiting for links or for a bound counts as communication.
         updates_s = min(waited_s, exchange.update_s)
@@ -153,17 +142,12 @@ class ParameterServerMessages(_ParameterServer):
             exchange.transfer_s(workers) / rounds,
             exchange.update_s / rounds,
             exchange.slowest_hop.latency_s,
-            exchange.crossing,
         )
         return max(0.0, done_s - backward_s)
 
 
 def round_trips_s(
-    ready_s: list[float],
-    transfer_s: float,
-    update_s: float,
-    latency_s: float,
-    crossing: float = 1.0,
+    ready_s: list[float], transfer_s: float, update_s: float, latency_s: float
 ) -> float:
     """Seconds from the start of backward until a worker has the weights of the last round.
 
@@ -172,59 +156,13 @@ def round_trips_s(
         transfer_s: of one round, one way, without latency.
         update_s: of one round on a server.
         latency_s: one way.
-        crossing: share of its speed that a transfer keeps beside one the other way.
     """
-    pushes, pulls = _Direction(transfer_s, list(ready_s)), _Direction(transfer_s, [])
-    now_s = updated_s = 0.0
-    while pulls.done < len(ready_s):
-        speed = crossing if pushes.busy(now_s) and pulls.busy(now_s) else 1.0
-        then_s = min(pushes.next_s(now_s, speed), pulls.next_s(now_s, speed))
-        pushed = pushes.carry(now_s, then_s, speed)
-        pulls.carry(now_s, then_s, speed)
-        now_s = then_s
-        if pushed:
-            updated_s = max(now_s + latency_s, updated_s) + update_s
-            pulls.ready_s.append(updated_s)
-    return now_s + latency_s
-
-
-@dataclass
-class _Direction:
-    """The messages of one direction, one after the other.
-
-    Args:
-        transfer_s: of each, at full speed.
-        ready_s: when each may begin, ascending.
-        done: how many have ended.
-    """
-
-    transfer_s: float
-    ready_s: list[float]
-    done: int = 0
-    _left_s: float = field(init=False)  # of the message on its way, at full speed
-
-    def __post_init__(self) -> None:
-        self._left_s = self.transfer_s
-
-    def busy(self, now_s: float) -> bool:
-        """Whether a message is on its way."""
-        return self.done < len(self.ready_s) and self.ready_s[self.done] <= now_s
-
-    def next_s(self, now_s: float, speed: float) -> float:
-        """When a message next begins or ends; infinite if there is none."""
-        if self.done == len(self.ready_s):
-            return math.inf
-        return now_s + self._left_s / speed if self.busy(now_s) else self.ready_s[self.done]
-
-    def carry(self, now_s: float, then_s: float, speed: float) -> bool:
-        """Carry on from now until then; whether a message ends then."""
-        if not self.busy(now_s):
-            return False
-        if self.next_s(now_s, speed) > then_s:
-            self._left_s -= (then_s - now_s) * speed
-            return False
-        self.done, self._left_s = self.done + 1, self.transfer_s
-        return True
+    pushed = updated = pulled = 0.0
+    for ready in ready_s:
+        pushed = max(ready, pushed) + transfer_s
+        updated = max(pushed + latency_s, updated) + update_s
+        pulled = max(updated, pulled) + transfer_s
+    return pulled + latency_s
 
 
 def _ready_fractions(workload: Workload, rounds: int) -> list[float]:
@@ -252,7 +190,6 @@ def _exchange(inputs: CellInputs) -> tuple[_Exchange, tuple[str, ...]]:
     hops = [hop for ways in both_ways.values() for hop in ways]
     workers, servers = len(places["worker"]), len(places["server"])
     share = workload.parameter_bytes / servers
-    crossing = min(links.crossing(worker, server) for worker, server in pairs)
     # The slower way of each pair, as push and pull take equally long here.
     seconds = {
         pair: share / min(hop.bandwidth_bytes_per_s for hop, _ in ways)
@@ -266,7 +203,6 @@ def _exchange(inputs: CellInputs) -> tuple[_Exchange, tuple[str, ...]]:
         slowest_hop=max((hop for hop, _ in hops), key=lambda hop: hop.time_s(share)),
         server_s=max(sum(seconds[w, s] for w in places["worker"]) for s in places["server"]),
         worker_s=max(sum(seconds[w, s] for s in places["server"]) for w in places["worker"]),
-        crossing=crossing,
         step=workload.step(inputs.cell.batch_size / workers),
     )
     return exchange, joined(remark for _, remark in hops if remark)
