@@ -20,7 +20,7 @@ import emulated
 import pandas as pd
 import prediction
 import transformers
-from bed_study import ROOT, Study
+from bed_study import ROOT, Part, Study
 
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.profile import InvalidProfile
@@ -37,8 +37,6 @@ from ddlbench.predict.predictors import pipeline_replay
 from ddlbench.strategies.pipelining import descriptor
 
 OUT = ROOT / "docs" / "validation" / "ablation.csv"
-# What makes a study's folder, and its experiment.
-Part = tuple[Callable[[], Study], dict[str, Any]]
 # The parts of each study.
 STUDIES: dict[str, list[Part]] = {
     "emulated": [(lambda: Study("emulated", emulated.EXPERIMENT), emulated.EXPERIMENT)],

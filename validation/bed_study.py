@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
@@ -25,7 +25,7 @@ sys.path.insert(0, str(CLUSTER_TESTS))
 
 from testbed import Options, TestBed, missing  # noqa: E402
 
-__all__ = ["Study", "chosen_parts"]
+__all__ = ["Part", "Study", "chosen_parts"]
 
 _MEASURED = ("result.json", "steps.csv", "trace.json", "profile.json", "links.json")
 _PARTS = ("rules", "workflow", "config", "profiles", "envs", "src")
@@ -149,3 +149,7 @@ class Study:
         if done.returncode != 0:
             sys.exit(f"{' '.join(command[:4])} ... ended with {done.returncode}")
         return done.stdout or ""
+
+
+# What makes the folder of measured cells, and their experiment.
+Part = tuple[Callable[[], Study], dict[str, Any]]

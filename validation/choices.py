@@ -21,14 +21,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import emulated
 import pandas as pd
 import prediction
-from bed_study import ROOT, Study
+from bed_study import ROOT, Part
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import Experiment, parse_experiment
@@ -61,10 +61,6 @@ MOST = 3
 RUNS = 3  # of a cell; fewer do not tell its noise
 _CASE = ["dataset", "network", "nodes", "devices_per_node", "fabric", "batch_size"]
 _DATA, _HARDWARE = "data-extrapolation", "hardware-extrapolation"
-
-
-# What makes the folder of measured cells, and their experiment.
-Part = tuple[Callable[[], Study], dict[str, Any]]
 
 
 def studies() -> dict[str, list[list[Part]]]:

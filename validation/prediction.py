@@ -30,7 +30,7 @@ from typing import Any
 
 import pandas as pd
 import yaml
-from bed_study import ROOT, Study, chosen_parts
+from bed_study import ROOT, Part, Study, chosen_parts
 from cells import errors_of, keep_cells
 from testbed import Options
 
@@ -47,7 +47,6 @@ SITE = "share-040"
 LINKS = {"default": "1gbit", "slow": "100mbit"}
 SITE_KEYS = {"interconnect": {"sweep_budget_s": 2.5}}
 REPEATS = 3
-Experiment = Callable[[list[str]], dict[str, Any]]  # of a batch's networks
 BATCHES = {
     "stack-vgg16": ["stack", "vgg16"],
     "mobilenetv2-resnet18": ["mobilenetv2", "resnet18"],
@@ -66,6 +65,8 @@ ACCURACY = {
     "geometry": ["1x1", "1x4", "4x1"],
 }
 CONTENDS = 1.2
+# Makes the experiment of a batch from its networks.
+ExperimentOf = Callable[[list[str]], dict[str, Any]]
 KEPT = {
     "fast-link": ("accuracy.csv", "accuracy.png", "table_8_2.csv"),
     "slow-link": ("accuracy.csv", "accuracy.png"),
@@ -133,13 +134,13 @@ def slow(networks: list[str]) -> dict[str, Any]:
     return _experiment("slow-link", networks, ["sequential", *CANDIDATES], ["4x1"], settings)
 
 
-def _options(part: dict[str, Any]) -> Options:
-    """Describe the test bed of a part: 1.6 of this machine's cores are shared out.
+def _options(experiment: dict[str, Any]) -> Options:
+    """Describe the test bed of an experiment: 1.6 of this machine's cores are shared out.
 
     The slow link is measured with one device a node, as only 4x1 uses it: sixteen ranks at 100
     Mbit/s would take half an hour.
     """
-    fabric = part["settings"]["fabric"]
+    fabric = experiment["settings"]["fabric"]
     devices = 1 if fabric == "slow" else 4
     return Options(nodes=4, devices=devices, cpu_share=0.4, bandwidth=LINKS[fabric])
 
@@ -154,6 +155,8 @@ def main() -> None:
             _folder(batch, fast).archive(archive_of(batch))
         if batch in kept_batches():
             _report(batch)
+        else:
+            print(f"{batch} is left out: it has not been measured")
     for name in KEPT:
         tables = [pd.read_csv(path) for path in sorted(OUT.glob(f"*/{name}/cells.csv"))]
         cells = pd.concat(tables)
@@ -174,8 +177,8 @@ def kept_batches() -> list[str]:
 
 def _report(batch: str) -> None:
     """Tables and figures of a batch."""
-    for make in (fast, slow):
-        study, name = described(batch, make), make(BATCHES[batch])["experiment"]
+    for experiment_of in (fast, slow):
+        study, name = described(batch, experiment_of), experiment_of(BATCHES[batch])["experiment"]
         study.ddlbench("report", "--configfile", "experiment.yaml")
         study.ddlbench("accuracy", "--configfile", "experiment.yaml", "--figures")
         results, out = Path("results") / SITE / name, OUT / batch / name
@@ -184,7 +187,7 @@ def _report(batch: str) -> None:
                 study.keep(path.relative_to(study.folder), out / path.name)
         predicted = study.folder / results / "predictions.json"
         keep_cells(name, predicted, "all", out / "cells.csv")
-        if make is fast:  # two cells of a strategy over the slow link teach nothing
+        if experiment_of is fast:  # two cells of a strategy over the slow link teach nothing
             learnt = study.ddlbench("calibrate", "--configfile", "experiment.yaml", "--json")
             scores = pd.DataFrame(json.loads(learnt)["scores"])
             scores.to_csv(out / "calibration.csv", index=False, float_format="%.4g")
@@ -192,28 +195,31 @@ def _report(batch: str) -> None:
     computed.to_csv(OUT / batch / "slow-link" / "computed.csv", float_format="%.4g")
 
 
-def described(batch: str, make: Experiment) -> Study:
+def described(batch: str, experiment_of: ExperimentOf) -> Study:
     """The folder of an experiment with its site file: measured here, or else what is kept."""
-    study = _folder(batch, make)
+    study = _folder(batch, experiment_of)
     if not study.has_results():
-        study = Study(f"prediction-{batch}-kept", make(BATCHES[batch]), SITE_KEYS)
+        study = Study(f"prediction-{batch}-kept", experiment_of(BATCHES[batch]), SITE_KEYS)
         study.unpack(archive_of(batch))
-    study.describe_site(SITE, _options(make(BATCHES[batch])))
+    study.describe_site(SITE, _options(experiment_of(BATCHES[batch])))
     return study
 
 
-def parts(make: Experiment) -> list[tuple[Callable[[], Study], dict[str, Any]]]:
-    """What makes the folder of each batch that has been measured, and its experiment."""
-    return [(partial(described, batch, make), make(BATCHES[batch])) for batch in kept_batches()]
+def parts(experiment_of: ExperimentOf) -> list[Part]:
+    """Of each batch that has been measured."""
+    return [
+        (partial(described, batch, experiment_of), experiment_of(BATCHES[batch]))
+        for batch in kept_batches()
+    ]
 
 
-def _computed_link(study: Study, part: dict[str, Any]) -> pd.DataFrame:
+def _computed_link(study: Study, experiment: dict[str, Any]) -> pd.DataFrame:
     """The slow cells predicted without a measured slow link: computed from its rate alone."""
     site_file = study.folder / "config" / "sites" / f"{SITE}.yaml"
     keys = yaml.safe_load(site_file.read_text(encoding="utf-8"))
     fabric = {"bandwidth_mbit_per_s": 100, "latency_ms": 0}
     os.chdir(study.folder)
-    rows = expand(parse_experiment(part, "the study"), load_site(SITE))
+    rows = expand(parse_experiment(experiment, "the study"), load_site(SITE))
     site_file.write_text(yaml.safe_dump({**keys, "fabrics": {"slow": fabric}}), encoding="utf-8")
     root = study.folder / "computed"
     for measured in ("cells", "profiles", "links/default"):
@@ -228,28 +234,30 @@ def _computed_link(study: Study, part: dict[str, Any]) -> pd.DataFrame:
     )
 
 
-def _folder(batch: str, make: Experiment, repeats: int = REPEATS) -> Study:
+def _folder(batch: str, experiment_of: ExperimentOf, repeats: int = REPEATS) -> Study:
     """Where a batch is measured, up to some repeat; what is there is not measured again."""
-    return Study(f"prediction-{batch}", {**make(BATCHES[batch]), "repeats": repeats}, SITE_KEYS)
+    return Study(
+        f"prediction-{batch}", {**experiment_of(BATCHES[batch]), "repeats": repeats}, SITE_KEYS
+    )
 
 
 def _measure(batch: str) -> None:
     """Measure what is missing, so that the repeats of different cells take turns."""
     networks = BATCHES[batch]
-    options = {make: _options(make(networks)) for make in (fast, slow)}
-    for make in (fast, slow):
-        _folder(batch, make).run(SITE, options[make], "links")
+    options = {experiment_of: _options(experiment_of(networks)) for experiment_of in (fast, slow)}
+    for experiment_of in (fast, slow):
+        _folder(batch, experiment_of).run(SITE, options[experiment_of], "links")
     for run in range(1, REPEATS + 1):
         profiles = [
             f"results/{SITE}/profiles/cifar10/{network}/fp32-1t/run-{run}/profile.json"
             for network in networks
         ]
         _folder(batch, fast).run(SITE, options[fast], *profiles)
-        for make in (fast, slow):
+        for experiment_of in (fast, slow):
             if run == 1:
-                _folder(batch, make, 1).run(SITE, options[make], "cells")
+                _folder(batch, experiment_of, 1).run(SITE, options[experiment_of], "cells")
             else:
-                _again(batch, make, run - 1, _contenders)
+                _again(batch, experiment_of, run - 1, _contenders)
     _folder(batch, fast).run(SITE, options[fast], "profiles")
     for repeat in range(1, REPEATS):
         _again(batch, fast, repeat, _of_accuracy)
@@ -257,18 +265,18 @@ def _measure(batch: str) -> None:
 
 def _again(
     batch: str,
-    make: Experiment,
+    experiment_of: ExperimentOf,
     repeat: int,
     chosen: Callable[[list[Outcome]], Iterable[Cell]],
 ) -> None:
     """Measure a later repeat of the cells that are chosen by the outcomes of the first."""
-    study, part = _folder(batch, make), make(BATCHES[batch])
+    study, experiment = _folder(batch, experiment_of), experiment_of(BATCHES[batch])
     os.chdir(study.folder)
-    study.describe_site(SITE, _options(part))
-    rows = expand(parse_experiment({**part, "repeats": 1}, "the study"), load_site(SITE))
+    study.describe_site(SITE, _options(experiment))
+    rows = expand(parse_experiment({**experiment, "repeats": 1}, "the study"), load_site(SITE))
     cells = [cell.with_(repeat=repeat) for cell in chosen(measure(rows, SITE))]
     paths = sorted(str(result_file(SITE, cell.id)) for cell in cells)
-    study.run(SITE, _options(part), *paths)
+    study.run(SITE, _options(experiment), *paths)
 
 
 def _contenders(outcomes: Iterable[Outcome]) -> list[Cell]:

@@ -56,6 +56,7 @@ def lines_by_node(text: str) -> dict[str, str]:
         ({"nodes": 0}, "nodes must be"),
         ({"bandwidth": "fast"}, "write for example 100mbit"),
         ({"cpu_share": 0.0}, "cpu share"),
+        ({"cpu_period_us": 500}, "cpu period"),
         ({"subnet": "10.1.2.3/24"}, "write for example 10.213"),
         ({"subnet": "8.8.8.0/24"}, "private"),
         ({"subnet": "10.1.2.0/29"}, "private and hold 4 nodes"),
