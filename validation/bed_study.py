@@ -27,7 +27,11 @@ from testbed import Options, TestBed, missing  # noqa: E402
 
 __all__ = ["Part", "Study", "chosen_parts"]
 
-_MEASURED = ("result.json", "steps.csv", "trace.json", "profile.json", "links.json")
+# Predictors read all of these.
+_MEASURED = (
+    *("profile.json", "links.json"),
+    *("plan.json", "result.json", "steps.csv", "trace.json"),
+)
 _PARTS = ("rules", "workflow", "config", "profiles", "envs", "src")
 
 
