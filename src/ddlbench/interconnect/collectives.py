@@ -154,7 +154,7 @@ class Sweep:
         """Time sizes and plan their repeats, so that the sweep takes about ``budget_s``."""
         planned_s = 0.0
         probed: dict[int, float] = {}
-        order = self._coarse_first()
+        order = self._order()
         for index, size in enumerate(order):
             expected_s = _expected_s(size, probed)
             if planned_s + (_LEAST + _PROBES) * expected_s > LIMIT * budget_s:
@@ -169,10 +169,10 @@ class Sweep:
             self.ended = f"no message above {largest} bytes, to keep within the budget"
         self._counts = dict(sorted(self._counts.items()))
 
-    def _coarse_first(self) -> list[int]:
-        """Every fourth size and the largest, then all others; both ascending."""
+    def _order(self) -> list[int]:
+        """Every fourth size and the largest, ascending; then all others, descending."""
         coarse = sorted({*self._sizes[::_COARSE], self._sizes[-1]})
-        return [*coarse, *(size for size in self._sizes if size not in coarse)]
+        return [*coarse, *(size for size in reversed(self._sizes) if size not in coarse)]
 
     def take(self, number: int) -> None:
         """Run one pass: a share of the planned repeats of each size."""

@@ -132,6 +132,13 @@ def test_a_slow_link_ends_the_sweep_within_three_budgets():
     assert all(len(times) >= 4 for times in sweep.repeats.values())
 
 
+def test_what_time_is_left_goes_to_long_messages():
+    link = Link(0.03, 17e-9)  # as Horovod between nodes of 0.4 core
+    sweep = swept(link, 2.5)
+    assert max(sweep.repeats) == 2**25  # 16 MiB, were short messages to come first
+    assert link.spent_s <= 1.05 * LIMIT * 2.5
+
+
 def test_a_slow_but_flat_transport_has_few_sizes_up_to_the_largest():
     link = Link(0.1, 1e-10)  # as Horovod's negotiation on a crowded machine
     sweep = swept(link, 1.5)
