@@ -25,7 +25,9 @@ sys.path.insert(0, str(CLUSTER_TESTS))
 
 from testbed import Options, TestBed, missing  # noqa: E402
 
-__all__ = ["Part", "Study", "chosen_parts"]
+__all__ = ["Part", "Study", "chosen_parts", "has_results"]
+
+_WORK = ROOT / "validation" / ".work"
 
 # Predictors read all of these.
 _MEASURED = (
@@ -49,6 +51,11 @@ def chosen_parts(document: str, parts: Iterable[str]) -> argparse.Namespace:
     return parser.parse_args()
 
 
+def has_results(name: str) -> bool:
+    """Whether a cell of the study ``name`` was measured here."""
+    return any((_WORK / name / "results").rglob("result.json"))
+
+
 class Study:
     """A copy of the project's workflow, whose results stay.
 
@@ -62,7 +69,7 @@ class Study:
         self, name: str, experiment: dict[str, Any], site_keys: dict[str, Any] | None = None
     ) -> None:
         self._site_keys = site_keys or {}
-        self.folder = ROOT / "validation" / ".work" / name
+        self.folder = _WORK / name
         self.folder.mkdir(parents=True, exist_ok=True)
         for part in _PARTS:
             shutil.rmtree(self.folder / part, ignore_errors=True)
@@ -108,10 +115,6 @@ class Study:
     def ddlbench(self, *arguments: str) -> str:
         """Run the ``ddlbench`` command in the study's folder; returns what it printed."""
         return self._call(sys.executable, "-m", "ddlbench.cli", *arguments, capture=True)
-
-    def has_results(self) -> bool:
-        """Whether a cell was measured here."""
-        return any((self.folder / "results").rglob("result.json"))
 
     def archive(self, target: Path) -> None:
         """Keep all that was measured in a zip file, from which every table can be made anew."""

@@ -7,8 +7,8 @@ jobs. This machine has states that last for minutes, so the repeats of different
     links | for each run 1, 2, 3: profiles, then cells on both links | pooled profiles | accuracy
 
 The first run has every cell. The others have the candidates that may be the fastest of their case
-(network, geometry, fabric): they took at most ``CONTENDS`` times the fastest in the first run. Two
-more runs of the cells of ``ACCURACY`` come last.
+(network, geometry, fabric): they took at most ``CONTENDS`` times the fastest in the first run; and
+sequential training. Two more runs of the cells of ``ACCURACY`` come last.
 
 A part is a batch of networks, because all that is compared must be measured on one machine within
 hours: about two hours a batch. What was measured of it is kept in measured.zip: profiles, links and
@@ -30,13 +30,14 @@ from typing import Any
 
 import pandas as pd
 import yaml
-from bed_study import ROOT, Part, Study, chosen_parts
+from bed_study import ROOT, Part, Study, chosen_parts, has_results
 from cells import errors_of, keep_cells
 from testbed import Options
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.paths import result_file
+from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import expand
 from ddlbench.predict.evaluate import Outcome, measure, predictions
@@ -151,7 +152,7 @@ def main() -> None:
     for batch in asked.parts:
         if not asked.report:
             _measure(batch)
-        if _folder(batch, fast).has_results():
+        if has_results(_name(batch)):
             _folder(batch, fast).archive(archive_of(batch))
         if batch in kept_batches():
             _report(batch)
@@ -197,11 +198,13 @@ def _report(batch: str) -> None:
 
 def described(batch: str, experiment_of: ExperimentOf) -> Study:
     """The folder of an experiment with its site file: measured here, or else what is kept."""
-    study = _folder(batch, experiment_of)
-    if not study.has_results():
-        study = Study(f"prediction-{batch}-kept", experiment_of(BATCHES[batch]), SITE_KEYS)
+    experiment = experiment_of(BATCHES[batch])
+    if has_results(_name(batch)):
+        study = _folder(batch, experiment_of)
+    else:
+        study = Study(f"{_name(batch)}-kept", experiment, SITE_KEYS)
         study.unpack(archive_of(batch))
-    study.describe_site(SITE, _options(experiment_of(BATCHES[batch])))
+    study.describe_site(SITE, _options(experiment))
     return study
 
 
@@ -234,11 +237,14 @@ def _computed_link(study: Study, experiment: dict[str, Any]) -> pd.DataFrame:
     )
 
 
+def _name(batch: str) -> str:
+    """The study's name of a batch."""
+    return f"prediction-{batch}"
+
+
 def _folder(batch: str, experiment_of: ExperimentOf, repeats: int = REPEATS) -> Study:
     """Where a batch is measured, up to some repeat; what is there is not measured again."""
-    return Study(
-        f"prediction-{batch}", {**experiment_of(BATCHES[batch]), "repeats": repeats}, SITE_KEYS
-    )
+    return Study(_name(batch), {**experiment_of(BATCHES[batch]), "repeats": repeats}, SITE_KEYS)
 
 
 def _measure(batch: str) -> None:
@@ -280,11 +286,14 @@ def _again(
 
 
 def _contenders(outcomes: Iterable[Outcome]) -> list[Cell]:
-    """The candidates that may be the fastest of their case, judged by the first repeat."""
+    """Sequential training, and the candidates that may be the fastest of their case.
+
+    The first repeat is the judge.
+    """
     steps: dict[str, dict[Cell, float]] = {}
     for outcome in outcomes:
         cell, step_s = outcome.cell, outcome.step_s.get(0)
-        if cell.strategy in (*CANDIDATES, "gpipe") and step_s is not None:
+        if cell.strategy in (BASE, *CANDIDATES, "gpipe") and step_s is not None:
             steps.setdefault(f"{cell.network} {cell.geometry}", {})[cell] = step_s
     return [
         cell

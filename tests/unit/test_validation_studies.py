@@ -1,4 +1,4 @@
-"""The experiments of the long studies: every cell that they name can run."""
+"""The long studies: every cell that they name can run, and what they measured can be kept."""
 
 from __future__ import annotations
 
@@ -30,3 +30,37 @@ def test_a_choice_is_asked_for_in_enough_cases_of_enough_candidates(monkeypatch)
     cases = Counter((c.network, c.batch_size, c.geometry, c.fabric) for c in cells)
     assert len(cases) >= CASES
     assert min(cases.values()) >= CANDIDATES
+
+
+def test_what_a_study_measured_comes_back_from_its_archive(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "validation"))
+    bed_study = __import__("bed_study")
+    monkeypatch.setattr(bed_study, "_WORK", tmp_path / "work")
+    monkeypatch.setattr(bed_study, "_PARTS", ())
+    measured = bed_study.Study("measured", {"experiment": "one"})
+    result = Path("results", "site", "cells", "mnist", "mlp", "result.json")
+    for name in (result, result.with_name("job.log"), Path("results", "site", "links.json")):
+        path = measured.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name.name)
+    assert bed_study.has_results("measured")
+    measured.archive(tmp_path / "kept" / "measured.zip")
+
+    again = bed_study.Study("again", {"experiment": "one"})
+    assert not bed_study.has_results("again")
+    (again.folder / "results").mkdir()
+    (again.folder / "results" / "older.json").touch()
+    again.unpack(tmp_path / "kept" / "measured.zip")
+    found = {path.name for path in (again.folder / "results").rglob("*") if path.is_file()}
+    assert found == {"result.json", "links.json"}  # logs, which nothing reads, are not kept
+    assert (again.folder / result).read_text() == "result.json"
+
+
+def test_a_study_that_was_never_measured_says_so(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "validation"))
+    bed_study = __import__("bed_study")
+    monkeypatch.setattr(bed_study, "_WORK", tmp_path)
+    monkeypatch.setattr(bed_study, "_PARTS", ())
+    study = bed_study.Study("new", {"experiment": "one"})
+    with pytest.raises(SystemExit, match=r"measured\.zip is missing: measure the study first"):
+        study.unpack(bed_study.ROOT / "measured.zip")
