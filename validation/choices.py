@@ -201,7 +201,8 @@ class _Case:
         picked = self._rows[choice.ranking.best.cell.strategy]
         way = f"recommender, {most} measured" if most else "recommender"
         device_s = self._profile_s + choice.device_s
-        return self._row(way, self._rows, picked, device_s, len(choice.trials))
+        row = self._row(way, self._rows, picked, device_s, len(choice.trials))
+        return {**row, "profile_s": self._profile_s}
 
     def by_rule(
         self, rows: pd.DataFrame, predictor: str, device_s: float | None
@@ -233,6 +234,7 @@ class _Case:
             "picked_step_s": picked["measured_step_s"],
             "within_noise": picked["strategy"] == best["strategy"] or self._alike(picked, best),
             "device_s": device_s,
+            "profile_s": 0.0,
             "device_s_all": self.device_s_all,
             "device_s_everything": self.device_s_everything,
         }

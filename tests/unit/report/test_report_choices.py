@@ -148,17 +148,19 @@ def test_printed_numbers_are_those_of_the_thesis():
 def test_ways_to_choose_are_judged_case_by_case() -> None:
     """Means of cases; device time over that of whole epochs, and over that of short cells."""
     case = {"best": "ddp", "best_step_s": 1.0, "device_s_everything": 1000.0, "device_s_all": 100.0}
+    case |= {"case": "cifar10/vgg11/1/2/default/16", "profile_s": 0.0}
     right = {**case, "picked": "ddp", "picked_step_s": 1.0, "within_noise": True}
     wrong = {**case, "picked": "horovod", "picked_step_s": 1.5, "within_noise": False}
     rows = [
         {"way": "everything", **right, "device_s": 1000.0},
-        {"way": "recommender", **right, "device_s": 10.0},
-        {"way": "recommender", **wrong, "device_s": 30.0},
+        {"way": "recommender", **right, "device_s": 10.0, "profile_s": 10.0},
+        {"way": "recommender", **wrong, "device_s": 30.0, "profile_s": 10.0,
+         "case": "cifar10/vgg11/2/1/default/16"},
     ]
     found = ways(pd.DataFrame(rows)).set_index("way")
     assert dict(found.loc["recommender"]) == pytest.approx(
         {"cases": 2, "right": 0.5, "within_noise": 0.5, "regret": 0.25,
-         "device_share": 0.02, "short_share": 0.2}
+         "device_share": 0.02, "short_share": 0.2, "shared_profile_share": 0.15}
     )  # fmt: skip
     assert found.loc["everything", "device_share"] == 1.0
     with style():

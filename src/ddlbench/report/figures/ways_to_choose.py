@@ -23,25 +23,36 @@ from ddlbench.report.tables import rows_of
 
 _COLOURS = ("#000000", "#CC79A7", "#E69F00", "#0072B2", "#56B4E9", "#009E73", "#7A7A00")
 _MARKERS = ("X", "s", "D", "o", "^", "v", "P")
-COLUMNS = ["way", "cases", "right", "within_noise", "regret", "device_share", "short_share"]
+COLUMNS = [
+    *("way", "cases", "right", "within_noise", "regret"),
+    *("device_share", "short_share", "shared_profile_share"),
+]
 
 
 def ways(choices: pd.DataFrame) -> pd.DataFrame:
     """Each way's means over the cases that it has an answer for.
 
     Args:
-        choices: rows of choices.csv: ``way``, ``best``, ``best_step_s``, ``picked``,
-            ``picked_step_s``, ``within_noise``, ``device_s``, and the device time of all
-            candidates: for whole epochs ``device_s_everything``, as short cells ``device_s_all``.
+        choices: rows of choices.csv: ``case`` (which begins with dataset and network), ``way``,
+            ``best``, ``best_step_s``, ``picked``, ``picked_step_s``, ``within_noise``,
+            ``device_s``, the part of it that profiles the network ``profile_s``, and the device
+            time of all candidates: for whole epochs ``device_s_everything``, as short cells
+            ``device_s_all``.
 
     Returns:
-        ``device_share`` is of whole epochs, ``short_share`` of short cells.
+        ``device_share`` is of whole epochs, ``short_share`` of short cells. In
+        ``shared_profile_share``, which is of short cells, too, the cases of a network share its
+        profile.
     """
+    network = choices["case"].str.split("/").str[:2].str.join("/")
+    cases_of_network = choices.groupby(["way", network])["case"].transform("size")
+    saved_s = choices["profile_s"] * (1 - 1 / cases_of_network)
     told = choices.assign(
         right=choices["picked"] == choices["best"],
         regret=choices["picked_step_s"] / choices["best_step_s"] - 1,
         device_share=choices["device_s"] / choices["device_s_everything"],
         short_share=choices["device_s"] / choices["device_s_all"],
+        shared_profile_share=(choices["device_s"] - saved_s) / choices["device_s_all"],
     )
     means = told.groupby("way", sort=False)[COLUMNS[2:]].mean()
     counts = told.groupby("way", sort=False).size().rename("cases")
