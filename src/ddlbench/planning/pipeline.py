@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.schedules import (
@@ -229,12 +229,17 @@ def _slope(ends_s: Sequence[float]) -> float:
     return (ends_s[last] - ends_s[0]) / last
 
 
+# From a number of pipelines: their events, side by side.
+RunOf = Callable[[int], Repeated]
+
+
 @dataclass(frozen=True)
 class PipelineRun:
     """A plan's events, and how they load data.
 
     Args:
-        real: messages are waited for as the runtime does.
+        real_of: messages are waited for as the runtime does. Pipelines whose links are alike do the
+            same at the same time; so events are had of as many as are to be told apart.
         free: one pipeline in which a message is there when it is needed.
         samples: of one forward pass.
         loaded: samples that the first stage loads at a time.
@@ -243,7 +248,7 @@ class PipelineRun:
         splits: backward passes are done in two halves.
     """
 
-    real: Repeated
+    real_of: RunOf
     free: Repeated
     samples: float
     loaded: float
@@ -252,7 +257,7 @@ class PipelineRun:
     splits: bool
 
 
-def flushing(schedule: Schedule, pipelines: int) -> tuple[Repeated, Repeated]:
+def flushing(schedule: Schedule, pipelines: int) -> tuple[RunOf, Repeated]:
     """One step of a schedule that ends with an update, for a real and a free run.
 
     Args:
@@ -264,9 +269,12 @@ def flushing(schedule: Schedule, pipelines: int) -> tuple[Repeated, Repeated]:
         graph = events_of(whole, messaging)
         return Repeated(graph, 1, _last_events(graph))
 
-    return one_step(replicate(schedule, pipelines), messaging_of(schedule)), one_step(
-        schedule, EAGER
-    )
+    @cache
+    def real_of(told_apart: int) -> Repeated:
+        copies = replicate(schedule, told_apart, summed=pipelines > 1)
+        return one_step(copies, messaging_of(schedule))
+
+    return real_of, one_step(schedule, EAGER)
 
 
 def _last_events(graph: EventGraph) -> tuple[int, ...]:
@@ -275,7 +283,7 @@ def _last_events(graph: EventGraph) -> tuple[int, ...]:
 
 def flowing(
     schedule_of: Callable[[int], Schedule], counts: Sequence[int], late: bool
-) -> tuple[Repeated, Repeated]:
+) -> tuple[RunOf, Repeated]:
     """Mini-batches of a pipeline that never flushes: to fill, to show the pattern, and to drain.
 
     At most ``r_0 (W_0 + 1)`` mini-batches are in stage 0 at once. The effect of filling is over
@@ -300,4 +308,5 @@ def flowing(
         seen = tuple(updates[skipped // first - 1 : (skipped + window) // first])
         return Repeated(graph, schedule.micro_batches, _last_events(graph), seen, first)
 
-    return window_of(real), window_of(replace(EAGER, late_sums=late))
+    whole = window_of(real)
+    return lambda _pipelines: whole, window_of(replace(EAGER, late_sums=late))

@@ -29,6 +29,7 @@ from ddlbench.predict.prediction import (
     ask,
     predictor_of,
 )
+from ddlbench.predict.predictors.pipeline_links import Kinds, PipelineLinks
 from ddlbench.predict.predictors.pipeline_replay import as_profiled, stage_times
 from ddlbench.report.records import CurrentPlans
 
@@ -243,6 +244,54 @@ def test_replicas_of_a_synchronous_pipeline_sum_at_the_end() -> None:
     assert found.communication_s == pytest.approx(0.012 + 0.018)
 
 
+@pytest.mark.parametrize(
+    ("geometry", "nodes", "slow", "balance", "kinds"),
+    [
+        # Pairs of devices on two nodes. All are alike; the second pair of the second node is slow.
+        ("2x4", [0] * 4 + [1] * 4, {}, "2+2", [4]),
+        ("2x4", [0] * 4 + [1] * 4, {(6, 7): 1e5, (7, 6): 1e5}, "2+2", [3, 1]),
+        # A device a node: links of two nodes, which are alike, and not.
+        ("4x1", [0, 1, 2, 3], {}, "2+2", [2]),
+        ("4x1", [0, 1, 2, 3], {(0, 1): 1e5}, "2+2", [1, 1]),
+        # Three devices each on nodes of two: the node in the middle has a part of both.
+        ("3x2", [0, 0, 1, 1, 2, 2], {}, "2+1+1", [1, 1]),
+    ],
+)
+@pytest.mark.parametrize("strategy", ["pipe-gpipe", "pipe-1f1b", "pipe-zb"])
+def test_one_pipeline_of_a_kind_stands_for_all(
+    strategy, geometry, nodes, slow, balance, kinds, monkeypatch
+) -> None:
+    """As if every pipeline were replayed."""
+    replicas = len(nodes) // len(balance.split("+"))
+    options = {"chunks": 4, "replicas": replicas}
+    asked = plan(strategy, geometry, 32 * replicas, balance, **options)
+    sums = [
+        make.sweep(0.006, 1e9, 2, level="network", nodes=count, devices_per_node=1)
+        for count in (2, 4)
+    ]
+    links = make.table(
+        make.pair(nodes, bandwidth=1e6, slow=slow), sweeps=(make.sweep(0.006, 1e9, 4), *sums)
+    )
+    seen: list[Kinds] = []
+    sort = PipelineLinks.kinds
+
+    def sorted_by_links(*arguments) -> Kinds:
+        seen.append(sort(*arguments))
+        return seen[-1]
+
+    def apart(self, events, ranks, device_kind) -> Kinds:
+        return Kinds(tuple(range(replicas)), (1,) * replicas, ranks)
+
+    monkeypatch.setattr(PipelineLinks, "kinds", sorted_by_links)
+    found = told(asked, links, "ddlbench")
+    monkeypatch.setattr(PipelineLinks, "kinds", apart)
+    whole = told(asked, links, "ddlbench")
+    assert [list(one.counts) for one in seen] == [kinds]
+    assert found.step_s == pytest.approx(whole.step_s)
+    assert found.communication_s == pytest.approx(whole.communication_s)
+    assert found.exposed_communication_s == pytest.approx(whole.exposed_communication_s)
+
+
 # Halves of the backward pass ---------------------------------------------------------------------
 
 
@@ -404,7 +453,7 @@ def test_cells_of_one_shape_share_their_events() -> None:
     strategy = strategy_of("pipe-1f1b")
     first = strategy.pipeline_run(plan("pipe-1f1b", "1x2", 32, "2+2", chunks=4))
     second = strategy.pipeline_run(plan("pipe-1f1b", "2x1", 64, "3+1", chunks=4))
-    assert first.real is second.real
+    assert first.real_of(1) is second.real_of(1)
 
 
 def test_what_ran_is_predicted_by_the_plan_that_it_ran_with(tmp_path, monkeypatch) -> None:

@@ -75,8 +75,13 @@ def _around(action: Action, rank: int, stage_ranks: Sequence[Sequence[int]]) -> 
         yield action
 
 
-def replicate(schedule: Schedule, copies: int) -> Schedule:
+def replicate(schedule: Schedule, copies: int, *, summed: bool = False) -> Schedule:
     """Makes ``copies`` pipelines of a schedule with one replica a stage; ranks copy by copy.
+
+    Args:
+        schedule: of one pipeline.
+        copies: their number.
+        summed: a single copy sums its gradients, too: with pipelines that are not in the schedule.
 
     Raises:
         InvalidSchedule: stages are replicated already, or ``copies`` is below 1.
@@ -84,7 +89,7 @@ def replicate(schedule: Schedule, copies: int) -> Schedule:
     positive(copies=copies)
     if any(len(ranks) > 1 for ranks in schedule.stage_ranks):
         raise InvalidSchedule(f"{schedule.name} replicates stages already; choose its replicas")
-    if copies == 1:
+    if copies == 1 and not summed:
         return schedule
     size = schedule.world_size
 

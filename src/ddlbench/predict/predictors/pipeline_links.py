@@ -1,8 +1,17 @@
-"""Times of a pipeline's messages and sums, and the links that they hold."""
+"""Times of a pipeline's messages and sums, and the links that they hold.
+
+Copies of a synchronous pipeline train side by side and meet in one all-reduce. Those whose links
+are alike do the same at the same time, so one of each kind is replayed::
+
+    node 0   rank 0 - 1 - 2 - 3     rank 4 - 5 - 6 - 7       two kinds: the links of devices 0 to 3
+    node 1   rank 8 - 9 - 10 - 11   rank 12 - ...            and those of devices 4 to 7
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 from ddlbench.planning.gradient_traffic import DEFAULT_BUCKET_BYTES, fused
 from ddlbench.planning.pipeline import Pipeline
@@ -11,6 +20,42 @@ from ddlbench.planning.schedules import Event, Held
 from ddlbench.planning.workload import Block
 from ddlbench.predict.collectives import CollectiveTimes
 from ddlbench.predict.links import Hop, LinkTable, places_of
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """Pipelines side by side by what their links are like.
+
+    Args:
+        first: a pipeline of each kind.
+        counts: how many are of it.
+        ranks: of one pipeline.
+    """
+
+    first: tuple[int, ...]
+    counts: tuple[int, ...]
+    ranks: int
+
+    @property
+    def pipelines(self) -> int:
+        return sum(self.counts)
+
+    def original(self, event: Event) -> Event:
+        """In its own pipeline, the event of a run of one pipeline a kind."""
+        kind = event.rank // self.ranks
+        return _moved(event, (self.first[kind] - kind) * self.ranks)
+
+    def share(self, event: Event) -> float:
+        """Of all pipelines, those of the event's kind."""
+        return self.counts[event.rank // self.ranks] / self.pipelines
+
+
+def _moved(event: Event, by: int) -> Event:
+    """The same event of ranks that are so much higher."""
+    if not by:
+        return event
+    peer = None if event.peer is None else event.peer + by
+    return Event(event.role, event.rank + by, event.action, peer)
 
 
 class PipelineLinks:
@@ -37,6 +82,9 @@ class PipelineLinks:
         self._sent_bytes = [pipeline.samples * stage[-1].output_bytes for stage in blocks]
         self._weight_bytes = [sum(block.parameter_bytes for block in stage) for stage in blocks]
         self._places = places_of(plan)
+        self._replica = {
+            rank: place for stage in pipeline.stages for place, rank in enumerate(stage.ranks)
+        }
         self._shape = plan.cell.nodes, plan.cell.devices_per_node
         self._remarks: dict[str, None] = {}
 
@@ -59,11 +107,45 @@ class PipelineLinks:
         if action.kind.startswith("receive"):
             cut = action.stage - (action.kind == "receive_activation")
             sender = cut if action.kind == "receive_activation" else action.stage + 1
-            source = self._pipeline.stages[sender].ranks[0]
+            sources = self._pipeline.stages[sender].ranks
+            source = sources[min(self._replica[event.rank], len(sources) - 1)]
             return self._ends_s(source, event.rank, self._sent_bytes[cut])
         if action.kind == "all_reduce":
             return self._sum_s(action.stage, "nccl" if device_kind == "cuda" else "gloo")
         return 0.0
+
+    def kinds(self, events: Sequence[Event], ranks: int, device_kind: str) -> Kinds:
+        """Pipelines whose links are alike; each alone where pipelines share links of nodes.
+
+        Args:
+            events: of the first pipeline.
+            ranks: of one pipeline.
+            device_kind: as for :meth:`time_s`.
+        """
+        pipelines = len(self._places) // ranks
+        if pipelines == 1:
+            return Kinds((0,), (1,), ranks)
+        messages = [event for event in events if _is_message(event)]
+        found: dict[tuple[Hashable, ...], list[int]] = {}
+        users: Counter[Hashable] = Counter()
+        for pipeline in range(pipelines):
+            own = [_moved(event, pipeline * ranks) for event in messages]
+            holds = [self.held(event) for event in own]
+            links = dict.fromkeys(link for held in holds if held for link in held.links)
+            users.update(links)
+            number = {link: place for place, link in enumerate(links)}
+            alike = tuple(
+                (
+                    self.time_s(event, device_kind),
+                    held and (held.seconds, *(number[link] for link in held.links)),
+                )
+                for event, held in zip(own, holds, strict=True)
+            )
+            found.setdefault(alike, []).append(pipeline)
+        if any(count > 1 for count in users.values()):
+            return Kinds(tuple(range(pipelines)), (1,) * pipelines, ranks)
+        members = found.values()
+        return Kinds(tuple(one[0] for one in members), tuple(map(len, members)), ranks)
 
     def held(self, event: Event) -> Held | None:
         """The links of two nodes that a message holds, out of the one and into the other.
@@ -114,3 +196,9 @@ class PipelineLinks:
         if len(ranks) % nodes:  # no such geometry was swept: as if each rank had a node of its own
             shape = (len(ranks), 1)
         return self._table.all_reduce(*shape, transport)
+
+
+def _is_message(event: Event) -> bool:
+    """Whether its time depends on where its ranks are."""
+    receives = event.action is not None and event.action.kind.startswith("receive")
+    return receives or event.role in ("message", "notice")

@@ -55,7 +55,7 @@ from ddlbench.predict.prediction import (
     Prediction,
     joined,
 )
-from ddlbench.predict.predictors.pipeline_links import PipelineLinks
+from ddlbench.predict.predictors.pipeline_links import Kinds, PipelineLinks
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def replayed(
     compute = _Compute(run, times)
     work_s = compute.work_s() / plan.world_size
     free_s = run.free.period_s(compute.costs_s(run.free.graph))
-    busiest = max(len(plan.on_node(process.node)) for process in plan.processes)
+    busiest = max(Counter(process.node for process in plan.processes).values())
     slowdown = workload.slowdown(max(1.0, busiest * work_s / free_s)) if free_s else 1.0
     slowdown = max(1.0, slowdown) if level else slowdown
     slowdown = 1.0 if recorded else slowdown
@@ -273,7 +273,8 @@ class _Compute:
         return whole * self.run.pipelines / self.run.free.mini_batches
 
     def _holds_first_stage(self, rank: int) -> bool:
-        return any(placed.action.stage == 0 for placed in self.run.real.graph.lines[rank])
+        lines = self.run.free.graph.lines
+        return any(placed.action.stage == 0 for placed in lines[rank % len(lines)])
 
 
 def _with_links(
@@ -284,25 +285,33 @@ def _with_links(
     device_kind: str,
 ) -> tuple[float, float]:
     """Seconds per mini-batch in the long run, and seconds of its messages and all-reduces."""
-    graph = run.real.graph
-    sent = [links.time_s(key, device_kind) for key in graph.keys]
-    costs = [slowdown * compute.of(key) + s for key, s in zip(graph.keys, sent, strict=True)]
-    holds = [links.held(key) for key in graph.keys]
+    ranks = len(run.free.graph.lines)
+    kinds = links.kinds(run.real_of(1).graph.keys, ranks, device_kind)
+    real = run.real_of(len(kinds.first))
+    keys = [kinds.original(key) for key in real.graph.keys]
+    sent = [links.time_s(key, device_kind) for key in keys]
+    costs = [slowdown * compute.of(key) + s for key, s in zip(keys, sent, strict=True)]
+    holds = [links.held(key) for key in keys]
     shared = Counter(link for held in holds if held for link in held.links)
     crowded = any(count > 1 for count in shared.values())
-    period_s = run.real.period_s(costs, holds if crowded else None)
-    return period_s, _sent_s(run.real, sent, run.pipelines)
+    period_s = real.period_s(costs, holds if crowded else None)
+    return period_s, _sent_s(real, sent, kinds)
 
 
-def _sent_s(repeated: Repeated, sent_s: Sequence[float], pipelines: int) -> float:
+def _sent_s(repeated: Repeated, sent_s: Sequence[float], kinds: Kinds) -> float:
     """Seconds of all communication of a mini-batch; of messages, the mean over pipelines."""
     graph = repeated.graph
     whole = sum(
-        count * seconds / (pipelines if key.role == "message" else 1)
+        count * seconds * (1.0 if _is_sum(key) else kinds.share(key))
         for key, count, seconds in zip(graph.keys, graph.key_counts, sent_s, strict=True)
         if key.role != "notice"
     )
     return whole / repeated.mini_batches
+
+
+def _is_sum(event: Event) -> bool:
+    """Whether all pipelines take part in it."""
+    return event.action is not None and event.action.kind == "all_reduce"
 
 
 class TorchgpipeTurns(BuiltInPredictor):

@@ -30,6 +30,7 @@ from ddlbench.planning.pipeline import (
     PlannedSchedule,
     PlannedStage,
     Repeated,
+    RunOf,
     flowing,
 )
 from ddlbench.planning.pipeline_stages import (
@@ -160,8 +161,8 @@ class StagedStrategy(Strategy):
         details, samples = PipeDreamDetails.of(plan), plan.cell.batch_size
         counts = tuple(replicas for _, _, replicas in details.stages)
         late = details.stage_all_reduce == "async"
-        real, free = _run(type(self), counts, int(details.extra_warmup), late)  # type: ignore[arg-type]
-        return PipelineRun(real, free, samples, samples, True, 1, False)
+        real_of, free = _run(type(self), counts, int(details.extra_warmup), late)  # type: ignore[arg-type]
+        return PipelineRun(real_of, free, samples, samples, True, 1, False)
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         return pipeline_bytes(workload, plan, self.pipeline_of(plan))
@@ -337,7 +338,7 @@ class PipeDream(StagedStrategy):
 @lru_cache(maxsize=64)
 def _run(
     kind: type[StagedStrategy], counts: tuple[int, ...], extra_warmup: int, late: bool
-) -> tuple[Repeated, Repeated]:
+) -> tuple[RunOf, Repeated]:
     shape = {"stages": [(0, 0, count) for count in counts], "extra_warmup": extra_warmup}
     return flowing(lambda mini_batches: kind().schedule(shape, mini_batches), counts, late)
 

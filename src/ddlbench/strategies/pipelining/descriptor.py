@@ -31,6 +31,7 @@ from ddlbench.planning.pipeline import (
     PlannedSchedule,
     PlannedStage,
     Repeated,
+    RunOf,
     flushing,
     repeated,
 )
@@ -235,15 +236,15 @@ class SynchronousPipeline(Strategy):
 
     def pipeline_of(self, plan: Plan) -> Pipeline:
         details, one = PipeliningDetails.of(plan), self.pipeline_schedule(plan.cell)
-        ranks = range(plan.world_size)
+        most = [most_held(one, rank) for rank in range(one.world_size)]
         return Pipeline(
             stages=tuple(
                 PlannedStage(first, last, own)
                 for (first, last, _), own in zip(details.stages, details.stage_ranks, strict=True)
             ),
             samples=plan.cell.batch_size / details.replicas / details.chunks,
-            in_flight=tuple(one.in_flight[rank % one.world_size] for rank in ranks),
-            held=tuple(most_held(one, rank % one.world_size) for rank in ranks),
+            in_flight=one.in_flight * int(details.replicas),
+            held=tuple(most) * int(details.replicas),
             micro_batches=int(details.chunks),
         )
 
@@ -256,13 +257,13 @@ class SynchronousPipeline(Strategy):
         details = PipeliningDetails.of(plan)
         chunks, pipelines = int(details.chunks), int(details.replicas)
         ranks = plan.cell.devices // pipelines
-        real, free = _run(type(self), ranks, len(details.stages) // ranks, chunks, pipelines)  # type: ignore[arg-type]
+        real_of, free = _run(type(self), ranks, len(details.stages) // ranks, chunks, pipelines)  # type: ignore[arg-type]
         loaded = plan.cell.batch_size / pipelines
         splits = any(
             event.action is not None and event.action.kind == "backward_input"
             for event in free.graph.keys
         )
-        return PipelineRun(real, free, loaded / chunks, loaded, False, pipelines, splits)
+        return PipelineRun(real_of, free, loaded / chunks, loaded, False, pipelines, splits)
 
     def micro_batches(self, plan: Plan) -> int:
         return int(PipeliningDetails.of(plan).chunks)
@@ -281,7 +282,7 @@ class SynchronousPipeline(Strategy):
 @lru_cache(maxsize=64)
 def _run(
     kind: type[SynchronousPipeline], ranks: int, stages_per_rank: int, chunks: int, pipelines: int
-) -> tuple[Repeated, Repeated]:
+) -> tuple[RunOf, Repeated]:
     return flushing(kind().one_pipeline(ranks, stages_per_rank, chunks), pipelines)
 
 
