@@ -131,7 +131,7 @@ class PipelineLinks:
         for pipeline in range(pipelines):
             own = [_moved(event, pipeline * ranks) for event in messages]
             holds = [self.held(event) for event in own]
-            links = dict.fromkeys(link for held in holds if held for link in held.links)
+            links = list(dict.fromkeys(link for held in holds if held for link in held.links))
             users.update(links)
             number = {link: place for place, link in enumerate(links)}
             alike = tuple(
