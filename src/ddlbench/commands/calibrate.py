@@ -102,7 +102,9 @@ def _score_lines(found: Calibration, scores: pd.DataFrame, path: Path) -> list[s
     for score in scores.to_dict("records"):
         constants = found.of(str(score["strategy"]))
         learnt = ("too few", "", "")
-        if constants is not None:
+        if constants is not None and not constants.teaches:
+            learnt = ("no gain", "", "")
+        elif constants is not None:
             sign = "-" if constants.step_s < 0 else "+"
             learnt = (
                 f"{constants.work:+.0%}",
@@ -121,7 +123,8 @@ def _score_lines(found: Calibration, scores: pd.DataFrame, path: Path) -> list[s
             "Errors: mean of |predicted / measured - 1|, before calibration, and with constants "
             "that learnt from other networks, or other geometries, only. covered: share of cells "
             "within the 90 % interval that other networks gave. Then the constants: further share "
-            "of computation, of messages, and seconds a step."
+            "of computation, of messages, and seconds a step. no gain: held-out cells of the family "
+            "are predicted no better with constants, so none are used."
         ),
         *paragraph(f"Written: {path}; predict and recommend use it."),
     ]

@@ -14,7 +14,9 @@ prior at 0, so that few cells change little::
     sum over cells ((y - x c) / 5 %)^2  +  sum over constants (c / prior)^2  ->  least
 
 A prediction is never scored with constants that learnt from its cell: :func:`held_out` leaves out
-all cells of its network, or of its geometry. From these errors comes the interval: its ratio is the
+all cells of its network, or of its geometry. A family of strategies has constants only if they
+lower these errors; a few networks on a noisy machine teach what is true of them alone. From the
+errors comes the interval: its ratio is the
 ceil(0.9 (n + 1))-th of n sorted errors, the quantile of conformal prediction, over all cells of a
 family of strategies (one strategy has few). Cells of one network err alike, so it may hold fewer
 than 90 % of new ones; :func:`scores` says how many it held.
@@ -27,7 +29,7 @@ cells is greedily D-optimal: each further one raises the determinant of the info
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -100,6 +102,11 @@ class Constants(JsonForm):
     step_s: float
     ratio: float | None
     cells: tuple[str, ...]
+
+    @property
+    def teaches(self) -> bool:
+        """Whether predictions change by it."""
+        return any((self.work, self.communication, self.step_s))
 
     def longer_s(self, work_s: float, sent_s: float) -> float:
         """Seconds by which a step is longer than predicted; below zero it is shorter."""
@@ -183,19 +190,40 @@ def held_out(
 
 def calibrate(site: str, cells: Iterable[CalibrationCell]) -> Calibration:
     """Constants of every strategy with at least three measured cells, each with its interval."""
-    by_strategy: dict[str, list[CalibrationCell]] = {}
-    for cell in cells:
-        if cell.measured_s is not None:
-            by_strategy.setdefault(cell.strategy, []).append(cell)
-    enough = {name: own for name, own in by_strategy.items() if len(own) >= _FEWEST}
+    measured = _by_strategy(cell for cell in cells if cell.measured_s is not None)
+    enough = {name: own for name, own in measured.items() if len(own) >= _FEWEST}
     everything = [cell for own in enough.values() for cell in own]
+    families = {strategy: _family_of(strategy, everything) for strategy in enough}
     return Calibration(
         site,
         tuple(
-            replace(fit(strategy, own), ratio=ratio_of(_family_of(strategy, everything)))
-            for strategy, own in enough.items()
+            replace(constants_of(strategy, family), ratio=ratio_of(family))
+            for strategy, family in families.items()
         ),
     )
+
+
+def constants_of(strategy: str, family: Sequence[CalibrationCell]) -> Constants:
+    """The constants of a strategy; zeros where those of its family help no held-out cell."""
+    own = fit(strategy, [cell for cell in family if cell.strategy == strategy])
+    return own if _help(family) else replace(own, work=0.0, communication=0.0, step_s=0.0)
+
+
+def _help(family: Sequence[CalibrationCell]) -> bool:
+    """Whether held-out cells are predicted better with constants; True where none can be."""
+    steps = _held_out_steps(family)
+    known = [cell for cell in family if cell.cell_id in steps]
+    before = {cell.cell_id: cell.predicted_s for cell in known}
+    return not known or _mean_error(known, steps) < _mean_error(known, before)
+
+
+def _held_out_steps(family: Iterable[CalibrationCell]) -> dict[str, float]:
+    """Cell id -> step, by constants of the strategy's other networks, or else geometries."""
+    found: dict[str, float] = {}
+    for own in _by_strategy(family).values():
+        by_network = held_out(own, lambda cell: cell.network)
+        found |= by_network or held_out(own, lambda cell: cell.geometry)
+    return found
 
 
 def _family_of(strategy: str, cells: Iterable[CalibrationCell]) -> list[CalibrationCell]:
@@ -209,16 +237,14 @@ def _family_of(strategy: str, cells: Iterable[CalibrationCell]) -> list[Calibrat
 
 
 def ratio_of(cells: Sequence[CalibrationCell]) -> float | None:
-    """The factor within which 90 % of cells lie whose network (or else geometry) was held out.
+    """The factor within which 90 % of a family's cells lie that were held out.
 
     Constants are of each strategy by itself, the factor is of all. With fewer than nine cells it is
     that of the worst one.
     """
-    found: dict[str, float] = {}
-    for strategy in dict.fromkeys(cell.strategy for cell in cells):
-        own = [cell for cell in cells if cell.strategy == strategy]
-        by_network = held_out(own, lambda cell: cell.network)
-        found |= by_network or held_out(own, lambda cell: cell.geometry)
+    found = _held_out_steps(cells)
+    if not _help(cells):
+        found = {cell.cell_id: cell.predicted_s for cell in cells if cell.cell_id in found}
     ratios = sorted(
         max(found[cell.cell_id] / cell.measured_s, cell.measured_s / found[cell.cell_id])
         for cell in cells
@@ -231,9 +257,7 @@ def ratio_of(cells: Sequence[CalibrationCell]) -> float | None:
 
 def choose(cells: Sequence[CalibrationCell], count: int) -> list[CalibrationCell]:
     """The ``count`` cells that tell most of the constants, for each strategy in turn."""
-    by_strategy: dict[str, list[CalibrationCell]] = {}
-    for cell in cells:
-        by_strategy.setdefault(cell.strategy, []).append(cell)
+    by_strategy = _by_strategy(cells)
     information = {name: np.diag([width**-2 for width in _PRIORS]) for name in by_strategy}
     typical_s = {name: _typical_s(own) for name, own in by_strategy.items()}
     chosen: list[CalibrationCell] = []
@@ -307,10 +331,10 @@ def scores(cells: Sequence[CalibrationCell]) -> pd.DataFrame:
     """
     records: list[dict[str, Any]] = []
     measured = [cell for cell in cells if cell.measured_s is not None]
-    for strategy in dict.fromkeys(cell.strategy for cell in measured):
-        own = [cell for cell in measured if cell.strategy == strategy]
-        by_network = held_out(own, lambda cell: cell.network)
-        by_geometry = held_out(own, lambda cell: cell.geometry)
+    for strategy, own in _by_strategy(measured).items():
+        family = _family_of(strategy, measured)
+        by_network = _taught(own, family, lambda cell: cell.network)
+        by_geometry = _taught(own, family, lambda cell: cell.geometry)
         records.append(
             {
                 "strategy": strategy,
@@ -318,7 +342,7 @@ def scores(cells: Sequence[CalibrationCell]) -> pd.DataFrame:
                 "as_predicted": _mean_error(own, {c.cell_id: c.predicted_s for c in own}),
                 "networks_held_out": _mean_error(own, by_network),
                 "geometries_held_out": _mean_error(own, by_geometry),
-                "covered": _covered(own, _family_of(strategy, measured)),
+                "covered": _covered(own, family, by_network),
             }
         )
     return pd.DataFrame(records)
@@ -333,22 +357,47 @@ def _mean_error(cells: Sequence[CalibrationCell], steps: dict[str, float]) -> fl
     return sum(errors) / len(errors) if errors else math.nan
 
 
-def _covered(own: Sequence[CalibrationCell], family: Sequence[CalibrationCell]) -> float:
-    """Share of cells within the interval of constants, and of a ratio, of all other networks.
+def _taught(
+    own: Sequence[CalibrationCell],
+    family: Sequence[CalibrationCell],
+    group_of: Callable[[CalibrationCell], str],
+) -> dict[str, float]:
+    """Cell id -> step, as :func:`calibrate` predicts it that knows the other groups alone.
 
     Args:
         own: measured cells of one strategy.
         family: those of all strategies of its family.
+        group_of: network or geometry.
+    """
+    found: dict[str, float] = {}
+    for group in dict.fromkeys(map(group_of, own)):
+        others = [cell for cell in family if group_of(cell) != group]
+        if any(cell.strategy == own[0].strategy for cell in others):
+            constants = constants_of(own[0].strategy, others)
+            found |= {c.cell_id: constants.step_of(c) for c in own if group_of(c) == group}
+    return found
+
+
+def _covered(
+    own: Sequence[CalibrationCell], family: Sequence[CalibrationCell], steps: Mapping[str, float]
+) -> float:
+    """Share of ``own`` cells within the interval that the other networks of the family give.
+
+    ``steps`` are predicted by these networks, too.
     """
     inside = []
     for network in dict.fromkeys(cell.network for cell in own):
-        others = [cell for cell in own if cell.network != network]
         ratio = ratio_of([cell for cell in family if cell.network != network])
-        if not others or ratio is None:
-            continue
-        constants = fit(own[0].strategy, others)
         for cell in own:
-            if cell.network == network and cell.measured_s is not None:
-                step_s = constants.step_of(cell)
+            known = cell.network == network and cell.cell_id in steps
+            if ratio is not None and known and cell.measured_s is not None:
+                step_s = steps[cell.cell_id]
                 inside.append(step_s / ratio <= cell.measured_s <= step_s * ratio)
     return sum(inside) / len(inside) if inside else math.nan
+
+
+def _by_strategy(cells: Iterable[CalibrationCell]) -> dict[str, list[CalibrationCell]]:
+    found: dict[str, list[CalibrationCell]] = {}
+    for cell in cells:
+        found.setdefault(cell.strategy, []).append(cell)
+    return found

@@ -88,6 +88,22 @@ def test_a_network_is_held_out_of_its_own_prediction():
     assert held_out(own[:3], lambda cell: cell.network) == {}
 
 
+def test_constants_that_help_no_other_network_are_not_used():
+    """Each network departs in a way of its own, so the others teach it what is wrong."""
+    draw = {"resnet18": 1.2, "vgg11": 0.8, "vgg16": 1.25, "mobilenetv2": 0.85}
+    odd = [
+        CalibrationCell(**{**vars(cell), "measured_s": cell.predicted_s * draw[cell.network]})
+        for cell in cells()
+    ]
+    found = calibrate("local", odd).of("ddp")
+    assert (found.work, found.communication, found.step_s, found.teaches) == (0, 0, 0, False)
+    assert found.ratio == pytest.approx(1.25)  # of the predictions as they are
+    assert len(found.cells) == 12
+    (row,) = scores(odd).to_dict("records")
+    assert row["networks_held_out"] == pytest.approx(row["as_predicted"])
+    assert calibrate("local", cells(work=0.2)).of("ddp").teaches
+
+
 def test_errors_with_networks_and_geometries_held_out():
     (row,) = scores(cells(work=0.2, noise=0.01)).to_dict("records")
     assert row["n"] == 12
@@ -109,7 +125,7 @@ def test_intervals_cover_nine_in_ten():
 
 
 def test_the_ratio_is_that_of_the_worst_of_few():
-    own = cells(noise=0.05)[:6]
+    own = cells(work=0.3, noise=0.05)[:6]
     found = held_out(own, lambda cell: cell.network)
     worst = max(max(found[c.cell_id] / c.measured_s, c.measured_s / found[c.cell_id]) for c in own)
     assert ratio_of(own) == pytest.approx(worst)
