@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 from bed_study import ROOT, Part, Study, chosen_parts, has_results
@@ -164,8 +165,36 @@ def main() -> None:
         errors_of(cells).to_csv(OUT / f"errors_{name}.csv", float_format="%.4g")
         by_network = errors_of(cells, by="network")
         by_network.to_csv(OUT / f"errors_{name}_by_network.csv", float_format="%.4g")
+        _repeats(name).to_csv(OUT / f"repeats_{name}.csv", float_format="%.4g")
     # Of the slow link there is one cell a strategy and network, which teaches next to nothing.
     scores(_to_calibrate(fast)).to_csv(OUT / "calibration.csv", index=False, float_format="%.4g")
+
+
+def _repeats(name: str) -> pd.DataFrame:
+    """What repeats say of each strategy, over all batches that have some.
+
+    Returns:
+        ``cells`` with more than one run, by how much these differ, what a perfect model would score
+        with so much noise, and the error of a few steps of the first run (``first_run_error``).
+    """
+    found = []
+    for folder in sorted(OUT.glob(f"*/{name}")):
+        cells = pd.read_csv(folder / "cells.csv")
+        ours = cells[(cells["predictor"] == DEFAULT_PREDICTOR) & (cells["repeats"] > 1)]
+        table = pd.read_csv(folder / "accuracy.csv").set_index(["predictor", "strategy"])
+        counts = ours.groupby("strategy", sort=False).size()
+        counts["all"] = len(ours)
+        told = table.loc[DEFAULT_PREDICTOR][["repeat_spread", "noise_floor"]]
+        first = table.loc["data-extrapolation"]["mean_absolute_error"].rename("first_run_error")
+        found.append(told.join(first).loc[counts.index].assign(cells=counts))
+    every = pd.concat(found).reset_index()
+    means = every.groupby("strategy", sort=False).apply(
+        lambda one: pd.Series(
+            {key: np.average(one[key], weights=one["cells"]) for key in every.columns[1:-1]}
+        ),
+        include_groups=False,
+    )
+    return means.assign(cells=every.groupby("strategy", sort=False)["cells"].sum())
 
 
 def _to_calibrate(experiment_of: ExperimentOf) -> list[CalibrationCell]:
