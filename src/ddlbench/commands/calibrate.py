@@ -123,8 +123,8 @@ def _score_lines(found: Calibration, scores: pd.DataFrame, path: Path) -> list[s
             "Errors: mean of |predicted / measured - 1|, before calibration, and with constants "
             "that learnt from other networks, or other geometries, only. covered: share of cells "
             "within the 90 % interval that other networks gave. Then the constants: further share "
-            "of computation, of messages, and seconds a step. no gain: held-out cells of the family "
-            "are predicted no better with constants, so none are used."
+            "of computation, of messages, and seconds a step. no gain: constants help no held-out "
+            "cell of the family, so none are used."
         ),
         *paragraph(f"Written: {path}; predict and recommend use it."),
     ]

@@ -154,8 +154,13 @@ def test_ways_to_choose_are_judged_case_by_case() -> None:
     rows = [
         {"way": "everything", **right, "device_s": 1000.0},
         {"way": "recommender", **right, "device_s": 10.0, "profile_s": 10.0},
-        {"way": "recommender", **wrong, "device_s": 30.0, "profile_s": 10.0,
-         "case": "cifar10/vgg11/2/1/default/16"},
+        {
+            "way": "recommender",
+            **wrong,
+            "device_s": 30.0,
+            "profile_s": 10.0,
+            "case": "cifar10/vgg11/2/1/default/16",
+        },
     ]
     found = ways(pd.DataFrame(rows)).set_index("way")
     assert dict(found.loc["recommender"]) == pytest.approx(
