@@ -201,8 +201,8 @@ class _Case:
         picked = self._rows[choice.ranking.best.cell.strategy]
         way = f"recommender, {most} measured" if most else "recommender"
         device_s = self._profile_s + choice.device_s
-        row = self._row(way, self._rows, picked, device_s, len(choice.trials))
-        return {**row, "profile_s": self._profile_s}
+        measured = len(choice.trials)
+        return self._row(way, self._rows, picked, device_s, measured, profile_s=self._profile_s)
 
     def by_rule(
         self, rows: pd.DataFrame, predictor: str, device_s: float | None
@@ -222,6 +222,8 @@ class _Case:
         picked: Mapping[str, Any],
         device_s: float,
         measured: int,
+        *,
+        profile_s: float = 0.0,
     ) -> dict[str, Any]:
         best = self._best(rows)
         return {
@@ -234,7 +236,7 @@ class _Case:
             "picked_step_s": picked["measured_step_s"],
             "within_noise": picked["strategy"] == best["strategy"] or self._alike(picked, best),
             "device_s": device_s,
-            "profile_s": 0.0,
+            "profile_s": profile_s,
             "device_s_all": self.device_s_all,
             "device_s_everything": self.device_s_everything,
         }

@@ -229,7 +229,7 @@ def _slope(ends_s: Sequence[float]) -> float:
     return (ends_s[last] - ends_s[0]) / last
 
 
-# From a number of pipelines: their events, side by side.
+# Gives the events of so many pipelines side by side.
 RunOf = Callable[[int], Repeated]
 
 
@@ -238,8 +238,8 @@ class PipelineRun:
     """A plan's events, and how they load data.
 
     Args:
-        real_of: messages are waited for as the runtime does. Pipelines whose links are alike do the
-            same at the same time; so events are had of as many as are to be told apart.
+        real_of: so many of the pipelines, whose messages are waited for as the runtime does. Where
+            links are alike, one pipeline stands for several.
         free: one pipeline in which a message is there when it is needed.
         samples: of one forward pass.
         loaded: samples that the first stage loads at a time.
@@ -270,8 +270,8 @@ def flushing(schedule: Schedule, pipelines: int) -> tuple[RunOf, Repeated]:
         return Repeated(graph, 1, _last_events(graph))
 
     @cache
-    def real_of(told_apart: int) -> Repeated:
-        copies = replicate(schedule, told_apart, summed=pipelines > 1)
+    def real_of(count: int) -> Repeated:
+        copies = replicate(schedule, count, summed=pipelines > 1)
         return one_step(copies, messaging_of(schedule))
 
     return real_of, one_step(schedule, EAGER)
@@ -309,4 +309,4 @@ def flowing(
         return Repeated(graph, schedule.micro_batches, _last_events(graph), seen, first)
 
     whole = window_of(real)
-    return lambda _pipelines: whole, window_of(replace(EAGER, late_sums=late))
+    return lambda _count: whole, window_of(replace(EAGER, late_sums=late))

@@ -16,10 +16,9 @@ prior at 0, so that few cells change little::
 A prediction is never scored with constants that learnt from its cell: :func:`held_out` leaves out
 all cells of its network, or of its geometry. A family of strategies has constants only if they
 lower these errors; a few networks on a noisy machine teach what is true of them alone. From the
-errors comes the interval: its ratio is the
-ceil(0.9 (n + 1))-th of n sorted errors, the quantile of conformal prediction, over all cells of a
-family of strategies (one strategy has few). Cells of one network err alike, so it may hold fewer
-than 90 % of new ones; :func:`scores` says how many it held.
+errors comes the interval: its ratio is the ceil(0.9 (n + 1))-th of n sorted errors, the quantile of
+conformal prediction, over all cells of a family of strategies (one strategy has few). Cells of one
+network err alike, so it may hold fewer than 90 % of new ones; :func:`scores` says how many.
 
 No constant may turn a step around: work is at least -1/2, communication -1, step_s 0. The choice of
 cells is greedily D-optimal: each further one raises the determinant of the information most
@@ -206,24 +205,24 @@ def calibrate(site: str, cells: Iterable[CalibrationCell]) -> Calibration:
 def constants_of(strategy: str, family: Sequence[CalibrationCell]) -> Constants:
     """The constants of a strategy; zeros where those of its family help no held-out cell."""
     own = fit(strategy, [cell for cell in family if cell.strategy == strategy])
-    return own if _help(family) else replace(own, work=0.0, communication=0.0, step_s=0.0)
+    help_others, _ = _judged(family)
+    return own if help_others else replace(own, work=0.0, communication=0.0, step_s=0.0)
 
 
-def _help(family: Sequence[CalibrationCell]) -> bool:
-    """Whether held-out cells are predicted better with constants; True where none can be."""
-    steps = _held_out_steps(family)
-    known = [cell for cell in family if cell.cell_id in steps]
-    before = {cell.cell_id: cell.predicted_s for cell in known}
-    return not known or _mean_error(known, steps) < _mean_error(known, before)
+def _judged(family: Sequence[CalibrationCell]) -> tuple[bool, dict[str, float]]:
+    """Whether constants help held-out cells of a family, and the steps that are predicted so.
 
-
-def _held_out_steps(family: Iterable[CalibrationCell]) -> dict[str, float]:
-    """Cell id -> step, by constants of the strategy's other networks, or else geometries."""
-    found: dict[str, float] = {}
+    The constants are those of the strategy's other networks, or else geometries. They are taken to
+    help where no cell can be held out.
+    """
+    steps: dict[str, float] = {}
     for own in _by_strategy(family).values():
         by_network = held_out(own, lambda cell: cell.network)
-        found |= by_network or held_out(own, lambda cell: cell.geometry)
-    return found
+        steps |= by_network or held_out(own, lambda cell: cell.geometry)
+    known = [cell for cell in family if cell.cell_id in steps]
+    before = {cell.cell_id: cell.predicted_s for cell in known}
+    help_others = not known or _mean_error(known, steps) < _mean_error(known, before)
+    return help_others, steps if help_others else before
 
 
 def _family_of(strategy: str, cells: Iterable[CalibrationCell]) -> list[CalibrationCell]:
@@ -242,9 +241,7 @@ def ratio_of(cells: Sequence[CalibrationCell]) -> float | None:
     Constants are of each strategy by itself, the factor is of all. With fewer than nine cells it is
     that of the worst one.
     """
-    found = _held_out_steps(cells)
-    if not _help(cells):
-        found = {cell.cell_id: cell.predicted_s for cell in cells if cell.cell_id in found}
+    _, found = _judged(cells)
     ratios = sorted(
         max(found[cell.cell_id] / cell.measured_s, cell.measured_s / found[cell.cell_id])
         for cell in cells

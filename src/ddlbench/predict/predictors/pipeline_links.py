@@ -24,7 +24,7 @@ from ddlbench.predict.links import Hop, LinkTable, places_of
 
 @dataclass(frozen=True)
 class Kinds:
-    """Pipelines side by side by what their links are like.
+    """Pipelines side by side, in groups (kinds) whose links are alike.
 
     Args:
         first: a pipeline of each kind.
@@ -41,12 +41,12 @@ class Kinds:
         return sum(self.counts)
 
     def original(self, event: Event) -> Event:
-        """In its own pipeline, the event of a run of one pipeline a kind."""
+        """The event as its own pipeline has it, from a run of one pipeline a kind."""
         kind = event.rank // self.ranks
         return _moved(event, (self.first[kind] - kind) * self.ranks)
 
     def share(self, event: Event) -> float:
-        """Of all pipelines, those of the event's kind."""
+        """Share of all pipelines that are of the event's kind."""
         return self.counts[event.rank // self.ranks] / self.pipelines
 
 
