@@ -3,9 +3,11 @@
 #
 #   build_horovod.sh PYTHON CACHE
 #
-# The release asks for C++14, torch 2.13's headers need C++20: the only change is that number in
-# two CMakeLists.txt. The wheel depends on Python, torch and what it is built with
-# (horovod_options.sh), so all of them are in the cache's folder name.
+# Two changes to the release. It asks for C++14, torch 2.13's headers need C++20: that number in two
+# CMakeLists.txt. And its process sets, which all-reduces use, forget the network interface
+# (HOROVOD_GLOO_IFACE): they take the one that the host's name resolves to, or crash if it does not.
+# The wheel depends on Python, torch and what it is built with (horovod_options.sh), so all of them
+# are in the cache's folder name.
 # On failure the reason stands in <environment>/horovod-missing.txt and the exit status is 1.
 set -euo pipefail
 python=$1
@@ -16,7 +18,7 @@ prefix=$("$python" -c 'import sys; print(sys.prefix)')
 reason=$prefix/horovod-missing.txt
 tag=$("$python" -c 'import sys, torch; print("py%d%d-torch%s" % (*sys.version_info[:2], torch.__version__))')
 with=$(bash "$here/horovod_options.sh" "$python")
-wheels=$cache/horovod-$release-$tag-${with:-cpu}
+wheels=$cache/horovod-$release-iface-$tag-${with:-cpu}
 wheels=${wheels// /-}
 
 fail() {
@@ -41,6 +43,8 @@ if ! ls "$wheels"/horovod-*.whl >/dev/null 2>&1; then
     source=$work/horovod-$release
     sed -i 's/set(CMAKE_CXX_STANDARD 14)/set(CMAKE_CXX_STANDARD 20)/' \
         "$source/CMakeLists.txt" "$source/horovod/torch/CMakeLists.txt"
+    sed -i '/::InitializeForProcessSet/,/CreateDevice/ s/iface = gloo_iface_/iface = global_context.gloo_iface_/' \
+        "$source/horovod/common/gloo/gloo_context.cc"
     options=(HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1)
     # MPI only where the site asks for it; NCCL where there is CUDA, in torch and to compile with.
     [ -n "${HOROVOD_WITH_MPI:-}" ] || options+=(HOROVOD_WITHOUT_MPI=1)

@@ -114,7 +114,7 @@ def test_mpi_and_other_variables_count(machine):
 
 def build(machine, **variables):
     """Build Horovod where only the wheel for CPUs is kept; what was then asked of pip."""
-    kept = machine.folder / "cache" / "horovod-0.28.1-py311-torch2.13.0-cpu"
+    kept = machine.folder / "cache" / "horovod-0.28.1-iface-py311-torch2.13.0-cpu"
     kept.mkdir(parents=True, exist_ok=True)
     (kept / "horovod-0.28.1.whl").touch()
     (machine.folder / "env").mkdir(exist_ok=True)
