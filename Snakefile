@@ -42,7 +42,7 @@ rule all:
 
 
 onstart:
-    hold_this_machine()
+    ready_to_measure()
 
 
 onerror:

@@ -5,7 +5,6 @@ import sys
 from os.path import relpath
 from pathlib import Path
 
-from ddlbench.workflow import mend_slurm_executor
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import (
@@ -25,6 +24,8 @@ from ddlbench.planning.resources import request
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.report import run_screen
 from ddlbench.workflow import (
+    begin,
+    check_cluster,
     check_profile,
     hold_machine,
     holds_machine,
@@ -55,10 +56,10 @@ TABLES = tables_dir(SITE.name, EXPERIMENT.name)
 FIGURES = figures_dir(SITE.name, EXPERIMENT.name)
 PAGE = html_report_file(SITE.name, EXPERIMENT.name)
 
-mend_slurm_executor()
 run_screen.follow(EXPERIMENT.name, SITE.name, ROWS)
 # Not in the jobs that measure: one process looks after the results.
 if workflow.is_main_process:
+    begin(SITE, CELLS)
     for file in RESULTS:
         if fault := put_aside_if_broken(Path(file)):
             print(f"ddlbench: {file} is broken and put aside: {fault}", file=sys.stderr)
@@ -174,10 +175,17 @@ def cell_threads(wildcards):
     return cell_request(wildcards).cpus_per_task
 
 
-def hold_this_machine():
-    """One run at a time measures on this machine."""
+def ready_to_measure():
+    """One run at a time measures on this machine; a cluster takes jobs as the site asks for them."""
+    submitted = [
+        job.rule.name for job in workflow.dag.needrun_jobs() if not job.is_local
+    ]
+    missing = [cell for cell, file in zip(CELLS.values(), RESULTS) if not exists(file)]
     try:
         hold_machine(SITE)
+        if submitted:
+            arrays = getattr(workflow.executor_settings, "array_jobs", None)
+            check_cluster(SITE, missing or list(CELLS.values()), arrays)
     except ConfigError as error:
         sys.exit(f"ddlbench: {error}")
 

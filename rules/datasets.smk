@@ -30,6 +30,7 @@ rule stage:
         qos=lambda w: cell_request(w).qos,
         constraint=lambda w: cell_request(w).constraint,
         slurm_extra=lambda w: cell_request(w).extra,
+        attempt=lambda w, attempt: attempt,
     params:
         python=sys.executable,
         site=EXPERIMENT.site,
@@ -38,4 +39,4 @@ rule stage:
         "data for {wildcards.cell}"
     shell:
         "{params.python:q} workflow/scripts/stage.py {params.site:q} {params.real_data:q} {wildcards.cell:q}"
-        " {output:q} {log:q}"
+        " {output:q} {log:q} {resources.attempt}"

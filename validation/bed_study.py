@@ -20,7 +20,6 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER_TESTS = ROOT / "tests" / "cluster"
-STEADY = CLUSTER_TESTS / "steady_snakemake.py"
 sys.path.insert(0, str(CLUSTER_TESTS))
 
 from testbed import Options, TestBed, missing  # noqa: E402
@@ -91,11 +90,10 @@ class Study:
         with TestBed(options) as bed:
             bed.wait_idle()
             self._call(
-                *(sys.executable, str(STEADY), *targets, "--profile", "profiles/slurm"),
+                *(sys.executable, "-m", "snakemake", *targets, "--profile", "profiles/slurm"),
                 *("--configfile", "experiment.yaml", "--config", f"site={site}", "--jobs", "1"),
-                *("--slurm-status-command", "squeue"),
                 *("--slurm-init-seconds-before-status-checks", "3"),
-                *("--seconds-between-status-checks", "3", "--max-status-checks-per-second", "1"),
+                *("--seconds-between-status-checks", "3"),
                 *("--max-jobs-per-timespan", "100/1s", "--latency-wait", "20"),
             )
 

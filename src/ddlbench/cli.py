@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,10 +32,14 @@ from ddlbench.experiment.paths import (
     tables_dir,
 )
 from ddlbench.experiment.schema import read_yaml
-from ddlbench.experiment.screen import say_error
+from ddlbench.experiment.screen import paragraph, say_error
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
+
+if TYPE_CHECKING:
+    from ddlbench.cluster.preflight import Finding
+    from ddlbench.experiment.cell import Cell
 
 
 def main() -> None:
@@ -108,6 +113,34 @@ def plan(
     to_run = cells_to_run(rows, site, RESULTS)
     lines = plan_lines(cost, experiment, site, rows, to_run, every_cell=every_cell)
     click.echo("\n".join(lines))
+    if site.launcher == "slurm" and to_run:
+        _show_preflight(site, to_run)
+
+
+def _show_preflight(site: Site, cells: Sequence[Cell]) -> None:
+    """What is wrong with a cluster's site; exit status 1 if no job could run as it is."""
+    from ddlbench.cluster.preflight import examine_for, is_here  # noqa: PLC0415
+
+    if not is_here():
+        click.echo("Not checked: account, partition and limits, as no SLURM is in PATH.")
+        return
+    findings = [f for f in examine_for(site, cells) if not f.ok or f.doubtful]
+    if _show_findings(findings, site):
+        sys.exit(1)
+
+
+def _show_findings(findings: Sequence[Finding], site: Site) -> int:
+    """A line a finding; returns how many need a change of the site's file."""
+    for finding in findings:
+        mark = click.style("ok", fg="green") if finding.ok else click.style("!!", fg="red")
+        mark = click.style("??", fg="yellow") if finding.doubtful else mark
+        lines = paragraph(f"{finding.what}: {finding.says}", indent="   ")
+        click.echo("\n".join([f"{mark} {lines[0].strip()}", *lines[1:]]))
+    wrong = sum(not finding.ok for finding in findings)
+    if wrong:
+        things = "1 thing" if wrong == 1 else f"{wrong} things"
+        click.echo(f"{things} to change in config/sites/{site.name}.yaml")
+    return wrong
 
 
 @commands.command()
@@ -198,22 +231,33 @@ def status(
     click.echo(head + "\n".join(lines))
 
 
+_DISTURBED = "disturbed"
+
+
 @commands.command()
 @with_matrix
 @click.option(
     "--state",
-    type=click.Choice([s.value for s in Status if s.is_result or s is Status.INVALID]),
+    type=click.Choice(
+        [*(s.value for s in Status if s.is_result or s is Status.INVALID), _DISTURBED]
+    ),
     required=True,
-    help="Which results to delete.",
+    help="Which results to delete; disturbed: of cells that something stopped while they trained.",
 )
 @click.confirmation_option(prompt="Delete these results, so that the cells are measured again?")
 def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> None:
     """Delete results, so that the next run measures them again."""
     from ddlbench.report.cell_states import states  # noqa: PLC0415
+    from ddlbench.report.records import records_of  # noqa: PLC0415
 
-    chosen = [c for c in states(experiment.name, site.name, rows) if c.state == state]
+    if state == _DISTURBED:  # they are ok, but not to be used
+        records = records_of(experiment.name, site.name, rows, stale=False)
+        chosen = [str(record["cell_id"]) for record in records if record.get("disturbed")]
+    else:
+        cells = states(experiment.name, site.name, rows)
+        chosen = [cell.cell_id for cell in cells if cell.state == state]
     # A cell that the plan itself calls unsupported has none.
-    files = [result_file(site.name, cell.cell_id) for cell in chosen]
+    files = [result_file(site.name, cell_id) for cell_id in chosen]
     files = [file for file in files if file.is_file()]
     for file in files:
         file.unlink()
@@ -258,7 +302,6 @@ def doctor(site_name: str | None, nodes: int, wait_minutes: float) -> None:
     if site_name is None:
         site_name = str(read_yaml(enter_project()).get("site", "local"))
     site = load_site(site_name)
-    wrong = 0
     findings = examine(
         site,
         min(nodes, site.nodes),
@@ -266,14 +309,7 @@ def doctor(site_name: str | None, nodes: int, wait_minutes: float) -> None:
         patience_s=wait_minutes * 60,
         say=click.echo,
     )
-    for finding in findings:
-        mark = click.style("ok", fg="green") if finding.ok else click.style("!!", fg="red")
-        mark = click.style("??", fg="yellow") if finding.doubtful else mark
-        click.echo(f"{mark} {finding.what}: {finding.says}")
-        wrong += not finding.ok
-    if wrong:
-        things = "1 thing" if wrong == 1 else f"{wrong} things"
-        click.echo(f"{things} to change in config/sites/{site.name}.yaml")
+    if _show_findings(findings, site):
         sys.exit(1)
 
 

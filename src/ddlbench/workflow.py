@@ -2,7 +2,7 @@
 
 ::
 
-    Snakefile    check_profile, hold_machine, mend_slurm_executor     before any job
+    Snakefile    check_profile, begin, check_cluster, hold_machine    before any job
     scripts      logged, make_predictions, draw_predictions ...       one function a rule
 """
 
@@ -11,27 +11,37 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
+import socket
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
+from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import Experiment, parse_experiment
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.json_text import UnreadableJson, read_object
 from ddlbench.experiment.paths import (
+    LOG_HEADING,
     RESULTS,
+    STAGED_FILE,
+    cell_dir,
     figures_dir,
     prediction_figures_dir,
     predictions_file,
     tables_dir,
 )
+from ddlbench.experiment.run_id import Writer, begin_run
 from ddlbench.experiment.schema import read_yaml
 from ddlbench.experiment.screen import say_error
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning.matrix import MatrixRow, expand
+from ddlbench.slurm.commands import drop_user_defaults
+from ddlbench.slurm.jobs import states
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,24 +52,30 @@ _held: dict[str, IO[str] | None] = {}
 
 
 @contextmanager
-def logged(path: str, *explained: type[Exception]) -> Iterator[None]:
+def logged(path: str, *explained: type[Exception], attempt: int = 1) -> Iterator[None]:
     """Keep the traceback of what fails in the rule's log, and tell the user one sentence.
+
+    The first line of the log names the job and its attempt, as an earlier job's log may lie there.
 
     Args:
         path: the rule's log.
         explained: exceptions whose sentence says all; our own traceback would only hide it.
+        attempt: of this job.
     """
     log = Path(path)
-    _write_log(log, "")
+    now = datetime.now().isoformat(" ", "seconds")
+    heading = f"{LOG_HEADING}{Writer.here(attempt)}, {socket.gethostname()}, {now}\n"
+    _write_log(log, heading)
     try:
         yield
     except KeyboardInterrupt:
-        _write_log(log, "stopped by Ctrl-C\n")
+        _write_log(log, f"{heading}stopped by Ctrl-C\n")
         print("ddlbench: stopped by Ctrl-C", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
         one_sentence = isinstance(error, (ConfigError, *explained))
-        _write_log(log, f"{error}\n" if one_sentence else traceback.format_exc())
+        text = f"{error}\n" if one_sentence else traceback.format_exc()
+        _write_log(log, heading + text)
         say_error(error)
         sys.exit(1)
 
@@ -111,6 +127,78 @@ def check_profile(site: Site, arguments: Sequence[str]) -> None:
         raise ConfigError(
             f"site {site.name} is a SLURM cluster, but {profile} runs jobs on this machine; write "
             "--profile profiles/slurm, or measure on this machine: --config site=local"
+        )
+
+
+def begin(site: Site, cells: Iterable[str]) -> None:
+    """Prepare this process for a run: its name, its environment, and who submits its jobs.
+
+    Args:
+        site: of the experiment.
+        cells: ids of its cells.
+    """
+    begin_run(RESULTS if RESULTS.is_dir() else Path())
+    if site.launcher != "slurm":
+        return
+    _shell.update(drop_user_defaults())
+    _forget_left_staging(cell_dir(site.name, cell) / STAGED_FILE for cell in cells)
+    if "snakemake_executor_plugin_slurm" in sys.modules:
+        from ddlbench.cluster.executor import install  # noqa: PLC0415 - it loads the plugin
+
+        install()
+
+
+def _forget_left_staging(reports: Iterable[Path]) -> None:
+    """Delete reports of staged data whose job is gone: Snakemake would take them for data."""
+    writers: dict[Path, Writer | None] = {}
+    for report in reports:
+        try:
+            writers[report] = Writer.of(read_object(report))
+        except FileNotFoundError:
+            continue
+        except UnreadableJson:
+            writers[report] = None
+    known = states(writer.job_id for writer in writers.values() if writer and writer.job_id)
+    for report, writer in writers.items():
+        job = known.get(writer.job_id or "") if writer else None
+        if job is None or not job.may_live:
+            report.unlink(missing_ok=True)
+
+
+# Defaults of the user's shell for SLURM's commands, which were dropped.
+_shell: dict[str, str] = {}
+
+
+def check_cluster(site: Site, cells: Sequence[Cell], arrays: str | None = None) -> None:
+    """Say what is wrong with a cluster's site before the first job.
+
+    Args:
+        site: of the experiment.
+        cells: that may be submitted.
+        arrays: what the option --slurm-array-jobs says.
+
+    Raises:
+        ConfigError: jobs cannot run as the site says; all that is wrong is named.
+    """
+    if site.launcher != "slurm" or not cells:
+        return
+    if arrays:
+        raise ConfigError(
+            "--slurm-array-jobs: a cell is a group of two rules (its data, then training), which "
+            "SLURM's job arrays cannot hold; leave the option out"
+        )
+    from ddlbench.cluster import preflight  # noqa: PLC0415 - no measured cell needs it
+
+    findings = preflight.examine_for(site, cells, {**os.environ, **_shell})
+    doubts = [f"{each.what}: {each.says}" for each in findings if each.ok and each.doubtful]
+    for doubt in doubts:
+        print(f"ddlbench: note: {doubt}", file=sys.stderr)
+    faults = [f"{each.what}: {each.says}" for each in findings if not each.ok]
+    if faults:
+        listed = "\n".join(f"  - {fault}" for fault in faults)
+        raise ConfigError(
+            f"no job was submitted, as site {site.name} needs a change:\n{listed}\n"
+            f"`ddlbench plan --site {site.name}` checks it again"
         )
 
 
@@ -267,31 +355,3 @@ def compare_sites(config: Mapping[str, Any], sites: Sequence[str], where: str) -
         write_table(path.with_suffix(".csv"), plotted)
         save_figure(figure, path)
     return path
-
-
-_EXECUTOR = "snakemake_executor_plugin_slurm"
-_Answer = tuple[dict[str, str] | None, float | None]
-
-
-def mend_slurm_executor() -> None:
-    """Have the executor read job states as single words; does nothing if it is not loaded."""
-    executor = sys.modules.get(_EXECUTOR)
-    query = getattr(executor, "query_job_status", None)
-    if executor is None or query is None or getattr(query, "one_word", False):
-        return
-    executor.query_job_status = one_word_states(query)  # type: ignore[attr-defined]
-
-
-def one_word_states(
-    query: Callable[..., Awaitable[_Answer]],
-) -> Callable[..., Awaitable[_Answer]]:
-    """``query`` with states cut after their first word."""
-
-    async def query_job_status(*arguments: Any) -> _Answer:
-        states, seconds = await query(*arguments)
-        if states is not None:
-            states = {job: state.split(" ", 1)[0] for job, state in states.items()}
-        return states, seconds
-
-    query_job_status.one_word = True  # type: ignore[attr-defined]
-    return query_job_status

@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import shutil
 import sys
+from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 from snakemake.logging import DefaultFilter, DefaultFormatter
 from snakemake_interface_logger_plugins.base import LogHandlerBase
@@ -24,6 +26,7 @@ _CHATTER = (
     "Complete log",
     "Conda environments",
     "Elapsed time",
+    "Exception in run_job",
     "Execute ",
     "Exiting because a job execution failed",
     "host: ",
@@ -31,6 +34,8 @@ _CHATTER = (
     "Removing output files of failed job",
     "Removing temporary output",
     "Select jobs to execute",
+    "No job memory information",
+    "SLURM run ID",
     "Shutting down, this might take some time",
     "Submitted ",
     "Terminating processes on user request",
@@ -39,6 +44,11 @@ _CHATTER = (
     "Using shell",
     "Would remove temporary output",
 )
+
+
+def _reason_in(values: Mapping[str, Any]) -> dict[str, str | None]:
+    """Why a submitted job failed, and where more of it stands; see cluster/executor.py."""
+    return {"reason": values.get("reason"), "log": values.get("reason_log")}
 
 
 class LogHandler(LogHandlerBase):
@@ -100,9 +110,9 @@ class LogHandler(LogHandlerBase):
             case LogEvent.JOB_FINISHED:
                 lines = screen.finished(values["job_id"], record.created)
             case LogEvent.JOB_ERROR:
-                lines = screen.failed([values], said=True)
+                lines = screen.failed([values], **_reason_in(values.get("aux") or {}))
             case LogEvent.GROUP_ERROR:
-                lines = screen.failed(values["job_error_info"], said=False)
+                lines = screen.failed(values["job_error_info"], **_reason_in(values))
             case None | LogEvent.SHELLCMD | LogEvent.ERROR:
                 lines = self._plain(record)
         return lines

@@ -19,6 +19,8 @@ class Row:
         then: what the cell was after the next run of the workflow.
         results_lost: finished results that were gone afterwards.
         measured_twice: cells that were measured to the end more than once.
+        shown_after_s: seconds from the fault, or from the start of the run if it was there then,
+            until the screen named it; None where nobody waited for that.
     """
 
     fault: str
@@ -28,6 +30,7 @@ class Row:
     then: str
     results_lost: int
     measured_twice: int
+    shown_after_s: float | None = None
 
 
 ROWS: list[Row] = []
@@ -37,16 +40,20 @@ def text() -> str:
     """The table as Markdown."""
     lines = [
         "| fault | where | cell then is | all ranks gone after | after the next run "
-        "| results lost | measured twice |",
-        "|---|---|---|---|---|---|---|",
+        "| results lost | measured twice | on the screen after |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in ROWS:
-        gone = "-" if row.ranks_gone_s is None else f"{row.ranks_gone_s:.1f} s"
+        gone, shown = _seconds(row.ranks_gone_s), _seconds(row.shown_after_s)
         lines.append(
             f"| {row.fault} | {row.where} | {row.state} | {gone} | {row.then} "
-            f"| {row.results_lost} | {row.measured_twice} |"
+            f"| {row.results_lost} | {row.measured_twice} | {shown} |"
         )
     return "\n".join(lines)
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} s"
 
 
 def save(path: Path) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import yaml
@@ -16,7 +19,6 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import project_root
 
 ROOT = project_root()
-STEADY = Path(__file__).with_name("steady_snakemake.py")
 
 
 class Project:
@@ -28,9 +30,8 @@ class Project:
         bed: TestBed,
         experiment: dict,
         networks: str,
-        status_command: str = "squeue",
     ) -> None:
-        self.folder, self.bed, self.status_command = folder, bed, status_command
+        self.folder, self.bed = folder, bed
         for name in ("rules", "workflow", "config", "profiles", "envs"):
             shutil.copytree(ROOT / name, folder / name)
         shutil.copy(ROOT / "Snakefile", folder)
@@ -43,18 +44,25 @@ class Project:
         path = self.folder / "config" / "sites" / "testbed.yaml"
         path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **keys}))
 
+    def change_slurm(self, **keys: object) -> None:
+        """Change keys of the site file's part ``slurm``."""
+        path = self.folder / "config" / "sites" / "testbed.yaml"
+        self.change_site(slurm={**yaml.safe_load(path.read_text())["slurm"], **keys})
+
     def configure(self, experiment: dict) -> None:
         (self.folder / "experiment.yaml").write_text(yaml.safe_dump(experiment))
 
     def command(self, *arguments: str) -> list[str]:
         """The workflow as a person on the login node would run it, only with shorter pauses."""
-        return [
-            *(sys.executable, str(STEADY), *arguments, "--profile", "profiles/slurm"),
-            *("--configfile", "experiment.yaml", "--jobs", "3"),
-            *("--slurm-status-command", self.status_command),
+        pauses = [
             *("--slurm-init-seconds-before-status-checks", "1"),
-            *("--seconds-between-status-checks", "1", "--max-status-checks-per-second", "2"),
+            *("--seconds-between-status-checks", "1"),
             *("--max-jobs-per-timespan", "100/1s", "--latency-wait", "10"),
+        ]
+        return [
+            *(sys.executable, "-m", "snakemake", *arguments, "--profile", "profiles/slurm"),
+            *("--configfile", "experiment.yaml", "--jobs", "3"),
+            *([] if os.environ.get("DDLBENCH_SHIPPED_PAUSES") else pauses),
         ]
 
     def environment(self) -> dict[str, str]:
@@ -84,6 +92,33 @@ class Project:
             start_new_session=True,
         )
 
+    def watch(self, *arguments: str, **variables: str) -> WatchedRun:
+        """Start the workflow, and follow what it shows."""
+        process = subprocess.Popen(
+            self.command(*arguments),
+            cwd=self.folder,
+            env={**self.environment(), **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        return WatchedRun(process)
+
+    def ddlbench(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """A command of ddlbench about this experiment."""
+        return subprocess.run(
+            [sys.executable, "-m", "ddlbench.cli", *arguments, "--configfile", "experiment.yaml"],
+            cwd=self.folder,
+            env={**self.environment(), "COLUMNS": "1000", **variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
     def results(self) -> dict[Cell, dict]:
         found = {}
         for path in self.folder.glob("results/testbed/cells/**/result.json"):
@@ -93,3 +128,37 @@ class Project:
 
     def jobs_submitted(self, run: subprocess.CompletedProcess[str]) -> int:
         return (run.stdout + run.stderr).count("has been submitted with SLURM jobid")
+
+
+class WatchedRun:
+    """A run of the workflow whose screen is read while it goes on."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process, self.text = process, ""
+        self._began_s = time.monotonic()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.text += line
+
+    def shows(self, words: str, seconds: float = 120, since_s: float | None = None) -> float:
+        """Wait until the screen shows ``words``; returns seconds since the start or ``since_s``."""
+        limit = time.monotonic() + seconds
+        while words not in self.text:
+            running = self.process.poll() is None or self._reader.is_alive()
+            assert running and time.monotonic() < limit, f"{words!r} is not in:\n{self.text}"
+            time.sleep(0.05)
+        return time.monotonic() - (since_s or self._began_s)
+
+    def end(self, seconds: float = 120) -> int:
+        """Wait for its end; returns its exit status."""
+        try:
+            self.process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            raise AssertionError(f"it does not end:\n{self.text}") from None
+        self._reader.join()
+        return self.process.returncode

@@ -63,6 +63,13 @@ def _network(spec, first):
     return nn.Sequential(first, nn.Flatten(), nn.Linear(spec.image_bytes, 10))
 
 
+def plain(spec):
+    return _network(spec, nn.Identity())
+
+
+plain2 = plain3 = plain
+
+
 def slow(spec):
     return _network(spec, Slow(0.25))
 

@@ -47,10 +47,8 @@ def plain(spec):
 """
 # Pauses for jobs of seconds, not of minutes.
 PAUSES = {
-    "slurm-status-command": "squeue",
     "slurm-init-seconds-before-status-checks": 1,
     "seconds-between-status-checks": 2,
-    "max-status-checks-per-second": 2,
     "max-jobs-per-timespan": "100/1s",
     "latency-wait": 10,
 }

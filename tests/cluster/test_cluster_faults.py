@@ -45,9 +45,9 @@ def experiment(network: str = "slow", **settings: object) -> dict:
 class FaultyRun:
     """A project with one cell, broken while it runs."""
 
-    def __init__(self, folder: Path, bed: TestBed, status_command: str = "squeue") -> None:
+    def __init__(self, folder: Path, bed: TestBed) -> None:
         self.bed = bed
-        self.project = Project(folder, bed, experiment(), NETWORKS.read_text(), status_command)
+        self.project = Project(folder, bed, experiment(), NETWORKS.read_text())
         self.folder = folder
         self.broken_at = 0.0
         self.ranks_gone_s: float | None = None
@@ -109,10 +109,13 @@ class FaultyRun:
         assert result is not None
         return result
 
-    def report(self, fault: str, state: str, then: str, lost: int = 0) -> None:
+    def report(
+        self, fault: str, state: str, then: str, lost: int = 0, shown_after_s: float | None = None
+    ) -> None:
         """Add this run to the fault table, and hold it to its two zeros."""
         twice = max(0, len(self.jobs("complete.txt")) - 1)
-        ROWS.append(Row(fault, "SLURM", state, self.ranks_gone_s, then, lost, twice))
+        row = Row(fault, "SLURM", state, self.ranks_gone_s, then, lost, twice, shown_after_s)
+        ROWS.append(row)
         assert (lost, twice) == (0, 0)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +81,18 @@ class FaultyCell:
         run = self.supervise(*prefix)
         wait_for(lambda: run.poll() is not None or len(list(self.notes.glob("begun-*"))) == 2)
         assert run.poll() is None, run.communicate()[0]
-        ranks = [
-            process
-            for process in psutil.Process(run.pid).children(recursive=True)
-            if "ddlbench.runtime.worker" in " ".join(process.cmdline())
-        ]
+        ranks = self.ranks_of(run)
         self._started += ranks
         return run, sorted(ranks, key=lambda rank: rank.environ()["DDLBENCH_LOCAL_RANK"])
+
+    def ranks_of(self, run: subprocess.Popen[str]) -> list[psutil.Process]:
+        """The workers that a supervisor has started so far."""
+        workers = []
+        for process in psutil.Process(run.pid).children(recursive=True):
+            with suppress(psutil.Error):  # gone since
+                if "ddlbench.runtime.worker" in " ".join(process.cmdline()):
+                    workers.append(process)
+        return workers
 
     def broken(self) -> None:
         self.broken_at = time.monotonic()

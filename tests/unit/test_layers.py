@@ -5,7 +5,7 @@
     experiment -- networks -- datasets ---------.
         |            |                           |
         |         strategies ------------------ runtime -- profiling, interconnect, cluster, testing
-        |            |         emulation --------'
+        |            |   slurm, emulation --------'
         '-- planning +-- predict +- report -- commands
                              '- claims ---'
 """
@@ -25,17 +25,26 @@ ROOT = Path(ddlbench.__file__).parent
 # A folder and those below it that it may import; each may import itself and the package's root.
 BELOW = {
     "experiment": set(),
+    "slurm": {"experiment"},
     "emulation": {"experiment"},
     "networks": {"experiment", "planning"},
     "datasets": {"experiment", "networks"},
     "planning": {"experiment"},
     "strategies": {"experiment", "networks", "planning"},
-    "runtime": {"experiment", "emulation", "datasets", "networks", "planning", "strategies"},
+    "runtime": {
+        "experiment",
+        "slurm",
+        "emulation",
+        "datasets",
+        "networks",
+        "planning",
+        "strategies",
+    },
     "profiling": {"experiment", "datasets", "networks", "planning", "strategies", "runtime"},
     "interconnect": {"experiment", "networks", "planning", "strategies", "runtime"},
-    "cluster": {"experiment", "planning", "runtime"},
+    "cluster": {"experiment", "slurm", "planning", "runtime"},
     "predict": {"experiment", "planning", "strategies"},
-    "report": {"experiment", "planning", "strategies", "predict"},
+    "report": {"experiment", "slurm", "planning", "strategies", "predict"},
     "claims": {"experiment", "predict"},
     "commands": {
         "experiment",
@@ -49,7 +58,7 @@ BELOW = {
     "testing": {"experiment", "networks", "planning", "strategies", "runtime"},
 }
 # What plans, predicts and draws on a login node.
-WITHOUT_TORCH = ("experiment", "planning", "predict", "claims", "report", "commands")
+WITHOUT_TORCH = ("experiment", "slurm", "planning", "predict", "claims", "report", "commands")
 # Each starts with every cell, where torch would take seconds.
 LIGHT = ("ddlbench.runtime.supervise", "ddlbench.runtime.staging", "ddlbench.runtime.rank_guard")
 

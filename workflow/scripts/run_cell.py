@@ -11,16 +11,18 @@ from pathlib import Path
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import load_site
-from ddlbench.runtime.staging import unstage_cell
+from ddlbench.runtime.staging import StagingFailed, stage_cell, staged_by_this_job, unstage_cell
 from ddlbench.runtime.supervise import CellFailed, run_cell
 from ddlbench.workflow import logged
 
 site_name, real_data, cell_id, staged, result, log, attempt = sys.argv[1:]
-with logged(log, CellFailed):
+with logged(log, CellFailed, StagingFailed, attempt=int(attempt)):
     site = load_site(site_name, real_data=json.loads(real_data))
     cell, folder = Cell.from_id(cell_id), Path(result).parent
     try:
-        staging = json.loads(Path(staged).read_text(encoding="utf-8"))
+        staging = staged_by_this_job(Path(staged), int(attempt))
+        if staging is None:
+            staging = stage_cell(cell, site, folder, int(attempt))
         run_cell(cell, site, folder, staging, int(attempt))
     finally:
         if not site.keep_data:

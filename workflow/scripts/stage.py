@@ -1,6 +1,6 @@
 """Rule stage: the cell's dataset on the nodes of this job.
 
-python workflow/scripts/stage.py SITE REAL_DATA CELL STAGED_JSON LOG
+python workflow/scripts/stage.py SITE REAL_DATA CELL STAGED_JSON LOG ATTEMPT
 
 REAL_DATA is JSON: dataset -> folder.
 """
@@ -15,8 +15,8 @@ from ddlbench.experiment.site import load_site
 from ddlbench.runtime.staging import StagingFailed, stage_cell
 from ddlbench.workflow import logged
 
-site_name, real_data, cell_id, output, log = sys.argv[1:]
-with logged(log, StagingFailed):
-    report_dir = Path(output).parent
+site_name, real_data, cell_id, output, log, attempt = sys.argv[1:]
+with logged(log, StagingFailed, attempt=int(attempt)):
+    folder = Path(output).parent
     site = load_site(site_name, real_data=json.loads(real_data))
-    write_json(Path(output), stage_cell(Cell.from_id(cell_id), site, report_dir))
+    write_json(Path(output), stage_cell(Cell.from_id(cell_id), site, folder, int(attempt)))

@@ -1,45 +1,22 @@
-"""What `ddlbench doctor` finds: what sinfo says of a site, then what nodes say inside a small job.
+"""What `ddlbench doctor` finds: what this node tells of a site, then nodes inside a small job.
 
 ::
 
-    sinfo         -> judge_partition -> findings; if all is right:
-    job on nodes  -> judge_nodes     -> findings about the job and each node
+    this node     -> preflight    -> findings; if none forbids a job:
+    job on nodes  -> judge_nodes  -> findings about the job and each node
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from ddlbench.cluster import preflight
+from ddlbench.cluster.preflight import Finding
 from ddlbench.cluster.probe_job import ask_nodes
-from ddlbench.cluster.query import Partition, partitions
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.units import GB
-from ddlbench.planning.resources import (
-    SPARE_MINUTES,
-    job_minutes,
-    stage_minutes,
-    timeouts_within,
-)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at.
-
-    Args:
-        what: was looked at.
-        ok: nothing has to change.
-        says: what was found, and, if it is wrong, what to write instead.
-        doubtful: cells run as it is, but it may not be what the user means.
-    """
-
-    what: str
-    ok: bool
-    says: str
-    doubtful: bool = False
 
 
 def examine(
@@ -50,7 +27,7 @@ def examine(
     patience_s: float = 600,
     say: Callable[[str], None] = lambda _sentence: None,
 ) -> list[Finding]:
-    """All findings; the job is only sent when the partition is right.
+    """All findings; the job is only sent when nothing forbids it.
 
     Args:
         site: to check.
@@ -60,93 +37,15 @@ def examine(
         say: takes sentences about the job while it waits.
 
     Raises:
-        ConfigError: the site has no SLURM, or SLURM does not answer.
+        ConfigError: the site has no SLURM.
     """
     if site.launcher != "slurm":
         raise ConfigError(f"site {site.name} starts its cells on this machine: run make demo")
-    findings = judge_partition(site, partitions())
+    findings = preflight.examine(site, nodes=nodes)
     if not all(finding.ok for finding in findings):
         return findings
     reports, error = ask_nodes(site, site_name or site.name, nodes, patience_s, say)
     return findings + judge_nodes(site, nodes, reports, error)
-
-
-def judge_partition(site: Site, found: list[Partition]) -> list[Finding]:
-    """Findings about the site's partition.
-
-    Args:
-        site: to check.
-        found: all partitions, one entry a kind of node.
-    """
-    wanted = site.slurm.get("partition")
-    kinds = [p for p in found if p.name == wanted] if wanted else [p for p in found if p.is_default]
-    names = ", ".join(sorted({p.name for p in found})) or "none"
-    if not kinds:
-        what = f"there is no partition {wanted!r}" if wanted else "there is no default partition"
-        return [Finding("partition", False, f"{what}; write slurm.partition: one of {names}")]
-    name = kinds[0].name
-    nodes = sum(p.nodes for p in kinds)
-    findings = [
-        Finding("partition", any(p.is_up for p in kinds), f"{name}, {nodes} node(s), up")
-        if any(p.is_up for p in kinds)
-        else Finding("partition", False, f"{name} is down; write another slurm.partition: {names}")
-    ]
-    if site.nodes > nodes:
-        findings.append(Finding("nodes", False, f"{name} has {nodes}; write nodes: {nodes}"))
-    gpus = max(p.gpus_per_node for p in kinds)
-    if site.slurm.get("gres", "gpu") and gpus != site.devices_per_node:
-        ok = gpus > site.devices_per_node
-        says = f"{name} has {gpus} a node, the site uses {site.devices_per_node}"
-        remedy = "" if ok else f"; write devices_per_node: {gpus}" if gpus else '; write gres: ""'
-        findings.append(Finding("GRES", ok, says + remedy))
-    return findings + _kinds_of_node(site, kinds) + _time_limit(site, kinds)
-
-
-def _kinds_of_node(site: Site, kinds: list[Partition]) -> list[Finding]:
-    """Cells that are compared should not run on different nodes by chance."""
-    if site.slurm.get("constraint") or site.slurm.get("gpu_type"):
-        return []
-    nodes_of_kind: dict[tuple[str, int, str], int] = {}
-    for kind in kinds:
-        traits = (kind.gpu_type, kind.gpus_per_node, kind.features)
-        nodes_of_kind[traits] = nodes_of_kind.get(traits, 0) + kind.nodes
-    if len(nodes_of_kind) < 2:
-        return []
-    listed = "; ".join(
-        f"{nodes} node(s) {_kind_in_words(*traits)}" for traits, nodes in nodes_of_kind.items()
-    )
-    types = sorted({gpu_type for gpu_type, _, _ in nodes_of_kind if gpu_type})
-    remedy = "slurm.constraint: one of the features"
-    if len(types) > 1:
-        remedy = f"slurm.gpu_type: one of {', '.join(types)}"
-    says = f"{kinds[0].name} has {listed}; write {remedy}, so that all cells run on one kind"
-    return [Finding("kinds of node", True, says, doubtful=True)]
-
-
-def _kind_in_words(gpu_type: str, gpus: int, features: str) -> str:
-    devices = f"with {gpus} {gpu_type or 'GPU'}" if gpus else "without GPU"
-    return f"{devices} ({features})" if features else devices
-
-
-def _time_limit(site: Site, kinds: list[Partition]) -> list[Finding]:
-    limit_s = min((p.time_limit_s for p in kinds if p.time_limit_s is not None), default=None)
-    asked = job_minutes(site)
-    if limit_s is None or asked * 60 <= limit_s:
-        return []
-    stage_s, cell_s = timeouts_within(limit_s, site.stage_timeout_s, site.cell_timeout_s)
-    remedy = f"write cell_timeout_s: {cell_s}"
-    if stage_s < int(site.stage_timeout_s):
-        remedy += f" and stage_timeout_s: {stage_s}"
-    if limit_s < (SPARE_MINUTES + 2) * 60:
-        remedy = "write another slurm.partition"
-    parts = (
-        f"{stage_minutes(site)} to make its data, {asked - stage_minutes(site) - SPARE_MINUTES} "
-        f"to run, {SPARE_MINUTES} to spare"
-    )
-    says = (
-        f"{kinds[0].name} ends jobs after {limit_s / 60:g} min, a cell asks for {asked} ({parts})"
-    )
-    return [Finding("time limit", False, f"{says}; {remedy}")]
 
 
 def judge_nodes(site: Site, nodes: int, reports: list[dict[str, Any]], error: str) -> list[Finding]:
@@ -167,7 +66,30 @@ def judge_nodes(site: Site, nodes: int, reports: list[dict[str, Any]], error: st
         findings = [Finding("job", True, f"{nodes} of {nodes} node(s): {hosts}")]
     for report in reports:
         findings += [_torch(site, report), _scratch(report), _network(report, nodes)]
+    return findings + _alike(reports)
+
+
+def _alike(reports: list[dict[str, Any]]) -> list[Finding]:
+    """What should be the same on all nodes: Python, ddlbench, and the clock."""
+    findings = []
+    for key, what in (("python", "Python"), ("ddlbench", "ddlbench")):
+        values = {report["host"]: report[key] for report in reports}
+        if len(set(values.values())) > 1:
+            listed = ", ".join(f"{host}: {value}" for host, value in values.items())
+            says = f"nodes differ ({listed}); use one environment that all nodes share"
+            findings.append(Finding(what, False, says))
+    offsets_s = [report["clock_offset_s"] for report in reports]
+    apart_s = max(offsets_s, default=0.0) - min(offsets_s, default=0.0)
+    if apart_s > _CLOCKS_APART_S:
+        says = (
+            f"clocks of the nodes are {apart_s:.0f} s apart; results are not wrong, but times in "
+            "logs are: an administrator should look at NTP"
+        )
+        findings.append(Finding("clocks", True, says, doubtful=True))
     return findings
+
+
+_CLOCKS_APART_S = 5.0
 
 
 def _torch(site: Site, report: dict[str, Any]) -> Finding:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import click
 
-from ddlbench.cluster.query import Partition, accounts, partitions
 from ddlbench.experiment.document import write_text
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.resources import SPARE_MINUTES, timeouts_within
+from ddlbench.slurm.partitions import Partition, accounts, partitions
 
 _STAGE_TIMEOUT_S = 1800
 _CELL_TIMEOUT_S = 3600

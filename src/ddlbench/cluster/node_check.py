@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import platform
 import shutil
 import socket
 import sys
@@ -17,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import ddlbench
 from ddlbench.experiment.document import write_json
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.json_text import read_json
@@ -71,24 +73,34 @@ def main(arguments: str) -> None:
     request = json.loads(arguments)
     reports = Path(request["reports"])
     host = socket.gethostname()
-    report = {"host": host, **_node(request)}
+    # Two nodes may have one host name, but each task has a number.
+    task = os.environ.get("SLURM_PROCID", "0")
+    report = {"host": host, "task": task, **_node(request)}
     with socket.create_server((report["address"] or "127.0.0.1", 0)) as server:
+        wrote_s = time.time()
         report["port"] = server.getsockname()[1]
-        write_json(reports / f"{host}.node.json", report)
+        write_json(reports / f"{task}.node.json", report)
         _wait_for(reports, "*.node.json", int(request["nodes"]))
+        written_s = (reports / f"{task}.node.json").stat().st_mtime
+        report["clock_offset_s"] = wrote_s - written_s
         others = [read_json(p) for p in sorted(reports.glob("*.node.json"))]
         report["unreachable"] = [
             f"{other['host']} ({other['address']})"
             for other in others
-            if other["host"] != host and not _reachable(other)
+            if other["task"] != task and not _reachable(other)
         ]
         report["met"] = len(others)
-        write_json(reports / f"{host}.done.json", report)
+        write_json(reports / f"{task}.done.json", report)
         _wait_for(reports, "*.done.json", len(others))
 
 
 def _node(request: dict[str, Any]) -> dict[str, Any]:
-    report: dict[str, Any] = {"address": None, "address_error": None}
+    report: dict[str, Any] = {
+        "address": None,
+        "address_error": None,
+        "python": platform.python_version(),
+        "ddlbench": ddlbench.__version__,
+    }
     try:
         report["address"] = address_of(request["interface"])
     except ConfigError as error:

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import shutil
 import subprocess
@@ -21,20 +20,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ddlbench.cluster.query import why_pending
+from ddlbench.cluster.preflight import options_of
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.json_text import read_json
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.site import Site, load_site
-from ddlbench.planning.resources import job_minutes, request
-from ddlbench.runtime import slurm_job
+from ddlbench.planning.resources import job_minutes
 from ddlbench.runtime.launch import python_command, srun_command
+from ddlbench.slurm import jobs
+from ddlbench.slurm.commands import clean_environment, refusal
+from ddlbench.slurm.output import telling_line, why_nodes_failed
 
 _JOB_MINUTES = 10
 _POLL_S = 2.0
 _OUTPUT = "job.txt"
-# Lines that srun adds after a task has failed; the reason precedes them.
-_AFTERMATH = re.compile(r"srun: (error: .*: tasks? |Terminating|Force Terminated|launch/slurm)")
 
 
 def ask_nodes(
@@ -62,59 +61,59 @@ def ask_nodes(
             text=True,
             check=False,
             stdin=subprocess.DEVNULL,
+            env=clean_environment(),
         )
         if submitted.returncode != 0:
-            return [], _reason(submitted.stderr)
+            return [], refusal(submitted.stderr)
         job = submitted.stdout.strip().split(";")[0]  # "id" or "id;cluster"
         error = _wait(job, nodes, patience_s, say)
         reports = [read_json(p) for p in sorted(folder.glob("*.done.json"))]
         output = folder / _OUTPUT
         text = output.read_text("utf-8", errors="replace") if output.is_file() else ""
-        return reports, error or _reason(text)
+        return reports, error or why_nodes_failed(text) or telling_line(text) or _unseen(output)
     finally:
-        if job and slurm_job.may_live(slurm_job.state(job)):
-            subprocess.run(["scancel", job], check=False, capture_output=True)
+        if job and jobs.may_live(jobs.state(job)):
+            cancel = ["scancel", job]
+            subprocess.run(cancel, check=False, capture_output=True, env=clean_environment())
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def batch_command(site: Site, site_name: str, nodes: int, folder: Path) -> list[str]:
     """The sbatch command: resources of the largest cell on ``nodes`` nodes, for a few minutes."""
-    devices = site.devices_per_node
-    resources = request(nodes, devices, site)
     step = [
         *(sys.executable, "-m", "ddlbench.cluster.probe_job"),
         *(site_name, str(nodes), str(folder)),
     ]
-    options = {
-        "job-name": "ddlbench-doctor",
-        "output": folder / _OUTPUT,
-        "time": min(_JOB_MINUTES, job_minutes(site)),
-        "nodes": resources.nodes,
-        "ntasks-per-node": devices,
-        "cpus-per-task": resources.cpus_per_task,
-        "mem": resources.mem_mb or None,
-        "gres": resources.gres,
-        "partition": resources.partition,
-        "account": resources.account,
-        "qos": resources.qos,
-        "constraint": resources.constraint,
-    }
+    minutes = min(_JOB_MINUTES, job_minutes(site))
+    options = [
+        option.text if option.key != "cell_timeout_s" else f"--time={minutes}"
+        for option in options_of(site, nodes, site.devices_per_node)
+    ]
     return [
-        "sbatch",
-        "--parsable",
-        *(f"--{name}={value}" for name, value in options.items() if value is not None),
-        *shlex.split(resources.extra),
+        *("sbatch", "--parsable", "--job-name=ddlbench-doctor", f"--output={folder / _OUTPUT}"),
+        *options,
         f"--wrap={shlex.join(step)}",
     ]
+
+
+def _unseen(output: Path) -> str:
+    return (
+        f"the job wrote nothing, not even {output}: its node may not see {Path.cwd()}; run from a "
+        "folder that all nodes share"
+    )
 
 
 def _wait(job: str, nodes: int, patience_s: float, say: Callable[[str], None]) -> str:
     """Wait until the job has ended; returns an error if it did not start in time, else ""."""
     say(f"waiting for a job on {nodes} node(s), number {job}; `squeue --job {job}` shows it")
     begin, last_reason = time.monotonic(), ""
-    while slurm_job.may_live(state := slurm_job.state(job)):
-        if state in ("PENDING", slurm_job.NO_ANSWER):
-            reason = why_pending(job) or "squeue does not say why"
+    while (seen := jobs.states([job])[job]).may_live:
+        if seen.state == jobs.NO_ANSWER or (seen.state == "PENDING" and seen.reason):
+            reason, starts = "SLURM does not answer", True
+            if seen.state == "PENDING":
+                reason, starts = jobs.pending_in_words(seen.reason)
+            if not starts:
+                return f"SLURM would never start the job: {reason}"
             if reason != last_reason:
                 say(f"it waits: {reason}; `squeue --start --job {job}` shows its start time")
                 last_reason = reason
@@ -125,13 +124,6 @@ def _wait(job: str, nodes: int, patience_s: float, say: Callable[[str], None]) -
                 )
         time.sleep(_POLL_S)
     return ""
-
-
-def _reason(text: str) -> str:
-    """The last line of an output that gives a reason."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    reasons = [line for line in lines if not _AFTERMATH.match(line)]
-    return (reasons or lines or [""])[-1]
 
 
 def main(site_name: str, nodes: int, reports: str) -> int:
@@ -152,6 +144,7 @@ def main(site_name: str, nodes: int, reports: str) -> int:
     }
     command = [
         *srun_command(site, nodes=nodes, tasks=nodes, per_node=1, devices=site.devices_per_node),
+        "--label",
         *python_command(site, "-m", "ddlbench.cluster.node_check", json.dumps(options)),
     ]
     return subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode

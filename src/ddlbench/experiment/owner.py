@@ -31,7 +31,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _KINDS: dict[str, Any] = {
     "job_id": (str, type(None)), "host": str, "pid": int, "started": (int, float),
-    "submitted": (int, float), "boot_id": str, "start_ticks": int,
+    "run_began": (int, float), "boot_id": str, "start_ticks": int,
 }  # fmt: skip
 
 
@@ -44,7 +44,7 @@ class Owner:
         host: its name.
         pid: of its process.
         started: when its process began, seconds since the epoch.
-        submitted: when its job was submitted, seconds since the epoch.
+        run_began: when its run of the workflow began, seconds since the epoch.
         boot_id: of its host since it was last started; empty where the system has none.
         start_ticks: when its process began, in ticks since the boot; 0 as above.
     """
@@ -53,20 +53,20 @@ class Owner:
     host: str
     pid: int
     started: float
-    submitted: float
+    run_began: float
     boot_id: str = ""
     start_ticks: int = 0
 
     @classmethod
-    def here(cls, job_id: str | None = None, submitted: float | None = None) -> Self:
-        """This process; without a job it was submitted when it began."""
+    def here(cls, job_id: str | None = None, run_began: float | None = None) -> Self:
+        """This process; without a workflow its run began when it began."""
         started = psutil.Process().create_time()
         return cls(
             job_id,
             socket.gethostname(),
             os.getpid(),
             started,
-            submitted or started,
+            run_began or started,
             boot_id(),
             start_ticks(os.getpid()),
         )

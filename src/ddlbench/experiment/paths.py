@@ -6,6 +6,8 @@
                                   /plan.json       who runs where, and how
                                   /steps.csv       one row a step
                                   /log.txt         what every rank printed
+                                  /failure.json    why there is no result; see failure.py
+                                  /queued.json     the SLURM job that will measure it
                                   /.checkpoint/    checkpoints of an unfinished cell, if any
                                   /.run-*/         while it runs: reports, log.txt, progress.json
     results/<site>/links/<fabric>/links.json       latency and bandwidth between devices
@@ -31,6 +33,9 @@ from ddlbench.experiment.errors import ConfigError, shown
 
 RESULTS = Path("results")
 PROGRESS_FILE = "progress.json"
+QUEUED_FILE = "queued.json"
+STAGED_FILE = "staged.json"
+LOG_HEADING = "# "  # begins the line of a log that names its job
 
 # Keys of a site file that are paths on a node, and an example for messages.
 _WANTED = {

@@ -102,10 +102,24 @@ FEWEST_STEPS = 4
 
 
 @dataclass(frozen=True)
+class Pauses(SameKeys):
+    """Times in which ranks stood still within measured steps.
+
+    ``count`` and ``total_s`` are of the rank that did so for longest; ``ranks`` are all that did.
+    """
+
+    count: int
+    total_s: float
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Timing(SameKeys):
     """Durations of steps and epochs, and the rules of the measurement.
 
-    ``noisy`` is None where the steps are too few to tell; earlier versions wrote false.
+    ``noisy`` is None where the steps are too few to tell; earlier versions wrote false. They lack
+    the fields that have a default. ``disturbed`` says why the numbers are wrong; None if nothing
+    disturbed the cell.
     """
 
     clock: str
@@ -126,6 +140,11 @@ class Timing(SameKeys):
     samples_per_s: float | None
     load_s: float
     prepare_s: float
+    median_samples_per_s: float | None = None
+    pauses: Pauses | None = None
+    suspended_s: float | None = None
+    stalled_steps: tuple[int, ...] = ()
+    disturbed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -344,7 +363,7 @@ class Glance:
         cell: what was measured.
         status: how it ended.
         elapsed_s: of the whole cell.
-        step_s: mean of its steps; None where none was timed.
+        step_s: mean of its steps; None where none was timed, or something disturbed them.
         start_s: all that is no step: processes, imports, rendezvous, the end; None as above.
     """
 
@@ -379,6 +398,8 @@ def glance(path: Path, cell_id: str) -> Glance | None:
         return Glance(cell, Status(status), float(elapsed_s), None, None)
     if not step_s > 0:  # damaged, as whoever checks the schema says
         return None
+    if timing.get("disturbed") is not None:
+        return Glance(cell, Status(status), float(elapsed_s), None, None)
     return Glance(cell, Status(status), float(elapsed_s), step_s, start_s)
 
 

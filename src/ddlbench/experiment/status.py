@@ -4,7 +4,8 @@
 
     result.json    ok, out_of_memory, unsupported, timeout      the cell is done
     failure.json   failed                                       the cell runs again
-    neither        not run; running; interrupted: its run is gone; invalid: the file cannot be read
+    neither        not run; queued: a SLURM job waits for nodes; running; interrupted: its run is
+                   gone; invalid: the file cannot be read
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Status(StrEnum):
     UNSUPPORTED = "unsupported"
     INTERRUPTED = "interrupted"
     RUNNING = "running"
+    QUEUED = "queued"
     NOT_RUN = "not run"
     OK = "ok"
 
@@ -86,6 +88,10 @@ REASON_CODES: Mapping[str, str] = {
     "hang": "no step finished for hang_timeout_s",
     "link_unfit": "the emulated link did not become, or stay, what it should be",
     "staging_failed": "a node could not make or keep the data",
+    "not_submitted": "SLURM did not take the job",
+    "never_starts": "SLURM would never start the job",
+    "job_preempted": "SLURM ended the job for another one",
+    "job_lost": "the job ended before the cell's own code could say why",
     # no result
     "invalid_result": "result.json cannot be read",
     "no_result": "there is no result.json",

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 STEPS_FILE = "steps.csv"
+DISTURBED = "disturbed"
+"""Status of an outcome whose measurements are wrong: it is neither scored nor learnt from."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class Outcome:
     Args:
         cell: with repeat 0.
         base: its sequential base, with repeat 0; None if it has none.
-        status: ``ok`` if any repeat is ok, else the status of the first repeat, or ``not run``.
+        status: ``ok`` if any repeat is ok, else the status of the first repeat, or ``not run``;
+            of one that something disturbed, ``disturbed``.
         step_s: repeat -> median step.
         within: interval of the median step within the only repeat.
         memory_bytes: peak of the fullest device, over repeats.
@@ -113,11 +116,13 @@ def measure(rows: Sequence[MatrixRow], site: str, results_root: Path = RESULTS) 
 
 
 def _add_repeat(outcome: Outcome, repeat: int, result: Result) -> None:
+    timing = result.timing
+    disturbed = timing is not None and timing.disturbed is not None
     if outcome.status != Status.OK:
-        outcome.status = result.status
-    if result.status != Status.OK or result.timing is None:
+        outcome.status = DISTURBED if disturbed else result.status
+    if result.status != Status.OK or timing is None or disturbed:
         return
-    step = result.timing.step_s
+    step = timing.step_s
     if step.median_s is None:
         return
     outcome.step_s[repeat] = step.median_s

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.json_text import read_json
+from ddlbench.experiment.json_text import UnreadableJson, read_json, read_object
 from ddlbench.experiment.owner import NOBODY, owner_in, seems_to_live
-from ddlbench.experiment.paths import PROGRESS_FILE, cell_dir, result_file
+from ddlbench.experiment.paths import PROGRESS_FILE, QUEUED_FILE, cell_dir, result_file
 from ddlbench.experiment.registry import BASE
+from ddlbench.experiment.run_id import Writer
 from ddlbench.experiment.screen import (
     duration_text,
     named_lines,
@@ -24,6 +25,8 @@ from ddlbench.experiment.screen import (
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.records import records_of
+from ddlbench.slurm.jobs import NO_ANSWER, pending_in_words
+from ddlbench.slurm.jobs import states as states_of_jobs
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class CellState:
     Args:
         cell: of the matrix.
         state: where it stands.
-        reason: why it is not ok; empty when it is.
+        reason: why it is not ok, or what disturbed it; else empty.
         code: of the reason; empty when it is ok, or running.
         finished_s: when its result was written, seconds since the epoch; None without one.
         step_s: median step of a cell that is ok.
@@ -57,12 +60,13 @@ class CellState:
 def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellState]:
     """State of every cell of the matrix, in its order."""
     found = []
+    queued = _queued(site, rows)
     for row, record in zip(rows, records_of(experiment, site, rows, stale=False), strict=True):
         state = Status(record["status"])
         reason, code = record["reason"] or "", record["reason_code"] or ""
         # A result called unsupported may be made anew, as what was missing is there now.
         if not state.is_result or state == Status.UNSUPPORTED:
-            held = _of_lease(cell_dir(site, row.cell.id), state)
+            held = _of_lease(cell_dir(site, row.cell.id), state) or queued.get(row.cell.id)
             state, reason, code = held or (state, reason, code)
         said = CellState(row.cell, state, reason, code)
         found.append(_finished(said, site, record) if state == Status.OK else said)
@@ -74,6 +78,7 @@ def _finished(cell: CellState, site: str, record: dict[str, Any]) -> CellState:
     with suppress(OSError):  # deleted since
         return replace(
             cell,
+            reason=str(record.get("disturbed") or ""),
             finished_s=result_file(site, cell.cell_id).stat().st_mtime,
             step_s=record.get("step_median_s"),
             speedup=record.get("speedup"),
@@ -97,18 +102,19 @@ def status_lines(cells: Sequence[CellState], *, every_cell: bool = False) -> lis
             strict=True,
         )
     )
-    groups: dict[tuple[Status, str], list[CellState]] = {}
+    groups: dict[tuple[str, str], list[CellState]] = {}
     for cell in cells:
-        told = every_cell or cell.state not in (Status.NOT_RUN, Status.RUNNING)
-        if cell.state != Status.OK and told:
-            groups.setdefault((cell.state, cell.reason), []).append(cell)
+        shown = every_cell or cell.state not in (Status.NOT_RUN, Status.RUNNING)
+        if shown and (cell.state != Status.OK or cell.reason):
+            state = "disturbed" if cell.state == Status.OK else str(cell.state)
+            groups.setdefault((state, cell.reason), []).append(cell)
     reasons = []
     for (state, reason), members in groups.items():
-        shown = members if every_cell else members[:_FEW_NAMES]
-        listed = ", ".join(names[cell.cell_id] for cell in shown)
-        if len(members) > len(shown):
-            listed += f" and {len(members) - len(shown)} more"
-        reasons.append((str(state).replace("_", " "), f"{listed}: {reason}"))
+        named = members if every_cell else members[:_FEW_NAMES]
+        listed = ", ".join(names[cell.cell_id] for cell in named)
+        if len(members) > len(named):
+            listed += f" and {len(members) - len(named)} more"
+        reasons.append((state.replace("_", " "), f"{listed}: {reason}"))
     if len(reasons) > _FEW_REASONS and not every_cell:
         more = f"{len(groups) - _FEW_REASONS} more reasons: --all"
         reasons = [*reasons[:_FEW_REASONS], ("", more)]
@@ -142,7 +148,9 @@ def _moving(
     if len(running) > len(shown):
         pairs.append(("", f"{len(running) - len(shown)} more run: --all"))
     ended = [cell for cell in cells if cell.finished_s is not None]
-    if not ended or not {Status.RUNNING, Status.NOT_RUN} & {cell.state for cell in cells}:
+    if not ended or not {Status.RUNNING, Status.QUEUED, Status.NOT_RUN} & {
+        cell.state for cell in cells
+    }:
         return pairs
     last = max(ended, key=lambda cell: cell.finished_s or 0.0)
     numbers = [] if last.step_s is None else [f"{duration_text(last.step_s)} a step"]
@@ -166,6 +174,30 @@ def _of_lease(folder: Path, state: Status) -> tuple[Status, str, str] | None:
         return None  # its failure.json tells more
     sentence = f"{owner.label} is gone and has written nothing; the next run measures it again"
     return Status.INTERRUPTED, sentence, "supervisor_lost"
+
+
+def _queued(site: str, rows: Sequence[MatrixRow]) -> dict[str, tuple[Status, str, str]]:
+    """State, reason and code of cells whose SLURM job waits or has just begun.
+
+    The note in a cell's folder names a job; what SLURM says of it decides.
+    """
+    jobs = {}
+    for row in rows:
+        with suppress(OSError, UnreadableJson):
+            writer = Writer.of(read_object(cell_dir(site, row.cell.id) / QUEUED_FILE))
+            if writer is not None and writer.job_id is not None:
+                jobs[row.cell.id] = writer.job_id
+    known = states_of_jobs(jobs.values())
+    queued = {}
+    for cell, job_id in jobs.items():
+        job = known[job_id]
+        if job.state == "PENDING":
+            sentence, starts = pending_in_words(job.reason)
+            why = f"SLURM job {job_id}: {sentence}"
+            queued[cell] = (Status.QUEUED, why, "" if starts else "never_starts")
+        elif job.state != NO_ANSWER and job.may_live:
+            queued[cell] = (Status.RUNNING, f"SLURM job {job_id} on {job.nodes or 'nodes'}", "")
+    return queued
 
 
 def _step(folder: Path) -> str:

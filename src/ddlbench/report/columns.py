@@ -88,7 +88,8 @@ MEASUREMENTS: tuple[Column, ...] = (
     _count("dataset_samples", "training images that epoch_s stands for"),
     _seconds("epoch_s", "mean of the measured epochs, scaled to dataset_samples"),
     _flag("epoch_scaled", "epoch_s was scaled, as an epoch left out samples"),
-    _rate("samples_per_s", "training samples a second"),
+    _rate("samples_per_s", "training samples a second: the mean, so of all measured seconds"),
+    _rate("median_samples_per_s", "samples of a step over the median step"),
     _seconds("step_median_s", "median step; a step is as long as its slowest rank"),
     _seconds("step_low_s", "lower end of the 95 % interval of the median step"),
     _seconds("step_high_s", "upper end of the 95 % interval of the median step"),
@@ -137,6 +138,7 @@ MEASUREMENTS: tuple[Column, ...] = (
         "quartile spread of the steps above a quarter of their median; empty below 4 steps",
     ),
     _flag("unsteady", "probes before and after, or those of cell and base, over 15 % apart"),
+    _text("disturbed", "what stopped it in measured steps, so that it gives no speed-up; or empty"),
     _flag(
         "stale",
         "the cell's plan, or the profile or links that it is made from, differ from those that "
@@ -156,7 +158,7 @@ SUMMARY: tuple[Column, ...] = (
     _text("reason", "why repeats are missing; empty when all are ok"),
     _text("reason_code", "the gravest missing repeat's; empty when all are ok"),
     _count("repeats", "repeats asked for"),
-    _count("n", "repeats that are ok"),
+    _count("n", "repeats that are ok; a disturbed one counts only where all are"),
     _text("interval_of", "what the intervals are over: repeats, or the steps of the only run"),
     _number(
         "coverage",
@@ -169,6 +171,7 @@ SUMMARY: tuple[Column, ...] = (
     _rate("samples_per_s", "dataset_samples over epoch_s"),
     _rate("samples_low_per_s", "dataset_samples over epoch_high_s"),
     _rate("samples_high_per_s", "dataset_samples over epoch_low_s"),
+    _rate("median_samples_per_s", "median of median_samples_per_s over repeats"),
     _seconds("step_median_s", "median of step_median_s over repeats"),
     _seconds("load_s", "median of load_s over repeats"),
     _number("speedup", "median epoch_s of the base over that of the cell, over shared repeats"),
@@ -200,6 +203,9 @@ SUMMARY: tuple[Column, ...] = (
     _seconds("probe_s", "median of probe_s over repeats"),
     _flag_or_unknown("noisy", "any repeat is; empty where none is and one is unknown"),
     _flag("unsteady", "any repeat is, or probes of repeats are over 15 % apart"),
+    _text(
+        "disturbed", "what stopped its repeats in measured steps, where it stopped all; or empty"
+    ),
     _flag("stale", "any repeat is"),
     _text("notes", "notes of any repeat, parted by ' | '"),
     _text("commit", "commits of its repeats, parted by a blank"),

@@ -8,6 +8,9 @@
     software       torch, the libraries of strategies, driver, CUDA, NCCL: a note
     program        commit of this program: a note
 
+A cell that something disturbed (``timing.disturbed``), or whose base is such a cell, has no
+speed-up either, and a note. Where other repeats give one, the note says that a repeat has none.
+
 What is unknown gives no note. Results of earlier versions name no processors for each rank; then
 provenance has those of rank 0.
 
@@ -67,11 +70,15 @@ _KINDS = (
 _UNKNOWN = ("", "None", "nan", "<NA>")  # as text, what tables have where nothing is known
 _BASE, _REPEATS, _RANKS = "base and cell", "repeats", "ranks of one cell"
 _NO_RATIO = "no speed-up, as "
+_DISTURBED = f"{_NO_RATIO}the cell was disturbed"
+_BASE_DISTURBED = f"{_NO_RATIO}its base was disturbed"
+_A_REPEAT = "a repeat has "  # before either
 _FEW_STEPS = f"fewer than {FEWEST_STEPS} measured steps, so their spread is unknown"
 _NO_WARM_UP = "no warm-up, so the slow first steps count"
 _BEGINNINGS = (
     *(f"{who} {kind.clause}" for who in (_BASE, _REPEATS, _RANKS) for kind in _KINDS),
     _NO_RATIO,
+    _A_REPEAT,
     _FEW_STEPS,
     _NO_WARM_UP,
 )
@@ -222,6 +229,24 @@ def step_notes(timing: Timing | None) -> list[str]:
     return [*few, *([_NO_WARM_UP] if timing.warmup_steps == 0 else [])]
 
 
+def disturbed_note(sentence: str | None) -> list[str]:
+    """The note of a cell that this sentence says was disturbed; none where it says nothing."""
+    return [f"{_DISTURBED}: {sentence}"] if sentence else []
+
+
+def base_disturbed_note(sentence: str | None) -> list[str]:
+    """The same of a cell whose base was disturbed."""
+    return [f"{_BASE_DISTURBED}: {sentence}"] if sentence else []
+
+
+def of_a_repeat(notes: str) -> str:
+    """The notes of a repeat, as those of all repeats say it where others give a speed-up."""
+    return NOTE_BREAK.join(
+        f"{_A_REPEAT}{note}" if note.startswith((_DISTURBED, _BASE_DISTURBED)) else note
+        for note in notes.split(NOTE_BREAK)
+    )
+
+
 def forbids_speedup(notes: str) -> bool:
     """Whether these notes deny a speed-up to the cell or to one of its repeats."""
     return bool(mark_of(notes))
@@ -230,9 +255,18 @@ def forbids_speedup(notes: str) -> bool:
 def mark_of(notes: str) -> str:
     """What stands in place of a ratio that these notes deny; empty where they deny none."""
     for note in notes.split(NOTE_BREAK):
-        if note.startswith(_NO_RATIO):
-            return "unlike base" if note.startswith(_NO_RATIO + _BASE) else "unlike repeats"
+        for beginning, mark in _MARKS:
+            if note.startswith(beginning):
+                return mark
     return ""
+
+
+_MARKS = (
+    (_DISTURBED, "disturbed"),
+    (_BASE_DISTURBED, "base disturbed"),
+    (_NO_RATIO + _BASE, "unlike base"),
+    (_NO_RATIO, "unlike repeats"),
+)
 
 
 def is_note(note: str) -> bool:

@@ -20,6 +20,7 @@ from ddlbench.report.labels import OUT_OF_MEMORY
 STALE = "†"
 NOISY = "~"
 UNSTEADY = "≈"
+DISTURBED = "!"
 OLD_WEIGHTS = "‡"
 _SHORT_COMMIT = 7
 _ENOUGH = 6  # the range of fewer repeats holds the median with less than 95 %
@@ -97,6 +98,7 @@ def signs(row: Any) -> str:
         (STALE, row.stale),
         (NOISY, row.noisy),
         (UNSTEADY, getattr(row, "unsteady", False)),
+        (DISTURBED, getattr(row, "disturbed", "")),
         (OLD_WEIGHTS, _STALE_WEIGHTS in str(getattr(row, "update_semantics", ""))),
     )
     return "".join(sign for sign, flag in each if is_set(flag))
@@ -112,7 +114,7 @@ _STALE_WEIGHTS = "stale"  # of the column update_semantics
 
 def without_signs(shown: pd.DataFrame) -> pd.DataFrame:
     """The rows of a figure that draws no sign, so that its footer explains none."""
-    return shown.assign(stale=False, noisy=False, unsteady=False, update_semantics="")
+    return shown.assign(stale=False, noisy=False, unsteady=False, disturbed="", update_semantics="")
 
 
 def marks(shown: pd.DataFrame) -> list[str]:
@@ -128,6 +130,11 @@ def marks(shown: pd.DataFrame) -> list[str]:
         parts.append(
             f"{UNSTEADY} unsteady: the machine's speed (probe) changed by over "
             f"{comparability.UNSTEADY_LIMIT:.0%} during the cell, between repeats or since its base"
+        )
+    if (shown["disturbed"] != "").any():
+        parts.append(
+            f"{DISTURBED} disturbed: something stopped the cell in measured steps, so it gives no "
+            "speed-up"
         )
     if shown["update_semantics"].str.contains(_STALE_WEIGHTS).any():
         parts.append(f"{OLD_WEIGHTS}: updates with gradients of older weights, so not equal work")

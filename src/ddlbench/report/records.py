@@ -15,7 +15,8 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import digest_of
 from ddlbench.experiment.errors import ConfigError, printable
 from ddlbench.experiment.fabric import LinkCondition
-from ddlbench.experiment.json_text import UnreadableJson, read_object
+from ddlbench.experiment.failure import FAILURE_FILE, Failure
+from ddlbench.experiment.json_text import UnreadableJson
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.result import (
     FEWEST_STEPS,
@@ -35,7 +36,9 @@ from ddlbench.planning.strategy import known_strategy, workers_of
 from ddlbench.report.columns import NOTE_BREAK
 from ddlbench.report.comparability import (
     Circumstances,
+    base_disturbed_note,
     differ,
+    disturbed_note,
     forbids_speedup,
     probed,
     step_notes,
@@ -143,6 +146,7 @@ def _outcome(row: MatrixRow, site: str, root: Path, plans: CurrentPlans | None) 
         "notes": NOTE_BREAK.join(
             [
                 *map(printable, result.notes),
+                *disturbed_note(_disturbed(result)),
                 *circumstances.notes(),
                 *step_notes(result.timing),
             ]
@@ -150,7 +154,8 @@ def _outcome(row: MatrixRow, site: str, root: Path, plans: CurrentPlans | None) 
         "loss_last": None if result.loss is None else result.loss.last,
         "accuracy": result.validation[-1].accuracy if result.validation else None,
         "created": result.provenance.created,
-        **_timing(result.timing if result.status == Status.OK else None),
+        **_timing(result.timing if result.status == Status.OK else None, row.cell),
+        "disturbed": _disturbed(result),
         **efficiency_columns(result),
         **_memory(result.ranks),
         **probed(result.ranks, _is_emulated(result)),
@@ -177,16 +182,15 @@ def _semantics(result: Result, cell: Cell) -> dict[str, str]:
 def _without_result(row: MatrixRow, path: Path) -> dict[str, Any]:
     if row.unsupported is not None:
         return _without_number(Status.UNSUPPORTED, row.unsupported)
-    failure = path.with_name("failure.json")
     try:
-        record = read_object(failure)
-    except OSError:
-        return _without_number(Status.NOT_RUN, Reason("no_result", "there is no result.json"))
+        failure = Failure.read(path.parent)
     except UnreadableJson as error:
-        reason = f"it failed, and {failure.name} is damaged: {error}"
+        reason = f"it failed, and {FAILURE_FILE} is damaged: {error}"
         return _without_number(Status.FAILED, Reason(Status.FAILED, reason))
-    code, said = record.get("reason_code", Status.FAILED), record.get("reason", "gives no reason")
-    return _without_number(Status.FAILED, Reason(str(code), _shortened(str(said))))
+    if failure is None:
+        return _without_number(Status.NOT_RUN, Reason("no_result", "there is no result.json"))
+    reason = Reason(failure.reason.code, _shortened(failure.reason))
+    return _without_number(Status.FAILED, reason)
 
 
 def _invalid(reason: str) -> dict[str, Any]:
@@ -236,11 +240,20 @@ class CurrentPlans:
             return None
 
 
-def _timing(timing: Timing | None) -> dict[str, Any]:
+def _disturbed(result: Result) -> str:
+    """Why the numbers of a cell are wrong; empty where nothing disturbed it."""
+    said = None if result.timing is None or result.status != Status.OK else result.timing.disturbed
+    return _shortened(said).replace(NOTE_BREAK, ", ") if said else ""
+
+
+def _timing(timing: Timing | None, cell: Cell) -> dict[str, Any]:
     if timing is None:
         return {}
+    median_s = timing.step_s.median_s
     return {
         **{name: getattr(timing, name) for name in _OF_TIMING},
+        # Earlier versions did not write it.
+        "median_samples_per_s": cell.batch_size / median_s if median_s else None,
         # Earlier versions called few steps quiet.
         "noisy": timing.noisy if timing.step_s.count >= FEWEST_STEPS else None,
         "step_median_s": timing.step_s.median_s,
@@ -275,6 +288,8 @@ def _is_emulated(result: Result) -> bool:
 def _compare(record: dict[str, Any], base: dict[str, Any]) -> None:
     """Set the speed-up of a cell over its base, or a note with the reason why there is none."""
     notes = unlike(base["circumstances"], record["circumstances"])
+    if base is not record:
+        notes += base_disturbed_note(base["disturbed"])
     record["notes"] = NOTE_BREAK.join(filter(None, [record["notes"], *notes]))
     if not forbids_speedup(record["notes"]):
         record["speedup"] = base["epoch_s"] / record["epoch_s"]

@@ -72,6 +72,10 @@ measurements beside the code and run times of the rules.
 - A cell is `stale` when its plan today, or the profile or links that it is made from, differ from
   those that were measured: it is shown, marked, and not run again. A `noisy` run is marked too, and
   never cleaned.
+- A cell is `disturbed` when something stopped it within its measured steps: a rank stood still,
+  SLURM suspended its job, or a step took many times its neighbours. Its numbers are wrong, so it
+  gives no speed-up and is no base, and of several repeats it is left out
+  ([measurement.md](measurement.md)). `ddlbench forget --state disturbed` has it measured again.
 """
 
 _PARTITIONS = """\

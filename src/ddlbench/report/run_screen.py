@@ -91,6 +91,7 @@ class RunScreen:
         self._dry_run = dry_run
         self._jobs: dict[int, _Job] = {}
         self._failures: set[int] = set()
+        self._last_reason = ""
         self._planned: Counter[str] = Counter()
         self._done: Counter[str] = Counter()
         self._took_s: dict[str, float] = dict.fromkeys(_PARTS, 0.0)
@@ -154,30 +155,38 @@ class RunScreen:
         if result.timing is None or result.timing.samples_per_s is None:
             reason = _short(result.reason or "")
             return [self._row(self._count(), job.name, "", result.status, *times), f"    {reason}"]
-        rate = result.timing.samples_per_s
-        speedup = _speedup(rate, job)
-        return [self._row(self._count(), job.name, two_digits(rate), speedup, *times)]
+        rate, disturbed = result.timing.samples_per_s, result.timing.disturbed
+        speedup = "no ratio" if disturbed else _speedup(rate, job)
+        row = self._row(self._count(), job.name, two_digits(rate), speedup, *times)
+        return [row, f"    {_short(disturbed)}"] if disturbed else [row]
 
-    def failed(self, errors: Sequence[Mapping[str, Any]], *, said: bool) -> list[str]:
+    def failed(
+        self,
+        errors: Sequence[Mapping[str, Any]],
+        reason: str | None = None,
+        log: str | None = None,
+    ) -> list[str]:
         """The lines of a job or group that failed; it may run again.
 
         Args:
             errors: one for each job of the group, with ``jobid`` and the paths in ``log``.
-            said: the job wrote its reason on this screen; one on another node did not. A cell names
-                itself and its log there.
+            reason: why, as who submitted the job knows it; None for a job that wrote its reason on
+                this screen. There a cell names itself and its log.
+            log: where more of it stands; of a job on this screen, the log of its rule.
         """
         new = [error for error in errors if error["jobid"] not in self._failures]
         self._failures.update(error["jobid"] for error in new)
-        lines = []
-        for error in new:
-            path = next(iter(error["log"]), "")
-            reason = _last_line(Path(path))
-            # Of a group, only the job that broke it has written something.
-            job = self._jobs.get(error["jobid"])
-            if (reason or len(new) == 1) and not (said and job and job.part == "cell"):
-                name = job.name if job else "report"
-                lines += [f"failed: {name}" + ("" if said else f": {reason}"), f"    log: {path}"]
-        return lines
+        jobs = [job for error in new if (job := self._jobs.get(error["jobid"]))]
+        job = next((job for job in jobs if job.part == "cell"), jobs[0] if jobs else None)
+        if not new or (reason is None and job and job.part == "cell"):
+            return []
+        name = job.name if job else "report"
+        if reason is None:
+            return [f"failed: {name}", f"    log: {next(iter(new[0]['log']), '')}"]
+        if reason == self._last_reason:
+            return [f"failed: {name}: for the same reason"]
+        self._last_reason = reason
+        return [f"failed: {name}: {_short(reason)}", *([f"    log: {log}"] if log else [])]
 
     def _count(self) -> str:
         total = str(max(self._planned["cell"], self._done["cell"]))
@@ -230,6 +239,8 @@ def _speedup(rate: float, job: _Job) -> str:
         timing = read_result(job.base).timing
     except (InvalidResult, OSError):
         return "no base"
+    if timing and timing.disturbed:
+        return "no base"
     base_rate = timing.samples_per_s if timing else None
     return f"{rate / base_rate:.2f}" if base_rate else "no base"
 
@@ -245,15 +256,6 @@ def _counted(number: int, part: str) -> str:
     if part == _REPORT:
         return f"{number} tables and figures"
     return f"{number} {part}{'' if number == 1 else 's'}"
-
-
-def _last_line(log: Path) -> str:
-    """The last line of a log that says something; empty where there is none."""
-    try:
-        lines = [x.strip() for x in log.read_text("utf-8", "replace").splitlines() if x.strip()]
-    except OSError:
-        return ""
-    return _short(lines[-1]) if lines else ""
 
 
 def _short(text: str) -> str:

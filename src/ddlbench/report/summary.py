@@ -20,6 +20,7 @@ from ddlbench.experiment.statistics import (
 from ddlbench.experiment.status import Status
 from ddlbench.report.columns import NOTE_BREAK, SUMMARY
 from ddlbench.report.comparability import (
+    of_a_repeat,
     on_unlike_processors,
     repeats_are_unsteady,
     repeats_differ,
@@ -34,7 +35,7 @@ _FROM_FIRST = [
 ]  # fmt: skip
 _MEDIANS = (
     "step_median_s", "load_s", "loss_last", "accuracy", "probe_s", "mfu", "flops_per_s",
-    "peak_flops_per_s", "cpu_s", "energy_per_sample_j", "compile_s",
+    "peak_flops_per_s", "cpu_s", "energy_per_sample_j", "compile_s", "median_samples_per_s",
 )  # fmt: skip
 _FEWEST_TO_BOOTSTRAP = 3
 
@@ -58,12 +59,17 @@ def _configuration(cell_id: str) -> str:
 
 def _record(configuration: str, runs: pd.DataFrame, by_id: pd.DataFrame) -> dict[str, Any]:
     first = runs.iloc[0]
-    good = runs[runs["status"] == Status.OK]
+    ok = runs[runs["status"] == Status.OK]
+    quiet = ok[ok["disturbed"] == ""]
+    good = quiet if len(quiet) else ok
     bases = sorted({_configuration(name) for name in runs["base_cell_id"] if name})
     is_base = bases == [configuration]
     pairs = good[good["speedup"].notna()]
     forbid = not is_base and on_unlike_processors(pairs)
-    notes = [_joined(runs["notes"], NOTE_BREAK), *repeats_differ(good, forbid=forbid)]
+    left_out = ok[~ok.index.isin(good.index)]
+    reworded = runs.index if len(pairs) else left_out.index
+    said = runs["notes"].where(~runs.index.isin(reworded), runs["notes"].map(of_a_repeat))
+    notes = [_joined(said, NOTE_BREAK), *repeats_differ(good, forbid=forbid)]
     return {
         **{name: first[name] for name in _FROM_FIRST},
         "configuration": configuration,
@@ -71,7 +77,7 @@ def _record(configuration: str, runs: pd.DataFrame, by_id: pd.DataFrame) -> dict
         "repeats": len(runs),
         "n": len(good),
         "base_configuration": bases[0] if bases else None,
-        **_status(runs),
+        **_status(runs, len(left_out)),
         **_epoch(good),
         **({"speedup_n": 0} if forbid or not len(pairs) else _speedup(pairs, by_id, is_base)),
         **{
@@ -88,6 +94,7 @@ def _record(configuration: str, runs: pd.DataFrame, by_id: pd.DataFrame) -> dict
         "processors": _joined(runs["processors"], NOTE_BREAK),
         "noisy": good["noisy"].any(skipna=False),  # unknown where one is and none is noisy
         "unsteady": bool(good["unsteady"].any()) or repeats_are_unsteady(good),
+        "disturbed": _joined(good["disturbed"], NOTE_BREAK),
         "stale": bool(runs["stale"].any()),
         "notes": NOTE_BREAK.join(filter(None, notes)),
         "commit": _joined(runs["commit"], " "),
@@ -100,17 +107,20 @@ def _joined(texts: pd.Series, sign: str) -> str:
     return sign.join(dict.fromkeys(parts))
 
 
-def _status(runs: pd.DataFrame) -> dict[str, str]:
+def _status(runs: pd.DataFrame, disturbed: int) -> dict[str, str]:
+    """Status and reason; ``disturbed`` repeats are left out."""
     missing = runs[runs["status"] != Status.OK]
+    apart = [f"{disturbed} disturbed"] if disturbed else []
     if not len(missing):
-        return {"status": "ok", "reason": "", "reason_code": ""}
+        reason = f"of {len(runs)} repeats: {apart[0]}" if apart else ""
+        return {"status": "ok", "reason": reason, "reason_code": ""}
     rank = {status.value: place for place, status in enumerate(Status)}
     gravest = missing.iloc[int(missing["status"].map(rank).to_numpy().argmin())]
     if len(missing) == len(runs):
         return {name: gravest[name] for name in ("status", "reason", "reason_code")}
     counts = missing["status"].value_counts(sort=False)
-    parts = ", ".join(f"{count} {status}" for status, count in counts.items())
-    reason = f"of {len(runs)} repeats: {parts}"
+    parts = [*(f"{count} {status}" for status, count in counts.items()), *apart]
+    reason = f"of {len(runs)} repeats: {', '.join(parts)}"
     return {"status": "ok", "reason": reason, "reason_code": gravest["reason_code"]}
 
 

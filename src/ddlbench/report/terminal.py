@@ -26,6 +26,7 @@ from ddlbench.experiment.screen import (
 )
 from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import can_gain
+from ddlbench.report.comparability import mark_of
 from ddlbench.report.footer import interval_words
 from ddlbench.report.labels import (
     dataset_label,
@@ -136,6 +137,7 @@ def speedup_table(
         base = by_name.get(strategy_label(BASE))
         speed = _samples(base) if base else "no base"
         speed += "/s" if base and base["status"] == Status.OK else ""
+        speed += " disturbed" if base and base["disturbed"] else ""
         speedups = [_speedup(by_name[name]) if name in by_name else "" for name in names]
         cells.append((*key[:-1], key[-1] if several else "", speed, *speedups))
     return columns, cells
@@ -165,7 +167,9 @@ def numbers_of(row: Mapping[Hashable, Any]) -> list[str]:
     speed = _samples(row)
     if row["status"] != Status.OK:
         return [speed, "", ""]
-    speedup = "base" if row["strategy"] == BASE else _speedup(row)
+    speedup = _speedup(row)
+    if row["strategy"] == BASE:
+        speedup = mark_of(str(row["notes"])) or "base"
     low, high = row["speedup_low"], row["speedup_high"]
     if row["strategy"] != BASE and not (pd.isna(row["speedup"]) or pd.isna(low) or pd.isna(high)):
         speedup += f" ({float(low):.2f}-{float(high):.2f})"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.site import Accelerator
-from ddlbench.runtime.slurm_job import own_job_id
+from ddlbench.slurm.jobs import own_job_id
 
 _PACKAGES = (
     "ddlbench",

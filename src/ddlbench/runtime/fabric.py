@@ -55,12 +55,12 @@ class Fabric(Protocol):
 class SiteFabric:
     """The site's own network, as it is."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, site: Site, nodes: int) -> None:
+        self._site, self._nodes = site, nodes
 
     def rendezvous(self) -> Rendezvous:
         """A free port of this node; a socket holds it until rank 0 takes it over."""
-        host, interface = rendezvous_address(self._site)
+        host, interface = rendezvous_address(self._site, self._nodes)
         listener = listen(host)
         return Rendezvous(host, listener.getsockname()[1], interface, listener)
 
@@ -81,7 +81,7 @@ def fabric_up(site: Site, name: str, nodes: int) -> Iterator[Fabric]:
         FabricUnfit: the emulated link misses its setting.
     """
     if not site.emulates(name):
-        yield SiteFabric(site)
+        yield SiteFabric(site, nodes)
         return
     # Imported here, as most runs emulate nothing.
     from ddlbench.runtime.emulated_fabric import emulated_fabric  # noqa: PLC0415

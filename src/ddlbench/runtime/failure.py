@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Literal
 
+from ddlbench.experiment.failure import Cause
 from ddlbench.experiment.status import Reason, Status, reason_of
 from ddlbench.experiment.units import GB
 from ddlbench.runtime.rank_report import RankFailure
@@ -23,15 +23,13 @@ _OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN|GPU|device memory", re.IGNORECASE)
 _NO_ENGINE = re.compile(r"(FIND|GET) was unable to find an engine to execute this computation")
 _LOW_MEMORY_SHARE = 0.1  # of a device's memory
 
-Cause = Literal["program", "infrastructure"]
-
 # Errors of a node, the network or a disk, rather than of the rank's own program.
 _INFRASTRUCTURE = re.compile(
     r"ConnectionError|ConnectionReset|ConnectionRefused|BrokenPipe|TimeoutError|DistStoreError|"
     r"DistNetworkError|No space left|Stale file handle|Input/output error|Connection reset|"
     r"Connection closed|Connection refused|closed by peer|timed out|Broken pipe|"
     r"NCCL error|unhandled system error|uncorrectable ECC|device is busy or unavailable|"
-    r"has no network interface|HorovodInternalError|Address already in use",
+    r"has no network interface|HorovodInternalError|Address already in use|DataError",
     re.IGNORECASE,
 )
 

@@ -9,8 +9,8 @@
 
 A killed workflow leaves its jobs running. The next workflow submits the cell again, and that job
 finds the lease. Snakemake deletes a job's output before it starts, so the result is kept under a
-second name as well. A job adopts it only if it is newer than the job's submission, so a result that
-a person deleted is measured anew. If SLURM does not answer, the owner counts as alive. A lease
+second name as well. A job adopts it only if it is newer than its run, so a result that a person
+deleted is measured anew. If SLURM does not answer, the owner counts as alive. A lease
 whose content makes no sense is put aside after 30 seconds.
 """
 
@@ -27,8 +27,9 @@ from typing import Literal
 
 from ddlbench.experiment.owner import NOBODY, Owner, owner_in, seems_to_live
 from ddlbench.experiment.result import InvalidResult, Result, read_result, write_result
+from ddlbench.experiment.run_id import run_began_s
 from ddlbench.experiment.status import Reason, Status
-from ddlbench.runtime import slurm_job
+from ddlbench.slurm import jobs
 
 _LEASE, _KEPT = "lease.json", ".kept-result.json"
 _UNREADABLE_S = 30.0
@@ -52,8 +53,7 @@ class Claim:
 
 def this_supervisor() -> Owner:
     """This process as the owner of a lease."""
-    job_id = slurm_job.own_job_id()
-    return Owner.here(job_id, slurm_job.submitted_at(job_id) if job_id else None)
+    return Owner.here(jobs.own_job_id(), run_began_s())
 
 
 def claim(folder: Path, me: Owner, *, poll_s: float = 5.0, slowest_poll_s: float = 60.0) -> Claim:
@@ -66,12 +66,12 @@ def claim(folder: Path, me: Owner, *, poll_s: float = 5.0, slowest_poll_s: float
     pause_s, announced = poll_s, False
     found = _changed_ns(folder)
     while True:
-        kept = _kept_since(folder, me.submitted, found)
+        kept = _kept_since(folder, me.run_began, found)
         if kept is not None:
             return Claim("adopted", result=kept)
         if _take(folder, me):
             # Its owner may have kept a result and left since the look above.
-            kept = _kept_since(folder, me.submitted, found)
+            kept = _kept_since(folder, me.run_began, found)
             if kept is None:
                 return Claim("mine")
             release(folder, me)
@@ -114,26 +114,26 @@ def _ending(owner: Owner, me: Owner, folder: Path) -> tuple[bool, str | None]:
     if owner.is_of_this_host() or owner.job_id is None:
         if seems_to_live(owner, folder):
             return False, None
-        return True, None if owner.job_id is None else slurm_job.state(owner.job_id)
+        return True, None if owner.job_id is None else jobs.state(owner.job_id)
     if owner.job_id == me.job_id:  # requeued: SLURM has ended its earlier run
         return True, None
-    state = slurm_job.state(owner.job_id)
-    return not slurm_job.may_live(state), state
+    state = jobs.state(owner.job_id)
+    return not jobs.may_live(state), state
 
 
 def _take_over(
     folder: Path, owner: Owner, state: str | None, me: Owner, found: int | None
 ) -> Claim | None:
     """Claim the cell of an owner that has ended; None if another claimant was faster."""
-    kept = _kept_since(folder, me.submitted, found)
+    kept = _kept_since(folder, me.run_began, found)
     if kept is not None:
         return Claim("adopted", result=kept)
     if not (_put_aside(folder, owner, me) and _take(folder, me)):
         return None
-    if state == slurm_job.ENDED_FOR_MEMORY:
+    if state == jobs.ENDED_FOR_MEMORY:
         reason = Reason("out_of_memory_job", f"SLURM ended job {owner.job_id}: out of memory")
         return Claim("concluded", status=Status.OUT_OF_MEMORY, reason=reason)
-    if state == slurm_job.ENDED_FOR_TIME:
+    if state == jobs.ENDED_FOR_TIME:
         reason = Reason("time_limit_job", f"SLURM ended job {owner.job_id} at its time limit")
         return Claim("concluded", status=Status.TIMEOUT, reason=reason)
     return Claim("mine")

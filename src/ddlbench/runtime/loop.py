@@ -28,6 +28,7 @@ import torch
 
 from ddlbench.runtime.energy import EnergyMeter
 from ddlbench.runtime.meters import Usage, Utilisation, mean_usage
+from ddlbench.runtime.pauses import MeasuredTimes
 from ddlbench.runtime.rank_report import Score
 from ddlbench.strategies.executor import Executor, RunRecord
 
@@ -124,6 +125,7 @@ def measure(
     validation: Validation | None = None,
     traffic: Traffic | None = None,
     energy: EnergyMeter | None = None,
+    times: MeasuredTimes | None = None,
     segment_done: Callable[[int], None] = lambda _steps: None,
 ) -> Measurement:
     """Warm up, wait for the other ranks, and run the measured epochs.
@@ -140,6 +142,7 @@ def measure(
         validation: None for a cell without validation.
         traffic: counts the bytes of the measured steps.
         energy: counts the energy of the measured steps.
+        times: notes when the measured steps ran.
         segment_done: called with the number of steps of each call of the executor's ``run``, whose
             progress counts from one.
     """
@@ -152,8 +155,9 @@ def measure(
     if traffic is not None:  # before the barrier, as no rank sends until then
         traffic.start(so_far.steps)
     barrier()
+    times = times or MeasuredTimes()
     for part in extent.segments(so_far.steps):
-        with Utilisation(devices, threads, energy) as utilisation:
+        with Utilisation(devices, threads, energy) as utilisation, times:
             record = executor.run(part.start, len(part))
         so_far = so_far.followed_by(record, utilisation.usage, len(part))
         segment_done(len(part))

@@ -32,7 +32,10 @@ def address_of(interface: str | None) -> str:
     for entry in addresses[interface]:
         if entry.family == socket.AF_INET:
             return entry.address
-    raise ConfigError(f"interface {interface!r} of {socket.gethostname()} has no IPv4 address")
+    raise ConfigError(
+        f"interface {interface!r} of {socket.gethostname()} has no IPv4 address, which ranks "
+        "need to meet; set 'interface' in the site file to one that has"
+    )
 
 
 def interface_to_use(interface: str | None) -> str | None:
@@ -73,11 +76,21 @@ def _first_up() -> tuple[str, str]:
     return "lo", "127.0.0.1"
 
 
-def rendezvous_address(site: Site) -> tuple[str, str | None]:
-    """Address at which all processes of a job reach this node, and the interface they use."""
+def rendezvous_address(site: Site, nodes: int) -> tuple[str, str | None]:
+    """Address at which all processes of a job reach this node, and the interface they use.
+
+    Raises:
+        ConfigError: the job has several nodes, and others cannot reach this one.
+    """
     if site.launcher == "local":
         return "127.0.0.1", "lo"
-    return address_of(site.interface), site.interface
+    address = address_of(site.interface)
+    if nodes > 1 and address.startswith("127."):
+        raise ConfigError(
+            f"{socket.gethostname()} has no IPv4 address that other nodes could reach; set "
+            "'interface' in the site file to a network interface that has one"
+        )
+    return address, site.interface
 
 
 # Environment variable with the file number of the rendezvous socket that rank 0 inherits.

@@ -2,8 +2,9 @@
 
 A rank that the kernel kills for memory cannot report this, and srun on another node sees only a
 signal. The guard compares the cgroup's count of such kills before and after the rank, and writes
-the report for it. It passes SIGTERM, SIGINT and SIGUSR1 (dump the stacks) on to the rank. It ends
-with the supervisor, and the rank with it.
+the report for it. It also adds the rank's pauses to its report, which the rank itself cannot see.
+It passes SIGTERM, SIGINT and SIGUSR1 (dump the stacks) on to the rank. It ends with the supervisor,
+and the rank with it.
 """
 
 from __future__ import annotations
@@ -13,15 +14,24 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ddlbench.experiment.status import Status
 from ddlbench.runtime.job import Job, report_file, stacks_file
 from ddlbench.runtime.network_address import LISTEN_FD
 from ddlbench.runtime.parent_death import end_with_parent
+from ddlbench.runtime.pauses import Pause, PauseMeter, state_of, within
 from ddlbench.runtime.placement import own_process
-from ddlbench.runtime.rank_report import RankFailure, write_rank_report
+from ddlbench.runtime.rank_report import (
+    RankFailure,
+    RankReport,
+    read_rank_report,
+    write_rank_report,
+)
 
 _DUMP_S = 1.0
 
@@ -42,7 +52,10 @@ def main(job_path: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _frame: child.send_signal(received))
     signal.signal(signal.SIGUSR1, lambda received, _frame: _dump(job_path, child))
-    code = child.wait()
+    with PauseMeter(partial(state_of, child.pid)) as meter:
+        code = child.wait()
+    if meter.pauses:
+        _add_pauses(job_path, meter.pauses)
     if code < 0:
         _report_signal(job_path, -code, oom_kills() > before)
         return 128 - code
@@ -58,6 +71,15 @@ def _dump(job_path: str, child: subprocess.Popen[bytes]) -> None:
     path = stacks_file(job.run_dir, own_process(job.plan.processes).rank)
     if path.is_file():
         print(path.read_text(encoding="utf-8", errors="replace"), flush=True)
+
+
+def _add_pauses(job_path: str, pauses: Sequence[Pause]) -> None:
+    """Write those of the measured steps into the rank's report, if it measured some."""
+    job = Job.load(Path(job_path))
+    path = report_file(job.run_dir, own_process(job.plan.processes).rank)
+    report = read_rank_report(path) if path.exists() else None
+    if isinstance(report, RankReport):
+        write_rank_report(path, replace(report, pauses=within(pauses, report.measured_at)))
 
 
 def _report_signal(job_path: str, number: int, for_memory: bool) -> None:

@@ -91,7 +91,7 @@ def run_rank_job(
     folder.mkdir(parents=True, exist_ok=True)
     run_dir = (folder / f".run-{time.time_ns()}").resolve()
     run_dir.mkdir()
-    fabric = fabric or SiteFabric(site)
+    fabric = fabric or SiteFabric(site, nodes)
     rendezvous = fabric.rendezvous()
     task = {
         "processes": [process.to_dict() for process in processes],

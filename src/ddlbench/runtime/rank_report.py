@@ -21,6 +21,7 @@ from ddlbench.experiment.json_form import OMIT_NONE, JsonForm
 from ddlbench.experiment.json_text import read_json
 from ddlbench.experiment.result import DeviceMemory
 from ddlbench.experiment.status import Reason, Status
+from ddlbench.runtime.pauses import Pause
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,9 @@ class RankReport(JsonForm):
         scores: of rank 0, in the order of steps; empty for other ranks, and without validation.
         cpu_s: processor seconds of the measured steps.
         measured_s: wall seconds of the measured steps, without what is between them.
+        measured_at: begin and end of each stretch of them in this process, by ``pauses.clock_s``.
+        measured_from_s: when the first stretch began, in seconds since 1970.
+        pauses: of the rank in these stretches; its guard adds them.
         energy_j: of the measured steps, by "nvml" or "rapl" and the domain.
         energy_missing: why GPUs or the host have no counter.
         peak_flops_per_s: of its devices together; None for a server.
@@ -141,6 +145,9 @@ class RankReport(JsonForm):
     gpu_utilisation: float | None = None
     cpu_s: float | None = None
     measured_s: float | None = None
+    measured_at: tuple[tuple[float, float], ...] = ()
+    measured_from_s: float | None = None
+    pauses: tuple[Pause, ...] = ()
     energy_j: Mapping[str, float] = field(default_factory=dict)
     energy_missing: tuple[str, ...] = ()
     peak_flops_per_s: float | None = None

@@ -51,6 +51,7 @@ from ddlbench.runtime.environment import driver_provenance, unlike_ranks
 from ddlbench.runtime.placement import SHARED_GPU_NOTE
 from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written
 from ddlbench.runtime.step_times import rounds_note, timing_of
+from ddlbench.slurm.suspension import suspended_s
 
 _STAGING = ("seconds", "reused", "bytes", "nodes", "verify_s")
 
@@ -66,6 +67,7 @@ def assemble(
     link: dict[str, Any] | None = None,
     earlier: Sequence[Attempt] = (),
     measured: Mapping[str, str | None] | None = None,
+    suspended: str | None = None,
 ) -> Result:
     """The result of a cell that is done.
 
@@ -79,11 +81,21 @@ def assemble(
         link: report of an emulated fabric; None for the site's own network.
         earlier: attempts before the one that was measured; see ``restart.py``.
         measured: digests of the files that the plan was made from; None reads them now.
+        suspended: what ``scontrol --oneliner show job`` says of the job after the ranks have
+            ended; None outside SLURM.
     """
     cell, strategy = plan.cell, strategy_of(plan.cell.strategy)
     ok = sorted((r for r in reports if isinstance(r, RankReport)), key=lambda r: r.rank)
     complete = status == Status.OK
-    timing = timing_of(cell, ok, site.device) if complete else None
+    timing = None
+    if complete:
+        timing = timing_of(
+            cell,
+            ok,
+            site.device,
+            lossy=link is not None and link["setting"]["loss"] > 0,
+            suspended_s=_suspended_s(suspended, ok),
+        )
     saved = None if timing is None else checkpointing(cell, ok, timing, earlier)
     compiled = compilation(ok) if complete else None
     scored = () if timing is None else accuracies(ok, timing)
@@ -132,6 +144,12 @@ def assemble(
         elapsed_s=0.0,
         provenance=_provenance(cell.seed, ok, link),
     )
+
+
+def _suspended_s(answer: str | None, reports: Sequence[RankReport]) -> float | None:
+    """Seconds for which SLURM suspended the job after the first measured step began."""
+    begun_s = [report.measured_from_s for report in reports if report.measured_from_s is not None]
+    return None if answer is None or not begun_s else suspended_s(answer, min(begun_s))
 
 
 def _staging(report: Mapping[str, Any]) -> Staging:

@@ -4,16 +4,20 @@
 
     local site, or a job of one device    in this process
     job of several devices                with srun, one task a node; each leaves a report
+
+The report on the shared disk stands for data on the nodes of one job, so it names the job.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -25,48 +29,52 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DataRequest
 from ddlbench.experiment.document import write_json
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.json_text import read_json
+from ddlbench.experiment.failure import Failure
+from ddlbench.experiment.json_text import UnreadableJson, read_json, read_object
 from ddlbench.experiment.paths import scratch_dir
+from ddlbench.experiment.run_id import Writer
 from ddlbench.experiment.site import Site
-from ddlbench.experiment.status import Status
+from ddlbench.experiment.status import Reason
 from ddlbench.planning.plan import request_of
 from ddlbench.runtime.launch import python_command, srun_command
+from ddlbench.slurm import jobs
+from ddlbench.slurm.output import telling_line, why_nodes_failed
 
 
 class StagingFailed(RuntimeError):  # noqa: N818 - what happened
     """A node could not make or keep the cell's data; failure.json gives the reason too."""
 
 
-def stage_cell(cell: Cell, site: Site, report_dir: Path) -> dict[str, Any]:
-    """Stage the cell's data on its nodes, which leave their reports in the shared ``report_dir``.
+def stage_cell(cell: Cell, site: Site, cell_folder: Path, attempt: int = 1) -> dict[str, Any]:
+    """Stage the cell's data on its nodes, which leave their reports in the shared ``cell_folder``.
+
+    Args:
+        cell: whose data.
+        site: whose nodes.
+        cell_folder: shared by all nodes.
+        attempt: 2 or more if the workflow repeats the job.
 
     Returns:
         ``seconds`` (until the slowest node is ready), ``verify_s`` (of these, reading what lay
         there, slowest node), ``reused`` (on every node), ``bytes`` (on one node), ``nodes``,
-        ``digest`` and ``per_node``.
+        ``digest``, ``per_node`` and ``writer``: the job on whose nodes the data lie.
 
     Raises:
         StagingFailed: a node failed, or staging took so long that the job has too little time left
             for the cell.
     """
     begin = time.monotonic()
+    writer = Writer.here(attempt)
     try:
-        reports = _on_every_node("stage", cell, site, report_dir)
+        reports = _on_every_node("stage", cell, site, cell_folder)
         failed = [report for report in reports if report.get("error")]
         if failed:
             raise StagingError(f"{failed[0]['host']}: {failed[0]['error']}")
         seconds = time.monotonic() - begin
         _refuse_if_late(site, seconds)
     except (DataError, StagingError, ConfigError) as error:
-        failure = {
-            "status": Status.FAILED,
-            "reason_code": "staging_failed",
-            "cause": "infrastructure",
-            "reason": f"staging: {error}",
-            "log_tail": [],
-            "cell_id": cell.id,
-        }
-        write_json(report_dir / "failure.json", failure)
+        reason = Reason("staging_failed", f"staging: {error}")
+        Failure(cell.id, "infrastructure", reason, writer).write(cell_folder)
         raise StagingFailed(f"{cell.id}: {error}") from error
     return {
         "seconds": seconds,
@@ -76,21 +84,34 @@ def stage_cell(cell: Cell, site: Site, report_dir: Path) -> dict[str, Any]:
         "nodes": len(reports),
         "digest": reports[0]["digest"],
         "per_node": reports,
+        "writer": writer.to_dict(),
     }
 
 
-def unstage_cell(cell: Cell, site: Site, report_dir: Path) -> None:
+def staged_by_this_job(report: Path, attempt: int) -> dict[str, Any] | None:
+    """What ``stage_cell`` of this job wrote; None if there is nothing, or another job's.
+
+    Another job's data lie on other nodes: its report was left by a job that was killed.
+    """
+    try:
+        staging = read_object(report)
+    except (OSError, UnreadableJson):
+        return None
+    return staging if Writer.here(attempt).is_same_job(Writer.of(staging)) else None
+
+
+def unstage_cell(cell: Cell, site: Site, cell_folder: Path) -> None:
     """Delete the cell's generated data from its nodes, but never the user's own data."""
-    _on_every_node("remove", cell, site, report_dir)
+    _on_every_node("remove", cell, site, cell_folder)
 
 
-def _on_every_node(action: str, cell: Cell, site: Site, report_dir: Path) -> list[dict[str, Any]]:
+def _on_every_node(action: str, cell: Cell, site: Site, cell_folder: Path) -> list[dict[str, Any]]:
     request = request_of(cell, site)
     # A job of one device runs inside a step already, and a nested step would wait for its cores.
     # The nodes of an emulated fabric are all on one real node.
     if site.launcher == "local" or cell.devices == 1 or site.emulates(cell.fabric):
         return [_here(action, request, site.scratch)]
-    reports = report_dir / f".{action}-{time.time_ns()}"
+    reports = cell_folder / f".{action}-{time.time_ns()}"
     reports.mkdir(parents=True)
     arguments = {
         "action": action,
@@ -98,30 +119,68 @@ def _on_every_node(action: str, cell: Cell, site: Site, report_dir: Path) -> lis
         "scratch": site.scratch,
         "reports": str(reports.resolve()),
     }
+    command = [
+        *srun_command(
+            site, nodes=cell.nodes, tasks=cell.nodes, per_node=1, devices=cell.devices_per_node
+        ),
+        "--label",
+        *python_command(site, "-m", "ddlbench.runtime.staging", json.dumps(arguments)),
+    ]
     try:
-        step = subprocess.run(
-            [
-                *srun_command(
-                    site,
-                    nodes=cell.nodes,
-                    tasks=cell.nodes,
-                    per_node=1,
-                    devices=cell.devices_per_node,
-                ),
-                *python_command(site, "-m", "ddlbench.runtime.staging", json.dumps(arguments)),
-            ],
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-        entries = [read_json(p) for p in sorted(reports.glob("*.json"))]
+        output, ended = _run_step(command, site.stage_timeout_s)
+        entries = [read_json(path) for path in sorted(reports.glob("*.json"))]
     finally:
         shutil.rmtree(reports, ignore_errors=True)
     if len(entries) != cell.nodes:
-        raise StagingError(
-            f"only {len(entries)} of {cell.nodes} nodes answered "
-            f"(srun ended with {step.returncode})"
-        )
+        raise StagingError(_silent_nodes(cell.nodes, entries, output, ended))
     return entries
+
+
+def _run_step(command: list[str], limit_s: float) -> tuple[str, str]:
+    """Run srun and show what it prints; returns its output and how it ended."""
+    step = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    overdue = threading.Event()
+
+    def end() -> None:
+        overdue.set()
+        step.terminate()
+
+    clock = threading.Timer(limit_s, end)
+    clock.start()
+    lines = []
+    assert step.stdout is not None
+    with step.stdout:
+        for line in step.stdout:
+            lines.append(line)
+            print(line, end="", file=sys.stderr, flush=True)
+    status = step.wait()
+    clock.cancel()
+    late = f"{_LATE} within stage_timeout_s, {limit_s:g} s"
+    return "".join(lines), late if overdue.is_set() else f"srun ended with {status}"
+
+
+_LATE = "not all"
+
+
+def _silent_nodes(nodes: int, entries: list[dict[str, Any]], output: str, ended: str) -> str:
+    """Which nodes did not answer, and what their set-up commands printed."""
+    sentence = f"only {len(entries)} of {nodes} nodes answered ({ended})"
+    why = "" if ended.startswith(_LATE) else why_nodes_failed(output)
+    if why:
+        return f"{sentence}: {why}"
+    answered = {entry["node"] for entry in entries}
+    silent = [host for host in jobs.hosts(jobs.own_job_id()) if host not in answered]
+    if silent:
+        sentence += f"; nothing from {', '.join(silent)}"
+    line = "" if ended.startswith(_LATE) else telling_line(output)
+    return f"{sentence}: {line}" if line else sentence
 
 
 def _refuse_if_late(site: Site, seconds: float) -> None:
@@ -136,12 +195,14 @@ def _refuse_if_late(site: Site, seconds: float) -> None:
 def _here(action: str, request: DataRequest, scratch: str) -> dict[str, Any]:
     folder = scratch_dir(scratch)
     host = socket.gethostname()
+    node = os.environ.get("SLURMD_NODENAME", host)
     if action == "remove":
-        return {"host": host, "removed": remove(request, folder)}
+        return {"host": host, "node": node, "removed": remove(request, folder)}
     staged = stage(request, folder)
     status = staged.path.stat()
     return {
         "host": host,
+        "node": node,
         "path": str(staged.path),
         "device_number": status.st_dev,
         "inode": status.st_ino,
@@ -159,8 +220,12 @@ def main(arguments: str) -> None:
     try:
         report = _here(values["action"], DataRequest(**values["request"]), values["scratch"])
     except Exception as error:  # the message must reach the supervisor
-        report = {"host": socket.gethostname(), "error": str(error)}
-    write_json(Path(values["reports"]) / f"{report['host']}.json", report)
+        host = socket.gethostname()
+        node = os.environ.get("SLURMD_NODENAME", host)
+        report = {"host": host, "node": node, "error": str(error)}
+    # Two nodes may have one host name, but each task has a number.
+    task = os.environ.get("SLURM_PROCID", "0")
+    write_json(Path(values["reports"]) / f"{task}.json", report)
 
 
 if __name__ == "__main__":

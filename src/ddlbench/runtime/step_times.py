@@ -21,6 +21,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import FEWEST_STEPS, Epoch, StepSummary, Timing
 from ddlbench.experiment.statistics import median_interval, round_means
 from ddlbench.planning.strategy import DeviceKind, strategy_of
+from ddlbench.runtime.disturbance import disturbance_of
 from ddlbench.runtime.rank_report import RankReport
 
 CLOCKS = {
@@ -40,8 +41,23 @@ ROUNDS_RULE = (
 NOISY_SPREAD = 0.25
 
 
-def timing_of(cell: Cell, reports: Sequence[RankReport], device_kind: DeviceKind) -> Timing:
-    """The ``timing`` part of a result, from the reports of all ranks."""
+def timing_of(
+    cell: Cell,
+    reports: Sequence[RankReport],
+    device_kind: DeviceKind,
+    *,
+    lossy: bool = False,
+    suspended_s: float | None = None,
+) -> Timing:
+    """The ``timing`` part of a result, from the reports of all ranks.
+
+    Args:
+        cell: that was measured.
+        reports: of all ranks.
+        device_kind: of its devices.
+        lossy: whether its emulated links lose packets.
+        suspended_s: seconds for which SLURM suspended the job meanwhile; None if unknown.
+    """
     rank_step_s = np.array([report.step_s for report in reports])  # (ranks, steps of all epochs)
     round_steps = strategy_of(cell.strategy).round_steps(cell)
     step_s = np.max([round_means(own_s, round_steps) for own_s in rank_step_s], axis=0)
@@ -57,6 +73,7 @@ def timing_of(cell: Cell, reports: Sequence[RankReport], device_kind: DeviceKind
     quartiles = np.percentile(step_s, [25, 50, 75])
     known = len(step_s) >= FEWEST_STEPS and quartiles[1] > 0
     spread = float((quartiles[2] - quartiles[0]) / quartiles[1]) if known else None
+    disturbance = disturbance_of(cell, reports, lossy=lossy, suspended_s=suspended_s)
     return Timing(
         clock=CLOCKS[device_kind],
         device_synchronised=True,
@@ -85,6 +102,11 @@ def timing_of(cell: Cell, reports: Sequence[RankReport], device_kind: DeviceKind
         samples_per_s=samples / mean_epoch_s if mean_epoch_s > 0 else None,
         load_s=max(sum(report.load_s) for report in reports),
         prepare_s=max(report.prepare_s for report in reports),
+        median_samples_per_s=cell.batch_size / float(quartiles[1]) if quartiles[1] > 0 else None,
+        pauses=disturbance.pauses,
+        suspended_s=disturbance.suspended_s,
+        stalled_steps=disturbance.stalled_steps,
+        disturbed=disturbance.sentence,
     )
 
 

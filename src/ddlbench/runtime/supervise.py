@@ -15,7 +15,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +24,11 @@ from typing import Any, NoReturn
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import write_json, write_text
 from ddlbench.experiment.errors import no_room
-from ddlbench.experiment.json_text import read_json
+from ddlbench.experiment.failure import FAILURE_FILE, Failure
+from ddlbench.experiment.json_text import UnreadableJson
 from ddlbench.experiment.owner import Owner
 from ddlbench.experiment.result import Result, write_result
+from ddlbench.experiment.run_id import Writer
 from ddlbench.experiment.screen import short_names
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason, Status, reason_of
@@ -44,6 +46,8 @@ from ddlbench.runtime.placement import device_variables
 from ddlbench.runtime.rank_report import RankFailure, RankReport, read_rank_report
 from ddlbench.runtime.result import assemble, partitions_csv, steps_csv, trace_json
 from ddlbench.runtime.watchdog import Outcome, watch
+from ddlbench.slurm import jobs
+from ddlbench.slurm.output import why_nodes_failed, words_of_tasks
 
 # Ranks wait for each other longer than a cell may last, so that only the supervisor ends it.
 _LONGER_S = 600.0
@@ -76,8 +80,8 @@ def run_cell(
     Raises:
         CellFailed: a rank crashed; failure.json and log.txt say why.
     """
-    if attempt > 1:
-        _refuse_to_repeat(cell, cell_folder / "failure.json")
+    writer = Writer.here(attempt)
+    _refuse_to_repeat(cell, cell_folder, writer)
     me = this_supervisor()
     with _full_disk_named(cell, cell_folder):
         claimed = claim(cell_folder, me)
@@ -88,10 +92,12 @@ def run_cell(
         # The lease is released while the heart still beats: it counts as left over without.
         with Heart(cell_folder):
             try:
-                return _finish(cell, site, cell_folder, staging, claimed=claimed, me=me)
+                return _finish(
+                    cell, site, cell_folder, staging, claimed=claimed, me=me, writer=writer
+                )
             except _Terminated as ended:
                 reason = Reason("supervisor_ended", f"its supervisor was ended by {ended}")
-                _fail(cell, cell_folder, reason, [], tail=[], link=None)
+                _fail(cell, cell_folder, reason, [], writer)
             finally:
                 release(cell_folder, me)
 
@@ -104,13 +110,14 @@ def _finish(
     *,
     claimed: Claim,
     me: Owner,
+    writer: Writer,
 ) -> Result:
     """Make and keep the result of a cell whose lease we hold."""
     with _terminable(me):
         if claimed.kind == "concluded":
             result = _concluded(cell, site, claimed, staging)
         else:
-            result = _measure(cell, site, cell_folder, staging, me)
+            result = _measure(cell, site, cell_folder, staging, me=me, writer=writer)
         keep(cell_folder, result)
         write_result(cell_folder / "result.json", result)
         forget_checkpoints(cell, site, cell_folder, result.status)
@@ -164,12 +171,18 @@ def _full_disk_named(cell: Cell, cell_folder: Path) -> Iterator[None]:
 
 
 def _measure(
-    cell: Cell, site: Site, cell_folder: Path, staging: dict[str, Any] | None, me: Owner
+    cell: Cell,
+    site: Site,
+    cell_folder: Path,
+    staging: dict[str, Any] | None,
+    *,
+    me: Owner,
+    writer: Writer,
 ) -> Result:
     started = time.monotonic()
     measured = measured_digests(cell, site.name)
     plan = make_plan(cell, site.name)
-    (cell_folder / "failure.json").unlink(missing_ok=True)
+    (cell_folder / FAILURE_FILE).unlink(missing_ok=True)
     write_json(cell_folder / "plan.json", plan.to_dict())
     too_large = why_too_large(plan, site)
     if too_large is not None:  # the profile did not exist yet when the matrix was read
@@ -206,13 +219,12 @@ def _measure(
             "cell now; run again to adopt its result"
         )
     if restart.was_refused(reports):
-        return _measure(
-            cell, site, cell_folder, staging, me
-        )  # from the start: no checkpoint is left
+        # From the start: no checkpoint is left.
+        return _measure(cell, site, cell_folder, staging, me=me, writer=writer)
     tail = [] if status == Status.OK else list(outcome.tail)
     if status == Status.FAILED:
         assert reason is not None
-        _fail(cell, cell_folder, reason, reports, tail=tail, link=link)
+        _fail(cell, cell_folder, reason, reports, writer, tail=tail, link=link)
     result = assemble(
         plan,
         site,
@@ -223,6 +235,7 @@ def _measure(
         link=link,
         earlier=restart.earlier,
         measured=measured,
+        suspended=jobs.description(me.job_id),
     )
     result = replace(result, log_tail=tuple(tail), elapsed_s=time.monotonic() - started)
     if status == Status.OK:
@@ -251,35 +264,39 @@ def _fail(
     cell_folder: Path,
     reason: Reason,
     reports: _Reports,
+    writer: Writer,
     *,
-    tail: list[str],
-    link: dict[str, Any] | None,
+    tail: Sequence[str] = (),
+    link: dict[str, Any] | None = None,
 ) -> NoReturn:
-    write_json(
-        cell_folder / "failure.json",
-        {
-            "status": Status.FAILED,
-            "cause": cause_of([r for r in _failures(reports) if r.status == Status.FAILED]),
-            "reason": reason,
-            "reason_code": reason.code,
-            "log_tail": tail,
-            "cell_id": cell.id,
-            "link": link,
-        },
-    )
+    Failure(
+        cell_id=cell.id,
+        cause=cause_of([r for r in _failures(reports) if r.status == Status.FAILED]),
+        reason=reason,
+        writer=writer,
+        log_tail=tail,
+        link=link,
+    ).write(cell_folder)
     log = cell_folder / "log.txt"
     raise CellFailed(f"{cell.id}: {reason}" + (f"; the log is {log}" if log.is_file() else ""))
 
 
-def _refuse_to_repeat(cell: Cell, failure_file: Path) -> None:
-    if not failure_file.is_file():
-        return
+def _refuse_to_repeat(cell: Cell, cell_folder: Path, writer: Writer) -> None:
+    """End a repeat of what a program broke; an earlier run's failure is none of ours."""
     try:
-        failure = dict(read_json(failure_file))
-    except (OSError, ValueError, TypeError):  # damaged: it says nothing
+        failure = Failure.read(cell_folder)
+    except UnreadableJson:  # it says nothing
         return
-    if failure.get("cause") == "program":
-        raise CellFailed(f"{cell.id}: {failure['reason']} (not tried again: it would crash again)")
+    if failure is None or not writer.comes_after(failure.writer):
+        return
+    if failure.cause == "program":
+        sentence = f"{failure.reason.removesuffix(_NO_REPEAT)}{_NO_REPEAT}"
+        reason = Reason(failure.reason.code, sentence)
+        replace(failure, reason=reason, writer=writer).write(cell_folder)
+        raise CellFailed(f"{cell.id}: {reason}")
+
+
+_NO_REPEAT = " (not tried again: it would crash again)"
 
 
 def _concluded(cell: Cell, site: Site, claimed: Claim, staging: dict[str, Any] | None) -> Result:
@@ -389,7 +406,17 @@ def _lost(rank: int, outcome: Outcome) -> Reason:
     number = outcome.guards_killed.get(rank)
     if number is not None:
         sentence += f": signal {number} ({signal.Signals(number).name}) ended its guard"
+    else:
+        sentence += _last_words(rank, "\n".join(outcome.tail))
     return Reason("rank_lost", sentence)
+
+
+def _last_words(rank: int, log: str) -> str:
+    """``: n2: module: command not found``: what srun and the rank wrote last; else empty."""
+    of_nodes = why_nodes_failed(log)
+    words = words_of_tasks(log.replace(f"[{rank}] ", f"{rank}: ")).get(rank, "")
+    last = of_nodes or words
+    return f": {last}" if last else ""
 
 
 def _failures(reports: _Reports) -> list[RankFailure]:

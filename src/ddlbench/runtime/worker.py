@@ -52,6 +52,7 @@ from ddlbench.runtime.meters import (
     restart_peaks,
 )
 from ddlbench.runtime.network_address import SECRET, address_of, use_interface
+from ddlbench.runtime.pauses import MeasuredTimes
 from ddlbench.runtime.placement import gpu_models, own_cores, own_devices, own_process
 from ddlbench.runtime.progress import Reporter
 from ddlbench.runtime.rank_efficiency import measured_by_rank
@@ -140,6 +141,7 @@ def _run(job: Job, process: Process) -> RankReport:
 
     traffic = _traffic(executor, job)
     energy = EnergyMeter(devices, of_host=process.local_rank == 0)
+    times = MeasuredTimes()
     measured = measure(
         executor,
         extent,
@@ -150,6 +152,7 @@ def _run(job: Job, process: Process) -> RankReport:
         validation=validation,
         traffic=traffic,
         energy=energy,
+        times=times,
         segment_done=reporter.phase_done,
     )
     wait_for_all("counted")  # before that, no rank sends bytes that do not count
@@ -195,6 +198,8 @@ def _run(job: Job, process: Process) -> RankReport:
         provenance=provenance,
         probe_s=before_s,
         energy_missing=tuple(energy.missing),
+        measured_at=tuple(times.stretches),
+        measured_from_s=times.from_s,
         **_times(measured),
     )
     # The measurement is complete: a failure below costs a picture, but not the result.

@@ -1,4 +1,4 @@
-"""Query SLURM's partitions, GRES, memory, limits and accounts.
+"""What SLURM says of a site: partitions, nodes, GRES and limits; accounts and QOS of the user.
 
 Parsing is separate from the query, so that tests can use the output of other clusters.
 """
@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import getpass
 import re
-import shutil
-import subprocess
 from collections import Counter
 from dataclasses import dataclass
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.slurm.commands import SlurmError, ask
 
 _SINFO = "%R|%D|%c|%m|%G|%l|%a|%f"
-_PATIENCE_S = 60
 
 
 @dataclass(frozen=True)
@@ -36,35 +33,54 @@ class Partition:
 
 
 def partitions() -> list[Partition]:
-    """Partitions according to sinfo.
+    """Partitions, as sinfo lists them.
 
     Raises:
-        ConfigError: there is no SLURM here, or it does not answer.
+        SlurmError: there is no SLURM here, or it does not answer.
     """
-    default = re.search(r"^(\S+)\*", _ask(["sinfo", "--noheader", "--format=%P"]), re.MULTILINE)
-    text = _ask(["sinfo", "--noheader", f"--format={_SINFO}"])
+    try:
+        marked = ask(["sinfo", "--noheader", "--format=%P"])
+        text = ask(["sinfo", "--noheader", f"--format={_SINFO}"])
+    except SlurmError as error:
+        raise SlurmError(f"{_NO_SLURM} ({error})", error.words) from None
+    default = re.search(r"^(\S+)\*", marked, re.MULTILINE)
     return parse_partitions(text, default[1] if default else None)
+
+
+_NO_SLURM = (
+    "no SLURM answers here; run this on a login node, or copy config/sites/slurm-example.yaml"
+)
+
+
+def usable_nodes(partition: str | None) -> int | None:
+    """Nodes of a partition that run jobs or could; None if SLURM does not tell."""
+    chosen = ["--partition", partition] if partition else []
+    try:
+        counts = ask(["sinfo", "--noheader", *chosen, "--format=%F"])
+        # allocated/idle/other/total, a line each partition
+        lines = [line.split("/") for line in counts.splitlines()]
+        return max(int(allocated) + int(idle) for allocated, idle, *_ in lines)
+    except (SlurmError, ValueError):
+        return None
 
 
 def accounts() -> list[str]:
     """Accounts that this user may charge; empty if the site has no accounting."""
-    if shutil.which("sacctmgr") is None:
-        return []
-    command = ["sacctmgr", "--noheader", "--parsable2", "show", "associations"]
+    user = f"user={getpass.getuser()}"
+    return _accounting("associations", user, "format=account")
+
+
+def qos_names() -> list[str]:
+    """Every QOS of the site; empty if it has no accounting."""
+    return _accounting("qos", "format=name")
+
+
+def _accounting(*what: str) -> list[str]:
     try:
-        text = _ask([*command, f"user={getpass.getuser()}", "format=account"])
-    except ConfigError:
+        text = ask(["sacctmgr", "--noheader", "--parsable2", "show", *what])
+    except SlurmError:
         return []
     return sorted({line.strip() for line in text.splitlines() if line.strip()})
-
-
-def why_pending(job_id: str) -> str:
-    """SLURM's reason why a job waits; "" if it does not wait or squeue does not answer."""
-    try:
-        reason = _ask(["squeue", "--noheader", "--jobs", job_id, "--format=%r"]).strip()
-    except ConfigError:
-        return ""
-    return "" if reason == "None" else reason
 
 
 def parse_partitions(text: str, default: str | None) -> list[Partition]:
@@ -121,30 +137,3 @@ def _seconds(text: str) -> int | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-
-
-_NO_SLURM = (
-    "no SLURM answers here; run this on a login node, or copy config/sites/slurm-example.yaml"
-)
-
-
-def _ask(command: list[str]) -> str:
-    if shutil.which(command[0]) is None:
-        raise ConfigError(f"{_NO_SLURM} ({command[0]} is not on this machine)")
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired:
-        raise ConfigError(
-            f"{_NO_SLURM} ({command[0]} did not answer within {_PATIENCE_S} s)"
-        ) from None
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines()
-        raise ConfigError(f"{_NO_SLURM} ({lines[-1] if lines else f'{command[0]} failed'})")
-    return done.stdout

@@ -107,6 +107,7 @@ def _slurm(options: Options) -> str:
         for node in options.node_names
     ]
     lines.append(f"PartitionName=gpu Nodes={','.join(options.node_names)} Default=YES State=UP")
+    lines += options.slurm_conf
     return "\n".join(lines) + "\n"
 
 

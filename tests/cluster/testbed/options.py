@@ -40,6 +40,7 @@ class Options:
         scratch_mb: size (10^6 bytes) of a node's scratch, then a tmpfs; None is a folder on disk.
         private_tmp: give every node its own /tmp; jobs' files may then not lie in /tmp.
         accounting: run slurmdbd and MariaDB, so that sacct answers.
+        slurm_conf: further lines of slurm.conf, for what other sites set.
         subnet: addresses of the nodes; must not be in use on this machine.
     """
 
@@ -53,6 +54,7 @@ class Options:
     scratch_mb: int | None = None
     private_tmp: bool = False
     accounting: bool = False
+    slurm_conf: tuple[str, ...] = ()
     subnet: str = "10.213.77.0/24"
 
     def __post_init__(self) -> None:

@@ -11,13 +11,14 @@ from click.testing import CliRunner
 
 from ddlbench import cli
 from ddlbench.cluster import doctor, init
-from ddlbench.cluster.doctor import judge_nodes, judge_partition
+from ddlbench.cluster.doctor import judge_nodes
 from ddlbench.cluster.init import Answers, site_text, write_site
-from ddlbench.cluster.query import parse_gres, parse_partitions
+from ddlbench.cluster.preflight import judge_partition
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.resources import job_minutes
+from ddlbench.slurm.partitions import parse_gres, parse_partitions
 
 SINFO = """\
 cpu|20|64|256000|(null)|2-00:00:00|up|(null)
@@ -213,6 +214,10 @@ def test_nodes_that_differ_in_memory_only_are_one_kind(project):
 GPUS = [{"index": index, "name": "TITAN RTX", "error": None} for index in range(4)]
 NODE = {
     "host": "n1",
+    "task": "0",
+    "python": "3.11.7",
+    "ddlbench": "1.0",
+    "clock_offset_s": 0.1,
     "address": "10.0.0.1",
     "address_error": None,
     "own_name_is": "10.0.0.1",
@@ -275,6 +280,28 @@ def test_doctor_counts_the_nodes_that_met(project):
     assert not findings[0].ok
     assert findings[0].says == "1 of 2 nodes answered (n1): slurmstepd: error: n2 died"
     assert len(findings) == 4  # what the other one said is not lost
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "sentence"),
+    [
+        ({"python": "3.12.1"}, "Python", "n1: 3.11.7, n2: 3.12.1"),
+        ({"ddlbench": "0.9"}, "ddlbench", "use one environment that all nodes share"),
+    ],
+)
+def test_nodes_with_other_programs_are_wrong(changes, what, sentence, project):
+    findings = judge_nodes(site_of(project), 2, [NODE, {**NODE, "host": "n2", **changes}], "")
+    (wrong,) = [finding for finding in findings if not finding.ok]
+    assert wrong.what == what
+    assert sentence in wrong.says
+
+
+def test_clocks_that_are_apart_are_a_doubt(project):
+    late = {**NODE, "host": "n2", "clock_offset_s": 90.0}
+    findings = judge_nodes(site_of(project), 2, [NODE, late], "")
+    assert all(finding.ok for finding in findings)
+    (doubt,) = [finding for finding in findings if finding.doubtful]
+    assert doubt.says.startswith("clocks of the nodes are 90 s apart")
 
 
 def test_doctor_tells_when_the_job_did_not_run(project):

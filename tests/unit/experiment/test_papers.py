@@ -283,8 +283,9 @@ def test_full_scale_names_the_users_site() -> None:
 
 
 @pytest.mark.parametrize("given", [["--scale", "laptop"], ["--site", "titan-rtx"]])
-def test_the_next_command_runs_what_was_planned(given: list[str]) -> None:
+def test_the_next_command_runs_what_was_planned(given: list[str], monkeypatch) -> None:
     """Else a plan of sixteen cells would be followed by a run of all that is published."""
+    monkeypatch.setattr("ddlbench.cluster.preflight.is_here", lambda: False)
     file = "config/papers/ddlbench/fig4.yaml"
     ended = CliRunner().invoke(commands, ["plan", "--configfile", file, *given])
     assert ended.exit_code == 0, ended.exception

@@ -9,11 +9,16 @@ import socket
 import time
 
 import psutil
+import pytest
 import report_factory
 
+from ddlbench.experiment.document import write_json
 from ddlbench.experiment.owner import Owner
-from ddlbench.experiment.paths import RESULTS, cell_dir
+from ddlbench.experiment.paths import QUEUED_FILE, RESULTS, cell_dir
+from ddlbench.experiment.run_id import Writer
+from ddlbench.report import cell_states
 from ddlbench.report.cell_states import states, status_lines
+from ddlbench.slurm.jobs import NO_ANSWER, JobState
 
 
 def test_every_state_is_told_with_its_reason(tmp_path, monkeypatch):
@@ -30,7 +35,7 @@ def test_every_state_is_told_with_its_reason(tmp_path, monkeypatch):
         json.dumps({"reason": "rank 1: a bug", "reason_code": "exception"})
     )
     (cell_dir("local", held.id) / "lease.json").write_text(
-        json.dumps({"job_id": "17", "host": "n1", "pid": 5, "started": 0, "submitted": 0})
+        json.dumps({"job_id": "17", "host": "n1", "pid": 5, "started": 0, "run_began": 0})
     )
     found = states("demo", "local", rows)
     assert [(state.state, state.reason) for state in found] == [
@@ -59,7 +64,7 @@ def held_by(cell, pid, started_s, host=None):
     folder = cell_dir("local", cell.id)
     folder.mkdir(parents=True)
     owner = {"job_id": None, "host": host or socket.gethostname(), "pid": pid}
-    (folder / "lease.json").write_text(json.dumps({**owner, "started": started_s, "submitted": 0}))
+    (folder / "lease.json").write_text(json.dumps({**owner, "started": started_s, "run_began": 0}))
     return folder
 
 
@@ -130,3 +135,37 @@ def test_a_failure_tells_more_than_a_lease_that_was_left_over(tmp_path, monkeypa
     (folder / "lease.json").write_text(json.dumps({"job_id": 1, "pid": "x"}))
     (found,) = states("demo", "local", [row])
     assert found.state == "failed"
+
+
+def test_a_cell_whose_job_waits_is_queued(tmp_path, monkeypatch):
+    """SLURM decides; the note in the cell's folder only names the job."""
+    monkeypatch.chdir(tmp_path)
+    rows = report_factory.matrix(networks=["vgg11"], datasets=["mnist"])
+    jobs = {
+        "1": JobState("PENDING", "Priority"),
+        "2": JobState("PENDING", "PartitionTimeLimit"),
+        "3": JobState("RUNNING", "", "n[1-2]"),
+        "4": JobState("CANCELLED"),
+        "5": JobState(NO_ANSWER),
+    }
+    for job_id, row in zip(jobs, rows, strict=True):
+        note = {"writer": Writer("run", job_id).to_dict()}
+        write_json(cell_dir("local", row.cell.id) / QUEUED_FILE, note)
+    monkeypatch.setattr(cell_states, "states_of_jobs", lambda ids: {job: jobs[job] for job in ids})
+    cells = states("demo", "local", rows)
+    assert [cell.state for cell in cells] == ["queued", "queued", "running", "not run", "not run"]
+    assert [cell.code for cell in cells[:3]] == ["", "never_starts", ""]
+    assert cells[0].reason == "SLURM job 1: Priority: jobs before it start first"
+    assert "PartitionTimeLimit" in cells[1].reason
+    assert cells[2].reason == "SLURM job 3 on n[1-2]"
+
+
+@pytest.mark.parametrize("note", ["{", "{}", '{"writer": {"run": "a", "job_id": null}}'])
+def test_a_note_that_names_no_job_is_none(note, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (row, *_) = report_factory.matrix(networks=["vgg11"], datasets=["mnist"])
+    folder = cell_dir("local", row.cell.id)
+    folder.mkdir(parents=True)
+    (folder / QUEUED_FILE).write_text(note)
+    (cell,) = states("demo", "local", [row])
+    assert cell.state == "not run"

@@ -62,18 +62,51 @@ def test_a_cell_that_ran_out_of_memory_says_so_and_why(rows):
     assert reason == "    rank 1 needs 90 GB"
 
 
-def test_of_a_group_only_the_job_that_broke_it_is_named(rows, tmp_path):
-    (tmp_path / "stage.log").write_text("n2: the disk is full\n")
-    (tmp_path / "supervisor.log").write_text("")
+@pytest.fixture
+def group(rows):
+    """A screen with a group of two jobs, data and cell; and the group's errors."""
     run, _ = screen(cell=2, stage=2)
     run.started(job(3, rows, 1, "stage"), 0.0)
     run.started(job(4, rows, 1), 0.0)
     errors = [{"jobid": 4, "log": ["supervisor.log"]}, {"jobid": 3, "log": ["stage.log"]}]
-    lines = ["failed: stage cifar10 vgg11 ddp 1x2: n2: the disk is full", "    log: stage.log"]
-    assert run.failed(errors, said=False) == lines
-    assert run.failed(errors[:1], said=True) == []  # the same failure, told of each job
-    run.started(job(3, rows, 1, "stage"), 9.0)
-    assert run.failed(errors, said=False) == lines  # tried again
+    return run, errors
+
+
+def test_a_failed_group_is_one_line_with_its_reason_and_its_log(group, rows):
+    run, errors = group
+    reason = "job 12 ended as NODE_FAIL"
+    lines = [f"failed: cifar10 vgg11 ddp 1x2: {reason}", "    log: slurm/12.log"]
+    assert run.failed(errors, reason, "slurm/12.log") == lines
+    assert run.failed(errors[:1]) == []  # the same failure, of each of its jobs
+    run.started(job(4, rows, 1), 9.0)
+    again = ["failed: cifar10 vgg11 ddp 1x2: for the same reason"]
+    assert run.failed(errors, reason, "slurm/15.log") == again
+
+
+def test_one_reason_of_many_cells_is_shown_once(group, rows):
+    run, errors = group
+    run.started(job(5, rows, 0), 0.0)
+    assert len(run.failed(errors, "SLURM did not take the job")) == 1  # no log
+    other = [{"jobid": 5, "log": []}]
+    assert run.failed(other, "SLURM did not take the job") == [
+        "failed: cifar10 vgg11 sequential 1x1: for the same reason"
+    ]
+
+
+def test_a_cell_that_runs_beside_this_screen_names_its_reason_itself(rows):
+    run, _ = screen(cell=2)
+    run.started(job(4, rows, 1), 0.0)
+    assert run.failed([{"jobid": 4, "log": ["supervisor.log"]}]) == []
+    run.started(job(9, rows, 1, "profile"), 0.0)
+    (line, log) = run.failed([{"jobid": 9, "log": ["profile.log"]}])
+    assert line.startswith("failed: profile ")
+    assert log == "    log: profile.log"
+
+
+def test_a_long_reason_is_cut(group):
+    run, errors = group
+    (line,) = run.failed(errors, "x" * 1000)
+    assert len(line) < 400
 
 
 def test_a_dry_run_lists_what_would_be_measured(rows):

@@ -69,7 +69,7 @@ def test_a_sigterm_from_outside_is_the_cause() -> None:
 def test_a_full_results_disk_is_one_sentence(number, tmp_path, monkeypatch) -> None:
     """hardening B6: it was ``[Errno 28] No space left on device``."""
 
-    def full(*_arguments):
+    def full(*_arguments, **_options):
         raise OSError(number, "No space left on device")
 
     monkeypatch.setattr(supervise, "_measure", full)
@@ -86,7 +86,7 @@ def test_a_full_results_disk_is_one_sentence(number, tmp_path, monkeypatch) -> N
 def test_sigterm_ends_the_cell_and_says_so(number, tmp_path, monkeypatch) -> None:
     """hardening B1: nothing was written, and the lease stayed."""
 
-    def ended(*_arguments):
+    def ended(*_arguments, **_options):
         signal.raise_signal(number)
 
     monkeypatch.setattr(supervise, "_measure", ended)
@@ -100,7 +100,7 @@ def test_sigterm_ends_the_cell_and_says_so(number, tmp_path, monkeypatch) -> Non
 
 def test_a_damaged_failure_file_does_not_forbid_a_repeat(tmp_path, monkeypatch) -> None:
     (tmp_path / "failure.json").write_text("[1, 2")
-    monkeypatch.setattr(supervise, "_measure", lambda *_: 1 / 0)
+    monkeypatch.setattr(supervise, "_measure", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run_cell(CELL, load_site("local"), tmp_path, None, 2)
 
@@ -129,7 +129,7 @@ def test_the_lease_is_released_while_the_heart_beats(tmp_path, monkeypatch) -> N
         seen.append((folder / HEARTBEAT).exists())
         real(folder, me)
 
-    monkeypatch.setattr(supervise, "_measure", lambda *_: 1 / 0)
+    monkeypatch.setattr(supervise, "_measure", lambda *_, **__: 1 / 0)
     monkeypatch.setattr(supervise, "release", release)
     with pytest.raises(ZeroDivisionError):
         run_cell(CELL, load_site("local"), tmp_path, None, 1)

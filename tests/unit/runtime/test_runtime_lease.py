@@ -14,9 +14,10 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.owner import Owner, owner_in
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.plan import make_plan
-from ddlbench.runtime import lease, slurm_job
+from ddlbench.runtime import lease
 from ddlbench.runtime.lease import claim, keep, release
 from ddlbench.runtime.result import assemble
+from ddlbench.slurm import jobs
 
 CELL = Cell("mnist", "vgg11", "ddp", batch_size=8, devices_per_node=2)
 
@@ -86,13 +87,13 @@ def test_a_result_that_comes_just_before_the_lease_is_free_is_adopted(tmp_path, 
 
 def test_a_result_that_was_deleted_is_measured_anew_not_adopted(tmp_path):
     keep(tmp_path, result())
-    later = dataclasses.replace(Owner.here(), submitted=time.time() + 1)
+    later = dataclasses.replace(Owner.here(), run_began=time.time() + 1)
     assert claim(tmp_path, later).kind == "mine"
 
 
 def test_a_truncated_kept_result_is_not_adopted(tmp_path):
     (tmp_path / ".kept-result.json").write_text('{"schema_version": 1, "sta')
-    assert claim(tmp_path, dataclasses.replace(Owner.here(), submitted=0.0)).kind == "mine"
+    assert claim(tmp_path, dataclasses.replace(Owner.here(), run_began=0.0)).kind == "mine"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_a_truncated_kept_result_is_not_adopted(tmp_path):
     ],
 )
 def test_how_the_job_before_ended_decides(state, kind, status, tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm_job, "state", lambda _job_id: state)
+    monkeypatch.setattr(jobs, "state", lambda _job_id: state)
     other = dataclasses.replace(gone("17"), host="another-node")
     assert lease._take(tmp_path, other)
     claimed = claim(tmp_path, Owner.here())
@@ -145,59 +146,6 @@ def test_only_one_holds_the_lease(tmp_path):
         assert racer.exitcode == 0
 
 
-@pytest.mark.parametrize(
-    ("answer", "state"),
-    [
-        ("RUNNING\n", "RUNNING"),
-        ("CANCELLED by 1000\n", "CANCELLED"),
-        ("OUT_OF_ME+\n", "OUT_OF_ME"),
-        ("", None),
-    ],
-)
-def test_states_are_read_without_their_trimmings(answer, state, monkeypatch):
-    monkeypatch.setattr(slurm_job, "_ask", lambda _command: answer)
-    assert slurm_job.state("1") == state
-
-
-@pytest.mark.parametrize(
-    ("squeue", "sacct", "state"),
-    [
-        ("RUNNING", None, "RUNNING"),
-        ("", "TIMEOUT", "TIMEOUT"),
-        ("", "", None),
-        ("", None, None),
-        ("", "RUNNING", None),  # the accounting has not heard yet: the controller has no such job
-        (None, "COMPLETED", "COMPLETED"),
-        (None, "RUNNING", "RUNNING"),
-        (None, "", slurm_job.NO_ANSWER),
-        (None, None, slurm_job.NO_ANSWER),
-    ],
-)
-def test_no_answer_is_not_a_forgotten_job(squeue, sacct, state, monkeypatch):
-    answers = {"squeue": squeue, "sacct": sacct}
-    monkeypatch.setattr(slurm_job, "_ask", lambda command: answers[command[0]])
-    assert slurm_job.state("1") == state
-
-
-@pytest.mark.parametrize(
-    ("script", "answer"),
-    [
-        ("echo RUNNING", "RUNNING"),
-        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", ""),
-        ("echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1", None),
-        ("kill -9 $$", None),
-    ],
-)
-def test_what_squeue_says_when_it_fails(script, answer, tmp_path, monkeypatch):
-    squeue = tmp_path / "squeue"
-    squeue.write_text(f"#!/bin/sh\n{script}\n")
-    squeue.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert slurm_job._ask(["squeue"]) == answer
-    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert slurm_job._ask(["squeue"]) is None
-
-
 @pytest.fixture
 def elsewhere(tmp_path):
     """The lease of a job on another node lies there."""
@@ -215,22 +163,22 @@ def pauses(monkeypatch):
 
 
 def test_an_owner_of_whom_nobody_can_tell_is_waited_for(tmp_path, elsewhere, pauses, monkeypatch):
-    states = iter([slurm_job.NO_ANSWER, slurm_job.NO_ANSWER, "RUNNING", "NODE_FAIL"])
-    monkeypatch.setattr(slurm_job, "state", lambda _job_id: next(states))
+    states = iter([jobs.NO_ANSWER, jobs.NO_ANSWER, "RUNNING", "NODE_FAIL"])
+    monkeypatch.setattr(jobs, "state", lambda _job_id: next(states))
     assert claim(tmp_path, Owner.here()).kind == "mine"
     assert len(pauses) == 3
 
 
 def test_slurm_is_asked_less_and_less_often(tmp_path, elsewhere, pauses, monkeypatch):
     states = iter(["RUNNING"] * 7 + ["NODE_FAIL"])
-    monkeypatch.setattr(slurm_job, "state", lambda _job_id: next(states))
+    monkeypatch.setattr(jobs, "state", lambda _job_id: next(states))
     claim(tmp_path, Owner.here())
     assert pauses == [5, 10, 20, 40, 60, 60, 60]
 
 
 def test_an_owner_of_the_same_site_and_host_is_looked_at_all_the_time(tmp_path, monkeypatch):
     me = Owner.here()
-    other = dataclasses.replace(me, submitted=me.submitted - 1)  # alive, as it is this process
+    other = dataclasses.replace(me, run_began=me.run_began - 1)  # alive, as it is this process
     assert lease._take(tmp_path, other)
     pauses = []
 
@@ -245,7 +193,7 @@ def test_an_owner_of_the_same_site_and_host_is_looked_at_all_the_time(tmp_path, 
 
 
 def test_a_job_that_was_requeued_does_not_wait_for_itself(tmp_path, elsewhere, monkeypatch):
-    monkeypatch.setattr(slurm_job, "state", lambda _job_id: "RUNNING")
+    monkeypatch.setattr(jobs, "state", lambda _job_id: "RUNNING")
     me = dataclasses.replace(Owner.here(), job_id="17")
     assert claim(tmp_path, me).kind == "mine"
 

@@ -85,9 +85,9 @@ def test_the_heart_beats_and_leaves_nothing_behind(tmp_path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        {"job_id": 1, "host": None, "pid": "x", "started": "y", "submitted": 0},
-        {"job_id": None, "host": "h", "pid": True, "started": 0, "submitted": 0},
-        {"job_id": None, "host": "h", "pid": 1, "started": 0, "submitted": 0, "more": 1},
+        {"job_id": 1, "host": None, "pid": "x", "started": "y", "run_began": 0},
+        {"job_id": None, "host": "h", "pid": True, "started": 0, "run_began": 0},
+        {"job_id": None, "host": "h", "pid": 1, "started": 0, "run_began": 0, "more": 1},
         {"host": "h"},
         [1, 2],
         None,
@@ -107,20 +107,20 @@ def test_a_damaged_lease_is_nobodys(content, tmp_path) -> None:
     assert owner_in(tmp_path / "lease.json") == NOBODY
 
 
-def test_a_lease_of_an_earlier_version_is_read(tmp_path) -> None:
+def test_where_no_boot_is_known_the_start_of_the_process_decides(tmp_path) -> None:
     fields = dataclasses.asdict(Owner.here())
-    old = {name: fields[name] for name in ("job_id", "host", "pid", "started", "submitted")}
-    (tmp_path / "lease.json").write_text(json.dumps(old))
+    bootless = {name: fields[name] for name in ("job_id", "host", "pid", "started", "run_began")}
+    (tmp_path / "lease.json").write_text(json.dumps(bootless))
     found = owner_in(tmp_path / "lease.json")
     assert found.runs_on_this_host()
     assert not dataclasses.replace(found, started=found.started - 30).runs_on_this_host()
 
 
 def test_a_result_that_came_while_we_waited_needs_no_clock(tmp_path, monkeypatch) -> None:
-    """The clock was set back by an hour after we were submitted."""
+    """The clock was set back by an hour after our run began."""
     other = elsewhere(pid=2**22 + 1)
     assert lease._take(tmp_path, other)
-    me = dataclasses.replace(Owner.here(), submitted=time.time() + 3600)
+    me = dataclasses.replace(Owner.here(), run_began=time.time() + 3600)
 
     def sleep(_s: float) -> None:
         (tmp_path / ".kept-result.json").write_text("kept")
@@ -134,7 +134,7 @@ def test_a_result_that_came_while_we_waited_needs_no_clock(tmp_path, monkeypatch
 def test_a_kept_result_that_was_there_before_is_measured_anew(tmp_path, monkeypatch) -> None:
     (tmp_path / ".kept-result.json").write_text("kept")
     monkeypatch.setattr(lease, "read_result", lambda path: path.read_text())
-    me = dataclasses.replace(Owner.here(), submitted=time.time() + 3600)
+    me = dataclasses.replace(Owner.here(), run_began=time.time() + 3600)
     assert claim(tmp_path, me).kind == "mine"
 
 

@@ -1,0 +1,379 @@
+"""Snakemake's SLURM executor, as a run needs it: no job waits for ever, and each failure is told.
+
+The plugin submits jobs; this class submits through it and follows the jobs itself::
+
+    sbatch refuses -- a limit on jobs in the queue --> wait, and submit again
+         |          '- anything else --------------> the job fails with sbatch's words
+         v
+    follow: one squeue for all jobs
+         |-- COMPLETED -------------------------> done
+         |-- waits, runs, or SLURM is silent ---> looked at again; why it waits is shown
+         |-- waits and can never start ---------> cancelled, the job fails with SLURM's reason
+         '-- ended, or unknown to SLURM: result on disk --> done
+                                         '- none ---------> the job fails with the reason
+
+A cell that fails before its code could write anything gets its ``failure.json`` here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import snakemake_executor_plugin_slurm as plugin
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
+from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
+from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
+
+from ddlbench.cluster.job_files import JobFiles
+from ddlbench.experiment.screen import duration_text
+from ddlbench.experiment.status import Reason
+from ddlbench.slurm import jobs as slurm
+from ddlbench.slurm import refusals
+from ddlbench.slurm.commands import SlurmError, ask, refusal
+
+_SOON_S = 60.0  # a job that waits longer says why
+_REMIND_S = 3600.0
+_LIMIT_PAUSE_S = 20.0
+_SUBMISSION_S = 300.0  # an sbatch that takes longer is ended
+_LOOKS = 2  # that must agree before a job is given up
+_BUSY_LIMIT_S = 600.0
+_HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "SUSPENDED", "STOPPED", "CONFIGURING")
+
+
+@dataclass
+class _Followed:
+    """A submitted job.
+
+    Args:
+        began_s: when it was submitted; monotonic.
+        over_since_s: when it was first seen to be over without a result.
+        lost_looks: how often in turn it was so.
+        hopeless_looks: how often in turn it waited for what never comes.
+        shown: the reason that was shown last, and when.
+    """
+
+    began_s: float = field(default_factory=time.monotonic)
+    over_since_s: float | None = None
+    lost_looks: int = 0
+    hopeless_looks: int = 0
+    shown: tuple[str, float] = ("", 0.0)
+
+
+class SlurmExecutor(plugin.Executor):
+    """Submits and follows the jobs of a run."""
+
+    def __init__(self, workflow: Any, logger: Any) -> None:
+        # The thread that follows jobs starts within the call below.
+        self._stopping = threading.Event()
+        self._followed: dict[str, _Followed] = {}
+        self._submitting: dict[int, float] = {}
+        self._refused = threading.local()
+        self._silent_since_s: float | None = None
+        self._shown: dict[str, float] = {}
+        super().__init__(workflow, logger)
+
+    # -- submission ------------------------------------------------------------------------------
+
+    def run_job(self, job: JobExecutorInterface) -> None:
+        """Submit a job; called in a thread of the plugin, whose errors nobody reads."""
+        try:
+            reason = self._submit_in_time(job)
+        except Exception as error:
+            reason = Reason("not_submitted", f"it was not submitted: {_in_words(error)}")
+        if reason is not None:
+            self._fail(SubmittedJobInfo(job), reason)
+
+    def _submit_in_time(self, job: JobExecutorInterface) -> Reason | None:
+        """Submit, and wait as long as a limit holds; returns why it failed, or None."""
+        begin_s = time.monotonic()
+        while not self._stopping.is_set():
+            words = self._submit(job)
+            if words is None:
+                return None
+            if not self._may_pass(words, time.monotonic() - begin_s):
+                return _refused_reason(words)
+            self._show(f"sbatch does not take a job now ({words}); it is submitted later")
+            self._stopping.wait(_LIMIT_PAUSE_S)
+        return None
+
+    def _submit(self, job: JobExecutorInterface) -> str | None:
+        """Submit once; returns why it failed, or None."""
+        self._refused.words = None
+        me = threading.get_ident()
+        self._submitting[me] = time.monotonic()
+        try:
+            super().run_job(job)
+        except Exception as error:  # the plugin's own handler breaks for a group of jobs
+            return _in_words(error.__context__ or error)
+        finally:
+            self._submitting.pop(me, None)
+        return self._refused.words
+
+    def _report_job_error_threadsafe(self, job_info: SubmittedJobInfo, msg: str) -> None:
+        """What the plugin calls when it could not submit: keep the words for :meth:`_submit`."""
+        quoted = re.search(r"The error message was '(.*?)'\.\n", msg, re.DOTALL)
+        words = refusal(quoted[1]) if quoted else " ".join(msg.split())
+        self._refused.words = words or "sbatch failed and gave no reason"
+
+    def _may_pass(self, words: str, waited_s: float) -> bool:
+        """Whether sbatch will take the job later: other jobs of this user end, or SLURM answers."""
+        if refusals.is_busy(words):
+            return waited_s < _BUSY_LIMIT_S
+        return refusals.limits_jobs(words) and refusals.has_jobs()
+
+    def report_job_submission(self, job_info: SubmittedJobInfo, register_job: bool = True) -> None:
+        """Follow a job from now on; its cells' folders name it, for ``ddlbench status``."""
+        self._followed[str(job_info.external_jobid)] = _Followed()
+        JobFiles(job_info).note_queued()
+        super().report_job_submission(job_info, register_job=register_job)
+
+    # The site file gives account and partition, or SLURM's own defaults hold: nothing is guessed.
+
+    def get_account_arg(self, job: JobExecutorInterface) -> Iterator[str]:
+        """Sbatch's option for the account."""
+        account = job.resources.get("slurm_account")
+        yield f" -A {shlex.quote(str(account))}" if account else ""
+
+    def get_partition_arg(self, job: JobExecutorInterface) -> str:
+        """Sbatch's option for the partition."""
+        if self._partitions:  # the user's own --slurm-partition-config
+            return str(super().get_partition_arg(job))
+        partition = job.resources.get("slurm_partition")
+        return f" -p {shlex.quote(str(partition))}" if partition else ""
+
+    # -- following -------------------------------------------------------------------------------
+
+    async def _wait_for_jobs(self) -> None:
+        """Look at all jobs again and again, until the run ends."""
+        settings = self.workflow.executor_settings
+        await self._pause(getattr(settings, "init_seconds_before_status_checks", None) or 0)
+        while self.wait:
+            try:
+                self._look()
+            except Exception as error:  # what breaks here must not end the watch
+                self._show(f"jobs could not be looked at: {type(error).__name__}: {error}")
+            await self._pause(self.workflow.remote_execution_settings.seconds_between_status_checks)
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, but not beyond the end of the run."""
+        limit = time.monotonic() + seconds
+        while self.wait and (left_s := limit - time.monotonic()) > 0:
+            await asyncio.sleep(min(left_s, 0.5))
+
+    def _look(self) -> None:
+        self._end_silent_submissions()
+        with self.lock:
+            active = list(self.active_jobs)
+        states = slurm.states(str(info.external_jobid) for info in active)
+        waiting: dict[str, list[SubmittedJobInfo]] = {}
+        silent = []
+        for info in active:
+            job = states[str(info.external_jobid)]
+            if job.state == slurm.NO_ANSWER:
+                silent.append(info)
+            elif job.state == "PENDING":
+                self._look_at_waiting(info, job.reason, waiting)
+            elif not job.may_live or (job.state == "COMPLETING" and JobFiles(info).results_there()):
+                self._look_at_ended(info, job)
+            else:
+                self._record(info).over_since_s = None
+                if job.state in _HELD:
+                    waiting.setdefault(f"SLURM says {job.state} {job.reason}", []).append(info)
+        self._show_waiting(waiting)
+        self._show_silence(bool(silent))
+
+    def _look_at_waiting(
+        self,
+        info: SubmittedJobInfo,
+        reason: str,
+        waiting: dict[str, list[SubmittedJobInfo]],
+    ) -> None:
+        """Show why a job waits; end one that never starts."""
+        record = self._record(info)
+        sentence, starts = slurm.pending_in_words(reason)
+        if starts:
+            record.hopeless_looks = 0
+            waiting.setdefault(sentence, []).append(info)
+            return
+        record.hopeless_looks += 1
+        never = f"SLURM would never start job {info.external_jobid}: {sentence}"
+        if record.hopeless_looks < _LOOKS:
+            self._show(never)
+            return
+        with suppress(SlurmError):
+            ask(["scancel", str(info.external_jobid)])
+        self._end(info, Reason("never_starts", never))
+
+    def _look_at_ended(self, info: SubmittedJobInfo, job: slurm.JobState) -> None:
+        """Report a job that is over; its result may be on its way through the file system."""
+        files = JobFiles(info)
+        if files.results_there():
+            self._end(info, None)
+            return
+        record = self._record(info)
+        record.lost_looks = 1 if record.over_since_s is None else record.lost_looks + 1
+        record.over_since_s = record.over_since_s or time.monotonic()
+        waited_s = time.monotonic() - record.over_since_s
+        latency_s = self.workflow.execution_settings.latency_wait
+        if job.state == "COMPLETED" and waited_s < latency_s:
+            return
+        if job.state is None and record.lost_looks < _LOOKS:
+            return
+        self._end(info, files.why_ended(job))
+
+    def _end(self, info: SubmittedJobInfo, reason: Reason | None) -> None:
+        """Hand a job that is over to the scheduler: done, or failed for a reason."""
+        with self.lock:
+            if info not in self.active_jobs:
+                return
+            self.active_jobs.remove(info)
+        self._followed.pop(str(info.external_jobid), None)
+        JobFiles(info).forget_queued()
+        if reason is None:
+            self.report_job_success(info)
+        else:
+            self._fail(info, reason)
+
+    def _record(self, info: SubmittedJobInfo) -> _Followed:
+        return self._followed.setdefault(str(info.external_jobid), _Followed())
+
+    def _end_silent_submissions(self) -> None:
+        """Tell of an sbatch that does not answer, and end it at last: its job is lost otherwise."""
+        now_s = time.monotonic()
+        longest_s = max((now_s - begin_s for begin_s in [*self._submitting.values()]), default=0.0)
+        if longest_s > _SOON_S:
+            self._show(f"sbatch has not answered for {duration_text(longest_s)}")
+        if longest_s < _SUBMISSION_S:
+            return
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                if child.name() == "sbatch" and time.time() - child.create_time() > _SUBMISSION_S:
+                    child.terminate()
+
+    # -- what is shown ----------------------------------------------------------------------------
+
+    def _fail(self, info: SubmittedJobInfo, reason: Reason) -> None:
+        """Report a failed job; its cells get a failure.json if they could not write one."""
+        files = JobFiles(info)
+        files.write_failure(reason)
+        log = None if files.log is None else str(files.log)
+        self.report_job_error(info, msg=str(reason), reason=str(reason), reason_log=log)
+
+    def print_job_error(
+        self, job_info: SubmittedJobInfo, msg: str | None = None, **details: Any
+    ) -> None:
+        """Pass the reason on to the screen, also of a group of jobs."""
+        job_info.job.log_error(msg, external_jobid=job_info.external_jobid, **details)
+
+    def _show(self, sentence: str, every_s: float = _REMIND_S) -> None:
+        """A line on the screen; the same one once in a while only."""
+        now_s = time.monotonic()
+        if now_s - self._shown.get(sentence, -every_s) >= every_s:
+            self._shown[sentence] = now_s
+            self.logger.warning(f"ddlbench: {sentence}")
+
+    def _show_waiting(self, waiting: Mapping[str, list[SubmittedJobInfo]]) -> None:
+        """Why jobs wait that have waited for a minute; one line a reason, when it changes."""
+        now_s = time.monotonic()
+        for sentence, infos in waiting.items():
+            late = [info for info in infos if now_s - self._record(info).began_s > _SOON_S]
+            fresh = [info for info in late if self._is_news(info, sentence, now_s)]
+            if not fresh:
+                continue
+            for info in late:
+                self._record(info).shown = (sentence, now_s)
+            more = f" and {len(late) - 1} more" if len(late) > 1 else ""
+            self.logger.warning(f"ddlbench: waiting: {JobFiles(late[0]).name}{more}: {sentence}")
+
+    def _is_news(self, info: SubmittedJobInfo, sentence: str, now_s: float) -> bool:
+        shown, at_s = self._record(info).shown
+        return sentence != shown or now_s - at_s > _REMIND_S
+
+    def _show_silence(self, silent: bool) -> None:
+        """SLURM does not answer: jobs go on, and nobody knows how."""
+        if not silent:
+            if self._silent_since_s is not None and self._shown.pop(_SILENT, 0.0):
+                self.logger.warning("ddlbench: SLURM answers again")
+            self._silent_since_s = None
+            return
+        self._silent_since_s = self._silent_since_s or time.monotonic()
+        if time.monotonic() - self._silent_since_s > _SOON_S / 2:
+            self._show(_SILENT)
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """Cancel all jobs after Ctrl-C; a second one does not break it off."""
+        before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._wait_for_cancel)
+        try:
+            super().cancel()
+            # sbatch may have taken a job meanwhile.
+            late = list(self.active_jobs)
+            if late:
+                self.cancel_jobs(late)
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, before)
+
+    def _wait_for_cancel(self, *_: object) -> None:
+        self._show("jobs are being cancelled; this takes some seconds")
+
+    def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
+        """Cancel jobs after Ctrl-C; nothing is submitted any more."""
+        self._stopping.set()
+        try:
+            super().cancel_jobs(active_jobs)
+        except Exception as error:
+            ids = " ".join(str(info.external_jobid) for info in active_jobs)
+            self._show(f"jobs could not be cancelled ({error}); by hand: scancel {ids}")
+        for info in active_jobs:
+            JobFiles(info).forget_queued()
+            with self.lock, suppress(ValueError):  # it ended meanwhile
+                self.active_jobs.remove(info)
+
+    def shutdown(self) -> None:
+        """End the watch; nothing is submitted any more."""
+        self._stopping.set()
+        super().shutdown()
+
+
+_SILENT = (
+    "SLURM does not answer; submitted jobs go on, and this run waits until it does "
+    "(squeue shows the same)"
+)
+
+
+def install() -> None:
+    """Have Snakemake use this executor in place of the plugin's."""
+    registered = ExecutorPluginRegistry().get_plugin("slurm")
+    if registered.executor is SlurmExecutor:
+        return
+    registered.executor = SlurmExecutor
+    # A site without job arrays is refused by the plugin, though no array is submitted.
+    largest: Callable[[], int] = plugin.get_max_array_size
+    plugin.get_max_array_size = lambda: max(largest(), 1000)
+    # It advises on how the plugin would follow jobs.
+    plugin.validate_status_command_settings = lambda *_: None
+
+
+def _refused_reason(words: str) -> Reason:
+    """Why a job could not be submitted, and which key of the site to change."""
+    key = None if refusals.limits_jobs(words) else refusals.key_of(words)
+    change = f"; change {key} in the site's file" if key else ""
+    return Reason("not_submitted", f"SLURM did not take the job: {words}{change}")
+
+
+def _in_words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,0 +1,171 @@
+"""What a submitted job leaves on the shared disk: results, logs, notes; and why it ended without.
+
+::
+
+    queued.json      while the job waits or runs: its number, for `ddlbench status`
+    staged.json      rule stage, a temporary output
+    *.log            of each rule; the first line names the job
+    failure.json     why a cell has no result, by the cell itself or written here
+    result.json      newer than the run: the job's work is done, whatever SLURM says of the job
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from snakemake.io import is_flagged
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.document import write_json
+from ddlbench.experiment.failure import Failure
+from ddlbench.experiment.json_text import UnreadableJson
+from ddlbench.experiment.paths import QUEUED_FILE
+from ddlbench.experiment.run_id import Writer, run_began_s
+from ddlbench.experiment.screen import short_names
+from ddlbench.experiment.status import Reason
+from ddlbench.slurm.jobs import ENDED_FOR_MEMORY, ENDED_FOR_TIME, JobState
+from ddlbench.slurm.output import telling_line
+
+_TAIL_LINES = 20
+
+# What became of a job in a final state; where its log may tell more, it is added.
+_ENDINGS = {
+    "PREEMPTED": "SLURM preempted job {job} for another one",
+    "NODE_FAIL": "a node of job {job} failed ({nodes})",
+    "BOOT_FAIL": "a node of job {job} did not boot ({nodes})",
+    "CANCELLED": "job {job} was cancelled",
+    "COMPLETED": "job {job} ended well, but its result is not in this folder; its node may see "
+    "another one of that name (ddlbench doctor checks it)",
+    "DEADLINE": "job {job} ran into its deadline",
+    "FAILED": "job {job} failed",
+    ENDED_FOR_TIME: "SLURM ended job {job} at its time limit",
+    ENDED_FOR_MEMORY: "SLURM ended job {job}: out of memory",
+    None: "SLURM does not know job {job} any more",
+}
+_LOG_TELLS = ("FAILED", "NODE_FAIL", None)
+
+
+class JobFiles:
+    """Files of a submitted job, which is one rule's or a group of rules.
+
+    Args:
+        info: what Snakemake keeps of the job.
+    """
+
+    def __init__(self, info: SubmittedJobInfo) -> None:
+        job = info.job
+        self._members: list[Any] = list(job) if job.is_group() else [job]
+        self._name = str(job.name)
+        self.job_id = None if info.external_jobid is None else str(info.external_jobid)
+        self._slurm_log = Path((info.aux or {}).get("slurm_logfile") or "")
+        self._cells = {
+            Path(member.output[0]).parent: member
+            for member in self._members
+            if member.rule.name == "cell"
+        }
+
+    @property
+    def name(self) -> str:
+        """``mnist vgg11 ddp 2x2 (job 12)``."""
+        name = self._name
+        for member in self._cells.values():
+            name = short_names([Cell.from_id(str(member.wildcards.cell))])[0]
+        return f"{name} (job {self.job_id})"
+
+    @property
+    def log(self) -> Path | None:
+        """The log that tells most of this job; None if it wrote none."""
+        own = [log for _, log in self._logs() if self._wrote(log)]
+        kept = [self._slurm_log] if self._slurm_log.is_file() else []
+        return next(iter([*own[-1:], *kept]), None)
+
+    def results_there(self) -> bool:
+        """Whether all that the job should make is there, made since the run began."""
+        began_s = run_began_s() or 0.0
+        files = [
+            Path(file)
+            for member in self._members
+            for file in member.output
+            if not is_flagged(file, "temp")
+        ]
+        with suppress(OSError):
+            return bool(files) and all(file.stat().st_mtime >= began_s for file in files)
+        return False
+
+    def note_queued(self) -> None:
+        """Name the job in the folders of its cells."""
+        for folder, member in self._cells.items():
+            with suppress(OSError):
+                write_json(folder / QUEUED_FILE, {"writer": self._writer(member).to_dict()})
+
+    def forget_queued(self) -> None:
+        """Remove that note."""
+        for folder in self._cells:
+            with suppress(OSError):
+                (folder / QUEUED_FILE).unlink(missing_ok=True)
+
+    def write_failure(self, reason: Reason) -> None:
+        """Write why its cells failed, unless they could do so themselves."""
+        for folder, member in self._cells.items():
+            if self._failure(folder) is None:
+                with suppress(OSError):
+                    Failure(
+                        cell_id=str(member.wildcards.cell),
+                        cause="infrastructure",
+                        reason=reason,
+                        writer=self._writer(member),
+                        log_tail=_text(self._slurm_log).splitlines()[-_TAIL_LINES:],
+                    ).write(folder)
+
+    def why_ended(self, job: JobState) -> Reason:
+        """Why the job ended without a result: the cell's reason, or SLURM's with the log's."""
+        for folder in self._cells:
+            failure = self._failure(folder)
+            if failure is not None:
+                return failure.reason
+        ending = _ENDINGS.get(job.state, f"job {{job}} ended as {job.state}")
+        sentence = ending.format(job=self.job_id, nodes=job.nodes or "of unknown name")
+        started = [rule for rule, log in self._logs() if self._wrote(log)]
+        if job.state == ENDED_FOR_TIME and started == ["stage"]:
+            sentence += " while the data were made; raise stage_timeout_s"
+        line = telling_line(_text(self._slurm_log))
+        if job.state in ("FAILED", None) and not started and not line:
+            sentence += (
+                f" and wrote nothing, not even {self._slurm_log}: its node may not see this "
+                "folder; run from a file system that all nodes share (ddlbench doctor checks it)"
+            )
+        elif line and job.state in _LOG_TELLS:
+            sentence += f": {line}"
+        return Reason("job_preempted" if job.state == "PREEMPTED" else "job_lost", sentence)
+
+    def _writer(self, member: Any) -> Writer:
+        return replace(Writer.here(member.attempt), job_id=self.job_id)
+
+    def _failure(self, folder: Path) -> Failure | None:
+        """What this job wrote on why a cell failed; None if it wrote nothing."""
+        if self.job_id is None:
+            return None
+        with suppress(UnreadableJson):
+            failure = Failure.read(folder)
+            if failure is not None and failure.writer is not None:
+                return failure if failure.writer.job_id == self.job_id else None
+        return None
+
+    def _logs(self) -> list[tuple[str, Path]]:
+        return [(member.rule.name, Path(log)) for member in self._members for log in member.log]
+
+    def _wrote(self, log: Path) -> bool:
+        """Whether a rule's log is of this job, and not of an earlier one."""
+        first, _, _ = _text(log).partition("\n")
+        return self.job_id is not None and f"SLURM job {self.job_id}," in first
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,509 @@
+"""What can be known of a site before the first job: all that is wrong, at once, in seconds.
+
+::
+
+    this node     SLURM's commands, slurm.extra, scratch, setup, container, folders
+    sinfo         partition, nodes, GRES, time limit, kinds of node
+    sbatch        --test-only with the request of the largest cell; what it refuses is named, taken
+                  out, and the rest is tried again, so that one mistake does not hide the next
+
+Only nodes know their scratch and what their ``setup`` does: what looks wrong here is a doubt.
+``ddlbench doctor`` looks there, with a job.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import RESULTS, expanded, scratch_dir
+from ddlbench.experiment.site import Site
+from ddlbench.planning.resources import (
+    SPARE_MINUTES,
+    job_minutes,
+    request,
+    stage_minutes,
+    timeouts_within,
+)
+from ddlbench.slurm import refusals
+from ddlbench.slurm.commands import NEEDED_COMMANDS, SlurmError, ask, missing_commands
+from ddlbench.slurm.output import telling_line
+from ddlbench.slurm.partitions import (
+    Partition,
+    accounts,
+    partitions,
+    qos_names,
+    usable_nodes,
+)
+
+_SETUP_S = 20.0
+_TEST_S = 20.0
+# File systems that no other machine sees.
+_LOCAL_SYSTEMS = {"tmpfs", "ramfs", "overlay", "devtmpfs", "squashfs", "iso9660"}
+# Options with which the executor could not follow the job, beside those that its plugin refuses.
+_NOT_FOLLOWED = {
+    r"(?<!\S)(--wait|-W)(?![\w-])": "--wait",
+    r"(?<!\S)(--array[=\s]|-a\s)": "--array",
+    r"(?<!\S)--wrap": "--wrap",
+    r"(?<!\S)--test-only": "--test-only",
+    r"(?<!\S)--requeue": "--requeue",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Args:
+        what: was looked at.
+        ok: nothing has to change.
+        says: what it is, and, if it is wrong, what to write instead.
+        doubtful: jobs may run as it is, but it is perhaps not what the user means.
+    """
+
+    what: str
+    ok: bool
+    says: str
+    doubtful: bool = False
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of sbatch that a key of the site file decides.
+
+    Args:
+        key: of the site file.
+        text: ``--partition=gpu``.
+    """
+
+    key: str
+    text: str
+
+
+def options_of(site: Site, nodes: int, devices_per_node: int) -> list[Option]:
+    """What the job of a cell asks sbatch for, with the key that decides each part."""
+    wanted = request(nodes, devices_per_node, site)
+    options = {
+        "slurm.account": ("account", wanted.account),
+        "slurm.partition": ("partition", wanted.partition),
+        "slurm.qos": ("qos", wanted.qos),
+        "slurm.constraint": ("constraint", wanted.constraint),
+        "slurm.gres": ("gres", wanted.gres),
+        "memory_per_device_mb": ("mem", wanted.mem_mb or None),
+        "cell_timeout_s": ("time", job_minutes(site)),
+        "cpus_per_device": ("cpus-per-task", wanted.cpus_per_task),
+        "devices_per_node": ("ntasks-per-node", devices_per_node),
+        "nodes": ("nodes", wanted.nodes),
+    }
+    listed = [
+        Option(key, f"--{name}={value}")
+        for key, (name, value) in options.items()
+        if value is not None
+    ]
+    with suppress(ValueError):
+        extra = shlex.split(wanted.extra)
+        listed += [Option("slurm.extra", text) for text in extra]
+    return listed
+
+
+def examine(
+    site: Site,
+    *,
+    nodes: int | None = None,
+    devices_per_node: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> list[Finding]:
+    """All findings of this node; those that are not ok, or doubtful, need a look.
+
+    Args:
+        site: to check.
+        nodes: of the largest cell; the site's if left out.
+        devices_per_node: of the largest cell; the site's if left out.
+        environment: the user's shell; this process's if left out.
+    """
+    missing = missing_commands()
+    here = [
+        *_extra(site),
+        *_scratch(site),
+        *_setup(site),
+        *_container(site),
+        *_folders(site),
+        *_account_of_shell(site, os.environ if environment is None else environment),
+    ]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        says = (
+            f"{' and '.join(missing)} {verb} not in PATH; run this on a login node, or load SLURM "
+            "first (for example: module load slurm)"
+        )
+        return [Finding("SLURM", False, says), *here]
+    try:
+        known = partitions()
+    except SlurmError as error:
+        return [Finding("SLURM", False, str(error)), *here]
+    of_sinfo = [*judge_partition(site, known), *_names(site)]
+    wanted = nodes or site.nodes
+    usable = usable_nodes(site.slurm.get("partition"))
+    if usable is not None and usable < min(wanted, site.nodes):
+        says = f"{usable} can be used, others are down or drained; cells on {wanted} wait for them"
+        of_sinfo.append(Finding("nodes now", True, says, doubtful=True))
+        if usable == 0:
+            return [*of_sinfo, *here]
+        wanted = usable  # sbatch would refuse more in the words of a wrong request
+    options = options_of(site, wanted, devices_per_node or site.devices_per_node)
+    seen = {finding.what for finding in of_sinfo if not finding.ok}
+    if any(finding.what == "extra" and not finding.ok for finding in here):
+        # Sbatch would judge its options instead of those of other keys.
+        options = [option for option in options if option.key != "slurm.extra"]
+    return [*of_sinfo, *judge_request(options, sbatch_refuses, seen), *here]
+
+
+def is_here() -> bool:
+    """Whether this machine has any command of SLURM."""
+    return len(missing_commands()) < len(NEEDED_COMMANDS)
+
+
+def examine_for(
+    site: Site, cells: Sequence[Cell], environment: Mapping[str, str] | None = None
+) -> list[Finding]:
+    """:func:`examine` for the largest job of some cells."""
+    held = [site.held_geometry(cell) for cell in cells]
+    return examine(
+        site,
+        nodes=max(nodes for nodes, _ in held),
+        devices_per_node=max(devices for _, devices in held),
+        environment=environment,
+    )
+
+
+def sbatch_refuses(options: Sequence[str]) -> str:
+    """What sbatch says against a job with these options; empty if it would take it.
+
+    Raises:
+        SlurmError: it does not answer.
+    """
+    try:
+        ask(["sbatch", "--test-only", *options, "--wrap=true"], patience_s=_TEST_S)
+    except SlurmError as error:
+        if not error.words:
+            raise
+        return error.words
+    return ""
+
+
+def judge_request(
+    options: Sequence[Option], refuses: Callable[[Sequence[str]], str], seen: set[str]
+) -> list[Finding]:
+    """What sbatch refuses, one finding a key.
+
+    Args:
+        options: of the job.
+        refuses: see :func:`sbatch_refuses`.
+        seen: names of findings that sinfo told already; sbatch would only repeat them.
+    """
+    left = list(options)
+    findings: list[Finding] = []
+    while left:
+        named = seen | {finding.what for finding in findings}
+        try:
+            words = refuses([option.text for option in left])
+            unfit = refusals.fits_no_node(words)
+            keys = _unfit_keys(left, refuses, named) if unfit else {refusals.key_of(words)}
+        except SlurmError as error:
+            return [*findings, Finding("sbatch", True, str(error), doubtful=True)]
+        if not words:
+            break
+        if refusals.lacks_nodes(words):
+            says = f"{words}; cells on so many nodes wait until they are back"
+            return [*findings, Finding("nodes now", True, says, doubtful=True)]
+        if refusals.limits_jobs(words):
+            later = refusals.has_jobs()
+            says = f"{words}" + ("; jobs are submitted as others end" if later else "")
+            return [*findings, Finding("limit", later, says, doubtful=later)]
+        guilty = [option for option in left if option.key in keys]
+        if not guilty:
+            # It follows from a mistake that is named already, or nobody knows whose it is.
+            if not named:
+                findings.append(Finding("sbatch", False, f"it refuses the job: {words}"))
+            return findings
+        left = [option for option in left if option not in guilty]
+        for key in dict.fromkeys(option.key for option in guilty):
+            what = _WHAT.get(key, key.removeprefix("slurm."))
+            if what not in named:
+                refused = " ".join(option.text for option in guilty if option.key == key)
+                findings.append(Finding(what, False, f"{refused}: {words}; change {key}"))
+    return findings
+
+
+# Names that judge_partition gives to what keys decide.
+_WHAT = {"slurm.gres": "GRES", "cell_timeout_s": "time limit"}
+# What a node must have, from the plainest mistake to those that may follow from others.
+_OF_A_NODE = (
+    *("nodes", "slurm.constraint", "slurm.gres"),
+    *("memory_per_device_mb", "devices_per_node", "cpus_per_device"),
+)
+# A wrong number of devices asks for wrong amounts of these.
+_OF_DEVICES = {"memory_per_device_mb", "devices_per_node", "cpus_per_device"}
+
+
+def _unfit_keys(
+    options: Sequence[Option], refuses: Callable[[Sequence[str]], str], named: set[str]
+) -> set[str]:
+    """Keys that no node satisfies: each is added to those that a node does satisfy.
+
+    Args:
+        options: that no node satisfies together.
+        refuses: see :func:`sbatch_refuses`.
+        named: names of findings; what follows from them is left out.
+    """
+    if "partition" in named:  # without it sbatch looks at the nodes of another one
+        return set()
+    taken = [option.text for option in options if option.key not in _OF_A_NODE]
+    if refusals.fits_no_node(refuses(taken)):
+        return {"slurm.extra"}
+    unfit = set()
+    for key in _OF_A_NODE:
+        added = [option.text for option in options if option.key == key]
+        if added and refusals.fits_no_node(refuses([*taken, *added])):
+            unfit.add(key)
+        else:
+            taken += added
+    return unfit - _OF_DEVICES if "GRES" in named else unfit
+
+
+def _names(site: Site) -> list[Finding]:
+    """Whether the accounting knows account and QOS; sbatch takes any where limits are off."""
+    findings = []
+    known = {"account": accounts(), "qos": qos_names()}
+    for key, names in known.items():
+        wanted = site.slurm.get(key)
+        if wanted and names and str(wanted).lower() not in [name.lower() for name in names]:
+            kind = "an account of yours" if key == "account" else "a QOS"
+            says = f"{wanted} is not {kind}; write slurm.{key}: one of {', '.join(names)}"
+            findings.append(Finding(key, False, says))
+    return findings
+
+
+def _extra(site: Site) -> list[Finding]:
+    """Options in ``slurm.extra`` that may not stand there."""
+    extra = str(site.slurm.get("extra") or "")
+    if not extra:
+        return []
+    try:
+        shlex.split(extra)
+    except ValueError as error:
+        return [Finding("extra", False, f"{extra!r} has {error}; close the quote")]
+    # The plugin's patterns hold anywhere in the text.
+    patterns = {**_refused_by_plugin(), **_NOT_FOLLOWED}
+    names = [name for pattern, name in patterns.items() if re.search(pattern, extra + " ")]
+    if not names:
+        return []
+    what = " and ".join(name if name.startswith("-") else f"the {name}" for name in names)
+    says = (
+        f"{extra!r} sets {what}, which the workflow sets itself; take it out and use "
+        "the site's keys (account, partition, qos, constraint, gres, memory_per_device_mb, "
+        "cell_timeout_s)"
+    )
+    return [Finding("extra", False, says)]
+
+
+def _refused_by_plugin() -> dict[str, str]:
+    try:
+        from snakemake_executor_plugin_slurm.validation import (  # noqa: PLC0415 - it may be missing
+            get_forbidden_slurm_options,
+        )
+    except ImportError:
+        return {}
+    return dict(get_forbidden_slurm_options())
+
+
+def _scratch(site: Site) -> list[Finding]:
+    """Whether the scratch folder can be made on this node, which may have another one."""
+    try:
+        folder = scratch_dir(site.scratch)
+    except ConfigError:
+        return []  # a variable that only jobs have
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if there.is_dir() and os.access(there, os.W_OK) and there != Path("/"):
+        return []
+    what = f"there is no {folder}" if there == Path("/") else f"{there} cannot be written"
+    says = f"{what} on this node; check that nodes have it, or write another (/tmp)"
+    return [Finding("scratch", True, says, doubtful=True)]
+
+
+def _setup(site: Site) -> list[Finding]:
+    """Whether the set-up commands end well on this node."""
+    if not site.setup:
+        return []
+    try:
+        done = subprocess.run(
+            ["bash", "-c", " && ".join(site.setup)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SETUP_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        says = f"the commands did not end within {_SETUP_S:g} s on this node"
+        return [Finding("setup", True, says, doubtful=True)]
+    except OSError as error:
+        return [Finding("setup", True, str(error), doubtful=True)]
+    if done.returncode == 0:
+        return []
+    words = telling_line(done.stderr or done.stdout)
+    says = f"the commands ended with {done.returncode} on this node" + (
+        f": {words}" if words else ""
+    )
+    return [Finding("setup", True, says, doubtful=True)]
+
+
+def _container(site: Site) -> list[Finding]:
+    if site.container is None:
+        return []
+    with suppress(ConfigError):
+        image = expanded(site.container["image"], "container.image")
+        if "://" not in str(image) and not Path(image).exists():
+            says = f"there is no {image} on this node"
+            return [Finding("container", True, says, doubtful=True)]
+    return []
+
+
+def _folders(site: Site) -> list[Finding]:
+    """Whether nodes can see the project, its results and its Python."""
+    findings = []
+    here = Path.cwd().resolve()
+    if "%" in str(here):
+        says = f"{here} has a % in its name, which SLURM replaces in paths of logs; rename it"
+        findings.append(Finding("folder", False, says))
+    if not os.access(here, os.W_OK):
+        findings.append(Finding("folder", False, f"{here} cannot be written; run elsewhere"))
+    scratch = None
+    with suppress(ConfigError):
+        scratch = scratch_dir(site.scratch).resolve()
+    places = {"project": here, "results": RESULTS.resolve(), "Python": Path(sys.prefix).resolve()}
+    for what, folder in places.items():
+        system = _file_system(folder)
+        if scratch is not None and folder.is_relative_to(scratch) and scratch != Path("/"):
+            why = f"lies in the site's scratch, {scratch}"
+        elif system in _LOCAL_SYSTEMS:
+            why = f"lies on a file system of this node alone ({system})"
+        else:
+            continue
+        says = f"{what}: {folder} {why}; nodes may not see it: use a folder that all nodes share"
+        findings.append(Finding("folder", True, says, doubtful=True))
+    return findings
+
+
+def _file_system(folder: Path) -> str:
+    """Kind of the file system that holds a folder; empty if unknown."""
+    mounts = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}
+    for parent in (folder, *folder.parents):
+        if parent in mounts:
+            return mounts[parent]
+    return ""
+
+
+def _account_of_shell(site: Site, environment: Mapping[str, str]) -> list[Finding]:
+    """Defaults of the shell that would have decided what the site file leaves open."""
+    findings = []
+    for key in ("account", "partition", "qos", "constraint", "reservation"):
+        value = environment.get(f"SBATCH_{key.upper()}")
+        if value and not site.slurm.get(key):
+            write = f"slurm.extra: --reservation={value}" if key == "reservation" else None
+            says = (
+                f"SBATCH_{key.upper()}={value} of this shell is not used; write "
+                f"{write or f'slurm.{key}: {value}'} into the site's file if jobs need it"
+            )
+            findings.append(Finding(key, True, says, doubtful=True))
+    return findings
+
+
+def judge_partition(site: Site, found: list[Partition]) -> list[Finding]:
+    """Findings about the site's partition.
+
+    Args:
+        site: to check.
+        found: all partitions, one entry a kind of node.
+    """
+    wanted = site.slurm.get("partition")
+    kinds = [p for p in found if p.name == wanted] if wanted else [p for p in found if p.is_default]
+    names = ", ".join(sorted({p.name for p in found})) or "none"
+    if not kinds:
+        what = f"there is no partition {wanted!r}" if wanted else "there is no default partition"
+        return [Finding("partition", False, f"{what}; write slurm.partition: one of {names}")]
+    name = kinds[0].name
+    nodes = sum(p.nodes for p in kinds)
+    findings = [
+        Finding("partition", any(p.is_up for p in kinds), f"{name}, {nodes} node(s), up")
+        if any(p.is_up for p in kinds)
+        else Finding("partition", False, f"{name} is down; write another slurm.partition: {names}")
+    ]
+    if site.nodes > nodes:
+        findings.append(Finding("nodes", False, f"{name} has {nodes}; write nodes: {nodes}"))
+    gpus = max(p.gpus_per_node for p in kinds)
+    if site.slurm.get("gres", "gpu") and gpus != site.devices_per_node:
+        ok = gpus > site.devices_per_node
+        says = f"{name} has {gpus} a node, the site uses {site.devices_per_node}"
+        remedy = "" if ok else f"; write devices_per_node: {gpus}" if gpus else '; write gres: ""'
+        findings.append(Finding("GRES", ok, says + remedy))
+    return findings + _kinds_of_node(site, kinds) + _time_limit(site, kinds)
+
+
+def _kinds_of_node(site: Site, kinds: list[Partition]) -> list[Finding]:
+    """Cells that are compared should not run on different nodes by chance."""
+    if site.slurm.get("constraint") or site.slurm.get("gpu_type"):
+        return []
+    nodes_of_kind: dict[tuple[str, int, str], int] = {}
+    for kind in kinds:
+        traits = (kind.gpu_type, kind.gpus_per_node, kind.features)
+        nodes_of_kind[traits] = nodes_of_kind.get(traits, 0) + kind.nodes
+    if len(nodes_of_kind) < 2:
+        return []
+    listed = "; ".join(
+        f"{nodes} node(s) {_kind_in_words(*traits)}" for traits, nodes in nodes_of_kind.items()
+    )
+    types = sorted({gpu_type for gpu_type, _, _ in nodes_of_kind if gpu_type})
+    remedy = "slurm.constraint: one of the features"
+    if len(types) > 1:
+        remedy = f"slurm.gpu_type: one of {', '.join(types)}"
+    says = f"{kinds[0].name} has {listed}; write {remedy}, so that all cells run on one kind"
+    return [Finding("kinds of node", True, says, doubtful=True)]
+
+
+def _kind_in_words(gpu_type: str, gpus: int, features: str) -> str:
+    devices = f"with {gpus} {gpu_type or 'GPU'}" if gpus else "without GPU"
+    return f"{devices} ({features})" if features else devices
+
+
+def _time_limit(site: Site, kinds: list[Partition]) -> list[Finding]:
+    limit_s = min((p.time_limit_s for p in kinds if p.time_limit_s is not None), default=None)
+    asked = job_minutes(site)
+    if limit_s is None or asked * 60 <= limit_s:
+        return []
+    stage_s, cell_s = timeouts_within(limit_s, site.stage_timeout_s, site.cell_timeout_s)
+    remedy = f"write cell_timeout_s: {cell_s}"
+    if stage_s < int(site.stage_timeout_s):
+        remedy += f" and stage_timeout_s: {stage_s}"
+    if limit_s < (SPARE_MINUTES + 2) * 60:
+        remedy = "write another slurm.partition"
+    parts = (
+        f"{stage_minutes(site)} to make its data, {asked - stage_minutes(site) - SPARE_MINUTES} "
+        f"to run, {SPARE_MINUTES} to spare"
+    )
+    says = (
+        f"{kinds[0].name} ends jobs after {limit_s / 60:g} min, a cell asks for {asked} ({parts})"
+    )
+    return [Finding("time limit", False, f"{says}; {remedy}")]

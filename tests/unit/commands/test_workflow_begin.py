@@ -1,0 +1,103 @@
+"""The start of a run: logs that name their job, a clean shell, no data of a job that is gone."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from ddlbench import workflow
+from ddlbench.experiment.document import write_json
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import STAGED_FILE, cell_dir
+from ddlbench.experiment.run_id import RUN, Writer
+from ddlbench.experiment.site import load_site
+from ddlbench.slurm.jobs import NO_ANSWER, JobState
+from ddlbench.workflow import begin, check_cluster, logged
+
+CELL = "mnist/vgg11/ddp/1x2/batch_size=8/rep0"
+
+
+@pytest.fixture
+def job(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+
+
+def test_the_first_line_of_a_log_names_the_job(job, tmp_path):
+    with logged(str(tmp_path / "cell.log"), attempt=2):
+        pass
+    (line,) = (tmp_path / "cell.log").read_text().splitlines()
+    assert line.startswith("# SLURM job 12, attempt 2, ")
+
+
+def test_a_failure_stands_below_the_heading(job, tmp_path, capsys):
+    with pytest.raises(SystemExit), logged(str(tmp_path / "cell.log"), ConfigError):
+        raise ConfigError("no room is left")
+    heading, sentence = (tmp_path / "cell.log").read_text().splitlines()
+    assert heading.startswith("# SLURM job 12, attempt 1, ")
+    assert sentence == "no room is left"
+    assert capsys.readouterr().err == "ddlbench: no room is left\n"
+
+
+def test_a_log_of_an_earlier_job_is_replaced(job, tmp_path):
+    (tmp_path / "cell.log").write_text("# SLURM job 11, attempt 1\na bug\n")
+    with logged(str(tmp_path / "cell.log")):
+        assert "a bug" not in (tmp_path / "cell.log").read_text()
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """A cluster's site, and what SLURM says of its jobs."""
+    site = load_site("slurm-example", as_example=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(RUN, "")
+    monkeypatch.setattr(workflow, "_shell", {})
+    monkeypatch.delitem(sys.modules, "snakemake_executor_plugin_slurm", raising=False)
+    states: dict[str, JobState] = {}
+    monkeypatch.setattr(workflow, "states", lambda ids: {job: states[job] for job in ids})
+    return site, states
+
+
+def test_a_run_has_a_name_on_every_site(cluster):
+    begin(load_site("local"), [])
+    assert os.environ[RUN]
+
+
+def test_a_cluster_decides_and_not_the_users_shell(cluster, monkeypatch):
+    site, _ = cluster
+    monkeypatch.setenv("SBATCH_ACCOUNT", "lab")
+    begin(site, [])
+    assert "SBATCH_ACCOUNT" not in os.environ
+    assert workflow._shell["SBATCH_ACCOUNT"] == "lab"  # so that the check can tell of it
+
+
+@pytest.mark.parametrize(
+    ("state", "kept"),
+    [("RUNNING", True), ("PENDING", True), (NO_ANSWER, True), ("CANCELLED", False), (None, False)],
+)
+def test_data_of_a_job_that_is_gone_are_none(state, kept, cluster):
+    site, states = cluster
+    report = cell_dir(site.name, CELL) / STAGED_FILE
+    report.parent.mkdir(parents=True)
+    write_json(report, {"writer": Writer("run-a", "12").to_dict()})
+    states["12"] = JobState(state)
+    begin(site, [CELL])
+    assert report.exists() == kept
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"writer": null}'])
+def test_a_report_that_names_no_job_is_none(text, cluster):
+    site, _ = cluster
+    report = cell_dir(site.name, CELL) / STAGED_FILE
+    report.parent.mkdir(parents=True)
+    report.write_text(text)
+    begin(site, [CELL])
+    assert not report.exists()
+
+
+def test_job_arrays_are_refused(cluster):
+    site, _ = cluster
+    with pytest.raises(ConfigError, match="--slurm-array-jobs: a cell is a group of two rules"):
+        check_cluster(site, ["a cell"], "all")
+    check_cluster(site, [], "all")  # nothing is submitted
