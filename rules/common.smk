@@ -59,7 +59,10 @@ PAGE = html_report_file(SITE.name, EXPERIMENT.name)
 run_screen.follow(EXPERIMENT.name, SITE.name, ROWS)
 # Not in the jobs that measure: one process looks after the results.
 if workflow.is_main_process:
-    begin(SITE, CELLS)
+    try:
+        begin(SITE, CELLS)
+    except ConfigError as error:
+        sys.exit(f"ddlbench: {error}")
     for file in RESULTS:
         if fault := put_aside_if_broken(Path(file)):
             print(f"ddlbench: {file} is broken and put aside: {fault}", file=sys.stderr)

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import Experiment, parse_experiment
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.errors import ConfigError, no_room
 from ddlbench.experiment.json_text import UnreadableJson, read_object
 from ddlbench.experiment.paths import (
     LOG_HEADING,
@@ -136,8 +136,14 @@ def begin(site: Site, cells: Iterable[str]) -> None:
     Args:
         site: of the experiment.
         cells: ids of its cells.
+
+    Raises:
+        ConfigError: nothing can be written here.
     """
-    begin_run(RESULTS if RESULTS.is_dir() else Path())
+    try:
+        begin_run(RESULTS if RESULTS.is_dir() else Path())
+    except OSError as error:
+        raise ConfigError(f"results cannot be written here: {no_room(error) or error}") from None
     if site.launcher != "slurm":
         return
     _shell.update(drop_user_defaults())

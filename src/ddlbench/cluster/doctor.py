@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ddlbench.cluster import preflight
-from ddlbench.cluster.preflight import Finding
 from ddlbench.cluster.probe_job import ask_nodes
+from ddlbench.cluster.request_check import Finding
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.units import GB
@@ -73,9 +73,9 @@ def _alike(reports: list[dict[str, Any]]) -> list[Finding]:
     """What should be the same on all nodes: Python, ddlbench, and the clock."""
     findings = []
     for key, what in (("python", "Python"), ("ddlbench", "ddlbench")):
-        values = {report["host"]: report[key] for report in reports}
-        if len(set(values.values())) > 1:
-            listed = ", ".join(f"{host}: {value}" for host, value in values.items())
+        values = [(report["host"], report[key]) for report in reports]
+        if len({value for _, value in values}) > 1:
+            listed = ", ".join(f"{host}: {value}" for host, value in values)
             says = f"nodes differ ({listed}); use one environment that all nodes share"
             findings.append(Finding(what, False, says))
     offsets_s = [report["clock_offset_s"] for report in reports]

@@ -35,7 +35,6 @@ from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from ddlbench.cluster.job_files import JobFiles
-from ddlbench.experiment.screen import duration_text
 from ddlbench.experiment.status import Reason
 from ddlbench.slurm import jobs as slurm
 from ddlbench.slurm import refusals
@@ -217,7 +216,7 @@ class SlurmExecutor(plugin.Executor):
     def _look_at_ended(self, info: SubmittedJobInfo, job: slurm.JobState) -> None:
         """Report a job that is over; its result may be on its way through the file system."""
         files = JobFiles(info)
-        if files.results_there():
+        if files.results_there() or (job.state == "COMPLETED" and not files.makes_results):
             self._end(info, None)
             return
         record = self._record(info)
@@ -252,7 +251,7 @@ class SlurmExecutor(plugin.Executor):
         now_s = time.monotonic()
         longest_s = max((now_s - begin_s for begin_s in [*self._submitting.values()]), default=0.0)
         if longest_s > _SOON_S:
-            self._show(f"sbatch has not answered for {duration_text(longest_s)}")
+            self._show("sbatch has not answered for over a minute")
         if longest_s < _SUBMISSION_S:
             return
         for child in psutil.Process().children(recursive=True):

@@ -84,7 +84,10 @@ class JobFiles:
         return next(iter([*own[-1:], *kept]), None)
 
     def results_there(self) -> bool:
-        """Whether all that the job should make is there, made since the run began."""
+        """Whether all that the job should make is there, made since the run began.
+
+        False of a job that makes temporary files only: its end decides.
+        """
         began_s = run_began_s() or 0.0
         files = [
             Path(file)
@@ -95,6 +98,11 @@ class JobFiles:
         with suppress(OSError):
             return bool(files) and all(file.stat().st_mtime >= began_s for file in files)
         return False
+
+    @property
+    def makes_results(self) -> bool:
+        """Whether it makes more than temporary files."""
+        return any(not is_flagged(file, "temp") for each in self._members for file in each.output)
 
     def note_queued(self) -> None:
         """Name the job in the folders of its cells."""

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ddlbench.cluster.preflight import options_of
+from ddlbench.cluster.request_check import options_of
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.json_text import read_json
 from ddlbench.experiment.paths import RESULTS

@@ -184,7 +184,4 @@ def seems_to_live(owner: Owner, folder: Path) -> bool:
     """
     if owner.is_of_this_host():
         return owner.runs_on_this_host()
-    # Versions before heartbeats wrote no boot.
-    if not owner.boot_id and not (folder / HEARTBEAT).exists():
-        return True
     return heart_beats(folder) is not False

@@ -156,12 +156,14 @@ def _run_step(command: list[str], limit_s: float) -> tuple[str, str]:
     clock.start()
     lines = []
     assert step.stdout is not None
-    with step.stdout:
-        for line in step.stdout:
-            lines.append(line)
-            print(line, end="", file=sys.stderr, flush=True)
-    status = step.wait()
-    clock.cancel()
+    try:
+        with step.stdout:
+            for line in step.stdout:
+                lines.append(line)
+                print(line, end="", file=sys.stderr, flush=True)
+        status = step.wait()
+    finally:
+        clock.cancel()
     late = f"{_LATE} within stage_timeout_s, {limit_s:g} s"
     return "".join(lines), late if overdue.is_set() else f"srun ended with {status}"
 

@@ -11,10 +11,10 @@ import pytest
 
 from ddlbench import workflow
 from ddlbench.cluster import preflight
-from ddlbench.cluster.preflight import (
+from ddlbench.cluster.preflight import examine
+from ddlbench.cluster.request_check import (
     Finding,
     Option,
-    examine,
     judge_request,
     options_of,
     sbatch_refuses,
@@ -143,7 +143,7 @@ def test_a_wrong_partition_is_no_reason_to_judge_nodes_of_another_one():
 
 def test_a_refusal_that_nobody_understands_is_quoted():
     (finding,) = judge_request(options_of(site(), 4, 4), lambda _: "a filter says no", set())
-    assert (finding.what, finding.ok) == ("sbatch", False)
+    assert (finding.what, finding.ok, finding.doubtful) == ("sbatch", True, True)
     assert finding.says == "it refuses the job: a filter says no"
     assert judge_request(options_of(site(), 4, 4), lambda _: "a filter says no", {"nodes"}) == []
 

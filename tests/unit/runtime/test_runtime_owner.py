@@ -146,16 +146,6 @@ def test_a_heartbeat_of_the_future_is_no_sign_of_life(tmp_path) -> None:
     assert heart_beats(tmp_path) is False
 
 
-def test_a_lease_without_heartbeat_of_an_earlier_version_counts_as_alive(tmp_path) -> None:
-    (tmp_path / "lease.json").touch()
-    os.utime(tmp_path / "lease.json", (1, 1))
-    old = elsewhere(boot_id="", start_ticks=0)
-    assert seems_to_live(old, tmp_path)
-    (tmp_path / HEARTBEAT).touch()
-    os.utime(tmp_path / HEARTBEAT, (1, 1))
-    assert not seems_to_live(old, tmp_path)
-
-
 @pytest.mark.parametrize("pid", [-5, 0, 2**80])
 def test_an_impossible_pid_is_dead(pid, tmp_path) -> None:
     for boot in ("", owner.boot_id()):
