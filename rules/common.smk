@@ -180,15 +180,13 @@ def cell_threads(wildcards):
 
 def ready_to_measure():
     """One run at a time measures on this machine; a cluster takes jobs as the site asks for them."""
-    submitted = [
-        job.rule.name for job in workflow.dag.needrun_jobs() if not job.is_local
-    ]
-    missing = [cell for cell, file in zip(CELLS.values(), RESULTS) if not exists(file)]
+    submitted = [job for job in workflow.dag.needrun_jobs() if not job.is_local]
+    cells = [known_cell(job.wildcards) for job in submitted if job.rule.name == "cell"]
     try:
         hold_machine(SITE)
         if submitted:
             arrays = getattr(workflow.executor_settings, "array_jobs", None)
-            check_cluster(SITE, missing or list(CELLS.values()), arrays)
+            check_cluster(SITE, cells or list(CELLS.values()), arrays)
     except ConfigError as error:
         sys.exit(f"ddlbench: {error}")
 

@@ -141,7 +141,7 @@ def begin(site: Site, cells: Iterable[str]) -> None:
         ConfigError: nothing can be written here.
     """
     try:
-        begin_run(RESULTS if RESULTS.is_dir() else Path())
+        begin_run(next(f for f in (RESULTS / site.name, RESULTS, Path()) if f.is_dir()))
     except OSError as error:
         raise ConfigError(f"results cannot be written here: {no_room(error) or error}") from None
     if site.launcher != "slurm":

@@ -29,6 +29,7 @@ _CHATTER = (
     "Exception in run_job",
     "Execute ",
     "Exiting because a job execution failed",
+    "Failed because ",
     "host: ",
     "Job failed, going on with independent jobs",
     "Removing output files of failed job",

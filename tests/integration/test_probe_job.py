@@ -36,8 +36,8 @@ echo 17
 """
 SQUEUE = """
 if [ -e HERE/cancelled ]; then echo "17|CANCELLED||None"
-elif [ -e HERE/pending ]; then echo "17|PENDING||$(cat HERE/pending)"
-elif kill -0 "$(cat HERE/job)" 2> /dev/null; then echo "17|RUNNING|n1|None"
+elif [ -e HERE/pending ]; then echo "17|PENDING||gpu|$(cat HERE/pending)"
+elif kill -0 "$(cat HERE/job)" 2> /dev/null; then echo "17|RUNNING|n1|gpu|None"
 else echo "17|COMPLETED|n1|None"; fi
 """
 SINFO_COMMAND = """

@@ -41,7 +41,7 @@ def examine(
     """
     if site.launcher != "slurm":
         raise ConfigError(f"site {site.name} starts its cells on this machine: run make demo")
-    findings = preflight.examine(site, nodes=nodes)
+    findings = preflight.examine(site, [(nodes, site.devices_per_node)])
     if not all(finding.ok for finding in findings):
         return findings
     reports, error = ask_nodes(site, site_name or site.name, nodes, patience_s, say)

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -40,13 +41,12 @@ from ddlbench.slurm import jobs as slurm
 from ddlbench.slurm import refusals
 from ddlbench.slurm.commands import SlurmError, ask, refusal
 
-_SOON_S = 60.0  # a job that waits longer says why
+_SOON_S = 35.0  # a job that waits longer says why
 _REMIND_S = 3600.0
 _LIMIT_PAUSE_S = 20.0
 _SUBMISSION_S = 300.0  # an sbatch that takes longer is ended
 _LOOKS = 2  # that must agree before a job is given up
 _BUSY_LIMIT_S = 600.0
-_HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "SUSPENDED", "STOPPED", "CONFIGURING")
 
 
 @dataclass
@@ -59,6 +59,7 @@ class _Followed:
         lost_looks: how often in turn it was so.
         hopeless_looks: how often in turn it waited for what never comes.
         shown: the reason that was shown last, and when.
+        before: its results as they were when it was submitted; see ``JobFiles.changed``.
     """
 
     began_s: float = field(default_factory=time.monotonic)
@@ -66,6 +67,7 @@ class _Followed:
     lost_looks: int = 0
     hopeless_looks: int = 0
     shown: tuple[str, float] = ("", 0.0)
+    before: Mapping[str, int | None] = field(default_factory=dict)
 
 
 class SlurmExecutor(plugin.Executor):
@@ -128,12 +130,13 @@ class SlurmExecutor(plugin.Executor):
         """Whether sbatch will take the job later: other jobs of this user end, or SLURM answers."""
         if refusals.is_busy(words):
             return waited_s < _BUSY_LIMIT_S
-        return refusals.limits_jobs(words) and refusals.has_jobs()
+        return refusals.may_pass(words)
 
     def report_job_submission(self, job_info: SubmittedJobInfo, register_job: bool = True) -> None:
         """Follow a job from now on; its cells' folders name it, for ``ddlbench status``."""
-        self._followed[str(job_info.external_jobid)] = _Followed()
-        JobFiles(job_info).note_queued()
+        files = JobFiles(job_info)
+        self._followed[str(job_info.external_jobid)] = _Followed(before=files.changed())
+        files.note_queued()
         super().report_job_submission(job_info, register_job=register_job)
 
     # The site file gives account and partition, or SLURM's own defaults hold: nothing is guessed.
@@ -171,35 +174,50 @@ class SlurmExecutor(plugin.Executor):
 
     def _look(self) -> None:
         self._end_silent_submissions()
+        if self._stopping.is_set():
+            return  # all jobs are being cancelled
         with self.lock:
             active = list(self.active_jobs)
+        began_s = time.monotonic()
         states = slurm.states(str(info.external_jobid) for info in active)
         waiting: dict[str, list[SubmittedJobInfo]] = {}
-        silent = []
+        silent = False
         for info in active:
             job = states[str(info.external_jobid)]
-            if job.state == slurm.NO_ANSWER:
-                silent.append(info)
-            elif job.state == "PENDING":
-                self._look_at_waiting(info, job.reason, waiting)
-            elif not job.may_live or (job.state == "COMPLETING" and JobFiles(info).results_there()):
-                self._look_at_ended(info, job)
-            else:
-                self._record(info).over_since_s = None
-                if job.state in _HELD:
-                    waiting.setdefault(f"SLURM says {job.state} {job.reason}", []).append(info)
+            silent |= job.state == slurm.NO_ANSWER
+            try:
+                self._look_at(info, job, waiting)
+            except Exception as error:  # the other jobs are looked at all the same
+                self._show(f"job {info.external_jobid} could not be followed: {_in_words(error)}")
         self._show_waiting(waiting)
-        self._show_silence(bool(silent))
+        self._show_silence(silent, began_s)
+
+    def _look_at(
+        self,
+        info: SubmittedJobInfo,
+        job: slurm.JobState,
+        waiting: dict[str, list[SubmittedJobInfo]],
+    ) -> None:
+        """Decide on one job; those that wait are added to ``waiting`` by their reason."""
+        if job.state == "PENDING":
+            self._look_at_waiting(info, job, waiting)
+        elif not job.may_live or (job.state == "COMPLETING" and self._has_results(info)):
+            self._look_at_ended(info, job)
+        else:
+            self._record(info).over_since_s = None
+            if job.state not in ("RUNNING", slurm.NO_ANSWER):
+                sentence = f"SLURM says {job.state} {job.reason}".strip()
+                waiting.setdefault(sentence, []).append(info)
 
     def _look_at_waiting(
         self,
         info: SubmittedJobInfo,
-        reason: str,
+        job: slurm.JobState,
         waiting: dict[str, list[SubmittedJobInfo]],
     ) -> None:
         """Show why a job waits; end one that never starts."""
         record = self._record(info)
-        sentence, starts = slurm.pending_in_words(reason)
+        sentence, starts = job.why_pending()
         if starts:
             record.hopeless_looks = 0
             waiting.setdefault(sentence, []).append(info)
@@ -216,7 +234,7 @@ class SlurmExecutor(plugin.Executor):
     def _look_at_ended(self, info: SubmittedJobInfo, job: slurm.JobState) -> None:
         """Report a job that is over; its result may be on its way through the file system."""
         files = JobFiles(info)
-        if files.results_there() or (job.state == "COMPLETED" and not files.makes_results):
+        if self._has_results(info) or (job.state == "COMPLETED" and not files.makes_results):
             self._end(info, None)
             return
         record = self._record(info)
@@ -237,11 +255,16 @@ class SlurmExecutor(plugin.Executor):
                 return
             self.active_jobs.remove(info)
         self._followed.pop(str(info.external_jobid), None)
-        JobFiles(info).forget_queued()
+        with suppress(Exception):  # a note must not keep the scheduler from the news
+            JobFiles(info).forget_queued()
         if reason is None:
             self.report_job_success(info)
         else:
             self._fail(info, reason)
+
+    def _has_results(self, info: SubmittedJobInfo) -> bool:
+        """Whether all that a job should make is there, made since it was submitted."""
+        return JobFiles(info).results_there(self._record(info).before)
 
     def _record(self, info: SubmittedJobInfo) -> _Followed:
         return self._followed.setdefault(str(info.external_jobid), _Followed())
@@ -256,22 +279,30 @@ class SlurmExecutor(plugin.Executor):
             return
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
-                if child.name() == "sbatch" and time.time() - child.create_time() > _SUBMISSION_S:
+                is_sbatch = any(Path(word).name == "sbatch" for word in child.cmdline()[:2])
+                if is_sbatch and time.time() - child.create_time() > _SUBMISSION_S:
                     child.terminate()
 
     # -- what is shown ----------------------------------------------------------------------------
 
     def _fail(self, info: SubmittedJobInfo, reason: Reason) -> None:
         """Report a failed job; its cells get a failure.json if they could not write one."""
-        files = JobFiles(info)
-        files.write_failure(reason)
-        log = None if files.log is None else str(files.log)
-        self.report_job_error(info, msg=str(reason), reason=str(reason), reason_log=log)
+        try:
+            files = JobFiles(info)
+            files.write_failure(reason)
+            log = None if files.log is None else str(files.log)
+            self.print_job_error(info, msg=str(reason), reason=str(reason), reason_log=log)
+        except Exception as error:  # the scheduler must hear of it, whatever else breaks
+            self.logger.warning(f"ddlbench: a job failed: {reason} ({_in_words(error)})")
+        finally:
+            self.workflow.scheduler.error_callback(info.job)
 
     def print_job_error(
         self, job_info: SubmittedJobInfo, msg: str | None = None, **details: Any
     ) -> None:
-        """Pass the reason on to the screen, also of a group of jobs."""
+        """Pass the reason on to the screen and to Snakemake's log, also of a group of jobs."""
+        if job_info.job.is_group():  # its own event holds no message
+            self.logger.info(f"Failed because {msg}")
         job_info.job.log_error(msg, external_jobid=job_info.external_jobid, **details)
 
     def _show(self, sentence: str, every_s: float = _REMIND_S) -> None:
@@ -298,14 +329,19 @@ class SlurmExecutor(plugin.Executor):
         shown, at_s = self._record(info).shown
         return sentence != shown or now_s - at_s > _REMIND_S
 
-    def _show_silence(self, silent: bool) -> None:
-        """SLURM does not answer: jobs go on, and nobody knows how."""
+    def _show_silence(self, silent: bool, began_s: float) -> None:
+        """SLURM does not answer: jobs go on, and nobody knows how.
+
+        Args:
+            silent: it did not answer this time.
+            began_s: when it was asked; monotonic.
+        """
         if not silent:
             if self._silent_since_s is not None and self._shown.pop(_SILENT, 0.0):
                 self.logger.warning("ddlbench: SLURM answers again")
             self._silent_since_s = None
             return
-        self._silent_since_s = self._silent_since_s or time.monotonic()
+        self._silent_since_s = self._silent_since_s or began_s
         if time.monotonic() - self._silent_since_s > _SOON_S / 2:
             self._show(_SILENT)
 

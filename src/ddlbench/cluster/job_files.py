@@ -6,11 +6,12 @@
     staged.json      rule stage, a temporary output
     *.log            of each rule; the first line names the job
     failure.json     why a cell has no result, by the cell itself or written here
-    result.json      newer than the run: the job's work is done, whatever SLURM says of the job
+    result.json      made since the job was submitted: its work is done, whatever SLURM says of it
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from ddlbench.experiment.document import write_json
 from ddlbench.experiment.failure import Failure
 from ddlbench.experiment.json_text import UnreadableJson
 from ddlbench.experiment.paths import QUEUED_FILE
-from ddlbench.experiment.run_id import Writer, run_began_s
+from ddlbench.experiment.run_id import Writer
 from ddlbench.experiment.screen import short_names
 from ddlbench.experiment.status import Reason
 from ddlbench.slurm.jobs import ENDED_FOR_MEMORY, ENDED_FOR_TIME, JobState
@@ -83,26 +84,40 @@ class JobFiles:
         kept = [self._slurm_log] if self._slurm_log.is_file() else []
         return next(iter([*own[-1:], *kept]), None)
 
-    def results_there(self) -> bool:
-        """Whether all that the job should make is there, made since the run began.
+    def changed(self) -> dict[str, int | None]:
+        """When each result was changed, in nanoseconds; None of one that is not there."""
+        times: dict[str, int | None] = {}
+        for file in self._results():
+            times[file] = None
+            with suppress(OSError):
+                times[file] = Path(file).stat().st_mtime_ns
+        return times
+
+    def results_there(self, before: Mapping[str, int | None]) -> bool:
+        """Whether all that the job should make is there and new; no clock decides what is new.
 
         False of a job that makes temporary files only: its end decides.
+
+        Args:
+            before: :meth:`changed` when the job was submitted.
         """
-        began_s = run_began_s() or 0.0
-        files = [
-            Path(file)
+        now = self.changed()
+        return bool(now) and all(
+            at_ns is not None and at_ns != before.get(file) for file, at_ns in now.items()
+        )
+
+    def _results(self) -> list[str]:
+        return [
+            str(file)
             for member in self._members
             for file in member.output
             if not is_flagged(file, "temp")
         ]
-        with suppress(OSError):
-            return bool(files) and all(file.stat().st_mtime >= began_s for file in files)
-        return False
 
     @property
     def makes_results(self) -> bool:
         """Whether it makes more than temporary files."""
-        return any(not is_flagged(file, "temp") for each in self._members for file in each.output)
+        return bool(self._results())
 
     def note_queued(self) -> None:
         """Name the job in the folders of its cells."""

@@ -17,7 +17,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from ddlbench.experiment.site import Site
 from ddlbench.planning.resources import (
     SPARE_MINUTES,
     job_minutes,
+    request,
     stage_minutes,
     timeouts_within,
 )
@@ -39,6 +40,7 @@ from ddlbench.slurm.output import telling_line
 from ddlbench.slurm.partitions import (
     Partition,
     accounts,
+    enforced_limits,
     partitions,
     qos_names,
     usable_nodes,
@@ -54,22 +56,21 @@ _NOT_FOLLOWED = {
     r"(?<!\S)--wrap": "--wrap",
     r"(?<!\S)--test-only": "--test-only",
     r"(?<!\S)--requeue": "--requeue",
+    r"(?<!\S)(-M|--clusters?\b)": "--clusters",
+    r"(?<!\S)--chdir": "--chdir",
 }
 
 
 def examine(
     site: Site,
-    *,
-    nodes: int | None = None,
-    devices_per_node: int | None = None,
+    shapes: Iterable[tuple[int, int]] = (),
     environment: Mapping[str, str] | None = None,
 ) -> list[Finding]:
     """All findings of this node; those that are not ok, or doubtful, need a look.
 
     Args:
         site: to check.
-        nodes: of the largest cell; the site's if left out.
-        devices_per_node: of the largest cell; the site's if left out.
+        shapes: nodes, and devices of each, of the jobs; the largest that the site has if left out.
         environment: the user's shell; this process's if left out.
     """
     missing = missing_commands()
@@ -92,21 +93,36 @@ def examine(
         known = partitions()
     except SlurmError as error:
         return [Finding("SLURM", False, str(error)), *here]
-    of_sinfo = [*judge_partition(site, known), *_names(site)]
-    wanted = nodes or site.nodes
+    largest = _largest(shapes) or [(site.nodes, site.devices_per_node)]
+    findings = [*judge_partition(site, known, largest), *_names(site)]
+    wrong_extra = any(finding.what == "extra" and not finding.ok for finding in here)
     usable = usable_nodes(site.slurm.get("partition"))
-    if usable is not None and usable < min(wanted, site.nodes):
-        says = f"{usable} can be used, others are down or drained; cells on {wanted} wait for them"
-        of_sinfo.append(Finding("nodes now", True, says, doubtful=True))
-        if usable == 0:
-            return [*of_sinfo, *here]
-        wanted = usable  # sbatch would refuse more in the words of a wrong request
-    options = options_of(site, wanted, devices_per_node or site.devices_per_node)
-    seen = {finding.what for finding in of_sinfo if not finding.ok}
-    if any(finding.what == "extra" and not finding.ok for finding in here):
-        # Sbatch would judge its options instead of those of other keys.
-        options = [option for option in options if option.key != "slurm.extra"]
-    return [*of_sinfo, *judge_request(options, sbatch_refuses, seen), *here]
+    for nodes, devices in largest:
+        wanted = nodes
+        if usable is not None and usable < nodes:
+            says = f"{usable} can be used, others are down or drained; cells on {nodes} wait"
+            findings.append(Finding("nodes now", True, says, doubtful=True))
+            wanted = usable  # sbatch would refuse more in the words of a wrong request
+        # Sbatch would judge wrong extra options instead of those of other keys.
+        options = [
+            option
+            for option in options_of(site, wanted, devices)
+            if not (wrong_extra and option.key == "slurm.extra")
+        ]
+        seen = {finding.what for finding in findings if not finding.ok}
+        findings += judge_request(options, sbatch_refuses, seen) if wanted else []
+    return [*dict.fromkeys(findings), *here]
+
+
+def _largest(shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Shapes of jobs that no other one covers, the largest first."""
+    every = sorted(set(shapes), reverse=True)
+
+    def covered(shape: tuple[int, int]) -> bool:
+        return any(other != shape and min(other[0] - shape[0], other[1] - shape[1]) >= 0
+                   for other in every)  # fmt: skip
+
+    return [shape for shape in every if not covered(shape)]
 
 
 def is_here() -> bool:
@@ -117,26 +133,25 @@ def is_here() -> bool:
 def examine_for(
     site: Site, cells: Sequence[Cell], environment: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """:func:`examine` for the largest job of some cells."""
-    held = [site.held_geometry(cell) for cell in cells]
-    return examine(
-        site,
-        nodes=max(nodes for nodes, _ in held),
-        devices_per_node=max(devices for _, devices in held),
-        environment=environment,
-    )
+    """:func:`examine` for the jobs of some cells."""
+    return examine(site, [site.held_geometry(cell) for cell in cells], environment)
 
 
 def _names(site: Site) -> list[Finding]:
     """Whether the accounting knows account and QOS; sbatch takes any where limits are off."""
     findings = []
-    known = {"account": accounts(), "qos": qos_names()}
-    for key, names in known.items():
+    for key, names_of, enforced in (
+        ("account", accounts, "associations"),
+        ("qos", qos_names, "qos"),
+    ):
         wanted = site.slurm.get(key)
+        names = names_of() if wanted else []
         if wanted and names and str(wanted).lower() not in [name.lower() for name in names]:
             kind = "an account of yours" if key == "account" else "a QOS"
             says = f"{wanted} is not {kind}; write slurm.{key}: one of {', '.join(names)}"
-            findings.append(Finding(key, False, says))
+            # Without enforcement SLURM takes any name.
+            refused = enforced in enforced_limits()
+            findings.append(Finding(key, not refused, says, doubtful=not refused))
     return findings
 
 
@@ -145,13 +160,14 @@ def _extra(site: Site) -> list[Finding]:
     extra = str(site.slurm.get("extra") or "")
     if not extra:
         return []
+    submitted = request(1, 1, site).extra
     try:
         shlex.split(extra)
     except ValueError as error:
         return [Finding("extra", False, f"{extra!r} has {error}; close the quote")]
     # The plugin's patterns hold anywhere in the text.
     patterns = {**_refused_by_plugin(), **_NOT_FOLLOWED}
-    names = [name for pattern, name in patterns.items() if re.search(pattern, extra + " ")]
+    names = [name for pattern, name in patterns.items() if re.search(pattern, submitted)]
     if not names:
         return []
     what = " and ".join(name if name.startswith("-") else f"the {name}" for name in names)
@@ -276,32 +292,41 @@ def _account_of_shell(site: Site, environment: Mapping[str, str]) -> list[Findin
     return findings
 
 
-def judge_partition(site: Site, found: list[Partition]) -> list[Finding]:
+def judge_partition(
+    site: Site, found: list[Partition], shapes: Sequence[tuple[int, int]] = ()
+) -> list[Finding]:
     """Findings about the site's partition.
 
     Args:
         site: to check.
         found: all partitions, one entry a kind of node.
+        shapes: nodes, and devices of each, of the jobs; the site's if left out.
     """
-    wanted = site.slurm.get("partition")
-    kinds = [p for p in found if p.name == wanted] if wanted else [p for p in found if p.is_default]
+    wanted = [name for name in str(site.slurm.get("partition") or "").split(",") if name]
     names = ", ".join(sorted({p.name for p in found})) or "none"
+    unknown = [name for name in wanted if name not in {p.name for p in found}]
+    if unknown:
+        says = f"there is no partition {unknown[0]!r}; write slurm.partition: one of {names}"
+        return [Finding("partition", False, says)]
+    kinds = [p for p in found if p.name in wanted or (not wanted and p.is_default)]
     if not kinds:
-        what = f"there is no partition {wanted!r}" if wanted else "there is no default partition"
-        return [Finding("partition", False, f"{what}; write slurm.partition: one of {names}")]
-    name = kinds[0].name
+        says = f"there is no default partition; write slurm.partition: one of {names}"
+        return [Finding("partition", True, says, doubtful=True)]
+    name = ",".join(dict.fromkeys(kind.name for kind in kinds))
     nodes = sum(p.nodes for p in kinds)
-    findings = [
-        Finding("partition", any(p.is_up for p in kinds), f"{name}, {nodes} node(s), up")
-        if any(p.is_up for p in kinds)
-        else Finding("partition", False, f"{name} is down; write another slurm.partition: {names}")
-    ]
+    up = any(p.is_up for p in kinds)
+    says = f"{name}, {nodes} node(s), up" if up else f"{name} is down; write another: {names}"
+    findings = [Finding("partition", up, says)]
+    most = max((nodes for nodes, _ in shapes), default=site.nodes)
     if site.nodes > nodes:
-        findings.append(Finding("nodes", False, f"{name} has {nodes}; write nodes: {nodes}"))
+        fits = most <= nodes
+        says = f"{name} has {nodes}; write nodes: {nodes}"
+        findings.append(Finding("nodes", fits, says, doubtful=fits))
     gpus = max(p.gpus_per_node for p in kinds)
-    if site.slurm.get("gres", "gpu") and gpus != site.devices_per_node:
-        ok = gpus > site.devices_per_node
-        says = f"{name} has {gpus} a node, the site uses {site.devices_per_node}"
+    needed = 1 if site.devices_share_gpu else site.devices_per_node
+    if site.slurm.get("gres", "gpu") == "gpu" and gpus != needed:
+        ok = gpus > needed
+        says = f"{name} has {gpus} a node, the site uses {needed}"
         remedy = "" if ok else f"; write devices_per_node: {gpus}" if gpus else '; write gres: ""'
         findings.append(Finding("GRES", ok, says + remedy))
     return findings + _kinds_of_node(site, kinds) + _time_limit(site, kinds)
@@ -334,7 +359,9 @@ def _kind_in_words(gpu_type: str, gpus: int, features: str) -> str:
 
 
 def _time_limit(site: Site, kinds: list[Partition]) -> list[Finding]:
-    limit_s = min((p.time_limit_s for p in kinds if p.time_limit_s is not None), default=None)
+    limits = [p.time_limit_s for p in kinds]
+    # Of several partitions, the one that gives most.
+    limit_s = None if None in limits else max((s for s in limits if s is not None), default=None)
     asked = job_minutes(site)
     if limit_s is None or asked * 60 <= limit_s:
         return []

@@ -111,7 +111,7 @@ def _wait(job: str, nodes: int, patience_s: float, say: Callable[[str], None]) -
         if seen.state == jobs.NO_ANSWER or (seen.state == "PENDING" and seen.reason):
             reason, starts = "SLURM does not answer", True
             if seen.state == "PENDING":
-                reason, starts = jobs.pending_in_words(seen.reason)
+                reason, starts = seen.why_pending()
             if not starts:
                 return f"SLURM would never start the job: {reason}"
             if reason != last_reason:

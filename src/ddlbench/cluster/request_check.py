@@ -76,8 +76,10 @@ def options_of(site: Site, nodes: int, devices_per_node: int) -> list[Option]:
         if value is not None
     ]
     with suppress(ValueError):
-        extra = shlex.split(wanted.extra)
+        extra = shlex.split(str(site.slurm.get("extra") or ""))
         listed += [Option("slurm.extra", text) for text in extra]
+    if site.slurm.get("exclusive", True):
+        listed.append(Option("slurm.exclusive", "--exclusive"))
     return listed
 
 
@@ -122,7 +124,7 @@ def judge_request(
             says = f"{words}; cells on so many nodes wait until they are back"
             return [*findings, Finding("nodes now", True, says, doubtful=True)]
         if refusals.limits_jobs(words):
-            later = refusals.has_jobs()
+            later = refusals.may_pass(words)
             says = f"{words}" + ("; jobs are submitted as others end" if later else "")
             return [*findings, Finding("limit", later, says, doubtful=later)]
         guilty = [option for option in left if option.key in keys]

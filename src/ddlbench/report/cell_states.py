@@ -25,7 +25,7 @@ from ddlbench.experiment.screen import (
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.records import records_of
-from ddlbench.slurm.jobs import NO_ANSWER, pending_in_words
+from ddlbench.slurm.jobs import NO_ANSWER
 from ddlbench.slurm.jobs import states as states_of_jobs
 
 
@@ -192,7 +192,7 @@ def _queued(site: str, rows: Sequence[MatrixRow]) -> dict[str, tuple[Status, str
     for cell, job_id in jobs.items():
         job = known[job_id]
         if job.state == "PENDING":
-            sentence, starts = pending_in_words(job.reason)
+            sentence, starts = job.why_pending()
             why = f"SLURM job {job_id}: {sentence}"
             queued[cell] = (Status.QUEUED, why, "" if starts else "never_starts")
         elif job.state != NO_ANSWER and job.may_live:

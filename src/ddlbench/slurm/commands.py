@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from textwrap import shorten
 
 from ddlbench.experiment.errors import ConfigError
 
@@ -41,6 +42,7 @@ _OPTIONS = frozenset(
     )
 )
 _PATIENCE_S = 30.0
+_LONGEST_REFUSAL = 400
 NEEDED_COMMANDS = ("sbatch", "squeue", "scancel")
 
 
@@ -118,10 +120,9 @@ def ask(command: Sequence[str], *, patience_s: float = _PATIENCE_S) -> str:
 def refusal(stderr: str) -> str:
     """What a command wrote on its standard error, in one line and without its name.
 
-    The last two lines that differ are kept: sbatch names the limit in one and the failure in the
-    next.
+    A site's filter explains a refusal in lines of its own; what SLURM adds to them says nothing.
     """
-    lines = []
+    lines: list[str] = []
     for line in stderr.splitlines():
         program, colon, rest = line.strip().partition(": ")
         text = rest if colon and program.isalpha() and program.islower() else line.strip()
@@ -129,4 +130,5 @@ def refusal(stderr: str) -> str:
             text = text.removeprefix(front).strip()
         if text and text not in lines:
             lines.append(text)
-    return ": ".join(lines[-2:])
+    kept = [line for line in lines if not line.endswith("Unspecified error")] or lines
+    return shorten(": ".join(kept), _LONGEST_REFUSAL, placeholder=" ...")

@@ -6,7 +6,7 @@
     a state         (not used)        squeue's
     no such job     a final state     sacct's
     no such job     anything else     None: the job is over, its final state unknown
-    no answer       a state           sacct's
+    no answer       a final state     sacct's
     no answer       anything else     NO_ANSWER: for example, slurmctld restarts; the job may run
 
 Why a job waits is one of SLURM's words, such as ``Resources``. :data:`WAITS` and :data:`NEVER` put
@@ -25,13 +25,14 @@ from ddlbench.slurm.commands import SlurmError, ask
 ENDED_FOR_MEMORY = "OUT_OF_MEMORY"
 ENDED_FOR_TIME = "TIMEOUT"
 NO_ANSWER = "no answer"
-ALIVE = frozenset(
+# Any other word is of a job that lives: newer SLURMs have further ones, such as POWER_UP_NODE.
+ENDED = frozenset(
     {
-        *("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "STAGE_OUT"),
-        *("SIGNALING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESIZING"),
-        *("STOPPED", "RESV_DEL_HOLD", "REVOKED"),
+        *("COMPLETED", "CANCELLED", "FAILED", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE"),
+        *("REVOKED", "LAUNCH_FAILED", ENDED_FOR_MEMORY, ENDED_FOR_TIME),
     }
 )
+_PATIENCE_S = 10.0
 _FORGOTTEN = "Invalid job id"  # squeue's error for a job that slurmctld no longer knows
 
 # A job with one of these reasons starts by itself, sooner or later.
@@ -78,11 +79,19 @@ class JobState:
         state: one word, such as ``RUNNING``; None if SLURM does not know the job any more.
         reason: why it waits, or why it ended; empty if SLURM gives none.
         nodes: it runs on, in SLURM's short form; empty before it starts.
+        partition: that it waits for; several, with commas, if any of them may take it.
     """
 
     state: str | None
     reason: str = ""
     nodes: str = ""
+    partition: str = ""
+
+    def why_pending(self) -> tuple[str, bool]:
+        """A sentence on why it waits, and whether it can start by itself."""
+        sentence, starts = pending_in_words(self.reason)
+        # Of several partitions SLURM tells the reason of one.
+        return sentence, starts or "," in self.partition
 
     @property
     def may_live(self) -> bool:
@@ -97,7 +106,7 @@ def own_job_id() -> str | None:
 
 def may_live(state: str | None) -> bool:
     """Whether a job in this state may still wait, run or be about to end."""
-    return state in ALIVE or state == NO_ANSWER
+    return state is not None and state not in ENDED
 
 
 def state(job_id: str) -> str | None:
@@ -116,11 +125,10 @@ def states(job_ids: Iterable[str]) -> dict[str, JobState]:
     recorded = _accounting(missing) if missing else {}
     for job in missing:
         last = recorded.get(job, JobState(None))
-        if queue is None:
-            known[job] = last if last.state else JobState(NO_ANSWER)
-        else:
+        if last.state is None or last.may_live:
             # The accounting may lag: a job that the controller does not know does not run.
-            known[job] = JobState(None) if last.state in ALIVE else last
+            last = JobState(NO_ANSWER if queue is None else None)
+        known[job] = last
     return known
 
 
@@ -163,15 +171,19 @@ def pending_in_words(reason: str) -> tuple[str, bool]:
     if _BUDGET.fullmatch(bare):
         return f"{bare}: its budget of time is used up; ask for more, or change slurm.account", True
     if _LIMIT_OF_ALL.fullmatch(bare):
-        return f"{bare}: the limit of the account or QOS is reached; other jobs end first", True
+        sentence = (
+            "the limit of the account or QOS is reached: it starts when other jobs end, or never "
+            "if it alone asks for more (geometry, slurm.qos)"
+        )
+        return f"{bare}: {sentence}", True
     return bare, True
 
 
 def _queue(job_ids: list[str]) -> dict[str, JobState] | None:
     """Squeue's jobs; None if it does not answer."""
-    command = ["squeue", "--noheader", "--states=all", "--format=%i|%T|%N|%r"]
+    command = ["squeue", "--noheader", "--states=all", "--format=%i|%T|%N|%P|%r"]
     try:
-        text = ask([*command, "--jobs", ",".join(job_ids)])
+        text = ask([*command, "--jobs", ",".join(job_ids)], patience_s=_PATIENCE_S)
     except SlurmError as error:
         # squeue refuses a single unknown job and leaves out one of several.
         return {} if _FORGOTTEN in error.words else None
@@ -182,21 +194,25 @@ def _accounting(job_ids: list[str]) -> dict[str, JobState]:
     """Sacct's jobs; those that it does not know are left out."""
     command = ["sacct", "-X", "--noheader", "--parsable2", "--format=JobIDRaw,State,NodeList"]
     try:
-        return _jobs_in(ask([*command, "--jobs", ",".join(job_ids)]))
+        listed = ask([*command, "--jobs", ",".join(job_ids)], patience_s=_PATIENCE_S)
+        return _jobs_in(listed)
     except SlurmError:
         return {}
 
 
 def _jobs_in(text: str) -> dict[str, JobState]:
-    """Parse lines ``id|state|nodes|reason``; the reason may be missing."""
+    """Parse lines ``id|state|nodes|partition|reason``; the last two may be missing."""
     jobs = {}
     for line in text.splitlines():
-        job, *values = (part.strip() for part in line.split("|", 3))
+        job, *values = (part.strip() for part in line.split("|", 4))
         if not values or not values[0]:
             continue
         word = values[0].split()[0].rstrip("+")  # "CANCELLED by 1000"
-        nodes, reason = [*values[1:], "", ""][:2]
+        nodes, partition, reason = [*values[1:], "", "", ""][:3]
         jobs[job] = JobState(
-            word, "" if reason == "None" else reason, "" if "None" in nodes else nodes
+            state=word,
+            reason="" if reason == "None" else reason,
+            nodes="" if "None" in nodes else nodes,
+            partition=partition,
         )
     return jobs

@@ -5,7 +5,8 @@ Parsing is separate from the query, so that tests can use the output of other cl
 
 from __future__ import annotations
 
-import getpass
+import os
+import pwd
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -39,8 +40,8 @@ def partitions() -> list[Partition]:
         SlurmError: there is no SLURM here, or it does not answer.
     """
     try:
-        marked = ask(["sinfo", "--noheader", "--format=%P"])
-        text = ask(["sinfo", "--noheader", f"--format={_SINFO}"])
+        marked = ask(["sinfo", "--all", "--noheader", "--format=%P"])
+        text = ask(["sinfo", "--all", "--noheader", f"--format={_SINFO}"])
     except SlurmError as error:
         raise SlurmError(f"{_NO_SLURM} ({error})", error.words) from None
     default = re.search(r"^(\S+)\*", marked, re.MULTILINE)
@@ -56,7 +57,7 @@ def usable_nodes(partition: str | None) -> int | None:
     """Nodes of a partition that run jobs or could; None if SLURM does not tell."""
     chosen = ["--partition", partition] if partition else []
     try:
-        counts = ask(["sinfo", "--noheader", *chosen, "--format=%F"])
+        counts = ask(["sinfo", "--all", "--noheader", *chosen, "--format=%F"])
         # allocated/idle/other/total, a line each partition
         lines = [line.split("/") for line in counts.splitlines()]
         return max(int(allocated) + int(idle) for allocated, idle, *_ in lines)
@@ -66,13 +67,24 @@ def usable_nodes(partition: str | None) -> int | None:
 
 def accounts() -> list[str]:
     """Accounts that this user may charge; empty if the site has no accounting."""
-    user = f"user={getpass.getuser()}"
+    # Not getpass, which believes LOGNAME: it is another user's after su.
+    user = f"user={pwd.getpwuid(os.getuid()).pw_name}"
     return _accounting("associations", user, "format=account")
 
 
 def qos_names() -> list[str]:
     """Every QOS of the site; empty if it has no accounting."""
     return _accounting("qos", "format=name")
+
+
+def enforced_limits() -> list[str]:
+    """What SLURM refuses jobs for: associations, limits, qos, ...; empty if it does not tell."""
+    try:
+        text = ask(["scontrol", "show", "config"])
+    except SlurmError:
+        return []
+    enforced = re.search(r"^AccountingStorageEnforce\s*=\s*(\S+)", text, re.MULTILINE)
+    return enforced[1].lower().split(",") if enforced else []
 
 
 def _accounting(*what: str) -> list[str]:

@@ -12,7 +12,9 @@ _MANY_JOBS = re.compile(
     r"MaxSubmit|GrpSubmit|^(?!.*\b(Assoc|QOS)\w+:).*job submit limit", re.IGNORECASE
 )
 _BUSY = re.compile(
-    r"temporarily unable|Unable to contact slurm controller|Socket timed out|Resource temporarily|"
+    r"temporarily unable|Connection timed out|Message receive failure|nodes are busy|"
+    r"Unable to establish configuration source|Unable to contact slurm controller|"
+    r"Socket timed out|Resource temporarily|"
     r"Zero Bytes were transmitted|Connection refused|Communication connection failure|"
     r"backup controller|Slurmctld is down|Unable to allocate resources: Connection",
     re.IGNORECASE,
@@ -28,14 +30,17 @@ _KEYS = (
     (r"\b(Assoc|QOS)\w*CPU", "cpus_per_device"),
     (r"\b(Assoc|QOS)(Max|Min|Grp)Node", "nodes"),
     (r"\bAssoc\w+Limit", "slurm.account"),
-    (r"invalid account|account/partition|AccountNotAllowed", "slurm.account"),
-    (r"invalid partition|partition name|this partition|no partition specified", "slurm.partition"),
+    (r"request at least|must request.*gpu|number of gpus", "slurm.gres"),
+    (r"\baccount\b|AccountNotAllowed|hours.*(exhausted|used)|budget", "slurm.account"),
+    (r"invalid partition|partition (name|not available|configuration)", "slurm.partition"),
+    (r"this partition|no partition specified", "slurm.partition"),
     (r"qos", "slurm.qos"),
     (r"feature|constraint", "slurm.constraint"),
     (r"generic resource|gres|gpu", "slurm.gres"),
     (r"time ?limit|wall", "cell_timeout_s"),
     (r"memory|MaxMem", "memory_per_device_mb"),
     (r"node count|more nodes|too many nodes|MaxNode", "nodes"),
+    (r"\btasks?\b", "devices_per_node"),
     (r"cpu|processors", "cpus_per_device"),
     (r"reserv|option|argument|licen[cs]e|node name|'slurm_extra'", "slurm.extra"),
 )
@@ -62,8 +67,13 @@ def fits_no_node(words: str) -> bool:
     return bool(_NO_SUCH_NODE.search(words))
 
 
+def may_pass(words: str) -> bool:
+    """Whether a limit on jobs is lifted when other jobs end: this user's, or those of a group."""
+    return limits_jobs(words) and ("Grp" in words or has_jobs())
+
+
 def has_jobs() -> bool:
-    """Whether this user has jobs in the queue, whose end makes room for others."""
+    """Whether this user has jobs in the queue."""
     with suppress(SlurmError):
         return bool(ask(["squeue", "--noheader", "--me", "--format=%i"]))
     return True

@@ -342,19 +342,35 @@ def test_a_preempted_job_without_a_result_failed(executor, slurm, cell_folder):
     assert failure.writer == Writer(os.environ[RUN], "12", 1)
 
 
-@pytest.mark.parametrize(
-    ("changed_s", "done"),
-    [(BEGAN_S + 1, True), (BEGAN_S - 1, False)],  # of an earlier run
-)
-def test_a_job_that_was_ended_after_its_result_is_done(
-    changed_s, done, executor, slurm, cell_folder
-):
+@pytest.mark.parametrize("old", [True, False])
+def test_a_job_that_was_ended_after_its_result_is_done(old, executor, slurm, cell_folder):
+    """What was there before the job was submitted is not its result; no clock is read."""
+    if old:
+        write_result(cell_folder, BEGAN_S + 1)
     info = submitted(executor, Group(cell_folder))
-    write_result(cell_folder, changed_s)
+    if not old:
+        write_result(cell_folder, BEGAN_S - 90)
     slurm.jobs["12"] = JobState("PREEMPTED")
     executor._look()
     scheduler = executor.workflow.scheduler
-    assert (scheduler.done, scheduler.failed) == (([info.job], []) if done else ([], [info.job]))
+    assert (scheduler.done, scheduler.failed) == (([], [info.job]) if old else ([info.job], []))
+
+
+@pytest.mark.parametrize("broken", ["log_error", "note"])
+def test_a_failure_reaches_the_scheduler_whatever_breaks(
+    broken, executor, slurm, cell_folder, monkeypatch
+):
+    def breaks(*_arguments, **_details):
+        raise ValueError("broken")
+
+    info = submitted(executor, Group(cell_folder))
+    if broken == "note":
+        monkeypatch.setattr(module.JobFiles, "forget_queued", breaks)
+    else:
+        info.job.log_error = breaks
+    slurm.jobs["12"] = JobState("CANCELLED")
+    executor._look()
+    assert executor.workflow.scheduler.failed == [info.job]
 
 
 def test_a_job_that_slurm_forgot_is_lost_when_two_looks_agree(executor, slurm, cell_folder):
@@ -539,7 +555,7 @@ def test_what_another_job_wrote_is_not_believed(executor, slurm, cell_folder):
         (JobState("OUT_OF_MEMORY"), "SLURM ended job 12: out of memory"),
         (JobState("TIMEOUT"), "SLURM ended job 12 at its time limit"),
         (JobState("DEADLINE"), "job 12 ran into its deadline"),
-        (JobState("SOMETHING"), "job 12 ended as SOMETHING"),
+        (JobState("REVOKED"), "job 12 ended as REVOKED"),
     ],
 )
 def test_slurms_word_and_the_logs_line_are_put_together(

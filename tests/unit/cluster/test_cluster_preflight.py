@@ -256,10 +256,17 @@ def test_other_options_are_the_users(extra, login_node):
         ("qos", "long", "long is not a QOS; write slurm.qos: one of normal"),
     ],
 )
-def test_a_name_that_the_accounting_does_not_know_is_told_once(key, name, sentence, login_node):
+@pytest.mark.parametrize("enforced", [True, False])
+def test_a_name_that_the_accounting_does_not_know_is_told_once(
+    key, name, sentence, enforced, login_node, monkeypatch
+):
+    limits = ["associations", "limits", "qos"] if enforced else []
+    monkeypatch.setattr(preflight, "enforced_limits", lambda: limits)
+    if not enforced:  # SLURM takes any name
+        monkeypatch.setattr(preflight, "sbatch_refuses", lambda _options: "")
     wrong = here(login_node)
     (finding,) = looks(replace(wrong, slurm={**wrong.slurm, key: name}))
-    assert (finding.what, finding.ok, finding.says) == (key, False, sentence)
+    assert (finding.what, finding.ok, finding.says) == (key, not enforced, sentence)
 
 
 def test_nodes_that_are_down_now_do_not_make_the_request_wrong(login_node, monkeypatch):
@@ -376,4 +383,4 @@ def test_the_largest_cell_is_tested(login_node, monkeypatch):
 def test_options_of_extra_are_split_as_a_shell_does():
     listed = options_of(site(slurm={"extra": "--wckey='a b' --hint=x"}), 1, 1)
     extra = [option.text for option in listed if option.key == "slurm.extra"]
-    assert extra == [*shlex.split("--wckey='a b'"), "--hint=x", "--exclusive"]
+    assert extra == [*shlex.split("--wckey='a b'"), "--hint=x"]

@@ -115,7 +115,11 @@ def test_a_command_that_is_not_here_is_named(tmp_path, monkeypatch):
             "QOSMaxSubmitJobPerUserLimit: "
             "Batch job submission failed: Job violates accounting/QOS policy",
         ),
-        ("sbatch: error: a\nsbatch: error: b\n\nsbatch: error: c\nsbatch: error: c\n", "b: c"),
+        ("sbatch: error: a\n\nsbatch: error: b\nsbatch: error: b\n", "a: b"),
+        (
+            "sbatch: error: no project\nsbatch: error: Batch job submission failed: Unspecified error",
+            "no project",
+        ),
         ("", ""),
     ],
 )

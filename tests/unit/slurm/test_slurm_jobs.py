@@ -18,7 +18,7 @@ class Slurm:
         self.scontrol: str | SlurmError | None = None
         self.commands: list[list[str]] = []
 
-    def ask(self, command: list[str]) -> str:
+    def ask(self, command: list[str], patience_s: float = 0.0) -> str:
         self.commands.append(command)
         answer = getattr(self, command[0])
         if isinstance(answer, str):
@@ -36,17 +36,17 @@ def slurm(monkeypatch):
 @pytest.mark.parametrize(
     ("squeue", "sacct", "state"),
     [
-        ("1|RUNNING|n1|None", None, "RUNNING"),
-        ("1|COMPLETED|n1|None", "1|RUNNING|n1", "COMPLETED"),
+        ("1|RUNNING|n1|gpu|None", None, "RUNNING"),
+        ("1|COMPLETED|n1|gpu|None", "1|RUNNING|n1", "COMPLETED"),
         ("", "1|TIMEOUT|n1", "TIMEOUT"),
         ("", "1|CANCELLED by 1000|n1", "CANCELLED"),
-        ("", "1|OUT_OF_ME+|n1", "OUT_OF_ME"),
+        ("", "1|OUT_OF_MEMORY|n1", "OUT_OF_MEMORY"),
         ("", "", None),
         ("", None, None),
         ("", "1|RUNNING|n1", None),  # the accounting lags: the controller has no such job
         ("", "1|PENDING|None assigned", None),
         (None, "1|COMPLETED|n1", "COMPLETED"),
-        (None, "1|RUNNING|n1", "RUNNING"),
+        (None, "1|RUNNING|n1", NO_ANSWER),  # as long ago as the accounting heard of it
         (None, "", NO_ANSWER),
         (None, None, NO_ANSWER),
     ],
@@ -66,15 +66,17 @@ def test_a_single_unknown_job_is_refused_and_that_is_an_answer(slurm):
 
 
 def test_many_jobs_need_one_squeue_and_one_sacct_for_those_that_it_forgot(slurm):
-    slurm.squeue = "1|RUNNING|n[1-2]|None\n2|PENDING||Priority"
+    slurm.squeue = "1|RUNNING|n[1-2]|gpu|None\n2|PENDING||a,b|PartitionTimeLimit"
     slurm.sacct = "3|FAILED|n4"
     assert states(["1", "2", "3", "4", "1"]) == {
-        "1": JobState("RUNNING", "", "n[1-2]"),
-        "2": JobState("PENDING", "Priority", ""),
+        "1": JobState("RUNNING", "", "n[1-2]", "gpu"),
+        "2": JobState("PENDING", "PartitionTimeLimit", "", "a,b"),
         "3": JobState("FAILED", "", "n4"),
         "4": JobState(None),
     }
-    squeue, sacct = slurm.commands
+    _, starts = states(["2"])["2"].why_pending()
+    assert starts  # the other partition may take it
+    squeue, sacct = slurm.commands[:2]
     assert squeue[-1] == "1,2,3,4"
     assert sacct[-1] == "3,4"
     assert "--states=all" in squeue  # else it hides jobs that have just ended
@@ -86,7 +88,7 @@ def test_slurm_is_not_bothered_for_no_job(slurm):
 
 
 def test_a_reason_may_hold_a_bar_and_a_node_may_be_unknown(slurm):
-    slurm.squeue = "1|PENDING||Nodes required: a|b"
+    slurm.squeue = "1|PENDING||gpu|Nodes required: a|b"
     slurm.sacct = "2|CANCELLED|None assigned"
     known = states(["1", "2"])
     assert known["1"].reason == "Nodes required: a|b"
@@ -96,7 +98,10 @@ def test_a_reason_may_hold_a_bar_and_a_node_may_be_unknown(slurm):
 @pytest.mark.parametrize(
     ("state", "lives"),
     [
-        *((word, True) for word in ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED", NO_ANSWER)),
+        *(
+            (word, True)
+            for word in ("PENDING", "RUNNING", "COMPLETING", "POWER_UP_NODE", NO_ANSWER)
+        ),
         *((word, False) for word in ("COMPLETED", "PREEMPTED", "NODE_FAIL", "CANCELLED", None)),
     ],
 )
@@ -105,7 +110,7 @@ def test_which_jobs_may_live(state, lives):
 
 
 def test_hosts_of_a_job_are_written_out(slurm):
-    slurm.squeue, slurm.scontrol = "1|RUNNING|n[1-2]|None", "n1\nn2"
+    slurm.squeue, slurm.scontrol = "1|RUNNING|n[1-2]|gpu|None", "n1\nn2"
     assert jobs.hosts("1") == ["n1", "n2"]
     assert jobs.hosts(None) == []
     slurm.squeue = None
@@ -124,10 +129,10 @@ def test_hosts_of_a_job_are_written_out(slurm):
         ("PartitionDown", "the partition is down"),
         ("JobHeldUser", "release it with scontrol release"),
         ("launch failed requeued held", "SLURM holds it"),
-        ("AssocGrpCpuLimit", "other jobs end first"),
-        ("QOSMaxJobsPerUserLimit", "other jobs end first"),
-        ("QOSMaxCpuPerUserLimit", "other jobs end first"),
-        ("AssocGrpCPURunMinutesLimit", "other jobs end first"),
+        ("AssocGrpCpuLimit", "when other jobs end"),
+        ("QOSMaxJobsPerUserLimit", "when other jobs end"),
+        ("QOSMaxCpuPerUserLimit", "when other jobs end"),
+        ("AssocGrpCPURunMinutesLimit", "when other jobs end"),
         ("AssocGrpCPUMinutesLimit", "its budget of time is used up"),
         ("QOSGrpBillingMinutes", "its budget of time is used up"),
         ("SomethingNew", "SomethingNew"),
