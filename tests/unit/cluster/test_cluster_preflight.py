@@ -258,8 +258,10 @@ def test_other_options_are_the_users(extra, login_node):
 )
 @pytest.mark.parametrize("enforced", [True, False])
 def test_a_name_that_the_accounting_does_not_know_is_told_once(
-    key, name, sentence, enforced, login_node, monkeypatch
+    key, name, sentence, enforced, request
 ):
+    login_node = request.getfixturevalue("login_node")
+    monkeypatch = request.getfixturevalue("monkeypatch")
     limits = ["associations", "limits", "qos"] if enforced else []
     monkeypatch.setattr(preflight, "enforced_limits", lambda: limits)
     if not enforced:  # SLURM takes any name

@@ -117,7 +117,7 @@ def test_a_command_that_is_not_here_is_named(tmp_path, monkeypatch):
         ),
         ("sbatch: error: a\n\nsbatch: error: b\nsbatch: error: b\n", "a: b"),
         (
-            "sbatch: error: no project\nsbatch: error: Batch job submission failed: Unspecified error",
+            "sbatch: error: no project\nsbatch: error: Submission failed: Unspecified error",
             "no project",
         ),
         ("", ""),

@@ -98,10 +98,7 @@ def test_a_reason_may_hold_a_bar_and_a_node_may_be_unknown(slurm):
 @pytest.mark.parametrize(
     ("state", "lives"),
     [
-        *(
-            (word, True)
-            for word in ("PENDING", "RUNNING", "COMPLETING", "POWER_UP_NODE", NO_ANSWER)
-        ),
+        *((word, True) for word in ("PENDING", "RUNNING", "COMPLETING", "POWER_UP", NO_ANSWER)),
         *((word, False) for word in ("COMPLETED", "PREEMPTED", "NODE_FAIL", "CANCELLED", None)),
     ],
 )
