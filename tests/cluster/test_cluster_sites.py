@@ -128,8 +128,7 @@ def test_words_of_sbatch_are_on_the_screen_and_in_the_status(site, tmp_path):
     assert "Invalid qos" in site.project.ddlbench("status").stdout
     failure = site.failure()
     assert (failure["cause"], failure["reason_code"]) == ("infrastructure", "not_submitted")
-    assert site.run_again()["status"] == "ok"
-    site.report("sbatch refuses a job", "failed", "ok", shown_after_s=seconds)
+    site.report("sbatch refuses a job", "failed", "-", shown_after_s=seconds)
 
 
 def test_a_limit_on_jobs_is_waited_for(site):
@@ -192,17 +191,14 @@ def test_staged_data_of_another_job_is_not_believed(site, bed):
     for node in bed.nodes:
         bed.run(node, "sh", "-c", "rm -rf /scratch/ddlbench-data-*")
     site.project.configure(plain())
-    planned = site.project.ddlbench("status", "--all")
-    assert planned.returncode == 0
-    run = site.project.watch("cells")
-    staged = wait_for(lambda: next(iter(site.folder.glob("results/**/staged.json")), None))
-    left = json.loads(staged.read_text())
-    assert run.end(180) == 0, run.text
-    (site.cell / "result.json").unlink()
-    for node in bed.nodes:
-        bed.run(node, "sh", "-c", "rm -rf /scratch/ddlbench-data-*")
-    staged.write_text(json.dumps(left | {"writer": left["writer"] | {"job_id": "1"}}))
+    settings = "batch_size=4+warmup_steps=0+data_scale=0.0008"
+    cell = f"mnist/cluster_network@plain/ddp/2x1/{settings}/rep0"
+    folder = site.folder / "results/testbed/cells" / cell
+    folder.mkdir(parents=True)
+    left = {"writer": {"run": "an-earlier-one", "job_id": "1", "attempt": 1}}
+    (folder / "staged.json").write_text(json.dumps(left))
     assert site.run_again()["status"] == "ok"
+    assert site.cell == folder
     site.report("staged.json of a job that died is left", "not run", "data made anew, ok")
 
 
@@ -289,21 +285,6 @@ def test_ctrl_c_twice_cancels_and_ends_quietly(site):
     queue = subprocess.run(["squeue", "--noheader"], check=True, capture_output=True, text=True)
     assert not queue.stdout.strip()
     site.report("Ctrl-C twice while a job waits", "not run, no job left", "-")
-
-
-def test_a_cancelled_job_ends(site):
-    run = site.project.watch("cells", "--retries", "0")
-    job = wait_for(site.training)
-    site.broken()
-    now = time.monotonic()
-    site.bed.cancel(job)
-    site.wait_until_gone(job)
-    seconds = run.shows(f"job {job} was cancelled", since_s=now)
-    assert run.end() == 1
-    assert site.result() is None
-    site.hurry()
-    assert site.run_again()["status"] == "ok"
-    site.report("scancel by somebody else", "failed", "ok", shown_after_s=seconds)
 
 
 def test_two_nodes_of_one_host_name_and_one_with_capitals(site, bed):
