@@ -55,9 +55,9 @@ _NO_SLURM = (
 
 def usable_nodes(partition: str | None) -> int | None:
     """Nodes of a partition that run jobs or could; None if SLURM does not tell."""
-    chosen = ["--partition", partition] if partition else []
+    chosen = ["--partition", partition] if partition else ["--all"]  # not both
     try:
-        counts = ask(["sinfo", "--all", "--noheader", *chosen, "--format=%F"])
+        counts = ask(["sinfo", "--noheader", *chosen, "--format=%F"])
         # allocated/idle/other/total, a line each partition
         lines = [line.split("/") for line in counts.splitlines()]
         return max(int(allocated) + int(idle) for allocated, idle, *_ in lines)
