@@ -260,7 +260,9 @@ def test_a_job_that_waits_says_why_and_one_that_cannot_start_ends(site):
     run = site.project.watch("cells", "--retries", "0")
     run.shows("nodes now: 3 can be used")
     run.shows("submitted with SLURM jobid")
-    wait_for(lambda: "UnavailableNodes:n3" in site.project.ddlbench("status").stdout)
+    # SLURM has two words for it: "ReqNodeNotAvail, UnavailableNodes:n3" and a sentence.
+    reasons = ("UnavailableNodes:n3", "DRAINED")
+    wait_for(lambda: any(word in site.project.ddlbench("status").stdout for word in reasons))
     now = time.monotonic()
     update("partitionname=gpu", "maxtime=1")
     try:
