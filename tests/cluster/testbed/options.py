@@ -59,6 +59,7 @@ class Options:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be built."""
+        object.__setattr__(self, "slurm_conf", tuple(self.slurm_conf))  # a list in the state file
         if not 1 <= self.nodes <= _MAX_NODES:
             raise TestBedError(f"nodes must be 1 to {_MAX_NODES}, not {self.nodes}")
         if not 1 <= self.devices <= 64:
