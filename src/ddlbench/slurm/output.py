@@ -36,11 +36,6 @@ def telling_line(text: str) -> str:
     return (reasons or lines or [""])[-1].strip()
 
 
-def nodes_that_failed(text: str) -> dict[str, str]:
-    """Nodes, as srun writes them, and how their tasks ended: ``Exited with exit code 1``."""
-    return {match["nodes"]: match["how"].strip() for match in _EXIT.finditer(text)}
-
-
 def words_of_tasks(text: str) -> dict[int, str]:
     """The last telling line of each task in the output of ``srun --label``."""
     lines: dict[int, list[str]] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.slurm.output import (
-    nodes_that_failed,
     telling_line,
     why_nodes_failed,
     words_of_tasks,
@@ -49,10 +48,6 @@ def test_a_node_is_named_with_what_its_task_wrote_and_those_that_srun_ended_are_
 )
 def test_nodes_stand_in_slurms_short_form(text, sentence):
     assert why_nodes_failed(text) == sentence
-
-
-def test_how_the_tasks_of_a_node_ended():
-    assert nodes_that_failed(SRUN) == {"n2": "Exited with exit code 127", "n1": "Terminated"}
 
 
 @pytest.mark.parametrize(
