@@ -1,11 +1,12 @@
-# Tables and figures in one file, for a reader.
+# What to train with, then tables and figures in one file, for a reader.
 rule page:
     input:
         rules.tables.output,
         figure_files,
         predictions_if_wanted,
     output:
-        str(PAGE),
+        page=str(PAGE),
+        advice=str(TABLES / "advice.json"),
     log:
         str(TABLES / "page.log"),
     localrule: True

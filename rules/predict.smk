@@ -62,22 +62,3 @@ rule predictions:
     localrule: True
     message:
         "{EXPERIMENT.name} on {SITE.name}: all predictions are there"
-
-
-# What to train each network of the experiment with; needs no measured cell.
-rule recommend:
-    input:
-        PROFILES,
-        expand(str(LINKS), fabric=FABRICS),
-        CONFIG_FILES,
-    output:
-        str(TABLES / "recommendations.csv"),
-    log:
-        str(TABLES / "recommendations.log"),
-    localrule: True
-    conda:
-        "../envs/environment.yaml"
-    message:
-        "recommendations for {EXPERIMENT.name} on {SITE.name}"
-    script:
-        "../workflow/scripts/recommend.py"

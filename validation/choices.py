@@ -12,16 +12,17 @@ Beside it stand the thesis' alternatives::
     recommender, K measured  these, and K short cells
 
 Measures nothing itself: its cells are those of choice_cases.py and prediction.py. A study that was
-not measured here keeps its rows and its figure. Writes docs/validation/choices.csv, a row a case
-and way, choices_by_way.csv, and into the folder ``--out`` a figure for each study,
-ways_to_choose_<study>.png and .csv.
+not measured here keeps its rows and its figure. With ``--kept`` it replays the choices on the cells
+that docs/validation keeps, and prints how often they are right; what a cell cost is not kept.
+Writes docs/validation/choices.csv, a row a case and way, choices_by_way.csv, and into the folder
+``--out`` a figure for each study, ways_to_choose_<study>.png and .csv.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +41,14 @@ from ddlbench.experiment.site import load_site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.expected_time import START_S
 from ddlbench.planning.matrix import expand
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.predict.belief import from_prediction, from_runs
 from ddlbench.predict.calibration import Calibration, calibrate, calibrated, cells_of
-from ddlbench.predict.candidate import (
-    Candidate,
-    Recommendation,
-    rank,
-    with_belief,
-    with_chances,
-    with_siblings,
-)
+from ddlbench.predict.candidate import Candidate
 from ddlbench.predict.choose import Limits, choose, result_of
 from ddlbench.predict.evaluate import predictions
-from ddlbench.predict.prediction import DEFAULT_PREDICTOR, Measured, Prediction
+from ddlbench.predict.prediction import DEFAULT_PREDICTOR, Prediction
+from ddlbench.predict.ranking import Ranking, rank
 from ddlbench.report.drawing import draw_figure
 from ddlbench.report.figures.ways_to_choose import ways
 from ddlbench.report.labels import strategy_label
@@ -75,7 +72,12 @@ def main() -> None:
     """Choose in every case of each study that has results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "docs/papers/thesis-fig8.1")
-    figures = parser.parse_args().out.resolve()
+    parser.add_argument("--kept", action="store_true", help="replay the cells in docs/validation")
+    options = parser.parse_args()
+    if options.kept:
+        replay_kept()
+        return
+    figures = options.out.resolve()
     kept = pd.read_csv(OUT / "choices.csv")
     tables = []
     for name, lists in studies().items():
@@ -92,6 +94,68 @@ def main() -> None:
     table.to_csv(OUT / "choices.csv", index=False, float_format="%.6g")
     parts = [ways(part).assign(study=str(name)) for name, part in table.groupby("study")]
     pd.concat(parts).to_csv(OUT / "choices_by_way.csv", index=False, float_format="%.4g")
+
+
+KEPT = {
+    "emulated": ["emulated"],
+    "test bed, fast link": [
+        "prediction/stack-vgg16/fast-link",
+        "prediction/mobilenetv2-resnet18/fast-link",
+    ],
+    "test bed, slow link": [
+        "prediction/stack-vgg16/slow-link",
+        "prediction/mobilenetv2-resnet18/slow-link",
+    ],
+}
+
+
+def replay_kept() -> None:
+    """Print how many choices are right on the kept cells, by the number of measured candidates."""
+    print(f"{'study':20} cases  right with 0, 1, 2, 3 measured")
+    for name, folders in KEPT.items():
+        frame = pd.concat([_kept_cells(OUT / folder / "cells.csv") for folder in folders])
+        right = dict.fromkeys(range(MOST + 1), 0)
+        cases = 0
+        for told, case in _cases(frame):
+            cases += 1
+            others = cells_of(frame[frame["network"] != told["network"]], DEFAULT_PREDICTOR)
+            alone = _alone(frame, told)
+            bed = _Case(
+                name, case, alone, calibrate(name, others), profile_s=0.0, elapsed_s=lambda row: 0.0
+            )
+            for most in right:
+                row = bed.recommended(most)
+                right[most] += row["picked"] == row["best"]
+        print(f"{name:20} {cases:5}  {', '.join(map(str, right.values()))}")
+
+
+def _kept_cells(path: Path) -> pd.DataFrame:
+    """The synchronous cells of a kept table that the default predictor predicted."""
+    frame = pd.read_csv(path)
+    cells = [Cell.from_id(name) for name in frame["cell_id"]]
+    columns = {name: [getattr(cell, name) for cell in cells] for name in _CASE}
+    errors = frame["predicted_step_s"] / frame["measured_step_s"] - 1
+    # The tables keep the messages that a step waits for; those that it hides are not kept.
+    sent_s = frame["exposed_communication_s"]
+    frame = frame.assign(**columns, signed_error=errors, communication_s=sent_s)
+    known = frame["measured_step_s"].notna() & frame["predicted_step_s"].notna()
+    synchronous = [strategy_of(cell.strategy).is_synchronous(cell) for cell in cells]
+    fresh = pd.Series(synchronous, frame.index)
+    return frame[known & fresh & (frame["predictor"] == DEFAULT_PREDICTOR)]
+
+
+def _cases(frame: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
+    """Each case with two candidates or more, and its candidates."""
+    for keys, case in frame[frame["strategy"] != BASE].groupby(_CASE, sort=False):
+        one_each = case.drop_duplicates("strategy")
+        if len(one_each) > 1:
+            yield dict(zip(_CASE, keys, strict=True)), one_each
+
+
+def _alone(frame: pd.DataFrame, told: Mapping[str, Any]) -> pd.DataFrame:
+    """The row of one device with the network and the batch of a case."""
+    own = frame[(frame["strategy"] == BASE) & (frame["network"] == told["network"])]
+    return own[own["batch_size"] == told["batch_size"]]
 
 
 def replayed(parts: list[Part]) -> Iterator[dict[str, Any]]:
@@ -130,9 +194,11 @@ def _replayed(
         if len(candidates) < 2:
             continue
         others = cells_of(known[known["network"] != told["network"]], DEFAULT_PREDICTOR)
-        bed = _Case(site.name, candidates, calibrate(site.name, others), profile_s)
         name = _name(told)
         bases = frame[(frame["strategy"] == BASE) & (frame["network"] == told["network"])]
+        alone = _alone(frame, told)
+        calibration = calibrate(site.name, others)
+        bed = _Case(site.name, candidates, alone, calibration, profile_s=profile_s)
         rows = [bed.everything(), *(bed.recommended(most) for most in range(MOST + 1))]
         for other, device_s in (
             (_HARDWARE, bed.elapsed_s(bases.iloc[0]) if len(bases) else None),
@@ -162,10 +228,19 @@ class _Case:
     """Candidates of one case, whose measurements are there but unknown to the choice."""
 
     def __init__(
-        self, site: str, rows: pd.DataFrame, calibration: Calibration, profile_s: float
+        self,
+        site: str,
+        rows: pd.DataFrame,
+        base: pd.DataFrame,
+        calibration: Calibration,
+        *,
+        profile_s: float,
+        elapsed_s: Callable[[Mapping[str, Any]], float] | None = None,
     ) -> None:
+        self._elapsed_s = elapsed_s
         self._site, self._calibration, self._profile_s = site, calibration, profile_s
         self._rows = {str(row["strategy"]): row for row in rows.to_dict("records")}
+        self._base = next((self._candidate(row, {}) for row in base.to_dict("records")), None)
 
     @property
     def device_s_all(self) -> float:
@@ -256,33 +331,42 @@ class _Case:
     def _best(rows: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
         return min(rows.values(), key=lambda row: float(row["measured_step_s"]))
 
-    def _ranking(self, seen: dict[str, float]) -> Recommendation:
-        candidates = [self._candidate(row, seen) for row in self._rows.values()]
-        known = with_chances(with_siblings(candidates))
-        return Recommendation(DEFAULT_PREDICTOR, tuple(sorted(known, key=rank)))
+    def _ranking(self, seen: dict[str, float]) -> Ranking:
+        # One device bounds the candidates and is none itself: the question is which of them.
+        candidates = [self._candidate(row, seen).limited(self._base) for row in self._rows.values()]
+        return rank(candidates, DEFAULT_PREDICTOR)
 
     def _candidate(self, row: Mapping[str, Any], seen: dict[str, float]) -> Candidate:
         cell = Cell.from_id(row["cell_id"])
         predicted = Prediction(
             DEFAULT_PREDICTOR,
             compute_s=row["compute_s"],
-            communication_s=row["communication_s"],
+            communication_s=row["exposed_communication_s"],
             exposed_communication_s=row["exposed_communication_s"],
             bubble_s=row["bubble_s"],
         )
         predicted = calibrated(predicted, cell.strategy, self._calibration)
-        label = strategy_label(cell.strategy)
-        candidate = Candidate(cell, label, True, predicted, None, None, None, "")
-        history = tuple(
-            Measured(cell, step_s) for name, step_s in seen.items() if name == cell.strategy
+        constants = self._calibration.of(cell.strategy)
+        expected = from_prediction(predicted.step_s, constants.ratio if constants else None, ())
+        step_s = seen.get(cell.strategy)
+        return Candidate(
+            cell,
+            strategy_label(cell.strategy),
+            bound=strategy_of(cell.strategy).most_speedup(cell, "cpu"),
+            prediction=predicted,
+            predicted_s=predicted.step_s,
+            measured_s=() if step_s is None else (step_s,),
+            expected=expected,
+            belief=expected if step_s is None else from_runs([step_s]),
         )
-        return with_belief(candidate, self._calibration, history, {}, by_runs=True)
 
     def _device_s(self, row: Mapping[str, Any]) -> float:
         return self.elapsed_s(row) * Cell.from_id(row["cell_id"]).devices
 
     def elapsed_s(self, row: Mapping[str, Any]) -> float:
         """Seconds of the row's cell, its first repeat."""
+        if self._elapsed_s is not None:
+            return self._elapsed_s(row)
         found = result_of(Cell.from_id(row["cell_id"]), self._site)
         assert found is not None
         return found.elapsed_s

@@ -19,7 +19,8 @@ from ddlbench.commands.largest_batch import largest_batch_command
 from ddlbench.commands.oracle import oracle
 from ddlbench.commands.papers import papers
 from ddlbench.commands.partition import partition_command
-from ddlbench.commands.predict import accuracy, predict, recommend
+from ddlbench.commands.predict import accuracy, predict
+from ddlbench.commands.recommend import recommend
 from ddlbench.commands.timeline import timeline
 from ddlbench.commands.tune import tune
 from ddlbench.experiment.errors import ConfigError, no_room

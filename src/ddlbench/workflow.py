@@ -29,6 +29,7 @@ from ddlbench.experiment.paths import (
     LOG_HEADING,
     RESULTS,
     STAGED_FILE,
+    advice_file,
     cell_dir,
     figures_dir,
     prediction_figures_dir,
@@ -258,10 +259,25 @@ def make_report(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> li
     return figures
 
 
+def make_advice(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> Path:
+    """What to train with in each case of the experiment: advice.json, and its figure."""
+    from ddlbench.predict.choose import answers_dict, write_choice  # noqa: PLC0415 - as above
+    from ddlbench.predict.recommend import answers  # noqa: PLC0415
+    from ddlbench.report.drawing import draw_figure  # noqa: PLC0415
+
+    content = answers_dict(site.name, answers(experiment, rows, site))
+    path = advice_file(site.name, experiment.name)
+    write_choice(content, path)
+    if content["answers"]:
+        draw_figure("choice", figures_dir(site.name, experiment.name) / "choice.png", content)
+    return path
+
+
 def make_page(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> Path:
-    """The HTML report of the tables and figures that are there."""
+    """The advice, and the HTML report of the tables and figures that are there."""
     from ddlbench.report.html_report import make_html_report  # noqa: PLC0415 - as above
 
+    make_advice(experiment, site, rows)
     return make_html_report(experiment.name, site, rows, RESULTS)
 
 
@@ -323,16 +339,6 @@ def draw_predictions(
         prediction_figures_dir(site.name, experiment.name),
         site_description=site.description,
     )
-
-
-def make_recommendations(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> pd.DataFrame:
-    """Rank strategies for every case of the matrix, and write recommendations.csv."""
-    from ddlbench.predict.recommend import recommendations  # noqa: PLC0415
-    from ddlbench.report.tables import write_table  # noqa: PLC0415
-
-    table = recommendations(rows, site)
-    write_table(tables_dir(site.name, experiment.name) / "recommendations.csv", table)
-    return table
 
 
 def compare_sites(config: Mapping[str, Any], sites: Sequence[str], where: str) -> Path:

@@ -9,11 +9,9 @@ from typing import Any
 import click
 
 from ddlbench.commands.measuring import by_workflow
-from ddlbench.commands.predict import case_options, request_of
+from ddlbench.commands.questions import case_options, questions_of
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.screen import paragraph
-from ddlbench.experiment.site import load_site
 
 
 @click.command("largest-batch")
@@ -28,7 +26,6 @@ from ddlbench.experiment.site import load_site
 )
 def largest_batch_command(
     *,
-    site_name: str,
     strategy: str,
     dry_run: bool,
     trials: int,
@@ -39,25 +36,24 @@ def largest_batch_command(
     """Find the largest batch that fits, and confirm it by a cell."""
     from ddlbench.planning.memory import capacity_bytes  # noqa: PLC0415 - slow to import
     from ddlbench.predict.choose import result_of  # noqa: PLC0415
-    from ddlbench.predict.inputs import Inputs  # noqa: PLC0415
     from ddlbench.predict.largest_batch import (  # noqa: PLC0415
         MemoryOfBatches,
         largest_batch,
         lines,
     )
 
-    enter_project()
-    request, site = request_of({**options, "batch_size": 1}), load_site(site_name)
-    cell = request.cell(strategy)
-    workload = Inputs(site.name).workload(cell)
+    questions = questions_of(options, batch_size=1)
+    site, here = questions.site, questions.knowledge()
+    cell = questions.one.cell(strategy)
+    workload = here.inputs.workload(cell)
     capacity = device_memory_bytes or capacity_bytes(workload, site)
     if capacity is None:
         raise ConfigError(
             f"the memory of a device of site {site.name} is unknown; give --device-memory-bytes, "
             "or memory_per_device_mb in the site file"
         )
-    memory = MemoryOfBatches(cell, site.name, workload, capacity)
-    measure = by_workflow(site, lambda one: f"{one.strategy} with {one.batch_size} samples")
+    memory = MemoryOfBatches(cell, site, workload, capacity)
+    measure = by_workflow(questions, lambda one: f"{one.strategy} with {one.batch_size} samples")
     found = largest_batch(
         memory, None if dry_run else measure, lambda one: result_of(one, site.name), trials
     )

@@ -5,62 +5,72 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from typing import TYPE_CHECKING
 
 import click
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import project_root, result_file
 
 if TYPE_CHECKING:
+    from ddlbench.commands.questions import Questions
     from ddlbench.experiment.result import Glance
-    from ddlbench.experiment.site import Site
-    from ddlbench.predict.recommend import PredictionRequest
+    from ddlbench.predict.question import Question
 
 
-def by_workflow(site: Site, named: Callable[[Cell], str]) -> Callable[[Cell], Glance]:
+def by_workflow(
+    questions: Questions, named: Callable[[Cell], str]
+) -> Callable[[Cell], Glance | None]:
     """A function that measures a cell with the site's profile of Snakemake.
 
+    It returns None where the cell left no result; the error stream says why.
+
     Args:
-        site: where.
+        questions: where, and of which experiment.
         named: what the error stream says is being measured.
     """
     from ddlbench.predict.choose import result_of  # noqa: PLC0415 - slow to import
 
-    def measure(cell: Cell) -> Glance:
+    site = questions.site
+
+    def measure(cell: Cell) -> Glance | None:
         path = result_file(site.name, cell.id)
         click.echo(f"measuring {named(cell)} ...", err=True)
         command = [sys.executable, "-m", "snakemake", str(path)]
-        command += ["--profile", f"profiles/{site.launcher}", "--config", f"site={site.name}"]
+        command += ["--profile", f"profiles/{site.launcher}"]
+        if questions.configfile is not None:
+            command += ["--configfile", str(questions.configfile)]
+        command += ["--config", f"site={site.name}"]
         ended = subprocess.run(command, cwd=project_root(), check=False, stdout=sys.stderr)
         found = result_of(cell, site.name)
         if found is None:
-            raise ConfigError(
-                f"{path} was not measured: snakemake ended with {ended.returncode}, and says why "
-                "above; the same command goes on from here"
+            click.echo(
+                f"{path} was not measured: snakemake ended with {ended.returncode}; it says why "
+                "above. The next candidate follows.",
+                err=True,
             )
         return found
 
     return measure
 
 
-def case_of(request: PredictionRequest) -> dict[str, Any]:
-    """The case as JSON values."""
-    return asdict(request)
+def measured_cell(questions: Questions) -> Callable[[Cell], Cell]:
+    """What is measured for a cell: a short one, or the cell of the experiment itself."""
+    from ddlbench.predict.choose import short_cell  # noqa: PLC0415 - slow to import
+
+    return short_cell if questions.configfile is None else lambda cell: cell
 
 
-def case_id(request: PredictionRequest) -> str:
+def case_id(question: Question) -> str:
     """The case as a path: what differs from the defaults of a cell is in its last part."""
     defaults = {field.name: field.default for field in fields(Cell)}
-    parts = [f"batch_size={request.batch_size}"]
-    parts += [f"{key}={v}" for key, v in sorted(request.settings.items()) if v != defaults[key]]
+    parts = [f"batch_size={question.batch_size}"]
+    parts += [f"{key}={v}" for key, v in sorted(question.settings.items()) if v != defaults[key]]
     parts += [
         f"{strategy}.{key}={value}"
-        for strategy, options in sorted(request.options.items())
+        for strategy, options in sorted(question.options.items())
         for key, value in sorted(options.items())
     ]
-    geometry = f"{request.nodes}x{request.devices_per_node}"
-    network = request.network.replace(":", "@")
-    return f"{request.dataset}/{network}/{geometry}/{'+'.join(parts)}"
+    network = question.network.replace(":", "@")
+    return f"{question.dataset}/{network}/{question.geometry}/{'+'.join(parts)}"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import tables_dir
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.screen import (
@@ -18,7 +17,7 @@ from ddlbench.experiment.screen import (
     table,
 )
 from ddlbench.experiment.units import BYTES, TIMES
-from ddlbench.predict.prediction import steps_measured
+from ddlbench.predict.advice import range_text
 from ddlbench.report.choice_tables import choice_lines
 from ddlbench.report.labels import dataset_label, network_label, strategy_label
 
@@ -26,12 +25,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ddlbench.experiment.site import Site
-    from ddlbench.predict.accuracy import SignedErrors
-    from ddlbench.predict.prediction import History, Prediction
-    from ddlbench.predict.recommend import PredictionRequest
+    from ddlbench.predict.candidate import Candidate, Knowledge
+    from ddlbench.predict.prediction import Prediction
+    from ddlbench.predict.question import Question
     from ddlbench.workflow import PredictionTables
 
-_DISAGREE = 0.2
 _NOISY = 0.25
 
 
@@ -42,20 +40,20 @@ def noisy_profile(alone: Prediction | None) -> list[str]:
         return []
     return paragraph(
         "The profile is noisy: one device's step lies between "
-        f"{seconds_range(*interval)}. Profile again on a quiet machine."
+        f"{range_text(*interval)}. Profile again on a quiet machine."
     )
 
 
-def header(request: PredictionRequest, site: Site, strategy: str = "") -> str:
+def header(question: Question, site: Site, strategy: str = "") -> str:
     """What is trained, and where."""
-    devices = request.nodes * request.devices_per_node
-    kind = "CPU worker" if site.device == "cpu" else "GPU"
+    devices = question.devices
+    kind = "GPU" if site.device == "cuda" else "CPU worker"
+    kind = kind if site.accelerator is None else "emulated device"
     what = f"{strategy} on " if strategy else ""
-    batch = f"{request.batch_size} samples a step"
-    places = f"{request.nodes}x{request.devices_per_node}"
+    trained = f"{network_label(question.network)}, {dataset_label(question.dataset)}"
     return (
-        f"{network_label(request.network)}, {dataset_label(request.dataset)}, {what}{places} "
-        f"({devices} {kind}{'s' * (devices > 1)}), {batch}, site {site.name}"
+        f"{trained}, {what}{question.geometry} ({devices} {kind}{'s' * (devices > 1)}), "
+        f"{question.batch_size} samples a step, site {site.name}"
     )
 
 
@@ -68,39 +66,61 @@ def _off(errors: Sequence[float]) -> str:
 
 
 def prediction_lines(
-    request: PredictionRequest,
-    site: Site,
+    question: Question,
     predictions: Sequence[Prediction],
     *,
-    cell: Cell,
+    candidate: Candidate,
+    alone: Candidate,
     used: str,
-    alone: Prediction | None,
-    history: History,
-    errors: SignedErrors,
-    calibrated: bool,
+    known: Knowledge,
     why: bool,
 ) -> list[str]:
-    """What predictors say of one cell, the one that ``recommend`` asks first.
+    """What predictors say of one cell, the one that ``recommend`` uses first.
 
     Args:
-        request: what is to be trained.
-        site: where.
+        question: what is to be trained.
         predictions: of the cell.
-        cell: of the strategy.
-        used: name of the predictor that ``recommend`` asks.
-        alone: the prediction of one device.
-        history: measured cells of the site.
-        errors: see :func:`ddlbench.predict.accuracy.errors_at`.
-        calibrated: the first prediction has the constants of a calibration.
+        candidate: what is known of the cell.
+        alone: what is known of one device.
+        used: name of the predictor that ``recommend`` uses.
+        known: what is known at the site.
         why: print the assumptions of every predictor.
     """
     from ddlbench.predict.prediction import predictor_of  # noqa: PLC0415 - slow to import
 
     baselines = {p.predictor for p in predictions if predictor_of(p.predictor).baseline}
     ordered = sorted(predictions, key=lambda p: (p.predictor != used, p.predictor in baselines))
+    first = ordered[0]
+    lines = paragraph(header(question, known.site, candidate.label))
+    lines += _prediction_table(ordered, used, baselines)
+    lines += _speedup_line(candidate, alone, first)
+    strategy = candidate.strategy
+    calibrated = bool(known.inputs.calibration and known.inputs.calibration.of(strategy))
+    if first.interval_s is not None:
+        whose = "90 %, by cells measured here" if calibrated else "95 %, by the profile's steps"
+        lines += paragraph(f"Interval: {range_text(*first.interval_s)} ({whose}).")
+    lines += noisy_profile(alone.prediction)
+    own = known.errors.get((first.predictor, strategy))
+    if own:
+        before = " before calibration" * calibrated
+        lines += paragraph(f"{first.predictor} was {_off(own)} (median){before}.")
+    for prediction in ordered if why else ordered[:1]:
+        assumptions = "; ".join((*prediction.notes, *prediction.limits))
+        if assumptions:
+            lines += paragraph(f"{prediction.predictor} assumes: {assumptions}.", hanging="  ")
+    if len(ordered) == 1:
+        lines.append("The papers' models and baselines beside it: --all.")
+    elif not why:
+        lines.append("What the others assume: --why.")
+    return lines
+
+
+def _prediction_table(
+    ordered: Sequence[Prediction], used: str, baselines: Collection[str]
+) -> list[str]:
     remarks = dict.fromkeys(baselines, "baseline")
     if len(ordered) > 1:
-        remarks[used] = "`recommend` asks it"
+        remarks[used] = "`recommend` uses it"
     columns = [
         Column(""), Column("predictor"), Column("step", right=True), Column("compute", right=True),
         Column("waits", right=True), Column("bubble", right=True),
@@ -118,47 +138,30 @@ def prediction_lines(
         [remarks.get(p.predictor, "") for p in ordered],
         strict=True,
     )
-    name = strategy_label(cell.strategy)
-    lines = [*paragraph(header(request, site, name)), *table(columns, cells)]
-    first = ordered[0]
+    return table(columns, cells)
+
+
+def _speedup_line(candidate: Candidate, alone: Candidate, first: Prediction) -> list[str]:
+    """One device's step, the speed-up over it, and what was measured."""
     sentences = []
-    if alone is not None and cell.strategy != BASE:
-        sentences.append(
-            f"One device: {duration_text(alone.step_s)}, so speed-up "
-            f"{alone.step_s / first.step_s:.2f}."
+    if alone.predicted_s is not None and candidate.strategy != BASE:
+        ratio, bound = alone.predicted_s / first.step_s, candidate.bound or math.inf
+        text = (
+            f"One device: {duration_text(alone.predicted_s)}, so speed-up {min(ratio, bound):.2f}"
         )
-    measured = steps_measured(history, cell)
-    if measured:
-        sentences.append(f"Measured here: {_measured_text(measured)}.")
-    lines += paragraph(" ".join(sentences))
-    if first.interval_s is not None:
-        whose = "90 %, by cells measured here" if calibrated else "95 %, by the profile's steps"
-        lines += paragraph(f"Interval: {seconds_range(*first.interval_s)} ({whose}).")
-    lines += noisy_profile(alone)
-    own = errors.get((first.predictor, cell.strategy))
-    if own:
-        before = " before calibration" * calibrated
-        lines += paragraph(f"{first.predictor} was {_off(own)} (median){before}.")
-    for prediction in ordered if why else ordered[:1]:
-        assumptions = "; ".join((*prediction.notes, *prediction.limits))
-        if assumptions:
-            lines += paragraph(f"{prediction.predictor} assumes: {assumptions}.", hanging="  ")
-    if len(ordered) == 1:
-        lines.append("The papers' models and baselines beside it: --all.")
-    elif not why:
-        lines.append("What the others assume: --why.")
-    return lines
+        if ratio > bound:
+            text += f": at most {bound:.3g} can be reached, the model says {ratio:.2f}"
+        sentences.append(f"{text}.")
+    if candidate.measured_s:
+        sentences.append(f"Measured here: {_measured_text(candidate.measured_s)}.")
+    if candidate.beyond:
+        sentences.append(f"Predicted beyond what can be measured: {candidate.beyond}.")
+    return paragraph(" ".join(sentences))
 
 
 def _measured_text(steps: Sequence[float]) -> str:
     repeats = f"{len(steps)} repeat{'s' * (len(steps) > 1)}"
     return f"{duration_text(median(steps))} ({repeats})"
-
-
-def seconds_range(low_s: float, high_s: float) -> str:
-    """Two durations in one unit."""
-    low, high = in_one_unit([low_s, high_s], TIMES)
-    return f"{low.split()[0]}-{high}"
 
 
 def accuracy_lines(

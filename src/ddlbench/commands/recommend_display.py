@@ -6,143 +6,138 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddlbench.commands.predict_display import header, noisy_profile, seconds_range
-from ddlbench.experiment.registry import BASE
-from ddlbench.experiment.screen import Column, in_one_unit, named_lines, paragraph, table
-from ddlbench.experiment.units import BYTES, TIMES
-from ddlbench.predict.candidate import FAILED_HERE
-from ddlbench.report.labels import strategy_label
+from ddlbench.commands.predict_display import header, noisy_profile
+from ddlbench.experiment.screen import (
+    Column,
+    in_one_unit,
+    named_lines,
+    paragraph,
+    size_text,
+    table,
+)
+from ddlbench.experiment.units import BYTES, HOURS, TIMES
+from ddlbench.predict.advice import chance_text, range_text
+from ddlbench.predict.candidate import label_of
 
 if TYPE_CHECKING:
-    from ddlbench.experiment.site import Site
     from ddlbench.predict.accuracy import SignedErrors
-    from ddlbench.predict.candidate import Candidate, Recommendation
-    from ddlbench.predict.recommend import PredictionRequest
+    from ddlbench.predict.advice import Advice
+    from ddlbench.predict.candidate import Candidate, Knowledge
+    from ddlbench.predict.choose import Choice
+    from ddlbench.predict.question import Question
+    from ddlbench.predict.ranking import Ranking
 
 _DISAGREE = 0.2
-_ROUNDS_TO_0 = 0.005
+_SHORT_REASONS = {
+    "too_large": "too large for a device",
+    "old_weights": "old weights (--allow-stale)",
+    "other_update": "another update",
+    "failed": "failed here",
+    "package_missing": "not installed",
+    "uneven_batch": "the batch does not divide",
+    "site_too_small": "the site is too small",
+    "too_few_blocks": "more stages than blocks",
+    "no_prediction": "no prediction",
+    "fault": "a fault in its code",
+}
 
 
 def recommendation_lines(
-    request: PredictionRequest,
-    site: Site,
-    found: Recommendation,
-    *,
-    errors: SignedErrors,
-    stale: Sequence[str] = (),
-    why: bool,
+    question: Question, ranking: Ranking, advice: Advice, known: Knowledge, *, why: bool
 ) -> list[str]:
-    """A ranking with its ties, what of it was measured, and what is not ranked.
+    """A ranking with its advice, what of it was measured, and what is not ranked.
 
     Args:
-        request: what is to be trained.
-        site: where.
-        found: the ranking.
-        errors: see :func:`ddlbench.predict.accuracy.errors_at`.
-        stale: strategies that were left out because they update with old weights.
+        question: what is to be trained.
+        ranking: the candidates.
+        advice: of this ranking.
+        known: what is known at the site.
         why: print the parts of each prediction, and every reason in full.
     """
-    ranked = [c for c in found.ranking if c.ranked]
-    others = [c for c in found.ranking if not c.ranked]
-    lines = paragraph(header(request, site))
+    ranked = ranking.ranked
+    lines = paragraph(header(question, known.site))
     if ranked:
-        base = next((c for c in ranked if c.cell.strategy == BASE), None)
-        lines += _ranking_table(ranked, found.tied, base)
-        lines += _verdict(ranked[0], found.tied, base)
-        lines += _measured_here(ranked)
-        lines += _errors_here(ranked, errors)
-        lines += noisy_profile(base.prediction if base else None)
-    else:
-        lines.append("nothing that can run is predicted to fit")
-    lines += _not_ranked(others, stale, site, why=why)
-    if ranked and all(c.capacity_bytes is None for c in ranked):
+        lines += _ranking_table(ranking)
+    for sentence in advice.sentences:
+        lines += paragraph(sentence)
+    if ranked:
+        lines += _legend(ranking)
+        lines += _errors_here(ranked, known.errors)
+        lines += noisy_profile(ranking.base.prediction if ranking.base else None)
+    lines += _not_ranked(ranking.not_ranked, why=why)
+    if ranked and all(c.room is None or c.room.capacity_bytes is None for c in ranked):
         lines += paragraph("Device memory is unknown, fit not checked: --device-memory-bytes.")
     if why:
-        pairs = [(c.label, f"{c.prediction.predictor}: {c.why}") for c in ranked if c.prediction]
-        lines += ["", "Parts of a predicted step", *named_lines(pairs, "  ")]
-        if ranked and (best := ranked[0].prediction) is not None:
-            assumptions = "; ".join((*best.notes, *best.limits))
-            lines += paragraph(f"{best.predictor} assumes: {assumptions}.", hanging="  ")
+        lines += _parts(ranked)
     return lines
 
 
-def _ranking_table(
-    ranked: Sequence[Candidate], tied: Sequence[Candidate], base: Candidate | None
-) -> list[str]:
-    predicted = [c.prediction.step_s if c.prediction else None for c in ranked]
-    measured = [median(c.measured_s) if c.measured_s else None for c in ranked]
-    texts = in_one_unit(measured, TIMES)
-    if any(texts):
-        texts = [text or "no" for text in texts]
-    places = [
-        "1=" if len(tied) > 1 and c in tied else str(place)
-        for place, c in enumerate(ranked, start=1)
-    ]
+def _ranking_table(ranking: Ranking) -> list[str]:
+    ranked, tied = ranking.ranked, ranking.tied
+    measured = in_one_unit([median(c.measured_s) if c.measured_s else None for c in ranked], TIMES)
+    if any(measured):
+        measured = [text or "no" for text in measured]
     columns = [
         Column(""), Column("strategy"), Column("predicted", right=True),
-        Column("measured", right=True), Column(""), Column("speed-up", right=True),
-        Column("memory", right=True, drop=1), Column("fastest", right=True),
+        Column("measured", right=True), Column("90 %", right=True, drop=1),
+        Column("speed-up", right=True), Column("memory", right=True, drop=2),
+        Column("fastest", right=True),
     ]  # fmt: skip
     rows = zip(
-        places,
-        [c.label + ("" if c.synchronous else " (old weights)") for c in ranked],
-        in_one_unit(predicted, TIMES),
-        texts,
-        ["!" if _disagrees(c) else "" for c in ranked],
-        [f"{base.step_s / c.step_s:.2f}" if base else "" for c in ranked],
+        [
+            "1=" if len(tied) > 1 and c in tied else str(place)
+            for place, c in enumerate(ranked, start=1)
+        ],
+        [c.label for c in ranked],
+        in_one_unit([c.predicted_s for c in ranked], TIMES),
+        [f"{text}!" if _disagrees(c) else text for c, text in zip(ranked, measured, strict=True)],
+        [range_text(*ranking.interval_s(c)) for c in ranked],
+        [_speedup_text(ranking, c) for c in ranked],
         in_one_unit([c.memory_bytes for c in ranked], BYTES),
-        [_percent(c.fastest) for c in ranked],
+        [chance_text(c.chance) for c in ranked],
         strict=True,
     )
     return table(columns, rows)
 
 
-def _percent(chance: float | None) -> str:
-    if chance is None:
+def _speedup_text(ranking: Ranking, candidate: Candidate) -> str:
+    """``1.12``; ``~1.12`` if a measured row has a predicted one, ``1.12^`` if above its bound."""
+    speedup = ranking.speedup(candidate)
+    if speedup is None:
         return ""
-    if chance < _ROUNDS_TO_0:
-        return "<1%"
-    return ">99%" if chance > 1 - _ROUNDS_TO_0 else f"{chance:.0%}"
+    above = "^" * ranking.above_bound(candidate)
+    return f"{'~' * _of_other_world(ranking, candidate)}{speedup.ratio:.2f}{above}"
+
+
+def _of_other_world(ranking: Ranking, candidate: Candidate) -> bool:
+    speedup = ranking.speedup(candidate)
+    return speedup is not None and speedup.basis != candidate.basis
 
 
 def _disagrees(candidate: Candidate) -> bool:
-    if not candidate.measured_s or candidate.prediction is None:
+    if not candidate.measured_s or candidate.predicted_s is None:
         return False
-    return abs(candidate.prediction.step_s / median(candidate.measured_s) - 1) > _DISAGREE
+    return abs(candidate.predicted_s / median(candidate.measured_s) - 1) > _DISAGREE
 
 
-def _verdict(best: Candidate, tied: Sequence[Candidate], base: Candidate | None) -> list[str]:
-    assert best.belief is not None
-    basis = _basis(best)
-    if base in tied:
-        near = f"; {_names(tied, base)} may be no faster" if len(tied) > 1 else ""
-        return paragraph(f"Stay on one device: nothing is surely faster{near}.")
-    inside = seconds_range(*best.belief.interval_s)
-    times = f", {base.step_s / best.step_s:.1f}x one device" if base else ""
-    chance = "" if best.fastest is None else f"; a chance of {_percent(best.fastest)} to be fastest"
-    lines = paragraph(f"recommended: {best.label} ({basis}, {inside}){times}{chance}.")
-    if len(tied) > 1:
-        lines += paragraph(f"A chance of 25% or more to be faster: {_names(tied, best)}.")
-    return lines
-
-
-def _basis(candidate: Candidate) -> str:
-    belief = candidate.belief
-    if belief is None or belief.basis == "predicted":
-        return "predicted"
-    return f"measured, {belief.runs} run{'s' * (belief.runs > 1)}"
-
-
-def _names(tied: Sequence[Candidate], but: Candidate | None) -> str:
-    return ", ".join(c.label for c in tied if c is not but)
-
-
-def _measured_here(ranked: Sequence[Candidate]) -> list[str]:
+def _legend(ranking: Ranking) -> list[str]:
+    """What the signs of the table mean, and what the measured rows change."""
+    ranked = ranking.ranked
     if not any(c.measured_s for c in ranked):
         return paragraph("No cell like these has been measured here.")
+    sentences = ["Measured rows have measured speed-ups, the others predicted ones."]
+    if any(c.basis == "measured" for c in ranked) and any(c.basis == "predicted" for c in ranked):
+        sentences.append(
+            "What was measured moves the places and the intervals of predicted rows, not their "
+            "predicted steps."
+        )
     if any(map(_disagrees, ranked)):
-        return paragraph(f"! = predicted is over {_DISAGREE:.0%} off the measured step.")
-    return []
+        sentences.append(f"! = predicted is over {_DISAGREE:.0%} off the measured step.")
+    if any(map(ranking.above_bound, ranked)):
+        sentences.append("^ = measured above what the strategy can reach.")
+    if any(_of_other_world(ranking, c) for c in ranked):
+        sentences.append("~ = predicted, as one device was not measured.")
+    return paragraph(" ".join(sentences))
 
 
 def _errors_here(ranked: Sequence[Candidate], errors: SignedErrors) -> list[str]:
@@ -150,7 +145,7 @@ def _errors_here(ranked: Sequence[Candidate], errors: SignedErrors) -> list[str]
         abs(error)
         for c in ranked
         if c.prediction is not None
-        for error in errors.get((c.prediction.predictor, c.cell.strategy), ())
+        for error in errors.get((c.prediction.predictor, c.strategy), ())
     ]
     if not sizes:
         return []
@@ -158,35 +153,66 @@ def _errors_here(ranked: Sequence[Candidate], errors: SignedErrors) -> list[str]
     return paragraph(f"These predictors were {median(sizes):.0%} off on {cells} here (median).")
 
 
-def _not_ranked(
-    others: Sequence[Candidate], stale: Sequence[str], site: Site, *, why: bool
-) -> list[str]:
-    count = len(others) + len(stale)
-    if not count:
+def _not_ranked(others: Sequence[Candidate], *, why: bool) -> list[str]:
+    if not others:
         return []
     if why:
-        pairs = [(c.label, c.why) for c in others]
-        pairs += [
-            (strategy_label(name), "updates with old weights: --allow-stale") for name in stale
-        ]
-        return ["", f"Not ranked, {count}", *named_lines(pairs, "  ")]
+        pairs = [(c.label, str(c.reason)) for c in others]
+        return ["", f"Not ranked, {len(others)}", *named_lines(pairs, "  ")]
     groups: dict[str, list[str]] = {}
     for c in others:
-        groups.setdefault(_short_reason(c, site), []).append(c.label)
-    if stale:
-        groups["old weights: --allow-stale"] = [strategy_label(name) for name in stale]
-    parts = [f"{', '.join(names)}: {reason}" for reason, names in groups.items()]
-    return paragraph(f"Not ranked, {count} (--why): " + "; ".join(parts) + ".", hanging="  ")
+        groups.setdefault(_short_reason(c), []).append(c.label)
+    parts = [f"{reason}: {', '.join(names)}" for reason, names in groups.items()]
+    text = f"Not ranked, {len(others)} (--why): {'; '.join(parts)}."
+    return paragraph(text, hanging="  ")
 
 
-def _short_reason(candidate: Candidate, site: Site) -> str:
-    why = candidate.why
-    if why == FAILED_HERE:
-        return "failed here"
-    if candidate.prediction is not None:
-        return "too large for a device"
-    if "balance: profile" in why:
+def _short_reason(candidate: Candidate) -> str:
+    if "balance: profile" in candidate.reason:
         return "blocks unknown, write --option STRATEGY.balance=profile"
-    if "no predictor" in why:
-        return f"no predictor on {site.device.upper()}s"
-    return "cannot run" if why.startswith("cannot run") else "no prediction"
+    return _SHORT_REASONS.get(candidate.code, "cannot run")
+
+
+def _parts(ranked: Sequence[Candidate]) -> list[str]:
+    """The parts of each predicted step, and what the first prediction assumes."""
+    pairs = []
+    for candidate in ranked:
+        prediction = candidate.prediction
+        if prediction is None:
+            continue
+        parts = [f"compute {prediction.compute_s:.3g} s"]
+        if prediction.bubble_s:
+            parts.append(f"bubble {prediction.bubble_s:.3g} s")
+        if candidate.cell.devices > 1:
+            hidden = max(0.0, prediction.communication_s - prediction.exposed_communication_s)
+            parts.append(f"waits {prediction.exposed_communication_s:.3g} s for communication")
+            parts.append(f"hides {hidden:.3g} s of it")
+        if candidate.predicted_s is not None and candidate.predicted_s > prediction.step_s:
+            parts.append(
+                f"at least {candidate.predicted_s:.3g} s by its bound of {candidate.bound:.3g}"
+            )
+        if candidate.memory_bytes is not None:
+            parts.append(f"memory {size_text(candidate.memory_bytes)}")
+        pairs.append((candidate.label, f"{prediction.predictor}: {', '.join(parts)}"))
+    lines = ["", "Parts of a predicted step", *named_lines(pairs, "  ")]
+    first = next((c.prediction for c in ranked if c.prediction), None)
+    if first is not None and (first.notes or first.limits):
+        assumptions = "; ".join((*first.notes, *first.limits))
+        lines += paragraph(f"{first.predictor} assumes: {assumptions}.", hanging="  ")
+    return lines
+
+
+def cost_lines(choice: Choice) -> list[str]:
+    """What was measured for a choice, and what it saved."""
+    if not choice.trials:
+        return paragraph(f"Nothing was measured: {choice.stopped}.")
+    told = [
+        label_of(trial.strategy) + ("" if trial.step_s else f" ({trial.status.replace('_', ' ')})")
+        for trial in choice.trials
+    ]
+    every = choice.device_s_all()
+    whole = f"; all candidates would take {HOURS.of(every):.2g}" if every else ""
+    return paragraph(
+        f"Measured for this choice: {', '.join(told)}, {HOURS.of(choice.device_s):.2g} "
+        f"device-hours{whole}. Stopped: {choice.stopped}."
+    )

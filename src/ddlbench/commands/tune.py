@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlbench.commands.measuring import by_workflow, case_id, case_of
-from ddlbench.commands.predict import cell_options, request_of
+from ddlbench.commands.measuring import by_workflow, case_id
+from ddlbench.commands.questions import cell_options, questions_of
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import RESULTS, enter_project
-from ddlbench.experiment.site import load_site
+from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.units import HOURS
 
 if TYPE_CHECKING:
@@ -55,7 +54,6 @@ _TRIALS = 6
 @click.option("--all", "every_row", is_flag=True, help="A line for every configuration.")
 def tune(
     *,
-    site_name: str,
     strategy: str,
     varied_texts: tuple[str, ...],
     trials: int,
@@ -69,38 +67,28 @@ def tune(
 ) -> None:
     """Search a strategy's options for the most samples a second."""
     from ddlbench.commands.tune_display import cost_lines, tuning_lines  # noqa: PLC0415 - slow
-    from ddlbench.predict.accuracy import errors_at  # noqa: PLC0415
     from ddlbench.predict.choose import Limits, result_of  # noqa: PLC0415
     from ddlbench.predict.configurations import configurations, varied  # noqa: PLC0415
-    from ddlbench.predict.evaluate import measured_of  # noqa: PLC0415
-    from ddlbench.predict.inputs import Inputs  # noqa: PLC0415
     from ddlbench.predict.tuning import Tuning, tune, tuning_file, write_tuning  # noqa: PLC0415
     from ddlbench.report.drawing import draw_figure  # noqa: PLC0415
 
-    enter_project()
-    request, site = request_of(options), load_site(site_name)
-    values = varied(strategy, _varied(varied_texts), request.options.get(strategy, {}))
-    found = configurations(
-        request,
-        strategy,
-        values,
-        site,
-        Inputs(site.name),
-        errors=errors_at(site.name),
-        device_memory_bytes=device_memory_bytes,
-    )
+    questions = questions_of(options)
+    question, site = questions.one, questions.site
+    here = questions.knowledge(device_memory_bytes=device_memory_bytes, allow_stale=True)
+    values = varied(strategy, _varied(varied_texts), question.written_options(strategy))
+    found = configurations(question, strategy, values, here)
 
     def history() -> History:
-        return measured_of(request.dataset, request.network, site.name)
+        return questions.knowledge().history
 
     choices = {name: [*each] for name, each in values.items()}
-    case = {**case_of(request), "strategy": strategy, "varied": choices}
+    case = {**question.to_dict(), "strategy": strategy, "varied": choices}
     if dry_run:
         tuning = Tuning(found, history(), stopped="a dry run")
         cost = _cost([one.cell for one, _ in tuning.beliefs()], trials, site)
     else:
         limits = Limits(trials, budget_device_hours and HOURS.size * budget_device_hours)
-        measure = by_workflow(site, _named(found))
+        measure = by_workflow(questions, _named(found))
         tuning = tune(
             found,
             history,
@@ -109,7 +97,7 @@ def tune(
             lambda cell: result_of(cell, site.name),
             sampler=sampler,
         )
-        path = tuning_file(site.name, f"{strategy}/{case_id(request)}")
+        path = tuning_file(site.name, f"{strategy}/{case_id(question)}")
         content = write_tuning(tuning, site.name, case, path)
         draw_figure("tuning", path.with_suffix(".png"), content)
         click.echo(f"written: {path}, {path.with_suffix('.png').name}", err=True)
@@ -117,7 +105,7 @@ def tune(
     if as_json:
         click.echo(json.dumps(tuning.to_dict(site.name, case), indent=1))
         return
-    lines = tuning_lines(request, site, strategy, tuning, every_row=every_row)
+    lines = tuning_lines(question, site, strategy, tuning, every_row=every_row)
     lines += cost_lines(tuning, cost, trials)
     click.echo("\n".join(lines))
 

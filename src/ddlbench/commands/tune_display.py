@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from ddlbench.planning.budget import Budget
     from ddlbench.predict.belief import Belief
     from ddlbench.predict.configurations import Configuration
-    from ddlbench.predict.recommend import PredictionRequest
+    from ddlbench.predict.question import Question
     from ddlbench.predict.tuning import Tuning
 
 _MOST_ROWS = 12
 
 
 def tuning_lines(
-    request: PredictionRequest, site: Site, strategy: str, tuning: Tuning, *, every_row: bool
+    question: Question, site: Site, strategy: str, tuning: Tuning, *, every_row: bool
 ) -> list[str]:
     """The configurations, the fastest first, and what was found."""
-    lines = paragraph(header(request, site, strategy_label(strategy)))
+    lines = paragraph(header(question, site, strategy_label(strategy)))
     known = tuning.beliefs()
     if known:
         lines += _table(known, every_row=every_row)

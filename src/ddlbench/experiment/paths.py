@@ -126,6 +126,14 @@ def tables_dir(site: str, experiment: str) -> Path:
     return experiment_dir(site, experiment) / "tables"
 
 
+ADVICE = "advice.json"
+
+
+def advice_file(site: str, experiment: str) -> Path:
+    """What to train with in each case; of the form of a choice file."""
+    return tables_dir(site, experiment) / ADVICE
+
+
 def figures_dir(site: str, experiment: str) -> Path:
     """Folder of the figures."""
     return experiment_dir(site, experiment) / "figures"

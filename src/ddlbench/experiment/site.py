@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
+
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError, shown
@@ -137,6 +139,32 @@ class Site:
             return 1, nodes * devices_per_node
         return nodes, devices_per_node
 
+    @property
+    def memory_per_device_bytes(self) -> float | None:
+        """Host memory of one device; of a local site this machine's, shared by its devices.
+
+        None if it is not written, or if the devices are emulated.
+        """
+        if self.memory_per_device_mb is not None:
+            return self.memory_per_device_mb * 1e6
+        if self.launcher != "local" or self.accelerator is not None:
+            return None
+        return _machine_memory_bytes() / (self.nodes * self.devices_per_node)
+
+    @property
+    def scales(self) -> bool:
+        """Whether more devices would compute as fast; those of one machine share its cores."""
+        return self.launcher == "slurm" or self.accelerator is not None
+
+    def grown_to(self, cell: Cell) -> Site:
+        """The site with as many nodes and devices as the cell has; itself if it has them."""
+        nodes, devices_per_node = self.held_geometry(cell)
+        return replace(
+            self,
+            nodes=max(nodes, self.nodes),
+            devices_per_node=max(devices_per_node, self.devices_per_node),
+        )
+
     def supports(self, cell: Cell) -> str | None:
         """The reason why this site cannot run the cell; None if it can."""
         nodes, devices_per_node = self.held_geometry(cell)
@@ -168,6 +196,16 @@ class Site:
         if self.device == "cpu" and cell.precision == "tf32":
             return Reason("precision_unavailable", "tf32 exists on GPUs only")
         return None if self.accelerator is None else self.accelerator.supports(cell)
+
+
+def _machine_memory_bytes() -> int:
+    """This machine's memory, or what its control group may use of it."""
+    whole = int(psutil.virtual_memory().total)
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text("ascii").strip()
+    except OSError:
+        return whole
+    return min(whole, int(limit)) if limit.isdigit() else whole
 
 
 _SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")

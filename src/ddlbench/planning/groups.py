@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ddlbench.experiment.cell import Cell
@@ -34,6 +34,13 @@ def uneven_groups(cell: Cell, size: int) -> str | None:
             f"make batch_size a multiple of {groups}",
         )
     return None
+
+
+def larger_groups(cell: Cell) -> Iterator[int]:
+    """Groups of several whole nodes, smallest first, over which the mini-batch divides."""
+    for nodes in range(2, cell.nodes):
+        if cell.nodes % nodes == 0 and cell.batch_size % (cell.nodes // nodes) == 0:
+            yield nodes * cell.devices_per_node
 
 
 def placement_of_groups(cell: Cell, size: int) -> tuple[Process, ...]:

@@ -83,13 +83,13 @@ def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
     for point, base_point in _product(experiment):
         cell = _cell(point, experiment.where)
         base = _base(base_point, experiment.where)
-        reason = _unsupported(cell, site) or too_large(cell)
+        reason = why_unsupported(cell, site) or too_large(cell)
         _choose(chosen, cell, base, reason, experiment.repeats)
     for number, entry in enumerate(experiment.include):
         where = f"{experiment.where}: include.{number}"
         point = {**experiment.settings, **_layered(experiment.settings, entry)}
         cell = _cell(point, where)
-        reason = _unsupported(cell, site)
+        reason = why_unsupported(cell, site)
         if reason is not None:
             raise ConfigError(f"{where}: {cell.strategy} cannot run this cell: {reason}")
         # What only a profile tells is no error of who wrote the entry.
@@ -120,7 +120,7 @@ def cell_of(cell_id: str, site: Site) -> Cell:
     written = normalise(cell.with_(options=tuple(options.items())))
     if written != cell:
         raise ConfigError(f"{cell_id!r} is not how this cell is written: use {written.id!r}")
-    reason = _unsupported(cell, site)
+    reason = why_unsupported(cell, site)
     if reason is not None:
         raise ConfigError(f"{cell_id}: {cell.strategy} cannot run this cell: {reason}")
     return cell
@@ -149,6 +149,19 @@ def _product(experiment: Experiment) -> Iterator[tuple[dict[str, Any], dict[str,
             point = _overridden(experiment, {**axis_point, "options": options})
             if not any(_matches(rule, point) for rule in experiment.exclude):
                 yield point, base_point
+
+
+def written_point(experiment: Experiment, axes: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings, options and overrides of an experiment at one point, in the matrix or beside it.
+
+    Where the experiment lists several values of an option, the point has the first.
+
+    Args:
+        experiment: the experiment.
+        axes: dataset, network, strategy, geometry, and further axes of the point.
+    """
+    options = _option_grid(experiment, axes["strategy"])[0]
+    return _overridden(experiment, {**axes, "options": options})
 
 
 def _option_grid(experiment: Experiment, strategy: str) -> list[dict[str, Any]]:
@@ -296,7 +309,8 @@ def _base(point: Mapping[str, Any], where: str) -> Cell | None:
     return _cell({**point, "strategy": BASE, "options": {}}, where)
 
 
-def _unsupported(cell: Cell, site: Site) -> str | None:
+def why_unsupported(cell: Cell, site: Site) -> str | None:
+    """Why a cell cannot run at a site, as far as is known before it runs; None if it can."""
     strategy = _strategy(cell.strategy)
     images = DATASETS[cell.dataset].num_images("train", cell.data_scale)
     if images < cell.batch_size and cell.data_source == "synthetic":

@@ -32,6 +32,7 @@ refused cannot run, and a plan that is not refused may still run out of memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -62,16 +63,52 @@ def memory_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
 
 
 def capacity_bytes(workload: Workload, site: Site) -> float | None:
-    """Memory of one device: from the profile, or on CPU from the site; None if unknown."""
+    """Memory of one device: from the profile, or on CPUs from the site; None if unknown."""
     return _capacity(workload.device_memory_bytes, site)
 
 
 def _capacity(profiled_bytes: int | None, site: Site) -> float | None:
     if profiled_bytes:
         return float(profiled_bytes)
-    if site.device == "cpu" and site.memory_per_device_mb is not None:
-        return site.memory_per_device_mb * 1e6
-    return None
+    return site.memory_per_device_bytes if site.device == "cpu" else None
+
+
+@dataclass(frozen=True)
+class Room:
+    """What the fullest memory needs, and what it has.
+
+    Args:
+        needed_bytes: of the fullest device; on CPU of the fullest process.
+        capacity_bytes: of one device; None if unknown.
+        fits: whether no memory needs more than it has; None if the capacity is unknown.
+    """
+
+    needed_bytes: int
+    capacity_bytes: float | None
+    fits: bool | None
+
+
+def room_of(
+    workload: Workload,
+    plan: Plan,
+    devices: Sequence[int],
+    site: Site,
+    device_memory_bytes: float | None = None,
+) -> Room | None:
+    """Whether a plan fits.
+
+    Args:
+        workload: the profile of the cell's network.
+        plan: of the cell.
+        devices: bytes that each device needs; none if they are unknown.
+        site: where.
+        device_memory_bytes: of one device; by default that of the profile or the site.
+    """
+    if not devices:
+        return None
+    capacity = device_memory_bytes or capacity_bytes(workload, site)
+    fit = None if capacity is None else fits(workload, plan, devices, capacity)
+    return Room(fullest_bytes(workload, plan, devices), capacity, fit)
 
 
 def fullest_bytes(workload: Workload, plan: Plan, devices: Sequence[int]) -> int:

@@ -6,7 +6,7 @@ can check, plan and predict with it. It names the executor that runs on the node
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from ddlbench.planning.sharded import ShardedTraffic
     from ddlbench.planning.tensor_traffic import TensorTraffic
     from ddlbench.planning.workload import Block, Workload
+
+
+DeviceKind = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,6 @@ def rows_share(extents: Sequence[int], grid: Mapping[int, int]) -> float:
     return share
 
 
-DeviceKind = Literal["cpu", "cuda"]
 Needs = Literal["inputs", "labels"]
 
 
@@ -174,14 +176,25 @@ class Strategy:
         """
         return devices
 
-    def ideal_speedup(self, cell: Cell) -> float | None:
-        """Highest speed-up over one device that its schedule allows; None if it is no pipeline.
+    def most_speedup(self, cell: Cell, device: DeviceKind = "cuda") -> float:
+        """The highest speed-up over one device that the cell can reach.
 
-        Assumes equal stages, messages that take no time, and backward passes as long as two forward
-        passes. The difference to the number of devices is the bubble. A measured pipeline also
-        loses time to messages, uneven stages and overhead.
+        The devices that train, unless a schedule allows less. Schedules assume equal stages,
+        messages that take no time, and backward passes as long as two forward passes. The
+        difference to the number of devices is then the bubble.
+
+        Args:
+            cell: that the strategy supports.
+            device: what it runs on.
+
+        Raises:
+            ConfigError: there is no schedule for the cell's numbers.
         """
-        return None
+        return float(self.workers(cell.devices, dict(cell.options)))
+
+    def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
+        """Values of options to try where the defaults do not fit the cell, best first."""
+        return iter(())
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         """Peak bytes of every device, in the order of ranks and their devices.
@@ -335,13 +348,6 @@ def workers_of(cell: Cell) -> int:
     """Devices of a cell that train; all if its strategy's package is not on this machine."""
     strategy = known_strategy(cell.strategy)
     return cell.devices if strategy is None else strategy.workers(cell.devices, dict(cell.options))
-
-
-def can_gain(cell: Cell) -> bool:
-    """Whether the cell's schedule allows a speed-up; what is measured above it is drift."""
-    strategy = known_strategy(cell.strategy)
-    ideal = None if strategy is None else strategy.ideal_speedup(cell)
-    return ideal is None or ideal > 1
 
 
 def normalise(cell: Cell) -> Cell:

@@ -144,10 +144,10 @@ SignedErrors = Mapping[tuple[str, str], Sequence[float]]
 """(predictor, strategy) -> (predicted - measured) / measured of every cell measured at a site."""
 
 
-def errors_at(site: str) -> SignedErrors:
+def errors_at(site: str, results_root: Path = RESULTS) -> SignedErrors:
     """Errors of all predictions that experiments of a site have been compared with."""
     errors: dict[tuple[str, str], dict[str, float]] = {}
-    for path in sorted((RESULTS / site).glob("*/predictions.json")):
+    for path in sorted((results_root / site).glob("*/predictions.json")):
         try:
             frame = read_predictions(path)
         except ConfigError:  # of another version: `ddlbench accuracy` writes it anew

@@ -7,9 +7,8 @@
     predicted before    the prediction            root mean square of its errors on cells here
     nothing known       the prediction            a factor of 1.39 in 90 % of cases: an assumption
 
-The logarithm of a step is taken as normal, and candidates as independent::
-
-    P(i is fastest) = integral  f_i(x)  product over j != i of (1 - F_j(x))  dx
+The logarithm of a step is taken as normal, and candidates as independent but for their limit
+(:func:`races`).
 
 Few runs say little of their spread, so it is drawn to 5 % as if two more runs had shown that: three
 repeats on the project's test bed lie 7.3 % apart (docs/validation, repeatability), which is a
@@ -25,7 +24,6 @@ from statistics import fmean, median
 from typing import Literal
 
 import numpy as np
-from scipy.special import ndtr
 
 Basis = Literal["measured", "predicted"]
 
@@ -34,8 +32,7 @@ _UNKNOWN = 0.2  # spread of a prediction of which nothing is known
 _RUN = 0.05  # spread of one run
 _PRIOR_RUNS = 2
 _FEWEST_ERRORS = 3
-_POINTS = 801
-_REACH = 6.0  # standard deviations
+_DRAWS = 20_000  # a probability is known to a third of a percent
 
 
 @dataclass(frozen=True)
@@ -59,11 +56,6 @@ class Belief:
         """Holds the step in 90 % of cases."""
         ratio = math.exp(_Z90 * self.spread)
         return self.step_s / ratio, self.step_s * ratio
-
-    def beats(self, other: Belief) -> float:
-        """Probability that this step is the shorter one."""
-        spread = math.hypot(self.spread, other.spread)
-        return float(ndtr(math.log(other.step_s / self.step_s) / spread))
 
 
 def from_runs(steps_s: Sequence[float]) -> Belief:
@@ -91,21 +83,53 @@ def from_prediction(step_s: float, ratio: float | None, errors: Sequence[float])
     return Belief(step_s, max(spread, 1e-6), "predicted")
 
 
-def fastest(beliefs: Sequence[Belief]) -> list[float]:
-    """Probability of each that its step is the shortest; they add up to 1."""
+@dataclass(frozen=True)
+class Race:
+    """Probabilities of one candidate.
+
+    Args:
+        fastest: that its step is the shortest; those of all candidates add up to 1.
+        beats_first: that it is shorter than the first candidate's.
+        beats_base: that it is shorter than the base's; None without a base.
+    """
+
+    fastest: float
+    beats_first: float
+    beats_base: float | None
+
+
+def races(beliefs: Sequence[Belief], shares: Sequence[float], base: int | None) -> list[Race]:
+    """How probably each candidate is the fastest.
+
+    ::
+
+        draw of candidate i     x_i = max(exp(m_i + s_i z), share_i x_base)      z ~ N(0, 1)
+
+    A share is the part of the base's step that a candidate needs at least. So a candidate of share
+    1 never beats the base, however little is known of it. Several that are equally short at their
+    limit share the draw. The same draws are made every time.
+
+    Args:
+        beliefs: of the candidates.
+        shares: of each; 0 for no limit.
+        base: place of the base among the beliefs; None if nothing limits anybody.
+    """
     if not beliefs:
         return []
+    draws = np.random.default_rng(0).standard_normal((len(beliefs), _DRAWS))
     middles = np.log([belief.step_s for belief in beliefs])
     spreads = np.array([belief.spread for belief in beliefs])
-    # Each candidate has a grid of its own, as spreads differ by orders of magnitude.
-    places = np.linspace(-_REACH, _REACH, _POINTS)
-    weights = np.exp(-(places**2) / 2)
-    weights /= weights.sum()
-    found = []
-    for index, (middle, spread) in enumerate(zip(middles, spreads, strict=True)):
-        at = middle + spread * places
-        longer = ndtr((middles[:, None] - at) / spreads[:, None])  # the others take longer than x
-        longer[index] = 1.0
-        found.append(float(weights @ longer.prod(axis=0)))
-    whole = sum(found)
-    return [one / whole for one in found]
+    steps_s = np.exp(middles[:, None] + spreads[:, None] * draws)
+    if base is not None:
+        steps_s = np.maximum(steps_s, np.array(shares)[:, None] * steps_s[base])
+    shortest = steps_s == steps_s.min(axis=0)
+    if base is not None:  # who is only as fast as one device wins nothing
+        shortest &= ~shortest[base]
+        shortest[base] = ~shortest.any(axis=0)
+    fastest = (shortest / shortest.sum(axis=0)).mean(axis=1)
+    first = (steps_s < steps_s[0]).mean(axis=1)
+    beats = None if base is None else (steps_s < steps_s[base]).mean(axis=1)
+    return [
+        Race(float(fastest[i]), float(first[i]), None if beats is None else float(beats[i]))
+        for i in range(len(beliefs))
+    ]

@@ -1,195 +1,303 @@
-"""Candidates of a recommendation: a strategy's cell, what is known of its step, and its place."""
+"""A candidate: one cell, and all that is known of its step before somebody decides for it.
+
+::
+
+    cell -> can it run here? -> plan -> predicted step, 90 % -> memory -> fits? -> measured steps
+             |                   |       |                                |
+             `-------------------`-------`--------------------------------`--> why it is not ranked
+
+``recommend``, ``tune``, ``predict`` and ``largest-batch`` all read candidates. A candidate fails
+alone: whatever is wrong with a strategy is the reason why that strategy is not ranked.
+
+What physics forbids is not believed: a predicted step is at least as long as the predicted step of
+one device over the highest speed-up that the cell can reach
+(:meth:`ddlbench.planning.strategy.Strategy.most_speedup`). Only a measurement may be faster.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.registry import BASE
-from ddlbench.planning.strategy import can_gain, known_strategy
-from ddlbench.predict.belief import Belief, fastest, from_prediction, from_runs
-from ddlbench.predict.calibration import Calibration
-from ddlbench.predict.prediction import History, Prediction, steps_measured
-from ddlbench.predict.siblings import alike, informed
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.site import Site
+from ddlbench.experiment.status import Reason
+from ddlbench.experiment.units import GB
+from ddlbench.planning.matrix import why_unsupported
+from ddlbench.planning.memory import Room, room_of
+from ddlbench.planning.plan import Plan, make_plan
+from ddlbench.planning.strategy import Strategy, known_strategy, strategy_of
+from ddlbench.planning.workload import Workload
+from ddlbench.predict.belief import Belief, from_prediction, from_runs
+from ddlbench.predict.calibration import calibrated
+from ddlbench.predict.inputs import Inputs
+from ddlbench.predict.prediction import (
+    NO_HISTORY,
+    History,
+    Prediction,
+    ask,
+    predictor_of,
+    steps_measured,
+)
+from ddlbench.predict.recommenders import (
+    DEFAULT_RECOMMENDER,
+    MEASURED_LINKS,
+    UNLESS_OOM,
+    predictor_for,
+)
 
 if TYPE_CHECKING:
     from ddlbench.predict.accuracy import SignedErrors
 
-FAILED_HERE = "measured here: it ended without a step"
-_TIE = 0.25
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What is known at a site.
+
+    Args:
+        site: the machine.
+        inputs: its profiles, links and calibration.
+        history: its measured cells.
+        errors: of its predictions, see :func:`ddlbench.predict.accuracy.errors_at`.
+        recommender: names the predictors; only the default takes measured steps before predictions.
+        device_memory_bytes: memory of one device; None takes that of the profile or the site.
+        allow_stale: strategies whose updates use gradients of older weights are candidates, too.
+    """
+
+    site: Site
+    inputs: Inputs
+    history: History = NO_HISTORY
+    errors: SignedErrors = field(default_factory=dict)
+    recommender: str = DEFAULT_RECOMMENDER
+    device_memory_bytes: float | None = None
+    allow_stale: bool = False
+
+    @property
+    def by_runs(self) -> bool:
+        """Whether measured steps go before predictions."""
+        return self.recommender == DEFAULT_RECOMMENDER
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One strategy's place in the ranking.
+    """One cell among those that may be chosen.
 
     Args:
         cell: the cell that would be run.
-        label: the strategy's name in figures.
-        synchronous: its updates use gradients of the current weights.
-        prediction: None if it cannot run or has no prediction.
-        memory_bytes: of the fullest device (on CPU: process); None if unknown.
-        capacity_bytes: memory of one device; None if unknown.
-        fits: None if memory or capacity is unknown.
-        why: the reason for its place, in one sentence.
+        label: the strategy's name in figures, with what the plan makes of it.
+        bound: highest speed-up over one device that it can reach; None if it cannot run.
+        prediction: of its predictor; None if it cannot run or has no prediction.
+        predicted_s: its predicted step, at least what the bound allows; None without a prediction.
+        room: memory that its fullest device needs and has; None if unknown.
         measured_s: median steps of its runs at the site.
         expected: its step by the prediction alone; None without one.
-        belief: what is known of its step: by runs, else by the prediction and by the runs of other
-            candidates; None if nothing is.
-        fastest: probability that it is the fastest of those that fit; None if it is not ranked.
+        belief: what is known of its step: by its runs, else by the prediction and by the runs of
+            other candidates; None if nothing is.
+        reason: why it is not ranked; empty if it is.
+        beyond: why only its prediction is known: the site is too small to run it; else empty.
+        chance: probability that it is the fastest of the ranked ones; None if it is not ranked.
+        chance_to_win: probability that it is faster than the first of the ranking.
+        chance_to_gain: probability that it is faster than one device; None if that is unknown.
     """
 
     cell: Cell
     label: str
-    synchronous: bool
-    prediction: Prediction | None
-    memory_bytes: int | None
-    capacity_bytes: float | None
-    fits: bool | None
-    why: str
+    bound: float | None = None
+    prediction: Prediction | None = None
+    predicted_s: float | None = None
+    room: Room | None = None
     measured_s: tuple[float, ...] = ()
     expected: Belief | None = None
     belief: Belief | None = None
-    fastest: float | None = None
+    reason: str = ""
+    beyond: str = ""
+    chance: float | None = None
+    chance_to_win: float = 0.0
+    chance_to_gain: float | None = None
+
+    @property
+    def strategy(self) -> str:
+        return self.cell.strategy
 
     @property
     def ranked(self) -> bool:
-        """Whether it may be recommended: its time is known, and it is not known to be too large."""
-        return self.belief is not None and self.fits is not False
+        """Whether it may be recommended: its step is known, and nothing speaks against it."""
+        return self.belief is not None and not self.reason
 
     @property
-    def step_s(self) -> float:
-        """Seconds of its step, measured or else predicted."""
+    def fits(self) -> bool | None:
+        """Whether it fits into the memory of its devices; None if that is unknown."""
+        return self.room.fits if self.room else None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Predicted bytes of its fullest device (on CPU: process)."""
+        return self.room.needed_bytes if self.room else None
+
+    @property
+    def basis(self) -> str | None:
+        """``measured`` or ``predicted``: what its place in the ranking rests on."""
+        return self.belief.basis if self.belief else None
+
+    @property
+    def shown_s(self) -> float:
+        """Seconds of its step as they are shown: the measured median, else the prediction."""
         assert self.belief is not None
-        return self.belief.step_s
-
-    def to_dict(self) -> dict[str, Any]:
-        prediction = self.prediction
-        interval_s = self.belief.interval_s if self.belief else None
-        parts = ("compute_s", "communication_s", "exposed_communication_s", "bubble_s")
-        return {
-            "strategy": self.cell.strategy,
-            "cell_id": self.cell.id,
-            "synchronous": self.synchronous,
-            "predictor": prediction.predictor if prediction else None,
-            "predicted_step_s": prediction.step_s if prediction else None,
-            "measured_step_s": median(self.measured_s) if self.measured_s else None,
-            "runs": len(self.measured_s),
-            "basis": self.belief.basis if self.belief else None,
-            "interval_s": list(interval_s) if interval_s else None,
-            "fastest": self.fastest,
-            "samples_per_s": self.cell.batch_size / self.step_s if self.belief else None,
-            **{name: getattr(prediction, name, None) for name in parts},
-            "memory_bytes": self.memory_bytes,
-            "device_memory_bytes": self.capacity_bytes,
-            "fits": self.fits,
-            "why": self.why,
-            "limits": list(prediction.limits) if prediction else [],
-            "notes": list(prediction.notes) if prediction else [],
-        }
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """The candidates, best first."""
-
-    recommender: str
-    ranking: tuple[Candidate, ...]
+        if self.belief.basis == "measured":
+            return median(self.measured_s)
+        return self.belief.step_s if self.predicted_s is None else self.predicted_s
 
     @property
-    def best(self) -> Candidate | None:
-        """The fastest that can run and is not known to be too large; None if there is none."""
-        first = self.ranking[0] if self.ranking else None
-        return first if first and first.ranked else None
+    def code(self) -> str:
+        """The kind of its reason.
 
-    @property
-    def tied(self) -> tuple[Candidate, ...]:
-        """The best, and all that are faster than it with a probability of a quarter or more."""
-        best = self.best
-        if best is None or best.belief is None:
-            return ()
-        if best.fastest is None:  # a rule placed it
-            return (best,)
-        return tuple(
-            c for c in self.ranking
-            if c.ranked and c.belief and (c is best or c.belief.beats(best.belief) >= _TIE)
-        )  # fmt: skip
+        One of :data:`~ddlbench.experiment.status.REASON_CODES` if it cannot run; else
+        ``no_prediction``, ``too_large``, ``old_weights``, ``other_update``, ``failed`` or
+        ``fault``.
+        """
+        return self.reason.code if isinstance(self.reason, Reason) else ""
 
-    def without(self, strategies: Collection[str]) -> Recommendation:
-        """The ranking after some candidates could not run; the others' chances grow."""
-        if not strategies:
+    def limited(self, base: Candidate | None) -> Candidate:
+        """The candidate, its prediction within what the bound allows over the base's prediction."""
+        if self.predicted_s is None or self.bound is None or self.expected is None:
             return self
-        left = [
-            replace(c, belief=None, fastest=None, why=FAILED_HERE)
-            if c.cell.strategy in strategies
-            else c
-            for c in self.ranking
-        ]
-        return replace(self, ranking=tuple(sorted(with_chances(left), key=rank)))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "recommender": self.recommender,
-            "recommended": self.best.cell.strategy if self.best else None,
-            "ranking": [candidate.to_dict() for candidate in self.ranking],
-        }
+        if base is None or base.predicted_s is None:
+            return self
+        least_s = base.predicted_s / self.bound
+        if self.predicted_s >= least_s:
+            return self
+        expected = replace(self.expected, step_s=least_s)
+        belief = expected if self.basis == "predicted" else self.belief
+        return replace(self, predicted_s=least_s, expected=expected, belief=belief)
 
 
-def with_belief(
-    candidate: Candidate,
-    calibration: Calibration | None,
-    history: History,
-    errors: SignedErrors,
-    *,
-    by_runs: bool,
+def assess(cell: Cell, known: Knowledge) -> Candidate:
+    """All that is known of a cell of any strategy; whatever is wrong with it is its reason."""
+    label = label_of(cell.strategy)
+    try:
+        candidate = _assessed(cell, known)
+    except ConfigError as error:
+        reason = Reason("no_prediction", f"no prediction: {error}")
+        candidate = Candidate(cell, label, reason=reason)
+    except Exception as error:
+        fault = f"fault in its code: {type(error).__name__}: {error}"
+        return Candidate(cell, label, reason=Reason("fault", fault))
+    return _with_runs(candidate, known)
+
+
+def label_of(strategy: str) -> str:
+    """The strategy's name in figures; its key if its package is not here."""
+    descriptor = known_strategy(strategy)
+    return strategy if descriptor is None else descriptor.label
+
+
+def _assessed(cell: Cell, known: Knowledge) -> Candidate:
+    strategy, site = strategy_of(cell.strategy), known.site
+    found = Candidate(cell, strategy.label)
+    reason = why_unsupported(cell, site)
+    if reason is not None and site.scales:
+        larger = site.grown_to(cell)
+        beyond = "" if larger == site else str(site.supports(cell) or "")
+        if beyond:
+            reason = why_unsupported(cell, larger)
+            found = replace(found, beyond=beyond)
+    if reason is not None:
+        code = getattr(reason, "code", "unsupported")
+        return replace(found, reason=Reason(code, f"cannot run: {reason}"))
+    found = replace(found, bound=strategy.most_speedup(cell, site.device))
+    plan = make_plan(cell, known.inputs.site)
+    found = replace(found, label=_label(strategy, plan))
+    if other_update := _other_update(strategy, plan, known):
+        return replace(found, reason=other_update)
+    predictor = _predictor(cell, known)
+    if predictor is None:
+        why = f"recommender {known.recommender} has no predictor for it on {site.device}"
+        return replace(found, reason=Reason("no_prediction", f"no prediction: {why}"))
+    workload = known.inputs.workload(cell)
+    prediction = predicted(predictor, workload, plan, known)
+    return _with_prediction(found, prediction, workload, plan, known)
+
+
+def predicted(predictor: str, workload: Workload, plan: Plan, known: Knowledge) -> Prediction:
+    """What one predictor says of a plan's cell, with the constants of the site's calibration.
+
+    Raises:
+        NotPredictable: the predictor does not model this cell.
+        ConfigError: a file is missing, or lacks what the predictor needs.
+    """
+    cell, inputs = plan.cell, known.inputs
+    found = ask(predictor_of(predictor), workload, inputs.links(cell), plan, known.history)
+    return calibrated(found, cell.strategy, inputs.calibration)
+
+
+def _predictor(cell: Cell, known: Knowledge) -> str | None:
+    # A rule of thumb decides the order; the times beside it come from measured links.
+    by_rule = known.recommender == UNLESS_OOM
+    named = MEASURED_LINKS if by_rule else known.recommender
+    return predictor_for(named, cell.strategy, known.site.device)
+
+
+def _label(strategy: Strategy, plan: Plan) -> str:
+    ran_as = strategy.ran_as(plan.cell, plan.details)
+    return f"{strategy.label} ({ran_as})" if ran_as else strategy.label
+
+
+def _other_update(strategy: Strategy, plan: Plan, known: Knowledge) -> str:
+    """Why a step of the plan is not the step that was asked for; empty if it is."""
+    cell = plan.cell
+    if not (known.allow_stale or strategy.is_synchronous(cell, plan.details)):
+        return Reason("old_weights", "updates with old weights: --allow-stale ranks it, too")
+    samples = strategy.samples_per_update(cell, plan.details)
+    if samples != cell.batch_size:
+        return Reason(
+            "other_update",
+            f"another update: it sums the gradients of {samples} samples, not of {cell.batch_size}",
+        )
+    return ""
+
+
+def _with_prediction(
+    found: Candidate, prediction: Prediction, workload: Workload, plan: Plan, known: Knowledge
 ) -> Candidate:
-    """What is known of its step: measured runs if ``by_runs``, else the prediction."""
-    cell, prediction = candidate.cell, candidate.prediction
-    runs = tuple(steps_measured(history, cell))
-    expected = None
-    if prediction is not None:
-        constants = calibration.of(cell.strategy) if calibration else None
-        ratio = constants.ratio if constants else None
-        known_errors = errors.get((prediction.predictor, cell.strategy), ())
-        expected = from_prediction(prediction.step_s, ratio, known_errors)
-    # Faster than its schedule allows is drift: such runs are shown, but decide nothing.
-    decides = by_runs and (cell.strategy == BASE or can_gain(cell))
-    belief = from_runs(runs) if runs and decides else expected
-    return replace(candidate, measured_s=runs, expected=expected, belief=belief)
+    strategy, calibration = found.strategy, known.inputs.calibration
+    constants = calibration.of(strategy) if calibration else None
+    expected = from_prediction(
+        prediction.step_s,
+        constants.ratio if constants else None,
+        known.errors.get((prediction.predictor, strategy), ()),
+    )
+    room = room_of(workload, plan, prediction.memory_bytes, known.site, known.device_memory_bytes)
+    reason = ""
+    if room is not None and room.fits is False:
+        assert room.capacity_bytes is not None
+        reason = Reason(
+            "too_large",
+            f"does not fit: {GB.text(room.needed_bytes)} needed, a device has "
+            f"{GB.text(room.capacity_bytes)}",
+        )
+    return replace(
+        found,
+        prediction=prediction,
+        predicted_s=prediction.step_s,
+        room=room,
+        expected=expected,
+        belief=expected,
+        reason=reason,
+    )
 
 
-def with_siblings(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates; the runs of those that were measured move what is believed of the others."""
-    told = [c for c in candidates if c.expected is not None and c.belief is not None]
-    expected = [c.expected for c in told if c.expected is not None]
-    measured = {
-        place: c.belief
-        for place, c in enumerate(told)
-        if c.belief is not None and c.belief.basis == "measured"
-    }
-    beliefs = iter(informed(expected, measured, alike([_family(c) for c in told])))
-    return [replace(c, belief=next(beliefs)) if c in told else c for c in candidates]
+def _with_runs(found: Candidate, known: Knowledge) -> Candidate:
+    """The candidate with its measured steps, which go before the prediction."""
+    if found.code in _NOT_ITS_STEP:
+        return found
+    runs = tuple(steps_measured(known.history, found.cell))
+    if not runs or not known.by_runs:
+        return replace(found, measured_s=runs)
+    # It ran, so the lack of a prediction does not speak against it.
+    reason = "" if found.code == "no_prediction" else found.reason
+    return replace(found, measured_s=runs, belief=from_runs(runs), reason=reason)
 
 
-def _family(candidate: Candidate) -> str:
-    strategy = known_strategy(candidate.cell.strategy)
-    return candidate.cell.strategy if strategy is None else strategy.family
-
-
-def with_chances(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates, those that are ranked with the probability that they are the fastest."""
-    ranked = [candidate for candidate in candidates if candidate.ranked]
-    chances = fastest([c.belief for c in ranked if c.belief is not None])
-    others = [candidate for candidate in candidates if not candidate.ranked]
-    return [*(replace(c, fastest=p) for c, p in zip(ranked, chances, strict=True)), *others]
-
-
-def rank(candidate: Candidate) -> tuple[int, float, str]:
-    """Sort key: what fits by time, then what does not fit, then what nothing is known of."""
-    if candidate.belief is None:
-        return (2, 0.0, candidate.cell.strategy)
-    group = 1 if candidate.fits is False else 0
-    return (group, candidate.step_s, candidate.cell.strategy)
+_NOT_ITS_STEP = ("old_weights", "other_update")

@@ -14,7 +14,7 @@ experiment finds them there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
@@ -30,8 +30,8 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import Glance, glance
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.units import HOURS
-from ddlbench.planning.strategy import can_gain
-from ddlbench.predict.candidate import Candidate, Recommendation
+from ddlbench.predict.candidate import Candidate
+from ddlbench.predict.ranking import Ranking
 
 SURE = 0.95
 _VERSION = 1
@@ -101,7 +101,7 @@ class Choice:
         stopped: why no more were measured.
     """
 
-    ranking: Recommendation
+    ranking: Ranking
     trials: list[Trial] = field(default_factory=list)
     stopped: str = ""
 
@@ -112,42 +112,37 @@ class Choice:
     def device_s_all(self) -> float | None:
         """What measuring every candidate would cost; None if nothing was measured."""
         measured = {trial.strategy for trial in self.trials}
-        devices = max((c.cell.devices for c in self.ranking.ranking), default=0)
-        others = [
-            c.step_s for c in self.ranking.ranking if c.ranked and c.cell.strategy not in measured
-        ]
+        devices = max((c.cell.devices for c in self.ranking.candidates), default=0)
+        others = [c.shown_s for c in self.ranking.ranked if c.strategy not in measured]
         return device_s_all(self.trials, others, devices)
 
-    def to_dict(self, site: str, case: dict[str, Any]) -> dict[str, Any]:
-        """The content of choice.json."""
-        tied = self.ranking.tied
-        # As long as one device may be as fast, more of them are not worth it.
-        alone = next((c for c in tied if c.cell.strategy == BASE), None)
-        best = alone or self.ranking.best
+    def to_dict(self, site: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """The content of choice.json; the answer is that of the ranking."""
         return {
-            "schema_version": _VERSION,
-            "site": site,
-            "case": case,
-            "recommended": best.cell.strategy if best else None,
-            "basis": best.belief.basis if best and best.belief else None,
-            "step_s": best.step_s if best else None,
-            "fastest": best.fastest if best else None,
-            "tied": [c.cell.strategy for c in tied],
+            **answers_dict(site, [answer]),
             "stopped": self.stopped,
             "trials": [vars(trial) for trial in self.trials],
-            "predicted": {
-                c.cell.strategy: list(c.expected.interval_s)
-                for c in self.ranking.ranking
-                if c.expected and c.fits is not False
-            },
-            "measured": {
-                c.cell.strategy: list(c.belief.interval_s)
-                for c in self.ranking.ranking
-                if c.belief and c.belief.basis == "measured"
-            },
             "device_s": self.device_s,
             "device_s_all": self.device_s_all(),
         }
+
+
+def answers_dict(site: str, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The content of choice.json where nothing was measured for the answers.
+
+    Args:
+        site: its name.
+        answers: see :func:`ddlbench.predict.advice.answer_dict`.
+    """
+    return {
+        "schema_version": _VERSION,
+        "site": site,
+        "answers": [dict(answer) for answer in answers],
+        "stopped": "",
+        "trials": [],
+        "device_s": 0.0,
+        "device_s_all": None,
+    }
 
 
 def device_s_all(trials: Sequence[Trial], others_s: Sequence[float], devices: int) -> float | None:
@@ -175,57 +170,68 @@ def device_s_all(trials: Sequence[Trial], others_s: Sequence[float], devices: in
 
 
 def choose(
-    rank: Callable[[], Recommendation],
-    measure: Callable[[Cell], Glance],
+    rank: Callable[[], Ranking],
+    measure: Callable[[Cell], Glance | None],
     limits: Limits,
     done: Callable[[Cell], Glance | None],
+    cell_of: Callable[[Cell], Cell] = short_cell,
 ) -> Choice:
     """Measure candidates until the choice is sure, or a limit is reached.
 
     Args:
         rank: the ranking by all that is measured now.
-        measure: measures a cell.
+        measure: measures a cell; None if that failed, which ends this candidate only.
         limits: when to stop.
         done: the result of a cell that was measured before, for instance by a choice that was
             killed; it counts as one of this choice.
+        cell_of: the cell that is measured for a candidate's cell.
     """
     choice = Choice(rank())
     failed: set[str] = set()
-    for candidate in choice.ranking.ranking:
-        if candidate.cell.strategy != BASE:
-            _keep(choice, candidate.cell, done(short_cell(candidate.cell)), failed)
+    for candidate in choice.ranking.candidates:
+        if candidate.strategy != BASE:
+            known = done(cell_of(candidate.cell))
+            if known is not None:
+                _keep(choice, candidate.cell, known, failed)
     while True:
         choice.ranking = rank().without(failed)
         likeliest = likeliest_of(choice.ranking, [trial.strategy for trial in choice.trials])
         choice.stopped = _reason(choice, likeliest, limits)
         if choice.stopped or likeliest is None:
             return choice
-        _keep(choice, likeliest.cell, measure(short_cell(likeliest.cell)), failed)
+        _keep(choice, likeliest.cell, measure(cell_of(likeliest.cell)), failed)
+
+
+NOT_MEASURED = "not measured"
+"""Status of a trial whose cell left no result: its job failed, or was not submitted."""
 
 
 def _keep(choice: Choice, cell: Cell, found: Glance | None, failed: set[str]) -> None:
     if found is None:
+        failed.add(cell.strategy)
+        choice.trials.append(Trial(cell.strategy, cell.id, NOT_MEASURED, None, 0.0))
         return
-    strategy = cell.strategy
     if found.status != Status.OK:
-        failed.add(strategy)
+        failed.add(cell.strategy)
     device_s = found.elapsed_s * cell.devices
-    choice.trials.append(Trial(strategy, found.cell.id, str(found.status), found.step_s, device_s))
+    choice.trials.append(
+        Trial(cell.strategy, found.cell.id, str(found.status), found.step_s, device_s)
+    )
 
 
-def likeliest_of(ranking: Recommendation, tried: Collection[str] = ()) -> Candidate | None:
+def likeliest_of(ranking: Ranking, tried: Collection[str] = ()) -> Candidate | None:
     """The candidate that is only predicted and is most probably the fastest; None if all are known.
 
-    One whose schedule allows no gain need not be measured: one device does the same.
+    One that can gain nothing need not be measured: one device does the same. One that the site is
+    too small for cannot be.
     """
     predicted = [
         c
-        for c in ranking.ranking
-        if c.ranked and c.belief and c.belief.basis == "predicted"
-        if c.cell.strategy not in (BASE, *tried) and can_gain(c.cell)
+        for c in ranking.ranked
+        if c.basis == "predicted" and c.strategy not in (BASE, *tried) and not c.beyond
     ]
-    best = max(predicted, key=lambda c: c.fastest or 0.0, default=None)
-    return best if best is not None and (best.fastest or 0.0) >= _NO_CHANCE else None
+    best = max(predicted, key=lambda c: c.chance or 0.0, default=None)
+    return best if best is not None and (best.chance or 0.0) >= _NO_CHANCE else None
 
 
 def _reason(choice: Choice, likeliest: Candidate | None, limits: Limits) -> str:
@@ -233,12 +239,14 @@ def _reason(choice: Choice, likeliest: Candidate | None, limits: Limits) -> str:
     best = choice.ranking.best
     if best is None:
         return "no candidate can run"
-    if (best.fastest or 0.0) >= SURE:
-        return f"{best.label} is the fastest with a chance of {best.fastest:.0%}"
+    if (best.chance or 0.0) >= SURE:
+        return f"{best.label} is the fastest with a chance of {best.chance:.0%}"
     if likeliest is None:
-        return "all candidates with a chance are measured"
+        small = any(c.beyond for c in choice.ranking.ranked)
+        why = "the site is too small to measure the others"
+        return why if small else "no other candidate has a chance of half a percent"
     if len(choice.trials) >= limits.cells:
-        return f"{len(choice.trials)} measured, as many as asked for"
+        return f"{len(choice.trials)} of at most {limits.cells} candidates are tried"
     if limits.device_s is not None and choice.device_s >= limits.device_s:
         return f"{HOURS.of(choice.device_s):.2g} device-hours are spent"
     return ""
@@ -255,8 +263,15 @@ def choice_file(site: str, case_id: str, results_root: Path = RESULTS) -> Path:
     return results_root / site / "choices" / case_id / "choice.json"
 
 
-def write_choice(choice: Choice, site: str, case: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Check and write a choice atomically; return the file's content."""
-    content = choice.to_dict(site, case)
-    _DOCUMENT.write(path, content)
-    return content
+def write_choice(content: Mapping[str, Any], path: Path) -> None:
+    """Check and write a choice file atomically."""
+    _DOCUMENT.write(path, dict(content))
+
+
+def read_choice(path: Path) -> dict[str, Any]:
+    """The content of a choice file.
+
+    Raises:
+        InvalidChoice: it is missing, or does not fit the schema.
+    """
+    return _DOCUMENT.read(path)

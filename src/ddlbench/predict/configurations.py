@@ -14,33 +14,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.schema import nearest
-from ddlbench.experiment.units import GB
-from ddlbench.planning.memory import capacity_bytes, fits, fullest_bytes
-from ddlbench.planning.plan import make_plan
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.predict.belief import Belief, from_prediction
-from ddlbench.predict.calibration import calibrated
-from ddlbench.predict.prediction import (
-    DEFAULT_PREDICTOR,
-    History,
-    Prediction,
-    ask,
-    predictor_of,
-    steps_measured,
-)
-
-if TYPE_CHECKING:
-    from ddlbench.experiment.site import Site
-    from ddlbench.predict.accuracy import SignedErrors
-    from ddlbench.predict.inputs import Inputs
-    from ddlbench.predict.recommend import PredictionRequest
+from ddlbench.predict.belief import Belief
+from ddlbench.predict.candidate import Candidate, Knowledge, assess
+from ddlbench.predict.prediction import History, steps_measured
+from ddlbench.predict.question import Question
 
 Values = Mapping[str, OptionValue]
 
@@ -55,20 +41,32 @@ class Configuration:
     """One cell to choose from.
 
     Args:
-        cell: with this configuration's options.
         values: of everything that varies, defaults included.
-        prediction: None if it cannot run or has no prediction.
-        expected: seconds a sample by the prediction; None as above.
-        memory_bytes: of the fullest device; None if unknown.
-        why: why it is left out; empty if it is not.
+        candidate: what is known of its cell.
     """
 
-    cell: Cell
     values: Values
-    prediction: Prediction | None = None
-    expected: Belief | None = None
-    memory_bytes: int | None = None
-    why: str = ""
+    candidate: Candidate
+
+    @property
+    def cell(self) -> Cell:
+        """The cell with this configuration's options."""
+        return self.candidate.cell
+
+    @property
+    def expected(self) -> Belief | None:
+        """Seconds a sample by the prediction; None if it cannot run or has no prediction."""
+        step = self.candidate.expected
+        return None if step is None else replace(step, step_s=step.step_s / self.cell.batch_size)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return self.candidate.memory_bytes
+
+    @property
+    def why(self) -> str:
+        """Why it is left out; empty if it is not."""
+        return str(self.candidate.reason)
 
     @property
     def label(self) -> str:
@@ -112,25 +110,15 @@ def varied(
 
 
 def configurations(
-    request: PredictionRequest,
-    strategy: str,
-    values: Mapping[str, Sequence[OptionValue]],
-    site: Site,
-    inputs: Inputs,
-    *,
-    errors: SignedErrors,
-    device_memory_bytes: float | None = None,
+    question: Question, strategy: str, values: Mapping[str, Sequence[OptionValue]], known: Knowledge
 ) -> list[Configuration]:
     """Every configuration, predicted; what cannot run or does not fit says why.
 
     Args:
-        request: network, dataset, devices, and the options that do not vary.
+        question: network, dataset, devices, and the options that do not vary.
         strategy: its name.
         values: of what varies.
-        site: the machine.
-        inputs: its profiles and links.
-        errors: of the site's predictions, see :func:`ddlbench.predict.accuracy.errors_at`.
-        device_memory_bytes: limit of one device; by default its memory.
+        known: what is known at the site.
 
     Raises:
         ConfigError: a value is wrong, there are too many, or a profile or links are missing.
@@ -140,55 +128,32 @@ def configurations(
         raise ConfigError(
             f"{count} configurations are more than {_MOST}; vary fewer options (--vary)"
         )
-    found: dict[str, Configuration] = {}
+    found: dict[str, tuple[Values, Cell]] = {}
     for chosen in itertools.product(*values.values()):
         one = dict(zip(values, chosen, strict=True))
-        cell = _cell(request, strategy, one)
-        found.setdefault(cell.id, Configuration(cell, one))
-    inputs.workload(next(iter(found.values())).cell)  # one error names all that is missing
-    return [_predicted(one, site, inputs, errors, device_memory_bytes) for one in found.values()]
+        cell = _cell(question, strategy, one)
+        found.setdefault(cell.id, (one, cell))
+    # One sentence names all that is missing.
+    known.inputs.workload(next(iter(found.values()))[1])
+    base = assess(question.cell(BASE), known)
+    return [Configuration(one, _limited(cell, base, known)) for one, cell in found.values()]
 
 
-def _cell(request: PredictionRequest, strategy: str, values: Values) -> Cell:
-    options = {**request.options.get(strategy, {}), **values}
-    batch_size = options.pop(BATCH_SIZE, request.batch_size)
+def _limited(cell: Cell, base: Candidate, known: Knowledge) -> Candidate:
+    """The candidate within its bound over one device with a batch of the same size."""
+    alone = base
+    if cell.batch_size != base.cell.batch_size:
+        alone = assess(base.cell.with_(batch_size=cell.batch_size), known)
+    return assess(cell, known).limited(alone)
+
+
+def _cell(question: Question, strategy: str, values: Values) -> Cell:
+    options = {**question.written_options(strategy), **values}
+    batch_size = options.pop(BATCH_SIZE, question.batch_size)
     if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
         raise ConfigError(f"{BATCH_SIZE} {batch_size!r}: write whole numbers from 1 on")
-    asked = {**request.options, strategy: options}
-    return replace(request, batch_size=batch_size, options=asked).cell(strategy)
-
-
-def _predicted(
-    one: Configuration,
-    site: Site,
-    inputs: Inputs,
-    errors: SignedErrors,
-    device_memory_bytes: float | None,
-) -> Configuration:
-    cell = one.cell
-    reason = strategy_of(cell.strategy).supports(cell) or site.supports(cell)
-    if reason is not None:
-        return replace(one, why=f"cannot run: {reason}")
-    workload = inputs.workload(cell)
-    try:
-        plan = make_plan(cell, inputs.site)
-        prediction = ask(predictor_of(DEFAULT_PREDICTOR), workload, inputs.links(cell), plan)
-    except ConfigError as error:
-        return replace(one, why=f"no prediction: {error}")
-    prediction = calibrated(prediction, cell.strategy, inputs.calibration)
-    constants = inputs.calibration.of(cell.strategy) if inputs.calibration else None
-    expected = from_prediction(
-        prediction.step_s / cell.batch_size,
-        constants.ratio if constants else None,
-        errors.get((prediction.predictor, cell.strategy), ()),
-    )
-    devices = prediction.memory_bytes
-    needed = fullest_bytes(workload, plan, devices) if devices else None
-    capacity = device_memory_bytes or capacity_bytes(workload, site)
-    why = ""
-    if needed is not None and capacity is not None and not fits(workload, plan, devices, capacity):
-        why = f"does not fit: {GB.text(needed)} needed, a device has {GB.text(capacity)}"
-    return replace(one, prediction=prediction, expected=expected, memory_bytes=needed, why=why)
+    written = {**question.options, strategy: options}
+    return replace(question, batch_size=batch_size, options=written).cell(strategy)
 
 
 def alike(found: Sequence[Configuration]) -> np.ndarray:

@@ -21,17 +21,16 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.statistics import median_interval
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.memory import capacity_bytes, fits, fullest_bytes
-from ddlbench.planning.plan import Plan, plan_at
+from ddlbench.planning.memory import Room, room_of
+from ddlbench.planning.plan import plan_at
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.planning.workload import Workload
+from ddlbench.predict.candidate import Knowledge, predicted
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import (
     History,
     Measured,
     Prediction,
     Predictor,
-    ask,
     modelled_strategies,
     predictor_of,
 )
@@ -225,7 +224,8 @@ def predictions(
     outcomes = measure(rows, site.name, results_root)
     by_id = {outcome.cell.id: outcome for outcome in outcomes}
     history = history_of(outcomes, site.name, results_root)
-    inputs = Inputs(site.name, results_root)
+    inputs = Inputs(site.name, results_root, calibrated=False)
+    here = Knowledge(site, inputs, history)
     plan_of = cache(partial(plan_at, site=site.name, results_root=results_root))
     records, reasons = [], []
     for name in names or known("ddlbench.predictors"):
@@ -239,17 +239,15 @@ def predictions(
             try:
                 workload = inputs.workload(outcome.cell)
                 record["profile_runs"] = workload.runs
-                links = inputs.links(outcome.cell)
                 plan = plan_of(outcome.cell)
-                prediction = ask(predictor, workload, links, plan, history)
+                prediction = predicted(name, workload, plan, here)
             except ConfigError as error:
                 reasons.append(error)
                 record["notes"] = str(error)
             else:
                 record |= _predicted_columns(prediction, record["measured_step_s"])
-                if prediction.memory_bytes:
-                    capacity = capacity_bytes(workload, site)
-                    record |= _memory_columns(workload, plan, prediction.memory_bytes, capacity)
+                room = room_of(workload, plan, prediction.memory_bytes, site)
+                record |= _memory_columns(room) if room else {}
             records.append(record)
     if reasons and len(reasons) == len(records):
         raise reasons[0]
@@ -302,10 +300,5 @@ def _predicted_columns(prediction: Prediction, measured_s: float | None) -> dict
     }
 
 
-def _memory_columns(
-    workload: Workload, plan: Plan, devices: tuple[int, ...], capacity: float | None
-) -> dict[str, Any]:
-    return {
-        "predicted_memory_bytes": fullest_bytes(workload, plan, devices),
-        "fits": fits(workload, plan, devices, capacity) if capacity is not None else None,
-    }
+def _memory_columns(room: Room) -> dict[str, Any]:
+    return {"predicted_memory_bytes": room.needed_bytes, "fits": room.fits}

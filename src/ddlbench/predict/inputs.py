@@ -45,13 +45,14 @@ class Inputs:
     Args:
         site: its name.
         results_root: the folder that holds ``<site>/``.
+        calibrated: predictions take the constants of the site's calibration, if it has one.
     """
 
-    def __init__(self, site: str, results_root: Path = RESULTS) -> None:
+    def __init__(self, site: str, results_root: Path = RESULTS, *, calibrated: bool = True) -> None:
         self.site, self._root = site, results_root
         self.workload_of = cache(self._workload)
         self.links_of = cache(self._links)
-        self.calibration = read_calibration(site, results_root)
+        self.calibration = read_calibration(site, results_root) if calibrated else None
 
     def workload(self, cell: Cell) -> Workload:
         """The profile of a cell's network and dataset.

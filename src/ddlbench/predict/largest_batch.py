@@ -20,9 +20,10 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.result import Glance
+from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.units import GB
-from ddlbench.planning.memory import fits, fullest_bytes, memory_bytes
+from ddlbench.planning.memory import Room, memory_bytes, room_of
 from ddlbench.planning.plan import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Workload
@@ -38,13 +39,13 @@ class MemoryOfBatches:
 
     Args:
         cell: with any batch size.
-        site: its name; a plan may be made from its measurements.
+        site: a plan may be made from its measurements.
         workload: the profile of the cell's network.
         capacity_bytes: of one device.
     """
 
     cell: Cell
-    site: str
+    site: Site
     workload: Workload
     capacity_bytes: float
 
@@ -54,13 +55,17 @@ class MemoryOfBatches:
         Raises:
             ConfigError: the strategy has no memory model.
         """
-        plan = make_plan(self.cell.with_(batch_size=batch_size), self.site)
-        return fullest_bytes(self.workload, plan, memory_bytes(self.workload, plan))
+        return self._room(batch_size).needed_bytes
 
     def fits(self, batch_size: int) -> bool:
-        plan = make_plan(self.cell.with_(batch_size=batch_size), self.site)
+        return self._room(batch_size).fits is not False
+
+    def _room(self, batch_size: int) -> Room:
+        plan = make_plan(self.cell.with_(batch_size=batch_size), self.site.name)
         devices = memory_bytes(self.workload, plan)
-        return fits(self.workload, plan, devices, self.capacity_bytes)
+        room = room_of(self.workload, plan, devices, self.site, self.capacity_bytes)
+        assert room is not None
+        return room
 
 
 @dataclass
@@ -118,7 +123,7 @@ def predicted_largest(memory: MemoryOfBatches, unit: int, most: int) -> int:
 
 def largest_batch(
     memory: MemoryOfBatches,
-    measure: Callable[[Cell], Glance] | None,
+    measure: Callable[[Cell], Glance | None] | None,
     done: Callable[[Cell], Glance | None],
     trials: int = 3,
 ) -> LargestBatch:
@@ -145,6 +150,8 @@ def largest_batch(
             return found
         cell = short_cell(memory.cell.with_(batch_size=size))
         ended = done(cell) or measure(cell)
+        if ended is None:
+            raise ConfigError(f"{cell.id} left no result; look at its log.txt")
         device_s = ended.elapsed_s * cell.devices
         found.trials.append(
             Trial(cell.strategy, cell.id, str(ended.status), ended.step_s, device_s)

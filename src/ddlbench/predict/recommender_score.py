@@ -26,7 +26,7 @@ from ddlbench.experiment.registry import BASE, known
 from ddlbench.experiment.status import Status
 from ddlbench.predict.accuracy import ALL
 from ddlbench.predict.prediction import predictor_of
-from ddlbench.predict.recommend import UNLESS_OOM, predictor_for, recommenders_on
+from ddlbench.predict.recommenders import UNLESS_OOM, predictor_for, recommenders_on
 
 _TIE = 1e-9
 

@@ -37,7 +37,7 @@ from ddlbench.experiment.result import Glance
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.units import HOURS
 from ddlbench.predict.belief import Belief, from_runs
-from ddlbench.predict.choose import Limits, Trial, device_s_all, short_cell
+from ddlbench.predict.choose import NOT_MEASURED, Limits, Trial, device_s_all, short_cell
 from ddlbench.predict.configurations import Configuration, alike
 from ddlbench.predict.prediction import History
 from ddlbench.predict.siblings import informed
@@ -204,7 +204,7 @@ def next_of(tuning: Tuning) -> tuple[Configuration, float] | None:
 def tune(
     found: Sequence[Configuration],
     history: Callable[[], History],
-    measure: Callable[[Cell], Glance],
+    measure: Callable[[Cell], Glance | None],
     limits: Limits,
     done: Callable[[Cell], Glance | None],
     *,
@@ -239,7 +239,7 @@ def tune(
         one, trial = asked
         ended = measure(short_cell(one.cell))
         study.tell(trial, ended)
-        tuning.trials.append(_trial(ended))
+        tuning.trials.append(_trial(ended) if ended else _not_measured(one.cell))
         tuning.history = history()
 
 
@@ -247,6 +247,10 @@ def _trial(ended: Glance) -> Trial:
     cell = ended.cell
     device_s = ended.elapsed_s * cell.devices
     return Trial(cell.strategy, cell.id, str(ended.status), ended.step_s, device_s)
+
+
+def _not_measured(cell: Cell) -> Trial:
+    return Trial(cell.strategy, short_cell(cell).id, NOT_MEASURED, None, 0.0)
 
 
 def _reason(
@@ -260,7 +264,7 @@ def _reason(
     if following[1] < least:
         return f"no other configuration is expected to gain {least:.1%}"
     if len(tuning.trials) >= limits.cells:
-        return f"{len(tuning.trials)} measured, as many as asked for"
+        return f"{len(tuning.trials)} of at most {limits.cells} cells are tried"
     if limits.device_s is not None and tuning.device_s >= limits.device_s:
         return f"{HOURS.of(tuning.device_s):.2g} device-hours are spent"
     return ""
@@ -311,9 +315,9 @@ class _Study:
             self._study.tell(trial, state=self._failed)
         return None
 
-    def tell(self, trial: optuna.Trial, ended: Glance) -> None:
-        """How it ended."""
-        if ended.status == Status.OK and ended.step_s:
+    def tell(self, trial: optuna.Trial, ended: Glance | None) -> None:
+        """How it ended; None if it left no result."""
+        if ended is not None and ended.status == Status.OK and ended.step_s:
             self._study.tell(trial, ended.cell.batch_size / ended.step_s)
         else:
             self._study.tell(trial, state=self._failed)

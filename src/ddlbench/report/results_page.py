@@ -114,8 +114,8 @@ _PREDICTIONS = """\
 
 `snakemake predictions` and `ddlbench accuracy` write it into the experiment's folder, and among its
 tables `accuracy.csv`, `table_6_1.csv`, `table_8_1.csv` and `table_8_2.csv` (the latter two also as
-`.md`); [prediction.md](prediction.md) explains them. `snakemake recommend` writes
-`recommendations.csv`. An entry of `predictions`:
+`.md`); [prediction.md](prediction.md) explains them. The report writes what to train with into
+`advice.json`, in the form of `choice.json`. An entry of `predictions`:
 
 | field | type | meaning |
 |---|---|---|

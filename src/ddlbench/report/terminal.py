@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
+from dataclasses import fields
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,7 @@ import pandas as pd
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.json_text import read_json
-from ddlbench.experiment.paths import result_file
+from ddlbench.experiment.paths import ADVICE, result_file
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.screen import (
     Column,
@@ -25,7 +26,6 @@ from ddlbench.experiment.screen import (
     two_digits,
 )
 from ddlbench.experiment.status import Status
-from ddlbench.planning.strategy import can_gain
 from ddlbench.report.comparability import mark_of
 from ddlbench.report.footer import interval_words
 from ddlbench.report.labels import (
@@ -38,6 +38,8 @@ from ddlbench.report.tables import read_tables, rows_of
 
 _FEW_ROWS = 18
 _OLD_BASE_S = 3600.0
+_FEW_ANSWERS = 6  # with all of their sentences
+_MOST_ANSWERS = 12
 # What may tell two rows of one dataset, network and strategy apart.
 _DISTINGUISHING = ("geometry", "batch_size", "fabric", "precision", "settings")
 
@@ -183,32 +185,45 @@ def advice_lines(tables_dir: Path) -> list[str]:
 
 
 def advice(tables_dir: Path) -> list[str]:
-    """What to train with, by the measurements; and how often predictions would have said so.
+    """What to train with in each case, as ``ddlbench recommend`` says it.
 
-    Strategies are compared where network, devices, batch, link and settings are equal. Those with
-    old weights are left out, as `recommend` leaves them out. So are those whose schedule allows no
-    speed-up: what was measured above 1 is the machine's drift.
+    Then what speaks against the measurements, and how often predictions named the fastest strategy.
     """
-    summary = read_tables(tables_dir).summary
-    fresh = ~summary["update_semantics"].astype(str).str.contains("stale")
-    compared = summary[fresh & (summary["strategy"] != BASE) & summary["speedup"].notna()]
-    gains = [can_gain(Cell.from_id(f"{name}/rep0")) for name in compared["configuration"]]
-    compared = compared[pd.Series(gains, index=compared.index, dtype=bool)]
-    conditions = ["dataset", "network", *_DISTINGUISHING]
-    groups = [rows for _, rows in compared.groupby(conditions, sort=False, dropna=False)]
-    if not groups:
+    answers = answers_at(tables_dir)
+    whole = len(answers) <= _FEW_ANSWERS
+    sentences = [
+        f"{_case_text(answer)}: {' '.join(answer['advice'] if whole else answer['advice'][:1])}"
+        for answer in answers[:_MOST_ANSWERS]
+    ]
+    if len(answers) > _MOST_ANSWERS:
+        more = len(answers) - _MOST_ANSWERS
+        sentences.append(f"{more} more cases: {tables_dir}/{ADVICE}.")
+    return [*sentences, *_old_bases(tables_dir), *_checked(tables_dir)] if sentences else []
+
+
+def answers_at(tables_dir: Path) -> list[dict[str, Any]]:
+    """The answers for the cases of an experiment; none if there is no file of them."""
+    path = tables_dir / ADVICE
+    if not path.is_file():
         return []
-    faster = [rows[rows["speedup_low"] > 1].to_dict("records") for rows in groups]
-    best = [max(rows, key=lambda row: row["speedup"]) for rows in faster if rows]
-    differing = [name for name in _DISTINGUISHING if compared[name].nunique() > 1]
-    choices = [_advised(row, differing) for row in best]
-    if len(best) < len(groups):
-        choices.append(
-            f"one device for {len(groups) - len(best)} of {len(groups)}, where no strategy is "
-            "shown to be faster (no interval above 1)"
-        )
-    sentence = f"Train with {'; '.join(choices)}."
-    return [sentence, *_old_bases(tables_dir), *_checked(tables_dir)]
+    from ddlbench.predict.choose import read_choice  # noqa: PLC0415 - slow to import
+
+    found: list[dict[str, Any]] = read_choice(path)["answers"]
+    return found
+
+
+def _case_text(answer: Mapping[str, Any]) -> str:
+    """``VGG-11, CIFAR-10, 1x2, batch 16``, and settings that are not the defaults."""
+    case = answer["case"]
+    words = [
+        network_label(case["network"]),
+        dataset_label(case["dataset"]),
+        f"{case['nodes']}x{case['devices_per_node']}",
+        f"batch {case['batch_size']}",
+    ]
+    defaults = {one.name: one.default for one in fields(Cell)}
+    words += [f"{k} {v}" for k, v in case["settings"].items() if v != defaults[k]]
+    return ", ".join(words)
 
 
 def _old_bases(tables_dir: Path) -> list[str]:
@@ -240,22 +255,13 @@ def _made_s(site: str, cell_id: str) -> float | None:
     return None
 
 
-def _advised(row: dict[Hashable, Any], differing: list[str]) -> str:
-    low, middle, high = (float(row[f"speedup{end}"]) for end in ("_low", "", "_high"))
-    where = "".join(f", {_HEADINGS[name]} {row[name]}" for name in differing)
-    return (
-        f"{strategy_label(str(row['strategy']))} for {network_label(str(row['network']))} on "
-        f"{dataset_label(str(row['dataset']))}{where} ({middle:.2f}, {low:.2f}-{high:.2f})"
-    )
-
-
 def _checked(tables_dir: Path) -> list[str]:
     """How often the recommender was right; nothing where no case could be scored."""
     path = tables_dir / "table_8_2.csv"
     if not path.is_file():
         return []
     rates = pd.read_csv(path)
-    from ddlbench.predict.recommend import DEFAULT_RECOMMENDER  # noqa: PLC0415 - slow to import
+    from ddlbench.predict.recommenders import DEFAULT_RECOMMENDER  # noqa: PLC0415 - slow to import
 
     rows = rates[(rates["recommender"] == DEFAULT_RECOMMENDER) & (rates["n"] > 0)]
     if rows.empty:

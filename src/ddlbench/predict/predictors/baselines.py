@@ -107,7 +107,7 @@ class HardwareExtrapolation(BuiltInPredictor):
                 "what is asked for"
             )
         source = min(alone, key=lambda m: abs(math.log(m.cell.batch_size / cell.batch_size))).cell
-        scale = inputs.strategy.ideal_speedup(cell) or workers_of(cell)
+        scale = inputs.strategy.most_speedup(cell)
         steps_s = [m.step_s for m in alone if m.cell.batch_size == source.batch_size]
         return Prediction(
             self.name,

@@ -78,10 +78,14 @@ def pipeline_table(tables: Tables) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*summary.columns, *(set(TABLE) - set(summary.columns))])
 
 
+_FAMILIES = ("pipeline", "model")
+
+
 def _bound(configuration: str) -> float | None:
     cell = Cell.from_id(f"{configuration}/rep0")
     try:
-        return strategy_of(cell.strategy).ideal_speedup(cell)
+        strategy = strategy_of(cell.strategy)
+        return strategy.most_speedup(cell) if strategy.family in _FAMILIES else None
     except ConfigError:  # of another package that is not here, or no schedule for these numbers
         return None
 

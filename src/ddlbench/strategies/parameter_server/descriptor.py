@@ -18,11 +18,11 @@ docs/strategies/parameter_server.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import uneven_shares
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
@@ -106,6 +106,12 @@ class ParameterServer(Strategy):
                 f"{servers + 1} devices or more, for example {servers + 1}x1",
             )
         return uneven_shares(cell)
+
+    def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
+        """More servers, up to half of the devices, so that the batch divides over the workers."""
+        for servers in range(1, cell.devices // 2 + 1):
+            if cell.batch_size % (cell.devices - servers) == 0:
+                yield {"servers": servers}
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         """One process a device: first the servers, then the workers."""

@@ -43,7 +43,7 @@ from ddlbench.planning.pipeline_stages import (
 from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.schedules import Schedule, model_parallel, pipedream, weight_version
 from ddlbench.planning.schedules.pipedream import warmups
-from ddlbench.planning.strategy import Needs, Process, Strategy
+from ddlbench.planning.strategy import DeviceKind, Needs, Process, Strategy
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
@@ -184,7 +184,7 @@ class ModelParallelP2p(StagedStrategy):
     """One mini-batch at a time through stages on any number of nodes (DDLBench, figure 5)."""
 
     name: ClassVar[str] = "model-parallel-p2p"
-    label: ClassVar[str] = "Model parallel (point to point)"
+    label: ClassVar[str] = "Model parallel (P2P)"
     colour: ClassVar[str] = "#4DBB9D"
     marker: ClassVar[str] = "X"
     family: ClassVar[str] = "model"
@@ -194,7 +194,8 @@ class ModelParallelP2p(StagedStrategy):
     ) -> Schedule:
         return model_parallel(len(details["stages"]), mini_batches, only_rank)
 
-    def ideal_speedup(self, cell: Cell) -> float:
+    def most_speedup(self, cell: Cell, device: DeviceKind = "cuda") -> float:
+        """One device at a time computes."""
         return 1.0
 
 
@@ -267,10 +268,6 @@ class PipeDream(StagedStrategy):
     def _is_data_parallel(details: Mapping[str, Any]) -> bool:
         whole = len(_counts(details)) == 1 and not details.get("extra_warmup")
         return whole and details.get("stage_all_reduce") != "async"
-
-    def ideal_speedup(self, cell: Cell) -> float:
-        """No flush, no bubble (Narayanan et al. 2019, section 3.2)."""
-        return float(cell.devices)
 
     def supports(self, cell: Cell) -> str | None:
         values, replicas = self.option_values(cell), self.replicas(cell)

@@ -16,14 +16,15 @@ executor checks that torch runs :meth:`SynchronousPipeline.schedule`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.status import Reason
+from ddlbench.planning.fitting import micro_batch_counts
 from ddlbench.planning.memory import pipeline_bytes
 from ddlbench.planning.pipeline import (
     Pipeline,
@@ -56,7 +57,7 @@ from ddlbench.planning.schedules import (
     replicate,
     zero_bubble_v,
 )
-from ddlbench.planning.strategy import Needs, Process, Strategy
+from ddlbench.planning.strategy import DeviceKind, Needs, Process, Strategy
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
@@ -165,7 +166,8 @@ class SynchronousPipeline(Strategy):
         """The schedule of one optimiser step, of all ranks of all replicas."""
         return replicate(self.pipeline_schedule(cell), int(self.option_values(cell)["replicas"]))
 
-    def ideal_speedup(self, cell: Cell) -> float:
+    def most_speedup(self, cell: Cell, device: DeviceKind = "cuda") -> float:
+        """That of the schedule, replayed; p m / (m + p - 1) with a flush and one stage a device."""
         schedule = self.pipeline_schedule(cell)
         stages = schedule.num_stages
         passes = StageDurations(forward_s=[1 / stages] * stages, backward_s=[2 / stages] * stages)
@@ -188,11 +190,21 @@ class SynchronousPipeline(Strategy):
                 f"on each of {replicas} replicas; "
                 f"make batch_size a multiple of {replicas * chunks}",
             )
+        stages = cell.devices // replicas * self.stages_per_rank(cell)
+        # First, as schedules of more stages than a network has blocks take long to make.
+        if (why := why_no_stages(cell, str(values["balance"]), (1,) * stages)) is not None:
+            return why
         try:
-            stages = self.pipeline_schedule(cell).num_stages
+            self.pipeline_schedule(cell)
         except InvalidSchedule as error:
             return Reason("invalid_schedule", str(error))
-        return why_no_stages(cell, str(values["balance"]), (1,) * stages)
+        return None
+
+    def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
+        """As many micro-batches as stages or more; they must divide a replica's samples."""
+        replicas = int(self.option_values(cell)["replicas"])
+        for chunks in micro_batch_counts(cell.batch_size // replicas, cell.devices // replicas):
+            yield {"chunks": chunks}
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         one = self.pipeline_schedule(cell)

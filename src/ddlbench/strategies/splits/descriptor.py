@@ -18,15 +18,15 @@ known to have enough rows or filters; if not, the cell ends ``unsupported`` and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.groups import placement_of_groups, uneven_groups
+from ddlbench.planning.groups import larger_groups, placement_of_groups, uneven_groups
 from ddlbench.planning.network_tables import DIMENSIONS, why_too_many
 from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.strategy import LayerSplit, Process, Strategy
@@ -113,6 +113,11 @@ class SplitStrategy(Strategy):
                 "images have no depth to split; write split: height, width or both",
             )
         return self.limit(cell)
+
+    def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
+        """Groups of several nodes, so that the batch divides over fewer of them."""
+        if "group" in self.options:
+            yield from ({"group": size} for size in larger_groups(cell))
 
     def limit(self, cell: Cell) -> str | None:
         """Why a built-in network cannot be split; a user's own network is checked when it runs."""

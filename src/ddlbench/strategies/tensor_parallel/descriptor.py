@@ -18,12 +18,12 @@ Parallelism" (2019), section 3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ddlbench.experiment.cell import Cell
-from ddlbench.planning.groups import placement_of_groups, uneven_groups
+from ddlbench.experiment.cell import Cell, OptionValue
+from ddlbench.planning.groups import larger_groups, placement_of_groups, uneven_groups
 from ddlbench.planning.network_tables import linear_pairs, why_not_in_pairs
 from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.strategy import Process, Strategy
@@ -110,6 +110,10 @@ class DataTensor(TensorParallel):
 
     def group_size(self, cell: Cell) -> int:
         return int(self.option_values(cell)["group"]) or cell.devices_per_node
+
+    def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
+        """Groups of several nodes, so that the batch divides over fewer of them."""
+        yield from ({"group": size} for size in larger_groups(cell))
 
 
 def _share(workload: Workload, plan: Plan) -> DeviceShare:

@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.status import Reason
+from ddlbench.planning.fitting import micro_batch_counts
 from ddlbench.planning.partition import balance
 from ddlbench.planning.pipeline import PlannedSchedule
 from ddlbench.planning.pipeline_stages import check_enough, measured_chain, measured_files
@@ -201,10 +202,20 @@ class GPipe(TorchGPipe):
             )
         return super().supports(cell)
 
-    def ideal_speedup(self, cell: Cell) -> float:
-        """The bound p m / (m + p - 1) (Huang et al. 2019, section 2), without recomputation."""
+    def most_speedup(self, cell: Cell, device: DeviceKind = "cuda") -> float:
+        """The bound p m / (m + p - 1) (Huang et al. 2019, section 2), without recomputation.
+
+        On CPUs torchgpipe's partitions compute one after the other.
+        """
+        if device == "cpu":
+            return 1.0
         chunks = int(self.option_values(cell)["chunks"])
         return cell.devices * chunks / (chunks + cell.devices - 1)
+
+    def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
+        """Micro-batches that divide the mini-batch."""
+        for chunks in micro_batch_counts(cell.batch_size, cell.devices):
+            yield {"chunks": chunks}
 
 
 class ModelParallel(TorchGPipe):
@@ -224,7 +235,8 @@ class ModelParallel(TorchGPipe):
     }
     recommended_by: ClassVar[Mapping[str, str]] = {"ddlbench-2020": "ddlbench-eq2"}
 
-    def ideal_speedup(self, cell: Cell) -> float:
+    def most_speedup(self, cell: Cell, device: DeviceKind = "cuda") -> float:
+        """One device at a time computes."""
         return 1.0
 
 

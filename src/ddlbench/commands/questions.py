@@ -1,0 +1,194 @@
+"""The options that say what is trained on how much, for the commands that predict and choose.
+
+::
+
+    --network vgg11 --dataset cifar10 --geometry 2x4 --batch-size 256
+    --configfile mine.yaml            settings, options, site and data of the experiment; of what
+                                      it has once, nothing needs to be written again
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ddlbench.commands.experiment_options import matrix_at
+from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import enter_project
+from ddlbench.experiment.site import load_site
+
+if TYPE_CHECKING:
+    from ddlbench.experiment.config import Experiment
+    from ddlbench.experiment.site import Site
+    from ddlbench.planning.matrix import MatrixRow
+    from ddlbench.predict.candidate import Knowledge
+    from ddlbench.predict.question import Question
+
+# Options of a command, and the field of a cell that each sets.
+_SETTINGS = {"fabric": "fabric", "precision": "precision", "threads": "threads_per_device"}
+
+
+def cell_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say what is trained, on how much, with which batch."""
+    batch = click.option("--batch-size", type=click.IntRange(1), help="Samples of one step.")
+    return case_options(batch(command))
+
+
+def case_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say what is trained, on how much."""
+    for option in reversed(
+        (
+            click.option(
+                "--configfile",
+                type=click.Path(path_type=Path),
+                help="An experiment of yours: its settings, options, site and data.",
+            ),
+            click.option("--site", "site_name", help="Site.  [default: local]"),
+            click.option("--network", help="Name, or package.module:callable."),
+            click.option("--dataset", help="Name of the dataset."),
+            click.option("--geometry", help="Nodes x devices per node: 2x4."),
+            click.option("--fabric", help="Link condition.  [default: default]"),
+            click.option("--precision", help="[default: fp32]"),
+            click.option("--threads", type=click.IntRange(1), help="Of a CPU device."),
+            click.option(
+                "--option", "options", multiple=True, help="Of a strategy: gpipe.chunks=8."
+            ),
+            click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What the options of a command say.
+
+    Args:
+        each: a question for each geometry.
+        site: where.
+        configfile: the experiment whose cells are measured; None for single cells.
+    """
+
+    each: tuple[Question, ...]
+    site: Site
+    configfile: Path | None = None
+
+    @property
+    def one(self) -> Question:
+        """The only question.
+
+        Raises:
+            ConfigError: there are several geometries.
+        """
+        if len(self.each) > 1:
+            raise ConfigError("--geometry: this takes one geometry; several are for recommend")
+        return self.each[0]
+
+    def knowledge(self, **settings: Any) -> Knowledge:
+        """What the site knows of the questions; ``settings`` are fields of the knowledge."""
+        from ddlbench.predict.inputs import Inputs  # noqa: PLC0415 - slow to import
+        from ddlbench.predict.recommend import knowledge_of  # noqa: PLC0415
+
+        return replace(knowledge_of(self.each[0], Inputs(self.site.name), self.site), **settings)
+
+
+def questions_of(values: dict[str, Any], batch_size: int | None = None) -> Questions:
+    """The questions that the options of :func:`cell_options` make.
+
+    Args:
+        values: of the options.
+        batch_size: where the command has no such option.
+
+    Raises:
+        ConfigError: something is missing, unknown or not of its kind.
+    """
+    configfile, site_name = values["configfile"], values["site_name"]
+    given = {**values, "batch_size": values.get("batch_size") or batch_size}
+    if configfile is None:
+        enter_project()
+        site, experiment = load_site(site_name or "local"), None
+    else:
+        experiment, site, rows = matrix_at(configfile, site_name)
+        configfile = Path(experiment.where)
+        given = _completed(given, experiment, rows)
+    for name in ("network", "dataset", "geometry", "batch_size"):
+        if not given[name]:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} is missing; write it, or name an experiment: --configfile")
+    questions = [
+        _question(given, text.strip(), experiment) for text in given["geometry"].split(",")
+    ]
+    for question in questions:
+        question.check_names()
+    return Questions(tuple(questions), site, configfile)
+
+
+def _question(values: dict[str, Any], geometry: str, experiment: Experiment | None) -> Question:
+    from ddlbench.predict.question import Question  # noqa: PLC0415 - slow to import
+
+    nodes, devices_per_node = parse_geometry(geometry, "--geometry")
+    settings = {field: values[name] for name, field in _SETTINGS.items() if values[name]}
+    return Question(
+        network=values["network"],
+        dataset=values["dataset"],
+        nodes=nodes,
+        devices_per_node=devices_per_node,
+        batch_size=values["batch_size"],
+        settings=settings,
+        options=_options(values["options"]),
+        experiment=experiment,
+    )
+
+
+def _completed(
+    values: dict[str, Any], experiment: Experiment, rows: Sequence[MatrixRow]
+) -> dict[str, Any]:
+    """The options, with what the experiment says where it says one thing.
+
+    Raises:
+        ConfigError: the experiment has several values of what is not written.
+    """
+    completed = dict(values)
+    cells = [row.cell for row in rows]
+    several = [cell for cell in cells if cell.devices > 1] or cells
+    axes: dict[str, Callable[[Cell], Any]] = {
+        "network": lambda cell: cell.network,
+        "dataset": lambda cell: cell.dataset,
+        "geometry": lambda cell: cell.geometry,
+        "fabric": lambda cell: cell.fabric,
+        "batch_size": lambda cell: cell.batch_size,
+    }
+    for name, value_of in axes.items():
+        if not completed[name]:
+            found = sorted({value_of(cell) for cell in several})
+            if len(found) > 1:
+                option = f"--{name.replace('_', '-')}"
+                raise ConfigError(
+                    f"{experiment.where} has several values; write one: {option} "
+                    f"{' | '.join(map(str, found))}"
+                )
+            completed[name] = found[0]
+        several = [c for c in several if value_of(c) == completed[name]] or several
+    return completed
+
+
+def _options(texts: Sequence[str]) -> dict[str, dict[str, OptionValue]]:
+    """``gpipe.chunks=8`` as strategy -> option -> value."""
+    found: dict[str, dict[str, OptionValue]] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        strategy, dot, option = name.rpartition(".")
+        if not (equals and dot and strategy and option):
+            raise ConfigError(f"--option {text!r}: write strategy.option=value, as gpipe.chunks=8")
+        try:
+            found.setdefault(strategy, {})[option] = json.loads(value)
+        except ValueError:
+            found.setdefault(strategy, {})[option] = value
+    return found

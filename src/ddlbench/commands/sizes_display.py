@@ -1,0 +1,64 @@
+"""How answers for several geometries look in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ddlbench.experiment.screen import Column, in_one_unit, paragraph, table, two_digits
+from ddlbench.experiment.units import BYTES, HOURS, TIMES
+from ddlbench.predict.advice import chance_text
+from ddlbench.predict.sizes import gains, sizes_advice
+from ddlbench.report.labels import dataset_label, network_label
+
+if TYPE_CHECKING:
+    from ddlbench.predict.candidate import Knowledge
+    from ddlbench.predict.sizes import Size
+
+
+def sizes_lines(sizes: Sequence[Size], known: Knowledge) -> list[str]:
+    """A line a geometry with its best strategy, and what more devices bring.
+
+    Args:
+        sizes: by their devices, the fewest first.
+        known: what is known at the site.
+    """
+    first = sizes[0].question
+    lines = paragraph(
+        f"{network_label(first.network)}, {dataset_label(first.dataset)}, {first.batch_size} "
+        f"samples a step, site {known.site.name}"
+    )
+    columns = [
+        Column("devices"), Column("best strategy"), Column("step", right=True), Column(""),
+        Column("speed-up", right=True), Column("efficiency", right=True),
+        Column("added", right=True, drop=2), Column("device-h/epoch", right=True, drop=3),
+        Column("memory", right=True, drop=1), Column("fastest", right=True),
+    ]  # fmt: skip
+    best = [size.best for size in sizes]
+    rows = zip(
+        [size.question.geometry for size in sizes],
+        [one.label if one else "nothing compared" for one in best],
+        in_one_unit([one.shown_s if one else None for one in best], TIMES),
+        ["" if one is None or one.basis == "measured" else "predicted" for one in best],
+        [_number(size.speedup) for size in sizes],
+        [f"{size.efficiency:.0%}" if size.efficiency is not None else "" for size in sizes],
+        [_number(gain) for gain in gains(sizes)],
+        [two_digits(HOURS.of(s)) if (s := size.epoch_device_s) else "" for size in sizes],
+        in_one_unit([one.memory_bytes if one else None for one in best], BYTES),
+        [chance_text(one.chance) if one else "" for one in best],
+        strict=True,
+    )
+    lines += table(columns, rows)
+    for sentence in sizes_advice(sizes):
+        lines += paragraph(sentence)
+    lines += paragraph("added: what each further device adds, in devices. Each size: recommend.")
+    beyond = [s.question.geometry for s in sizes if any(c.beyond for c in s.ranking.candidates)]
+    if beyond:
+        lines += paragraph(
+            f"Predicted beyond the devices of site {known.site.name}: {', '.join(beyond)}."
+        )
+    return lines
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

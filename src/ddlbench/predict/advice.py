@@ -1,0 +1,261 @@
+"""The advice: what to train with, in sentences.
+
+::
+
+    ranking --> one device only?                  --> nothing was compared
+            --> one device tied with the first?   --> stay on one device
+            --> the first is only predicted, with
+                a chance below a half, and tied
+                with a measured one?              --> the measured one
+            --> else                              --> the first of the ranking
+
+The terminal, ``--json``, choice.json, the end of a run and the HTML report all print what
+:func:`advise` says, so they never differ.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ddlbench.experiment.registry import BASE
+from ddlbench.experiment.screen import in_one_unit
+from ddlbench.experiment.units import TIMES
+from ddlbench.predict.candidate import Candidate, Knowledge
+from ddlbench.predict.question import Question
+from ddlbench.predict.ranking import TIE, Ranking, candidate_dict
+from ddlbench.predict.recommend import dividing_batches, fitted_options
+
+_ROUNDS_TO_0 = 0.005
+_LIKELY = 0.5
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to train with.
+
+    Args:
+        recommended: the candidate; None if nothing was compared.
+        sentences: the advice, then why other candidates are not advised.
+        why_not: beside a candidate that looks faster than the advised one, why it is not advised;
+            by strategy.
+    """
+
+    recommended: Candidate | None
+    sentences: tuple[str, ...]
+    why_not: dict[str, str]
+
+    @property
+    def strategy(self) -> str | None:
+        return self.recommended.strategy if self.recommended else None
+
+    def extended(self, sentences: Sequence[str]) -> Advice:
+        """The advice with further sentences."""
+        return replace(self, sentences=(*self.sentences, *sentences))
+
+
+def advise(question: Question, ranking: Ranking, known: Knowledge) -> Advice:
+    """What to train with, by one ranking."""
+    others = [c for c in ranking.ranked if c.strategy != BASE]
+    best, base = ranking.best, ranking.base
+    notes = [*_batches(question, ranking, known), *_fitted(question, ranking)]
+    if best is None:
+        return Advice(None, (f"Nothing can be recommended: {_reasons(ranking)}.", *notes), {})
+    if base is not None and question.devices == 1:
+        text = f"{question.geometry} is one device: train sequentially."
+        return Advice(base, (text,), {})
+    if not others:
+        return Advice(None, (_nothing_compared(ranking, known),), {}).extended(notes)
+    if base is not None and (base in ranking.tied or all(_cannot_gain(c) for c in others)):
+        recommended, sentences = base, [_stay(ranking, others)]
+    else:
+        recommended = _likely_or_measured(ranking, best)
+        sentences = [_train(ranking, recommended), *_tied(ranking, recommended)]
+    why_not = _why_not(ranking, recommended)
+    sentences += _highest(ranking, recommended, why_not)
+    sentences += _beyond(others)
+    return Advice(recommended, tuple(sentences), why_not).extended(notes)
+
+
+def _likely_or_measured(ranking: Ranking, best: Candidate) -> Candidate:
+    """The best; where it is more likely not the fastest, a measured one that may be as fast."""
+    if best.basis == "measured" or best.chance is None or best.chance >= _LIKELY:
+        return best
+    sure = 1 - TIE
+    measured = (c for c in ranking.tied if c.basis == "measured" and _gains(c) >= sure)
+    return next(measured, best)
+
+
+def _gains(candidate: Candidate) -> float:
+    """Its chance to be faster than one device; 1 if one device is no candidate."""
+    return 1.0 if candidate.chance_to_gain is None else candidate.chance_to_gain
+
+
+def _train(ranking: Ranking, best: Candidate) -> str:
+    inside = range_text(*ranking.interval_s(best))
+    words = [f"Train with {best.label} ({basis_text(best)}, {inside})"]
+    if (speedup := ranking.speedup(best)) is not None:
+        other = "" if speedup.basis == best.basis else f" ({speedup.basis})"
+        words.append(f"{speedup.ratio:.2f}x one device{other}")
+    if best is not ranking.best:
+        words.append("the fastest that is measured")
+    elif best.chance is not None:
+        words.append(f"a chance of {chance_text(best.chance)} to be the fastest")
+    return f"{words[0]}: {', '.join(words[1:])}." if words[1:] else f"{words[0]}."
+
+
+def _tied(ranking: Ranking, best: Candidate) -> list[str]:
+    others = [c for c in ranking.tied if c is not best]
+    if not others:
+        return []
+    text = f"These may be faster: {', '.join(_with_speedup(ranking, c) for c in others)}"
+    unknown = [c for c in others if c.basis == "predicted" and not c.beyond]
+    return [f"{text}; --measure {len(unknown)} would tell." if unknown else f"{text}."]
+
+
+def _with_speedup(ranking: Ranking, candidate: Candidate) -> str:
+    """``DDP (predicted, 1.14x)``."""
+    speedup = ranking.speedup(candidate)
+    return (
+        f"{candidate.label} ({speedup.basis}, {speedup.ratio:.2f}x)" if speedup else candidate.label
+    )
+
+
+def _stay(ranking: Ranking, others: Sequence[Candidate]) -> str:
+    able = [c for c in others if not _cannot_gain(c)]
+    if not able:
+        return "Stay on one device: no strategy that can run here can be faster."
+    likeliest = max(able, key=_gains)
+    return (
+        "Stay on one device: no strategy is surely faster. The likeliest is "
+        f"{_with_speedup(ranking, likeliest)}: a chance of {chance_text(_gains(likeliest))} to be "
+        "faster than one device."
+    )
+
+
+def _nothing_compared(ranking: Ranking, known: Knowledge) -> str:
+    text = f"Nothing was compared: only one device can be timed here. {_reasons(ranking)}."
+    if any(c.code == "site_too_small" for c in ranking.not_ranked):
+        site = known.site
+        text += f" Write --geometry {site.nodes}x{site.devices_per_node} or less."
+    return text
+
+
+def _reasons(ranking: Ranking) -> str:
+    """The commonest reason of what is not ranked, and of how many it is the reason."""
+    counts = Counter(str(c.reason).partition("; ")[0] for c in ranking.not_ranked)
+    reason, count = counts.most_common(1)[0]
+    return f"Of {count} of {len(ranking.candidates)} strategies: {reason.rstrip('.')}"
+
+
+def _why_not(ranking: Ranking, recommended: Candidate) -> dict[str, str]:
+    """Why each candidate is not advised whose speed-up is higher than that of the advised one."""
+    own = ranking.speedup(recommended)
+    found = {}
+    for candidate in ranking.ranked:
+        speedup = ranking.speedup(candidate)
+        if candidate is recommended or speedup is None or own is None or speedup.ratio <= own.ratio:
+            continue
+        found[candidate.strategy] = _reason_not(ranking, candidate, recommended)
+    return found
+
+
+def _reason_not(ranking: Ranking, candidate: Candidate, recommended: Candidate) -> str:
+    if ranking.above_bound(candidate) and _cannot_gain(candidate):
+        return "it computes on one device at a time, so this is noise"
+    if recommended.strategy == BASE:
+        return "one device may be as fast"
+    if candidate.basis == "predicted" and recommended.basis == "measured":
+        return "only predicted"
+    return "not surely faster"
+
+
+def _highest(ranking: Ranking, recommended: Candidate, why_not: dict[str, str]) -> list[str]:
+    """A sentence for the highest speed-up, if no other sentence speaks of it."""
+    shown = [
+        (speedup.ratio, speedup.basis, c)
+        for c in ranking.ranked
+        if c.strategy in why_not and c not in ranking.tied and (speedup := ranking.speedup(c))
+    ]
+    if not shown:
+        return []
+    ratio, basis, candidate = max(shown, key=lambda one: one[0])
+    return [
+        f"{candidate.label} shows {ratio:.2f}x ({basis}) and is not advised: "
+        f"{why_not[candidate.strategy]}."
+    ]
+
+
+def _cannot_gain(candidate: Candidate) -> bool:
+    return candidate.bound is not None and candidate.bound <= 1
+
+
+def _beyond(others: Sequence[Candidate]) -> list[str]:
+    beyond = next((c.beyond for c in others if c.beyond), "")
+    return [f"Predicted beyond what can be measured: {beyond}."] if beyond else []
+
+
+def _batches(question: Question, ranking: Ranking, known: Knowledge) -> list[str]:
+    found = dividing_batches(question, ranking, known)
+    if found is None:
+        return []
+    sizes = " or ".join(map(str, found.batch_sizes))
+    more = "1 more strategy is" if found.more == 1 else f"{found.more} more strategies are"
+    return [
+        f"A batch of {question.batch_size} does not divide over {question.devices} devices. Take "
+        f"{sizes}: then {more} compared."
+    ]
+
+
+def _fitted(question: Question, ranking: Ranking) -> list[str]:
+    parts = [
+        f"{options} for {', '.join(c.label for c in candidates)}"
+        for options, candidates in fitted_options(question, ranking).items()
+    ]
+    if not parts:
+        return []
+    return [
+        f"Fitted to {question.geometry} and a batch of {question.batch_size}: {'; '.join(parts)}."
+    ]
+
+
+def answer_dict(question: Question, ranking: Ranking, advice: Advice) -> dict[str, Any]:
+    """An answer as JSON values, as ``recommend --json`` prints it and choice.json keeps it."""
+    return {
+        "case": question.to_dict(),
+        "recommended": advice.strategy,
+        "advice": list(advice.sentences),
+        "candidates": [candidate_dict(ranking, candidate) for candidate in ranking.ranked],
+        "not_ranked": [
+            {"strategy": candidate.strategy, "reason": str(candidate.reason)}
+            for candidate in ranking.not_ranked
+        ],
+        "tied": [candidate.strategy for candidate in ranking.tied],
+        "why_not": dict(advice.why_not),
+        "recommender": ranking.recommender,
+    }
+
+
+def basis_text(candidate: Candidate) -> str:
+    """``predicted``, or ``measured, 3 runs``."""
+    belief = candidate.belief
+    if belief is None or belief.basis == "predicted":
+        return "predicted"
+    return f"measured, {belief.runs} run{'s' * (belief.runs > 1)}"
+
+
+def chance_text(chance: float | None) -> str:
+    """A probability as people read it; empty where it is not known."""
+    if chance is None:
+        return ""
+    if chance < _ROUNDS_TO_0:
+        return "<1%"
+    return ">99%" if chance > 1 - _ROUNDS_TO_0 else f"{chance:.0%}"
+
+
+def range_text(low_s: float, high_s: float) -> str:
+    """Two durations in one unit."""
+    low, high = in_one_unit([low_s, high_s], TIMES)
+    return f"{low.split()[0]}-{high}"

@@ -1,0 +1,148 @@
+"""A question: what somebody wants to train, on which devices, with which batch.
+
+::
+
+    --network vgg11 --dataset cifar10 --geometry 2x4 --batch-size 256      by options
+    --configfile mine.yaml [the same options, to choose among its values]   by an experiment
+
+A question has a cell for each strategy. Options of a strategy that nobody wrote are fitted to the
+geometry and the batch (:mod:`ddlbench.planning.fitting`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.config import Experiment
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.registry import known, mismatch
+from ddlbench.experiment.schema import nearest
+from ddlbench.planning.fitting import fitted
+from ddlbench.planning.matrix import written_point
+from ddlbench.planning.strategy import normalise, strategy_of
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the user wants to train, and on which devices.
+
+    Args:
+        network: name, or ``package.module:callable``.
+        dataset: name.
+        nodes, devices_per_node: geometry.
+        batch_size: samples of one optimiser step, the same for every strategy.
+        settings: further fields of the cell (precision, fabric, ...).
+        options: strategy -> its options that differ from the defaults.
+        experiment: whose settings, options and overrides the cells have besides; None for none.
+    """
+
+    network: str
+    dataset: str
+    nodes: int
+    devices_per_node: int
+    batch_size: int
+    settings: Mapping[str, Any]
+    options: Mapping[str, Mapping[str, Any]]
+    experiment: Experiment | None = None
+
+    @property
+    def devices(self) -> int:
+        return self.nodes * self.devices_per_node
+
+    @property
+    def geometry(self) -> str:
+        return f"{self.nodes}x{self.devices_per_node}"
+
+    def check_names(self) -> None:
+        """Check dataset, network and the strategies among the options.
+
+        Raises:
+            ConfigError: one is unknown, or the network cannot read the dataset.
+        """
+        DATASETS.check(self.dataset)
+        if self.network not in known("ddlbench.networks") and ":" not in self.network:
+            remark = nearest(self.network, known("ddlbench.networks"))
+            raise ConfigError(
+                f"unknown network {self.network!r}; {remark}; "
+                "a network of your own is package.module:callable"
+            )
+        for strategy in self.options:
+            if strategy not in known("ddlbench.strategies") and ":" not in strategy:
+                remark = nearest(strategy, known("ddlbench.strategies"))
+                raise ConfigError(f"options: unknown strategy {strategy!r}; {remark}")
+        if (reason := mismatch(self.network, self.dataset)) is not None:
+            raise ConfigError(reason)
+
+    def written_options(self, strategy: str) -> dict[str, Any]:
+        """The options of a strategy that the user wrote.
+
+        Raises:
+            ConfigError: an option is unknown, or a value is invalid.
+        """
+        options: dict[str, Any] = {}
+        if self.experiment is not None:
+            options |= self._point(strategy).get("options", {})
+        options |= self.options.get(strategy, {})
+        strategy_of(strategy).check_options(options, f"options of {strategy}")
+        return options
+
+    def cell(self, strategy: str) -> Cell:
+        """The cell of one strategy; the baseline has one device with the whole batch.
+
+        Raises:
+            ConfigError: an option is unknown, or a value is invalid.
+        """
+        written = self.written_options(strategy)
+        options = strategy_of(strategy).check_options(written, f"options of {strategy}")
+        settings = self.settings
+        if self.experiment is not None:
+            settings = {**_fields_of(self._point(strategy)), **settings}
+        cell = Cell(
+            **settings,
+            dataset=self.dataset,
+            network=self.network,
+            strategy=strategy,
+            batch_size=self.batch_size,
+            nodes=self.nodes,
+            devices_per_node=self.devices_per_node,
+            options=tuple(options.items()),
+        )
+        return fitted(normalise(cell), written)
+
+    def with_batch(self, batch_size: int) -> Question:
+        return replace(self, batch_size=batch_size)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The question as JSON values; ``settings`` are those of its cells."""
+        names = ("network", "dataset", "nodes", "devices_per_node", "batch_size")
+        return {name: getattr(self, name) for name in names} | {
+            "settings": dict(self.settings),
+            "options": {name: dict(values) for name, values in self.options.items()},
+        }
+
+    def _point(self, strategy: str) -> dict[str, Any]:
+        assert self.experiment is not None
+        axes = {
+            "dataset": self.dataset,
+            "network": self.network,
+            "strategy": strategy,
+            "geometry": self.geometry,
+            **self.settings,
+        }
+        return written_point(self.experiment, axes)
+
+
+_NAMED = {
+    "dataset", "network", "strategy", "batch_size", "nodes", "devices_per_node", "repeat",
+    "options",
+}  # fmt: skip
+
+
+def _fields_of(point: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a point of a matrix that are fields of a cell."""
+    names = Cell.__dataclass_fields__.keys() - _NAMED
+    return {name: value for name, value in point.items() if name in names}

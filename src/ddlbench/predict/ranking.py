@@ -1,0 +1,237 @@
+"""The ranking of candidates: the fastest first, each with its chance to be the fastest.
+
+::
+
+    candidates -> predictions within their bound -> measured steps move the other beliefs
+               -> chances, within the bound -> order: ranked by time, then what is not ranked
+
+A place is by the belief, which measured steps have moved. The predicted step beside it stays what
+the model says, so that both speed-ups of a row are of one world: both steps are measured, or both
+are predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from ddlbench.experiment.registry import BASE
+from ddlbench.experiment.status import Reason
+from ddlbench.planning.strategy import known_strategy
+from ddlbench.predict.belief import races
+from ddlbench.predict.candidate import Candidate
+from ddlbench.predict.siblings import alike, informed
+
+TIE = 0.25
+"""Probability to be faster than the first from which a candidate is tied with it."""
+_FAILED = Reason("failed", "failed here: its cell ended without a step")
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """One device's step over a candidate's, both of one basis."""
+
+    ratio: float
+    basis: str
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The candidates of a question, best first."""
+
+    recommender: str
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def ranked(self) -> tuple[Candidate, ...]:
+        return tuple(c for c in self.candidates if c.ranked)
+
+    @property
+    def not_ranked(self) -> tuple[Candidate, ...]:
+        return tuple(c for c in self.candidates if not c.ranked)
+
+    @property
+    def best(self) -> Candidate | None:
+        """The fastest that can run and is not known to be too large; None if there is none."""
+        return next(iter(self.ranked), None)
+
+    @property
+    def base(self) -> Candidate | None:
+        """One device; None if nothing is known of it."""
+        return next((c for c in self.ranked if c.strategy == BASE), None)
+
+    @property
+    def tied(self) -> tuple[Candidate, ...]:
+        """The best, and all that are faster than it with a probability of a quarter or more."""
+        best = self.best
+        if best is None:
+            return ()
+        if best.chance is None:  # a rule placed it
+            return (best,)
+        return tuple(c for c in self.ranked if c is best or c.chance_to_win >= TIE)
+
+    def speedup(self, candidate: Candidate) -> Speedup | None:
+        """Its speed-up over one device, measured if both were, else predicted; None if unknown."""
+        base = self.base
+        if base is None:
+            return None
+        if candidate.basis == base.basis == "measured":
+            return Speedup(base.shown_s / candidate.shown_s, "measured")
+        if candidate.predicted_s and base.predicted_s:
+            return Speedup(base.predicted_s / candidate.predicted_s, "predicted")
+        return None
+
+    def interval_s(self, candidate: Candidate) -> tuple[float, float]:
+        """Holds the step in 90 % of cases, and the step that is shown.
+
+        No end of a prediction is shorter than the bound allows.
+        """
+        assert candidate.belief is not None
+        low, high = candidate.belief.interval_s
+        base = self.base
+        if candidate.basis == "predicted" and base is not None and base.belief and candidate.bound:
+            low = max(low, base.belief.interval_s[0] / candidate.bound)
+        return min(low, candidate.shown_s), max(high, candidate.shown_s)
+
+    def above_bound(self, candidate: Candidate) -> bool:
+        """Whether it was measured faster than it can be."""
+        found = self.speedup(candidate)
+        if found is None or found.basis != "measured" or candidate.bound is None:
+            return False
+        return candidate.strategy != BASE and found.ratio > candidate.bound * (1 + _ROUNDING)
+
+    def without(self, strategies: Collection[str]) -> Ranking:
+        """The ranking after some candidates could not run; the others' chances grow."""
+        if not strategies:
+            return self
+        left = [
+            replace(c, belief=None, chance=None, reason=_FAILED) if c.strategy in strategies else c
+            for c in self.candidates
+        ]
+        return replace(self, candidates=tuple(_ordered(left)))
+
+
+_ROUNDING = 1e-9
+
+
+def rank(candidates: Sequence[Candidate], recommender: str, *, by_rule: bool = False) -> Ranking:
+    """Rank the candidates of one question.
+
+    Args:
+        candidates: in any order; sequential training, if it is among them, is the base.
+        recommender: its name.
+        by_rule: Horovod goes first, or GPipe where Horovod cannot; without chances.
+    """
+    base = next((c for c in candidates if c.strategy == BASE), None)
+    ordered = _ordered(_with_siblings([c.limited(base) for c in candidates]))
+    return Ranking(recommender, tuple(_by_the_rule(ordered) if by_rule else ordered))
+
+
+def _with_siblings(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates; the runs of those that were measured move what is believed of the others."""
+    told = [c for c in candidates if c.expected is not None and c.belief is not None]
+    expected = [c.expected for c in told if c.expected is not None]
+    measured = {
+        place: c.belief
+        for place, c in enumerate(told)
+        if c.belief is not None and c.belief.basis == "measured"
+    }
+    beliefs = iter(informed(expected, measured, alike([_family(c) for c in told])))
+    return [replace(c, belief=next(beliefs)) if c in told else c for c in candidates]
+
+
+def _family(candidate: Candidate) -> str:
+    strategy = known_strategy(candidate.strategy)
+    return candidate.strategy if strategy is None else strategy.family
+
+
+def _ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates in order; those that are ranked with their chances."""
+    base = next((c for c in candidates if c.strategy == BASE and c.ranked), None)
+    ranked = sorted((c for c in candidates if c.ranked), key=lambda c: _place(c, base))
+    others = sorted((c for c in candidates if not c.ranked), key=_not_ranked_place)
+    won = races(
+        [c.belief for c in ranked if c.belief is not None],
+        [_share(c) for c in ranked],
+        ranked.index(base) if base is not None else None,
+    )
+    return [
+        *(
+            replace(
+                c,
+                chance=race.fastest,
+                chance_to_win=race.beats_first,
+                chance_to_gain=race.beats_base,
+            )
+            for c, race in zip(ranked, won, strict=True)
+        ),
+        *others,
+    ]
+
+
+def _share(candidate: Candidate) -> float:
+    """The part of one device's step that the candidate needs at least; see :func:`races`.
+
+    Measured steps may be shorter, but for a candidate that can gain nothing.
+    """
+    if candidate.strategy == BASE or not candidate.bound:
+        return 0.0
+    if candidate.basis == "measured" and candidate.bound > 1:
+        return 0.0
+    return 1 / candidate.bound
+
+
+def _place(candidate: Candidate, base: Candidate | None) -> tuple[float, bool, float]:
+    """By time within the bound; one device before what can only be as fast."""
+    assert candidate.belief is not None
+    step_s = candidate.belief.step_s
+    least_s = _share(candidate) * base.belief.step_s if base and base.belief else 0.0
+    return (max(step_s, least_s), candidate.strategy != BASE, step_s)
+
+
+def _not_ranked_place(candidate: Candidate) -> tuple[bool, str]:
+    """What would be known, but does not fit, goes first."""
+    return (candidate.belief is None, candidate.strategy)
+
+
+def _by_the_rule(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Horovod, or GPipe where Horovod does not fit, before all others; without chances."""
+    placed = {c.strategy: c for c in candidates if c.ranked}
+    first = placed.get("horovod") or placed.get("gpipe")
+    return [
+        replace(candidate, chance=None)
+        for candidate in sorted(candidates, key=lambda candidate: candidate is not first)
+    ]
+
+
+def candidate_dict(ranking: Ranking, candidate: Candidate) -> dict[str, Any]:
+    """A ranked candidate as JSON values."""
+    speedup = ranking.speedup(candidate)
+    prediction = candidate.prediction
+    parts = ("compute_s", "communication_s", "exposed_communication_s", "bubble_s")
+    return {
+        "strategy": candidate.strategy,
+        "geometry": candidate.cell.geometry,
+        "step_s": candidate.shown_s,
+        "interval_s": list(ranking.interval_s(candidate)),
+        "basis": candidate.basis,
+        "speedup": speedup.ratio if speedup else None,
+        "speedup_basis": speedup.basis if speedup else None,
+        "bound": candidate.bound,
+        "chance": candidate.chance,
+        "fits": candidate.fits,
+        "label": candidate.label,
+        "cell_id": candidate.cell.id,
+        "predicted_step_s": candidate.predicted_s,
+        "predicted_interval_s": list(candidate.expected.interval_s) if candidate.expected else None,
+        "measured_step_s": median(candidate.measured_s) if candidate.measured_s else None,
+        "runs": len(candidate.measured_s),
+        "predictor": prediction.predictor if prediction else None,
+        **{name: getattr(prediction, name, None) for name in parts},
+        "memory_bytes": candidate.memory_bytes,
+        "device_memory_bytes": candidate.room.capacity_bytes if candidate.room else None,
+        "limits": list(prediction.limits) if prediction else [],
+        "notes": list(prediction.notes) if prediction else [],
+    }
