@@ -49,6 +49,13 @@ def main() -> None:
         commands(standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit(130)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "ddlbench"
+        say_error(ConfigError(f"{error.format_message().rstrip('.?')}; see {command} --help"))
+        sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -42,6 +42,8 @@ def by_workflow(
         if questions.configfile is not None:
             command += ["--configfile", str(questions.configfile)]
         command += ["--config", f"site={site.name}"]
+        if questions.configfile is None:  # the cell belongs to no experiment
+            command.append("experiment=single-cells")
         ended = subprocess.run(command, cwd=project_root(), check=False, stdout=sys.stderr)
         found = result_of(cell, site.name)
         if found is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
@@ -157,7 +158,7 @@ def _not_ranked(others: Sequence[Candidate], *, why: bool) -> list[str]:
     if not others:
         return []
     if why:
-        pairs = [(c.label, str(c.reason)) for c in others]
+        pairs = [(c.label, _without_command(str(c.reason))) for c in others]
         return ["", f"Not ranked, {len(others)}", *named_lines(pairs, "  ")]
     groups: dict[str, list[str]] = {}
     for c in others:
@@ -165,6 +166,11 @@ def _not_ranked(others: Sequence[Candidate], *, why: bool) -> list[str]:
     parts = [f"{reason}: {', '.join(names)}" for reason, names in groups.items()]
     text = f"Not ranked, {len(others)} (--why): {'; '.join(parts)}."
     return paragraph(text, hanging="  ")
+
+
+def _without_command(reason: str) -> str:
+    """A reason without the command that makes what is missing: the last line names it for all."""
+    return re.sub(r"(; make (it|what is missing)|; measure them) with: .*", "", reason)
 
 
 def _short_reason(candidate: Candidate) -> str:

@@ -19,6 +19,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.planning.strategy import cut_by_profile, strategy_of
 
 _MOST_ALTERNATIVES = 12  # a strategy that supports none of so many supports none
+_MOST_PER_STAGE = 8
 
 
 def fitted(cell: Cell, written: Mapping[str, Any]) -> Cell:
@@ -26,7 +27,7 @@ def fitted(cell: Cell, written: Mapping[str, Any]) -> Cell:
 
     ::
 
-        defaults -> supported? -> alternatives of the strategy, best first -> the first supported
+        defaults -> supported and suitable? -> alternatives, best first -> the first supported
 
     Args:
         cell: with the options that are written, and defaults.
@@ -37,7 +38,7 @@ def fitted(cell: Cell, written: Mapping[str, Any]) -> Cell:
     """
     cell = cut_by_profile(cell, written)
     strategy = strategy_of(cell.strategy)
-    if strategy.supports(cell) is None:
+    if strategy.supports(cell) is None and strategy.suits(cell):
         return cell
     for values in itertools.islice(strategy.alternatives(cell), _MOST_ALTERNATIVES):
         if values.keys() & written.keys():
@@ -52,10 +53,13 @@ def fitted(cell: Cell, written: Mapping[str, Any]) -> Cell:
 def micro_batch_counts(samples: int, stages: int) -> Iterator[int]:
     """Numbers of equal micro-batches, best first: those that fill the stages, then fewer.
 
+    With eight times as many as stages, the bubble is less than a ninth of the time: more are not
+    worth their overhead.
+
     Args:
         samples: that are cut.
         stages: of the pipeline.
     """
-    least = range(stages, samples + 1)
+    least = range(max(1, stages), min(samples, _MOST_PER_STAGE * stages) + 1)
     fewer = range(min(stages - 1, samples), 0, -1)
     yield from (count for count in (*least, *fewer) if samples % count == 0)

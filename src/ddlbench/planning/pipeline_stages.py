@@ -309,14 +309,14 @@ def measured_chain(cell: Cell, site: str | None, samples: int) -> Chain:
 def _profile(cell: Cell, site: str | None) -> Profile:
     if site is None:
         raise NeedsProfile(
-            f"{cell.id}: balance profile is planned from a site's measurements, and no site is "
-            "given; plan it where the site is known, or write balance: work"
+            f"balance profile of {cell.network} is planned from a site's measurements, and no site "
+            "is given; plan it where the site is known, or write balance: work"
         )
     (path,) = measured_files(cell, site)
     if not path.is_file():
         raise NeedsProfile(
-            f"{cell.id}: balance profile needs {path}, which is not there; make it with: "
-            f"{making_command(site, [path])}"
+            f"balance profile needs the profile of {cell.network} on {cell.dataset} at site {site}; "
+            f"make it with: {making_command(site, [path])}"
         )
     return profile_at(path)
 
@@ -327,8 +327,8 @@ def _partition(cell: Cell, chain: Chain, site: str) -> Partition:
     levels = []
     if cell.devices > 1 and not path.is_file():
         raise ConfigError(
-            f"{cell.id}: balance profile needs {path}, which is not there; measure it with: "
-            f"{making_command(site, [path])}"
+            f"balance profile needs the links of fabric {cell.fabric} at site {site}; measure them "
+            f"with: {making_command(site, [path])}"
         )
     if cell.devices_per_node > 1:
         levels.append(Level(cell.devices_per_node, bandwidth_bytes_per_s(path, "node")))

@@ -192,6 +192,10 @@ class Strategy:
         """
         return float(self.workers(cell.devices, dict(cell.options)))
 
+    def suits(self, cell: Cell) -> bool:
+        """Whether nobody would choose other options for a cell that it supports."""
+        return True
+
     def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
         """Values of options to try where the defaults do not fit the cell, best first."""
         return iter(())

@@ -4,7 +4,7 @@
 
     speedup         median step of sequential training / median step; so fill and drain of a
                     PipeDream run do not count
-    bound           speed-up with equal stages and free messages (Strategy.ideal_speedup)
+    bound           speed-up with equal stages and free messages (Strategy.most_speedup)
     share_of_bound  speedup / bound
     bubble          1 - speedup / devices: the share of the devices' time without useful work
     bubble_least    1 - bound / devices

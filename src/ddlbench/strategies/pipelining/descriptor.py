@@ -200,6 +200,11 @@ class SynchronousPipeline(Strategy):
             return Reason("invalid_schedule", str(error))
         return None
 
+    def suits(self, cell: Cell) -> bool:
+        """With fewer micro-batches than devices some always wait."""
+        values = self.option_values(cell)
+        return int(values["chunks"]) >= cell.devices // int(values["replicas"])
+
     def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
         """As many micro-batches as stages or more; they must divide a replica's samples."""
         replicas = int(self.option_values(cell)["replicas"])

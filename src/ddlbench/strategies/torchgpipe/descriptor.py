@@ -212,6 +212,10 @@ class GPipe(TorchGPipe):
         chunks = int(self.option_values(cell)["chunks"])
         return cell.devices * chunks / (chunks + cell.devices - 1)
 
+    def suits(self, cell: Cell) -> bool:
+        """With fewer micro-batches than devices some always wait."""
+        return int(self.option_values(cell)["chunks"]) >= cell.devices
+
     def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
         """Micro-batches that divide the mini-batch."""
         for chunks in micro_batch_counts(cell.batch_size, cell.devices):
