@@ -17,6 +17,7 @@ from ddlbench.experiment.paths import (
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.document import put_aside_if_broken
 from ddlbench.experiment.site import load_site
+from ddlbench.interconnect.time_plan import links_plan
 from ddlbench.own_parts import try_own_parts
 from ddlbench.planning.matrix import cell_of
 from ddlbench.planning.matrix import expand as expand_matrix
@@ -56,7 +57,12 @@ TABLES = tables_dir(SITE.name, EXPERIMENT.name)
 FIGURES = figures_dir(SITE.name, EXPERIMENT.name)
 PAGE = html_report_file(SITE.name, EXPERIMENT.name)
 
-run_screen.follow(EXPERIMENT.name, SITE.name, ROWS)
+run_screen.follow(
+    EXPERIMENT.name,
+    SITE.name,
+    ROWS,
+    [links_plan(SITE, f).expected_s for f in {cell.fabric for cell in CELLS.values()}],
+)
 # Not in the jobs that measure: one process looks after the results.
 if workflow.is_main_process:
     try:

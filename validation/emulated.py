@@ -99,7 +99,7 @@ CASES: dict[str, Any] = {
     ],
 }
 SITE_KEYS = {
-    "interconnect": {"largest_bytes": 2**25, "sweep_budget_s": 6.0},
+    "interconnect": {"largest_bytes": 2**25, "sweep_budget_s": 6.0, "budget_s": 1200},
     "cell_timeout_s": 900,
 }
 

@@ -90,7 +90,7 @@ PARTS = {
 }
 # As validation/emulated.py has them, so that both studies share their links.
 SITE_KEYS = {
-    "interconnect": {"largest_bytes": 2**25, "sweep_budget_s": 6.0},
+    "interconnect": {"largest_bytes": 2**25, "sweep_budget_s": 6.0, "budget_s": 1200},
     "cell_timeout_s": 900,
 }
 # As many nodes, and devices over the office's link, as the cells use: more take long to sweep.

@@ -191,9 +191,8 @@ def test_sweeps_are_kept_when_the_pairs_fail(tmp_path, monkeypatch):
         ]
 
     monkeypatch.setattr(measure_module, "run_rank_job", run_rank_job)
-    site = load_site("local")
-    monkeypatch.setattr(measure_module, "links_geometry", lambda *_: (1, 2))
+    site = replace(load_site("local"), nodes=1, devices_per_node=2)
     found = measure_module.measure_links(site, "default", tmp_path / "links.json")
-    assert asked == ["node_pairs", "sweep", "rank_pairs"]
+    assert asked == ["sweep", "rank_pairs"]
     assert found.notes == ("swept", "no pairs of ranks: rank 3: the network is down")
     assert read_links(tmp_path / "links.json").pairs == ()

@@ -38,8 +38,3 @@ def test_predictions_need_cells_profiles_and_links(workflow, wanted):
     assert jobs["cell"] == 3
     # accuracy, oracle, gpipe_step, and two of each of the three strategies
     assert jobs["prediction_figure"] == 9
-
-
-def test_a_recommendation_needs_no_measured_cell(workflow):
-    jobs = planned(workflow, "recommend")
-    assert jobs == {"links_of_fabric": 1, "profile": 1, "recommend": 1, "total": 3}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,10 @@ from ddlbench.commands.measuring import by_workflow
 from ddlbench.commands.questions import case_options, questions_of
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.screen import paragraph
+
+if TYPE_CHECKING:
+    from ddlbench.experiment.cell import Cell
+    from ddlbench.predict.question import Question
 
 
 @click.command("largest-batch")
@@ -44,7 +48,7 @@ def largest_batch_command(
 
     questions = questions_of(options, batch_size=1)
     site, here = questions.site, questions.knowledge()
-    cell = questions.one.cell(strategy)
+    cell = _cell_of_any_batch(questions.one, strategy)
     workload = here.inputs.workload(cell)
     capacity = device_memory_bytes or capacity_bytes(workload, site)
     if capacity is None:
@@ -62,3 +66,10 @@ def largest_batch_command(
         return
     for line in lines(found, memory):
         click.echo("\n".join(paragraph(line)))
+
+
+def _cell_of_any_batch(question: Question, strategy: str) -> Cell:
+    """The strategy's cell, with options that suit large batches; its own batch is 1."""
+    devices = question.devices
+    large = question.with_batch(64 * devices * max(1, devices - 1))  # for servers among them, too
+    return large.cell(strategy).with_(batch_size=1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import click
@@ -66,12 +65,11 @@ def measured_cell(questions: Questions) -> Callable[[Cell], Cell]:
 
 def case_id(question: Question) -> str:
     """The case as a path: what differs from the defaults of a cell is in its last part."""
-    defaults = {field.name: field.default for field in fields(Cell)}
     parts = [f"batch_size={question.batch_size}"]
-    parts += [f"{key}={v}" for key, v in sorted(question.settings.items()) if v != defaults[key]]
+    parts += [f"{name}={value}" for name, value in sorted(question.all_settings().items())]
     parts += [
         f"{strategy}.{key}={value}"
-        for strategy, options in sorted(question.options.items())
+        for strategy, options in sorted(question.all_options().items())
         for key, value in sorted(options.items())
     ]
     network = question.network.replace(":", "@")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddlbench.experiment.config import Experiment
-from ddlbench.experiment.paths import CONFIG, profile_file
+from ddlbench.experiment.paths import CONFIG, links_file, profile_file
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.screen import (
     duration_text,
@@ -57,7 +57,7 @@ def plan_lines(
         strategies = Counter(cell.strategy for cell in to_run).most_common()
         pairs = [
             ("time", _time(cost, experiment, site)),
-            ("needs", _needs(cost, experiment)),
+            ("needs", _needs(cost, experiment, site, to_run)),
             *_predictions(cost, experiment, site, to_run),
             ("to run", ", ".join(f"{name} {count:,}" for name, count in strategies)),
         ]
@@ -136,13 +136,34 @@ def _predictions(
     """The profiles that only predictions need, which are in no cell's time."""
     keys = {ProfileKey.of(cell).id for cell in to_run}
     missing = sum(not profile_file(site.name, key).is_file() for key in keys)
-    if not (experiment.predict and missing) or cost.measured_first:
+    links = _links(site, to_run)
+    if not (experiment.predict and (missing or links)) or cost.measured_first:
         return []
-    each = _profile_time(experiment)
-    return [("predict", f"{_count(missing, 'profile')} too, about {each} each, and links")]
+    parts = []
+    if missing:
+        parts.append(f"{_count(missing, 'profile')} too, about {_profile_time(experiment)} each")
+    return [("predict", ", and ".join([*parts, *links]))]
 
 
-def _needs(cost: Budget, experiment: Experiment) -> str:
+def _links(site: Site, cells: Iterable[Cell]) -> list[str]:
+    """The links that are not measured yet, with their time; empty if there are none."""
+    from ddlbench.interconnect.time_plan import links_plan  # noqa: PLC0415 - slow to import
+
+    fabrics = {cell.fabric for cell in cells}
+    times_s = [
+        links_plan(site, fabric).expected_s
+        for fabric in fabrics
+        if not links_file(site.name, fabric).is_file()
+    ]
+    if not times_s:
+        return []
+    each = f"about {duration_text(sum(times_s) / len(times_s))}"
+    return [
+        f"links, {each}" if len(times_s) == 1 else f"links of {len(times_s)} fabrics, {each} each"
+    ]
+
+
+def _needs(cost: Budget, experiment: Experiment, site: Site, to_run: Sequence[Cell]) -> str:
     disk = (
         f"{size_text(cost.node_disk_bytes)} of disk a node" if cost.node_disk_bytes else "no disk"
     )
@@ -150,7 +171,8 @@ def _needs(cost: Budget, experiment: Experiment) -> str:
     first = ""
     if cost.measured_first:
         first = f", {_count(cost.measured_first, 'profile or links file')} measured first"
-        first += f" (about {_profile_time(experiment)} each)"
+        times = [f"{_profile_time(experiment)} a profile", *_links(site, to_run)]
+        first += f" (about {', '.join(times)})"
     return (
         f"{disk}, no download, {jobs}{first}; "
         f"largest cell {_count(cost.largest_nodes, 'node')}, "

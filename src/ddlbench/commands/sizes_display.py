@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddlbench.experiment.screen import Column, in_one_unit, paragraph, table, two_digits
 from ddlbench.experiment.units import BYTES, HOURS, TIMES
 from ddlbench.predict.advice import chance_text
-from ddlbench.predict.sizes import gains, sizes_advice
+from ddlbench.predict.sizes import sizes_advice
 from ddlbench.report.labels import dataset_label, network_label
 
 if TYPE_CHECKING:
@@ -29,20 +29,18 @@ def sizes_lines(sizes: Sequence[Size], known: Knowledge) -> list[str]:
         f"samples a step, site {known.site.name}"
     )
     columns = [
-        Column("devices"), Column("best strategy"), Column("step", right=True), Column(""),
-        Column("speed-up", right=True), Column("efficiency", right=True),
-        Column("added", right=True, drop=2), Column("device-h/epoch", right=True, drop=3),
-        Column("memory", right=True, drop=1), Column("fastest", right=True),
+        Column("devices"), Column("best strategy"), Column("step", right=True),
+        Column("speed-up", right=True), Column("eff.", right=True),
+        Column("device-h", right=True), Column("memory", right=True),
+        Column("fastest", right=True, drop=1),
     ]  # fmt: skip
     best = [size.best for size in sizes]
     rows = zip(
         [size.question.geometry for size in sizes],
         [one.label if one else "nothing compared" for one in best],
         in_one_unit([one.shown_s if one else None for one in best], TIMES),
-        ["" if one is None or one.basis == "measured" else "predicted" for one in best],
-        [_number(size.speedup) for size in sizes],
+        ["" if size.speedup is None else f"{size.speedup:.2f}" for size in sizes],
         [f"{size.efficiency:.0%}" if size.efficiency is not None else "" for size in sizes],
-        [_number(gain) for gain in gains(sizes)],
         [two_digits(HOURS.of(s)) if (s := size.epoch_device_s) else "" for size in sizes],
         in_one_unit([one.memory_bytes if one else None for one in best], BYTES),
         [chance_text(one.chance) if one else "" for one in best],
@@ -51,14 +49,12 @@ def sizes_lines(sizes: Sequence[Size], known: Knowledge) -> list[str]:
     lines += table(columns, rows)
     for sentence in sizes_advice(sizes):
         lines += paragraph(sentence)
-    lines += paragraph("added: what each further device adds, in devices. Each size: recommend.")
+    measured = [s.question.geometry for s in sizes if s.best and s.best.basis == "measured"]
+    basis = f"Measured: {', '.join(measured)}. Others: predicted." if measured else "All predicted."
+    lines += paragraph(f"{basis} device-h: device-hours of an epoch. eff.: speed-up over devices.")
     beyond = [s.question.geometry for s in sizes if any(c.beyond for c in s.ranking.candidates)]
     if beyond:
         lines += paragraph(
             f"Predicted beyond the devices of site {known.site.name}: {', '.join(beyond)}."
         )
     return lines
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"

@@ -23,6 +23,7 @@ skip the buffer.)
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -31,6 +32,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed as dist
 
+from ddlbench.interconnect.time_plan import LIMIT
 from ddlbench.interconnect.worlds import buffer_bytes, message_sizes
 
 _FUSED_TENSORS = 4
@@ -103,12 +105,10 @@ def _finished(call: Callable[[], object], device: torch.device) -> Callable[[], 
 
 
 PASSES = 4
-_PROBES = 3
+# A message that takes longer than this part of the budget is probed once.
+_PROBES, _LONG = 3, 1 / 30
 _LEAST, _MOST = 4, 40
-# A sweep may exceed its budget by this factor, for the sake of long messages.
-LIMIT = 3.0
-
-
+_FITTED = 3  # sizes, whatever the budget: fewer cannot be fitted
 _COARSE = 4
 
 
@@ -126,10 +126,14 @@ def _expected_s(size: int, probed: Mapping[int, float]) -> float:
 
 
 class Repeat(NamedTuple):
-    """One message on the slowest rank: seconds, and seconds of the processor."""
+    """One message on the slowest rank: seconds, and seconds of the processor.
+
+    ``held_s`` are seconds until the next message may begin, with the barrier before this one.
+    """
 
     time_s: float
     cpu_s: float
+    held_s: float
 
 
 class Sweep:
@@ -149,36 +153,53 @@ class Sweep:
         self.ended = ""
         self._sizes, self._run = sizes, run
         self._counts: dict[int, int] = {}
+        self._limit_s, self._spent_s = 0.0, 0.0
 
     def probe(self, budget_s: float) -> None:
         """Time sizes and plan their repeats, so that the sweep takes about ``budget_s``."""
+        self._limit_s = LIMIT * budget_s
         planned_s = 0.0
         probed: dict[int, float] = {}
         order = self._order()
         for index, size in enumerate(order):
             expected_s = _expected_s(size, probed)
-            if planned_s + (_LEAST + _PROBES) * expected_s > LIMIT * budget_s:
+            too_long = planned_s + (_LEAST + 1) * expected_s > self._limit_s
+            if too_long and len(probed) >= _FITTED:
                 continue
-            times = [repeat.time_s for repeat in self._run(size, _PROBES)]
-            probed[size] = min(times)
+            held_s = [repeat.held_s for repeat in self._timed(size, 1)]
+            if held_s[0] < _LONG * budget_s:
+                held_s += [repeat.held_s for repeat in self._timed(size, _PROBES - 1)]
+            # The shortest of few is too short where ranks share cores.
+            probed[size] = statistics.median(held_s)
             share_s = (budget_s - planned_s) / (len(order) - index)
             self._counts[size] = min(max(int(share_s / probed[size]), _LEAST), _MOST)
-            planned_s += sum(times) + self._counts[size] * probed[size]
+            planned_s += sum(held_s) + self._counts[size] * probed[size]
         largest = max(probed)
         if largest < self._sizes[-1]:
             self.ended = f"no message above {largest} bytes, to keep within the budget"
         self._counts = dict(sorted(self._counts.items()))
 
     def _order(self) -> list[int]:
-        """Every fourth size and the largest, ascending; then all others, descending."""
+        """Every fourth size and the largest, ascending; every second and the rest, descending."""
         coarse = sorted({*self._sizes[::_COARSE], self._sizes[-1]})
-        return [*coarse, *(size for size in reversed(self._sizes) if size not in coarse)]
+        order = [*coarse, *self._sizes[::2][::-1], *self._sizes[::-1]]
+        return list(dict.fromkeys(order))
 
     def take(self, number: int) -> None:
-        """Run one pass: a share of the planned repeats of each size."""
+        """Run one pass: a share of the planned repeats of each size.
+
+        The third and the fourth are left out once the sweep has reached its limit.
+        """
+        if number > 1 and self._spent_s > self._limit_s:
+            return
         for size, count in self._counts.items():
             share = count // PASSES + (number < count % PASSES)
-            self.repeats.setdefault(size, []).extend(self._run(size, share))
+            self.repeats.setdefault(size, []).extend(self._timed(size, share))
+
+    def _timed(self, size: int, count: int) -> list[Repeat]:
+        repeats = self._run(size, count)
+        self._spent_s += sum(repeat.held_s for repeat in repeats)
+        return repeats
 
 
 def sweep_of(operation: str, largest: int, make: Callable[[int], Callable[[], object]]) -> Sweep:
@@ -194,7 +215,7 @@ def sweep_of(operation: str, largest: int, make: Callable[[int], Callable[[], ob
     def run(size: int, count: int) -> list[Repeat]:
         repeats = slowest(make(element_count(operation, size, ranks)), count)
         ways = 2 if operation == "p2p" else 1
-        return [Repeat(time_s / ways, cpu_s / ways) for time_s, cpu_s in repeats]
+        return [Repeat(one.time_s / ways, one.cpu_s / ways, one.held_s) for one in repeats]
 
     return Sweep(sizes, run)
 
@@ -228,12 +249,14 @@ def measure(sweeps: dict[str, Sweep], transport: str, budget_s: float) -> list[d
 def slowest(call: Callable[[], object], count: int) -> list[Repeat]:
     """Each of ``count`` calls on the slowest rank; the same list on all ranks."""
     ready = torch.zeros(1)
-    times = torch.zeros(count, 2, dtype=torch.float64)
+    times = torch.zeros(count, 3, dtype=torch.float64)
     for index in range(count):
+        before = time.perf_counter()
         dist.all_reduce(ready)
         start, start_cpu = time.perf_counter(), time.process_time()
         call()
         times[index, 0] = time.perf_counter() - start
         times[index, 1] = time.process_time() - start_cpu
+        times[index, 2] = time.perf_counter() - before
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
     return [Repeat(*values) for values in times.tolist()]

@@ -2,12 +2,14 @@
 
 ::
 
-    rank's process   sweep_horovod  --spawn-->  child: group, hvd.init(), sweep, hvd.shutdown()
-                     waits          <--------   raw times
+    rank's process   HorovodChild()  --fork-->  child waits for its group
+                     sweep           -------->  group, hvd.init(), sweep, hvd.shutdown()
+                     waits           <--------  raw times
 
 Horovod 0.28 can crash (segmentation fault) in a second ``hvd.init()`` with other members. So every
 group gets new processes. They find each other through the store that the sweep's rank 0 serves, and
-join as the ranks of a plan do (``strategies/horovod``).
+join as the ranks of a plan do (``strategies/horovod``). They are forked before their parent has any
+thread or device: a new process would take seconds to import torch.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ import importlib
 import multiprocessing
 import os
 import socket
+import traceback
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ from ddlbench.interconnect.group import Group, joined
 from ddlbench.interconnect.training_sweep import fixed_computation
 from ddlbench.planning.strategy import Process
 from ddlbench.runtime.network_address import SECRET, address_of
+from ddlbench.runtime.parent_death import end_with_parent
 from ddlbench.strategies.horovod.descriptor import Horovod
 from ddlbench.strategies.horovod.rendezvous import (
     HorovodPlace,
@@ -79,28 +82,57 @@ def horovod_world(hvd: Any, group: Group) -> Iterator[None]:
 _PATIENCE = timedelta(minutes=10)
 
 
-def sweep_horovod(
-    group: Group, host: str, port: int, settings: dict[str, Any]
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Raw times of Horovod's all-reduce, and a computation beside idle Horovod; all ranks call it.
+class HorovodChild:
+    """A process that measures one group, forked from this one while it has a single thread."""
 
-    The group's process group must be destroyed already. ``host`` and ``port`` are of its store.
+    def __init__(self) -> None:
+        forked = multiprocessing.get_context("fork")
+        self._pipe, its_pipe = forked.Pipe()
+        # A daemon, so that it ends with this process.
+        forked.Process(target=_serve, args=(its_pipe,), daemon=True).start()
+        its_pipe.close()
 
-    Raises:
-        RuntimeError: Horovod crashed.
-    """
-    # Without the store, which cannot be sent to a child.
-    own = (group.members, group.me, str(group.device), group.interface)
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    def sweep(
+        self, group: Group, host: str, port: int, settings: dict[str, Any]
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Raw times of Horovod's all-reduce, and a computation beside idle Horovod.
+
+        All ranks of ``group`` call it; their process group must be destroyed already. ``host`` and
+        ``port`` are of its store.
+
+        Raises:
+            RuntimeError: Horovod crashed.
+        """
+        # Without the store, which cannot be sent to a child.
+        own = (group.members, group.me, str(group.device), group.interface)
         try:
-            return pool.submit(
-                _sweep, own, (host, port), torch.get_num_threads(), settings
-            ).result()
-        except BrokenProcessPool:
+            self._pipe.send((own, (host, port), torch.get_num_threads(), settings))
+            found, error = self._pipe.recv()
+        except (EOFError, OSError):
             raise RuntimeError(
                 f"Horovod crashed in a group of {len(group.members)} ranks; check that Horovod "
                 "trains there with a cell of strategy horovod"
             ) from None
+        if error is not None:
+            raise RuntimeError(error)
+        measured: tuple[list[dict[str, Any]], dict[str, Any]] = found
+        return measured
+
+
+def _serve(pipe: Connection) -> None:
+    """Measure the group that comes through the pipe, if one comes, and end."""
+    end_with_parent()
+    try:
+        task = pipe.recv()
+    except EOFError:
+        os._exit(0)
+    try:
+        pipe.send((_sweep(*task), None))
+    except Exception as error:
+        traceback.print_exc()
+        pipe.send((None, f"Horovod: {type(error).__name__}: {error}"))
+    # Libraries may hang at exit when other ranks are gone, so skip their exit handlers.
+    os._exit(0)
 
 
 def _sweep(

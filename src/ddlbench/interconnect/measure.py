@@ -2,13 +2,14 @@
 
 ::
 
-    run_rank_job(node_pairs)   pairs within each node     -+
-    run_rank_job(sweep)        groups of ranks             +-> assemble -> slow pairs -> links.json
-    run_rank_job(rank_pairs)   pairs of all ranks         -+
+    run_rank_job(node_pairs)   pairs of GPUs in each node        -+
+    run_rank_job(sweep)        of CPUs in each node; groups       +-> assemble -> links.json
+    run_rank_job(rank_pairs)   pairs of all ranks                -+
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,15 +29,15 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.interconnect.assemble import given_parts, node_type_pairs, sweeps_of, world_pairs
 from ddlbench.interconnect.pair_matrix import with_slow_pairs
-from ddlbench.interconnect.worlds import is_given, links_geometry, worlds
+from ddlbench.interconnect.progress import LinksDisplay
+from ddlbench.interconnect.time_plan import FIGURES_S, PAIRS, LinksPlan, links_plan
+from ddlbench.interconnect.worlds import is_given, links_geometry
 from ddlbench.runtime.environment import driver_provenance
 from ddlbench.runtime.fabric import Fabric, FabricUnfit, FabricUnsupported, fabric_up, fault_of
 from ddlbench.runtime.rank_job import RankJobFailed, run_rank_job
 
 _LARGEST_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
-_SWEEP_BUDGET_S = 3.0
 _PAIRS_BUDGET_S = 600.0
-_SWEEPS_SHARE = 0.8  # of the job's time limit; the rest is for starts and for the last message
 
 
 class LinksFailed(ConfigError):  # noqa: N818 - what happened
@@ -111,73 +112,95 @@ def _measure(site: Site, name: str, parts: _Parts, folder: Path) -> None:
             f"site {site.name} has one device: there is no link to measure; raise nodes or "
             "devices_per_node in the site file"
         )
+    plan = links_plan(site, name)
     settings = {
         "interconnect": site.interconnect,
         "largest_bytes": largest_bytes(site),
-        "budget_s": float(site.interconnect.get("sweep_budget_s", _SWEEP_BUDGET_S)),
-        "limit_s": _SWEEPS_SHARE * site.cell_timeout_s,
+        "budget_s": plan.sweep_s,
+        "aim_s": plan.aim_s if plan.aim_s < math.inf else None,
+        "limit_s": plan.limit_s,
+        "passes_s": plan.passes_s if plan.passes_s < math.inf else None,
         # Half of the tool's time limit; the rest is for the start and for the last pair.
         "pairs_budget_s": min(_PAIRS_BUDGET_S, site.cell_timeout_s / 2),
         "devices_per_node": devices,
-        "worlds": worlds(nodes, devices),
+        "worlds": plan.groups,
+        "cores": plan.cores,
+        "device_kind": site.device,
     }
     parts.provenance["settings"] = settings
+    display = LinksDisplay(f"links {name}")
+    starts = f"{nodes * devices} processes start"
+    display.begin(starts, plan.before_s + plan.sweeps_s, plan.after_s)
     try:
         with fabric_up(site, name, nodes) as fabric:
-            _run_tools(site, (nodes, devices), settings, parts, folder, fabric=fabric)
+            _run_tools(site, plan, settings, parts, folder, fabric=fabric, display=display)
             link = fabric.report()
         fault = fault_of(link)
         if fault is not None:
             raise FabricUnfit(fault)
     except (FabricUnsupported, FabricUnfit, RankJobFailed) as error:
         raise LinksFailed(f"the links of site {site.name} are not measured: {error}") from None
+    display.begin("figures", FIGURES_S, 0.0)
     if link is not None:
         parts.provenance["link"] = link
 
 
 def _run_tools(
     site: Site,
-    geometry: tuple[int, int],
+    plan: LinksPlan,
     settings: dict[str, Any],
     parts: _Parts,
     folder: Path,
     *,
     fabric: Fabric,
+    display: LinksDisplay,
 ) -> None:
     """Run the tools and add their results to ``parts``.
 
     Raises:
         RankJobFailed: the tool for pairs within the nodes, or for sweeps, failed.
     """
+    nodes, devices = plan.groups[0]
 
     def run(
-        tool: str, geometry: tuple[int, int] = geometry, site: Site = site
+        tool: str, geometry: tuple[int, int] = (nodes, devices), site: Site = site
     ) -> list[dict[str, Any]]:
         module = f"ddlbench.interconnect.{tool}"
-        reports = run_rank_job(site, geometry, module, settings, folder / tool, fabric=fabric)
+        reports = run_rank_job(
+            site, geometry, module, settings, folder / tool, fabric=fabric, display=display
+        )
         for report in reports:
             if report["status"] != Status.OK:
                 reason = report.get("reason", report["status"])
                 raise RankJobFailed(f"rank {report['rank']}: {reason}")
         return reports
 
-    nodes, devices = geometry
-    if devices > 1:
-        reports = run("node_pairs", (nodes, devices if site.device == "cpu" else 1))
+    if devices > 1 and site.device == "cuda":
+        reports = run("node_pairs", (nodes, 1))
         parts.pairs += node_type_pairs(reports)
         reasons = dict.fromkeys(report.get("no_pairs") for report in reports)
         parts.notes += [f"no pairs within the node: {reason}" for reason in reasons if reason]
     reports = run("sweep")
-    parts.sweeps, notes = sweeps_of(reports[0]["sweeps"])
-    parts.overlaps = tuple(map(LinkOverlap.from_dict, reports[0]["overlaps"]))
-    parts.backgrounds = tuple(map(LibraryBackground.from_dict, reports[0]["backgrounds"]))
-    parts.tensor_costs = tuple(map(TensorCost.from_dict, reports[0]["tensor_costs"]))
-    parts.delays = tuple(map(MessageDelay.from_dict, reports[0]["delays"]))
+    if devices > 1 and site.device == "cpu":
+        parts.pairs += node_type_pairs(reports)
+
+    def measured(part: str) -> list[dict[str, Any]]:
+        """Entries of all groups, the smallest group first."""
+        order = plan.groups[::-1]
+        entries = reports[0][part]
+        return sorted(entries, key=lambda one: order.index((one["nodes"], one["devices_per_node"])))
+
+    parts.sweeps, notes = sweeps_of(measured("sweeps"))
+    parts.overlaps = tuple(map(LinkOverlap.from_dict, measured("overlaps")))
+    parts.backgrounds = tuple(map(LibraryBackground.from_dict, measured("backgrounds")))
+    parts.tensor_costs = tuple(map(TensorCost.from_dict, measured("tensor_costs")))
+    parts.delays = tuple(map(MessageDelay.from_dict, measured("delays")))
     parts.notes += [*reports[0]["notes"], *notes]
     parts.provenance["ranks"] = [
         report["provenance"] for rank, report in enumerate(reports) if rank % devices == 0
     ]
     # If this tool hangs, the job must still have time to write the sweeps.
+    display.begin(PAIRS, plan.after_s - FIGURES_S, FIGURES_S)
     limited = replace(site, cell_timeout_s=2 * settings["pairs_budget_s"])
     try:
         reports = run("rank_pairs", site=limited)

@@ -1,8 +1,9 @@
-"""Measure pairs of devices within each node: ``python -m ddlbench.interconnect.node_pairs``.
+"""Measure pairs of devices within each node.
 
-GPUs: one process a node runs NVIDIA's test, or makes the copies itself if there is none. CPUs: the
-processes of a node copy to each other. All nodes measure at the same time, as they share nothing. A
-node with one GPU has no pairs, however many ranks compute on it. The copies::
+GPUs: ``python -m ddlbench.interconnect.node_pairs``, one process a node, runs NVIDIA's test, or
+makes the copies itself if there is none. CPUs: the processes that sweep later copy to each other.
+All nodes measure at the same time, as they share nothing. A node with one GPU has no pairs, however
+many ranks compute on it. The copies::
 
     GPUs    one process; device-to-device copies on the sender's stream, timed with events:
             16 bytes a hundred times (latency), 160 MB five times (bandwidth)
@@ -37,7 +38,7 @@ from ddlbench.interconnect.pair_matrix import off_diagonal, pair_matrix
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.placement import is_shared
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
-from ddlbench.runtime.rendezvous import barrier, join_store, leave
+from ddlbench.runtime.rendezvous import barrier
 
 _REPEATS = 5
 # CPUs: passes over all pairs, so that a disturbance of a second affects no pair alone.
@@ -230,12 +231,38 @@ _LARGEST_CPU_COPY_BYTES = 64 * 2**20
 
 
 def work(here: RankContext) -> dict[str, Any]:
-    """The matrices of this process's node, and the type of the node.
+    """The matrices of this process's GPUs, and the type of the node.
 
-    Settings: ``interconnect`` (of the site), ``largest_bytes``, ``devices_per_node``.
+    Settings: ``interconnect`` (of the site).
     """
+    return _report(here, _gpu(here.settings["interconnect"]))
+
+
+def measure_node(here: RankContext, store: dist.Store) -> dict[str, Any]:
+    """The same of CPU processes, of which all call this.
+
+    Settings: ``largest_bytes``, ``devices_per_node``.
+
+    Args:
+        here: this process.
+        store: of all ranks.
+    """
+    count = here.settings["devices_per_node"]
+    if count == 1:
+        return {"pairs": []}
+    pairs = cpu_pairs(
+        dist.PrefixStore(f"node{here.process.node}", store),
+        here.process.local_rank,
+        count,
+        min(here.settings["largest_bytes"], _LARGEST_CPU_COPY_BYTES),
+        [f"process {index}" for index in range(count)],
+    )
+    barrier(store, "pairs", here.world_size)  # sweeps begin when all nodes are idle
+    return _report(here, pairs)
+
+
+def _report(here: RankContext, pairs: list[dict[str, Any]]) -> dict[str, Any]:
     provenance = rank_provenance()
-    pairs = _gpu(here.settings["interconnect"]) if here.device_kind == "cuda" else _cpu(here)
     # For a single GPU, NVIDIA's tests measure copies to itself, which use no link.
     pairs = [pair for pair in pairs if len(pair["endpoints"]) > 1]
     node_type = _node_type(provenance)
@@ -261,20 +288,6 @@ def _gpu(interconnect: dict[str, Any]) -> list[dict[str, Any]]:
     if torch.cuda.device_count() == 0:
         raise RuntimeError("the site says device: cuda, but torch finds no GPU on this node")
     return gpu_pairs()
-
-
-def _cpu(here: RankContext) -> list[dict[str, Any]]:
-    count = here.settings["devices_per_node"]
-    store = join_store(here.host, here.port, here.process.rank, here.world_size)
-    pairs = cpu_pairs(
-        dist.PrefixStore(f"node{here.process.node}", store),
-        here.process.local_rank,
-        count,
-        min(here.settings["largest_bytes"], _LARGEST_CPU_COPY_BYTES),
-        [f"process {index}" for index in range(count)],
-    )
-    leave(store, here.process.rank, here.world_size)
-    return pairs
 
 
 def _node_type(provenance: dict[str, Any]) -> str:

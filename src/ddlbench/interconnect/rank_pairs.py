@@ -38,10 +38,11 @@ from torch import distributed as dist
 from ddlbench.interconnect.collectives import touched
 from ddlbench.interconnect.group import Group, joined, members_of, settle
 from ddlbench.interconnect.pair_matrix import Matrix
+from ddlbench.interconnect.progress import tell
+from ddlbench.interconnect.time_plan import MOST_PAIRS, PAIRS, passes_of
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
 
-MOST_PAIRS = 500
 RULE = (
     "all pairs of the first node, the first ranks of neighbouring nodes both ways, each rank and "
     "the next, and others by lot"
@@ -78,8 +79,8 @@ def _pair(number: int, size: int) -> Pair:
     return sender, column + (column >= sender)
 
 
-_PASSES, _MANY_PAIRS = 3, 240  # more pairs get a single pass
 _ROUNDS, _MESSAGES = 30, 3
+_TELL_EVERY = 10  # pairs
 _PING_ELEMENTS = 4
 _SMALL_BYTES, _LARGE_BYTES = 2**20, 2**24
 _MESSAGE_S = 0.03
@@ -88,7 +89,7 @@ _MESSAGE_S = 0.03
 def work(here: RankContext) -> dict[str, Any]:
     """Measure as one rank; the report of rank 0 holds the results of all.
 
-    Settings: ``devices_per_node``, ``pairs_budget_s``.
+    Settings: ``devices_per_node``, ``pairs_budget_s``, ``passes_s``.
     """
     device, interface = settle(here)
     store = join_store(here.host, here.port, here.process.rank, here.world_size)
@@ -97,22 +98,24 @@ def work(here: RankContext) -> dict[str, Any]:
     own_store = dist.PrefixStore("pairs", store)
     group = Group(everyone, everyone[here.process.rank], own_store, device, interface)
     with joined(group):
-        pairs = measure_pairs(group, here.settings["pairs_budget_s"])
+        pairs = measure_pairs(group, here.settings["pairs_budget_s"], here.settings["passes_s"])
     barrier(store, "reported", here.world_size)
     leave(store, here.process.rank, here.world_size)
     return {"pairs": pairs}
 
 
-def measure_pairs(group: Group, budget_s: float) -> dict[str, Any]:
+def measure_pairs(group: Group, budget_s: float, passes_s: float | None = None) -> dict[str, Any]:
     """Fields of a pair matrix over all ranks of ``group``; empty on all ranks but the first.
 
-    ``group`` is joined; no pair is begun after ``budget_s``.
+    ``group`` is joined; no pair is begun after ``budget_s``, and none of the
+    later passes after ``passes_s``.
     """
     nodes, store = [process.node for process in group.members], group.store
     pairs = chosen_pairs(nodes)
-    passes = _PASSES if len(pairs) <= _MANY_PAIRS else 1
+    passes = passes_of(len(pairs))
     sent: dict[Pair, list[_PairTimes]] = {}
-    done = _visit(group, pairs, passes, budget_s, sent)
+    limits_s = budget_s, budget_s if passes_s is None else min(passes_s, budget_s)
+    done = _visit(group, pairs, passes, limits_s, sent)
     for (sender, receiver), passes_of_pair in sent.items():
         store.set(f"{sender}/{receiver}", json.dumps(passes_of_pair))
     if group.rank != 0:
@@ -135,17 +138,24 @@ def _visit(
     group: Group,
     pairs: Sequence[Pair],
     passes: int,
-    budget_s: float,
+    limits_s: tuple[float, float],
     sent: dict[Pair, list[_PairTimes]],
 ) -> int:
-    """Measure all pairs, pass by pass, within ``budget_s`` by the first rank's clock.
+    """Measure all pairs, pass by pass, within ``limits_s`` by the first rank's clock.
+
+    These are for the first pass and for all passes.
 
     ``sent`` gets the measurements of this rank as a sender. Returns the number of measurements.
     """
     store, began_s = group.store, time.monotonic()
-    for number in range(passes * len(pairs)):
+    total = passes * len(pairs)
+    for number in range(total):
         if group.rank == 0:
-            late = time.monotonic() - began_s > budget_s
+            taken_s = time.monotonic() - began_s
+            if number % _TELL_EVERY == 0 and number > 0:
+                left_s = min(taken_s / number * (total - number), limits_s[1] - taken_s)
+                tell(f"{PAIRS}, {number} of {total}", max(left_s, 0.0))
+            late = taken_s > limits_s[number >= len(pairs)]
             store.set(f"go/{number}", "no" if late else "yes")
         if store.get(f"go/{number}") == b"no":
             return number
@@ -156,7 +166,7 @@ def _visit(
         elif group.rank == receiver:
             _measure(sender, False, group.device)
         barrier(store, f"pair/{number}", len(group.members))
-    return passes * len(pairs)
+    return total
 
 
 def _sampled(size: int, chosen: int, measured: int) -> dict[str, Any] | None:

@@ -2,12 +2,12 @@
 
 ::
 
-    all ranks   | 1x2: gloo, DDP, Horovod | 1x4: ... | 2x1: ... |
-    not in it   | waits                   |          | waits    |
+    all ranks   | pairs within a node | 2x4: gloo, DDP, FSDP, Horovod | 1x4: ... | 1x2: ... |
+    not in it   |                     | waits                         |          | waits    |
 
 A sweep of a slow link takes longer than was asked for, as four repeats of a long message do. So
-each group gets its share of the time that the groups before it have left, and its sweeps end with
-shorter messages where that is little.
+each part gets its share of the time that the parts before it have left (``time_plan.Shares``), and
+its sweeps end with shorter messages where that is little.
 
 Horovod runs only while its own messages are measured, as it communicates in every cycle.
 """
@@ -16,18 +16,31 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import socket
-import time
 from functools import partial
 from typing import Any
 
 import torch
 from torch import distributed as dist
 
-from ddlbench.interconnect.collectives import LIMIT, Buffers, measure, sweep_of, torch_operation
+from ddlbench.interconnect.collectives import Buffers, measure, sweep_of, torch_operation
 from ddlbench.interconnect.delays import message_delays
 from ddlbench.interconnect.group import Group, joined, members_of, settle
-from ddlbench.interconnect.horovod_sweep import sweep_horovod
+from ddlbench.interconnect.horovod_sweep import HorovodChild
+from ddlbench.interconnect.node_pairs import measure_node
+from ddlbench.interconnect.progress import tell
+from ddlbench.interconnect.time_plan import (
+    COLLECTIVES,
+    COMPUTATION,
+    DDP,
+    FSDP,
+    HOROVOD,
+    Shares,
+    delay_turns,
+    name_of,
+    steps_of,
+)
 from ddlbench.interconnect.training_sweep import (
     measure_overlap,
     sharded_tensor_costs,
@@ -40,87 +53,120 @@ from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
 from ddlbench.strategies.horovod.executor import why_not_on
 
-# Of one group: five operations, two of DDP, two of FSDP, Horovod; and as long as two for the rest.
-_SWEEPS = 12
-_USUAL = 2.0  # times a sweep's budget, where no link is slow
 _PARTS = ("sweeps", "overlaps", "backgrounds", "tensor_costs", "delays")
 
 
 def work(here: RankContext) -> dict[str, Any]:
     """Measure as one rank; the report of rank 0 holds the results of all.
 
-    Settings: ``worlds`` (lists of nodes, devices per node), ``largest_bytes``, ``budget_s`` of a
-    sweep, ``limit_s`` of all, ``devices_per_node`` of the site.
+    Settings: ``worlds`` (lists of nodes, devices per node, in the order of measurement), ``cores``
+    that the ranks share, ``largest_bytes``, ``budget_s`` of a sweep, ``aim_s`` and ``limit_s`` of
+    all, ``devices_per_node`` of the site.
     """
-    began_s = time.monotonic()
-    settings = here.settings
+    settings, rank = here.settings, here.process.rank
+    groups = {
+        name_of(nodes, devices): members_of(nodes, devices, settings["devices_per_node"])
+        for nodes, devices in settings["worlds"]
+    }
+    mine = {
+        name: member
+        for name, members in groups.items()
+        for member in members
+        if member.rank == rank
+    }
+    installed = importlib.util.find_spec("horovod") is not None
+    children = {name: HorovodChild() for name in mine} if installed else {}
     device, interface = settle(here)
-    store = join_store(here.host, here.port, here.process.rank, here.world_size)
+    store = join_store(here.host, here.port, rank, here.world_size)
     report: dict[str, Any] = {name: [] for name in _PARTS}
     report |= {"notes": [], "host": socket.gethostname()}
     no_horovod = _why_no_horovod(device)
     if no_horovod is not None:
         report["notes"].append(f"no sweep of Horovod: {no_horovod}")
-    for place, (nodes, devices) in enumerate(settings["worlds"]):
-        name = f"{nodes}x{devices}"
-        if here.process.rank == 0:  # in every group
-            left_s = settings["limit_s"] - (time.monotonic() - began_s)
-            own_s = sweep_budget_s(settings["budget_s"], left_s, len(settings["worlds"]) - place)
-            store.set(f"budget/{name}", str(own_s))
-        limited = {**settings, "budget_s": float(store.get(f"budget/{name}"))}
-        report["notes"] += _shortened(settings, limited, name)
-        members = members_of(nodes, devices, settings["devices_per_node"])
-        me = next((member for member in members if member.rank == here.process.rank), None)
-        if me is not None and limited["budget_s"] > 0:
-            group = Group(members, me, dist.PrefixStore(name, store), device, interface)
-            shape = {"nodes": nodes, "devices_per_node": devices, "ranks": len(members)}
-            measured = _measure_group(group, limited)
-            if no_horovod is None:
-                own, background = sweep_horovod(group, here.host, here.port, limited)
+    if device.type == "cpu":
+        report |= measure_node(here, store)
+    turns = _Turns(store, rank, settings, horovod=no_horovod is None)
+    for name, members in groups.items():
+        if name in mine:
+            own_store = dist.PrefixStore(name, store)
+            group = Group(members, mine[name], own_store, device, interface)
+            shape = dict(zip(("nodes", "devices_per_node"), map(int, name.split("x")), strict=True))
+            measured = _measure_group(name, group, settings, turns)
+            if no_horovod is None and (budget_s := turns.begin(name, HOROVOD)) > 0:
+                limited = {**settings, "budget_s": budget_s}
+                own, background = children[name].sweep(group, here.host, here.port, limited)
                 measured["sweeps"] += own
                 measured["backgrounds"] = [background]
             for part, entries in measured.items():
-                report[part] += [{**entry, **shape} for entry in entries]
+                report[part] += [{**entry, **shape, "ranks": len(members)} for entry in entries]
         barrier(store, f"done/{name}", here.world_size)
+    report["notes"] += turns.notes()
     report["provenance"] = rank_provenance()
     barrier(store, "reported", here.world_size)
-    leave(store, here.process.rank, here.world_size)
+    leave(store, rank, here.world_size)
     return report
 
 
-def _measure_group(group: Group, settings: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+class _Turns:
+    """The parts of all groups, one after the other; rank 0, which is in every group, leads."""
+
+    def __init__(
+        self, store: dist.Store, rank: int, settings: dict[str, Any], *, horovod: bool
+    ) -> None:
+        self._store, self._rank, self._asked_s = store, rank, settings["budget_s"]
+        groups = tuple((nodes, devices) for nodes, devices in settings["worlds"])
+        kind, cores = settings["device_kind"], settings["cores"]
+        self._steps = steps_of(groups, kind, cores, horovod=horovod)
+        parts = [part for _, part in self._steps]
+        limits_s = (settings["aim_s"] or math.inf, settings["limit_s"])
+        self._shares = Shares(parts, settings["budget_s"], *limits_s)
+        self._budgets_s: dict[tuple[str, str], float] = {}
+
+    def begin(self, group: str, part: str) -> float:
+        """Seconds of each sweep of this part, the same on all ranks; 0 if no time is left."""
+        key = f"budget/{group}/{part}"
+        if self._rank == 0:
+            budget_s, left_s = self._shares.begin()
+            at = len(self._budgets_s) + 1
+            tell(f"{part} of {group}, {at} of {len(self._steps)}", left_s)
+            self._store.set(key, str(budget_s))
+        self._budgets_s[group, part] = float(self._store.get(key))
+        return self._budgets_s[group, part]
+
+    def notes(self) -> list[str]:
+        """Which groups' sweeps got less time than the site asks for."""
+        found = []
+        for group in dict.fromkeys(group for group, _ in self._budgets_s):
+            least_s = min(value for (name, _), value in self._budgets_s.items() if name == group)
+            if least_s < self._asked_s:
+                got = f"{least_s:.2g} instead of {self._asked_s:g} s each"
+                found.append(
+                    f"sweeps of {group} got {got if least_s > 0 else 'no time'}, to end in time"
+                )
+        return found
+
+
+def _measure_group(
+    name: str, group: Group, settings: dict[str, Any], turns: _Turns
+) -> dict[str, list[dict[str, Any]]]:
     """All but Horovod's messages, by part of the report."""
-    device, on_cpu = group.device, group.device.type == "cpu"
+    device, largest = group.device, settings["largest_bytes"]
+    found: dict[str, list[dict[str, Any]]] = {part: [] for part in _PARTS}
     with joined(group):
-        sweeps = _sweep_group(group, settings)
-        costs = sharded_tensor_costs(device) if on_cpu else []
-        delays = message_delays(device) if on_cpu else []
-        overlap = measure_overlap(device, settings["largest_bytes"], settings["budget_s"])
-    overlaps = [{"transport": group.transport, **overlap}]
-    return {"sweeps": sweeps, "overlaps": overlaps, "tensor_costs": costs, "delays": delays}
-
-
-def sweep_budget_s(asked_s: float, left_s: float, groups: int) -> float:
-    """Seconds of each sweep of the next group; 0 if no time is left.
-
-    The group can take :data:`LIMIT` times as long. Its sweeps have less than the site asks for
-    only if those of all groups would not end, even at their usual length.
-
-    Args:
-        asked_s: by the site.
-        left_s: of the job, for all groups that are left.
-        groups: their number.
-    """
-    return max(0.0, min(asked_s, left_s / (_SWEEPS * max(LIMIT, _USUAL * groups))))
-
-
-def _shortened(settings: dict[str, Any], limited: dict[str, Any], group: str) -> list[str]:
-    """A note where a group's sweeps got less time than the site asks for."""
-    asked_s, own_s = settings["budget_s"], limited["budget_s"]
-    if own_s >= asked_s:
-        return []
-    got = f"{own_s:.2g} instead of {asked_s:g} s each" if own_s > 0 else "no time"
-    return [f"sweeps of {group} got {got}, to end within the site's cell_timeout_s"]
+        if (budget_s := turns.begin(name, COLLECTIVES)) > 0:
+            found["sweeps"] += _sweep_group(group, largest, budget_s)
+        if (budget_s := turns.begin(name, DDP)) > 0:
+            found["sweeps"] += sweep_reducer(device, largest, budget_s)
+        # On GPUs FSDP's copies and messages run beside each other, which single messages hide.
+        if device.type == "cpu" and (budget_s := turns.begin(name, FSDP)) > 0:
+            found["sweeps"] += sweep_sharded(device, largest, budget_s)
+        if (budget_s := turns.begin(name, COMPUTATION)) > 0:
+            if device.type == "cpu":
+                found["tensor_costs"] = sharded_tensor_costs(device)
+                found["delays"] = message_delays(device, delay_turns(budget_s))
+            overlap = measure_overlap(device, largest, budget_s)
+            found["overlaps"] = [{"transport": group.transport, **overlap}]
+    return found
 
 
 def _why_no_horovod(device: torch.device) -> str | None:
@@ -132,22 +178,16 @@ def _why_no_horovod(device: torch.device) -> str | None:
     return why_not_on(device, importlib.import_module("horovod.torch"))
 
 
-def _sweep_group(group: Group, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    buffers = Buffers(settings["largest_bytes"], group.device)
+def _sweep_group(group: Group, largest: int, budget_s: float) -> list[dict[str, Any]]:
+    buffers = Buffers(largest, group.device)
     sweeps = {
         operation: sweep_of(
-            operation,
-            settings["largest_bytes"],
-            partial(torch_operation, operation, buffers=buffers),
+            operation, largest, partial(torch_operation, operation, buffers=buffers)
         )
         for operation in OPERATIONS
         if operation != "p2p" or len(group.members) == 2
     }
-    limits = settings["largest_bytes"], settings["budget_s"]
-    measured = measure(sweeps, group.transport, settings["budget_s"])
-    measured += sweep_reducer(group.device, *limits)
-    # On GPUs FSDP's copies and messages run beside each other, which single messages do not show.
-    return measured + (sweep_sharded(group.device, *limits) if group.device.type == "cpu" else [])
+    return measure(sweeps, group.transport, budget_s)
 
 
 if __name__ == "__main__":

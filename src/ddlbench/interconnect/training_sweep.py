@@ -34,7 +34,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -89,10 +89,11 @@ class _Message(nn.Module):
 
 def sweep_reducer(device: torch.device, largest: int, budget_s: float) -> list[dict[str, Any]]:
     """Raw times of DDP's messages over the default group, as the sweep ``all_reduce``."""
+    made = cache(lambda size: _backward(size // _ELEMENT_BYTES, device))
 
     def sweep(synchronised: bool) -> Sweep:
         def run(size: int, count: int) -> list[Repeat]:
-            return slowest(_backward(size // _ELEMENT_BYTES, device, synchronised), count)
+            return slowest(partial(made(size), synchronised), count)
 
         return Sweep(message_sizes(min(largest, _LARGEST_BYTES)), run)
 
@@ -105,10 +106,11 @@ def sweep_sharded(device: torch.device, largest: int, budget_s: float) -> list[d
     """Raw times of FSDP's messages over the default group, as two sweeps."""
     ranks = dist.get_world_size()
 
+    made = cache(lambda size: sharded_pass(element_count("reduce_scatter", size, ranks), device))
+
     def sweep(trained: bool) -> Sweep:
         def run(size: int, count: int) -> list[Repeat]:
-            elements = element_count("reduce_scatter", size, ranks)
-            return slowest(sharded_pass(elements, device, trained=trained), count)
+            return slowest(partial(made(size), trained), count)
 
         return Sweep(message_sizes(min(largest, _LARGEST_BYTES)), run)
 
@@ -145,20 +147,20 @@ def _less(times_s: list[float], others_s: list[float]) -> list[float]:
     return [max(seconds - other_s, _LEAST_S) for seconds in times_s]
 
 
-def _backward(count: int, device: torch.device, synchronised: bool) -> Callable[[], None]:
-    """A backward pass through DDP's reducer; returns when the device is done."""
+def _backward(count: int, device: torch.device) -> Callable[[bool], None]:
+    """A backward pass through DDP's reducer, synchronised or not, until the device is done."""
     message = _Message(count, device)
     message.weights[0].grad = touched(count, device)  # to add to
     module = DistributedDataParallel(message, bucket_cap_mb=2 * _LARGEST_BYTES)
     gradient = touched(count, device)
 
-    def call() -> None:
+    def call(synchronised: bool) -> None:
         with nullcontext() if synchronised else module.no_sync():
             module(gradient).backward()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    call()  # DDP plans its buckets in the first pass
+    call(True)  # DDP plans its buckets in the first pass
     return call
 
 
@@ -171,8 +173,10 @@ def sharded_tensor_costs(device: torch.device) -> list[dict[str, Any]]:
     """Seconds that each further tensor adds to FSDP's messages over the default group."""
     count = element_count("reduce_scatter", _SMALL_BYTES, dist.get_world_size())
 
+    calls = {tensors: sharded_pass(count, device, tensors) for tensors in (1, _TENSORS)}
+
     def median_s(tensors: int, trained: bool) -> float:
-        call = sharded_pass(count, device, tensors=tensors, trained=trained)
+        call = partial(calls[tensors], trained)
         return statistics.median(one.time_s for one in slowest(call, _TENSOR_REPEATS))
 
     gather_s, both_s = (
@@ -186,17 +190,15 @@ def sharded_tensor_costs(device: torch.device) -> list[dict[str, Any]]:
     ]
 
 
-def sharded_pass(
-    count: int, device: torch.device, *, trained: bool, tensors: int = 1
-) -> Callable[[], None]:
-    """A forward pass of sharded tensors, or with their backward pass."""
+def sharded_pass(count: int, device: torch.device, tensors: int = 1) -> Callable[[bool], None]:
+    """A forward pass of sharded tensors; with their backward pass if called with True."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     module = _Message(count, device, tensors)
     fully_shard(module, mesh=mesh, reshard_after_forward=False)
     assert isinstance(module, FSDPModule)
     gradient = touched(count, device)
 
-    def call() -> None:
+    def call(trained: bool) -> None:
         if trained:
             module(gradient).backward()
             module.zero_grad()
@@ -205,7 +207,7 @@ def sharded_pass(
                 module(gradient)
             module.reshard()
 
-    call()  # FSDP prepares itself in the first pass
+    call(True)  # FSDP prepares itself in the first pass
     return call
 
 

@@ -22,10 +22,13 @@ _EVERY_UP_TO = 8
 _SMALLEST_BYTES = 1024
 
 
-def worlds(nodes: int, devices_per_node: int) -> list[tuple[int, int]]:
-    """Groups as (nodes, devices per node), the smallest first; empty for a single device."""
-    groups = [(1, count) for count in _counts(devices_per_node)]
-    groups += [(count, 1) for count in _counts(nodes)]
+def worlds(nodes: int, devices_per_node: int, *, every: bool = True) -> list[tuple[int, int]]:
+    """Groups as (nodes, devices per node), the smallest first; empty for a single device.
+
+    Without ``every`` the numbers double from two on.
+    """
+    groups = [(1, count) for count in _counts(devices_per_node, every)]
+    groups += [(count, 1) for count in _counts(nodes, every)]
     if nodes > 1 and devices_per_node > 1:
         groups.append((nodes, devices_per_node))
     return groups
@@ -46,7 +49,11 @@ def buffer_bytes(operation: str, message_bytes: int, ranks: int) -> int:
     return message_bytes * ranks if operation == "all_gather" else message_bytes
 
 
-def _counts(most: int) -> list[int]:
+def _counts(most: int, every: bool) -> list[int]:
+    if most < 2:
+        return []
+    if not every:
+        return [*_doubled(2, most), most]
     if most <= _EVERY_UP_TO:
         return list(range(2, most + 1))
     return [*range(2, _EVERY_UP_TO + 1), *_doubled(2 * _EVERY_UP_TO, most), most]

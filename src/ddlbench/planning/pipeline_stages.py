@@ -315,8 +315,8 @@ def _profile(cell: Cell, site: str | None) -> Profile:
     (path,) = measured_files(cell, site)
     if not path.is_file():
         raise NeedsProfile(
-            f"balance profile needs the profile of {cell.network} on {cell.dataset} at site {site}; "
-            f"make it with: {making_command(site, [path])}"
+            f"balance profile needs the profile of {cell.network} on {cell.dataset} at site "
+            f"{site}; make it with: {making_command(site, [path])}"
         )
     return profile_at(path)
 

@@ -2,12 +2,11 @@
 
 ::
 
-    ranking --> one device only?                  --> nothing was compared
-            --> one device tied with the first?   --> stay on one device
-            --> the first is only predicted, with
-                a chance below a half, and tied
-                with a measured one?              --> the measured one
-            --> else                              --> the first of the ranking
+    ranking --> one device only?                          --> nothing was compared
+            --> is one device, or another strategy, that
+                is measured and faster than one device,
+                more to be trusted than the first?        --> that one
+            --> else                                      --> the first of the ranking
 
 The terminal, ``--json``, choice.json, the end of a run and the HTML report all print what
 :func:`advise` says, so they never differ.
@@ -16,7 +15,7 @@ The terminal, ``--json``, choice.json, the end of a run and the HTML report all 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,25 +66,23 @@ def advise(question: Question, ranking: Ranking, known: Knowledge) -> Advice:
         text = f"{question.geometry} is one device: train sequentially."
         return Advice(base, (text,), {})
     if not others:
-        return Advice(None, (_nothing_compared(ranking, known),), {}).extended(notes)
-    if base is not None and (base in ranking.tied or all(_cannot_gain(c) for c in others)):
-        recommended, sentences = base, [_stay(ranking, others)]
+        return Advice(None, (_nothing_compared(question, ranking, known),), {}).extended(notes)
+    proven = next((c for c in others if c.basis == "measured" and _gains(c) >= 1 - TIE), None)
+    open_race = base is not None and (base in ranking.tied or all(map(_cannot_gain, others)))
+    if base is not None and open_race and proven is None:
+        likeliest = _likeliest(others)
+        recommended, named = base, [likeliest] if likeliest else []
+        sentences = [_stay(ranking, likeliest)]
     else:
-        recommended = _likely_or_measured(ranking, best)
-        sentences = [_train(ranking, recommended), *_tied(ranking, recommended)]
+        unsure = best.basis == "predicted" and best.chance is not None and best.chance < _LIKELY
+        trusted = open_race or (unsure and proven in ranking.tied)
+        recommended = proven if proven is not None and trusted else best
+        named = [c for c in ranking.tied if c not in (recommended, base)]
+        sentences = [_train(ranking, recommended), *_tied(ranking, named, known)]
     why_not = _why_not(ranking, recommended)
-    sentences += _highest(ranking, recommended, why_not)
+    sentences += _highest(ranking, why_not, [c.strategy for c in named])
     sentences += _beyond(others)
     return Advice(recommended, tuple(sentences), why_not).extended(notes)
-
-
-def _likely_or_measured(ranking: Ranking, best: Candidate) -> Candidate:
-    """The best; where it is more likely not the fastest, a measured one that may be as fast."""
-    if best.basis == "measured" or best.chance is None or best.chance >= _LIKELY:
-        return best
-    sure = 1 - TIE
-    measured = (c for c in ranking.tied if c.basis == "measured" and _gains(c) >= sure)
-    return next(measured, best)
 
 
 def _gains(candidate: Candidate) -> float:
@@ -106,13 +103,14 @@ def _train(ranking: Ranking, best: Candidate) -> str:
     return f"{words[0]}: {', '.join(words[1:])}." if words[1:] else f"{words[0]}."
 
 
-def _tied(ranking: Ranking, best: Candidate) -> list[str]:
-    others = [c for c in ranking.tied if c is not best]
+def _tied(ranking: Ranking, others: Sequence[Candidate], known: Knowledge) -> list[str]:
     if not others:
         return []
     text = f"These may be faster: {', '.join(_with_speedup(ranking, c) for c in others)}"
     unknown = [c for c in others if c.basis == "predicted" and not c.beyond]
-    return [f"{text}; --measure {len(unknown)} would tell." if unknown else f"{text}."]
+    if not unknown or not known.by_runs:
+        return [f"{text}."]
+    return [f"{text}; --measure {len(unknown)} would tell."]
 
 
 def _with_speedup(ranking: Ranking, candidate: Candidate) -> str:
@@ -123,11 +121,15 @@ def _with_speedup(ranking: Ranking, candidate: Candidate) -> str:
     )
 
 
-def _stay(ranking: Ranking, others: Sequence[Candidate]) -> str:
+def _likeliest(others: Sequence[Candidate]) -> Candidate | None:
+    """The candidate that is most probably faster than one device; None if none can be."""
     able = [c for c in others if not _cannot_gain(c)]
-    if not able:
+    return max(able, key=_gains, default=None)
+
+
+def _stay(ranking: Ranking, likeliest: Candidate | None) -> str:
+    if likeliest is None:
         return "Stay on one device: no strategy that can run here can be faster."
-    likeliest = max(able, key=_gains)
     return (
         "Stay on one device: no strategy is surely faster. The likeliest is "
         f"{_with_speedup(ranking, likeliest)}: a chance of {chance_text(_gains(likeliest))} to be "
@@ -135,10 +137,10 @@ def _stay(ranking: Ranking, others: Sequence[Candidate]) -> str:
     )
 
 
-def _nothing_compared(ranking: Ranking, known: Knowledge) -> str:
-    text = f"Nothing was compared: only one device can be timed here. {_reasons(ranking)}."
-    if any(c.code == "site_too_small" for c in ranking.not_ranked):
-        site = known.site
+def _nothing_compared(question: Question, ranking: Ranking, known: Knowledge) -> str:
+    text, site = "Nothing was compared: only one device can be timed here.", known.site
+    text += f" {_reasons(ranking)}."
+    if question.nodes > site.nodes or question.devices_per_node > site.devices_per_node:
         text += f" Write --geometry {site.nodes}x{site.devices_per_node} or less."
     return text
 
@@ -172,16 +174,18 @@ def _reason_not(ranking: Ranking, candidate: Candidate, recommended: Candidate) 
     return "not surely faster"
 
 
-def _highest(ranking: Ranking, recommended: Candidate, why_not: dict[str, str]) -> list[str]:
-    """A sentence for the highest speed-up, if no other sentence speaks of it."""
+def _highest(ranking: Ranking, why_not: Mapping[str, str], named: Collection[str]) -> list[str]:
+    """A sentence for the highest speed-up, if no other sentence names it."""
     shown = [
         (speedup.ratio, speedup.basis, c)
         for c in ranking.ranked
-        if c.strategy in why_not and c not in ranking.tied and (speedup := ranking.speedup(c))
+        if c.strategy in why_not and (speedup := ranking.speedup(c))
     ]
     if not shown:
         return []
     ratio, basis, candidate = max(shown, key=lambda one: one[0])
+    if candidate.strategy in named:
+        return []
     return [
         f"{candidate.label} shows {ratio:.2f}x ({basis}) and is not advised: "
         f"{why_not[candidate.strategy]}."
@@ -204,8 +208,8 @@ def _batches(question: Question, ranking: Ranking, known: Knowledge) -> list[str
     sizes = " or ".join(map(str, found.batch_sizes))
     more = "1 more strategy is" if found.more == 1 else f"{found.more} more strategies are"
     return [
-        f"A batch of {question.batch_size} does not divide over {question.devices} devices. Take "
-        f"{sizes}: then {more} compared."
+        f"A batch of {question.batch_size} does not divide for all of them. Take {sizes}: then "
+        f"{more} compared."
     ]
 
 

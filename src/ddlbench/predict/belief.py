@@ -127,8 +127,12 @@ def races(beliefs: Sequence[Belief], shares: Sequence[float], base: int | None) 
         shortest &= ~shortest[base]
         shortest[base] = ~shortest.any(axis=0)
     fastest = (shortest / shortest.sum(axis=0)).mean(axis=1)
-    first = (steps_s < steps_s[0]).mean(axis=1)
-    beats = None if base is None else (steps_s < steps_s[base]).mean(axis=1)
+    gains = np.ones_like(shortest) if base is None else steps_s < steps_s[base]
+    beats = None if base is None else gains.mean(axis=1)
+    ahead = steps_s < steps_s[0]
+    if base is not None:  # as above
+        ahead &= gains | (np.arange(len(beliefs)) == base)[:, None]
+    first = ahead.mean(axis=1)
     return [
         Race(float(fastest[i]), float(first[i]), None if beats is None else float(beats[i]))
         for i in range(len(beliefs))

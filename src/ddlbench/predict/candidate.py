@@ -215,8 +215,11 @@ def _assessed(cell: Cell, known: Knowledge) -> Candidate:
     if predictor is None:
         why = f"recommender {known.recommender} has no predictor for it on {site.device}"
         return replace(found, reason=Reason("no_prediction", f"no prediction: {why}"))
-    workload = known.inputs.workload(cell)
-    prediction = predicted(predictor, workload, plan, known)
+    try:
+        workload = known.inputs.workload(cell)
+        prediction = predicted(predictor, workload, plan, known)
+    except ConfigError as error:  # runs are still held against the bound
+        return replace(found, reason=Reason("no_prediction", f"no prediction: {error}"))
     return _with_prediction(found, prediction, workload, plan, known)
 
 

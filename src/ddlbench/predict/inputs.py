@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 from ddlbench.experiment.cell import Cell
@@ -75,7 +75,7 @@ class Inputs:
         """Files that predictions of a cell need and that the workflow can make."""
         wanted = [profile_file(self.site, ProfileKey.of(cell).id)]
         # Links of a condition that was not measured are computed from the condition.
-        if cell.devices > 1 and cell.fabric not in self._conditions():
+        if cell.devices > 1 and cell.fabric not in self._conditions:
             wanted.append(links_file(self.site, cell.fabric))
         return [path for path in wanted if not self._at(path).is_file()]
 
@@ -103,13 +103,14 @@ class Inputs:
 
     def _links(self, fabric: str) -> LinkTable | None:
         path = self._at(links_file(self.site, fabric))
-        condition = self._conditions().get(fabric)
+        condition = self._conditions.get(fabric)
         if condition is None:
             return open_links(path) if path.is_file() else None
         if path.is_file():
             return replace(open_links(path), within_node=self.links_of("default"))
         return ConditionLinks(condition, self.links_of("default"), fabric)
 
+    @cached_property
     def _conditions(self) -> Mapping[str, LinkCondition]:
         try:
             return load_site(self.site).fabrics

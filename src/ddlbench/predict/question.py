@@ -19,11 +19,17 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.registry import known, mismatch
+from ddlbench.experiment.registry import BASE, known, mismatch
 from ddlbench.experiment.schema import nearest
 from ddlbench.planning.fitting import fitted
 from ddlbench.planning.matrix import written_point
 from ddlbench.planning.strategy import normalise, strategy_of
+
+SETTINGS = (
+    "fabric", "precision", "threads_per_device", "loader_workers", "data_format", "data_source",
+    "momentum", "compile",
+)  # fmt: skip
+"""Fields of a cell that tell two questions of the same size apart."""
 
 
 @dataclass(frozen=True)
@@ -117,12 +123,28 @@ class Question:
         return replace(self, batch_size=batch_size)
 
     def to_dict(self) -> dict[str, Any]:
-        """The question as JSON values; ``settings`` are those of its cells."""
+        """The question as JSON values, with the settings and options of its experiment."""
         names = ("network", "dataset", "nodes", "devices_per_node", "batch_size")
-        return {name: getattr(self, name) for name in names} | {
-            "settings": dict(self.settings),
-            "options": {name: dict(values) for name, values in self.options.items()},
+        named = {name: getattr(self, name) for name in names}
+        return named | {"settings": self.all_settings(), "options": self.all_options()}
+
+    def all_settings(self) -> dict[str, Any]:
+        """The settings of its cells that differ from the defaults and that decide a step."""
+        of_all = {} if self.experiment is None else _fields_of(self._point(BASE))
+        written = {**of_all, **self.settings}
+        return {
+            name: written[name]
+            for name in SETTINGS
+            if name in written and written[name] != Cell.__dataclass_fields__[name].default
         }
+
+    def all_options(self) -> dict[str, dict[str, Any]]:
+        """The options that are written, by strategy."""
+        named = dict.fromkeys(self.options)
+        if self.experiment is not None:
+            named |= dict.fromkeys(self.experiment.strategies)
+        written = {name: self.written_options(name) for name in named}
+        return {name: options for name, options in written.items() if options}
 
     def _point(self, strategy: str) -> dict[str, Any]:
         assert self.experiment is not None

@@ -86,7 +86,7 @@ class Ranking:
     def interval_s(self, candidate: Candidate) -> tuple[float, float]:
         """Holds the step in 90 % of cases, and the step that is shown.
 
-        No end of a prediction is shorter than the bound allows.
+        A prediction begins where the bound allows it, or at the shown step if that is shorter.
         """
         assert candidate.belief is not None
         low, high = candidate.belief.interval_s

@@ -31,9 +31,9 @@ from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.candidate import Candidate, Knowledge, assess, label_of
 from ddlbench.predict.inputs import Inputs
-from ddlbench.predict.question import Question
+from ddlbench.predict.question import SETTINGS, Question
 from ddlbench.predict.ranking import Ranking, rank
-from ddlbench.predict.recommenders import UNLESS_OOM
+from ddlbench.predict.recommenders import UNLESS_OOM, predictor_for
 
 
 def recommend(question: Question, known_here: Knowledge) -> Ranking:
@@ -48,6 +48,10 @@ def recommend(question: Question, known_here: Knowledge) -> Ranking:
             links are missing or wrong.
     """
     question.check_names()
+    if known_here.recommender != UNLESS_OOM:
+        predictor_for(
+            known_here.recommender, BASE, known_here.site.device
+        )  # the name must be known
     candidates = [_candidate(question, name, known_here) for name in known("ddlbench.strategies")]
     if not any(c.belief for c in candidates):
         # One sentence names all that is missing.
@@ -61,9 +65,13 @@ def _candidate(question: Question, strategy: str, known_here: Knowledge) -> Cand
     except ConfigError as error:
         if strategy in question.options:  # the user wrote what is wrong
             raise
-        where = replace(question, options={}, experiment=None).cell(BASE).with_(strategy=strategy)
-        return Candidate(where, label_of(strategy), reason=Reason("unsupported", str(error)))
-    return assess(cell, known_here)
+        reason = Reason("unsupported", str(error))
+    except Exception as error:
+        reason = Reason("fault", f"fault in its code: {type(error).__name__}: {error}")
+    else:
+        return assess(cell, known_here)
+    where = replace(question, options={}, experiment=None).cell(BASE).with_(strategy=strategy)
+    return Candidate(where, label_of(strategy), reason=reason)
 
 
 def _cells(candidates: Iterable[Candidate]) -> list[Cell]:
@@ -109,25 +117,20 @@ def dividing_batches(
         return None
     below = question.batch_size // question.devices * question.devices
     near = {below, below + question.devices} - {0, question.batch_size}
-    more = {size: _runnable(question.with_batch(size), uneven) for size in sorted(near)}
+    more = {size: _ranked(question.with_batch(size), uneven, known_here) for size in sorted(near)}
     best = max(more.values(), default=0)
-    return (
-        DividingBatches(tuple(size for size in more if more[size] == best), best) if best else None
-    )
+    if not best:
+        return None
+    return DividingBatches(tuple(size for size in more if more[size] == best), best)
 
 
-def _runnable(question: Question, candidates: Sequence[Candidate]) -> int:
-    """How many of the strategies support the question's cell."""
-    cells = [question.cell(candidate.strategy) for candidate in candidates]
-    return sum(strategy_of(cell.strategy).supports(cell) is None for cell in cells)
+def _ranked(question: Question, candidates: Sequence[Candidate], known_here: Knowledge) -> int:
+    """How many of the strategies would be ranked for the question."""
+    return sum(_candidate(question, c.strategy, known_here).ranked for c in candidates)
 
 
-_SETTINGS = (
-    "fabric", "precision", "threads_per_device", "loader_workers", "data_format", "data_source",
-    "momentum", "compile",
-)  # fmt: skip
 _SIZE = ("dataset", "network", "nodes", "devices_per_node", "batch_size")
-_CASE = (*_SIZE, *_SETTINGS)
+_CASE = (*_SIZE, *SETTINGS)
 
 
 def questions_of(experiment: Experiment, rows: Sequence[MatrixRow]) -> list[Question]:
@@ -138,7 +141,7 @@ def questions_of(experiment: Experiment, rows: Sequence[MatrixRow]) -> list[Ques
     for values in cases:
         case = dict(zip(_CASE, values, strict=True))
         size = {name: case[name] for name in _SIZE}
-        settings = {name: case[name] for name in _SETTINGS}
+        settings = {name: case[name] for name in SETTINGS}
         found.append(Question(**size, settings=settings, options={}, experiment=experiment))
     return found
 

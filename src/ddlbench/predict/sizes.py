@@ -7,8 +7,8 @@
     1x4        DDP                   3.6              0.90
     2x4        1F1B                  4.4              0.55    a further device adds 0.2 of a device
 
-From one size to the next, each further device adds ``(S(n') - S(n)) / (n' - n)`` of a device. More
-devices pay as long as that is at least half of a device.
+From one size to another, each further device adds ``(S(n') - S(n)) / (n' - n)`` of a device. More
+devices pay if that is at least half of a device.
 """
 
 from __future__ import annotations
@@ -81,46 +81,41 @@ class Size:
         }
 
 
-def gains(sizes: Sequence[Size]) -> list[float | None]:
-    """What each further device adds, in devices, since the next smaller size; None if unknown.
-
-    Args:
-        sizes: by their devices, the fewest first; the first is compared with one device.
-    """
-    found: list[float | None] = []
-    before_devices, before = 1, 1.0
-    for size in sizes:
-        devices, speedup = size.question.devices, size.speedup
-        if speedup is None or devices == before_devices:
-            found.append(None)
-            continue
-        found.append((speedup - before) / (devices - before_devices))
-        before_devices, before = devices, speedup
-    return found
-
-
 def enough(sizes: Sequence[Size]) -> Size | None:
-    """The size after which more devices do not pay; None if the largest still pays.
+    """The size after which more devices do not pay; None if that is one device.
+
+    From a size, the next one is the smallest to which each further device adds half of a device or
+    more. Sizes between them that do not pay are skipped.
 
     Args:
         sizes: by their devices, the fewest first.
     """
     last: Size | None = None
-    for size, gain in zip(sizes, gains(sizes), strict=True):
-        if gain is not None and gain < PAYS:
-            return last or size
-        last = size
-    return None
+    devices, speedup = 1, 1.0
+    for size in sizes:
+        if size.speedup is None or size.question.devices < devices:
+            continue
+        added = size.question.devices - devices
+        if size.speedup - speedup >= PAYS * added and (added or size.speedup > speedup):
+            last, devices, speedup = size, size.question.devices, size.speedup
+    return last
 
 
 def sizes_dict(sizes: Sequence[Size]) -> dict[str, Any]:
-    """The answer as JSON values."""
-    last = enough(sizes)
+    """The answer as JSON values; ``enough`` is None if the largest size still pays."""
     return {
         "geometries": [size.to_dict() for size in sizes],
         "advice": sizes_advice(sizes),
-        "enough": last.question.geometry if last else None,
+        "enough": _enough_geometry(sizes),
     }
+
+
+def _enough_geometry(sizes: Sequence[Size]) -> str | None:
+    answered = [size.question.devices for size in sizes if size.speedup is not None]
+    last = enough(sizes)
+    if last is None:
+        return "1x1" if answered else None
+    return None if last.question.devices == answered[-1] else last.question.geometry
 
 
 def sizes_advice(sizes: Sequence[Size]) -> list[str]:
@@ -128,14 +123,10 @@ def sizes_advice(sizes: Sequence[Size]) -> list[str]:
     answered = [size for size in sizes if size.speedup is not None]
     if not answered:
         return ["Nothing was compared: no geometry has a strategy that can be timed."]
-    last, found = enough(sizes), gains(sizes)
+    last = enough(sizes)
     rule = f"each further device adds less than {PAYS:g} of a device"
     if last is None:
-        largest = answered[-1].question.geometry
-        return [
-            f"All devices pay, up to {largest}: each further one adds {PAYS:g} of a device or more."
-        ]
-    if found[0] is not None and found[0] < PAYS and last is sizes[0]:
-        return [f"Several devices do not pay: with {last.question.geometry} {rule}."]
-    following = sizes[sizes.index(last) + 1].question.geometry
-    return [f"More devices than {last.question.geometry} do not pay: with {following} {rule}."]
+        return [f"Several devices do not pay: {rule}."]
+    if last.question.devices == answered[-1].question.devices:
+        return [f"All devices pay, up to {last.question.geometry}."]
+    return [f"More devices than {last.question.geometry} do not pay: {rule}."]

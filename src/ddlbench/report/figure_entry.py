@@ -19,6 +19,7 @@ FigureKind = Literal[
     "schedule",
     "sharding",
     "choice",
+    "sizes",
     "tuning",
     "choices",
     "transformer",
@@ -41,6 +42,7 @@ class FigureEntry:
             * ``cell``: a ``CellTimeline``; ``schedule``: a ``Lesson``; ``sharding``: the name of
               one of ParaDL's strategies;
             * ``choice``: the content of choice.json; ``tuning``: that of tuning.json;
+            * ``sizes``: what ``ddlbench.predict.sizes.sizes_dict`` returns;
             * ``choices``: rows of a study's choices.csv;
             * ``transformer``: measured runs, predicted seconds, their source; or a platform.
         draw: ``module:function``; it returns ``(figure, table of the plotted numbers)``, or only

@@ -25,6 +25,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import write_text
 from ddlbench.experiment.paths import (
     RESULTS,
+    advice_file,
     figures_dir,
     html_report_file,
     prediction_figures_dir,
@@ -43,6 +44,7 @@ from ddlbench.report.labels import (
     variant_labels,
     workers_label,
 )
+from ddlbench.report.not_advised import not_advised
 from ddlbench.report.page import html_page
 from ddlbench.report.registry import (
     FIGURES,
@@ -50,10 +52,17 @@ from ddlbench.report.registry import (
     figures_by_strategy,
     figures_for,
     heading_of,
+    names_of,
     prediction_figures_for,
 )
 from ddlbench.report.tables import Tables, read_tables
-from ddlbench.report.terminal import advice, numbers_of, speedup_table, telling_apart
+from ddlbench.report.terminal import (
+    advice,
+    answers_at,
+    numbers_of,
+    speedup_table,
+    telling_apart,
+)
 
 _PNG_HEAD = struct.Struct(">8s8xII")  # signature, length and name of IHDR, width and height
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -119,6 +128,7 @@ def make_html_report(
         advice=advice(tables),
         columns=columns,
         speedups=speedups,
+        not_advised=not_advised(answers_at(tables), read.summary),
         intervals=interval_words(read.summary, ratio=True),
         marks=marks(read.summary),
         figures=list(_figures(page.parent, experiment, site, rows, results)),
@@ -196,7 +206,10 @@ def _facts(summary: pd.DataFrame) -> list[tuple[str, str]]:
 def _figures(
     folder: Path, experiment: str, site: Site, rows: Sequence[MatrixRow], results: Path
 ) -> Iterator[Captioned]:
-    """The speed-up, then the errors of predictions, then all others in the registry's order."""
+    """What is advised and the speed-up, then the errors of predictions, then all others.
+
+    The others are in the registry's order.
+    """
     measured = [(name, "") for name in figures_for(rows)]
     predicted = prediction_figures_for(rows)
     whole = [(name, "") for name in predicted if name in FIGURES]
@@ -204,7 +217,9 @@ def _figures(
     each = figures_by_strategy(predicted, strategies)
     own = results / figures_dir(site.name, experiment).relative_to(RESULTS)
     beside = results / prediction_figures_dir(site.name, experiment).relative_to(RESULTS)
+    advised = (results / advice_file(site.name, experiment).relative_to(RESULTS)).is_file()
     groups = [
+        *((own, [(name, "")]) for name in names_of("choice") if advised),
         *((own, [one]) for one in measured[:1]),
         *((beside, [one]) for one in whole[:1]),
         *((own, [one]) for one in measured[1:]),
@@ -310,6 +325,7 @@ def _reasons(tables: Tables) -> list[tuple[str, str, str, str]]:
 
 
 _TABLES = {
+    "advice.json": "what to train with in each case, and all candidates",
     "measurements.csv": "one row a cell",
     "summary.csv": "one row a configuration, over its repeats",
     "steps.csv": "one row a step",

@@ -74,9 +74,10 @@ FIGURES: Registry[FigureEntry] = Registry(
             "experiment",
             "ddlbench.report.figures.device_bars:draw_memory",
             caption=(
-                "Peak memory of the fullest device. Data-parallel strategies hold the whole "
-                "network on each device, so their bars are not lower than the sequential one; a "
-                "network that is split should be lower, as far as its parts are balanced.\n\n"
+                "Peak memory of the fullest device. A device of a data-parallel strategy holds "
+                "the whole network, but only its share of the batch: its activations are fewer, "
+                "and its bar may be lower than the sequential one. A network that is split "
+                "should be lower, as far as its parts are balanced.\n\n"
                 "Look for marks that say OOM: there the bars of the other strategies show what "
                 "fits. Where the device's size is known it is a dashed line. On CPUs the bars "
                 "are live tensors, as several workers share one memory."
@@ -288,7 +289,19 @@ FIGURES: Registry[FigureEntry] = Registry(
         "timeline": FigureEntry("cell", "ddlbench.report.timeline.figure:draw_cell"),
         "schedule": FigureEntry("schedule", "ddlbench.report.timeline.figure:draw_schedule"),
         "split": FigureEntry("sharding", "ddlbench.report.figures.sharding:draw"),
-        "choice": FigureEntry("choice", "ddlbench.report.figures.choice:draw"),
+        "choice": FigureEntry(
+            "choice",
+            "ddlbench.report.figures.choice:draw",
+            caption=(
+                "Which strategy is the fastest?\n\n"
+                "One panel a case, one row a strategy that can run there, the fastest above; the "
+                "recommended one is bold. Grey lines hold the predicted step in 90 % of cases, "
+                "coloured ones the measured step.\n\n"
+                "Look at lines that overlap: there the order is not sure. A higher speed-up that "
+                "is not advised has the reason beside it."
+            ),
+        ),
+        "sizes": FigureEntry("sizes", "ddlbench.report.figures.sizes:draw"),
         "tuning": FigureEntry("tuning", "ddlbench.report.figures.tuning:draw"),
         "ways_to_choose": FigureEntry("choices", "ddlbench.report.figures.ways_to_choose:draw"),
     },

@@ -50,13 +50,24 @@ class _Listed:
 
 _title = ""
 _shared = ""  # dataset and network, where all cells have one
+_links_s = 0.0  # expected seconds of one fabric's links
 _cells: dict[str, _Listed] = {}
 
 
-def follow(experiment: str, site: str, rows: Sequence[MatrixRow]) -> None:
-    """Say which cells the run is about; the Snakefile calls it before any job starts."""
-    global _title, _shared  # noqa: PLW0603 - Snakemake makes the plugin and reads the Snakefile apart
+def follow(
+    experiment: str, site: str, rows: Sequence[MatrixRow], links_s: Sequence[float] = ()
+) -> None:
+    """Say what the run is about; the Snakefile calls it before any job starts.
+
+    Args:
+        experiment: its name.
+        site: name of the site.
+        rows: its cells.
+        links_s: expected seconds of the links of each fabric.
+    """
+    global _title, _shared, _links_s  # noqa: PLW0603 - Snakemake makes the plugin and reads the Snakefile apart
     _title = f"{experiment} on {site}"
+    _links_s = sum(links_s) / len(links_s) if links_s else 0.0
     runnable = [row for row in rows if row.unsupported is None]
     names = short_names([row.cell for row in runnable])
     first = [{getattr(row.cell, part) for row in runnable} for part in ("dataset", "network")]
@@ -193,13 +204,17 @@ class RunScreen:
         return f"[{self._done['cell']:{len(total)}}/{total}]"
 
     def _left(self, at_s: float) -> str:
-        """Mean time of each kind of job, times those that are left, over how many run at once."""
+        """Mean time of each kind of job, times those that are left, over how many run at once.
+
+        Of a kind that none is known of yet, the time of the others is taken.
+        """
         total_s, done = sum(self._took_s.values()), sum(self._done.values())
         mean_s = total_s / done
+        # A figure takes seconds, not as long as a cell; links take what is planned for them.
+        planned_s = {_REPORT: 0.0, "links": _links_s or mean_s}
         left_s = 0.0
         for part, planned in self._planned.items():
-            # A figure takes seconds, not as long as a cell.
-            unknown_s = 0.0 if part == _REPORT else mean_s
+            unknown_s = planned_s.get(part, mean_s)
             each_s = self._took_s[part] / self._done[part] if self._done[part] else unknown_s
             left_s += each_s * max(planned - self._done[part], 0)
         at_once = max(total_s / max(at_s - self._first_s, 1e-9), 1e-9)

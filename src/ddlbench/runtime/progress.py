@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -76,6 +76,19 @@ class Reporter:
         print(MARK + line, flush=True)
 
 
+class Shows(Protocol):
+    """What shows the progress of processes while the watchdog follows them."""
+
+    def update(self, payload: str) -> None:
+        """Take the content of a marked line."""
+
+    def tick(self) -> None:
+        """Look at the clock; called every half second at least."""
+
+    def close(self) -> None:
+        """The processes have ended."""
+
+
 class Display:
     """A progress bar on a terminal; elsewhere a plain line every 15 seconds.
 
@@ -126,6 +139,9 @@ class Display:
             print(
                 f"{_INDENT}{shortened(self._title, room)}{numbers}", file=self._stream, flush=True
             )
+
+    def tick(self) -> None:
+        """Nothing moves between marked lines."""
 
     def close(self) -> None:
         if self._bar is not None:

@@ -33,6 +33,7 @@ from ddlbench.runtime.job import log_file, report_file
 from ddlbench.runtime.launch import Step, python_command
 from ddlbench.runtime.parent_death import end_with_parent
 from ddlbench.runtime.placement import device_variables, own_process
+from ddlbench.runtime.progress import Shows
 from ddlbench.runtime.watchdog import watch
 
 
@@ -63,6 +64,7 @@ def run_rank_job(
     *,
     threads: int = 1,
     fabric: Fabric | None = None,
+    display: Shows | None = None,
 ) -> list[dict[str, Any]]:
     """Run ``python -m module`` once per device and gather the reports of the processes.
 
@@ -74,6 +76,7 @@ def run_rank_job(
         folder: shared; gets log.txt.
         threads: CPU threads of each process.
         fabric: a network that is up; None for the site's own.
+        display: shows what rank 0 tells of its progress; None shows its steps, if it counts any.
 
     Returns:
         the reports in the order of ranks, each with ``status`` ("ok", "out_of_memory") and, if
@@ -116,6 +119,7 @@ def run_rank_job(
             module.rpartition(".")[2],
             timeout_s=site.cell_timeout_s,
             hang_timeout_s=site.cell_timeout_s,
+            display=display,
         )
     finally:
         shutil.copyfile(log_file(run_dir), folder / "log.txt")

@@ -19,7 +19,7 @@ from typing import TextIO
 
 from ddlbench.experiment.json_text import read_json
 from ddlbench.runtime.launch import Launch
-from ddlbench.runtime.progress import MARK, Display
+from ddlbench.runtime.progress import MARK, Display, Shows
 
 _TAIL_LINES = 40
 _OTHERS_REPORT_S = 5.0
@@ -40,7 +40,13 @@ class Outcome:
 
 
 def watch(
-    launch: Launch, log_path: Path, title: str, *, timeout_s: float, hang_timeout_s: float
+    launch: Launch,
+    log_path: Path,
+    title: str,
+    *,
+    timeout_s: float,
+    hang_timeout_s: float,
+    display: Shows | None = None,
 ) -> Outcome:
     """Follow ``launch`` until it ends or must be stopped; no process is left when this returns.
 
@@ -50,9 +56,10 @@ def watch(
         title: of the progress bar.
         timeout_s: time limit of the cell.
         hang_timeout_s: longest time without progress.
+        display: shows progress; a bar of a cell's steps if None.
     """
     outcome = Outcome()
-    display = Display(title, folder=log_path.parent)
+    display = display or Display(title, folder=log_path.parent)
     deadline = time.monotonic() + timeout_s
     moved, stop_at = time.monotonic(), math.inf
     reports = _Reports(log_path.parent)
@@ -60,6 +67,7 @@ def watch(
         with log_path.open("w", encoding="utf-8") as log:
             for line in launch.lines(deadline):
                 now = time.monotonic()
+                display.tick()
                 if line is not None and _log_or_show(line, log, display, outcome):
                     moved = now
                 if now > stop_at:
@@ -102,7 +110,7 @@ class _Reports:
         return list(self._folder.glob("rank*.json"))
 
 
-def _log_or_show(line: str, log: TextIO, display: Display, outcome: Outcome) -> bool:
+def _log_or_show(line: str, log: TextIO, display: Shows, outcome: Outcome) -> bool:
     """Show a marked line as progress, log any other; returns whether it was progress."""
     before, mark, payload = line.partition(MARK)
     if mark:

@@ -15,10 +15,10 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.links import InvalidLinks, Links, PairMatrix, read_links, write_links
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.interconnect.assemble import node_type_pairs, points_of, sweeps_of
-from ddlbench.interconnect.collectives import LIMIT, PASSES, Repeat, Sweep
+from ddlbench.interconnect.collectives import PASSES, Repeat, Sweep
 from ddlbench.interconnect.measure import LinksFailed, measure_links
 from ddlbench.interconnect.pair_matrix import median_of_runs, pair_matrix, slow_pairs
-from ddlbench.interconnect.sweep import sweep_budget_s
+from ddlbench.interconnect.time_plan import LIMIT
 from ddlbench.interconnect.worlds import buffer_bytes, links_request, message_sizes, worlds
 
 TABLE = {  # as a site file has it
@@ -82,6 +82,12 @@ def test_groups(nodes, devices, found):
     assert worlds(nodes, devices) == found
 
 
+def test_where_time_is_short_numbers_double():
+    assert worlds(2, 4, every=False) == [(1, 2), (1, 4), (2, 1), (2, 4)]
+    assert worlds(1, 6, every=False) == [(1, 2), (1, 4), (1, 6)]
+    assert worlds(1, 1, every=False) == []
+
+
 def test_messages_reach_the_largest():
     sizes = message_sizes(256 * 2**20)
     assert (sizes[0], sizes[-1]) == (1024, 256 * 2**20)
@@ -103,7 +109,7 @@ class Link:
         self.asked.append((size, count))
         time_s = self.alpha_s + self.beta_s_per_byte * size
         self.spent_s += count * time_s
-        return [Repeat(time_s, time_s / 2)] * count
+        return [Repeat(time_s, time_s / 2, time_s)] * count
 
 
 def swept(link, budget_s):
@@ -135,7 +141,7 @@ def test_a_slow_link_ends_the_sweep_within_three_budgets():
 def test_what_time_is_left_goes_to_long_messages():
     link = Link(0.03, 17e-9)  # as Horovod between nodes of 0.4 core
     sweep = swept(link, 2.5)
-    assert max(sweep.repeats) == 2**25  # 16 MiB, were short messages to come first
+    assert max(sweep.repeats) == 2**26  # 16 MiB, were short messages to come first
     assert link.spent_s <= 1.05 * LIMIT * 2.5
 
 
@@ -149,12 +155,35 @@ def test_a_slow_but_flat_transport_has_few_sizes_up_to_the_largest():
     assert link.spent_s <= 4.5
 
 
+def test_a_sweep_without_time_has_as_many_sizes_as_a_fit_needs():
+    sweep = swept(Link(0.3, 1e-9), 0.1)
+    assert len(sweep.repeats) == 3
+    assert all(len(times) >= 2 for times in sweep.repeats.values())
+
+
+def test_barriers_count_as_time_of_a_sweep():
+    link = Link(1e-5, 1e-10)
+    barrier_s, held_s = 0.05, 0.0
+
+    def run(size, count):
+        nonlocal held_s
+        repeats = [one._replace(held_s=barrier_s + one.time_s) for one in link.run(size, count)]
+        held_s += sum(one.held_s for one in repeats)
+        return repeats
+
+    sweep = Sweep(message_sizes(2**26), run)
+    sweep.probe(1.0)
+    for turn in range(PASSES):
+        sweep.take(turn)
+    assert held_s <= 1.2 * LIMIT * 1.0
+
+
 def test_sizes_are_measured_in_passes():
     link = Link(1e-5, 1e-10)
     swept(link, 3.0)
     smallest = [index for index, (size, _) in enumerate(link.asked) if size == 1024]
-    assert len(smallest) == PASSES + 1
-    assert smallest[2] - smallest[1] == len(message_sizes(2**26))
+    assert len(smallest) == 2 + PASSES  # the probe looks at the first repeat before it goes on
+    assert smallest[3] - smallest[2] == len(message_sizes(2**26))
 
 
 # Points, fits, matrices
@@ -301,6 +330,7 @@ def test_defaults_of_the_site_file(tmp_path):
         "cuda_samples": None,
         "nvbandwidth": None,
         "largest_bytes": None,
+        "budget_s": None,
         "sweep_budget_s": 3,
         "links": {},
     }
@@ -346,7 +376,7 @@ def test_the_job_holds_the_whole_site_unless_links_are_given():
 def test_planning_and_parsing_need_no_torch():
     code = (
         "import sys\n"
-        "import ddlbench.interconnect.worlds, ddlbench.interconnect.p2p_text\n"
+        "import ddlbench.interconnect.time_plan, ddlbench.interconnect.p2p_text\n"
         "import ddlbench.interconnect.nvbandwidth_json, ddlbench.commands.interconnect\n"
         "import ddlbench.interconnect.assemble, ddlbench.interconnect.assemble\n"
         "import ddlbench.interconnect.pair_matrix, ddlbench.report.drawing\n"
@@ -354,22 +384,3 @@ def test_planning_and_parsing_need_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize("slow", [1.0, LIMIT])
-@pytest.mark.parametrize("groups", [1, 2, 5, 14])
-@pytest.mark.parametrize("limit_s", [60.0, 720.0, 3600.0])
-def test_the_sweeps_of_all_groups_end_in_time(limit_s, groups, slow):
-    """A group takes ten sweeps; over a slow link each takes three times its budget."""
-    left_s, budgets = limit_s, []
-    for place in range(groups):
-        budgets.append(sweep_budget_s(6.0, left_s, groups - place))
-        left_s -= 10 * slow * budgets[-1]
-    assert left_s >= 0
-    assert all(budget > 0 for budget in budgets)
-    assert max(budgets) <= 6.0
-
-
-def test_a_site_with_time_gets_what_it_asks_for():
-    assert sweep_budget_s(3.0, 2880.0, 14) == 3.0
-    assert sweep_budget_s(3.0, -1.0, 2) == 0.0

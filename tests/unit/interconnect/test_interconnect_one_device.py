@@ -1,6 +1,7 @@
 """A node of one GPU: matrices of one value, no pairs, and a note that says so."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
@@ -166,8 +167,8 @@ def test_links_of_one_gpu_say_so_once(monkeypatch, tmp_path):
         return [{"rank": rank, **own} for rank in range(geometry[0] * geometry[1])]
 
     monkeypatch.setattr(measure, "run_rank_job", run_rank_job)
-    monkeypatch.setattr(measure, "links_geometry", lambda *_: (2, 2))
-    measure.measure_links(load_site("local"), "default", tmp_path / "links.json")
+    site = replace(load_site("local"), device="cuda", nodes=2, devices_per_node=2)
+    measure.measure_links(site, "default", tmp_path / "links.json")
     found = read_links(tmp_path / "links.json")
     assert found.pairs == ()
     assert found.notes == ("no pairs within the node: one GPU", "no pairs of ranks: left out")

@@ -277,7 +277,7 @@ def test_predictions_need_profiles_too(tmp_path: Path, monkeypatch: pytest.Monke
     settings = {"budget_s": 40 - START_S, "runs": 3}
     predicting = replace(EXPERIMENT, predict=True, profile=settings)
     told = " ".join(" ".join(plan_lines(cost, predicting, LOCAL, rows, [BASE, DDP])).split())
-    assert "1 profile too, about 2.0 min each, and links" in told
+    assert "1 profile too, about 2.0 min each, and links, about " in told
     assert "profile too" not in _shown(rows, LOCAL, tmp_path)
 
 

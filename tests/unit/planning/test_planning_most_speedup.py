@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.strategy import strategy_of
+from ddlbench.experiment.registry import STRATEGIES
+from ddlbench.planning.strategy import DeviceKind, strategy_of
 
 
 def _cell(strategy: str, geometry: tuple[int, int] = (1, 4), **options: int | str) -> Cell:
@@ -21,31 +22,31 @@ def _cell(strategy: str, geometry: tuple[int, int] = (1, 4), **options: int | st
     )
 
 
-def ideal_speedup(cell: Cell) -> float | None:
-    return strategy_of(cell.strategy).ideal_speedup(cell)
+def most_speedup(cell: Cell, device: DeviceKind = "cuda") -> float:
+    return strategy_of(cell.strategy).most_speedup(cell, device)
 
 
 @pytest.mark.parametrize("chunks", [4, 8, 32])
 @pytest.mark.parametrize("strategy", ["gpipe", "pipe-gpipe", "pipe-1f1b"])
 def test_a_flush_costs_p_minus_one_micro_batches(strategy: str, chunks: int) -> None:
-    assert ideal_speedup(_cell(strategy, chunks=chunks)) == pytest.approx(4 * chunks / (chunks + 3))
+    assert most_speedup(_cell(strategy, chunks=chunks)) == pytest.approx(4 * chunks / (chunks + 3))
 
 
 def test_interleaving_divides_the_bubble() -> None:
     """Megatron-LM: bubble over work is (p - 1) / (v m)."""
-    found = ideal_speedup(_cell("pipe-interleaved", chunks=8))
+    found = most_speedup(_cell("pipe-interleaved", chunks=8))
     assert found == pytest.approx(4 / (1 + 3 / (2 * 8)))
 
 
 def test_zero_bubble_is_between_1f1b_and_no_bubble() -> None:
-    plain = ideal_speedup(_cell("pipe-1f1b", chunks=8))
+    plain = most_speedup(_cell("pipe-1f1b", chunks=8))
     for strategy in ("pipe-zb", "pipe-zbv"):
-        found = ideal_speedup(_cell(strategy, chunks=8))
+        found = most_speedup(_cell(strategy, chunks=8))
         assert plain < found <= 4
 
 
 def test_replicas_of_a_pipeline_add_up() -> None:
-    found = ideal_speedup(_cell("pipe-1f1b", chunks=4, replicas=2))
+    found = most_speedup(_cell("pipe-1f1b", chunks=4, replicas=2))
     assert found == pytest.approx(2 * (2 * 4 / 5))
 
 
@@ -55,9 +56,25 @@ def test_replicas_of_a_pipeline_add_up() -> None:
         ("pipedream", 4.0),
         ("model-parallel", 1.0),
         ("model-parallel-p2p", 1.0),
-        ("ddp", None),
-        ("sequential", None),
+        ("ddp", 4.0),
+        ("sequential", 4.0),
     ],
 )
-def test_others(strategy: str, expected: float | None) -> None:
-    assert ideal_speedup(_cell(strategy)) == expected
+def test_others(strategy: str, expected: float) -> None:
+    assert most_speedup(_cell(strategy)) == expected
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_a_server_does_not_train(servers: int) -> None:
+    assert most_speedup(_cell("parameter-server", servers=servers)) == 4 - servers
+
+
+def test_partitions_of_one_process_take_turns_on_cpus() -> None:
+    assert most_speedup(_cell("gpipe", chunks=8), "cpu") == 1
+    assert most_speedup(_cell("pipe-gpipe", chunks=8), "cpu") > 2  # a process a stage
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_nobody_gains_more_than_there_are_devices(strategy: str, device: DeviceKind) -> None:
+    assert 1 <= most_speedup(_cell(strategy), device) <= 4

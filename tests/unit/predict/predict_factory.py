@@ -13,7 +13,10 @@ from ddlbench.experiment.profile import Profile, ProfileKey, write_profile
 from ddlbench.experiment.site import Site
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.workload import Workload
+from ddlbench.predict.candidate import Knowledge
+from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.links import LinkTable
+from ddlbench.predict.question import Question
 
 BATCHES = (8, 16, 32)
 MB = 1_000_000
@@ -186,7 +189,7 @@ def table(*pairs: dict[str, Any], sweeps: tuple[dict[str, Any], ...] = ()) -> Li
 
 
 def site(**changes: Any) -> Site:
-    """Four nodes of eight CPU devices, whose memory nobody knows."""
+    """Four nodes of eight CPU devices with 100 GB each, whatever this machine has."""
     values: dict[str, Any] = {
         "name": "local",
         "description": "",
@@ -195,7 +198,7 @@ def site(**changes: Any) -> Site:
         "nodes": 4,
         "devices_per_node": 8,
         "cpus_per_device": 1,
-        "memory_per_device_mb": None,
+        "memory_per_device_mb": 100_000,
         "scratch": "/tmp",
         "keep_data": False,
         "interface": None,
@@ -203,6 +206,25 @@ def site(**changes: Any) -> Site:
         "hang_timeout_s": 60.0,
     }
     return Site(**{**values, **changes})
+
+
+def question(geometry: str = "1x4", batch_size: int = 32, **changes: Any) -> Question:
+    nodes, devices_per_node = (int(part) for part in geometry.split("x"))
+    values: dict[str, Any] = {
+        "network": "vgg11",
+        "dataset": "mnist",
+        "nodes": nodes,
+        "devices_per_node": devices_per_node,
+        "batch_size": batch_size,
+        "settings": {},
+        "options": {},
+    }
+    return Question(**{**values, **changes})
+
+
+def knowledge(root: Path, **changes: Any) -> Knowledge:
+    """What the site ``local`` knows by the files below ``root``."""
+    return Knowledge(**{"site": site(), "inputs": Inputs("local", root), **changes})
 
 
 def write_site(root: Path, values: dict[str, Any], link_values: dict[str, Any] | None) -> None:

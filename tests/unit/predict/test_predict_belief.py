@@ -1,4 +1,4 @@
-"""How probably each candidate is the fastest: hand-worked, and against draws."""
+"""How probably each candidate is the fastest: hand-worked, and against other draws."""
 
 from __future__ import annotations
 
@@ -7,19 +7,33 @@ import random
 
 import pytest
 
-from ddlbench.predict.belief import Belief, fastest, from_prediction, from_runs
+from ddlbench.predict.belief import Belief, Race, from_prediction, from_runs, races
+
+DRAWS = 0.01  # what 20 000 draws leave open
+
+
+def phi(value: float) -> float:
+    return 0.5 * (1 + math.erf(value / math.sqrt(2)))
+
+
+def fastest(beliefs: list[Belief]) -> list[float]:
+    return [race.fastest for race in races(beliefs, [0.0] * len(beliefs), None)]
 
 
 def test_equal_candidates_share() -> None:
-    same = [Belief(1.0, 0.1, "predicted")] * 4
-    assert fastest(same) == pytest.approx([0.25] * 4, abs=1e-6)
+    assert fastest([Belief(1.0, 0.1, "predicted")] * 4) == pytest.approx([0.25] * 4, abs=DRAWS)
 
 
-def test_two_are_the_difference_of_normals() -> None:
-    first, second = Belief(1.0, 0.06, "predicted"), Belief(1.1, 0.08, "measured")
-    expected = 0.5 * (1 + math.erf(math.log(1.1) / 0.1 / math.sqrt(2)))
-    assert fastest([first, second]) == pytest.approx([expected, 1 - expected], abs=1e-4)
-    assert first.beats(second) == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("other_s", "spreads"), [(1.1, (0.06, 0.08)), (1.0, (0.2, 0.01)), (1.5, (0.3, 0.2))]
+)
+def test_two_are_the_difference_of_normals(other_s, spreads) -> None:
+    one, other = Belief(1.0, spreads[0], "predicted"), Belief(other_s, spreads[1], "measured")
+    expected = phi(math.log(other_s) / math.hypot(*spreads))
+    first, second = races([one, other], [0.0, 0.0], 0)
+    assert (first.fastest, second.fastest) == pytest.approx((expected, 1 - expected), abs=DRAWS)
+    assert second.beats_first == second.beats_base == pytest.approx(1 - expected, abs=DRAWS)
+    assert first.beats_first == first.beats_base == 0
 
 
 def test_many_are_what_draws_say() -> None:
@@ -35,8 +49,38 @@ def test_many_are_what_draws_say() -> None:
 
 
 def test_what_is_certain_wins() -> None:
-    assert fastest([Belief(1.0, 1e-6, "measured"), Belief(1.2, 1e-6, "measured")])[0] > 0.999
-    assert fastest([]) == []
+    assert fastest([Belief(1.0, 1e-6, "measured"), Belief(1.2, 1e-6, "measured")]) == [1, 0]
+    assert races([], [], None) == []
+
+
+def test_who_can_only_be_as_fast_as_one_device_wins_nothing() -> None:
+    base, hopeless = Belief(1.0, 0.1, "predicted"), Belief(0.1, 0.5, "predicted")
+    assert races([base, hopeless], [0.0, 1.0], 0) == [Race(1.0, 0.0, 0.0), Race(0.0, 0.0, 0.0)]
+    # First of the list or not: nobody beats a step that is its own limit.
+    assert races([hopeless, base], [1.0, 0.0], 1)[1].beats_first == 0
+
+
+def test_several_at_their_limit_share_the_draw() -> None:
+    base = Belief(1.0, 0.1, "predicted")
+    sure = Belief(0.01, 1e-6, "predicted")  # far beyond half of the base
+    won = races([sure, sure, base], [0.5, 0.5, 0.0], 2)
+    assert [race.fastest for race in won] == [0.5, 0.5, 0.0]
+    assert [race.beats_base for race in won] == [1, 1, 0]
+    assert won[1].beats_first == 0  # as fast
+
+
+def test_a_limit_follows_the_base() -> None:
+    """``max(x, share base)`` beats a third step only where the base is fast enough."""
+    base, third = Belief(1.0, 0.2, "predicted"), Belief(0.5, 0.1, "predicted")
+    limited = Belief(0.001, 1e-6, "predicted")
+    found = races([limited, third, base], [0.5, 0.0, 0.0], 2)
+    # 0.5 base < third: a draw of the base against twice the third step.
+    assert found[0].fastest == pytest.approx(0.5, abs=DRAWS)
+
+
+def test_the_same_draws_every_time() -> None:
+    beliefs = [Belief(1.0 + 0.01 * i, 0.1, "predicted") for i in range(5)]
+    assert races(beliefs, [0.0] * 5, 0) == races(beliefs, [0.0] * 5, 0)
 
 
 def test_runs_narrow_what_is_known() -> None:

@@ -1,22 +1,37 @@
-"""Every case of a matrix gets one ranking."""
+"""Every case of a matrix gets one answer."""
+
+from __future__ import annotations
 
 import predict_factory as make
 import pytest
-from predict_results import row
+from predict_results import row, write_ok
 
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.site import load_site
+from ddlbench.experiment.config import parse_experiment
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.predict.recommend import COLUMNS, recommendations
+from ddlbench.predict.choose import answers_dict, read_choice, write_choice
+from ddlbench.predict.recommend import answers, questions_of
 
 
 @pytest.fixture
-def site(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: range(4))
-    return load_site("local")
+def experiment():
+    return parse_experiment(
+        {
+            "experiment": "trial",
+            "site": "local",
+            "matrix": {
+                "dataset": ["mnist"],
+                "network": ["vgg11"],
+                "strategy": ["ddp", "gpipe"],
+                "geometry": ["1x2"],
+            },
+            "settings": {"batch_size": 32},
+            "strategies": {"gpipe": {"chunks": 8}},
+        },
+        "trial.yaml",
+    )
 
 
-def test_a_ranking_a_case_whatever_strategies_the_matrix_has(tmp_path, site):
+def test_an_answer_a_case_whatever_strategies_the_matrix_has(tmp_path, experiment):
     make.write_site(tmp_path, make.profile(), make.links())
     cells = [
         make.cell("sequential", "1x1", 32),
@@ -26,25 +41,35 @@ def test_a_ranking_a_case_whatever_strategies_the_matrix_has(tmp_path, site):
         make.cell("ddp", "1x2", 32, repeat=1),
     ]
     refused = MatrixRow(make.cell("gpipe", "2x2"), None, "cannot span 2")
-    table = recommendations([*map(row, cells), refused], site, tmp_path)
-    assert tuple(table.columns) == COLUMNS
-    assert set(table["devices_per_node"]) == {2, 4}
-    for _, case in table.groupby("devices_per_node"):
-        assert case["recommended"].sum() == 1
-        best = case[case["recommended"]].iloc[0]
-        ranked = case[case["place"].notna()]
-        assert best["place"] == 1
-        assert best["predicted_step_s"] == ranked["predicted_step_s"].min()
-        assert not case.duplicated("strategy").any()
-        assert {"horovod", "ddp", "gpipe"} <= set(ranked["strategy"])
+    found = answers(experiment, [*map(row, cells), refused], make.site(), tmp_path)
+    assert [one["case"]["devices_per_node"] for one in found] == [4, 2]
+    for one in found:
+        named = [c["strategy"] for c in one["candidates"]]
+        assert one["recommended"] in named
+        assert len(named) == len(set(named))
+        assert {"horovod", "ddp", "gpipe"} <= set(named)
+    path = tmp_path / "advice.json"
+    write_choice(answers_dict("local", found), path)
+    assert read_choice(path)["answers"] == found
 
 
-def test_a_missing_profile_is_one_sentence(tmp_path, site):
-    with pytest.raises(ConfigError, match="there is no profile of vgg11 on mnist"):
-        recommendations([row(make.cell("ddp"))], site, tmp_path)
+def test_cells_of_a_case_have_the_options_of_the_experiment(experiment):
+    (question,) = questions_of(experiment, [row(make.cell("ddp", "1x2", 32))])
+    assert question.cell("gpipe").option("chunks") == 8
+    assert question.cell("pipe-gpipe").options == ()
 
 
-def test_no_case_is_an_empty_table(tmp_path, site):
-    table = recommendations([row(make.cell("sequential", "1x1"))], site, tmp_path)
-    assert table.empty
-    assert tuple(table.columns) == COLUMNS
+def test_what_was_measured_is_told(tmp_path, experiment):
+    make.write_site(tmp_path, make.profile(), make.links())
+    base, cell = make.cell("sequential", "1x1", 32), make.cell("ddp", "1x2", 32)
+    write_ok(tmp_path, base, 0.4)
+    write_ok(tmp_path, cell, 0.1)
+    (one,) = answers(experiment, [row(base), row(cell, base)], make.site(), tmp_path)
+    assert one["recommended"] == "ddp"
+    (told,) = (c for c in one["candidates"] if c["strategy"] == "ddp")
+    assert (told["basis"], told["runs"]) == ("measured", 1)
+
+
+def test_a_case_of_which_nothing_is_known_has_no_answer(tmp_path, experiment):
+    assert answers(experiment, [row(make.cell("ddp"))], make.site(), tmp_path) == []
+    assert answers(experiment, [row(make.cell("sequential", "1x1"))], make.site(), tmp_path) == []

@@ -9,8 +9,7 @@ from predict_results import one, row, write_cases, write_failed, write_ok
 
 from ddlbench.predict.accuracy import ALL, errors
 from ddlbench.predict.evaluate import predictions
-from ddlbench.predict.inputs import Inputs
-from ddlbench.predict.recommend import PredictionRequest, recommend
+from ddlbench.predict.recommend import recommend
 from ddlbench.predict.recommender_score import (
     NOT_DISCRIMINATING,
     NOT_SCORED,
@@ -250,9 +249,8 @@ def test_tables_and_recommend_agree_on_what_fits(site, memory_mb):
     root, rows = site
     asked = make.site(memory_per_device_mb=memory_mb)
     frame = predictions(rows, asked, root)
-    question = PredictionRequest("vgg11", "mnist", 1, 4, 32, settings={}, options={})
-    found = recommend(question, asked, Inputs("local", root))
-    told = {candidate.cell.strategy: candidate.fits for candidate in found.ranking}
+    found = recommend(make.question(), make.knowledge(root, site=asked))
+    told = {candidate.strategy: candidate.fits for candidate in found.candidates}
     shown = frame[(frame["devices_per_node"] == 4) & frame["predicted_step_s"].notna()]
     shown = shown[shown["predictor"] != "paradl-authors"]  # has a memory model of its own
     assert set(shown["strategy"]) == {"horovod", "ddp", "gpipe", "model-parallel"}

@@ -7,50 +7,54 @@ import json
 import predict_factory as make
 import pytest
 
-from ddlbench.commands.recommend_display import recommendation_lines
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import Glance
 from ddlbench.experiment.status import Status
+from ddlbench.predict.advice import advise, answer_dict
 from ddlbench.predict.choose import (
+    NOT_MEASURED,
     Limits,
     choice_file,
     choose,
     likeliest_of,
+    read_choice,
     short_cell,
     write_choice,
 )
-from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import Measured
-from ddlbench.predict.recommend import PredictionRequest, recommend
+from ddlbench.predict.recommend import recommend
 from ddlbench.report.labels import strategy_label
 from ddlbench.report.registry import FIGURES
 
-SITE = make.site()
-REQUEST = PredictionRequest(
-    network="vgg11", dataset="mnist", nodes=1, devices_per_node=4, batch_size=32,
-    settings={}, options={},
-)  # fmt: skip
+QUESTION = make.question()
 
 
 class Bed:
-    """A site whose cells take what ``steps`` says; others as predicted."""
+    """A site whose cells take what ``steps`` says; others as predicted; None leaves no result."""
 
-    def __init__(self, folder, **steps: float | Status) -> None:
+    def __init__(self, folder, **steps: float | Status | None) -> None:
         make.write_site(folder, make.profile(), make.links(make.pair([0] * 4)))
-        self._inputs, self._steps = Inputs("local", folder), steps
+        self._folder = folder
+        self._steps = {name.replace("_", "-"): takes for name, takes in steps.items()}
         self.finished: dict[str, Glance] = {}
         self.measured: list[str] = []
 
-    def rank(self):
+    @property
+    def known(self):
         history = tuple(
             Measured(one.cell, one.step_s) for one in self.finished.values() if one.step_s
         )
-        return recommend(REQUEST, SITE, self._inputs, history=history)
+        return make.knowledge(self._folder, history=history)
 
-    def measure(self, cell: Cell) -> Glance:
+    def rank(self):
+        return recommend(QUESTION, self.known)
+
+    def measure(self, cell: Cell) -> Glance | None:
         self.measured.append(cell.strategy)
-        predicted = next(c for c in self.rank().ranking if c.cell.strategy == cell.strategy)
-        takes = self._steps.get(cell.strategy.replace("-", "_"), predicted.step_s)
+        predicted = next(c for c in self.rank().candidates if c.strategy == cell.strategy)
+        takes = self._steps.get(cell.strategy, predicted.predicted_s)
+        if takes is None:
+            return None
         step_s = None if isinstance(takes, Status) else takes
         status = takes if isinstance(takes, Status) else Status.OK
         self.finished[cell.id] = Glance(cell, status, 10 + 12 * (step_s or 0), step_s, 10)
@@ -60,47 +64,98 @@ class Bed:
         limits = Limits(cells, device_s)
         return choose(self.rank, self.measure, limits, lambda cell: self.finished.get(cell.id))
 
+    def content(self, choice):
+        advice = advise(QUESTION, choice.ranking, self.known)
+        return choice.to_dict("local", answer_dict(QUESTION, choice.ranking, advice))
+
+
+def first_of(folder) -> str:
+    """The strategy that is measured first."""
+    return likeliest_of(Bed(folder).rank()).strategy
+
 
 def test_the_likeliest_is_measured_first_and_a_limit_ends_it(tmp_path) -> None:
     bed = Bed(tmp_path)
-    likeliest = likeliest_of(bed.rank()).cell.strategy
+    likeliest = likeliest_of(bed.rank()).strategy
     choice = bed.choose(cells=1)
     assert bed.measured == [likeliest]
-    assert choice.stopped == "1 measured, as many as asked for"
+    assert choice.stopped == "1 of at most 1 candidates are tried"
     choice = bed.choose(cells=9)
-    assert choice.stopped == "all candidates with a chance are measured"
+    assert choice.stopped == "no other candidate has a chance of half a percent"
+    assert len(bed.measured) < len(choice.ranking.ranked)
 
 
 def test_a_sure_choice_ends_it(tmp_path) -> None:
-    bed = Bed(tmp_path)
-    first = likeliest_of(bed.rank()).cell.strategy
-    bed = Bed(tmp_path, **{first.replace("-", "_"): 1e-4})
+    first = first_of(tmp_path)
+    bed = Bed(tmp_path, **{first: 1e-4})
     choice = bed.choose(cells=9)
     assert bed.measured == [first]
     assert choice.stopped == f"{strategy_label(first)} is the fastest with a chance of 100%"
-    assert choice.ranking.best.cell.strategy == first
+    assert choice.ranking.best.strategy == first
 
 
 def test_a_disappointment_gives_way_to_the_next(tmp_path) -> None:
-    bed = Bed(tmp_path)
-    first = likeliest_of(bed.rank()).cell.strategy
-    bed = Bed(tmp_path, **{first.replace("-", "_"): 99.0})
+    first = first_of(tmp_path)
+    bed = Bed(tmp_path, **{first: 99.0})
     choice = bed.choose(cells=2)
     assert bed.measured[0] == first
-    assert choice.ranking.best.cell.strategy != first
+    assert choice.ranking.best.strategy != first
 
 
 def test_what_runs_out_of_memory_is_out(tmp_path) -> None:
-    bed = Bed(tmp_path)
-    first = likeliest_of(bed.rank()).cell.strategy
-    bed = Bed(tmp_path, **{first.replace("-", "_"): Status.OUT_OF_MEMORY})
-    choice = bed.choose(cells=2)
-    out = next(c for c in choice.ranking.ranking if c.cell.strategy == first)
+    first = first_of(tmp_path)
+    choice = Bed(tmp_path, **{first: Status.OUT_OF_MEMORY}).choose(cells=2)
+    out = next(c for c in choice.ranking.candidates if c.strategy == first)
     assert not out.ranked
-    lines = recommendation_lines(REQUEST, SITE, choice.ranking, errors={}, why=False)
-    assert f"{strategy_label(first)}: failed here" in " ".join(" ".join(lines).split())
+    assert (out.code, out.chance) == ("failed", None)
     assert choice.trials[0].status == "out_of_memory"
-    assert sum(c.fastest for c in choice.ranking.ranking if c.ranked) == pytest.approx(1)
+    assert sum(c.chance for c in choice.ranking.ranked) == pytest.approx(1)
+
+
+def test_a_cell_without_a_result_ends_its_candidate_only(tmp_path) -> None:
+    """The next candidate follows, and the choice has an answer."""
+    first = first_of(tmp_path)
+    bed = Bed(tmp_path, **{first: None})
+    choice = bed.choose(cells=2)
+    assert bed.measured[0] == first
+    assert len(bed.measured) == len(set(bed.measured)) == 2
+    failed, second = choice.trials
+    assert (failed.strategy, failed.status, failed.step_s, failed.device_s) == (
+        first, NOT_MEASURED, None, 0.0,
+    )  # fmt: skip
+    assert second.status == "ok"
+    assert choice.ranking.best.strategy != first
+    path = choice_file("local", "a/b", tmp_path)
+    write_choice(bed.content(choice), path)
+    told = read_choice(path)
+    assert told["answers"][0]["recommended"] is not None
+    assert first in [one["strategy"] for one in told["answers"][0]["not_ranked"]]
+
+
+def test_where_no_cell_leaves_a_result_there_is_still_an_answer(tmp_path) -> None:
+    names = [c.strategy for c in Bed(tmp_path).rank().ranked]
+    choice = Bed(tmp_path, **dict.fromkeys(names)).choose(cells=9)
+    assert {trial.status for trial in choice.trials} == {NOT_MEASURED}
+    assert choice.ranking.best.strategy == "sequential"
+    assert choice.stopped
+    assert choice.device_s == 0
+
+
+def test_without_any_candidate_it_says_so(tmp_path) -> None:
+    bed = Bed(tmp_path)
+    tiny = make.knowledge(tmp_path, device_memory_bytes=1)
+    choice = choose(lambda: recommend(QUESTION, tiny), bed.measure, Limits(3), lambda _cell: None)
+    assert (choice.stopped, choice.trials) == ("no candidate can run", [])
+
+
+def test_what_the_site_is_too_small_for_is_not_measured(tmp_path) -> None:
+    bed = Bed(tmp_path)
+    here = make.knowledge(tmp_path, site=make.site(launcher="slurm", nodes=1, devices_per_node=2))
+    ranking = recommend(QUESTION, here)
+    assert any(c.beyond for c in ranking.ranked)
+    choice = choose(lambda: ranking, bed.measure, Limits(3), lambda _cell: None)
+    assert bed.measured == []
+    assert choice.stopped == "the site is too small to measure the others"
 
 
 def test_a_budget_ends_it(tmp_path) -> None:
@@ -121,42 +176,36 @@ def test_a_choice_says_what_it_saved(tmp_path) -> None:
     bed = Bed(tmp_path)
     choice = bed.choose(cells=2)
     assert choice.device_s == sum(4 * one.elapsed_s for one in bed.finished.values())
-    ranked = [c for c in choice.ranking.ranking if c.ranked]
-    others = [c for c in ranked if c.belief.basis == "predicted"]
-    expected = choice.device_s + sum(4 * (10 + 12 * c.step_s) for c in others)
+    others = [c for c in choice.ranking.ranked if c.basis == "predicted"]
+    expected = choice.device_s + sum(4 * (10 + 12 * c.shown_s) for c in others)
     assert choice.device_s_all() == pytest.approx(expected)
     path = choice_file("local", "a/b", tmp_path)
-    write_choice(choice, "local", {"network": "vgg11"}, path)
+    write_choice(bed.content(choice), path)
     told = json.loads(path.read_text())
-    assert told["recommended"] == "sequential"  # nothing is surely faster than one device
+    assert told["answers"][0]["recommended"] == "sequential"  # nothing is surely faster
     assert [trial["strategy"] for trial in told["trials"]] == bed.measured
 
 
-def test_the_figure_marks_the_winner(tmp_path) -> None:
+def test_the_figure_knows_what_was_measured(tmp_path) -> None:
     bed = Bed(tmp_path)
-    case = {"network": "vgg11", "dataset": "mnist", "nodes": 1, "devices_per_node": 4}
-    choice = bed.choose(cells=2)
-    content = choice.to_dict("local", {**case, "batch_size": 32})
-    figure, plotted = FIGURES["choice"].function()(content)
-    (axes,) = figure.axes
-    bold = [t.get_text() for t in axes.get_yticklabels() if t.get_fontweight() == "bold"]
-    assert bold == [strategy_label(content["recommended"])]
+    content = bed.content(bed.choose(cells=2))
+    _figure, plotted = FIGURES["choice"].function()(content)
     assert set(plotted.query("basis == 'measured'")["strategy"]) == set(bed.measured)
-    assert plotted["recommended"].sum() == 1
 
 
-def test_what_was_measured_before_is_drawn_as_measured(tmp_path) -> None:
+def test_what_was_measured_before_counts_as_measured(tmp_path) -> None:
     bed = Bed(tmp_path)
-    earlier = REQUEST.cell("ddp")
+    earlier = QUESTION.cell("ddp")
     bed.finished[earlier.id] = Glance(earlier, Status.OK, 20.0, 0.5, 10.0)
-    content = bed.choose(cells=1).to_dict("local", {})
-    assert "ddp" in content["measured"]
-    assert "ddp" in content["predicted"]
+    content = bed.content(bed.choose(cells=1))
+    told = {one["strategy"]: one for one in content["answers"][0]["candidates"]}
+    assert (told["ddp"]["basis"], told["ddp"]["measured_step_s"]) == ("measured", 0.5)
+    assert told["ddp"]["predicted_step_s"] not in (None, 0.5)
     assert "ddp" not in [trial["strategy"] for trial in content["trials"]]
 
 
 def test_a_short_cell_does_the_same_work_a_step() -> None:
-    cell = REQUEST.cell("ddp")
+    cell = QUESTION.cell("ddp")
     short = short_cell(cell)
     assert (short.batch_size, short.strategy, short.devices) == (32, "ddp", 4)
     assert (short.warmup_steps, short.max_steps, short.data_scale) == (2, 10, 0.007)

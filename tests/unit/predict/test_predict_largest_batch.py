@@ -19,7 +19,7 @@ from ddlbench.predict.largest_batch import (
 
 def memory(strategy: str = "ddp", capacity_bytes: float = 2e9, **options) -> MemoryOfBatches:
     return MemoryOfBatches(
-        make.cell(strategy, "1x4", options=options), "local", make.workload(), capacity_bytes
+        make.cell(strategy, "1x4", options=options), make.site(), make.workload(), capacity_bytes
     )
 
 

@@ -8,12 +8,10 @@ from predict_factory import MB
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import STRATEGIES, known
-from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import Measured
-from ddlbench.predict.recommend import PredictionRequest, recommend
+from ddlbench.predict.ranking import candidate_dict
+from ddlbench.predict.recommend import recommend
 from ddlbench.strategies.ddp.descriptor import DistributedDataParallel
-
-SITE = make.site()
 
 
 class Stale(DistributedDataParallel):
@@ -23,46 +21,45 @@ class Stale(DistributedDataParallel):
     preferred_predictor: ClassVar[dict] = {}
 
 
-def question(geometry=(1, 4), batch_size=32, **changes):
-    values = {
-        "network": "vgg11",
-        "dataset": "mnist",
-        "nodes": geometry[0],
-        "devices_per_node": geometry[1],
-        "batch_size": batch_size,
-        "settings": {},
-        "options": {},
-    }
-    return PredictionRequest(**{**values, **changes})
+@pytest.fixture
+def root(tmp_path):
+    links = make.links(make.pair([0] * 8), make.pair([0, 1, 2, 3], bandwidth=1e8))
+    make.write_site(tmp_path, make.profile(), links)
+    return tmp_path
 
 
 @pytest.fixture
-def inputs(tmp_path):
-    links = make.links(make.pair([0] * 8), make.pair([0, 1, 2, 3], bandwidth=1e8))
-    make.write_site(tmp_path, make.profile(), links)
-    return Inputs("local", tmp_path)
+def found(root):
+    """The ranking of a question, with what is known besides."""
+
+    def ranking(question=None, **known_here):
+        return recommend(question or make.question(), make.knowledge(root, **known_here))
+
+    return ranking
 
 
 def by_strategy(found):
-    return {candidate.cell.strategy: candidate for candidate in found.ranking}
+    return {candidate.strategy: candidate for candidate in found.candidates}
 
 
-def test_the_ranking_is_by_predicted_time(inputs):
-    found = recommend(question(), SITE, inputs)
-    told = [c.prediction.step_s for c in found.ranking if c.prediction]
+def test_the_ranking_is_by_predicted_time(found):
+    ranking = found()
+    told = [c.predicted_s for c in ranking.ranked]
     assert told == sorted(told)
     assert len(told) >= 5
-    assert found.best is found.ranking[0]
-    assert all(c.cell.batch_size == 32 for c in found.ranking)
+    assert ranking.best is ranking.candidates[0]
+    assert ranking.candidates == ranking.ranked + ranking.not_ranked
+    assert all(c.cell.batch_size == 32 for c in ranking.candidates)
+    assert set(by_strategy(ranking)) == set(known("ddlbench.strategies"))
 
 
 def test_a_slow_link_turns_the_recommendation(tmp_path):
     make.write_site(tmp_path, make.profile(), make.links(make.pair([0] * 4, bandwidth=1e6)))
-    found = recommend(question(), SITE, Inputs("local", tmp_path))
-    told = by_strategy(found)
+    ranking = recommend(make.question(), make.knowledge(tmp_path))
+    told = by_strategy(ranking)
     sums = ("horovod", "ddp")  # all gradients over the link
-    assert found.best.cell.strategy not in sums
-    assert found.best.prediction.step_s < min(told[name].prediction.step_s for name in sums)
+    assert ranking.best.strategy not in sums
+    assert ranking.best.predicted_s < min(told[name].predicted_s for name in sums)
     assert told["horovod"].prediction.exposed_communication_s > 100
 
 
@@ -70,68 +67,76 @@ def test_a_slow_link_turns_the_recommendation(tmp_path):
     "recommender", ["measured-links", "overlap", "thesis", "ddlbench", "linear"]
 )
 @pytest.mark.parametrize("memory", [10 * MB, 150 * MB, 250 * MB, 280 * MB, 320 * MB, 10_000 * MB])
-def test_what_does_not_fit_is_never_recommended(inputs, recommender, memory):
-    found = recommend(
-        question(batch_size=64), SITE, inputs, recommender=recommender, device_memory_bytes=memory
+def test_what_does_not_fit_is_never_recommended(found, recommender, memory):
+    ranking = found(
+        make.question(batch_size=64), recommender=recommender, device_memory_bytes=memory
     )
-    for candidate in found.ranking:
-        if candidate.prediction and candidate.memory_bytes:
+    for candidate in ranking.candidates:
+        if candidate.room is not None:
             devices = candidate.cell.devices
-            shared = candidate.cell.strategy in ("gpipe", "model-parallel")
+            shared = candidate.strategy in ("gpipe", "model-parallel")
             assert candidate.fits == (candidate.memory_bytes <= memory * (devices if shared else 1))
-    best = found.best
-    if best is None:
-        assert not any(c.fits for c in found.ranking)
-    else:
-        assert best.fits is not False  # None: there is no model of the strategy's memory
-        fitting = [c for c in found.ranking if c.fits]
-        assert all(best.prediction.step_s <= c.prediction.step_s for c in fitting)
-    told = [c for c in found.ranking if c.prediction]
-    assert [c.fits is False for c in told] == sorted(c.fits is False for c in told)
+            assert candidate.room.capacity_bytes == memory
+    assert all(c.fits is not False for c in ranking.ranked)
+    able = [c for c in ranking.candidates if c.prediction and c.fits is not False]
+    assert {c.strategy for c in able} == {c.strategy for c in ranking.ranked}
+    too_large = [c.code == "too_large" for c in ranking.not_ranked]
+    assert too_large == sorted(too_large, reverse=True)  # these come first
 
 
-def test_nothing_fits_is_said(inputs):
-    found = recommend(question(), SITE, inputs, device_memory_bytes=1)
-    assert found.best is None
-    assert found.to_dict()["recommended"] is None
-    assert "does not fit" in by_strategy(found)["ddp"].why
+def test_nothing_fits_is_said(found):
+    ranking = found(device_memory_bytes=1)
+    assert ranking.best is ranking.base is None
+    assert (ranking.ranked, ranking.tied) == ((), ())
+    ddp = by_strategy(ranking)["ddp"]
+    assert (ddp.code, ddp.chance) == ("too_large", None)
 
 
-def test_the_sites_memory_counts_on_cpu(inputs):
-    from dataclasses import replace
-
-    found = recommend(question(), replace(SITE, memory_per_device_mb=1), inputs)
-    assert found.best is None
-    unknown = recommend(question(), SITE, inputs)
+def test_the_sites_memory_counts_on_cpus(found):
+    assert found(site=make.site(memory_per_device_mb=1)).best is None
+    unknown = found(site=make.site(memory_per_device_mb=None, launcher="slurm"))
     assert unknown.best.fits is None
-    assert "memory of a device unknown" in unknown.best.why
+    assert unknown.best.memory_bytes > 0
 
 
-def test_what_cannot_run_stands_below_with_its_reason(inputs):
-    across = by_strategy(recommend(question((2, 2)), SITE, inputs))
-    assert across["gpipe"].prediction is None
-    assert "cannot span 2" in across["gpipe"].why
-    uneven = by_strategy(recommend(question(batch_size=30), SITE, inputs))
-    assert "does not divide" in uneven["ddp"].why
+def test_a_local_site_shares_its_machine_s_memory(found):
+    local = make.site(memory_per_device_mb=None)
+    ranking = found(site=local)
+    (capacity,) = {c.room.capacity_bytes for c in ranking.ranked}
+    assert capacity == pytest.approx(local.memory_per_device_bytes)
+    half = make.site(memory_per_device_mb=None, nodes=8)
+    assert half.memory_per_device_bytes == pytest.approx(capacity / 2)
 
 
-def test_stale_strategies_only_when_asked_for(inputs, monkeypatch):
+def test_what_cannot_run_stands_below_with_its_reason(found):
+    across = by_strategy(found(make.question("2x2")))["gpipe"]
+    assert (across.prediction, across.bound, across.code) == (None, None, "one_node_only")
+    assert "cannot span 2" in across.reason
+    assert by_strategy(found(make.question(batch_size=30)))["ddp"].code == "uneven_batch"
+
+
+def test_old_weights_only_when_asked_for(found, monkeypatch):
     monkeypatch.setitem(STRATEGIES, "stale", f"{__name__}:Stale")
     known.cache_clear()
     try:
-        assert "stale" not in by_strategy(recommend(question(), SITE, inputs))
-        shown = by_strategy(recommend(question(), SITE, inputs, allow_stale=True))
-        assert not shown["stale"].synchronous
-        assert shown["stale"].prediction is not None
+        stale = by_strategy(found())["stale"]
+        assert (stale.ranked, stale.code) == (False, "old_weights")
+        shown = by_strategy(found(allow_stale=True))["stale"]
+        assert shown.ranked
+        assert shown.prediction is not None
+        # Nor does a run of it count: it is not the step that was asked for.
+        run = Measured(stale.cell, 0.001)
+        assert not by_strategy(found(history=(run,)))["stale"].ranked
+        assert by_strategy(found(history=(run,), allow_stale=True))["stale"].basis == "measured"
     finally:
         known.cache_clear()
 
 
-def test_options_reach_their_strategy(inputs):
-    found = recommend(question(options={"gpipe": {"chunks": 8}}), SITE, inputs)
-    assert by_strategy(found)["gpipe"].cell.option("chunks") == 8
+def test_options_reach_their_strategy(found):
+    ranking = found(make.question(options={"gpipe": {"chunks": 8}}))
+    assert by_strategy(ranking)["gpipe"].cell.option("chunks") == 8
     with pytest.raises(ConfigError, match="options of gpipe"):
-        recommend(question(options={"gpipe": {"chunk": 8}}), SITE, inputs)
+        found(make.question(options={"gpipe": {"chunk": 8}}))
 
 
 @pytest.mark.parametrize(
@@ -142,97 +147,106 @@ def test_options_reach_their_strategy(inputs):
         ({"options": {"gpip": {}}}, "did you mean 'gpipe'"),
     ],
 )
-def test_names_are_checked(inputs, changes, says):
-    asked = question(**changes)
+def test_names_are_checked(found, changes, says):
+    asked = make.question(**changes)
     with pytest.raises(ConfigError, match=says):
-        recommend(asked, SITE, inputs)
+        found(asked)
 
 
-def test_an_unknown_recommender_is_refused(inputs):
+def test_an_unknown_recommender_is_refused(found):
     with pytest.raises(ConfigError, match="unknown recommender 'theses'; did you mean 'thesis'"):
-        recommend(question(), SITE, inputs, recommender="theses")
+        found(recommender="theses")
 
 
-def test_a_network_of_ones_own_needs_its_profile(inputs):
+def test_a_network_of_ones_own_needs_its_profile(found):
     with pytest.raises(ConfigError, match=r"no profile of mine.nets:tiny .* make it with"):
-        recommend(question(network="mine.nets:tiny"), SITE, inputs)
+        found(make.question(network="mine.nets:tiny"))
 
 
-def test_on_cpus_pipelines_of_one_process_are_not_recommended_for_their_speed(inputs):
+def test_on_cpus_pipelines_of_one_process_are_not_recommended_for_their_speed(found):
     """Four partitions that take turns are no faster than one device; on GPUs they may be."""
-    told = by_strategy(recommend(question(), SITE, inputs))
+    told = by_strategy(found())
     assert told["gpipe"].prediction.predictor == "ddlbench"
-    assert told["gpipe"].prediction.step_s > told["sequential"].prediction.step_s
-    links = "measured-links"
-    on_gpu = by_strategy(recommend(question(), make.site(device="cuda"), inputs, recommender=links))
+    assert told["gpipe"].bound == 1
+    assert told["gpipe"].predicted_s > told["sequential"].predicted_s
+    on_gpu = by_strategy(found(site=make.site(device="cuda"), recommender="measured-links"))
     assert on_gpu["gpipe"].prediction.predictor == "thesis-6"
+    assert on_gpu["gpipe"].bound > 1
 
 
-def test_splits_are_ranked_where_their_prediction_holds(inputs):
-    on_cpu = by_strategy(recommend(question(), SITE, inputs))
-    links = "measured-links"
-    on_gpu = by_strategy(recommend(question(), make.site(device="cuda"), inputs, recommender=links))
-    asked = by_strategy(recommend(question(), SITE, inputs, recommender="overlap"))
+def test_splits_are_ranked_where_their_prediction_holds(found):
+    on_cpu = by_strategy(found())
+    on_gpu = by_strategy(found(site=make.site(device="cuda"), recommender="measured-links"))
+    asked = by_strategy(found(recommender="overlap"))
     for name in ("filter", "channel"):  # one row before the head: no spatial split
-        assert on_cpu[name].prediction is None
-        assert f"no step of one device of {name} alone" in on_cpu[name].why
+        assert (on_cpu[name].prediction, on_cpu[name].code) == (None, "no_prediction")
         for candidate in (on_gpu[name], asked[name]):
-            assert candidate.prediction is not None, candidate.why
+            assert candidate.prediction is not None, candidate.reason
             assert candidate.prediction.predictor == "paradl-corrected"
 
 
-def test_what_was_measured_goes_before_predictions(inputs):
-    cells = {name: question().cell(name) for name in ("ddp", "horovod")}
-    history = (Measured(cells["ddp"], 0.001), Measured(cells["horovod"], 99.0))
-    found = recommend(question(), SITE, inputs, history=history)
-    assert found.best.cell.strategy == "ddp"
-    assert found.best.belief.basis == "measured"
-    assert found.best.fastest > 0.99
-    assert [c for c in found.ranking if c.ranked][-1].cell.strategy == "horovod"
-    assert sum(c.fastest for c in found.ranking if c.ranked) == pytest.approx(1)
-    told = found.best.to_dict()
-    assert (told["measured_step_s"], told["runs"], told["basis"]) == (0.001, 1, "measured")
+def test_what_was_measured_goes_before_predictions(found):
+    cells = {name: make.question().cell(name) for name in ("ddp", "horovod")}
+    history = (Measured(cells["ddp"], 0.12), Measured(cells["horovod"], 99.0))
+    ranking = found(history=history)
+    assert (ranking.best.strategy, ranking.best.basis) == ("ddp", "measured")
+    assert ranking.best.chance > 0.99
+    assert ranking.ranked[-1].strategy == "horovod"
+    told = candidate_dict(ranking, ranking.best)
+    assert (told["measured_step_s"], told["runs"], told["basis"]) == (0.12, 1, "measured")
 
 
-def test_another_recommender_gives_its_own_word(inputs):
-    history = (Measured(question().cell("ddp"), 0.001),)
-    found = recommend(question(), SITE, inputs, recommender="thesis", history=history)
-    assert {c.cell.strategy for c in found.ranking if c.ranked} == {
-        "sequential",
-        "gpipe",
-        "horovod",
-    }
-    assert by_strategy(found)["ddp"].measured_s == (0.001,)
+def test_another_recommender_gives_its_own_word(found):
+    history = (Measured(make.question().cell("ddp"), 0.001),)
+    ranking = found(recommender="thesis", history=history)
+    assert {c.strategy for c in ranking.ranked} == {"sequential", "gpipe", "horovod"}
+    ddp = by_strategy(ranking)["ddp"]
+    assert (ddp.measured_s, ddp.code) == ((0.001,), "no_prediction")
 
 
-def test_a_strategy_without_a_prediction_is_ranked_once_it_is_measured(inputs):
-    split = question().cell("data-filter")
-    assert not by_strategy(recommend(question(), SITE, inputs))["data-filter"].ranked
-    found = recommend(question(), SITE, inputs, history=(Measured(split, 0.001),))
-    assert found.best.cell.strategy == "data-filter"
+def test_a_strategy_without_a_prediction_is_ranked_once_it_is_measured(found):
+    split = make.question().cell("data-filter")
+    assert not by_strategy(found())["data-filter"].ranked
+    ranking = found(history=(Measured(split, 0.12),))
+    assert ranking.best.strategy == "data-filter"
+    assert ranking.best.predicted_s is None
 
 
-def test_close_candidates_are_a_tie(inputs):
-    cells = [question().cell(name) for name in ("ddp", "horovod", "parameter-server")]
+def test_close_candidates_are_a_tie(found):
+    cells = [make.question().cell(name) for name in ("ddp", "horovod", "parameter-server")]
     steps = zip(cells, (0.00100, 0.00101, 0.00200), strict=True)
     history = tuple(Measured(cell, step_s) for cell, step_s in steps)
-    found = recommend(question(), SITE, inputs, history=history)
-    assert [c.cell.strategy for c in found.tied] == ["ddp", "horovod"]
+    assert [c.strategy for c in found(history=history).tied] == ["ddp", "horovod"]
 
 
 @pytest.mark.parametrize(("memory", "named"), [(10_000 * MB, "horovod"), (280 * MB, "gpipe")])
-def test_the_rule_of_thumb_goes_by_memory_alone(inputs, memory, named):
-    asked = question(batch_size=64)
-    found = recommend(
-        asked, SITE, inputs, recommender="horovod-unless-oom", device_memory_bytes=memory
-    )
-    assert found.best.cell.strategy == named
-    assert found.tied == (found.best,)
+def test_the_rule_of_thumb_goes_by_memory_alone(found, memory, named):
+    asked = make.question(batch_size=64)
+    ranking = found(asked, recommender="horovod-unless-oom", device_memory_bytes=memory)
+    assert ranking.best.strategy == named
+    assert ranking.tied == (ranking.best,)
+    assert all(c.chance is None for c in ranking.ranked)
 
 
-def test_a_run_that_cannot_decide_is_still_shown(inputs):
-    """Faster than its schedule allows is drift: the prediction counts, the run stays beside it."""
-    history = (Measured(question().cell("model-parallel"), 0.001),)
-    told = by_strategy(recommend(question(), SITE, inputs, history=history))["model-parallel"]
-    assert told.measured_s == (0.001,)
-    assert told.belief.basis == "predicted"
+def test_nobody_wins_by_a_run_that_cannot_be(found):
+    """A run faster than the strategy can be is shown, and one device stays in front of it."""
+    cells = [make.question().cell(name) for name in ("sequential", "model-parallel")]
+    history = (Measured(cells[0], 0.4), *(Measured(cells[1], 0.1) for _ in range(3)))
+    ranking = found(history=history)
+    told = by_strategy(ranking)["model-parallel"]
+    assert (told.basis, told.shown_s, told.chance) == ("measured", 0.1, 0.0)
+    assert ranking.speedup(told).ratio == pytest.approx(4)
+    assert ranking.above_bound(told)
+    assert ranking.ranked.index(ranking.base) < ranking.ranked.index(told)
+
+
+def test_after_a_failure_the_chances_of_the_others_grow(found):
+    ranking = found()
+    first = next(c for c in ranking.ranked if c.strategy != "sequential" and c.chance)
+    left = ranking.without([first.strategy])
+    out = by_strategy(left)[first.strategy]
+    assert (out.code, out.belief) == ("failed", None)
+    assert sum(c.chance for c in left.ranked) == pytest.approx(1)
+    before = by_strategy(ranking)
+    assert all(c.chance >= before[c.strategy].chance for c in left.ranked)
+    assert ranking.without([]) is ranking

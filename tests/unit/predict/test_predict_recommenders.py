@@ -3,12 +3,12 @@
 import pytest
 from click.testing import CliRunner
 
-from ddlbench.commands.predict import recommend
+from ddlbench.commands.recommend import recommend
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import PREDICTORS, STRATEGIES
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.prediction import modelled_strategies, predictor_of
-from ddlbench.predict.recommend import (
+from ddlbench.predict.recommenders import (
     DEFAULT_RECOMMENDER,
     RECOMMENDERS,
     predictor_for,

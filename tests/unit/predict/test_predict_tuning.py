@@ -16,17 +16,10 @@ from ddlbench.experiment.status import Status
 from ddlbench.predict.belief import Belief
 from ddlbench.predict.choose import Limits, short_cell
 from ddlbench.predict.configurations import alike, configurations, varied
-from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import Measured
-from ddlbench.predict.recommend import PredictionRequest
 from ddlbench.predict.tuning import gain, next_of, tune, tuning_file, write_tuning
 from ddlbench.report.registry import FIGURES
 
-SITE = make.site()
-REQUEST = PredictionRequest(
-    network="vgg11", dataset="mnist", nodes=1, devices_per_node=4, batch_size=32,
-    settings={}, options={},
-)  # fmt: skip
 VGG11 = (make.MB,) * 23  # parameters of its blocks
 CHUNKS = {"chunks": (1, 2, 4, 8, 16)}
 
@@ -36,10 +29,8 @@ class Bed:
 
     def __init__(self, folder, slower=lambda cell: 1.1, values=CHUNKS, memory=None) -> None:
         make.write_site(folder, make.profile(VGG11), make.links(make.pair([0] * 4)))
-        self.found = configurations(
-            REQUEST, "pipe-gpipe", values, SITE, Inputs("local", folder),
-            errors={}, device_memory_bytes=memory,
-        )  # fmt: skip
+        known = make.knowledge(folder, device_memory_bytes=memory)
+        self.found = configurations(make.question(), "pipe-gpipe", values, known)
         self._slower = slower
         self.finished: dict[str, Glance] = {}
         self.asked: list[str] = []
@@ -47,7 +38,7 @@ class Bed:
     def step_s(self, cell: Cell) -> float | Status:
         one = next(one for one in self.found if short_cell(one.cell).id == cell.id)
         factor = self._slower(cell)
-        return factor if isinstance(factor, Status) else one.prediction.step_s * factor
+        return factor if isinstance(factor, Status) else one.candidate.predicted_s * factor
 
     def measure(self, cell: Cell) -> Glance:
         self.asked.append(cell.id)
@@ -73,13 +64,13 @@ def test_every_configuration_is_predicted_or_says_why(tmp_path) -> None:
     by_chunks = {one.values["chunks"]: one for one in bed.found}
     assert by_chunks[7].why.startswith("cannot run: a mini-batch of 32 does not divide")
     assert by_chunks[4].cell.options == ()  # the default is not written
-    assert by_chunks[2].expected.step_s == pytest.approx(by_chunks[2].prediction.step_s / 32)
+    assert by_chunks[2].expected.step_s == pytest.approx(by_chunks[2].candidate.predicted_s / 32)
     assert by_chunks[2].label == "chunks=2"
 
 
 def test_the_predicted_best_is_measured_first_and_few_suffice(tmp_path) -> None:
     bed = Bed(tmp_path)
-    fastest = min(bed.found, key=lambda one: one.prediction.step_s)
+    fastest = min(bed.found, key=lambda one: one.candidate.predicted_s)
     tuning = bed.tune()
     assert bed.asked[0] == short_cell(fastest.cell).id
     assert tuning.best[0] is fastest
@@ -90,7 +81,7 @@ def test_the_predicted_best_is_measured_first_and_few_suffice(tmp_path) -> None:
 def test_a_wrong_prediction_is_found_out(tmp_path) -> None:
     """The predicted best is slow in truth: the search goes on to what is better."""
     plain = Bed(tmp_path)
-    fastest = min(plain.found, key=lambda one: one.prediction.step_s).cell.option("chunks", 4)
+    fastest = min(plain.found, key=lambda one: one.candidate.predicted_s).cell.option("chunks", 4)
     bed = Bed(tmp_path, lambda cell: 1.6 if cell.option("chunks", 4) == fastest else 1.0)
     tuning = bed.tune()
     truth = {short_cell(one.cell).id: bed.step_s(short_cell(one.cell)) for one in bed.found}
@@ -121,7 +112,7 @@ def test_what_does_not_fit_is_not_measured(tmp_path) -> None:
 def test_limits_end_it_and_it_goes_on_from_there(tmp_path) -> None:
     bed = Bed(tmp_path, lambda cell: 1.0 + 0.3 * (cell.option("chunks", 4) > 4))
     first = bed.tune(cells=1)
-    assert first.stopped == "1 measured, as many as asked for"
+    assert first.stopped.startswith("1 of at most 1 cells")
     again = bed.tune(cells=3)
     assert again.trials[0] == first.trials[0]
     assert len(bed.asked) == len(set(bed.asked)) <= 3
@@ -191,6 +182,33 @@ def test_it_says_what_it_saved_and_is_drawn(tmp_path) -> None:
     assert bold == [f"chunks {tuning.best[0].values['chunks']}"]
     assert plotted["best"].sum() == 1
     assert (plotted["basis"] == "measured").sum() == len(tuning.trials)
+
+
+def test_a_cell_without_a_result_ends_its_configuration_only(tmp_path) -> None:
+    bed = Bed(tmp_path, values={"chunks": (2, 4)})
+    first = bed.tune(cells=1).trials[0].cell_id
+    again = Bed(tmp_path, values={"chunks": (2, 4)})
+    measure = again.measure
+    again.measure = lambda cell: None if cell.id == first else measure(cell)
+    tuning = again.tune()
+    assert [(one.cell_id == first, one.step_s is None) for one in tuning.trials] == [
+        (True, True),
+        (False, False),
+    ]
+    assert short_cell(tuning.best[0].cell).id != first
+
+
+def test_a_configuration_is_no_faster_than_its_bound(tmp_path) -> None:
+    """GPipe's p m / (m + p - 1), over one device with a batch of the same size."""
+    make.write_site(tmp_path, make.profile((10_000,) * 23), make.links(make.pair([0] * 4, 1e13)))
+    known = make.knowledge(tmp_path)
+    values = {"batch_size": (16, 32), "chunks": (1, 4, 16)}
+    base = {16: 0.26, 32: 0.42}
+    for one in configurations(make.question(), "pipe-gpipe", values, known):
+        chunks, batch_size = one.values["chunks"], one.values["batch_size"]
+        bound = 4 * chunks / (chunks + 3)
+        assert one.candidate.predicted_s >= base[batch_size] / bound * (1 - 1e-9)
+        assert one.expected.step_s == pytest.approx(one.candidate.predicted_s / batch_size)
 
 
 def test_nothing_left_to_measure(tmp_path) -> None:

@@ -5,15 +5,24 @@ from __future__ import annotations
 from html.parser import HTMLParser
 
 import pytest
+from answer_factory import answer, candidate
 from headless import PROBE, assert_fits, in_browser, needs_browser
 from report_factory import SITE_NAME, failed, matrix, result, site, write
 
+from ddlbench.experiment.paths import RESULTS, advice_file
+from ddlbench.predict.choose import answers_dict, write_choice
 from ddlbench.report import make_tables
 from ddlbench.report.html_report import make_html_report
 from ddlbench.report.style import new_figure, save_figure
 
 EVIL = "<script>alert('x')</script> & \"y\""
 NEVER_CLOSED = {"meta", "img", "br"}
+
+STAY = answer(
+    [candidate("sequential", 0.2, 1.0), candidate("ddp", 0.1, 2.0)],
+    "sequential",
+    {"ddp": "one device may be as fast"},
+)
 
 
 class Page(HTMLParser):
@@ -76,7 +85,9 @@ def reported(tmp_path, monkeypatch):
     )
     folder = tmp_path / SITE_NAME / "demo"
 
-    def run(states=None, figures=("speedup", "memory", "steps"), predicted=(), **of_site):
+    def run(
+        states=None, figures=("speedup", "memory", "steps"), predicted=(), answers=None, **of_site
+    ):
         for row in rows:
             state = (states or {}).get(row.cell.strategy, "ok")
             seconds = {"sequential": 8.0, "ddp": 4.0}.get(row.cell.strategy, 10.0)
@@ -85,6 +96,9 @@ def reported(tmp_path, monkeypatch):
             elif state != "not run":
                 write(tmp_path, row.cell, failed(row.cell, state, EVIL))
         make_tables("demo", SITE_NAME, rows, tmp_path, folder / "tables")
+        if answers is not None:
+            path = tmp_path / advice_file(SITE_NAME, "demo").relative_to(RESULTS)
+            write_choice(answers_dict(SITE_NAME, answers), path)
         for place, names in (("figures", figures), ("figures/predictions", predicted)):
             for name in names:
                 save_figure(new_figure(180, 60), folder / place / f"{name}.png")
@@ -101,8 +115,8 @@ def test_the_page_names_experiment_site_date_and_commit(reported):
 
 
 def test_the_advice_and_its_table_come_before_the_figures(reported):
-    page = Page(reported().read_text())
-    assert "Train with DDP for VGG-11 on MNIST (2.00, " in page.text
+    page = Page(reported(answers=[STAY]).read_text())
+    assert "VGG-11, MNIST, 1x2, batch 16: Train with sequential." in page.text
     assert page.headings.index("What to train with") < page.headings.index("Figures")
     assert page.rows[0] == ["dataset", "network", "1 device", "DDP", "GPipe", "Horovod"]
     assert page.rows[1] == ["MNIST", "VGG-11", "75/s", "2.00", "0.80", "0.80"]
@@ -118,6 +132,24 @@ def test_figures_come_by_what_a_reader_asks_first(reported):
         page.headings.count("What each predictor says a step is made of, beside the measured step")
         == 1
     )
+
+
+def test_what_is_advised_is_the_first_figure_and_the_highest_speedup_is_explained(reported):
+    page = Page(reported(figures=("speedup", "memory", "choice"), answers=[STAY]).read_text())
+    assert page.figures == ["choice", "speedup", "memory"]
+    at = page.headings.index("Figures")
+    assert page.headings[at + 1] == "Which strategy is the fastest?"
+    note = "DDP has the highest speed-up for VGG-11 and is not advised: one device may be as fast."
+    assert note in page.text
+    assert page.texts.index(note) < page.texts.index("Figures", page.texts.index(note))
+    assert "tables/advice.json" in page.links
+
+
+def test_without_advice_there_is_neither_its_figure_nor_a_reason(reported):
+    page = Page(reported(figures=("speedup", "choice")).read_text())
+    assert page.figures == ["speedup"]
+    assert "is not advised" not in page.text
+    assert "tables/advice.json" not in page.links
 
 
 def test_pictures_are_in_the_page_and_their_numbers_are_linked(reported):

@@ -1,16 +1,31 @@
-"""What `report` advises: only what an interval shows, and nothing with old weights."""
+"""What `report` advises: the answers for its cases, and what speaks against the measurements."""
 
 from __future__ import annotations
 
 import pytest
-from report_factory import SITE_NAME, matrix, result, write
+from report_factory import SITE_NAME, experiment, matrix, result, site, write
 
+from ddlbench.predict.choose import InvalidChoice, answers_dict, write_choice
+from ddlbench.predict.recommend import answers
 from ddlbench.report import make_tables
-from ddlbench.report.terminal import advice_lines
+from ddlbench.report.terminal import advice, advice_lines, answers_at
+
+
+def answer(batch_size: int = 16, *sentences: str, **settings):
+    return {
+        "case": {
+            "network": "vgg11", "dataset": "mnist", "nodes": 1, "devices_per_node": 2,
+            "batch_size": batch_size, "settings": settings, "options": {},
+        },
+        "recommended": None, "advice": list(sentences or ("First.", "Second.")), "candidates": [],
+        "not_ranked": [], "tied": [], "why_not": {}, "recommender": "ddlbench",
+    }  # fmt: skip
 
 
 @pytest.fixture
-def advised(tmp_path, monkeypatch):
+def measured(tmp_path, monkeypatch):
+    """Results of VGG-11 on MNIST, their tables, and the rows of the matrix."""
+
     def run(epochs_s, **changes):
         rows = matrix(
             monkeypatch,
@@ -23,24 +38,89 @@ def advised(tmp_path, monkeypatch):
             own = changes if row.cell.strategy != "sequential" else {}
             write(tmp_path, row.cell, result(row.cell, epoch_s=seconds, **own))
         make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables")
-        return " ".join(" ".join(advice_lines(tmp_path / "tables")).split())
+        return rows
 
     return run
 
 
-def test_the_fastest_of_those_that_are_shown_to_be_faster(advised):
-    text = advised({"ddp": 4.0, "horovod": 5.0})
-    assert text.startswith("Train with DDP for VGG-11 on MNIST (2.00, ")
-    assert "one device" not in text
+@pytest.fixture
+def advised(measured, tmp_path):
+    """The advice beside these results, where the answers are these."""
+
+    def run(epochs_s, *given, **changes):
+        measured(epochs_s, **changes)
+        content = answers_dict(SITE_NAME, given or [answer()])
+        write_choice(content, tmp_path / "tables" / "advice.json")
+        return advice(tmp_path / "tables")
+
+    return run
 
 
-def test_one_device_where_nothing_is_faster(advised):
-    text = advised({"ddp": 9.0})
-    assert text.startswith("Train with one device for 1 of 1, where no strategy is shown")
+def test_each_case_has_its_sentences(advised):
+    texts = advised({"ddp": 4.0}, answer(16), answer(32, "Third.", precision="bf16"))
+    assert texts[0] == "VGG-11, MNIST, 1x2, batch 16: First. Second."
+    assert texts[1] == "VGG-11, MNIST, 1x2, batch 32, precision bf16: Third."
 
 
-def test_old_weights_are_not_advised(advised):
-    assert advised({"ddp": 4.0}, update_semantics="stale") == ""
+def test_default_settings_are_not_told(advised):
+    (text,) = advised({"ddp": 4.0}, answer(16, "First.", precision="fp32", fabric="default"))
+    assert text == "VGG-11, MNIST, 1x2, batch 16: First."
+
+
+@pytest.mark.parametrize(
+    ("count", "whole", "shown"), [(6, True, 6), (7, False, 7), (20, False, 12)]
+)
+def test_many_cases_are_short(advised, count, whole, shown):
+    texts = advised({"ddp": 4.0}, *map(answer, range(1, count + 1)))
+    told = [text for text in texts if text.startswith("VGG-11")]
+    assert len(told) == shown
+    assert all(("Second." in text) == whole for text in told)
+    assert any(f"{count - shown} more cases" in text for text in texts) == (count > shown)
+
+
+def test_without_answers_there_is_no_advice(measured, tmp_path):
+    measured({"ddp": 4.0})
+    assert advice(tmp_path / "tables") == []
+    assert answers_at(tmp_path / "tables") == []
+
+
+def test_answers_of_another_form_are_refused(measured, tmp_path):
+    measured({"ddp": 4.0})
+    (tmp_path / "tables" / "advice.json").write_text('{"schema_version": 1}')
+    with pytest.raises(InvalidChoice):
+        advice(tmp_path / "tables")
+
+
+def test_lines_are_those_of_the_sentences(advised, tmp_path):
+    texts = advised({"ddp": 4.0})
+    lines = advice_lines(tmp_path / "tables")
+    assert " ".join(" ".join(lines).split()) == " ".join(texts)
+
+
+def test_the_answers_are_those_of_what_was_measured(measured, tmp_path):
+    """DDP takes half of one device's time, and what can gain nothing even less."""
+    rows = measured({"ddp": 4.0, "model-parallel": 2.0})
+    asked = experiment()
+    (found,) = answers(asked, rows, site(), tmp_path)
+    told = {one["strategy"]: one for one in found["candidates"]}
+    assert set(told) == {"sequential", "ddp", "model-parallel"}
+    assert told["ddp"]["speedup"] == pytest.approx(2, rel=0.05)
+    assert told["model-parallel"]["chance"] == 0
+    assert found["recommended"] == "ddp"
+    assert "model-parallel" in found["why_not"]
+
+
+def test_one_device_where_nothing_is_faster(measured, tmp_path):
+    rows = measured({"ddp": 9.0})
+    (found,) = answers(experiment(), rows, site(), tmp_path)
+    assert found["recommended"] == "sequential"
+
+
+def test_old_weights_are_not_advised(measured, tmp_path):
+    rows = measured({"local-sgd": 2.0, "ddp": 9.0})
+    (found,) = answers(experiment(), rows, site(), tmp_path)
+    assert found["recommended"] == "sequential"
+    assert "local-sgd" in [one["strategy"] for one in found["not_ranked"]]
 
 
 def test_a_base_of_long_ago_is_told(advised, tmp_path, monkeypatch):
@@ -50,18 +130,11 @@ def test_a_base_of_long_ago_is_told(advised, tmp_path, monkeypatch):
         lambda _site, cell_id: next(tmp_path.glob(f"*/cells/{cell_id}/result.json")),
     )
     now = {**result(matrix()[0].cell)["provenance"], "slurm_job_id": None}
-    text = advised({"ddp": 4.0, "horovod": 5.0}, provenance=now)
-    assert "apart from their base" not in text
+    assert len(advised({"ddp": 4.0, "horovod": 5.0}, provenance=now)) == 1
     later = {**now, "created": "2031-04-05T09:07:08+00:00"}
-    text = advised({"ddp": 4.0, "horovod": 5.0}, provenance=later)
+    _, text = advised({"ddp": 4.0, "horovod": 5.0}, provenance=later)
     told = (
         "2 of 2 speed-ups compare cells measured over 60 min apart from their base (at most 3.0 h)"
     )
-    assert told in text
-    assert "apart" not in advised({"ddp": 4.0}, provenance={**later, "slurm_job_id": "7"})
-
-
-def test_what_cannot_gain_is_not_advised(advised):
-    text = advised({"ddp": 5.0, "model-parallel": 2.0})
-    assert text.startswith("Train with DDP for VGG-11")
-    assert "Model parallel" not in text
+    assert text.startswith(told)
+    assert len(advised({"ddp": 4.0}, provenance={**later, "slurm_job_id": "7"})) == 1

@@ -52,6 +52,18 @@ def test_one_line_a_cell_with_speed_up_and_time_left(rows):
     assert {len(x) for x in (first[1], base, line)} == {80}
 
 
+def test_links_are_left_for_as_long_as_is_planned(rows):
+    run_screen.follow("demo", SITE_NAME, rows, links_s=[150.0])
+    run, _ = screen(cell=2, links_of_fabric=1)
+    write(Path("results"), rows[0].cell, result(rows[0].cell, epoch_s=6.0))
+    run.started(job(7, rows, 0), 100.0)
+    (base,) = run.finished(7, 110.0)
+    assert words(base).endswith("10 s 2.7 min")  # 10 s of a cell, and 150 s
+    run.started({**job(8, rows, 0, "links_of_fabric"), "wildcards": {"fabric": "slow"}}, 110.0)
+    (line,) = run.finished(8, 250.0)
+    assert words(line) == "links slow 2.3 min 10 s"
+
+
 def test_a_cell_that_ran_out_of_memory_says_so_and_why(rows):
     run, _ = screen(cell=2)
     cell = rows[1].cell

@@ -7,9 +7,8 @@ import pytest
 
 from ddlbench.experiment.registry import known
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import ask, predictor_of
-from ddlbench.predict.recommend import PredictionRequest, recommend
+from ddlbench.predict.recommend import recommend
 from ddlbench.report.labels import strategy_label
 from ddlbench.report.style import FAMILIES, strategy_look
 from ddlbench.testing import assert_equals_sequential, assert_resumes
@@ -72,10 +71,10 @@ def test_it_is_recommended(make, tmp_path):
     root = tmp_path / "results"
     sweeps = (make.sweep(0.001, 1e9, 4), make.sweep(0.001, 1e9, 4, transport="horovod"))
     make.write_site(root, make.profile(), make.links(make.pair([0] * 4), sweeps=sweeps))
-    asked = PredictionRequest("vgg11", "mnist", 1, 4, 32, {}, {})
-    ranking = recommend(asked, make.site(), Inputs("local", root)).ranking
-    (found,) = (one for one in ranking if one.cell.strategy == NAME)
+    ranking = recommend(make.question(), make.knowledge(root))
+    (found,) = (one for one in ranking.ranked if one.strategy == NAME)
     assert found.prediction is not None
+    assert found.bound == 4  # its devices
     assert found.prediction.predictor == "ddlbench"  # from the messages that it declares
 
 

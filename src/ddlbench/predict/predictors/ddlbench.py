@@ -181,16 +181,17 @@ def _data_parallel(inputs: CellInputs) -> Prediction:
         slowdown *= links.slow_down_beside(traffic.transport, cell.nodes, cell.devices_per_node)
     times = _MessageTimes.of(links, inputs, traffic)
     backward = _Backward(slowdown * own.step.backward_s)
+    carried_s = 0.0
     for message in _messages(backward, workload, traffic, times):
         backward.send(message)
+        carried_s += message.carried_s + message.copied_s
     # Hiding never makes a step longer than sending everything once the gradients are there.
-    unhidden_s = _unhidden_s(workload, traffic, times)
-    exposed_s = min(backward.exposed_s, unhidden_s)
+    exposed_s = min(backward.exposed_s, _unhidden_s(workload, traffic, times))
     after_s, remarks = gather_s(inputs)
     return Prediction(
         DEFAULT_PREDICTOR,
         compute_s=slowdown * own.step_s,
-        communication_s=unhidden_s + after_s,
+        communication_s=carried_s + after_s,
         exposed_communication_s=exposed_s + after_s,
         limits=_LIMITS,
         notes=joined(own.step.remark, times.remarks, remarks),

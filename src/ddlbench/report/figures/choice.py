@@ -1,15 +1,19 @@
-"""A choice: what was predicted of each candidate, what was measured, and which one won.
+"""Choices: what was predicted of each candidate, what was measured, and which one is advised.
 
 ::
 
-    DDP        |------ predicted, 90 % ------|
-                      |-o-|  measured                      <- recommended
-    Horovod        |------ predicted, 90 % ------|
+    VGG-11, CIFAR-10, 1x2, 16 samples a step         speed-up
+    Zero bubble   |------ predicted, 90 % ------|      1.32x  not advised: only predicted
+    DDP           |------ predicted, 90 % ------|      1.14x         <- recommended, in bold
+                          |-o-|  measured
+    Sequential         |--- predicted, 90 % ---|       1.00x
+    next case                                        speed-up
+    ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -19,81 +23,184 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ddlbench.experiment.units import HOURS, TIMES, unit_for
-from ddlbench.report.labels import dataset_label, network_label, strategy_label
+from ddlbench.report.labels import dataset_label, network_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
-from ddlbench.report.style import GREY, strategy_look, text_width_mm, ticks_in
+from ddlbench.report.style import (
+    GREY,
+    LINE_MM,
+    MM,
+    strategy_look,
+    text_width_mm,
+    ticks_in,
+    wrapped,
+)
 
 _ROW_MM = 5.0
 _APART = 0.2  # of a row, from its middle
-_COLUMNS = ["strategy", "low_s", "high_s", "basis", "recommended"]
+_MOST = 6  # cases
+_GAP_MM = 2.0
+_REASON_MM = 52.0
+_HEADING = "speed-up"
+_BESIDE: dict[str, Any] = {"va": "center", "color": GREY, "annotation_clip": False}
+_COLUMNS = [
+    "case", "strategy", "basis", "step_s", "low_s", "high_s", "predicted_low_s",
+    "predicted_high_s", "speedup", "speedup_basis", "recommended", "why_not",
+]  # fmt: skip
 
 
 def draw(choice: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
-    """One row a candidate, the fastest above.
+    """One panel an answer, one row a candidate, the fastest above.
 
     Args:
         choice: the content of choice.json.
+
+    Returns:
+        the figure, and the numbers of its rows.
     """
-    measured: Mapping[str, Any] = choice["measured"]
-    known: Mapping[str, Any] = {**choice["predicted"], **measured}
-    names = sorted(known, key=lambda name: known[name][0] * known[name][1])
-    labels = [strategy_label(name) for name in names]
-    left = max(map(text_width_mm, labels)) + 5
+    answers = choice["answers"][:_MOST]
+    shown = [one for answer in answers for one in answer["candidates"]]
+    left = max((text_width_mm(one["label"]) for one in shown), default=0.0) + 5
+    reason_mm = max((text_width_mm(line) for a in answers for line in _all_reasons(a)), default=0.0)
+    right = _GAP_MM + text_width_mm(_HEADING) + (_GAP_MM + reason_mm if reason_mm else 0.0)
     page = lay_out(
         "Which strategy is the fastest?",
-        [(_line("-"), "predicted, 90 %"), (_line("o"), "measured, 90 %")],
-        [Section("", [Panel(_title(choice))], height=_ROW_MM * len(names) + 2)],
+        _legend(shown),
+        [_section(answer) for answer in answers] or [Section("There is no answer", [Panel("")])],
         footer=_footer(choice),
-        size=PanelSize(60, 0, left=left, between=left, max_width=110),
+        size=PanelSize(50, _ROW_MM, left=left, between=left, right=right + 1, max_width=110),
     )
-    ((axes,),) = page.axes
-    unit = unit_for(max(high for _, high in known.values()), TIMES)
-    for place, name in enumerate(names):
-        _row(axes, place, choice, name)
-    axes.set_yticks(range(len(names)), labels)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_xlim(left=0)
-    if choice["recommended"] in names:
-        axes.get_yticklabels()[names.index(choice["recommended"])].set_fontweight("bold")
-    ticks_in(unit, axes.xaxis, "Step", 6)
-    rows = [
-        (name, *known[name], "measured" if name in measured else "predicted",
-         name == choice["recommended"])
-        for name in names
-    ]  # fmt: skip
+    for answer, (axes,) in zip(answers, page.axes, strict=False):
+        _panel(axes, answer, page.width_mm)
+    if not answers:
+        page.axes[0][0].set_axis_off()
+    rows = [_numbers(answer, one) for answer in answers for one in answer["candidates"]]
     return page.figure, pd.DataFrame(rows, columns=_COLUMNS)
 
 
-def _row(axes: Axes, place: int, choice: Mapping[str, Any], name: str) -> None:
-    predicted = choice["predicted"].get(name)
-    if predicted is not None:
+def _reason(answer: Mapping[str, Any], strategy: str) -> list[str]:
+    """Lines that say why a strategy with a higher speed-up is not the advised one."""
+    reason = answer["why_not"].get(strategy)
+    return wrapped(f"not advised: {reason}", _REASON_MM) if reason else []
+
+
+def _all_reasons(answer: Mapping[str, Any]) -> list[str]:
+    names = [one["strategy"] for one in answer["candidates"]]
+    return [line for name in names for line in _reason(answer, name)]
+
+
+def _row_mm(answer: Mapping[str, Any]) -> float:
+    names = [one["strategy"] for one in answer["candidates"]]
+    return max([_ROW_MM, *(len(_reason(answer, name)) * LINE_MM + 0.5 for name in names)])
+
+
+def _section(answer: Mapping[str, Any]) -> Section:
+    rows = answer["candidates"]
+    if not rows:
+        return Section("", [Panel(_title(answer["case"]), next(iter(answer["advice"]), ""))], 1.0)
+    return Section("", [Panel(_title(answer["case"]))], height=_row_mm(answer) * len(rows) + 2)
+
+
+def _panel(axes: Axes, answer: Mapping[str, Any], width_mm: float) -> None:
+    candidates = answer["candidates"]
+    if not candidates:
+        axes.set_axis_off()
+        return
+    for place, one in enumerate(candidates):
+        _bars(axes, place, one)
+        _beside(axes, place, one, _reason(answer, one["strategy"]), width_mm)
+    axes.set_yticks(range(len(candidates)), [one["label"] for one in candidates])
+    axes.set_ylim(len(candidates) - 0.4, -0.6)
+    axes.set_xlim(left=0)
+    for label, one in zip(axes.get_yticklabels(), candidates, strict=True):
+        if one["strategy"] == answer["recommended"]:
+            label.set_fontweight("bold")
+    ends = [end for one in candidates for end in (*one["interval_s"], *_predicted(one))]
+    ticks_in(unit_for(max(ends), TIMES), axes.xaxis, "Step", 6)
+    axes.annotate(
+        _HEADING, (1 + _GAP_MM / width_mm, 1), xytext=(0, _GAP_MM * 72 * MM),
+        xycoords="axes fraction", textcoords="offset points", ha="left", **_BESIDE,
+    )  # fmt: skip
+
+
+def _bars(axes: Axes, place: int, one: Mapping[str, Any]) -> None:
+    """What was predicted in grey; what was measured below it, in the strategy's colour."""
+    predicted = _predicted(one)
+    if predicted:
         axes.plot(predicted, [place - _APART] * 2, "-", color=GREY, linewidth=2)
-    if name in choice["measured"]:
-        low_s, high_s = choice["measured"][name]
-        colour = strategy_look(name).colour
-        axes.plot([low_s, high_s], [place + _APART] * 2, "-", color=colour, linewidth=1)
-        axes.plot([(low_s * high_s) ** 0.5], [place + _APART], "o", color=colour)
+    if one["basis"] == "measured":
+        colour = strategy_look(one["strategy"]).colour
+        axes.plot(one["interval_s"], [place + _APART] * 2, "-", color=colour, linewidth=1)
+        axes.plot([one["step_s"]], [place + _APART], "o", color=colour)
 
 
-def _line(style: str) -> Artist:
-    return Line2D([], [], linestyle="-", marker="o" if style == "o" else "", color=GREY)
+def _predicted(one: Mapping[str, Any]) -> Sequence[float]:
+    """The ends of what was predicted; none for a candidate that was only measured."""
+    if one["predicted_interval_s"] is None and one["basis"] == "predicted":
+        return [*one["interval_s"]]
+    return one["predicted_interval_s"] or ()
 
 
-def _title(choice: Mapping[str, Any]) -> str:
-    case = choice["case"]
+def _beside(
+    axes: Axes, place: int, one: Mapping[str, Any], reason: list[str], width_mm: float
+) -> None:
+    """The speed-up, then why it is not advised, to the right of a row."""
+    end = 1 + (_GAP_MM + text_width_mm(_HEADING)) / width_mm
+    style = {**_BESIDE, "xycoords": axes.get_yaxis_transform()}
+    if one["speedup"] is not None:
+        colour = "black" if one["speedup_basis"] == "measured" else GREY
+        text = f"{one['speedup']:.2f}x"
+        axes.annotate(text, (end, place), ha="right", **{**style, "color": colour})
+    if reason:
+        at = (end + _GAP_MM / width_mm, place)
+        axes.annotate("\n".join(reason), at, ha="left", linespacing=1.05, **style)
+
+
+def _legend(candidates: Sequence[Mapping[str, Any]]) -> list[tuple[Artist, str]]:
+    """What some candidate has."""
+    entries: list[tuple[Artist, str]] = []
+    if any(map(_predicted, candidates)):
+        line = Line2D([], [], linestyle="-", color=GREY, linewidth=2)
+        entries.append((line, "predicted, 90 % (speed-up in grey)"))
+    if any(one["basis"] == "measured" for one in candidates):
+        line = Line2D([], [], linestyle="-", marker="o", color="black")
+        entries.append((line, "measured, 90 % (speed-up in black)"))
+    return entries
+
+
+def _title(case: Mapping[str, Any]) -> str:
     geometry = f"{case['nodes']}x{case['devices_per_node']}"
-    return (
-        f"{network_label(case['network'])}, {dataset_label(case['dataset'])}, {geometry}, "
-        f"{case['batch_size']} samples a step"
-    )
+    named = [network_label(case["network"]), dataset_label(case["dataset"]), geometry]
+    settings = case["settings"]
+    fabric, precision = settings.get("fabric", "default"), settings.get("precision", "fp32")
+    named += [fabric] if fabric != "default" else []
+    named += [precision] if precision != "fp32" else []
+    return ", ".join([*named, f"{case['batch_size']} samples a step"])
 
 
 def _footer(choice: Mapping[str, Any]) -> list[str]:
-    chosen = choice["recommended"]
-    said = f"Recommended: {strategy_label(chosen)}" if chosen else "Nothing can run"
-    if choice["fastest"] is not None:
-        said += f", a chance of {choice['fastest']:.0%} to be the fastest"
-    spent = f"{HOURS.of(choice['device_s']):.2g} device-hours"
-    if choice["device_s_all"]:
-        spent += f" of {HOURS.of(choice['device_s_all']):.2g} for all candidates"
-    return [f"{said}. {spent}. Stopped: {choice['stopped']}. Site {choice['site']}."]
+    """The advice of the one answer, or how many there are; then what it cost."""
+    answers = choice["answers"]
+    said = answers[0]["advice"][:1] if len(answers) == 1 else []
+    end = f"Site {choice['site']}."
+    if len(answers) > 1:
+        which = f"The first {_MOST} of " if len(answers) > _MOST else ""
+        end = f"{which}{len(answers)} cases. Bold: recommended. {end}"
+    if choice["trials"]:
+        spent = f"{HOURS.of(choice['device_s']):.2g} device-hours"
+        if choice["device_s_all"]:
+            spent += f" of {HOURS.of(choice['device_s_all']):.2g} for all candidates"
+        end = f"{spent}. Stopped: {choice['stopped']}. {end}"
+    return [*said, end]
+
+
+def _numbers(answer: Mapping[str, Any], one: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (
+        _title(answer["case"]),
+        *(one[name] for name in ("strategy", "basis", "step_s")),
+        *one["interval_s"],
+        *(_predicted(one) or (None, None)),
+        one["speedup"],
+        one["speedup_basis"],
+        one["strategy"] == answer["recommended"],
+        answer["why_not"].get(one["strategy"], ""),
+    )

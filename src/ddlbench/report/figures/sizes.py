@@ -1,0 +1,227 @@
+"""Several sizes of one question: what more devices bring.
+
+::
+
+    speed-up  . ' linear               efficiency
+      |      .'      |                   | o
+      |    .'   |    o  predicted        |      *  |#|  <- enough: more devices do not pay
+      |  .'     *  measured              |         |#|  o
+      |__________________                |______________
+        1x2    1x4   2x4                   1x2   1x4   2x4     nodes x devices
+        DDP    DDP   1F1B                  0.2   0.3   0.9     device-hours an epoch
+        1.9x   3.1x  3.9x
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from ddlbench.experiment.registry import BASE
+from ddlbench.report.labels import dataset_label, network_label
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
+from ddlbench.report.style import GREY, LINE_MM, plain, strategy_look, text_width_mm, wrapped
+
+_LEAST_MM = 11.0  # of a size
+_FEW_DEVICES = 8  # above, the axis of speed-ups is logarithmic
+_BAND = "#e3e3e3"
+_NONE = "no answer"
+_TEN = 9.995
+_COLUMNS = [
+    "geometry", "devices", "strategy", "basis", "speedup", "speedup_low", "speedup_high",
+    "efficiency", "epoch_device_hours", "enough",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Point:
+    """One size: its best strategy, and the speed-up of that."""
+
+    geometry: str
+    devices: int
+    strategy: str
+    label: str
+    basis: str
+    speedup: float
+    low: float
+    high: float
+    efficiency: float
+    hours: float
+    enough: bool
+
+    @property
+    def known(self) -> bool:
+        return math.isfinite(self.speedup)
+
+
+def draw(content: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
+    """Speed-up and efficiency of the best strategy of each geometry.
+
+    Args:
+        content: of :func:`ddlbench.predict.sizes.sizes_dict`.
+
+    Returns:
+        the figure, and a row a geometry.
+    """
+    points = [_point(one, content["enough"]) for one in content["geometries"]]
+    texts = [f"{p.geometry} {p.label} {_NONE}" for p in points]
+    words = [word for text in texts for word in text.split()]
+    each = max([_LEAST_MM, *(text_width_mm(word) + 2 for word in words)])
+    page = lay_out(
+        "What do more devices bring?",
+        _legend(points),
+        [Section(_title(content), [Panel("Speed-up of the best strategy over one device"),
+                                   Panel("Efficiency: speed-up over devices")])],
+        footer=content["advice"],
+        size=PanelSize(
+            max(58.0, each * len(points)), 42, left=9, between=15,
+            bottom=lambda width: 5 + LINE_MM * _lines(points, width),
+        ),
+    )  # fmt: skip
+    (left, right) = page.axes[0]
+    for axes in (left, right):
+        _sizes(axes, points)
+    _speedups(left, points, page.width_mm)
+    _efficiencies(right, points)
+    rows = [
+        (p.geometry, p.devices, p.strategy, p.basis, p.speedup, p.low, p.high, p.efficiency,
+         p.hours, p.enough)
+        for p in points
+    ]  # fmt: skip
+    return page.figure, pd.DataFrame(rows, columns=_COLUMNS)
+
+
+def _point(one: Mapping[str, Any], enough: str | None) -> _Point:
+    case = one["case"]
+    best = next((c for c in one["candidates"] if c["strategy"] == one["recommended"]), None)
+    speedup = _number(one["speedup"])
+    low = high = speedup
+    # One device is as fast as itself, however long its step is.
+    if best is not None and best["strategy"] != BASE:
+        shortest, longest = best["interval_s"]
+        low, high = (speedup * best["step_s"] / end for end in (longest, shortest))
+        if best["speedup_basis"] == "predicted" and best["bound"]:
+            high = min(high, max(speedup, best["bound"]))  # no prediction is above its bound
+    return _Point(
+        geometry=one["geometry"],
+        devices=case["nodes"] * case["devices_per_node"],
+        strategy=best["strategy"] if best else "",
+        label=best["label"] if best else "",
+        basis=(best["speedup_basis"] or best["basis"]) if best else "",
+        speedup=speedup,
+        low=low,
+        high=high,
+        efficiency=_number(one["efficiency"]),
+        hours=_number(one["epoch_device_hours"]),
+        enough=one["geometry"] == enough,
+    )
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _sizes(axes: Axes, points: Sequence[_Point]) -> None:
+    """A place a size, also where two have as many devices; a band at the one that is enough."""
+    axes.set_xlim(-0.5, len(points) - 0.5)
+    axes.set_xlabel("Nodes x devices of each", labelpad=1)
+    for place, one in enumerate(points):
+        if one.enough:
+            axes.axvspan(place - 0.4, place + 0.4, color=_BAND, linewidth=0, zorder=0)
+
+
+def _speedups(axes: Axes, points: Sequence[_Point], width_mm: float) -> None:
+    linear = [one.devices for one in points]
+    axes.plot(range(len(points)), linear, "--", color=GREY, linewidth=0.8, marker="_")
+    for place, one in enumerate(points):
+        if one.known:
+            colour = strategy_look(one.strategy).colour
+            axes.plot([place] * 2, [one.low, one.high], "-", color=colour, linewidth=1)
+            axes.add_line(_mark(one, place, one.speedup))
+    labels = ["\n".join(_label(one, width_mm / len(points))) for one in points]
+    axes.set_xticks(range(len(points)), labels)
+    ends = [1.0, *linear, *(end for one in points if one.known for end in (one.low, one.high))]
+    if max(linear, default=1) > _FEW_DEVICES:
+        axes.set_yscale("log", base=2)
+        axes.set_ylim(min(ends) / 1.2, max(ends) * 1.2)
+    else:
+        axes.set_ylim(0, 1.06 * max(ends))
+        axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(plain)
+
+
+def _efficiencies(axes: Axes, points: Sequence[_Point]) -> None:
+    for place, one in enumerate(points):
+        if one.known:
+            low, high = one.low / one.devices, one.high / one.devices
+            colour = strategy_look(one.strategy).colour
+            axes.plot([place] * 2, [low, high], "-", color=colour, linewidth=1)
+            axes.add_line(_mark(one, place, one.efficiency))
+    hours = ["" if math.isnan(one.hours) else f"\n{one.hours:.2g}" for one in points]
+    labels = [f"{one.geometry}{text}" for one, text in zip(points, hours, strict=True)]
+    axes.set_xticks(range(len(points)), labels)
+    axes.set_xlabel("Nodes x devices of each; below, device-hours an epoch", labelpad=1)
+    top = max([1.0, *(one.high / one.devices for one in points if one.known)])
+    axes.set_ylim(0, 1.06 * top)
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+
+
+def _mark(one: _Point, place: float, value: float) -> Line2D:
+    """The strategy's marker; hollow where the speed-up is predicted."""
+    look = strategy_look(one.strategy)
+    face = look.colour if one.basis == "measured" else "white"
+    return Line2D(
+        [place], [value], linestyle="none", marker=look.marker, color=look.colour,
+        markerfacecolor=face, markersize=5, zorder=3,
+    )  # fmt: skip
+
+
+def _label(one: _Point, width_mm: float) -> list[str]:
+    """Lines below a size: its geometry, its best strategy, and its speed-up."""
+    told = f"{one.speedup:.{2 if one.speedup < _TEN else 1}f}x" if one.known else _NONE
+    return [one.geometry, *wrapped(one.label, width_mm - 1.5), *wrapped(told, width_mm - 1.5)]
+
+
+def _lines(points: Sequence[_Point], width_mm: float) -> int:
+    """Most lines below a size."""
+    return max((len(_label(one, width_mm / len(points))) for one in points), default=1)
+
+
+def _legend(points: Sequence[_Point]) -> list[tuple[Artist, str]]:
+    """Only what the panels have."""
+    bases = {one.basis for one in points if one.known}
+    entries: list[tuple[Artist, str]] = []
+    if "measured" in bases:
+        filled = Line2D([], [], linestyle="-", marker="o", color=GREY)
+        entries.append((filled, "measured, 90 %"))
+    if "predicted" in bases:
+        hollow = Line2D([], [], linestyle="-", marker="o", color=GREY, markerfacecolor="white")
+        entries.append((hollow, "predicted, 90 %"))
+    entries.append(
+        (
+            Line2D([], [], linestyle="--", color=GREY, linewidth=0.8),
+            "linear: n devices n times as fast",
+        )
+    )
+    if any(one.enough for one in points):
+        entries.append((Patch(facecolor=_BAND), "enough: more devices do not pay"))
+    return entries
+
+
+def _title(content: Mapping[str, Any]) -> str:
+    if not content["geometries"]:
+        return ""
+    case = content["geometries"][0]["case"]
+    network, dataset = network_label(case["network"]), dataset_label(case["dataset"])
+    return f"{network}, {dataset}, {case['batch_size']} samples a step"

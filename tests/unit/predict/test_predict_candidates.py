@@ -1,0 +1,183 @@
+"""A candidate fails alone: what is wrong with one strategy is the reason of that strategy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import predict_factory as make
+import pytest
+
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.registry import STRATEGIES, known
+from ddlbench.planning.memory import Room
+from ddlbench.predict.advice import advise, answer_dict
+from ddlbench.predict.candidate import assess, label_of
+from ddlbench.predict.prediction import Measured, Prediction
+from ddlbench.predict.recommend import recommend
+from ddlbench.strategies.ddp.descriptor import DistributedDataParallel
+
+NAME = "faulty"
+ASKED = make.question()
+
+
+class Faulty(DistributedDataParallel):
+    """DDP, with a method that raises."""
+
+    name, label = NAME, "Faulty"
+
+
+@pytest.fixture
+def here(tmp_path):
+    make.write_site(tmp_path, make.profile(), make.links())
+    return make.knowledge(tmp_path)
+
+
+@pytest.fixture
+def raising(monkeypatch):
+    """Registers the strategy; ``raising(method, error)`` breaks it."""
+    monkeypatch.setitem(STRATEGIES, NAME, f"{__name__}:Faulty")
+    known.cache_clear()
+
+    def made(method, error):
+        def fail(*_given, **_named):
+            raise error
+
+        monkeypatch.setattr(Faulty, method, fail)
+
+    yield made
+    known.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ValueError("no such thing"), "fault"), (ConfigError("no such thing"), "no_prediction")],
+)
+@pytest.mark.parametrize(
+    "method",
+    ["supports", "most_speedup", "placement", "plan", "gradient_traffic", "samples_per_update"],
+)
+def test_others_are_ranked(here, raising, method, error, code):
+    before = recommend(ASKED, here)
+    raising(method, error)
+    ranking = recommend(ASKED, here)
+    (failed,) = (c for c in ranking.candidates if c.strategy == NAME)
+    assert (failed.ranked, failed.belief) == (False, None)
+    assert failed.code == (
+        "unsupported" if (method, code) == ("supports", "no_prediction") else code
+    )
+    assert "no such thing" in failed.reason
+    assert [(c.strategy, c.predicted_s) for c in ranking.ranked] == [
+        (c.strategy, c.predicted_s) for c in before.ranked if c.strategy != NAME
+    ]
+    answer = answer_dict(ASKED, ranking, advise(ASKED, ranking, here))
+    assert NAME in [one["strategy"] for one in answer["not_ranked"]]
+
+
+def test_a_memory_model_that_fails_leaves_the_prediction(here, raising):
+    raising("memory_bytes", ConfigError("no model"))
+    found = assess(ASKED.cell(NAME), here)
+    assert found.ranked
+    assert (found.room, found.fits, found.memory_bytes) == (None, None, None)
+
+
+def test_a_package_that_is_not_here_is_one_reason(here, monkeypatch):
+    monkeypatch.setitem(STRATEGIES, NAME, "package_that_is_not_here:Faulty")
+    known.cache_clear()
+    try:
+        ranking = recommend(ASKED, here)
+    finally:
+        known.cache_clear()
+    (failed,) = (c for c in ranking.candidates if c.strategy == NAME)
+    assert not failed.ranked
+    assert failed.reason
+    assert failed.label == label_of(NAME) == NAME
+    assert ranking.best is not None
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_what_is_known_of_a_cell_is_consistent(here, strategy):
+    found = assess(ASKED.cell(strategy), here)
+    assert found.ranked == (found.belief is not None and not found.reason)
+    assert (found.prediction is None) == (found.predicted_s is None) == (found.expected is None)
+    assert bool(found.code) == bool(found.reason)
+    if found.ranked:
+        assert found.bound >= 1
+        assert found.shown_s == found.predicted_s == found.prediction.step_s
+        assert found.basis == "predicted"
+
+
+def test_runs_go_before_the_prediction(here):
+    cell = ASKED.cell("ddp")
+    runs = tuple(Measured(cell, step_s) for step_s in (0.3, 0.5, 0.31))
+    found = assess(cell, replace(here, history=runs))
+    assert (found.basis, found.shown_s, found.belief.runs) == ("measured", 0.31, 3)
+    assert found.predicted_s == assess(cell, here).predicted_s
+    other = assess(cell, replace(here, history=runs, recommender="thesis"))
+    assert (other.measured_s, other.basis) == ((0.3, 0.5, 0.31), None)
+
+
+def test_what_ran_here_needs_no_prediction_but_must_fit(here):
+    cell = ASKED.cell("filter")
+    runs = (Measured(cell, 0.3),)
+    assert assess(cell, here).code == "no_prediction"
+    assert assess(cell, replace(here, history=runs)).ranked
+    ddp = ASKED.cell("ddp")
+    small = replace(here, history=(Measured(ddp, 0.3),), device_memory_bytes=1)
+    assert assess(ddp, small).code == "too_large"
+
+
+def test_without_a_profile_a_run_is_still_held_against_its_bound(tmp_path):
+    """Model parallel in a quarter of one device's time is noise, whatever files are missing."""
+    cells = {name: ASKED.cell(name) for name in ("sequential", "model-parallel")}
+    history = (Measured(cells["sequential"], 0.4), Measured(cells["model-parallel"], 0.1))
+    bare = make.knowledge(tmp_path, history=history)
+    assert assess(cells["model-parallel"], bare).bound == 1
+    ranking = recommend(ASKED, bare)
+    assert [(c.strategy, c.chance) for c in ranking.ranked] == [
+        ("sequential", 1.0),
+        ("model-parallel", 0.0),
+    ]
+    assert ranking.above_bound(ranking.ranked[1])
+    assert advise(ASKED, ranking, bare).strategy == "sequential"
+
+
+def test_a_plan_of_another_update_is_not_the_step_that_was_asked_for(here, raising, monkeypatch):
+    monkeypatch.setattr(Faulty, "samples_per_update", lambda *_given: 64)
+    cell = ASKED.cell(NAME)
+    found = assess(cell, here)
+    assert (found.ranked, found.code, found.prediction) == (False, "other_update", None)
+    ran = assess(cell, replace(here, history=(Measured(cell, 0.1),)))
+    assert not ran.ranked
+
+
+def test_a_prediction_is_no_faster_than_its_bound(here):
+    base = assess(ASKED.cell("sequential"), here)
+    cell = ASKED.cell("ddp")
+    fast = replace(
+        assess(cell, here),
+        prediction=Prediction("x", 0.01),
+        predicted_s=0.01,
+        expected=replace(base.expected, step_s=0.01),
+        belief=replace(base.expected, step_s=0.01),
+    )
+    limited = fast.limited(base)
+    assert limited.predicted_s == pytest.approx(base.predicted_s / 4)
+    assert limited.expected.step_s == limited.belief.step_s == limited.shown_s
+    assert limited.prediction.step_s == 0.01  # what the model says stays
+    # A run is what it is; only the prediction beside it is limited.
+    run = replace(fast, measured_s=(0.02,), belief=replace(fast.belief, basis="measured", runs=1))
+    assert (run.limited(base).shown_s, run.limited(base).predicted_s) == (
+        0.02,
+        limited.predicted_s,
+    )
+    assert fast.limited(None) is fast
+    assert assess(cell, here).limited(base).predicted_s == assess(cell, here).predicted_s
+
+
+@pytest.mark.parametrize(("has", "fits"), [(None, None), (1e9, True), (1e6, False)])
+def test_room_is_that_of_the_fullest_device(here, has, fits):
+    site = make.site(memory_per_device_mb=None, launcher="slurm")
+    room = assess(ASKED.cell("ddp"), replace(here, site=site, device_memory_bytes=has)).room
+    assert isinstance(room, Room)
+    assert (room.capacity_bytes, room.fits) == (has, fits)
+    assert room.needed_bytes > 100e6  # weights, gradients

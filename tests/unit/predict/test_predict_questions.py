@@ -1,0 +1,246 @@
+"""What the options of `recommend`, `predict` and `tune` ask: alone, and beside an experiment."""
+
+from __future__ import annotations
+
+import json
+
+import predict_factory as make
+import pytest
+from click.testing import CliRunner
+
+from ddlbench.cli import commands
+from ddlbench.commands.measuring import case_id
+from ddlbench.commands.questions import questions_of
+from ddlbench.experiment.errors import ConfigError
+
+GIVEN = {
+    "configfile": None, "site_name": None, "network": "vgg11", "dataset": "mnist",
+    "geometry": "1x2", "batch_size": 16, "fabric": None, "precision": None, "threads": None,
+    "options": (),
+}  # fmt: skip
+NOTHING = dict.fromkeys(("network", "dataset", "geometry", "batch_size"))
+EXPERIMENT = """\
+experiment: trial
+site: local
+matrix:
+  dataset: [mnist]
+  network: [vgg11]
+  strategy: [sequential, ddp, gpipe]
+  geometry: [1x2]
+settings: {batch_size: 16, loader_workers: 1}
+strategies: {gpipe: {chunks: 8}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    links = make.links(make.pair([0] * 4))
+    make.write_site(tmp_path / "results", make.profile((make.MB,) * 23), links)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: range(4))
+    return tmp_path
+
+
+@pytest.fixture
+def configfile(folder):
+    """Write an experiment, with these lines changed."""
+
+    def written(**changes):
+        text = EXPERIMENT
+        for name, value in changes.items():
+            (line,) = (line for line in text.splitlines() if line.strip().startswith(f"{name}:"))
+            text = text.replace(line, f"{line.partition(':')[0]}: {value}")
+        path = folder / "mine.yaml"
+        path.write_text(text)
+        return path
+
+    return written
+
+
+def asked(**changes):
+    return questions_of({**GIVEN, **changes})
+
+
+def test_options_make_a_question():
+    found = asked(
+        fabric="slow", precision="bf16", threads=2, options=("gpipe.chunks=8", "ddp.hook=fp16")
+    )
+    question = found.one
+    assert (question.network, question.dataset, question.geometry) == ("vgg11", "mnist", "1x2")
+    assert question.settings == {"fabric": "slow", "precision": "bf16", "threads_per_device": 2}
+    assert question.options == {"gpipe": {"chunks": 8}, "ddp": {"hook": "fp16"}}
+    assert (found.site.name, found.configfile) == ("local", None)
+
+
+def test_what_nobody_writes_is_no_setting():
+    assert asked().one.settings == {}
+    assert case_id(asked().one) == "mnist/vgg11/1x2/batch_size=16"
+
+
+@pytest.mark.parametrize("name", sorted(NOTHING))
+def test_what_is_missing_is_named(name):
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} is missing"):
+        asked(**{name: None})
+
+
+@pytest.mark.parametrize("text", ["chunks=8", "gpipe.chunks", "gpipe.=8", ".chunks=8"])
+def test_an_option_without_its_strategy_is_refused(text):
+    with pytest.raises(ConfigError, match=r"gpipe\.chunks=8"):
+        asked(options=(text,))
+
+
+def test_several_geometries_are_several_questions():
+    found = asked(geometry="1x2, 1x4,2x2")
+    assert [question.geometry for question in found.each] == ["1x2", "1x4", "2x2"]
+    with pytest.raises(ConfigError, match="takes one geometry"):
+        _ = found.one
+    with pytest.raises(ConfigError, match="--geometry"):
+        asked(geometry="1x2,four")
+
+
+def test_names_are_checked():
+    with pytest.raises(ConfigError, match="did you mean 'alexnet'"):
+        asked(network="alexnt")
+    with pytest.raises(ConfigError, match="unknown strategy 'gpip'"):
+        asked(options=("gpip.chunks=8",))
+
+
+def test_an_experiment_says_what_is_not_written(configfile):
+    found = asked(configfile=configfile(), **NOTHING)
+    question = found.one
+    assert (question.network, question.dataset, question.geometry) == ("vgg11", "mnist", "1x2")
+    assert question.batch_size == 16
+    assert found.configfile is not None
+    cell = question.cell("gpipe")
+    assert (cell.option("chunks"), cell.loader_workers) == (8, 1)
+    assert question.cell("sequential").geometry == "1x1"
+
+
+def test_choices_of_differing_experiments_lie_apart(configfile):
+    """Their settings and options decide the steps that are measured."""
+    questions = []
+    for settings, options in (("fp32", "2"), ("bf16", "2"), ("fp32", "8")):
+        path = configfile(
+            settings=f"{{batch_size: 16, precision: {settings}}}",
+            strategies=f"{{gpipe: {{chunks: {options}}}}}",
+        )
+        questions.append(asked(configfile=path, **NOTHING).one)
+    cells = {question.cell("gpipe").id for question in questions}
+    assert len(cells) == 3
+    assert len({case_id(question) for question in questions}) == 3
+    assert questions[1].to_dict()["settings"]["precision"] == "bf16"
+
+
+def test_what_is_written_goes_before_the_experiment(configfile):
+    path = configfile()
+    found = asked(
+        configfile=path, network="resnet18", dataset="cifar10", geometry="1x4", batch_size=64,
+        options=("gpipe.chunks=4",),
+    ).one  # fmt: skip
+    assert (found.network, found.dataset, found.geometry, found.batch_size) == (
+        "resnet18", "cifar10", "1x4", 64,
+    )  # fmt: skip
+    cell = found.cell("gpipe")
+    assert dict(cell.options).get("chunks", 4) == 4
+    assert cell.loader_workers == 1  # of the experiment all the same
+
+
+@pytest.mark.parametrize(
+    ("line", "value", "option", "choices"),
+    [
+        ("network", "[vgg11, resnet18]", "network", ("vgg11", "resnet18")),
+        ("dataset", "[mnist, cifar10]", "dataset", ("mnist", "cifar10")),
+        ("geometry", "[1x2, 1x4]", "geometry", ("1x2", "1x4")),
+    ],
+)
+def test_of_several_values_one_must_be_written(configfile, line, value, option, choices):
+    path = configfile(**{line: value})
+    with pytest.raises(ConfigError, match=f"--{option}") as error:
+        asked(configfile=path, **NOTHING)
+    assert all(choice in str(error.value) for choice in choices)
+    assert "\n" not in str(error.value)
+    for choice in choices:
+        found = asked(configfile=path, **{**NOTHING, option: choice}).one
+        assert getattr(found, option) == choice
+
+
+def test_several_batches_want_one(configfile):
+    path = configfile(geometry="[1x2]\n  batch_size: [16, 32]", settings="{loader_workers: 1}")
+    with pytest.raises(ConfigError, match=r"--batch-size 16 \| 32"):
+        asked(configfile=path, **NOTHING)
+    assert asked(configfile=path, **{**NOTHING, "batch_size": 32}).one.batch_size == 32
+
+
+def test_a_written_value_leaves_what_the_experiment_has_with_it(configfile):
+    """VGG-11 has one geometry here, so it need not be written."""
+    path = configfile(network="[vgg11, resnet18]", geometry="[1x2, 1x4]")
+    path.write_text(path.read_text() + "exclude:\n  - {network: vgg11, geometry: 1x4}\n")
+    assert asked(configfile=path, **{**NOTHING, "network": "vgg11"}).one.geometry == "1x2"
+
+
+def test_the_same_question_by_options_and_by_an_experiment_has_the_same_answer(configfile):
+    words = ("--network", "vgg11", "--dataset", "mnist", "--geometry", "1x2", "--batch-size", "16")
+    path = configfile(settings="{batch_size: 16}", strategies="{}")
+
+    def told(*given):
+        ended = CliRunner().invoke(commands, ["recommend", *given, "--json"])
+        assert ended.exit_code == 0, ended.output
+        return json.loads(ended.stdout)
+
+    by_options, by_file = told(*words), told("--configfile", str(path))
+    assert [(c["strategy"], c["cell_id"], c["step_s"]) for c in by_options["candidates"]] == [
+        (c["strategy"], c["cell_id"], c["step_s"]) for c in by_file["candidates"]
+    ]
+    assert by_options["recommended"] == by_file["recommended"]
+
+
+def test_sizes_are_compared_on_the_screen_and_in_json(folder):
+    words = ["recommend", "--network", "vgg11", "--dataset", "mnist", "--batch-size", "32"]
+    words += ["--geometry", "1x4,1x2"]
+    ended = CliRunner().invoke(commands, [*words, "--json"])
+    assert ended.exit_code == 0, ended.output
+    told = json.loads(ended.stdout)
+    assert [one["geometry"] for one in told["geometries"]] == ["1x2", "1x4"]  # the fewest first
+    shown = CliRunner().invoke(commands, words).output
+    assert all(sentence in " ".join(shown.split()) for sentence in told["advice"])
+    assert len(list(folder.rglob("sizes.png"))) == 1
+    with pytest.raises(ConfigError, match="one geometry"):
+        CliRunner().invoke(commands, [*words, "--measure", "1"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("command", ["predict", "tune", "largest-batch"])
+def test_other_commands_take_one_geometry(command):
+    words = [command, "--strategy", "ddp", "--network", "vgg11", "--dataset", "mnist"]
+    words += ["--geometry", "1x2,1x4"]
+    words += [] if command == "largest-batch" else ["--batch-size", "16"]
+    with pytest.raises(ConfigError, match="takes one geometry"):
+        CliRunner().invoke(commands, words, catch_exceptions=False)
+
+
+def test_a_prediction_above_its_bound_is_told_as_such():
+    words = ["predict", "--strategy", "model-parallel", "--network", "vgg11", "--dataset", "mnist"]
+    words += ["--geometry", "1x2", "--batch-size", "16", "--json"]
+    told = json.loads(CliRunner().invoke(commands, words).stdout)
+    assert told["bound"] == 1
+    assert told["predictions"][0]["step_s"] > 0
+
+
+def test_the_largest_batch_has_options_that_suit_a_large_batch():
+    """Not those that are fitted to a batch of one sample."""
+    words = ["largest-batch", "--strategy", "gpipe", "--network", "vgg11", "--dataset", "mnist"]
+    words += ["--geometry", "1x4", "--dry-run", "--json", "--device-memory-bytes", "200000000"]
+    found, written = (
+        json.loads(CliRunner().invoke(commands, [*words, *more]).stdout)["batch_size"]
+        for more in ((), ("--option", "gpipe.chunks=4"))
+    )
+    assert found == written > 0
+
+
+def test_the_largest_batch_of_a_dry_run():
+    words = ["largest-batch", "--strategy", "ddp", "--network", "vgg11", "--dataset", "mnist"]
+    words += ["--geometry", "1x2", "--dry-run", "--json", "--device-memory-bytes", "200000000"]
+    ended = CliRunner().invoke(commands, words)
+    assert ended.exit_code == 0, ended.output
+    told = json.loads(ended.stdout)
+    assert 0 < told["needed_bytes"] <= 200_000_000
+    assert told["batch_size"] % 2 == 0

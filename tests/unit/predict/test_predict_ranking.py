@@ -1,0 +1,169 @@
+"""What physics forbids is not ranked, over made-up profiles and links; rows are of one world."""
+
+from __future__ import annotations
+
+import itertools
+
+import predict_factory as make
+import pytest
+
+from ddlbench.experiment.registry import BASE
+from ddlbench.predict.belief import Belief
+from ddlbench.predict.candidate import Candidate
+from ddlbench.predict.prediction import Measured, Prediction
+from ddlbench.predict.ranking import TIE, candidate_dict, rank
+from ddlbench.predict.recommend import recommend
+
+ROUNDING = 1 + 1e-9
+LINKS = list(itertools.product((1e6, 1e9, 1e13), (1e-7, 1e-2)))  # bandwidth, latency
+
+
+def site_of(folder, parameters, bandwidth=1e9, latency_s=1e-4):
+    pairs = (
+        make.pair([0] * 8, bandwidth, latency_s),
+        make.pair([0, 1, 2, 3], bandwidth, latency_s),
+    )
+    make.write_site(folder, make.profile((parameters,) * 23), make.links(*pairs))
+    return folder
+
+
+def check(ranking) -> None:
+    """What holds for every ranking that goes by beliefs."""
+    ranked, base = ranking.ranked, ranking.base
+    assert sum(c.chance for c in ranked) == pytest.approx(1 if ranked else 0)
+    for place, candidate in enumerate(ranked):
+        low, high = ranking.interval_s(candidate)
+        assert low <= candidate.shown_s <= high
+        assert 0 <= candidate.chance <= 1
+        speedup = ranking.speedup(candidate)
+        if speedup is not None and speedup.basis == "predicted":
+            assert speedup.ratio <= candidate.bound * ROUNDING, candidate.strategy
+            assert not ranking.above_bound(candidate)
+        if base is None or candidate is base:
+            continue
+        if candidate.bound == 1:
+            assert candidate.chance == candidate.chance_to_gain == 0
+            assert place > ranked.index(base)
+            assert candidate not in ranking.tied or base in ranking.tied
+        if candidate.basis == "predicted":
+            least_s = base.belief.interval_s[0] / candidate.bound
+            assert low >= min(least_s, candidate.shown_s) / ROUNDING
+    if ranked:
+        assert ranked[0] in ranking.tied
+        tied = [c for c in ranked[1:] if c.chance_to_win >= TIE]
+        assert list(ranking.tied) == [ranked[0], *tied]
+
+
+@pytest.mark.parametrize(("bandwidth", "latency_s"), LINKS)
+@pytest.mark.parametrize("parameters", [10_000, 5 * make.MB])
+def test_no_prediction_is_above_its_bound(tmp_path, parameters, bandwidth, latency_s):
+    root = site_of(tmp_path, parameters, bandwidth, latency_s)
+    shapes = [("1x1", 8), ("1x2", 13), ("1x4", 32), ("1x8", 64), ("2x2", 32), ("3x1", 12)]
+    for (geometry, batch_size), device in itertools.product(shapes, ("cpu", "cuda")):
+        known = make.knowledge(root, site=make.site(device=device))
+        ranking = recommend(make.question(geometry, batch_size), known)
+        check(ranking)
+        assert ranking.base is not None
+
+
+@pytest.mark.parametrize("step_s", [0.01, 0.2, 0.41, 2.0])
+@pytest.mark.parametrize("strategy", ["ddp", "pipe-1f1b", "model-parallel", "gpipe", BASE])
+def test_nor_after_something_was_measured(tmp_path, strategy, step_s):
+    root, question = site_of(tmp_path, make.MB), make.question()
+    for runs in (1, 3):
+        measured = (Measured(question.cell(strategy), step_s),) * runs
+        check(recommend(question, make.knowledge(root, history=measured)))
+        base = (Measured(question.cell(BASE), 0.42),)
+        check(recommend(question, make.knowledge(root, history=(*measured, *base))))
+
+
+def test_what_was_measured_above_its_bound_is_shown_and_marked(tmp_path):
+    root, question = site_of(tmp_path, make.MB), make.question()
+    cells = {BASE: 0.42, "model-parallel": 0.3, "ddp": 0.1, "horovod": 0.2}
+    history = tuple(Measured(question.cell(name), step_s) for name, step_s in cells.items())
+    ranking = recommend(question, make.knowledge(root, history=history))
+    above = {c.strategy: ranking.above_bound(c) for c in ranking.ranked if c.strategy in cells}
+    assert above == {BASE: False, "model-parallel": True, "ddp": True, "horovod": False}
+    told = {c.strategy: candidate_dict(ranking, c) for c in ranking.ranked}
+    assert told["model-parallel"]["speedup"] == pytest.approx(1.4)
+    assert told["model-parallel"]["chance"] == 0
+
+
+def test_a_row_is_of_one_world(tmp_path):
+    """Both steps of a speed-up are measured, or both are predicted."""
+    root, question = site_of(tmp_path, make.MB), make.question()
+    ran = (Measured(question.cell("ddp"), 0.2),)
+    base = (Measured(question.cell(BASE), 0.3),)
+    for history, expected in (
+        ((), (0.42, "predicted")),
+        (base, (0.42, "predicted")),  # the measured base has nothing to be compared with
+        (ran, (0.42, "predicted")),
+        ((*ran, *base), (None, "measured")),
+    ):
+        ranking = recommend(question, make.knowledge(root, history=history))
+        (ddp,) = (c for c in ranking.ranked if c.strategy == "ddp")
+        found, (one_device_s, basis) = ranking.speedup(ddp), expected
+        assert found.basis == basis
+        ratio = 0.3 / 0.2 if basis == "measured" else one_device_s / ddp.predicted_s
+        assert found.ratio == pytest.approx(ratio)
+        told = candidate_dict(ranking, ddp)
+        assert (told["speedup"], told["speedup_basis"]) == (found.ratio, basis)
+
+
+def planted(strategy: str, step_s: float, spread: float = 0.1, **changes) -> Candidate:
+    geometry = "1x1" if strategy == BASE else "1x4"
+    belief = Belief(step_s, spread, "predicted")
+    values = {
+        "cell": make.cell(strategy, geometry),
+        "label": strategy,
+        "bound": 1.0 if strategy == BASE else 4.0,
+        "prediction": Prediction("x", step_s),
+        "predicted_s": step_s,
+        "expected": belief,
+        "belief": belief,
+    }
+    return Candidate(**{**values, **changes})
+
+
+def test_predictions_are_limited_and_one_device_goes_first_among_equals():
+    ranking = rank(
+        [
+            planted("ddp", 0.01),  # at most four times as fast
+            planted("model-parallel", 0.5, bound=1.0),
+            planted(BASE, 1.0),
+            planted("gpipe", 1.0, bound=1.0),
+        ],
+        "ddlbench",
+    )
+    assert [(c.strategy, c.predicted_s) for c in ranking.ranked] == [
+        ("ddp", 0.25),
+        (BASE, 1.0),
+        ("model-parallel", 1.0),
+        ("gpipe", 1.0),
+    ]
+    assert [c.chance for c in ranking.ranked] == [1, 0, 0, 0]
+    check(ranking)
+
+
+def test_without_a_base_nothing_is_limited():
+    ranking = rank([planted("ddp", 0.01), planted("horovod", 0.02)], "ddlbench")
+    assert ranking.base is None
+    assert ranking.speedup(ranking.best) is None
+    assert ranking.best.chance_to_gain is None
+    assert [c.predicted_s for c in ranking.ranked] == [0.01, 0.02]
+
+
+def test_what_was_measured_moves_the_places_of_its_siblings_and_not_their_predictions():
+    run = {"belief": Belief(0.9, 0.02, "measured", 3), "measured_s": (0.9,) * 3}
+    before = [planted("ddp", 0.3), planted("horovod", 0.3), planted(BASE, 1.0)]
+    after = [planted("ddp", 0.3, **run), *before[1:]]
+    moved = {c.strategy: c for c in rank(after, "ddlbench").candidates}["horovod"]
+    assert moved.predicted_s == moved.shown_s == 0.3
+    assert moved.belief.step_s > 0.3
+    assert moved.expected.step_s == 0.3
+    check(rank(after, "ddlbench"))
+
+
+def test_an_empty_ranking_has_no_winner():
+    ranking = rank([planted("ddp", 0.1, belief=None, reason="why")], "ddlbench")
+    assert (ranking.ranked, ranking.best, ranking.base, ranking.tied) == ((), None, None, ())

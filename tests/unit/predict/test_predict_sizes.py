@@ -1,0 +1,116 @@
+"""Several geometries: what each further device adds, and from where on they do not pay."""
+
+from __future__ import annotations
+
+import json
+
+import predict_factory as make
+import pytest
+
+from ddlbench.commands.sizes_display import sizes_lines
+from ddlbench.experiment.registry import BASE
+from ddlbench.predict.advice import Advice, advise
+from ddlbench.predict.belief import Belief
+from ddlbench.predict.candidate import Candidate
+from ddlbench.predict.prediction import Prediction
+from ddlbench.predict.ranking import rank
+from ddlbench.predict.recommend import recommend
+from ddlbench.predict.sizes import Size, enough, sizes_advice, sizes_dict
+
+ONE_DEVICE_S = 1.2
+
+
+def candidate(strategy: str, geometry: str, step_s: float) -> Candidate:
+    belief = Belief(step_s, 0.1, "predicted")
+    cell = make.cell(strategy, geometry, 60)
+    return Candidate(
+        cell, strategy, float(cell.devices), Prediction("x", step_s), step_s,
+        expected=belief, belief=belief,
+    )  # fmt: skip
+
+
+def size(geometry: str, speedup: float | None) -> Size:
+    """DDP with this speed-up; None for a geometry on which nothing was compared."""
+    question = make.question(geometry, 60)
+    base = candidate(BASE, "1x1", ONE_DEVICE_S)
+    if speedup is None:
+        return Size(question, rank([base], "ddlbench"), Advice(None, (), {}))
+    if speedup == 1:
+        ranking = rank([base], "ddlbench")
+        return Size(question, ranking, Advice(ranking.base, (), {}))
+    ranking = rank([base, candidate("ddp", geometry, ONE_DEVICE_S / speedup)], "ddlbench")
+    return Size(question, ranking, Advice(ranking.best, (), {}))
+
+
+def sizes(**speedups: float | None) -> list[Size]:
+    return [size(name.removeprefix("_"), speedup) for name, speedup in speedups.items()]
+
+
+@pytest.mark.parametrize(
+    ("speedups", "last"),
+    [
+        ({"_1x2": 1.9, "_1x4": 3.5, "_2x4": 7.0}, None),
+        ({"_1x2": 1.9, "_1x4": 3.5, "_2x4": 4.4}, "1x4"),
+        ({"_1x2": 1.9, "_1x4": 2.0, "_2x4": 7.0}, None),  # a weak size between two good ones
+        ({"_1x2": 1.2, "_1x4": 3.5}, None),
+        ({"_1x2": 1.2, "_1x4": 1.3}, "1x1"),  # several devices do not pay
+        ({"_1x2": 1.5, "_1x4": 2.5}, None),  # just enough
+        ({"_1x2": 1.9, "_1x4": 1.0}, "1x2"),  # one device is as fast
+        ({"_1x2": 1.9, "_2x1": 1.2, "_2x2": 2.0}, "1x2"),  # as many devices
+        ({"_1x2": None, "_1x4": 3.1}, None),
+        ({"_1x2": None, "_1x4": 1.2}, "1x1"),
+        ({"_1x2": 1.9, "_1x4": None, "_2x4": 6.1}, None),
+        ({"_1x1": 1.0, "_1x2": 1.8}, None),
+    ],
+)
+def test_the_size_after_which_more_devices_do_not_pay(speedups, last) -> None:
+    told = sizes_dict(sizes(**speedups))
+    assert told["enough"] == last
+    (sentence,) = told["advice"]
+    if last not in (None, "1x1"):
+        assert last in sentence
+
+
+def test_where_nothing_was_compared_it_says_so() -> None:
+    found = sizes(_1x2=None, _1x4=None)
+    assert enough(found) is None
+    assert len(sizes_advice(found)) == 1
+
+
+def test_the_numbers_of_a_size() -> None:
+    one = size("1x4", 3.0)
+    assert (one.devices, one.speedup, one.efficiency) == (4, pytest.approx(3), pytest.approx(0.75))
+    # MNIST's 60 000 images are 1000 steps of 60, of 0.4 s on four devices each.
+    assert one.epoch_device_s == pytest.approx(1000 * 0.4 * 4)
+    told = one.to_dict()
+    assert told["epoch_device_hours"] == pytest.approx(1600 / 3600)
+    assert (told["geometry"], told["recommended"]) == ("1x4", "ddp")
+    alone = size("1x4", 1.0)  # the advice is to stay on one device
+    assert (alone.devices, alone.efficiency) == (1, 0.25)
+    assert alone.epoch_device_s == pytest.approx(1000 * 1.2)
+    nothing = size("1x4", None)
+    assert (nothing.speedup, nothing.efficiency, nothing.epoch_device_s) == (None, None, None)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_screen_is_that_of_the_numbers(tmp_path, monkeypatch, width) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    links = make.links(make.pair([0] * 8), make.pair([0, 1, 2, 3], bandwidth=1e8))
+    make.write_site(tmp_path, make.profile((make.MB,) * 23), links)
+    here = make.knowledge(tmp_path, site=make.site(launcher="slurm", devices_per_node=4))
+    found = []
+    for geometry in ("1x2", "1x4", "1x8"):
+        question = make.question(geometry, 64)
+        ranking = recommend(question, here)
+        found.append(Size(question, ranking, advise(question, ranking, here)))
+    lines = sizes_lines(found, here)
+    assert max(map(len, lines)) <= width
+    text = " ".join(" ".join(lines).split())
+    for one in found:
+        row = next(line for line in lines if line.startswith(one.question.geometry))
+        assert one.best.label in row
+        assert f"{one.speedup:.2f}" in row
+    assert sizes_advice(found)[0] in text
+    assert "1x8." in text  # beyond what the site has
+    told = json.loads(json.dumps(sizes_dict(found)))
+    assert [one["speedup"] for one in told["geometries"]] == [one.speedup for one in found]
