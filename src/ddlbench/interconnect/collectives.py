@@ -107,6 +107,7 @@ def _finished(call: Callable[[], object], device: torch.device) -> Callable[[], 
 PASSES = 4
 # A message that takes longer than this part of the budget is probed once.
 _PROBES, _LONG = 3, 1 / 30
+_SURPRISE = 3.0  # times what was expected
 _LEAST, _MOST = 4, 40
 _FITTED = 3  # sizes, whatever the budget: fewer cannot be fitted
 _COARSE = 4
@@ -167,7 +168,9 @@ class Sweep:
             if too_long and len(probed) >= _FITTED:
                 continue
             held_s = [repeat.held_s for repeat in self._timed(size, 1)]
-            if held_s[0] < _LONG * budget_s:
+            # One message that was disturbed would rule out all longer ones.
+            surprising = expected_s and held_s[0] > _SURPRISE * expected_s
+            if held_s[0] < _LONG * budget_s or surprising:
                 held_s += [repeat.held_s for repeat in self._timed(size, _PROBES - 1)]
             # The shortest of few is too short where ranks share cores.
             probed[size] = statistics.median(held_s)
