@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -108,7 +108,7 @@ PASSES = 4
 # A message that takes longer than this part of the budget is probed once.
 _PROBES, _LONG = 3, 1 / 30
 _SURPRISE = 3.0  # times what was expected
-_LEAST, _MOST = 4, 40
+_LEAST, _GOOD, _MOST = 4, 10, 40  # repeats of a size
 _FITTED = 3  # sizes, whatever the budget: fewer cannot be fitted
 _COARSE = 4
 
@@ -124,6 +124,16 @@ def _expected_s(size: int, probed: Mapping[int, float]) -> float:
     nearest, least_s = max(below), min(probed.values())
     longer_s = probed[nearest] - least_s
     return probed[nearest] if longer_s < least_s else least_s + longer_s * size / nearest
+
+
+def _counts(probed: Mapping[int, float], left_s: float) -> dict[int, int]:
+    """Repeats of each size, by its seconds: equal shares; what short messages leave goes on."""
+    counts = {}
+    for index, size in enumerate(sorted(probed, key=lambda size: probed[size])):
+        share_s = left_s / (len(probed) - index)
+        counts[size] = min(max(int(share_s / probed[size]), _LEAST), _MOST)
+        left_s -= counts[size] * probed[size]
+    return dict(sorted(counts.items()))
 
 
 class Repeat(NamedTuple):
@@ -157,36 +167,45 @@ class Sweep:
         self._limit_s, self._spent_s = 0.0, 0.0
 
     def probe(self, budget_s: float) -> None:
-        """Time sizes and plan their repeats, so that the sweep takes about ``budget_s``."""
+        """Time sizes and plan their repeats, so that the sweep takes about ``budget_s``.
+
+        A finer grid is added only if every size still gets ten repeats: messages that are disturbed
+        now and then need repeats more than sizes.
+        """
         self._limit_s = LIMIT * budget_s
-        planned_s = 0.0
         probed: dict[int, float] = {}
-        order = self._order()
-        for index, size in enumerate(order):
-            expected_s = _expected_s(size, probed)
-            too_long = planned_s + (_LEAST + 1) * expected_s > self._limit_s
-            if too_long and len(probed) >= _FITTED:
-                continue
-            held_s = [repeat.held_s for repeat in self._timed(size, 1)]
-            # One message that was disturbed would rule out all longer ones.
-            surprising = expected_s and held_s[0] > _SURPRISE * expected_s
-            if held_s[0] < _LONG * budget_s or surprising:
-                held_s += [repeat.held_s for repeat in self._timed(size, _PROBES - 1)]
-            # The shortest of few is too short where ranks share cores.
-            probed[size] = statistics.median(held_s)
-            share_s = (budget_s - planned_s) / (len(order) - index)
-            self._counts[size] = min(max(int(share_s / probed[size]), _LEAST), _MOST)
-            planned_s += sum(held_s) + self._counts[size] * probed[size]
+        for grid in self._grids():
+            further_s = sum(_expected_s(size, probed) for size in grid)
+            if probed and _GOOD * (sum(probed.values()) + further_s) > budget_s - self._spent_s:
+                break
+            for size in grid:
+                expected_s = _expected_s(size, probed)
+                too_long = self._spent_s + (_LEAST + 1) * expected_s > self._limit_s
+                if too_long and len(probed) >= _FITTED:
+                    continue
+                probed[size] = self._probed_s(size, expected_s, budget_s)
+        self._counts = _counts(probed, budget_s - self._spent_s)
         largest = max(probed)
         if largest < self._sizes[-1]:
             self.ended = f"no message above {largest} bytes, to keep within the budget"
-        self._counts = dict(sorted(self._counts.items()))
 
-    def _order(self) -> list[int]:
+    def _probed_s(self, size: int, expected_s: float, budget_s: float) -> float:
+        """Seconds of a message of this size, with its barrier."""
+        held_s = [repeat.held_s for repeat in self._timed(size, 1)]
+        # One message that was disturbed would rule out all longer ones.
+        surprising = expected_s and held_s[0] > _SURPRISE * expected_s
+        if held_s[0] < _LONG * budget_s or surprising:
+            held_s += [repeat.held_s for repeat in self._timed(size, _PROBES - 1)]
+        # The shortest of few is too short where ranks share cores.
+        return statistics.median(held_s)
+
+    def _grids(self) -> Iterator[list[int]]:
         """Every fourth size and the largest, ascending; every second and the rest, descending."""
         coarse = sorted({*self._sizes[::_COARSE], self._sizes[-1]})
-        order = [*coarse, *self._sizes[::2][::-1], *self._sizes[::-1]]
-        return list(dict.fromkeys(order))
+        yield coarse
+        second = [size for size in self._sizes[::2][::-1] if size not in coarse]
+        yield second
+        yield [size for size in self._sizes[::-1] if size not in (*coarse, *second)]
 
     def take(self, number: int) -> None:
         """Run one pass: a share of the planned repeats of each size.

@@ -94,9 +94,13 @@ def work(here: RankContext) -> dict[str, Any]:
             measured = _measure_group(name, group, settings, turns)
             if no_horovod is None and (budget_s := turns.begin(name, HOROVOD)) > 0:
                 limited = {**settings, "budget_s": budget_s}
-                own, background = children[name].sweep(group, here.host, here.port, limited)
-                measured["sweeps"] += own
-                measured["backgrounds"] = [background]
+                try:
+                    own, background = children[name].sweep(group, here.host, here.port, limited)
+                except RuntimeError as error:  # the other sweeps are still worth something
+                    report["notes"].append(f"no sweep of Horovod over {name}: {error}")
+                else:
+                    measured["sweeps"] += own
+                    measured["backgrounds"] = [background]
             for part, entries in measured.items():
                 report[part] += [{**entry, **shape, "ranks": len(members)} for entry in entries]
         barrier(store, f"done/{name}", here.world_size)
