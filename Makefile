@@ -94,6 +94,7 @@ bench: setup
 	python benchmarks/overhead/run.py
 	python benchmarks/datasets/run.py
 	python benchmarks/dryrun/run.py
+	python benchmarks/questions/run.py
 
 clean:
 	rm -rf .snakemake results

@@ -2,6 +2,8 @@
 # Prints docs/screens.md: what the commands say about the demo's results, at 80 columns.
 #
 #   make demo 2>&1 | tee run.log        # or any later run; its lines are shown as they stand
+#   snakemake --profile profiles/local --config site=accelerators -- \
+#       links results/accelerators/profiles/cifar10/vgg11/fp32-1t/profile.json
 #   bash docs/screens.sh run.log > docs/screens.md
 set -euo pipefail
 export COLUMNS=80
@@ -34,6 +36,11 @@ show plan "ddlbench plan"
 show status "ddlbench status"
 show report "ddlbench report --show"
 show recommend "ddlbench recommend $question"
+show "recommend: a batch that does not divide" "ddlbench recommend ${question/16/13}"
+emulated="--network vgg11 --dataset cifar10 --batch-size 256 --site accelerators"
+show "recommend: eight emulated accelerators" "ddlbench recommend $emulated --geometry 2x4"
+show "recommend: more devices than the site has" "ddlbench recommend $emulated --geometry 16x4"
+show "recommend: how many devices pay" "ddlbench recommend $emulated --geometry 1x2,1x4,2x4,4x4,8x4"
 show predict "ddlbench predict $question --strategy horovod"
 show accuracy "ddlbench accuracy"
 show calibrate "ddlbench calibrate --choose 6"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.paths import project_root, result_file
+from ddlbench.experiment.paths import CONFIG, project_root, result_file
 
 if TYPE_CHECKING:
     from ddlbench.commands.questions import Questions
@@ -38,8 +38,7 @@ def by_workflow(
         click.echo(f"measuring {named(cell)} ...", err=True)
         command = [sys.executable, "-m", "snakemake", str(path)]
         command += ["--profile", f"profiles/{site.launcher}"]
-        if questions.configfile is not None:
-            command += ["--configfile", str(questions.configfile)]
+        command += ["--configfile", str(questions.configfile or CONFIG)]
         command += ["--config", f"site={site.name}"]
         if questions.configfile is None:  # the cell belongs to no experiment
             command.append("experiment=single-cells")

@@ -39,7 +39,8 @@ def test_the_workflow_measures_and_the_choice_is_kept(asked, tmp_path) -> None:
     assert ended.exit_code == 0, ended.output
     assert 1 <= len(asked) <= 2
     assert asked[0][1:3] == ["-m", "snakemake"]
-    assert asked[0][4:8] == ["--profile", "profiles/local", "--config", "site=local"]
+    assert asked[0][4:6] == ["--profile", "profiles/local"]
+    assert asked[0][6:10] == ["--configfile", "config/config.yaml", "--config", "site=local"]
     assert "Measured for this choice: " in ended.output
     folder = tmp_path / "results/local/choices/mnist/vgg11/1x2/batch_size=16"
     kept = json.loads((folder / "choice.json").read_text())
