@@ -92,6 +92,13 @@ REASON_CODES: Mapping[str, str] = {
     "never_starts": "SLURM would never start the job",
     "job_preempted": "SLURM ended the job for another one",
     "job_lost": "the job ended before the cell's own code could say why",
+    # a candidate that `ddlbench recommend` does not rank
+    "too_large": "the model of memory says that it does not fit",
+    "no_prediction": "no predictor models it here, or an input of the predictor is missing",
+    "old_weights": "it updates with gradients of older weights",
+    "other_update": "an update sums another number of samples",
+    "no_step": "its cell was measured for the choice and ended without a step",
+    "fault": "code of the strategy raised an error",
     # no result
     "invalid_result": "result.json cannot be read",
     "no_result": "there is no result.json",

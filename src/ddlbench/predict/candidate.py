@@ -151,12 +151,7 @@ class Candidate:
 
     @property
     def code(self) -> str:
-        """The kind of its reason.
-
-        One of :data:`~ddlbench.experiment.status.REASON_CODES` if it cannot run; else
-        ``no_prediction``, ``too_large``, ``old_weights``, ``other_update``, ``failed`` or
-        ``fault``.
-        """
+        """The kind of its reason, of :data:`ddlbench.experiment.status.REASON_CODES`."""
         return self.reason.code if isinstance(self.reason, Reason) else ""
 
     def limited(self, base: Candidate | None) -> Candidate:

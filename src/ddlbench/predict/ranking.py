@@ -26,7 +26,7 @@ from ddlbench.predict.siblings import alike, informed
 
 TIE = 0.25
 """Probability to be faster than the first from which a candidate is tied with it."""
-_FAILED = Reason("failed", "failed here: its cell ended without a step")
+_FAILED = Reason("no_step", "failed here: its cell ended without a step")
 
 
 @dataclass(frozen=True)

@@ -300,7 +300,7 @@ def test_a_profile_that_is_not_there_says_what_makes_it(monkeypatch, tmp_path) -
     with pytest.raises(NeedsProfile, match=r"make it with: snakemake .*fp32-1t/profile.json"):
         make_plan(cell, "here")
     _write_profile([_block(n, 1.0, 100) for n in range(6)])
-    with pytest.raises(ConfigError, match=r"measure it with: snakemake .*links.json"):
+    with pytest.raises(ConfigError, match=r"measure them with: snakemake .*links.json"):
         make_plan(cell, "here")
     # What to profile for it is known before there is a profile.
     assert device_batches(cell) == {16}
