@@ -107,7 +107,7 @@ def test_what_runs_out_of_memory_is_out(tmp_path) -> None:
     choice = Bed(tmp_path, **{first: Status.OUT_OF_MEMORY}).choose(cells=2)
     out = next(c for c in choice.ranking.candidates if c.strategy == first)
     assert not out.ranked
-    assert (out.code, out.chance) == ("failed", None)
+    assert (out.code, out.chance) == ("no_step", None)
     assert choice.trials[0].status == "out_of_memory"
     assert sum(c.chance for c in choice.ranking.ranked) == pytest.approx(1)
 

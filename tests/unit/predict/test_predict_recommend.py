@@ -245,7 +245,7 @@ def test_after_a_failure_the_chances_of_the_others_grow(found):
     first = next(c for c in ranking.ranked if c.strategy != "sequential" and c.chance)
     left = ranking.without([first.strategy])
     out = by_strategy(left)[first.strategy]
-    assert (out.code, out.belief) == ("failed", None)
+    assert (out.code, out.belief) == ("no_step", None)
     assert sum(c.chance for c in left.ranked) == pytest.approx(1)
     before = by_strategy(ranking)
     assert all(c.chance >= before[c.strategy].chance for c in left.ranked)
