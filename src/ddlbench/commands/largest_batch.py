@@ -39,16 +39,23 @@ def largest_batch_command(
 ) -> None:
     """Find the largest batch that fits, and confirm it by a cell."""
     from ddlbench.planning.memory import capacity_bytes  # noqa: PLC0415 - slow to import
+    from ddlbench.predict.candidate import assess  # noqa: PLC0415
     from ddlbench.predict.choose import result_of  # noqa: PLC0415
     from ddlbench.predict.largest_batch import (  # noqa: PLC0415
         MemoryOfBatches,
         largest_batch,
         lines,
+        smallest_batch,
     )
 
     questions = questions_of(options, batch_size=1)
     site, here = questions.site, questions.knowledge()
     cell = _cell_of_any_batch(questions.one, strategy)
+    candidate = assess(cell.with_(batch_size=smallest_batch(cell)), here)
+    if candidate.bound is None:
+        raise ConfigError(f"{strategy}: {candidate.reason}")
+    if candidate.beyond and not dry_run:
+        raise ConfigError(f"{candidate.beyond}; --dry-run predicts it")
     workload = here.inputs.workload(cell)
     capacity = device_memory_bytes or capacity_bytes(workload, site)
     if capacity is None:

@@ -23,13 +23,14 @@ def by_workflow(
 ) -> Callable[[Cell], Glance | None]:
     """A function that measures a cell with the site's profile of Snakemake.
 
-    It returns None where the cell left no result; the error stream says why.
+    It returns None where the cell failed, and raises NotMeasured where the workflow did not begin
+    it; the error stream says why.
 
     Args:
         questions: where, and of which experiment.
         named: what the error stream says is being measured.
     """
-    from ddlbench.predict.choose import result_of  # noqa: PLC0415 - slow to import
+    from ddlbench.predict.choose import NotMeasured, result_of  # noqa: PLC0415 - slow to import
 
     site = questions.site
 
@@ -46,10 +47,11 @@ def by_workflow(
         found = result_of(cell, site.name)
         if found is None:
             click.echo(
-                f"{path} was not measured: snakemake ended with {ended.returncode}; it says why "
-                "above. The next candidate follows.",
+                f"{path} was not measured: snakemake ended with {ended.returncode}, see above",
                 err=True,
             )
+            if not (path.parent / "log.txt").is_file():
+                raise NotMeasured("the workflow could not begin a cell; it says why above")
         return found
 
     return measure

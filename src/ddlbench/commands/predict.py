@@ -43,6 +43,7 @@ def predict(
 ) -> None:
     """Predict one cell: time of a step, its parts, memory."""
     from ddlbench.predict.candidate import assess  # noqa: PLC0415 - slow to import
+    from ddlbench.predict.ranking import prediction_interval_s, rank  # noqa: PLC0415
     from ddlbench.predict.recommenders import (  # noqa: PLC0415
         DEFAULT_RECOMMENDER,
         predictor_for,
@@ -54,6 +55,8 @@ def predict(
     cell = question.cell(strategy)
     alone = assess(question.cell(BASE), here)
     candidate = assess(cell, here).limited(alone)
+    among = [candidate] if strategy == BASE else [alone, candidate]
+    ranking = rank(among, DEFAULT_RECOMMENDER)
     if candidate.bound is None:
         raise ConfigError(f"{strategy}: {candidate.reason}")
     used = predictor_for(DEFAULT_RECOMMENDER, strategy, site.device) or DEFAULT_RECOMMENDER
@@ -62,13 +65,26 @@ def predict(
     predictions = _predictions(candidate, names or (used,), here)
     if as_json:
         records = [prediction_dict(prediction) for prediction in predictions]
-        shown = {"cell_id": cell.id, "bound": candidate.bound, "predictions": records}
+        shown = {
+            "cell_id": cell.id,
+            "bound": candidate.bound,
+            "step_s": candidate.predicted_s,
+            "interval_s": prediction_interval_s(ranking, strategy),
+            "predictions": records,
+        }
         click.echo(json.dumps(shown, indent=1))
         return
     from ddlbench.commands.predict_display import prediction_lines  # noqa: PLC0415
 
     lines = prediction_lines(
-        question, predictions, candidate=candidate, alone=alone, used=used, known=here, why=why
+        question,
+        predictions,
+        candidate=candidate,
+        alone=alone,
+        interval_s=prediction_interval_s(ranking, strategy),
+        used=used,
+        known=here,
+        why=why,
     )
     click.echo("\n".join(lines))
 

@@ -71,6 +71,7 @@ def prediction_lines(
     *,
     candidate: Candidate,
     alone: Candidate,
+    interval_s: tuple[float, float] | None,
     used: str,
     known: Knowledge,
     why: bool,
@@ -82,6 +83,7 @@ def prediction_lines(
         predictions: of the cell.
         candidate: what is known of the cell.
         alone: what is known of one device.
+        interval_s: holds the step in 90 % of cases; None if unknown.
         used: name of the predictor that ``recommend`` uses.
         known: what is known at the site.
         why: print the assumptions of every predictor.
@@ -96,9 +98,9 @@ def prediction_lines(
     lines += _speedup_line(candidate, alone, first)
     strategy = candidate.strategy
     calibrated = bool(known.inputs.calibration and known.inputs.calibration.of(strategy))
-    if first.interval_s is not None:
-        whose = "90 %, by cells measured here" if calibrated else "95 %, by the profile's steps"
-        lines += paragraph(f"Interval: {range_text(*first.interval_s)} ({whose}).")
+    if interval_s is not None:
+        whose = "by cells measured here" if calibrated else "by errors of such predictions"
+        lines += paragraph(f"90 %: {range_text(*interval_s)}, {whose}.")
     lines += noisy_profile(alone.prediction)
     own = known.errors.get((first.predictor, strategy))
     if own:

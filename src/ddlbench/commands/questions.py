@@ -119,11 +119,12 @@ def questions_of(values: dict[str, Any], batch_size: int | None = None) -> Quest
         configfile = Path(experiment.where)
         given = _completed(given, experiment, rows)
     for name in ("network", "dataset", "geometry", "batch_size"):
-        if not given[name]:
+        if not given[name] and not (name == "batch_size" and given.get("batch_per_device")):
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{option} is missing; write it, or name an experiment: --configfile")
     questions = [
-        _question(given, text.strip(), experiment) for text in given["geometry"].split(",")
+        _question(given, text, experiment)
+        for text in dict.fromkeys(part.strip() for part in given["geometry"].split(","))
     ]
     for question in questions:
         question.check_names()
@@ -140,7 +141,7 @@ def _question(values: dict[str, Any], geometry: str, experiment: Experiment | No
         dataset=values["dataset"],
         nodes=nodes,
         devices_per_node=devices_per_node,
-        batch_size=values["batch_size"],
+        batch_size=values["batch_size"] or values["batch_per_device"] * nodes * devices_per_node,
         settings=settings,
         options=_options(values["options"]),
         experiment=experiment,
@@ -163,8 +164,14 @@ def _completed(
         "dataset": lambda cell: cell.dataset,
         "geometry": lambda cell: cell.geometry,
         "fabric": lambda cell: cell.fabric,
+        "precision": lambda cell: cell.precision,
+        "threads": lambda cell: cell.threads_per_device,
         "batch_size": lambda cell: cell.batch_size,
     }
+    per_device = experiment.settings.get("batch_per_device")
+    if per_device is not None and not completed["batch_size"]:
+        completed["batch_per_device"] = per_device
+        del axes["batch_size"]
     for name, value_of in axes.items():
         if not completed[name]:
             found = sorted({value_of(cell) for cell in several})
@@ -175,7 +182,7 @@ def _completed(
                     f"{' | '.join(map(str, found))}"
                 )
             completed[name] = found[0]
-        several = [c for c in several if value_of(c) == completed[name]] or several
+        several = [c for c in several if str(value_of(c)) == str(completed[name])] or several
     return completed
 
 

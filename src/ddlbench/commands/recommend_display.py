@@ -66,7 +66,8 @@ def recommendation_lines(
         lines += _errors_here(ranked, known.errors)
         lines += noisy_profile(ranking.base.prediction if ranking.base else None)
     lines += _not_ranked(ranking.not_ranked, why=why)
-    if ranked and all(c.room is None or c.room.capacity_bytes is None for c in ranked):
+    rooms = [c.room for c in ranked if c.room]
+    if rooms and all(room.capacity_bytes is None for room in rooms):
         lines += paragraph("Device memory is unknown, fit not checked: --device-memory-bytes.")
     if why:
         lines += _parts(ranked)
@@ -95,7 +96,7 @@ def _ranking_table(ranking: Ranking) -> list[str]:
         [range_text(*ranking.interval_s(c)) for c in ranked],
         [_speedup_text(ranking, c) for c in ranked],
         in_one_unit([c.memory_bytes for c in ranked], BYTES),
-        [chance_text(c.chance) for c in ranked],
+        [chance_text(c.chance) if len(ranked) > 1 else "" for c in ranked],
         strict=True,
     )
     return table(columns, rows)
@@ -126,6 +127,8 @@ def _legend(ranking: Ranking) -> list[str]:
     ranked = ranking.ranked
     if not any(c.measured_s for c in ranked):
         return paragraph("No cell like these has been measured here.")
+    if not any(c.basis == "measured" for c in ranked):
+        return paragraph("Measured steps decide nothing with this recommender.")
     sentences = ["Measured rows have measured speed-ups, the others predicted ones."]
     if any(c.basis == "measured" for c in ranked) and any(c.basis == "predicted" for c in ranked):
         sentences.append(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddlbench.experiment.screen import Column, in_one_unit, paragraph, table, two_digits
 from ddlbench.experiment.units import BYTES, HOURS, TIMES
-from ddlbench.predict.advice import chance_text
+from ddlbench.predict.advice import batch_hint, chance_text
 from ddlbench.predict.sizes import sizes_advice
 from ddlbench.report.labels import dataset_label, network_label
 
@@ -49,10 +49,19 @@ def sizes_lines(sizes: Sequence[Size], known: Knowledge) -> list[str]:
     lines += table(columns, rows)
     for sentence in sizes_advice(sizes):
         lines += paragraph(sentence)
+    for size in sizes:
+        where = size.question.geometry
+        if size.best is None:
+            lines += paragraph(f"{where}: {size.advice.sentences[0]}")
+        for hint in batch_hint(size.question, size.ranking, known):
+            lines += paragraph(f"{where}: {hint}")
     measured = [s.question.geometry for s in sizes if s.best and s.best.basis == "measured"]
-    basis = f"Measured: {', '.join(measured)}. Others: predicted." if measured else "All predicted."
+    predicted = [s.question.geometry for s in sizes if s.best and s.best.basis == "predicted"]
+    basis = (
+        f"Measured: {', '.join(measured) or 'none'}. Predicted: {', '.join(predicted) or 'none'}."
+    )
     lines += paragraph(f"{basis} device-h: device-hours of an epoch. eff.: speed-up over devices.")
-    beyond = [s.question.geometry for s in sizes if any(c.beyond for c in s.ranking.candidates)]
+    beyond = [s.question.geometry for s in sizes if s.best and s.best.beyond]
     if beyond:
         lines += paragraph(
             f"Predicted beyond the devices of site {known.site.name}: {', '.join(beyond)}."

@@ -77,6 +77,9 @@ def tune(
     here = questions.knowledge(device_memory_bytes=device_memory_bytes, allow_stale=True)
     values = varied(strategy, _varied(varied_texts), question.written_options(strategy))
     found = configurations(question, strategy, values, here)
+    beyond = next((one.candidate.beyond for one in found if one.candidate.beyond), "")
+    if beyond and not dry_run:
+        raise ConfigError(f"{beyond}; --dry-run predicts it")
 
     def history() -> History:
         return questions.knowledge().history
@@ -85,7 +88,8 @@ def tune(
     case = {**question.to_dict(), "strategy": strategy, "varied": choices}
     if dry_run:
         tuning = Tuning(found, history(), stopped="a dry run")
-        cost = _cost([one.cell for one, _ in tuning.beliefs()], trials, site)
+        cells = [one.cell for one, _ in tuning.beliefs()]
+        cost = _cost(cells, trials, site) if cells and not beyond else None
     else:
         limits = Limits(trials, budget_device_hours and HOURS.size * budget_device_hours)
         measure = by_workflow(questions, _named(found))

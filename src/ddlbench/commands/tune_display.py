@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ddlbench.commands.predict_display import header
@@ -38,7 +39,8 @@ def tuning_lines(
         lines += _table(known, every_row=every_row)
         lines += _verdict(tuning)
     else:
-        lines.append("no configuration can run")
+        kinds = Counter(one.why for one in tuning.found)
+        lines += paragraph(f"No configuration can run: {kinds.most_common(1)[0][0]}.")
     return lines + _left_out(tuning, every_row=every_row)
 
 
@@ -66,6 +68,9 @@ def _table(known: list[tuple[Configuration, Belief]], *, every_row: bool) -> lis
         for (place, one, belief), room in zip(shown, memory, strict=True)
     ]
     lines = table(columns, rows)
+    bases = {belief.basis for _, _, belief in shown}
+    if len(bases) > 1:
+        lines += paragraph("What was measured moves the places of the others.")
     if len(shown) < len(known):
         lines.append(f"... and {len(known) - len(shown)} more (--all)")
     return lines

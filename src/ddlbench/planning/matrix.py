@@ -151,17 +151,17 @@ def _product(experiment: Experiment) -> Iterator[tuple[dict[str, Any], dict[str,
                 yield point, base_point
 
 
-def written_point(experiment: Experiment, axes: Mapping[str, Any]) -> dict[str, Any]:
+def written_points(experiment: Experiment, axes: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Settings, options and overrides of an experiment at one point, in the matrix or beside it.
 
-    Where the experiment lists several values of an option, the point has the first.
+    Several if the experiment lists several values of an option.
 
     Args:
         experiment: the experiment.
-        axes: dataset, network, strategy, geometry, and further axes of the point.
+        axes: dataset, network, strategy, geometry, batch_size, and further axes of the point.
     """
-    options = _option_grid(experiment, axes["strategy"])[0]
-    return _overridden(experiment, {**axes, "options": options})
+    grid = _option_grid(experiment, axes["strategy"])
+    return [_overridden(experiment, {**axes, "options": options}) for options in grid]
 
 
 def _option_grid(experiment: Experiment, strategy: str) -> list[dict[str, Any]]:

@@ -59,13 +59,13 @@ def advise(question: Question, ranking: Ranking, known: Knowledge) -> Advice:
     """What to train with, by one ranking."""
     others = [c for c in ranking.ranked if c.strategy != BASE]
     best, base = ranking.best, ranking.base
-    notes = [*_batches(question, ranking, known), *_fitted(question, ranking)]
+    notes = [*batch_hint(question, ranking, known), *_fitted(question, ranking)]
     if best is None:
         return Advice(None, (f"Nothing can be recommended: {_reasons(ranking)}.", *notes), {})
     if base is not None and question.devices == 1:
         text = f"{question.geometry} is one device: train sequentially."
         return Advice(base, (text,), {})
-    if not others:
+    if not others or _gainers_unknown(ranking, others):
         return Advice(None, (_nothing_compared(question, ranking, known),), {}).extended(notes)
     proven = next((c for c in others if c.basis == "measured" and _gains(c) >= 1 - TIE), None)
     open_race = base is not None and (base in ranking.tied or all(map(_cannot_gain, others)))
@@ -74,15 +74,36 @@ def advise(question: Question, ranking: Ranking, known: Knowledge) -> Advice:
         recommended, named = base, [likeliest] if likeliest else []
         sentences = [_stay(ranking, likeliest)]
     else:
-        unsure = best.basis == "predicted" and best.chance is not None and best.chance < _LIKELY
-        trusted = open_race or (unsure and proven in ranking.tied)
-        recommended = proven if proven is not None and trusted else best
+        recommended = _fastest(ranking, best, proven, open_race=open_race)
         named = [c for c in ranking.tied if c not in (recommended, base)]
-        sentences = [_train(ranking, recommended), *_tied(ranking, named, known)]
+        sentences = [
+            _train(ranking, recommended, proven=recommended is proven),
+            *_tied(ranking, recommended, named, known),
+        ]
     why_not = _why_not(ranking, recommended)
     sentences += _highest(ranking, why_not, [c.strategy for c in named])
     sentences += _beyond(others)
     return Advice(recommended, tuple(sentences), why_not).extended(notes)
+
+
+def _gainers_unknown(ranking: Ranking, others: Sequence[Candidate]) -> bool:
+    """Whether only strategies that can gain nothing are ranked, as the others lack predictions."""
+    lacking = any(c.code == "no_prediction" and not _cannot_gain(c) for c in ranking.not_ranked)
+    return lacking and all(map(_cannot_gain, others))
+
+
+def _fastest(
+    ranking: Ranking, best: Candidate, proven: Candidate | None, *, open_race: bool
+) -> Candidate:
+    """The likeliest of those that are tied; a proven one where that is more likely wrong."""
+    likeliest = max(
+        (c for c in ranking.tied if c.strategy != BASE), key=lambda c: c.chance or 0.0, default=best
+    )
+    unsure = likeliest.basis == "predicted" and (likeliest.chance or 0.0) < _LIKELY
+    trusted = open_race or (unsure and proven in ranking.tied)
+    if proven is not None and likeliest.chance is not None and trusted:
+        return proven
+    return best if likeliest.chance is None else likeliest
 
 
 def _gains(candidate: Candidate) -> float:
@@ -90,24 +111,26 @@ def _gains(candidate: Candidate) -> float:
     return 1.0 if candidate.chance_to_gain is None else candidate.chance_to_gain
 
 
-def _train(ranking: Ranking, best: Candidate) -> str:
+def _train(ranking: Ranking, best: Candidate, *, proven: bool) -> str:
     inside = range_text(*ranking.interval_s(best))
     words = [f"Train with {best.label} ({basis_text(best)}, {inside})"]
     if (speedup := ranking.speedup(best)) is not None:
         other = "" if speedup.basis == best.basis else f" ({speedup.basis})"
         words.append(f"{speedup.ratio:.2f}x one device{other}")
-    if best is not ranking.best:
+    if proven and (best.chance or 0.0) < _LIKELY:
         words.append("the fastest that is measured")
     elif best.chance is not None:
         words.append(f"a chance of {chance_text(best.chance)} to be the fastest")
     return f"{words[0]}: {', '.join(words[1:])}." if words[1:] else f"{words[0]}."
 
 
-def _tied(ranking: Ranking, others: Sequence[Candidate], known: Knowledge) -> list[str]:
+def _tied(
+    ranking: Ranking, best: Candidate, others: Sequence[Candidate], known: Knowledge
+) -> list[str]:
     if not others:
         return []
     text = f"These may be faster: {', '.join(_with_speedup(ranking, c) for c in others)}"
-    unknown = [c for c in others if c.basis == "predicted" and not c.beyond]
+    unknown = [c for c in (best, *others) if c.basis == "predicted" and not c.beyond]
     if not unknown or not known.by_runs:
         return [f"{text}."]
     return [f"{text}; --measure {len(unknown)} would tell."]
@@ -138,7 +161,8 @@ def _stay(ranking: Ranking, likeliest: Candidate | None) -> str:
 
 
 def _nothing_compared(question: Question, ranking: Ranking, known: Knowledge) -> str:
-    text, site = "Nothing was compared: only one device can be timed here.", known.site
+    site = known.site
+    text = "Nothing was compared: no strategy that can be faster than one device can be timed here."
     text += f" {_reasons(ranking)}."
     if question.nodes > site.nodes or question.devices_per_node > site.devices_per_node:
         text += f" Write --geometry {site.nodes}x{site.devices_per_node} or less."
@@ -146,10 +170,13 @@ def _nothing_compared(question: Question, ranking: Ranking, known: Knowledge) ->
 
 
 def _reasons(ranking: Ranking) -> str:
-    """The commonest reason of what is not ranked, and of how many it is the reason."""
-    counts = Counter(str(c.reason).partition("; ")[0] for c in ranking.not_ranked)
-    reason, count = counts.most_common(1)[0]
-    return f"Of {count} of {len(ranking.candidates)} strategies: {reason.rstrip('.')}"
+    """The commonest kind of reason of what is not ranked, with one example."""
+    codes = Counter(c.code for c in ranking.not_ranked)
+    code, count = codes.most_common(1)[0]
+    example = next(str(c.reason) for c in ranking.not_ranked if c.code == code)
+    return (
+        f"{count} of {len(ranking.candidates)} strategies: {example.partition('; ')[0].rstrip('.')}"
+    )
 
 
 def _why_not(ranking: Ranking, recommended: Candidate) -> dict[str, str]:
@@ -167,10 +194,14 @@ def _why_not(ranking: Ranking, recommended: Candidate) -> dict[str, str]:
 def _reason_not(ranking: Ranking, candidate: Candidate, recommended: Candidate) -> str:
     if ranking.above_bound(candidate) and _cannot_gain(candidate):
         return "it computes on one device at a time, so this is noise"
+    if candidate.chance is None:
+        return "the rule names another one"
     if recommended.strategy == BASE:
         return "one device may be as fast"
     if candidate.basis == "predicted" and recommended.basis == "measured":
         return "only predicted"
+    if candidate.basis == recommended.basis == "measured":
+        return "measured slower"
     return "not surely faster"
 
 
@@ -201,7 +232,8 @@ def _beyond(others: Sequence[Candidate]) -> list[str]:
     return [f"Predicted beyond what can be measured: {beyond}."] if beyond else []
 
 
-def _batches(question: Question, ranking: Ranking, known: Knowledge) -> list[str]:
+def batch_hint(question: Question, ranking: Ranking, known: Knowledge) -> list[str]:
+    """A sentence that names batches with which more strategies are compared; none if none are."""
     found = dividing_batches(question, ranking, known)
     if found is None:
         return []
@@ -254,9 +286,9 @@ def chance_text(chance: float | None) -> str:
     """A probability as people read it; empty where it is not known."""
     if chance is None:
         return ""
-    if chance < _ROUNDS_TO_0:
+    if chance <= _ROUNDS_TO_0:
         return "<1%"
-    return ">99%" if chance > 1 - _ROUNDS_TO_0 else f"{chance:.0%}"
+    return ">99%" if chance >= 1 - _ROUNDS_TO_0 else f"{chance:.0%}"
 
 
 def range_text(low_s: float, high_s: float) -> str:

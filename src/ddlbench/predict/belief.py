@@ -73,13 +73,15 @@ def from_prediction(step_s: float, ratio: float | None, errors: Sequence[float])
     Args:
         step_s: predicted.
         ratio: of its 90 % interval, if it was calibrated.
-        errors: signed, relative, of such predictions here; used from three on.
+        errors: signed, relative, of such predictions here; fewer than three only widen it.
     """
     spread = _UNKNOWN
     if ratio is not None:
         spread = math.log(ratio) / _Z90
-    elif len(errors) >= _FEWEST_ERRORS:
-        spread = math.sqrt(fmean(math.log1p(error) ** 2 for error in errors))
+    elif errors:
+        typical = math.sqrt(fmean(math.log1p(error) ** 2 for error in errors))
+        # One or two errors may show that a prediction is bad, not that it is good.
+        spread = typical if len(errors) >= _FEWEST_ERRORS else max(spread, typical)
     return Belief(step_s, max(spread, 1e-6), "predicted")
 
 

@@ -16,6 +16,7 @@ one device over the highest speed-up that the cell can reach
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING
@@ -163,7 +164,9 @@ class Candidate:
         least_s = base.predicted_s / self.bound
         if self.predicted_s >= least_s:
             return self
-        expected = replace(self.expected, step_s=least_s)
+        # What is cut off tells how wrong the model is.
+        spread = math.hypot(self.expected.spread, math.log(least_s / self.predicted_s))
+        expected = replace(self.expected, step_s=least_s, spread=spread)
         belief = expected if self.basis == "predicted" else self.belief
         return replace(self, predicted_s=least_s, expected=expected, belief=belief)
 

@@ -180,7 +180,8 @@ def choose(
 
     Args:
         rank: the ranking by all that is measured now.
-        measure: measures a cell; None if that failed, which ends this candidate only.
+        measure: measures a cell; None if that failed, which ends this candidate only. It raises
+            NotMeasured if the workflow did not begin the cell, which ends the choice.
         limits: when to stop.
         done: the result of a cell that was measured before, for instance by a choice that was
             killed; it counts as one of this choice.
@@ -199,7 +200,16 @@ def choose(
         choice.stopped = _reason(choice, likeliest, limits)
         if choice.stopped or likeliest is None:
             return choice
-        _keep(choice, likeliest.cell, measure(cell_of(likeliest.cell)), failed)
+        try:
+            found = measure(cell_of(likeliest.cell))
+        except NotMeasured as error:  # says nothing of the strategy
+            choice.stopped = str(error)
+            return choice
+        _keep(choice, likeliest.cell, found, failed)
+
+
+class NotMeasured(ConfigError):  # noqa: N818 - an end of measuring, shown as such
+    """The workflow ended before a cell began; the message says what to do."""
 
 
 NOT_MEASURED = "not measured"
@@ -246,7 +256,8 @@ def _reason(choice: Choice, likeliest: Candidate | None, limits: Limits) -> str:
         why = "the site is too small to measure the others"
         return why if small else "no other candidate has a chance of half a percent"
     if len(choice.trials) >= limits.cells:
-        return f"{len(choice.trials)} of at most {limits.cells} candidates are tried"
+        tried = f"{len(choice.trials)} candidate{'s' * (len(choice.trials) > 1)}"
+        return f"{tried} tried, now or before, of at most {limits.cells}"
     if limits.device_s is not None and choice.device_s >= limits.device_s:
         return f"{HOURS.of(choice.device_s):.2g} device-hours are spent"
     return ""

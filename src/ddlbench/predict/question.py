@@ -22,7 +22,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import BASE, known, mismatch
 from ddlbench.experiment.schema import nearest
 from ddlbench.planning.fitting import fitted
-from ddlbench.planning.matrix import written_point
+from ddlbench.planning.matrix import written_points
 from ddlbench.planning.strategy import normalise, strategy_of
 
 SETTINGS = (
@@ -86,15 +86,12 @@ class Question:
     def written_options(self, strategy: str) -> dict[str, Any]:
         """The options of a strategy that the user wrote.
 
+        Where the experiment lists several, these are the first that the strategy supports.
+
         Raises:
             ConfigError: an option is unknown, or a value is invalid.
         """
-        options: dict[str, Any] = {}
-        if self.experiment is not None:
-            options |= self._point(strategy).get("options", {})
-        options |= self.options.get(strategy, {})
-        strategy_of(strategy).check_options(options, f"options of {strategy}")
-        return options
+        return self._written(strategy)[0]
 
     def cell(self, strategy: str) -> Cell:
         """The cell of one strategy; the baseline has one device with the whole batch.
@@ -102,13 +99,20 @@ class Question:
         Raises:
             ConfigError: an option is unknown, or a value is invalid.
         """
-        written = self.written_options(strategy)
+        return self._written(strategy)[1]
+
+    def _written(self, strategy: str) -> tuple[dict[str, Any], Cell]:
+        """Written options and the cell: of several the first that is supported, or the first."""
+        points = [{}] if self.experiment is None else self._points(strategy)
+        found = [self._cell_at(strategy, point) for point in points]
+        supports = strategy_of(strategy).supports
+        return next((one for one in found if supports(one[1]) is None), found[0])
+
+    def _cell_at(self, strategy: str, point: Mapping[str, Any]) -> tuple[dict[str, Any], Cell]:
+        written = {**point.get("options", {}), **self.options.get(strategy, {})}
         options = strategy_of(strategy).check_options(written, f"options of {strategy}")
-        settings = self.settings
-        if self.experiment is not None:
-            settings = {**_fields_of(self._point(strategy)), **settings}
         cell = Cell(
-            **settings,
+            **{**_fields_of(point), **self.settings},
             dataset=self.dataset,
             network=self.network,
             strategy=strategy,
@@ -117,7 +121,7 @@ class Question:
             devices_per_node=self.devices_per_node,
             options=tuple(options.items()),
         )
-        return fitted(normalise(cell), written)
+        return written, fitted(normalise(cell), written)
 
     def with_batch(self, batch_size: int) -> Question:
         return replace(self, batch_size=batch_size)
@@ -130,7 +134,7 @@ class Question:
 
     def all_settings(self) -> dict[str, Any]:
         """The settings of its cells that differ from the defaults and that decide a step."""
-        of_all = {} if self.experiment is None else _fields_of(self._point(BASE))
+        of_all = {} if self.experiment is None else _fields_of(self._points(BASE)[0])
         written = {**of_all, **self.settings}
         return {
             name: written[name]
@@ -146,16 +150,17 @@ class Question:
         written = {name: self.written_options(name) for name in named}
         return {name: options for name, options in written.items() if options}
 
-    def _point(self, strategy: str) -> dict[str, Any]:
+    def _points(self, strategy: str) -> list[dict[str, Any]]:
         assert self.experiment is not None
         axes = {
             "dataset": self.dataset,
             "network": self.network,
             "strategy": strategy,
             "geometry": self.geometry,
+            "batch_size": self.batch_size,
             **self.settings,
         }
-        return written_point(self.experiment, axes)
+        return written_points(self.experiment, axes)
 
 
 _NAMED = {

@@ -206,6 +206,17 @@ def _by_the_rule(candidates: Sequence[Candidate]) -> list[Candidate]:
     ]
 
 
+def prediction_interval_s(ranking: Ranking, strategy: str) -> tuple[float, float] | None:
+    """Holds the predicted step of a strategy in 90 % of cases; None if it has no prediction.
+
+    By the prediction alone, whatever was measured of this strategy.
+    """
+    found = next((c for c in ranking.candidates if c.strategy == strategy), None)
+    if found is None or found.expected is None:
+        return None
+    return ranking.interval_s(replace(found, belief=found.expected))
+
+
 def candidate_dict(ranking: Ranking, candidate: Candidate) -> dict[str, Any]:
     """A ranked candidate as JSON values."""
     speedup = ranking.speedup(candidate)

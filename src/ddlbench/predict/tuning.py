@@ -37,7 +37,14 @@ from ddlbench.experiment.result import Glance
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.units import HOURS
 from ddlbench.predict.belief import Belief, from_runs
-from ddlbench.predict.choose import NOT_MEASURED, Limits, Trial, device_s_all, short_cell
+from ddlbench.predict.choose import (
+    NOT_MEASURED,
+    Limits,
+    NotMeasured,
+    Trial,
+    device_s_all,
+    short_cell,
+)
 from ddlbench.predict.configurations import Configuration, alike
 from ddlbench.predict.prediction import History
 from ddlbench.predict.siblings import informed
@@ -237,7 +244,11 @@ def tune(
             tuning.stopped = f"the sampler {sampler} asks for nothing new"
             return tuning
         one, trial = asked
-        ended = measure(short_cell(one.cell))
+        try:
+            ended = measure(short_cell(one.cell))
+        except NotMeasured as error:  # says nothing of the options
+            tuning.stopped = str(error)
+            return tuning
         study.tell(trial, ended)
         tuning.trials.append(_trial(ended) if ended else _not_measured(one.cell))
         tuning.history = history()

@@ -93,7 +93,8 @@ def test_runs_narrow_what_is_known() -> None:
 
 def test_a_prediction_is_as_good_as_it_was() -> None:
     assert from_prediction(1.0, None, []).spread == 0.2
-    assert from_prediction(1.0, None, [0.5, -0.5]).spread == 0.2  # two say too little
+    assert from_prediction(1.0, None, [0.01, -0.01]).spread == 0.2  # two say too little
+    assert from_prediction(1.0, None, [math.e - 1]).spread == pytest.approx(1.0)  # one is bad
     errors = [math.exp(0.1) - 1, math.exp(-0.1) - 1, 0.0]
     assert from_prediction(1.0, None, errors).spread == pytest.approx(0.1 * math.sqrt(2 / 3))
     calibrated = from_prediction(2.0, 1.08, errors)

@@ -62,11 +62,26 @@ def test_a_workflow_that_cannot_measure_ends_with_an_answer(asked, monkeypatch, 
     ended = CliRunner().invoke(commands, ["recommend", *CELL, "--measure", "2", "--json"])
     assert ended.exit_code == 0, ended.output
     assert ended.stderr.count("was not measured: snakemake ended with 1") == len(commands_run) > 0
-    assert json.loads(ended.stdout)["recommended"] == "sequential"
+    assert "recommended" in json.loads(ended.stdout)
     (path,) = (tmp_path / "results").rglob("choice.json")
     kept = json.loads(path.read_text())
-    assert {trial["status"] for trial in kept["trials"]} == {"not measured"}
-    assert kept["stopped"]
+    assert kept["trials"] == []  # the workflow failed, not a strategy
+    assert "workflow could not begin" in kept["stopped"]
+
+
+def test_a_cell_that_crashes_takes_only_its_strategy_out(asked, monkeypatch, tmp_path) -> None:
+    def run(command, **_more):
+        log = (tmp_path / command[3]).with_name("log.txt")
+        log.parent.mkdir(parents=True)
+        log.write_text("it crashed")
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr("ddlbench.commands.measuring.subprocess.run", run)
+    ended = CliRunner().invoke(commands, ["recommend", *CELL, "--measure", "2"])
+    assert ended.exit_code == 0, ended.output
+    (path,) = (tmp_path / "results").rglob("choice.json")
+    kept = json.loads(path.read_text())
+    assert [trial["status"] for trial in kept["trials"]] == ["not measured"] * 2
 
 
 @pytest.mark.parametrize(

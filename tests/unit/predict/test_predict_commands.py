@@ -237,5 +237,5 @@ def test_calibration_learns_from_measured_cells_and_changes_predictions(folder):
     after = json.loads(run(predict, *CELL, "--strategy", "ddp", "--json").output)
     steps = [told["predictions"][0]["step_s"] for told in (before, after)]
     assert abs(steps[1] - 1.0) < abs(steps[0] - 1.0)
-    assert "Interval: " in run(predict, *CELL, "--strategy", "ddp").output
+    assert "by cells measured here" in run(predict, *CELL, "--strategy", "ddp").output
     assert "calibrated by 4 cells" in run(predict, *CELL, "--strategy", "ddp").output
