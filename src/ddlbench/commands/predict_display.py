@@ -53,7 +53,7 @@ def header(question: Question, site: Site, strategy: str = "") -> str:
     trained = f"{network_label(question.network)}, {dataset_label(question.dataset)}"
     return (
         f"{trained}, {what}{question.geometry} ({devices} {kind}{'s' * (devices > 1)}), "
-        f"{question.batch_size} samples a step, site {site.name}"
+        f"{question.batch_size} sample{'s' * (question.batch_size > 1)} a step, site {site.name}"
     )
 
 
