@@ -193,32 +193,32 @@ def label_of(strategy: str) -> str:
 
 def _assessed(cell: Cell, known: Knowledge) -> Candidate:
     strategy, site = strategy_of(cell.strategy), known.site
-    found = Candidate(cell, strategy.label)
+    candidate = Candidate(cell, strategy.label)
     reason = why_unsupported(cell, site)
     if reason is not None and site.scales:
         larger = site.grown_to(cell)
         beyond = "" if larger == site else str(site.supports(cell) or "")
         if beyond:
             reason = why_unsupported(cell, larger)
-            found = replace(found, beyond=beyond)
+            candidate = replace(candidate, beyond=beyond)
     if reason is not None:
         code = getattr(reason, "code", "unsupported")
-        return replace(found, reason=Reason(code, f"cannot run: {reason}"))
-    found = replace(found, bound=strategy.most_speedup(cell, site.device))
+        return replace(candidate, reason=Reason(code, f"cannot run: {reason}"))
+    candidate = replace(candidate, bound=strategy.most_speedup(cell, site.device))
     plan = make_plan(cell, known.inputs.site)
-    found = replace(found, label=_label(strategy, plan))
+    candidate = replace(candidate, label=_label(strategy, plan))
     if other_update := _other_update(strategy, plan, known):
-        return replace(found, reason=other_update)
+        return replace(candidate, reason=other_update)
     predictor = _predictor(cell, known)
     if predictor is None:
         why = f"recommender {known.recommender} has no predictor for it on {site.device}"
-        return replace(found, reason=Reason("no_prediction", f"no prediction: {why}"))
+        return replace(candidate, reason=Reason("no_prediction", f"no prediction: {why}"))
     try:
         workload = known.inputs.workload(cell)
         prediction = predicted(predictor, workload, plan, known)
     except ConfigError as error:  # runs are still held against the bound
-        return replace(found, reason=Reason("no_prediction", f"no prediction: {error}"))
-    return _with_prediction(found, prediction, workload, plan, known)
+        return replace(candidate, reason=Reason("no_prediction", f"no prediction: {error}"))
+    return _with_prediction(candidate, prediction, workload, plan, known)
 
 
 def predicted(predictor: str, workload: Workload, plan: Plan, known: Knowledge) -> Prediction:
@@ -229,8 +229,8 @@ def predicted(predictor: str, workload: Workload, plan: Plan, known: Knowledge) 
         ConfigError: a file is missing, or lacks what the predictor needs.
     """
     cell, inputs = plan.cell, known.inputs
-    found = ask(predictor_of(predictor), workload, inputs.links(cell), plan, known.history)
-    return calibrated(found, cell.strategy, inputs.calibration)
+    prediction = ask(predictor_of(predictor), workload, inputs.links(cell), plan, known.history)
+    return calibrated(prediction, cell.strategy, inputs.calibration)
 
 
 def _predictor(cell: Cell, known: Knowledge) -> str | None:
@@ -260,9 +260,9 @@ def _other_update(strategy: Strategy, plan: Plan, known: Knowledge) -> str:
 
 
 def _with_prediction(
-    found: Candidate, prediction: Prediction, workload: Workload, plan: Plan, known: Knowledge
+    candidate: Candidate, prediction: Prediction, workload: Workload, plan: Plan, known: Knowledge
 ) -> Candidate:
-    strategy, calibration = found.strategy, known.inputs.calibration
+    strategy, calibration = candidate.strategy, known.inputs.calibration
     constants = calibration.of(strategy) if calibration else None
     expected = from_prediction(
         prediction.step_s,
@@ -279,7 +279,7 @@ def _with_prediction(
             f"{GB.text(room.capacity_bytes)}",
         )
     return replace(
-        found,
+        candidate,
         prediction=prediction,
         predicted_s=prediction.step_s,
         room=room,
@@ -289,16 +289,16 @@ def _with_prediction(
     )
 
 
-def _with_runs(found: Candidate, known: Knowledge) -> Candidate:
+def _with_runs(candidate: Candidate, known: Knowledge) -> Candidate:
     """The candidate with its measured steps, which go before the prediction."""
-    if found.code in _NOT_ITS_STEP:
-        return found
-    runs = tuple(steps_measured(known.history, found.cell))
+    if candidate.code in _NOT_ITS_STEP:
+        return candidate
+    runs = tuple(steps_measured(known.history, candidate.cell))
     if not runs or not known.by_runs:
-        return replace(found, measured_s=runs)
+        return replace(candidate, measured_s=runs)
     # It ran, so the lack of a prediction does not speak against it.
-    reason = "" if found.code == "no_prediction" else found.reason
-    return replace(found, measured_s=runs, belief=from_runs(runs), reason=reason)
+    reason = "" if candidate.code == "no_prediction" else candidate.reason
+    return replace(candidate, measured_s=runs, belief=from_runs(runs), reason=reason)
 
 
 _NOT_ITS_STEP = ("old_weights", "other_update")
