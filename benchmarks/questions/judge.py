@@ -146,8 +146,9 @@ def _chances(candidates: list[dict[str, Any]]) -> Iterator[Fault]:
 def _winner(told: dict[str, Any]) -> Iterator[Fault]:
     winner, candidates = told["recommended"], told["candidates"]
     if winner is None:
-        # With one device alone, nothing is compared.
-        able = [one["strategy"] for one in candidates if one["fits"] is not False]
+        # With one device alone, or beside strategies that can gain nothing, nothing is compared.
+        gaining = [one for one in candidates if one["bound"] is None or one["bound"] > 1]
+        able = [one["strategy"] for one in gaining if one["fits"] is not False]
         if set(able) - {BASE}:
             yield "winner", f"none is recommended, but {', '.join(able)} may run"
         return

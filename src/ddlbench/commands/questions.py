@@ -20,8 +20,9 @@ import click
 from ddlbench.commands.experiment_options import matrix_at
 from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import enter_project
-from ddlbench.experiment.site import load_site
+from ddlbench.experiment.paths import enter_project, links_file
+from ddlbench.experiment.schema import nearest
+from ddlbench.experiment.site import load_site, making_command
 
 if TYPE_CHECKING:
     from ddlbench.experiment.config import Experiment
@@ -128,6 +129,7 @@ def questions_of(values: dict[str, Any], batch_size: int | None = None) -> Quest
     ]
     for question in questions:
         question.check_names()
+        _check_fabric(question, site)
     return Questions(tuple(questions), site, configfile)
 
 
@@ -146,6 +148,17 @@ def _question(values: dict[str, Any], geometry: str, experiment: Experiment | No
         options=_options(values["options"]),
         experiment=experiment,
     )
+
+
+def _check_fabric(question: Question, site: Site) -> None:
+    """Refuse a fabric that the site does not have and whose links nobody has measured."""
+    fabric = str(question.all_settings().get("fabric", "default"))
+    path = links_file(site.name, fabric)
+    if fabric not in site.known_fabrics and not path.is_file():
+        raise ConfigError(
+            f"site {site.name} has no fabric {fabric!r}; {nearest(fabric, site.known_fabrics)}; "
+            f"or measure its links: {making_command(site.name, [path])}"
+        )
 
 
 def _completed(

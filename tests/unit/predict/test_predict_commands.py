@@ -85,7 +85,7 @@ def test_recommend_json_and_table(folder):
     ("arguments", "says"),
     [
         (["--strategy", "gpipe", "--option", "chunks"], "write strategy.option=value"),
-        (["--strategy", "ddp", "--fabric", "x", "--predictor", "ddp-buckets"], "needs the links"),
+        (["--strategy", "ddp", "--fabric", "x", "--predictor", "ddp-buckets"], "has no fabric .x."),
         (["--strategy", "ddp", "--threads", "2"], "there is no profile of vgg11 on mnist"),
         (["--strategy", "ddp", "--predictor", "eq9"], "unknown predictor 'eq9'"),
         (["--strategy", "dpp"], "unknown strategy"),

@@ -62,14 +62,17 @@ def asked(**changes):
 
 
 def test_options_make_a_question():
-    found = asked(
-        fabric="slow", precision="bf16", threads=2, options=("gpipe.chunks=8", "ddp.hook=fp16")
-    )
+    found = asked(precision="bf16", threads=2, options=("gpipe.chunks=8", "ddp.hook=fp16"))
     question = found.one
     assert (question.network, question.dataset, question.geometry) == ("vgg11", "mnist", "1x2")
-    assert question.settings == {"fabric": "slow", "precision": "bf16", "threads_per_device": 2}
+    assert question.settings == {"precision": "bf16", "threads_per_device": 2}
     assert question.options == {"gpipe": {"chunks": 8}, "ddp": {"hook": "fp16"}}
     assert (found.site.name, found.configfile) == ("local", None)
+
+
+def test_a_fabric_that_nobody_has_is_refused():
+    with pytest.raises(ConfigError, match="site local has no fabric 'slow'"):
+        asked(fabric="slow")
 
 
 def test_what_nobody_writes_is_no_setting():
