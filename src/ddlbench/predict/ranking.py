@@ -26,6 +26,7 @@ from ddlbench.predict.siblings import alike, informed
 
 TIE = 0.25
 """Probability to be faster than the first from which a candidate is tied with it."""
+_ROUNDING = 1e-9
 _FAILED = Reason("no_step", "failed here: its cell ended without a step")
 
 
@@ -111,9 +112,6 @@ class Ranking:
             for c in self.candidates
         ]
         return replace(self, candidates=tuple(_ordered(left)))
-
-
-_ROUNDING = 1e-9
 
 
 def rank(candidates: Sequence[Candidate], recommender: str, *, by_rule: bool = False) -> Ranking:
