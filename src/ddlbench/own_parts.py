@@ -13,7 +13,7 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -26,11 +26,14 @@ from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.registry import NETWORKS, known
 from ddlbench.experiment.site import Site
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.plan import OwnParts, request_of
+from ddlbench.planning.network_traits import NetworkTraits, why_not_trained
+from ddlbench.planning.plan import OwnParts, make_plan, request_of
 
 if TYPE_CHECKING:
+    from ddlbench.experiment.cell import Cell
     from ddlbench.experiment.dataset_spec import DataRequest
 
+_Pair = tuple[str, str]  # a network and a dataset
 _TRIED = RESULTS / ".networks-tried.json"
 _TRY = "import sys; from ddlbench.networks.factory import main; main(sys.argv[1])"
 _TRY_TIMEOUT_S = 300.0
@@ -52,7 +55,9 @@ def try_own_parts(site: Site, rows: Sequence[MatrixRow]) -> OwnParts:
     waiting = {c.id for c in cells if not result_file(site.name, c.id).is_file()}
     used = {(cell.network, cell.dataset) for cell in cells if cell.id in waiting}
     remarks: dict[str, None] = {}
-    operations = _try_networks(sorted(own & used), site, remarks)
+    tried = _try_networks(sorted(own & used), site, remarks)
+    operations = {pair: int(answer["operations"]) for pair, answer in tried.items()}
+    remarks.update(dict.fromkeys(_on_networks(tried, [c for c in cells if c.id in waiting], site)))
     images: dict[tuple[str, float], int] = {}
     for cell in real:
         key = (cell.dataset, cell.data_scale)
@@ -75,6 +80,32 @@ def try_own_parts(site: Site, rows: Sequence[MatrixRow]) -> OwnParts:
     return OwnParts(operations, images, tuple(remarks))
 
 
+def _on_networks(
+    tried: Mapping[_Pair, Mapping[str, Any]], waiting: Sequence[Cell], site: Site
+) -> Iterator[str]:
+    """What each network's traits forbid."""
+    for network, dataset in dict.fromkeys((cell.network, cell.dataset) for cell in waiting):
+        answer = tried.get((network, dataset))
+        if answer is None:
+            continue
+        traits = NetworkTraits.from_dict(answer["traits"])
+        of_pair = [c for c in waiting if (c.network, c.dataset) == (network, dataset)]
+        reasons = {cell.strategy: _why_not(cell, traits, site) for cell in of_pair}
+        yield from (
+            f"{network} with {strategy} will be unsupported: {reason}"
+            for strategy, reason in reasons.items()
+            if reason is not None
+        )
+
+
+def _why_not(cell: Cell, traits: NetworkTraits, site: Site) -> str | None:
+    """Why a cell cannot train such a network; None also where its plan needs a profile first."""
+    try:
+        return why_not_trained(traits, make_plan(cell, site.name))
+    except ConfigError:
+        return None
+
+
 def _count_images(request: DataRequest) -> int:
     from ddlbench.datasets.files import DataError  # noqa: PLC0415 - only where data is real
     from ddlbench.datasets.user_data import count_user_data  # noqa: PLC0415
@@ -86,9 +117,9 @@ def _count_images(request: DataRequest) -> int:
 
 
 def _try_networks(
-    pairs: list[tuple[str, str]], site: Site, remarks: dict[str, None]
-) -> dict[tuple[str, str], int]:
-    """Operations of a sample's forward pass of each pair of network and dataset.
+    pairs: list[_Pair], site: Site, remarks: dict[str, None]
+) -> dict[_Pair, dict[str, Any]]:
+    """Operations of a sample's forward pass, and traits, of each pair of network and dataset.
 
     Nothing is tried where the nodes have another environment (a container) or take the network from
     a profile (an accelerator), or where no torch is.
@@ -96,15 +127,16 @@ def _try_networks(
     elsewhere = site.container is not None or site.accelerator is not None
     if not pairs or elsewhere or importlib.util.find_spec("torch") is None:
         return {}
-    tried: dict[str, int] = {}
+    tried: dict[str, dict[str, Any]] = {}
     with suppress(OSError, ValueError):
-        tried = dict(read_json(_TRIED))
+        known = dict(read_json(_TRIED)).items()
+        tried = {key: answer for key, answer in known if isinstance(answer, dict)}
     keys = {pair: f"{pair[0]} {pair[1]} {_state_of(pair[0])}" for pair in pairs}
     new = [pair for pair in pairs if keys[pair] not in tried]
     if new:
         for pair, answer in zip(new, _answers(new), strict=True):
             if "operations" in answer:
-                tried[keys[pair]] = answer["operations"]
+                tried[keys[pair]] = answer
             elif site.device == "cuda" and answer["on_cpu"]:
                 remarks[f"{answer['error']}; the CPU of this machine said so, a GPU may not"] = None
             else:
@@ -115,7 +147,7 @@ def _try_networks(
     return {(network, dataset): tried[key] for key, (network, dataset, _) in words.items()}
 
 
-def _answers(pairs: list[tuple[str, str]]) -> list[dict[str, Any]]:
+def _answers(pairs: list[_Pair]) -> list[dict[str, Any]]:
     names = ", ".join(dict.fromkeys(network for network, _ in pairs))
     command = [sys.executable, "-c", _TRY, json.dumps(pairs)]
     try:

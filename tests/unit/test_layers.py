@@ -4,8 +4,8 @@
 
     experiment -- networks -- datasets ---------.
         |            |                           |
-        |         strategies ------------------ runtime -- profiling, interconnect, cluster, testing
-        |            |   slurm, emulation --------'
+        |         strategies ------------------ runtime -- profiling, interconnect, cluster,
+        |            |   slurm, emulation --------'          equivalence -- testing
         '-- planning +-- predict +- report -- commands
                              '- claims ---'
 """
@@ -54,8 +54,10 @@ BELOW = {
         "report",
         "interconnect",
         "emulation",
+        "equivalence",
     },
-    "testing": {"experiment", "networks", "planning", "strategies", "runtime"},
+    "equivalence": {"experiment", "networks", "planning", "strategies", "runtime"},
+    "testing": {"experiment", "networks", "planning", "strategies", "runtime", "equivalence"},
 }
 # What plans, predicts and draws on a login node.
 WITHOUT_TORCH = ("experiment", "slurm", "planning", "predict", "claims", "report", "commands")

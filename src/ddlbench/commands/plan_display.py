@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.paths import CONFIG, links_file, profile_file
 from ddlbench.experiment.profile import ProfileKey
+from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.screen import (
     duration_text,
     named_lines,
@@ -65,6 +66,7 @@ def plan_lines(
     lines += _cannot(rows, experiment)
     for warning in cost.warnings:
         lines += paragraph(f"Warning: {warning}.", hanging="  ")
+    lines += _check_of_own(experiment, to_run)
     if every_cell:
         lines += [f"  {name}" for name in short_names(to_run)]
     elif len(to_run) > 1:
@@ -76,6 +78,17 @@ def plan_lines(
     else:
         lines += paragraph("Nothing to run. The tables and figures: ddlbench report", hanging="  ")
     return lines
+
+
+def _check_of_own(experiment: Experiment, to_run: Sequence[Cell]) -> list[str]:
+    """The command that compares strategies with one device, where a network is not built in."""
+    if all(cell.network in NETWORKS.built_in for cell in to_run):
+        return []
+    command = "ddlbench check"
+    if Path(experiment.where) != CONFIG:
+        command += f" --configfile {experiment.where}"
+    sentence = "Whether each strategy trains your network as one device does, in a few tiny steps: "
+    return paragraph(sentence + command, hanging="  ")
 
 
 def snakemake_command(experiment: Experiment, site: Site, target: str = "") -> str:

@@ -33,6 +33,7 @@ _SHORT_REASONS = {
     "too_large": "too large for a device",
     "old_weights": "old weights (--allow-stale)",
     "other_update": "another update",
+    "other_training": "other training",
     "no_step": "failed here",
     "package_missing": "not installed",
     "uneven_batch": "the batch does not divide",

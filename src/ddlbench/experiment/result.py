@@ -19,6 +19,7 @@ from ddlbench.experiment.efficiency import Compilation, Efficiency, Energy
 from ddlbench.experiment.json_form import OMIT_NONE, SameKeys, key_of
 from ddlbench.experiment.json_text import read_object
 from ddlbench.experiment.status import Status
+from ddlbench.experiment.training import EpochAccuracy, Loss, Training
 
 
 @dataclass(frozen=True)
@@ -159,27 +160,6 @@ class Staging(SameKeys):
 
 
 @dataclass(frozen=True)
-class Loss(SameKeys):
-    """Loss of the measured steps; None if it is no number."""
-
-    first: float | None
-    last: float | None
-    mean_last_epoch: float | None
-
-
-@dataclass(frozen=True)
-class EpochAccuracy(SameKeys):
-    """What the network classified of the validation split after ``training_s`` of training."""
-
-    epoch: int
-    training_s: float
-    samples: int
-    correct: int
-    accuracy: float
-    loss: float | None
-
-
-@dataclass(frozen=True)
 class RankTraffic(SameKeys):
     """Bytes that one rank sent to others and received, over all counted steps."""
 
@@ -304,6 +284,7 @@ class Result(SameKeys):
         link: None on the site's own network.
         checkpointing: None for a cell without checkpoints.
         validation: empty for a cell without validation.
+        training: None if the cell is not ok, and in results of earlier versions.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -332,6 +313,7 @@ class Result(SameKeys):
     link: Link | None = None
     checkpointing: Checkpointing | None = None
     validation: tuple[EpochAccuracy, ...] = ()
+    training: Training | None = None
     log_tail: tuple[str, ...]
     elapsed_s: float
     provenance: Provenance

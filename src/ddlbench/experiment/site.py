@@ -28,6 +28,11 @@ _ACCELERATOR = "DDLBENCH_ACCELERATOR"
 EMULATED_COMPUTE = "emulated compute"  # begins the remark of results that did not compute
 
 
+def did_not_compute(notes: Iterable[str]) -> bool:
+    """Whether these notes of a result say that its devices were emulated."""
+    return any(note.startswith(EMULATED_COMPUTE) for note in notes)
+
+
 @dataclass(frozen=True)
 class Accelerator:
     """Devices that a site emulates; see :mod:`ddlbench.networks.emulated`.

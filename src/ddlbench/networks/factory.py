@@ -9,21 +9,27 @@ import json
 import sys
 import traceback
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.registry import load, pairs
+from ddlbench.experiment.registry import NETWORKS, load, pairs
 from ddlbench.experiment.site import Accelerator
+from ddlbench.networks.copying import tensors_of
 from ddlbench.networks.emulated import emulated_network
 from ddlbench.networks.flatten import out_of_place
+from ddlbench.networks.foreign import seeded, unchanged
 from ddlbench.networks.inputs import input_dtype
+from ddlbench.networks.inspection import inspect, static_traits
 from ddlbench.networks.transformer import SHAPE, shape_of
+from ddlbench.planning.network_traits import NetworkTraits
 
 
 def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
@@ -43,17 +49,26 @@ def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
     Raises:
         ConfigError: there is no such network, or it cannot be cut into blocks.
     """
+    return build_with_traits(network, spec, seed)[0]
+
+
+def build_with_traits(
+    network: str, spec: DatasetSpec, seed: int
+) -> tuple[nn.Sequential, NetworkTraits]:
+    """The same, and what decides which strategies can train it; a built-in one is not tried."""
     accelerator = Accelerator.of_this_process()
     if accelerator is not None:
         torch.set_flush_denormal(True)  # sums of memory that nobody wrote would take long
-        return emulated_network(accelerator, network, spec)
-    factory = load("ddlbench.networks", network)
+        return emulated_network(accelerator, network, spec), NetworkTraits()
+    with seeded(seed), unchanged():
+        factory = load("ddlbench.networks", network)
     if not callable(factory):
         raise ConfigError(f"network {network!r} is not callable")
-    # Only the CPU's generator is forked and seeded: torch.manual_seed would seed GPUs as well.
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)
-        return out_of_place(_checked(network, factory(spec)))
+    with seeded(seed), unchanged(), torch.device("cpu"):
+        made = out_of_place(_checked(network, factory(spec), spec))
+    if network in NETWORKS.built_in:
+        return made, static_traits(made)
+    return made, inspect(made, spec)
 
 
 def skeleton(network: str, spec: DatasetSpec) -> nn.Sequential:
@@ -62,11 +77,11 @@ def skeleton(network: str, spec: DatasetSpec) -> nn.Sequential:
     Raises:
         ConfigError: there is no such network, or it cannot be cut into blocks.
     """
-    with torch.device("meta"):
-        return out_of_place(_checked(network, load("ddlbench.networks", network)(spec)))
+    with unchanged(), torch.device("meta"):
+        return out_of_place(_checked(network, load("ddlbench.networks", network)(spec), spec))
 
 
-def _checked(name: str, network: Any) -> nn.Sequential:
+def _checked(name: str, network: Any, spec: DatasetSpec) -> nn.Sequential:
     if not isinstance(network, nn.Sequential):
         raise ConfigError(
             f"network {name!r} must return a torch.nn.Sequential of single-input single-output "
@@ -79,6 +94,7 @@ def _checked(name: str, network: Any) -> nn.Sequential:
         )
     if len(network) == 0:
         raise ConfigError(f"network {name!r} has no blocks")
+    _make_lazy_layers(network, spec)
     owner: dict[nn.Parameter, str] = {}
     for block_name, block in network._modules.items():  # named_children skips repeated modules
         assert block is not None
@@ -89,6 +105,21 @@ def _checked(name: str, network: Any) -> nn.Sequential:
                     f"{owner[parameter]!r} and {block_name!r}, which may lie on two devices"
                 )
     return network
+
+
+def _make_lazy_layers(network: nn.Sequential, spec: DatasetSpec) -> None:
+    """Have layers that learn their size from the first input make their weights now, from the seed.
+
+    Raises:
+        Exception: of any kind, if a block fails.
+    """
+    if not any(is_lazy(tensor) for tensor in tensors_of(network)):
+        return
+    modes = {module: module.training for module in network.modules()}
+    with torch.no_grad():
+        network.eval()(torch.zeros(_SAMPLES, *spec.shape, dtype=input_dtype(spec)))
+    for module, training in modes.items():
+        module.training = training
 
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -148,10 +179,39 @@ def markdown_table() -> str:
 
 
 _SAMPLES = 2  # batch normalisation needs more than one
+_BUILT_BYTES = 2**28  # of the weights of a network that a login node builds
 
 
 class BlockFails(ConfigError):  # noqa: N818 - what happened
     """A block cannot compute its output on the CPU; a GPU may."""
+
+
+@dataclass(frozen=True)
+class TriedNetwork:
+    """What trying a network tells.
+
+    Args:
+        operations: floating-point operations of a forward pass of one sample.
+        traits: which decide the strategies that can train it.
+    """
+
+    operations: int
+    traits: NetworkTraits
+
+
+def try_network(network: str, spec: DatasetSpec) -> TriedNetwork:
+    """Build a network and run it; a small one is also trained for a step, on the CPU.
+
+    Raises:
+        ConfigError: it cannot be loaded, built, cut into blocks or run, or returns a wrong shape.
+    """
+    operations = try_out(network, spec)
+    plan = skeleton(network, spec)
+    if sum(tensor.nbytes for tensor in tensors_of(plan)) > _BUILT_BYTES:
+        return TriedNetwork(operations, inspect(plan, spec))
+    # The meta device does not compare types of numbers.
+    _operations(network, _load(network), spec, "cpu")
+    return TriedNetwork(operations, build_with_traits(network, spec, seed=0)[1])
 
 
 def try_out(network: str, spec: DatasetSpec) -> int:
@@ -175,7 +235,8 @@ def try_out(network: str, spec: DatasetSpec) -> int:
 
 def _load(network: str) -> Any:
     try:
-        return load("ddlbench.networks", network)
+        with unchanged():
+            return load("ddlbench.networks", network)
     except ConfigError as error:
         lacking = getattr(error.__cause__, "name", None)
         if isinstance(error.__cause__, ModuleNotFoundError) and network.startswith(str(lacking)):
@@ -192,11 +253,11 @@ def _load(network: str) -> Any:
 def _operations(network: str, factory: Any, spec: DatasetSpec, device: str) -> int:
     where = f"network {network!r}"
     try:
-        with torch.device(device):
+        with unchanged(), torch.device(device):
             made = factory(spec)
     except Exception as error:
         raise ConfigError(f"{where} cannot be built for {spec.name}: {_sentence(error)}") from error
-    blocks = out_of_place(_checked(network, made))
+    blocks = out_of_place(_checked(network, made, spec))
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         inputs = torch.zeros(_SAMPLES, *spec.shape, dtype=input_dtype(spec), device=device)
         passing: Any = inputs
@@ -246,13 +307,15 @@ def _sentence(error: Exception) -> str:
 def main(pairs: str) -> None:
     """Try pairs of network and dataset, and print a JSON list.
 
-    Of each pair ``operations``, or an ``error``, with ``on_cpu`` true if a GPU may do better.
+    Of each pair ``operations`` and ``traits``, or an ``error``, with ``on_cpu`` true if a GPU may
+    do better.
     """
     answers: list[dict[str, Any]] = []
     with redirect_stdout(sys.stderr):  # what a user's module prints is no JSON
         for network, dataset in json.loads(pairs):
             try:
-                answers.append({"operations": try_out(network, DATASETS[dataset])})
+                tried = try_network(network, DATASETS[dataset])
+                answers.append({"operations": tried.operations, "traits": tried.traits.to_dict()})
             except ConfigError as error:
                 answers.append({"error": str(error), "on_cpu": isinstance(error, BlockFails)})
     print(json.dumps(answers))

@@ -21,6 +21,7 @@ from ddlbench.planning.network_tables import block_costs
 
 if TYPE_CHECKING:
     from ddlbench.planning.gradient_traffic import GradientTraffic
+    from ddlbench.planning.network_traits import NetworkTraits
     from ddlbench.planning.pipeline import Pipeline, PipelineRun, PlannedSchedule
     from ddlbench.planning.plan import Plan
     from ddlbench.planning.sharded import ShardedTraffic
@@ -140,6 +141,15 @@ class Strategy:
     def supports(self, cell: Cell) -> str | None:
         """Why the cell cannot run with this strategy on any site; None if it can."""
         raise NotImplementedError
+
+    def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
+        """Why the strategy cannot train a network with these traits as one device does.
+
+        Args:
+            traits: of the network that was built.
+            plan: of a cell that the strategy supports.
+        """
+        return None
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         raise NotImplementedError
@@ -274,6 +284,10 @@ class Strategy:
     def is_synchronous(self, cell: Cell, details: Mapping[str, Any] | None = None) -> bool:
         """Whether updates use gradients of the current weights; a plan's details may decide."""
         return self.synchronous
+
+    def precision(self, cell: Cell) -> str:
+        """Of the least precise numbers that a step computes or sends; the cell's by default."""
+        return cell.precision
 
     def zero_stage(self, cell: Cell) -> int:
         """Of ZeRO: replicas share nothing (0), momentum (1), gradients too (2), or weights (3)."""

@@ -36,9 +36,11 @@ from ddlbench.predict.calibration import calibrated
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import (
     NO_HISTORY,
+    Departure,
     History,
     Prediction,
     ask,
+    departure_of,
     predictor_of,
     steps_measured,
 )
@@ -65,6 +67,7 @@ class Knowledge:
         recommender: names the predictors; only the default takes measured steps before predictions.
         device_memory_bytes: memory of one device; None takes that of the profile or the site.
         allow_stale: strategies whose updates use gradients of older weights are candidates, too.
+        departures: its measured cells that do not train as one device does.
     """
 
     site: Site
@@ -74,6 +77,7 @@ class Knowledge:
     recommender: str = DEFAULT_RECOMMENDER
     device_memory_bytes: float | None = None
     allow_stale: bool = False
+    departures: tuple[Departure, ...] = ()
 
     @property
     def by_runs(self) -> bool:
@@ -290,9 +294,14 @@ def _with_prediction(
 
 
 def _with_runs(candidate: Candidate, known: Knowledge) -> Candidate:
-    """The candidate with its measured steps, which go before the prediction."""
+    """The candidate with its measured steps, which go before the prediction.
+
+    One that does not train as one device does is not ranked, however fast it is.
+    """
     if candidate.code in _NOT_ITS_STEP:
         return candidate
+    if departure := departure_of(known.departures, candidate.cell):
+        return replace(candidate, reason=Reason("other_training", departure))
     runs = tuple(steps_measured(known.history, candidate.cell))
     if not runs or not known.by_runs:
         return replace(candidate, measured_s=runs)

@@ -20,6 +20,7 @@ from ddlbench.experiment.result import InvalidResult, Result, read_result
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.statistics import median_interval
 from ddlbench.experiment.status import Status
+from ddlbench.planning.departures import departures_in
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.memory import Room, room_of
 from ddlbench.planning.plan import plan_at
@@ -27,6 +28,7 @@ from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.candidate import Knowledge, predicted
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import (
+    Departure,
     History,
     Measured,
     Prediction,
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 STEPS_FILE = "steps.csv"
 DISTURBED = "disturbed"
 """Status of an outcome whose measurements are wrong: it is neither scored nor learnt from."""
+OTHER_TRAINING = "other training"
+"""The same of one that does not train as one device does: it is not ranked either."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +66,14 @@ class Outcome:
         cell: with repeat 0.
         base: its sequential base, with repeat 0; None if it has none.
         status: ``ok`` if any repeat is ok, else the status of the first repeat, or ``not run``;
-            of one that something disturbed, ``disturbed``.
+            of one that something disturbed, ``disturbed``, and of one that does not train as one
+            device does, ``other training``.
         step_s: repeat -> median step.
         within: interval of the median step within the only repeat.
         memory_bytes: peak of the fullest device, over repeats.
         wait_s: repeat -> seconds of a step in which the mean rank (without servers) waits for
             others; only repeats whose strategy records it.
+        departures: repeat -> how it does not train as one device does.
     """
 
     cell: Cell
@@ -77,6 +83,7 @@ class Outcome:
     within: tuple[float, float] | None = None
     memory_bytes: int | None = None
     wait_s: dict[int, float] = field(default_factory=dict)
+    departures: dict[int, str] = field(default_factory=dict)
 
     def steps(self, without_first: bool = False) -> Steps | None:
         """Summarise the repeats, with or without repeat 0; None if no repeat is left."""
@@ -103,22 +110,31 @@ def measure(rows: Sequence[MatrixRow], site: str, results_root: Path = RESULTS) 
         results_root: the folder that holds ``<site>/cells``.
     """
     outcomes: dict[str, Outcome] = {}
+    results: dict[Cell, Result] = {}
     for row in rows:
         if row.unsupported is None:
             cell = row.cell.with_(repeat=0)
             base = Cell.from_id(row.base_id).with_(repeat=0) if row.base_id else None
-            outcome = outcomes.setdefault(cell.id, Outcome(cell, base))
+            outcomes.setdefault(cell.id, Outcome(cell, base))
             result = _result(_path(row.cell, site, results_root), row.cell)
             if result is not None:
-                _add_repeat(outcome, row.cell.repeat, result)
+                results[row.cell] = result
+    departing = departures_in(results)
+    for cell, result in results.items():
+        outcome = outcomes[cell.again(0).id]
+        _add_repeat(outcome, cell.repeat, result, departing.get(cell.id, ""))
     return list(outcomes.values())
 
 
-def _add_repeat(outcome: Outcome, repeat: int, result: Result) -> None:
+def _add_repeat(outcome: Outcome, repeat: int, result: Result, departure: str) -> None:
     timing = result.timing
     disturbed = timing is not None and timing.disturbed is not None
     if outcome.status != Status.OK:
         outcome.status = DISTURBED if disturbed else result.status
+        outcome.status = OTHER_TRAINING if departure else outcome.status
+    if departure:
+        outcome.departures[repeat] = departure
+        return
     if result.status != Status.OK or timing is None or disturbed:
         return
     step = timing.step_s
@@ -148,8 +164,19 @@ def history_of(outcomes: Sequence[Outcome], site: str, results_root: Path = RESU
     )
 
 
-def measured_of(dataset: str, network: str, site: str, results_root: Path = RESULTS) -> History:
-    """Every measured cell of one network on one dataset, over all experiments."""
+def departures_of(outcomes: Sequence[Outcome]) -> tuple[Departure, ...]:
+    """Every repeat that does not train as one device does."""
+    return tuple(
+        Departure(outcome.cell.again(repeat), sentence)
+        for outcome in outcomes
+        for repeat, sentence in outcome.departures.items()
+    )
+
+
+def outcomes_of(
+    dataset: str, network: str, site: str, results_root: Path = RESULTS
+) -> list[Outcome]:
+    """Every finished cell of one network on one dataset, over all experiments."""
     cells = results_root / result_file(site, "").parent.relative_to(RESULTS)
     folder = cells / dataset / network.replace(":", "@")
     rows = []
@@ -159,7 +186,7 @@ def measured_of(dataset: str, network: str, site: str, results_root: Path = RESU
         except ConfigError:  # a cell of another version
             continue
         rows.append(MatrixRow(cell, None, None))
-    return history_of(measure(rows, site, results_root), site, results_root)
+    return measure(rows, site, results_root)
 
 
 def base_step_s(outcome: Outcome, outcomes: dict[str, Outcome]) -> float | None:

@@ -69,6 +69,14 @@ class Measured:
     steps_file: Path | None = None
 
 
+@dataclass(frozen=True)
+class Departure:
+    """A finished cell that does not train as one device does, and the sentence that says how."""
+
+    cell: Cell
+    sentence: str
+
+
 History = tuple[Measured, ...]
 NO_HISTORY: History = ()
 
@@ -82,11 +90,16 @@ _OF_A_STEP = (
 
 def steps_measured(history: History, cell: Cell) -> list[float]:
     """Median steps of the repeats that did the same work a step as a cell, seconds."""
-    return [
-        one.step_s
-        for one in history
-        if all(getattr(one.cell, name) == getattr(cell, name) for name in _OF_A_STEP)
-    ]
+    return [one.step_s for one in history if _same_step(one.cell, cell)]
+
+
+def departure_of(departures: Iterable[Departure], cell: Cell) -> str:
+    """How a cell that does the same work a step departs; empty if none does."""
+    return next((one.sentence for one in departures if _same_step(one.cell, cell)), "")
+
+
+def _same_step(one: Cell, other: Cell) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in _OF_A_STEP)
 
 
 class Predictor(Protocol):

@@ -151,10 +151,20 @@ def knowledge_of(
 ) -> Knowledge:
     """What a site knows of a question, with the default recommender."""
     from ddlbench.predict.accuracy import errors_at  # noqa: PLC0415 - slow to import
-    from ddlbench.predict.evaluate import measured_of  # noqa: PLC0415
+    from ddlbench.predict.evaluate import (  # noqa: PLC0415
+        departures_of,
+        history_of,
+        outcomes_of,
+    )
 
-    history = measured_of(question.dataset, question.network, site.name, results_root)
-    return Knowledge(site, inputs, history, errors_at(site.name, results_root))
+    outcomes = outcomes_of(question.dataset, question.network, site.name, results_root)
+    return Knowledge(
+        site,
+        inputs,
+        history_of(outcomes, site.name, results_root),
+        errors_at(site.name, results_root),
+        departures=departures_of(outcomes),
+    )
 
 
 def answers(

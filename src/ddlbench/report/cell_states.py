@@ -36,8 +36,9 @@ class CellState:
     Args:
         cell: of the matrix.
         state: where it stands.
-        reason: why it is not ok, or what disturbed it; else empty.
-        code: of the reason; empty when it is ok, or running.
+        reason: why it is not ok, what disturbed it, or how it does not train as one device does;
+            else empty.
+        code: of the reason; empty when it is ok or disturbed, or running.
         finished_s: when its result was written, seconds since the epoch; None without one.
         step_s: median step of a cell that is ok.
         speedup: over its base, where there is one.
@@ -75,10 +76,12 @@ def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellState]
 
 def _finished(cell: CellState, site: str, record: dict[str, Any]) -> CellState:
     """A cell that is ok, with what its result says."""
+    departure = record.get("departure")
     with suppress(OSError):  # deleted since
         return replace(
             cell,
-            reason=str(record.get("disturbed") or ""),
+            reason=str(departure or record.get("disturbed") or ""),
+            code="other_training" if departure else "",
             finished_s=result_file(site, cell.cell_id).stat().st_mtime,
             step_s=record.get("step_median_s"),
             speedup=record.get("speedup"),
@@ -106,7 +109,7 @@ def status_lines(cells: Sequence[CellState], *, every_cell: bool = False) -> lis
     for cell in cells:
         shown = every_cell or cell.state not in (Status.NOT_RUN, Status.RUNNING)
         if shown and (cell.state != Status.OK or cell.reason):
-            state = "disturbed" if cell.state == Status.OK else str(cell.state)
+            state = (cell.code or "disturbed") if cell.state == Status.OK else str(cell.state)
             groups.setdefault((state, cell.reason), []).append(cell)
     reasons = []
     for (state, reason), members in groups.items():

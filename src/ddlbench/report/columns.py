@@ -139,6 +139,10 @@ MEASUREMENTS: tuple[Column, ...] = (
     ),
     _flag("unsteady", "probes before and after, or those of cell and base, over 15 % apart"),
     _text("disturbed", "what stopped it in measured steps, so that it gives no speed-up; or empty"),
+    _text(
+        "departure",
+        "how it does not train as one device does, so that it gives no speed-up; or empty",
+    ),
     _flag(
         "stale",
         "the cell's plan, or the profile or links that it is made from, differ from those that "
@@ -158,7 +162,7 @@ SUMMARY: tuple[Column, ...] = (
     _text("reason", "why repeats are missing; empty when all are ok"),
     _text("reason_code", "the gravest missing repeat's; empty when all are ok"),
     _count("repeats", "repeats asked for"),
-    _count("n", "repeats that are ok; a disturbed one counts only where all are"),
+    _count("n", "repeats that are ok; a disturbed or departing one counts only where all are"),
     _text("interval_of", "what the intervals are over: repeats, or the steps of the only run"),
     _number(
         "coverage",
@@ -205,6 +209,9 @@ SUMMARY: tuple[Column, ...] = (
     _flag("unsteady", "any repeat is, or probes of repeats are over 15 % apart"),
     _text(
         "disturbed", "what stopped its repeats in measured steps, where it stopped all; or empty"
+    ),
+    _text(
+        "departure", "how its repeats do not train as one device does, where none does; or empty"
     ),
     _flag("stale", "any repeat is"),
     _text("notes", "notes of any repeat, parted by ' | '"),

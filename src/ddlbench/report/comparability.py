@@ -9,7 +9,9 @@
     program        commit of this program: a note
 
 A cell that something disturbed (``timing.disturbed``), or whose base is such a cell, has no
-speed-up either, and a note. Where other repeats give one, the note says that a repeat has none.
+speed-up either, and a note; neither has a cell that does not train as one device does, or began
+with other weights (:mod:`ddlbench.planning.departures`). Where other repeats give one, the note
+says that a repeat has none.
 
 What is unknown gives no note. Results of earlier versions name no processors for each rank; then
 provenance has those of rank 0.
@@ -31,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddlbench.experiment.result import FEWEST_STEPS, Provenance, RankEntry, Result, Timing
 from ddlbench.experiment.site import EMULATED_COMPUTE
+from ddlbench.planning.departures import OTHER_TRAINING, OTHER_WEIGHTS
 from ddlbench.report.columns import NOTE_BREAK
 
 if TYPE_CHECKING:
@@ -72,12 +75,14 @@ _BASE, _REPEATS, _RANKS = "base and cell", "repeats", "ranks of one cell"
 _NO_RATIO = "no speed-up, as "
 _DISTURBED = f"{_NO_RATIO}the cell was disturbed"
 _BASE_DISTURBED = f"{_NO_RATIO}its base was disturbed"
-_A_REPEAT = "a repeat has "  # before either
+_A_REPEAT = "a repeat "  # before a note that denies it a speed-up
 _FEW_STEPS = f"fewer than {FEWEST_STEPS} measured steps, so their spread is unknown"
 _NO_WARM_UP = "no warm-up, so the slow first steps count"
 _BEGINNINGS = (
     *(f"{who} {kind.clause}" for who in (_BASE, _REPEATS, _RANKS) for kind in _KINDS),
     _NO_RATIO,
+    OTHER_TRAINING,
+    OTHER_WEIGHTS,
     _A_REPEAT,
     _FEW_STEPS,
     _NO_WARM_UP,
@@ -241,10 +246,13 @@ def base_disturbed_note(sentence: str | None) -> list[str]:
 
 def of_a_repeat(notes: str) -> str:
     """The notes of a repeat, as those of all repeats say it where others give a speed-up."""
-    return NOTE_BREAK.join(
-        f"{_A_REPEAT}{note}" if note.startswith((_DISTURBED, _BASE_DISTURBED)) else note
-        for note in notes.split(NOTE_BREAK)
-    )
+    return NOTE_BREAK.join(_of_a_repeat(note) for note in notes.split(NOTE_BREAK))
+
+
+def _of_a_repeat(note: str) -> str:
+    if note.startswith((_DISTURBED, _BASE_DISTURBED)):
+        return f"{_A_REPEAT}has {note}"
+    return f"{_A_REPEAT}{note}" if note.startswith(_DEPARTURES) else note
 
 
 def forbids_speedup(notes: str) -> bool:
@@ -261,7 +269,10 @@ def mark_of(notes: str) -> str:
     return ""
 
 
+_DEPARTURES = (OTHER_TRAINING, OTHER_WEIGHTS)
 _MARKS = (
+    (OTHER_TRAINING, "other training"),
+    (OTHER_WEIGHTS, "other weights"),
     (_DISTURBED, "disturbed"),
     (_BASE_DISTURBED, "base disturbed"),
     (_NO_RATIO + _BASE, "unlike base"),
@@ -289,7 +300,8 @@ def sentences(shown: pd.DataFrame) -> list[str]:
             group[0] if len(group) == 1 else f"{kind}: {len(group)} pairs, named in summary.csv"
             for kind, group in kinds.items()
         ]
-    return [f"{note[0].upper()}{note[1:]}" for note in unique]
+    whole = [f"a cell {note}" if note.startswith(_DEPARTURES) else note for note in unique]
+    return [f"{note[0].upper()}{note[1:]}" for note in whole]
 
 
 def probed(ranks: Sequence[RankEntry], emulated: bool) -> dict[str, Any]:

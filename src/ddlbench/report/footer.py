@@ -21,6 +21,7 @@ STALE = "†"
 NOISY = "~"
 UNSTEADY = "≈"
 DISTURBED = "!"
+DEPARTS = "≠"
 OLD_WEIGHTS = "‡"
 _SHORT_COMMIT = 7
 _ENOUGH = 6  # the range of fewer repeats holds the median with less than 95 %
@@ -99,6 +100,7 @@ def signs(row: Any) -> str:
         (NOISY, row.noisy),
         (UNSTEADY, getattr(row, "unsteady", False)),
         (DISTURBED, getattr(row, "disturbed", "")),
+        (DEPARTS, getattr(row, "departure", "")),
         (OLD_WEIGHTS, _STALE_WEIGHTS in str(getattr(row, "update_semantics", ""))),
     )
     return "".join(sign for sign, flag in each if is_set(flag))
@@ -114,7 +116,9 @@ _STALE_WEIGHTS = "stale"  # of the column update_semantics
 
 def without_signs(shown: pd.DataFrame) -> pd.DataFrame:
     """The rows of a figure that draws no sign, so that its footer explains none."""
-    return shown.assign(stale=False, noisy=False, unsteady=False, disturbed="", update_semantics="")
+    flags = dict.fromkeys(("stale", "noisy", "unsteady"), False)
+    texts = dict.fromkeys(("disturbed", "departure", "update_semantics"), "")
+    return shown.assign(**flags, **texts)
 
 
 def marks(shown: pd.DataFrame) -> list[str]:
@@ -136,6 +140,8 @@ def marks(shown: pd.DataFrame) -> list[str]:
             f"{DISTURBED} disturbed: something stopped the cell in measured steps, so it gives no "
             "speed-up"
         )
+    if (shown["departure"] != "").any():
+        parts.append(f"{DEPARTS}: trains otherwise than one device, so it gives no speed-up")
     if shown["update_semantics"].str.contains(_STALE_WEIGHTS).any():
         parts.append(f"{OLD_WEIGHTS}: updates with gradients of older weights, so not equal work")
     partial = int(((shown["status"] == Status.OK) & (shown["n"] < shown["repeats"])).sum())

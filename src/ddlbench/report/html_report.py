@@ -302,6 +302,7 @@ def _summary(summary: pd.DataFrame) -> tuple[Sequence[Column], list[tuple[str, .
 def _state(row: Mapping[Hashable, Any]) -> str:
     parts = [str(row["status"]).replace("_", " ")]
     parts += [mark for mark in ("noisy", "stale", "disturbed") if is_set(row[mark])]
+    parts += [row["departure"]] if row["departure"] else []
     reason = row["reason"] if row["status"] != Status.NOT_RUN else ""
     return ", ".join(parts) + (f": {reason}" if reason else "")
 

@@ -6,7 +6,7 @@ A key is a column of ``measurements.csv``; one that is absent is unknown.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,9 @@ from ddlbench.experiment.result import (
     Timing,
     read_result,
 )
-from ddlbench.experiment.site import EMULATED_COMPUTE
+from ddlbench.experiment.site import did_not_compute
 from ddlbench.experiment.status import Reason, Status, reason_code
+from ddlbench.planning.departures import Trained, departures
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.plan import make_plan, measured_digests
 from ddlbench.planning.strategy import known_strategy, workers_of
@@ -86,11 +87,21 @@ def records_of(
         }
         for row in rows
     }
+    _note_departures(records)
     for record in records.values():
         base = records.get(record["base_cell_id"])
         if base is not None and _comparable(record, base):
             _compare(record, base)
     return list(records.values())
+
+
+def _note_departures(records: Mapping[str, dict[str, Any]]) -> None:
+    """Note which cells do not train as one device does."""
+    known = [record["trained"] for record in records.values() if record.get("trained")]
+    for cell_id, sentence in departures(known).items():
+        record = records[cell_id]
+        record["departure"] = sentence
+        record["notes"] = NOTE_BREAK.join(filter(None, [record["notes"], sentence]))
 
 
 def _identity(cell: Cell) -> dict[str, Any]:
@@ -142,6 +153,7 @@ def _outcome(row: MatrixRow, site: str, root: Path, plans: CurrentPlans | None) 
         **_semantics(result, row.cell),
         "device_kind": result.device_kind,
         "circumstances": circumstances,
+        "trained": Trained.of(row.cell, result),
         **circumstances.columns(),
         "notes": NOTE_BREAK.join(
             [
@@ -158,8 +170,8 @@ def _outcome(row: MatrixRow, site: str, root: Path, plans: CurrentPlans | None) 
         "disturbed": _disturbed(result),
         **efficiency_columns(result),
         **_memory(result.ranks),
-        **probed(result.ranks, _is_emulated(result)),
-        "is_emulated": _is_emulated(result),
+        **probed(result.ranks, did_not_compute(result.notes)),
+        "is_emulated": did_not_compute(result.notes),
         **_checkpointing(result.checkpointing),
     }
 
@@ -279,10 +291,6 @@ def _checkpointing(part: Checkpointing | None) -> dict[str, Any]:
     if part is None:
         return {}
     return {"checkpoint_s": part.total_s, "resumed": part.resumed, "lost_steps": part.lost_steps}
-
-
-def _is_emulated(result: Result) -> bool:
-    return any(note.startswith(EMULATED_COMPUTE) for note in result.notes)
 
 
 def _compare(record: dict[str, Any], base: dict[str, Any]) -> None:

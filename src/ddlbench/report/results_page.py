@@ -76,6 +76,11 @@ measurements beside the code and run times of the rules.
   SLURM suspended its job, or a step took many times its neighbours. Its numbers are wrong, so it
   gives no speed-up and is no base, and of several repeats it is left out
   ([measurement.md](measurement.md)). `ddlbench forget --state disturbed` has it measured again.
+- A cell whose first losses are not those of one device has a `departure`: it `does not train as one
+  device does`. It gives no speed-up (figures have `other training` in its place), is not advised
+  and not ranked, and of several repeats it is left out; so is a cell that began with other weights
+  than its base (`other weights`). See
+  [measurement.md](measurement.md#does-a-cell-train-as-one-device-does).
 """
 
 _PARTITIONS = """\

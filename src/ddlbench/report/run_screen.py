@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import result_file
-from ddlbench.experiment.result import InvalidResult, read_result
+from ddlbench.experiment.result import InvalidResult, Result, read_result
 from ddlbench.experiment.screen import duration_text, short_names, shortened, two_digits
 from ddlbench.experiment.status import Status
+from ddlbench.planning.departures import departures_in
 from ddlbench.planning.matrix import MatrixRow
 
 _MEASURING = {"cell": "cell", "profile": "profile", "links_of_fabric": "links"}
@@ -166,10 +168,11 @@ class RunScreen:
         if result.timing is None or result.timing.samples_per_s is None:
             reason = _short(result.reason or "")
             return [self._row(self._count(), job.name, "", result.status, *times), f"    {reason}"]
-        rate, disturbed = result.timing.samples_per_s, result.timing.disturbed
-        speedup = "no ratio" if disturbed else _speedup(rate, job)
+        rate, base = result.timing.samples_per_s, _base_of(job)
+        why = result.timing.disturbed or _departure(result, base)
+        speedup = "no ratio" if why else _speedup(rate, job, base)
         row = self._row(self._count(), job.name, two_digits(rate), speedup, *times)
-        return [row, f"    {_short(disturbed)}"] if disturbed else [row]
+        return [row, f"    {_short(why)}"] if why else [row]
 
     def failed(
         self,
@@ -244,16 +247,28 @@ class RunScreen:
 _HEADINGS = ("samples/s", "speed-up", "took", "left")
 
 
-def _speedup(rate: float, job: _Job) -> str:
-    """Of this one result over that of its base."""
+def _base_of(job: _Job) -> Result | None:
+    """The result of the base of a job's cell; None without one."""
     if job.base is None:
-        return "no base"
-    if job.base == job.output:
-        return "base"
+        return None
     try:
-        timing = read_result(job.base).timing
+        return read_result(job.base)
     except (InvalidResult, OSError):
-        return "no base"
+        return None
+
+
+def _departure(result: Result, base: Result | None) -> str:
+    """How a cell does not train as its base does; empty if it does, or has none."""
+    both = [one for one in (result, base) if one is not None]
+    results = {Cell.from_id(one.cell_id): one for one in both}
+    return departures_in(results).get(result.cell_id, "")
+
+
+def _speedup(rate: float, job: _Job, base: Result | None) -> str:
+    """Of this one result over that of its base."""
+    if job.base is not None and job.base == job.output:
+        return "base"
+    timing = None if base is None else base.timing
     if timing and timing.disturbed:
         return "no base"
     base_rate = timing.samples_per_s if timing else None

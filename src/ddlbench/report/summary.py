@@ -60,7 +60,7 @@ def _configuration(cell_id: str) -> str:
 def _record(configuration: str, runs: pd.DataFrame, by_id: pd.DataFrame) -> dict[str, Any]:
     first = runs.iloc[0]
     ok = runs[runs["status"] == Status.OK]
-    quiet = ok[ok["disturbed"] == ""]
+    quiet = ok[(ok["disturbed"] == "") & (ok["departure"] == "")]
     good = quiet if len(quiet) else ok
     bases = sorted({_configuration(name) for name in runs["base_cell_id"] if name})
     is_base = bases == [configuration]
@@ -77,7 +77,7 @@ def _record(configuration: str, runs: pd.DataFrame, by_id: pd.DataFrame) -> dict
         "repeats": len(runs),
         "n": len(good),
         "base_configuration": bases[0] if bases else None,
-        **_status(runs, len(left_out)),
+        **_status(runs, left_out),
         **_epoch(good),
         **({"speedup_n": 0} if forbid or not len(pairs) else _speedup(pairs, by_id, is_base)),
         **{
@@ -95,6 +95,7 @@ def _record(configuration: str, runs: pd.DataFrame, by_id: pd.DataFrame) -> dict
         "noisy": good["noisy"].any(skipna=False),  # unknown where one is and none is noisy
         "unsteady": bool(good["unsteady"].any()) or repeats_are_unsteady(good),
         "disturbed": _joined(good["disturbed"], NOTE_BREAK),
+        "departure": _joined(good["departure"], NOTE_BREAK),
         "stale": bool(runs["stale"].any()),
         "notes": NOTE_BREAK.join(filter(None, notes)),
         "commit": _joined(runs["commit"], " "),
@@ -107,12 +108,14 @@ def _joined(texts: pd.Series, sign: str) -> str:
     return sign.join(dict.fromkeys(parts))
 
 
-def _status(runs: pd.DataFrame, disturbed: int) -> dict[str, str]:
-    """Status and reason; ``disturbed`` repeats are left out."""
+def _status(runs: pd.DataFrame, left_out: pd.DataFrame) -> dict[str, str]:
+    """Status and reason; repeats that are ok may be left out, too."""
     missing = runs[runs["status"] != Status.OK]
-    apart = [f"{disturbed} disturbed"] if disturbed else []
+    departing = int((left_out["departure"] != "").sum())
+    numbers = {"disturbed": len(left_out) - departing, "departing": departing}
+    apart = [f"{number} {word}" for word, number in numbers.items() if number]
     if not len(missing):
-        reason = f"of {len(runs)} repeats: {apart[0]}" if apart else ""
+        reason = f"of {len(runs)} repeats: {', '.join(apart)}" if apart else ""
         return {"status": "ok", "reason": reason, "reason_code": ""}
     rank = {status.value: place for place, status in enumerate(Status)}
     gravest = missing.iloc[int(missing["status"].map(rank).to_numpy().argmin())]

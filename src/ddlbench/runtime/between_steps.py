@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.result import Attempt, Checkpointing, EpochAccuracy, Timing
+from ddlbench.experiment.result import Attempt, Checkpointing, Timing
+from ddlbench.experiment.training import EpochAccuracy
 from ddlbench.runtime.rank_report import RankReport
 
 

@@ -52,6 +52,7 @@ def classify(error: BaseException) -> tuple[Status, Reason]:
     """The status (out of memory, unsupported or failed) and a one-line reason."""
     from ddlbench.strategies.executor import Unsupported  # noqa: PLC0415 - as below
 
+    error = innermost(error)
     text = " ".join(str(error).split())
     reason = f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
     if isinstance(error, Unsupported):
@@ -67,6 +68,13 @@ def classify(error: BaseException) -> tuple[Status, Reason]:
             return Status.OUT_OF_MEMORY, Reason("out_of_memory_cuda", f"{reason} ({full})")
     code = "connection_lost" if _INFRASTRUCTURE.search(reason) else "exception"
     return Status.FAILED, Reason(code, reason)
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The error that a library has wrapped; an error of this project says what is wrong itself."""
+    while error.__cause__ is not None and not type(error).__module__.startswith("ddlbench."):
+        error = error.__cause__
+    return error
 
 
 def _full_device() -> str | None:

@@ -225,8 +225,8 @@ class LiveTensors:
     def count(self, values: Iterable[Any]) -> None:
         for value in values:
             if isinstance(value, torch.Tensor) and value.device.type == "cpu":
-                local = getattr(value, "_local_tensor", value)  # of a DTensor, which has no storage
-                self._count(local.untyped_storage())
+                for part in _parts_with_storage(value):
+                    self._count(part.untyped_storage())
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
@@ -292,6 +292,16 @@ class LiveTensors:
             self._sizes[storage._cdata] = storage.nbytes()
             self.current_bytes += storage.nbytes() - before
             self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+
+
+def _parts_with_storage(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors that hold a tensor's values: itself, a rank's part, indices and values."""
+    local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
+    if local.layout == torch.strided:
+        yield local
+    elif local.layout == torch.sparse_coo:
+        yield from (local._indices(), local._values())
+    # Other layouts hold no gradients.
 
 
 class _Watch(TorchDispatchMode):

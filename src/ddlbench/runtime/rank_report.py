@@ -102,6 +102,10 @@ class RankReport(JsonForm):
         efficiency_missing: why one of these two could not be measured.
         probe_s: of a fixed piece of work, before the strategy starts and after it has ended; of
             one rank of each node.
+        initial_digest: of the weights and buffers that the rank began with; None if unknown.
+        replayed_loss: of the first steps, as a replay on one device gives them; as ``loss``.
+        batch_norm, random: whether the network has a batch norm, and draws random numbers.
+        torch_settings: that torch says it has after the warm-up, by their names.
     """
 
     status: Status = Status.OK
@@ -154,6 +158,11 @@ class RankReport(JsonForm):
     sample_flops: int | None = None
     efficiency_missing: str | None = None
     probe_s: tuple[float, ...] = ()
+    initial_digest: str | None = None
+    replayed_loss: tuple[float | None, ...] = ()
+    batch_norm: bool = False
+    random: bool = False
+    torch_settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

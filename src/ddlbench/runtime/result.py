@@ -21,7 +21,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -34,7 +33,6 @@ from ddlbench.experiment.result import (
     Communication,
     InputDigests,
     Link,
-    Loss,
     Provenance,
     RankEntry,
     RankTraffic,
@@ -49,8 +47,14 @@ from ddlbench.runtime.between_steps import accuracies, checkpoint_notes, checkpo
 from ddlbench.runtime.efficiency import compilation, compilation_notes, efficiency, energy
 from ddlbench.runtime.environment import driver_provenance, unlike_ranks
 from ddlbench.runtime.placement import SHARED_GPU_NOTE
-from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written
+from ddlbench.runtime.rank_report import RankFailure, RankReport
 from ddlbench.runtime.step_times import rounds_note, timing_of
+from ddlbench.runtime.training_record import (
+    divergence,
+    loss_summary,
+    mean_over_ranks,
+    training_of,
+)
 from ddlbench.slurm.suspension import suspended_s
 
 _STAGING = ("seconds", "reused", "bytes", "nodes", "verify_s")
@@ -140,6 +144,7 @@ def assemble(
         link=None if link is None else Link.from_dict(link),
         checkpointing=saved,
         validation=scored,
+        training=training_of(plan, ok) if complete else None,
         log_tail=(),
         elapsed_s=0.0,
         provenance=_provenance(cell.seed, ok, link),
@@ -243,37 +248,6 @@ def _csv(header: list[str], rows: list[list[Any]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([header, *rows])
     return text.getvalue()
-
-
-def mean_over_ranks(losses: Sequence[Sequence[float | None]]) -> list[float]:
-    """Mean loss of each step over the ranks that report losses; NaN if one of them is None."""
-    rows = [of_rank for of_rank in losses if of_rank]
-    if not rows:
-        return []
-    return [float(value) for value in np.mean(np.array(rows, dtype=float), axis=0)]
-
-
-def loss_summary(reports: Sequence[RankReport], steps_per_epoch: int) -> Loss | None:
-    """The ``loss`` part of a result; None if no rank reports losses."""
-    loss = mean_over_ranks([report.loss for report in reports])
-    if not loss:
-        return None
-    last_epoch = loss[-steps_per_epoch:]
-    mean = sum(last_epoch) / len(last_epoch)
-    return Loss(*as_written([loss[0], loss[-1], mean]))
-
-
-def divergence(reports: Sequence[RankReport]) -> list[str]:
-    """The note on a run whose loss became NaN or infinite, warm-up included; empty if none did."""
-    warmup = mean_over_ranks([report.warmup_loss for report in reports])
-    loss = warmup + mean_over_ranks([report.loss for report in reports])
-    first = next((step for step, value in enumerate(loss) if not math.isfinite(value)), None)
-    if first is None:
-        return []
-    return [
-        f"training diverged: the loss is no number from step {first + 1} of {len(loss)} on "
-        f"({len(warmup)} of them warm-up)"
-    ]
 
 
 def trace_json(reports: Sequence[RankReport]) -> str:

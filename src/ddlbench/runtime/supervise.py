@@ -43,6 +43,7 @@ from ddlbench.runtime.job import Job, kept_folder, log_file, report_file
 from ddlbench.runtime.launch import Step, python_command
 from ddlbench.runtime.lease import Claim, claim, holds, keep, release, this_supervisor
 from ddlbench.runtime.placement import device_variables
+from ddlbench.runtime.preconditions import why_not_started
 from ddlbench.runtime.rank_report import RankFailure, RankReport, read_rank_report
 from ddlbench.runtime.result import assemble, partitions_csv, steps_csv, trace_json
 from ddlbench.runtime.watchdog import Outcome, watch
@@ -187,6 +188,9 @@ def _measure(
     too_large = why_too_large(plan, site)
     if too_large is not None:  # the profile did not exist yet when the matrix was read
         return assemble(plan, site, Status.UNSUPPORTED, too_large, reports=[], staging=staging)
+    broken = why_not_started(plan)
+    if broken is not None:
+        _fail(cell, cell_folder, broken, [], writer)
     for left_over in cell_folder.glob(".run-*"):
         shutil.rmtree(left_over, ignore_errors=True)
     run_dir = cell_folder / f".run-{time.time_ns()}"

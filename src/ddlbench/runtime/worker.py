@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import random
 import signal
 import socket
 import sys
@@ -42,6 +41,7 @@ from ddlbench.runtime.compilation import (
 from ddlbench.runtime.energy import EnergyMeter
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.failure import classify
+from ddlbench.runtime.initial_state import check_settings, initial_state
 from ddlbench.runtime.job import Job, kept_folder, report_file, stacks_file
 from ddlbench.runtime.loop import Extent, Measurement, measure
 from ddlbench.runtime.meters import (
@@ -102,9 +102,8 @@ def _run(job: Job, process: Process) -> RankReport:
     devices = own_devices(job.device_kind, process)
     store = _store(job, process)
     wait_for_all = partial(barrier, store, world_size=plan.world_size)
-    network = _network(job)
-    torch.manual_seed(cell.seed + process.rank)
-    random.seed(cell.seed + process.rank)
+    initial = initial_state(plan, store, process.rank)
+    network = with_precision(initial.network, cell.precision, job.device_kind)
     stream, extent, dataset_samples = _data(job, process, devices[0])
     reporter = Reporter(extent.total_steps, cell.batch_size)
     executor = _executor(job)
@@ -122,6 +121,7 @@ def _run(job: Job, process: Process) -> RankReport:
         folder=kept_folder(job.run_dir),
         progress=reporter if process.rank == 0 else (lambda _done: None),
         fixed={} if checkpoints is None else checkpoints.fixed(),
+        traits=initial.traits,
     )
     before_s = _probe(process, devices[0], "before", wait_for_all)
     executor.prepare(plan, process, network, stream, context)
@@ -132,6 +132,7 @@ def _run(job: Job, process: Process) -> RankReport:
 
     def end_warmup() -> None:
         reporter.phase_done(extent.warmup_steps)
+        check_settings(initial.settings)
         peaks_before.extend(restart_peaks(devices))
         if checkpoints is not None and process.rank == 0:
             checkpoints.follow(reporter, extent)
@@ -200,6 +201,7 @@ def _run(job: Job, process: Process) -> RankReport:
         energy_missing=tuple(energy.missing),
         measured_at=tuple(times.stretches),
         measured_from_s=times.from_s,
+        **initial.report(),
         **_times(measured),
     )
     # The measurement is complete: a failure below costs a picture, but not the result.
@@ -249,11 +251,10 @@ def _probe(
     return seconds
 
 
-def _network(job: Job) -> nn.Sequential:
+def _network(cell: Cell, device_kind: str) -> nn.Sequential:
     """The whole network on the CPU, with its initial weights."""
-    cell = job.plan.cell
     network = build(cell.network, DATASETS[cell.dataset], cell.seed)
-    return with_precision(network, cell.precision, job.device_kind)
+    return with_precision(network, cell.precision, device_kind)
 
 
 def _validation(
@@ -267,7 +268,7 @@ def _validation(
     if not cell.validate:
         return None
     return Validator(
-        partial(_network, job),
+        partial(_network, cell, job.device_kind),
         open_split(hold(job.data, scratch_dir(job.scratch)), job.data, "val"),
         rank=process.rank,
         world_size=job.plan.world_size,

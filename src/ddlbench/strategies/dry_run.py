@@ -15,13 +15,14 @@ memory. :func:`dry_run` makes all of this happen before a receive is posted.
 
 from __future__ import annotations
 
-import copy
 import gc
 import random
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
+
+from ddlbench.networks.copying import copy_of
 
 
 def dry_run(
@@ -37,7 +38,7 @@ def dry_run(
             thread has its own cuDNN plans, and autograd has a thread for each device.
     """
     gpus = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
-    double = copy.deepcopy(module)
+    double = copy_of(module)
     module.cpu()
     python = random.getstate()
     try:

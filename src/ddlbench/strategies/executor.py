@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
+from ddlbench.planning.network_traits import NetworkTraits
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import Process, strategy_of
 from ddlbench.strategies.alone import MessageLog
@@ -97,6 +98,7 @@ class Context:
             no files.
         fixed: ``details`` of the earlier run whose checkpoint this run continues; else empty.
         alone: of a profile: the rank runs without its peers, and its messages are listed here.
+        traits: of the network; those of a built-in network are few.
     """
 
     devices: tuple[torch.device, ...]
@@ -109,6 +111,7 @@ class Context:
     folder: Path | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
     alone: MessageLog | None = None
+    traits: NetworkTraits = field(default_factory=NetworkTraits)
 
 
 @dataclass

@@ -55,7 +55,13 @@ class GradientSum:
 
 
 def sum_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup | None) -> None:
-    """Replace each gradient by its sum over the group, whose ranks have the same parameters."""
+    """Replace each gradient by its sum over the group, whose ranks have the same parameters.
+
+    A sparse gradient becomes dense: ranks have values at different places.
+    """
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.to_dense()
     sum_in_place([p.grad for p in parameters if p.grad is not None], group)
 
 

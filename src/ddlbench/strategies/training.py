@@ -95,10 +95,15 @@ class Autocast(nn.Module):
         return outputs
 
 
-def with_precision(network: nn.Sequential, precision: str, device_type: str) -> nn.Sequential:
-    """The network in "fp32", "tf32" or "bf16"; sets torch's global matrix-product precision."""
+def set_precision(precision: str) -> None:
+    """Set the precision of torch's products of float32 matrices and of convolutions."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+def with_precision(network: nn.Sequential, precision: str, device_type: str) -> nn.Sequential:
+    """The network in "fp32", "tf32" or "bf16"; sets torch's global matrix-product precision."""
+    set_precision(precision)
     if precision != "bf16":
         return network
     # named_children would omit the second place of a block that occurs twice.
@@ -123,12 +128,13 @@ def compile_in_place(module: nn.Module) -> None:
 
 
 def apply_torch_settings(cell: Cell) -> None:
-    """Set torch's threads, cuDNN's search and determinism for this process.
+    """Set torch's threads, precision, cuDNN's search and determinism for this process.
 
     Call it before a GPU is used: cuBLAS reads its variable then. A layer without a deterministic
     kernel warns and runs.
     """
     torch.set_num_threads(cell.threads_per_device)
+    set_precision(cell.precision)
     torch.backends.cudnn.benchmark = cell.cudnn_benchmark and not cell.deterministic
     if cell.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

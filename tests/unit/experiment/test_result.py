@@ -79,6 +79,7 @@ def _object(part):
         ("link.cpus", result.LinkCores),
         ("checkpointing", result.Checkpointing),
         ("checkpointing.attempts.items", result.Attempt),
+        ("training", result.Training),
         ("provenance", result.Provenance),
     ],
 )

@@ -12,7 +12,7 @@ from ddlbench.experiment.registry import STRATEGIES, known
 from ddlbench.planning.memory import Room
 from ddlbench.predict.advice import advise, answer_dict
 from ddlbench.predict.candidate import assess, label_of
-from ddlbench.predict.prediction import Measured, Prediction
+from ddlbench.predict.prediction import Departure, Measured, Prediction
 from ddlbench.predict.recommend import recommend
 from ddlbench.strategies.ddp.descriptor import DistributedDataParallel
 
@@ -104,6 +104,16 @@ def test_what_is_known_of_a_cell_is_consistent(here, strategy):
         assert found.bound >= 1
         assert found.shown_s == found.predicted_s == found.prediction.step_s
         assert found.basis == "predicted"
+
+
+def test_what_does_not_train_as_one_device_does_is_not_ranked(here):
+    cell = ASKED.cell("ddp")
+    sentence = "does not train as one device does: loss 2.31 at step 3, 2.28 on one device"
+    departing = (Departure(cell.with_(epochs=1, repeat=1), sentence),)
+    known = replace(here, history=(Measured(cell, 0.1),), departures=departing)
+    found = assess(cell, known)
+    assert (found.ranked, found.code, str(found.reason)) == (False, "other_training", sentence)
+    assert assess(ASKED.cell("gpipe"), known).code != "other_training"
 
 
 def test_runs_go_before_the_prediction(here):

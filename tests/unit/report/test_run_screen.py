@@ -52,6 +52,29 @@ def test_one_line_a_cell_with_speed_up_and_time_left(rows):
     assert {len(x) for x in (first[1], base, line)} == {80}
 
 
+def test_a_cell_that_does_not_train_as_one_device_has_no_ratio(rows):
+    run, _ = screen(cell=2)
+    part = {
+        "initial_digest": None,
+        "first_loss": [2.3, 2.28],
+        "replayed_loss": [],
+        "samples_per_pass": 8,
+        "batch_norm": False,
+        "random": False,
+        "settings": {},
+    }
+    for row, second in zip(rows, (2.28, 2.31), strict=True):
+        training = {**part, "first_loss": [2.3, second]}
+        write(Path("results"), row.cell, {**result(row.cell, epoch_s=6.0), "training": training})
+    run.started(job(7, rows, 0), 100.0)
+    (base,) = run.finished(7, 110.0)
+    assert "base" in base
+    run.started(job(8, rows, 1), 110.0)
+    line, why = run.finished(8, 130.0)
+    assert "no ratio" in line
+    assert why.strip().startswith("does not train as one device does: loss 2.31 at step 2")
+
+
 def test_links_are_left_for_as_long_as_is_planned(rows):
     run_screen.follow("demo", SITE_NAME, rows, links_s=[150.0])
     run, _ = screen(cell=2, links_of_fabric=1)

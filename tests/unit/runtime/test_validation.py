@@ -15,7 +15,7 @@ from test_checkpoint import CPU, IDENTITY, Counting, checkpoints
 from torch import nn
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.result import EpochAccuracy
+from ddlbench.experiment.training import EpochAccuracy
 from ddlbench.runtime import loop, meters, tcp_traffic, validation
 from ddlbench.runtime.between_steps import accuracies, drain_notes
 from ddlbench.runtime.checkpoint.store import newest

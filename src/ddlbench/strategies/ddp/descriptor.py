@@ -48,6 +48,7 @@ from ddlbench.planning.gradient_traffic import (
     filled_buckets,
 )
 from ddlbench.planning.memory import data_parallel_bytes
+from ddlbench.planning.network_traits import NetworkTraits, unsupported_weights
 from ddlbench.planning.plan import PlanDetails
 from ddlbench.strategies.ddp.low_rank import EXACT_STEPS, bucket_bytes
 
@@ -174,10 +175,33 @@ class DistributedDataParallel(DataParallel):
             )
         return super().supports(cell)
 
+    def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
+        """PowerSGD factorises matrices; a sharded optimiser keeps its weights in one vector."""
+        details = DdpDetails.of(plan)
+        if details.hook == "powersgd" and traits.scalars:
+            return unsupported_weights(
+                "powersgd",
+                traits.scalars,
+                "takes no weight without a dimension",
+                "write hook: none",
+            )
+        if details.hook != "none" and (traits.sparse or traits.complex):
+            return unsupported_weights(
+                f"hook {details.hook}",
+                (*traits.sparse, *traits.complex),
+                "takes dense gradients of real numbers",
+                "write hook: none",
+            )
+        return None
+
     def is_synchronous(self, cell: Cell, details: Mapping[str, Any] | None = None) -> bool:
         """What PowerSGD has not sent of a gradient joins those of later weights."""
         current = self.option_values(cell)["hook"] != "powersgd"
         return current and super().is_synchronous(cell, details)
+
+    def precision(self, cell: Cell) -> str:
+        """A hook sends gradients of half precision, or of low rank."""
+        return cell.precision if self.option_values(cell)["hook"] == "none" else "bf16"
 
     def zero_stage(self, cell: Cell) -> int:
         return int(self.option_values(cell)["shard"] == "optimizer")

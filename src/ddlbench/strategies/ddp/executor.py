@@ -49,12 +49,12 @@ class DdpExecutor(StepwiseExecutor):
             # A number is also the size of the first bucket; None keeps torch's smaller one.
             bucket_cap_mb=cap_bytes / 2**20 if first_bytes == cap_bytes else None,
             broadcast_buffers=False,
+            # DDP would wait for ever for the gradient of a weight that a step does not use.
+            find_unused_parameters=bool(self.context.traits.unused),
             gradient_as_bucket_view=details.bucket_view,
         )
         self.low_rank: LowRank | None = None
         if details.hook == "powersgd":
-            if any(parameter.dim() == 0 for parameter in network.parameters()):
-                raise Unsupported("powersgd takes no weight without a dimension; write hook: none")
             self.low_rank = LowRank(details.hook_rank)
             replica.register_comm_hook(Hook(self.spans, self.low_rank), called)
         elif details.hook == "fp16":

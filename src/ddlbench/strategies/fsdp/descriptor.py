@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import data_parallel_placement, uneven_shares
+from ddlbench.planning.network_traits import NetworkTraits, unsupported_weights
 from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.sharded import ShardedTraffic, ShardedUnit, sharded_bytes
 from ddlbench.planning.strategy import DeviceKind, Process, Strategy
@@ -77,6 +79,24 @@ class FullyShardedDataParallel(Strategy):
     def supports(self, cell: Cell) -> str | None:
         return uneven_shares(cell)
 
+    def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
+        """FSDP shares the rows of contiguous weights, which lose their hooks."""
+        for names, why, instead in (
+            (
+                traits.scalars,
+                "cannot share a weight without a dimension",
+                "write its shape as (1,)",
+            ),
+            (traits.strided, "takes contiguous weights only", "remove .to(memory_format=...)"),
+            (traits.sparse, "cannot sum sparse gradients", "write sparse=False"),
+            (traits.mixed_types, "takes blocks of weights of one type", "split the block"),
+            (traits.whole_numbers, "shares no whole numbers", "register it as a buffer"),
+            (traits.hooked, "drops hooks of a weight's gradient", "change it within forward"),
+        ):
+            if names:
+                return unsupported_weights("FSDP", names, why, instead)
+        return None
+
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         return data_parallel_placement(cell)
 
@@ -87,6 +107,9 @@ class FullyShardedDataParallel(Strategy):
             "on CPUs gloo's reduce-scatter costs an all-reduce, and no collective runs beside "
             "computation"
         )
+
+    def precision(self, cell: Cell) -> str:
+        return "bf16" if self.option_values(cell)["param_dtype"] == "bf16" else cell.precision
 
     def zero_stage(self, cell: Cell) -> int:
         return 3 if self.option_values(cell)["reshard_after_forward"] else 2

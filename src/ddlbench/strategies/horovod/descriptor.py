@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import DataParallel
 from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic, buckets
+from ddlbench.planning.network_traits import NetworkTraits, unsupported_weights
 from ddlbench.planning.plan import PlanDetails
 
 if TYPE_CHECKING:
@@ -81,6 +83,24 @@ class Horovod(DataParallel):
         },
     }
     younger_options: ClassVar[frozenset[str]] = frozenset({"autotune"})
+
+    def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
+        """Horovod 0.28 sends contiguous real numbers."""
+        if traits.strided:
+            return unsupported_weights(
+                "Horovod",
+                traits.strided,
+                "takes contiguous weights only",
+                "remove .to(memory_format=...)",
+            )
+        if traits.complex:
+            return unsupported_weights(
+                "Horovod",
+                traits.complex,
+                "sends real numbers only",
+                "keep the two parts of a complex weight in one real weight (torch.view_as_complex)",
+            )
+        return None
 
     def remarks(self, cell: Cell, details: Mapping[str, Any]) -> tuple[str, ...]:
         """That Horovod was still trying in the measured steps, or never began."""

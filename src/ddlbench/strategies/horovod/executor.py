@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -64,6 +65,7 @@ class HorovodExecutor(StepwiseExecutor):
             os.environ["HOROVOD_AUTOTUNE"] = "1"
             if self.process.rank == 0 and self.context.folder is not None:
                 self.tuning_log = TuningLog(self.context.folder)
+        check_host_name()
         self.hvd.init()
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -73,7 +75,9 @@ class HorovodExecutor(StepwiseExecutor):
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = self.hvd.DistributedOptimizer(
-            super().make_optimizer(), named_parameters=self.module.named_parameters()
+            super().make_optimizer(),
+            named_parameters=self.module.named_parameters(),
+            sparse_as_dense=bool(self.context.traits.sparse),
         )
         return optimizer
 
@@ -177,6 +181,26 @@ def _set_environment(plan: Plan, process: Process, context: Context) -> Rendezvo
 def _host(process: Process) -> str:
     """A name for each node of the plan; on one machine, several nodes have the same host name."""
     return f"node{process.node}"
+
+
+def check_host_name() -> None:
+    """Check that this node's name has an address, without which gloo crashes in Horovod.
+
+    Raises:
+        HostUnknown: it has none.
+    """
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        raise HostUnknown(
+            f"this node's name {name!r} has no address ({error}), and Horovod would crash; add it "
+            "to /etc/hosts"
+        ) from error
+
+
+class HostUnknown(Exception):  # noqa: N818 - what is wrong
+    """The name of a node cannot be resolved."""
 
 
 def _started_by_mpi() -> bool:

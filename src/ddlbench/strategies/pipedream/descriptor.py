@@ -24,6 +24,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import pipeline_bytes
+from ddlbench.planning.network_traits import (
+    NetworkTraits,
+    unsupported_weights,
+    whole_numbers_at_a_cut,
+)
 from ddlbench.planning.pipeline import (
     Pipeline,
     PipelineRun,
@@ -156,6 +161,17 @@ class StagedStrategy(Strategy):
 
     def schedule_of(self, plan: Plan, mini_batches: int) -> PlannedSchedule:
         return PlannedSchedule(self.schedule(plan.details, mini_batches))
+
+    def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
+        """A cut needs values with a gradient; versions of weights have no hooks."""
+        if traits.hooked:
+            return unsupported_weights(
+                "a version of the weights",
+                traits.hooked,
+                "has none of the hooks of a parameter's gradient",
+                "change the gradient within forward, by torch.autograd.Function",
+            )
+        return whole_numbers_at_a_cut(traits, plan)
 
     def pipeline_run(self, plan: Plan) -> PipelineRun:
         details, samples = PipeDreamDetails.of(plan), plan.cell.batch_size

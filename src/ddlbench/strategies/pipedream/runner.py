@@ -83,7 +83,7 @@ class ScheduleRunner:
         self._updates = -(-self.schedule.micro_batches // self._replicas)
         self._arrived: Tensor | None = None
         self._leaving: Tensor | None = None
-        self._gradients: list[Tensor] | None = None
+        self._gradients: list[Tensor | None] | None = None
         self._sums: list[tuple[int, GradientSum]] = []
         self._do: dict[str, Callable[[Action], None]] = {
             "receive_activation": self._receive,
@@ -152,9 +152,8 @@ class ScheduleRunner:
         self.parts.versions.release(self._base + self.version(number))
 
     def _all_reduce(self, action: Action) -> None:
-        gradients = self._gradients
-        if gradients is None:  # at the end, other replicas may have one mini-batch more
-            gradients = self.parts.versions.no_gradients()
+        # At the end, other replicas may have one mini-batch more.
+        gradients = self.parts.versions.complete(self._gradients)
         self._gradients = None
         total = GradientSum(gradients, self.parts.replica_group)
         self._sums.append((action.micro_batch, total))
@@ -170,11 +169,11 @@ class ScheduleRunner:
             update, total = self._sums.pop(0)
             with self.spans.span("all_reduce_wait", update * self._replicas):
                 gradients = list(total.wait(len(self.mini_batches(update))))
-            self._step(update, gradients)
+            self._step(update, self.parts.versions.in_their_places(gradients))
         self.clock.mark()
         self.parts.context.progress(self.mini_batches(action.micro_batch).stop)
 
-    def _step(self, update: int, gradients: list[Tensor]) -> None:
+    def _step(self, update: int, gradients: list[Tensor | None]) -> None:
         with self.spans.span("update", update * self._replicas), torch.no_grad():
             self.set_rate(update * self._replicas)
             self.parts.versions.update(gradients)

@@ -16,12 +16,16 @@ SOSP 2019, section 3.3, "weight stashing")::
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+
+Weights = dict[str, Tensor]
+"""A version of a stage's parameters, by name."""
 
 
 @dataclass
@@ -30,7 +34,29 @@ class _Passage:
 
     inputs: Tensor
     outputs: Tensor
-    weights: dict[str, Tensor]
+    weights: Weights
+
+
+class _Holder(nn.Module):
+    """Runs functions while its blocks hold other weights than their own.
+
+    A block may run code in the backward pass as well: recomputation, or a hook. So both passes of a
+    mini-batch run within its version.
+    """
+
+    def __init__(self, blocks: nn.Sequential) -> None:
+        super().__init__()
+        self.blocks = blocks
+
+    def forward(self, function: Callable[[], Tensor | None]) -> Tensor | None:
+        """What the function returns."""
+        return function()
+
+    def within(self, weights: Weights, function: Callable[[], Tensor | None]) -> Tensor | None:
+        """Run a function with ``weights`` in place of the blocks' parameters."""
+        held = {f"blocks.{name}": weight for name, weight in weights.items()}
+        outputs: Tensor | None = functional_call(self, held, (function,))
+        return outputs
 
 
 class Stage:
@@ -51,13 +77,13 @@ class Stage:
         first: bool,
         loss_function: Callable[[Tensor, Tensor], Tensor] | None,
     ) -> None:
-        self._blocks = blocks
+        self._holder = _Holder(blocks)
         self._first = first
         self._loss_function = loss_function
         self._under_way: dict[int, _Passage] = {}
 
     def forward(
-        self, number: int, inputs: Tensor, weights: dict[str, Tensor], labels: Tensor | None
+        self, number: int, inputs: Tensor, weights: Weights, labels: Tensor | None
     ) -> Tensor:
         """The output, or the loss on the last stage: contiguous and detached.
 
@@ -69,15 +95,20 @@ class Stage:
         """
         if not self._first:
             inputs.requires_grad_()
-        outputs: Tensor = functional_call(self._blocks, weights, (inputs,))
+        outputs = self._holder.within(weights, partial(self._holder.blocks, inputs))
+        assert outputs is not None
         if self._loss_function is not None:
             assert labels is not None
             outputs = self._loss_function(outputs, labels)
         self._under_way[number] = _Passage(inputs, outputs, weights)
         return outputs.detach().contiguous()
 
-    def backward(self, number: int, gradient: Tensor | None) -> tuple[Tensor | None, list[Tensor]]:
+    def backward(
+        self, number: int, gradient: Tensor | None
+    ) -> tuple[Tensor | None, list[Tensor | None]]:
         """Gradients of the inputs (None on the first stage) and of the weights, in their order.
+
+        A weight that is not trained, or not used, has none.
 
         Args:
             number: of the mini-batch, whose activations are freed.
@@ -85,17 +116,19 @@ class Stage:
         """
         passage = self._under_way.pop(number)
         weights = list(passage.weights.values())
-        inputs = weights if self._first else [passage.inputs, *weights]
-        if not inputs or not passage.outputs.requires_grad:  # a first stage without weights
-            return None, []
-        values = torch.autograd.grad(passage.outputs, inputs, gradient, allow_unused=True)
-        gradients = [
-            torch.zeros_like(tensor) if value is None else value
-            for tensor, value in zip(inputs, values, strict=True)
-        ]
+        if passage.outputs.requires_grad:  # else nothing of this stage is trained
+            self._holder.within(
+                passage.weights, partial(torch.autograd.backward, passage.outputs, gradient)
+            )
+        gradients = [weight.grad for weight in weights]
+        for weight in weights:  # other mini-batches may use the version, too
+            weight.grad = None
         if self._first:
             return None, gradients
-        return gradients[0].contiguous(), gradients[1:]
+        of_inputs = passage.inputs.grad
+        if of_inputs is None:  # the stage before waits for a gradient, whatever it is
+            of_inputs = torch.zeros_like(passage.inputs)
+        return of_inputs.contiguous(), gradients
 
 
 class WeightVersions:
@@ -123,7 +156,7 @@ class WeightVersions:
         self.newest = 0
         self.most = 1
 
-    def acquire(self, number: int) -> dict[str, Tensor]:
+    def acquire(self, number: int) -> Weights:
         """Weights of a version by name, as leaves of autograd; held until released."""
         self._users[number] += 1
         return self._versions[number]
@@ -138,11 +171,12 @@ class WeightVersions:
         self._needed = number
         self._free()
 
-    def update(self, gradients: Sequence[Tensor]) -> None:
+    def update(self, gradients: Sequence[Tensor | None]) -> None:
         """One step of the optimizer; gradients in the order of the module's parameters."""
         if self._users[self.newest] or self._needed <= self.newest:
             for parameter in self._parameters.values():
-                parameter.data = parameter.data.clone()
+                if parameter.requires_grad:  # the others never change
+                    parameter.data = parameter.data.clone()
         else:
             del self._versions[self.newest]
         for parameter, gradient in zip(self._parameters.values(), gradients, strict=True):
@@ -153,9 +187,24 @@ class WeightVersions:
         self._versions[self.newest] = self._view()
         self.most = max(self.most, len(self._versions))
 
-    def no_gradients(self) -> list[Tensor]:
-        """Zeros, as gradients of a replica that has no mini-batch."""
-        return [torch.zeros_like(parameter) for parameter in self._parameters.values()]
+    def complete(self, gradients: Sequence[Tensor | None] | None) -> list[Tensor]:
+        """Dense gradients of the trained weights, zeros for those that are missing.
+
+        Args:
+            gradients: of all weights; None of a replica that has no mini-batch.
+        """
+        parameters = list(self._parameters.values())
+        known = gradients or [None] * len(parameters)
+        return [
+            torch.zeros_like(parameter) if gradient is None else gradient.to_dense()
+            for parameter, gradient in zip(parameters, known, strict=True)
+            if parameter.requires_grad
+        ]
+
+    def in_their_places(self, gradients: Iterable[Tensor]) -> list[Tensor | None]:
+        """Gradients of the trained weights, with None for the others."""
+        values = iter(gradients)
+        return [next(values) if p.requires_grad else None for p in self._parameters.values()]
 
     def settle(self) -> None:
         """Keep the newest version only, as no mini-batch is in flight."""
@@ -167,9 +216,11 @@ class WeightVersions:
         for weights in self._versions.values():
             yield from weights.values()
 
-    def _view(self) -> dict[str, Tensor]:
+    def _view(self) -> Weights:
         # .data shares memory but not autograd's count of in-place changes.
-        return {name: p.data.requires_grad_() for name, p in self._parameters.items()}
+        return {
+            name: p.data.requires_grad_(p.requires_grad) for name, p in self._parameters.items()
+        }
 
     def _free(self) -> None:
         below = min(self._needed, self.newest)

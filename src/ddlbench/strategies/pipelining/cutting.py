@@ -12,7 +12,6 @@ makes ``planning/block_table.csv``, the planner's facts about the built-in netwo
 
 from __future__ import annotations
 
-import copy
 import csv
 import io
 import math
@@ -27,6 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import load, pairs
+from ddlbench.networks.copying import copy_with_its_tensors
 from ddlbench.networks.flatten import out_of_place
 from ddlbench.networks.inputs import input_dtype
 from ddlbench.planning.network_tables import BLOCK_COLUMNS
@@ -54,7 +54,8 @@ class TensorForm:
 
 def input_form(network: nn.Module, cell: Cell, samples: int) -> TensorForm:
     """Form of a batch of inputs, (samples, C, ...) of the weights' type, or tokens (samples, T)."""
-    dtype = next((p.dtype for p in network.parameters()), torch.float32)
+    floating = (p.dtype for p in network.parameters() if p.is_floating_point())
+    dtype = next(floating, torch.float32)
     return sample_form(DATASETS[cell.dataset], samples, dtype)
 
 
@@ -95,8 +96,7 @@ def block_facts(
         passing = micro_batch.tensor(device)
         for block in network:
             state = {**dict(block.named_parameters()), **dict(block.named_buffers())}
-            # Copy attributes, as a block may count its calls, but share the tensors.
-            double = copy.deepcopy(block, {id(tensor): tensor for tensor in state.values()})
+            double = copy_with_its_tensors(block)
             fakes = {n: torch.empty_like(t, device=device) for n, t in state.items()}
             with FlopCounterMode(display=False) as counter:
                 passing = functional_call(double, fakes, (passing,))

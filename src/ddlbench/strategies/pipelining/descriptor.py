@@ -26,6 +26,7 @@ from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.fitting import micro_batch_counts
 from ddlbench.planning.memory import pipeline_bytes
+from ddlbench.planning.network_traits import NetworkTraits, whole_numbers_at_a_cut
 from ddlbench.planning.pipeline import (
     Pipeline,
     PipelineRun,
@@ -284,6 +285,10 @@ class SynchronousPipeline(Strategy):
 
     def micro_batches(self, plan: Plan) -> int:
         return int(PipeliningDetails.of(plan).chunks)
+
+    def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
+        """A cut needs values with a gradient."""
+        return whole_numbers_at_a_cut(traits, plan)
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         return pipeline_bytes(workload, plan, self.pipeline_of(plan))

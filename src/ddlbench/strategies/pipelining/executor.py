@@ -24,6 +24,7 @@ from ddlbench.strategies.executor import MiniBatch, StepwiseExecutor, Unsupporte
 from ddlbench.strategies.gradient_sum import sum_gradients
 from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts, input_form
 from ddlbench.strategies.pipelining.descriptor import PipeliningDetails, SynchronousPipeline
+from ddlbench.strategies.pipelining.split_backward import check_split_backward
 from ddlbench.strategies.pipelining.stage import WatchedStage, make_stage, torch_schedule
 from ddlbench.strategies.process_group import join_all, side_by_side
 from ddlbench.strategies.timing import SpanRecorder
@@ -41,10 +42,13 @@ class PipelineExecutor(StepwiseExecutor):
         self.planned: Schedule = descriptor.pipeline_schedule(self.plan.cell)
         details = PipeliningDetails.of(self.plan)
         self.replicas, self.chunks = int(details.replicas), int(details.chunks)
+        self.blocks = self._block_ranges(len(network))
+        # Tests compare built-in networks with sequential training; no other is known.
+        if self.context.traits.blocks and self._splits_backward():
+            check_split_backward(network, self.blocks, self.plan.cell)
         self._join()
         samples = self.plan.cell.batch_size // (self.replicas * self.chunks)
         micro_batch = input_form(network, self.plan.cell, samples)
-        self.blocks = self._block_ranges(len(network))
         place = (self.process.stage,)
         mine = [s for s, ranks in enumerate(self.planned.stage_ranks) if ranks == place]
         self.passes: list[Action] = []
@@ -95,6 +99,10 @@ class PipelineExecutor(StepwiseExecutor):
         self.pipeline = side_by_side(pipelines, self.context)
         stages = [list(column) for column in zip(*pipelines, strict=True)]
         self.replica_group = side_by_side(stages, self.context)
+
+    def _splits_backward(self) -> bool:
+        actions = self.planned.computations(self.process.stage)
+        return any(action.kind == "backward_input" for action in actions)
 
     def _block_ranges(self, blocks: int) -> list[range]:
         """The planned blocks of each stage.

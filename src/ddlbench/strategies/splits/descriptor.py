@@ -28,6 +28,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.groups import larger_groups, placement_of_groups, uneven_groups
 from ddlbench.planning.network_tables import DIMENSIONS, why_too_many
+from ddlbench.planning.network_traits import NetworkTraits, unsupported_weights
 from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.strategy import LayerSplit, Process, Strategy
 from ddlbench.strategies.splits.shares import By, layer_split, split_bytes
@@ -146,6 +147,17 @@ class SplitStrategy(Strategy):
             by=self.by,
             group=int(details.group),
             replicas=int(details.replicas),
+        )
+
+    def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
+        """Parts of a weight are new weights, without its hooks."""
+        if not traits.hooked:
+            return None
+        return unsupported_weights(
+            f"{self.label} splits weights, and a part",
+            traits.hooked,
+            "has none of the hooks of a weight's gradient",
+            "change the gradient within forward, by torch.autograd.Function",
         )
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:

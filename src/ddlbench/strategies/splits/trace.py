@@ -8,7 +8,6 @@ network's *head*, the first block that reads all positions at once.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ddlbench.networks.copying import copy_with_its_tensors
 from ddlbench.strategies.pipelining.cutting import TensorForm
 
 # Layers that treat every position alike, so that they need no exchange of rows.
@@ -83,9 +83,7 @@ def trace(network: nn.Sequential, sample: TensorForm, device: torch.device) -> l
         sample: form of a batch of inputs, (N, C, ...).
         device: where the network will run.
     """
-    tensors = [*network.parameters(), *network.buffers()]
-    # Copy attributes, as a block may count its calls, but share the tensors.
-    double = copy.deepcopy(network, {id(tensor): tensor for tensor in tensors})
+    double = copy_with_its_tensors(network)
     traced = []
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         passing = sample.tensor(device)

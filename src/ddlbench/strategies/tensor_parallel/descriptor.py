@@ -23,8 +23,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell, OptionValue
+from ddlbench.experiment.status import Reason
 from ddlbench.planning.groups import larger_groups, placement_of_groups, uneven_groups
 from ddlbench.planning.network_tables import linear_pairs, why_not_in_pairs
+from ddlbench.planning.network_traits import NetworkTraits, unsupported_weights
 from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.strategy import Process, Strategy
 from ddlbench.strategies.tensor_parallel.shares import DeviceShare
@@ -75,6 +77,17 @@ class TensorParallel(Strategy):
         if known is None:  # a user's own network is checked when it runs
             return None
         return why_not_in_pairs(known, cell.network, self.name, size)
+
+    def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
+        """Parts of a weight are new weights, without its hooks."""
+        if not traits.hooked:
+            return None
+        return unsupported_weights(
+            f"{self.label} splits weights, and a part",
+            traits.hooked,
+            "has none of the hooks of a weight's gradient",
+            "change the gradient within forward, by torch.autograd.Function",
+        )
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         return placement_of_groups(cell, self.group_size(cell))

@@ -18,6 +18,7 @@ from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
 from ddlbench.strategies.timing import Span
 from ddlbench.strategies.torchgpipe.descriptor import TorchGPipeDetails
 from ddlbench.strategies.torchgpipe.spans import PartitionSpan, recording
+from ddlbench.strategies.torchgpipe.statistics import count_once
 from ddlbench.strategies.torchgpipe.workers import KeptWorkers
 
 
@@ -45,6 +46,8 @@ class GPipeExecutor(StepwiseExecutor):
             self.context.fixed.get("blocks_per_device")
             or choose_balance(rule, network, sample, devices, self.chunks)
         )
+        if self.checkpoint != "never":
+            count_once(network)
         return GPipe(
             network,
             balance=self.balance,

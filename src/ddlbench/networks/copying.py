@@ -1,0 +1,72 @@
+"""Copies of a module, also of such that ``copy.deepcopy`` refuses.
+
+torch copies no tensor that an operation has computed. Some modules hold such a tensor as a plain
+attribute: ``torch.nn.utils.weight_norm`` keeps the weight of the last forward pass, for example.
+The next forward pass computes it anew, so its value is enough for a copy.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+def copy_of(module: _Module, tensors: Mapping[Tensor, Tensor] | None = None) -> _Module:
+    """A deep copy of a module; what cannot be copied, as a lock or an open file, is shared.
+
+    Args:
+        module: anything.
+        tensors: what the copy has in place of some of the module's tensors.
+    """
+    known: dict[int, object] = {id(old): new for old, new in (tensors or {}).items()}
+    known.update((id(tensor), tensor.detach().clone()) for tensor in _computed(module))
+    try:
+        return copy.deepcopy(module, dict(known))
+    except (TypeError, RuntimeError, NotImplementedError):
+        known.update((id(value), value) for value in _uncopied(module))
+        return copy.deepcopy(module, known)
+
+
+def copy_with_its_tensors(module: _Module) -> _Module:
+    """A copy of the attributes only, as a block may count its calls; tensors are the original's."""
+    return copy_of(module, {tensor: tensor for tensor in tensors_of(module)})
+
+
+def tensors_of(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters and buffers."""
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _computed(module: nn.Module) -> Iterator[Tensor]:
+    """Tensors in plain attributes that an operation has computed."""
+    for value in _attributes(module):
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, Tensor) and not leaf.is_leaf:
+                yield leaf
+
+
+def _uncopied(module: nn.Module) -> Iterator[object]:
+    """Values of plain attributes that refuse a copy."""
+    for value in _attributes(module):
+        try:
+            copy.deepcopy(value)
+        except (TypeError, RuntimeError, NotImplementedError):
+            yield value
+
+
+def _attributes(module: nn.Module) -> Iterator[object]:
+    """Values of all plain attributes; those of torch's own are its weights, buffers and hooks."""
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if name not in _OF_TORCH and not isinstance(value, nn.Module):
+                yield value
+
+
+_OF_TORCH = frozenset(vars(nn.Module()))

@@ -1,0 +1,192 @@
+"""Looks at a built network with one tiny training step on a copy, and fills its traits.
+
+::
+
+    block 0 -> block 1 -> ... -> sum -> backward      two samples, on the CPU
+       |          |                        |
+       |          output has a gradient?   which weights get one, is it sparse?
+       wrote into its input?
+
+Large networks compute nothing: they run on fake tensors, which have shapes only.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.networks.copying import copy_of, tensors_of
+from ddlbench.networks.foreign import seeded
+from ddlbench.networks.inputs import made_up_inputs
+from ddlbench.planning.network_traits import NetworkTraits
+
+_SAMPLES = 2  # batch norm needs more than one
+_COMPUTED_BYTES = 2**28  # weights of the largest networks that compute
+_NORMALISED = "more than 1 value per channel"  # torch's words, where batch norm has one sample
+
+
+@dataclass
+class _Step:
+    """What a tiny step shows.
+
+    Args:
+        writes_input: blocks that overwrite what they are given.
+        without_gradient: blocks whose output is no number that a gradient can belong to.
+        gradients: of the copies of all trained weights; None where the step gives none.
+        random: whether the step drew random numbers.
+        trains: whether its loss has a gradient.
+    """
+
+    writes_input: list[str] = field(default_factory=list)
+    without_gradient: list[str] = field(default_factory=list)
+    gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    random: bool = False
+    trains: bool = True
+
+
+def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
+    """Traits of a network; blocks that overwrite their input get a copy of it from now on.
+
+    An input may still be needed by another stage, or by a recomputation, and the first block's is
+    the loader's own memory. What a copy costs, every strategy pays, and results do not change.
+
+    Args:
+        network: the whole network on the CPU, with its weights.
+        spec: of the data that it reads.
+    """
+    step = _try_step(network, spec)
+    for name in step.writes_input:
+        network.get_submodule(name).register_forward_pre_hook(_with_a_copy)
+    weights = dict(network.named_parameters())
+    trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
+    gradients = step.gradients
+    return NetworkTraits(
+        blocks=tuple(network._modules),
+        without_gradient=tuple(step.without_gradient),
+        unused=tuple(name for name, gradient in gradients.items() if gradient is None),
+        sparse=tuple(n for n, g in gradients.items() if g is not None and g.is_sparse),
+        scalars=tuple(name for name, weight in trained.items() if weight.dim() == 0),
+        strided=tuple(name for name, weight in trained.items() if not weight.is_contiguous()),
+        complex=tuple(name for name, weight in trained.items() if weight.is_complex()),
+        hooked=tuple(name for name, weight in trained.items() if _hooks(weight)),
+        whole_numbers=tuple(n for n, weight in weights.items() if not _has_gradient(weight)),
+        mixed_types=tuple(name for name, block in network._modules.items() if _mixed(block)),
+        trains=step.trains,
+        batch_norm=normalises(network),
+        needs_two_samples=_needs_two(network, spec),
+        random=step.random or draws_numbers(network),
+    )
+
+
+def static_traits(network: nn.Sequential) -> NetworkTraits:
+    """The traits of a built-in network, which are those of its layers."""
+    return NetworkTraits(batch_norm=normalises(network), random=draws_numbers(network))
+
+
+def normalises(network: nn.Module) -> bool:
+    """Whether a layer normalises over the samples of a pass."""
+    return any(isinstance(one, nn.modules.batchnorm._BatchNorm) for one in network.modules())
+
+
+def draws_numbers(network: nn.Module) -> bool:
+    """Whether there is a layer of dropout."""
+    dropouts = (one for one in network.modules() if isinstance(one, nn.modules.dropout._DropoutNd))
+    return any(one.p > 0 for one in dropouts)
+
+
+def _with_a_copy(_block: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (inputs[0].clone(), *inputs[1:])
+
+
+def _hooks(weight: Tensor) -> bool:
+    return bool(weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None))
+
+
+def _mixed(block: nn.Module | None) -> bool:
+    weights = block.parameters() if block is not None else ()
+    return len({weight.dtype for weight in weights if weight.requires_grad}) > 1
+
+
+def _has_gradient(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _try_step(network: nn.Sequential, spec: DatasetSpec) -> _Step:
+    """A step that computes, of a small network; else one on fake tensors, if it can run so."""
+    small = sum(tensor.nbytes for tensor in tensors_of(network)) <= _COMPUTED_BYTES
+    for computes in (True,) if small else (False, True):
+        with seeded(0):
+            try:
+                return _step(network, spec, computes=computes)
+            except Exception:  # fake tensors or this CPU cannot: training tells what is wrong
+                continue
+    return _Step()
+
+
+def _step(network: nn.Sequential, spec: DatasetSpec, *, computes: bool) -> _Step:
+    """Forward and backward pass of a copy."""
+    step = _Step()
+    with _computing(computes), torch.enable_grad():
+        twin = copy_of(network, None if computes else _fakes(network)).train()
+        passing = made_up_inputs(spec, _SAMPLES, "cpu")
+        states = _random_states() if computes else ()  # fakes draw nothing
+        for name, block in twin._modules.items():  # named_children skips repeated modules
+            assert block is not None
+            inputs = passing.clone()  # as such a block gets from now on
+            version = inputs._version
+            passing = block(inputs)
+            if inputs._version != version:
+                step.writes_input.append(name)
+            if not _has_gradient(passing):
+                step.without_gradient.append(name)
+        step.random = computes and _random_states() != states
+        step.trains = passing.requires_grad
+        if step.trains:
+            passing.abs().sum().backward()
+        for name, weight in twin.named_parameters():
+            if weight.requires_grad:
+                step.gradients[name] = weight.grad
+    return step
+
+
+def _computing(computes: bool) -> AbstractContextManager[object]:
+    return nullcontext() if computes else FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _fakes(network: nn.Module) -> dict[Tensor, Tensor]:
+    """Tensors without data in place of all parameters and buffers, within a mode of fakes."""
+    fakes: dict[Tensor, Tensor] = {}
+    for tensor in tensors_of(network):
+        fake = torch.empty_like(tensor, device="cpu")
+        if isinstance(tensor, nn.Parameter):
+            fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        fakes[tensor] = fake
+    return fakes
+
+
+def _random_states() -> tuple[object, ...]:
+    """States of all generators of the host, to be compared."""
+    kind, keys, place, *_ = np.random.get_state()
+    numbers = (kind, np.asarray(keys).tobytes(), place)
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numbers
+
+
+def _needs_two(network: nn.Sequential, spec: DatasetSpec) -> bool:
+    """Whether a pass of one sample fails because there is nothing to normalise over."""
+    if not normalises(network):
+        return False
+    try:
+        with seeded(0), _computing(False):
+            copy_of(network, _fakes(network)).train()(made_up_inputs(spec, 1, "cpu"))
+    except ValueError as error:
+        return _NORMALISED in str(error)
+    except Exception:  # what fake tensors cannot do is no trait
+        return False
+    return False

@@ -1,0 +1,273 @@
+"""Departures: cells that do not train as one device does, by the losses of their first steps.
+
+::
+
+    step                1      2      3      4
+    one device        2.302  2.304  2.281  2.270     same network, batches, seed and settings
+    synchronous       2.302  2.304  2.294            departs at step 3: a weight stayed as it was
+    older weights     2.302  |                       the first step only: its weights are initial
+    its replay        2.302  2.304  2.303  2.291     the rest of it, where there is a replay
+
+What a step computes is fixed by the cell, so its loss may differ by rounding only, and the bound
+for it grows from step to step. Two effects are known and larger: a batch norm takes its statistics
+of the samples of one pass, and ranks draw random numbers of their own. Such cells are held against
+a gross bound: a loss that is no number, or off by more than half of the first.
+
+Cells of one network that began with other weights are not compared at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Self
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.registry import BASE
+from ddlbench.experiment.result import Result
+from ddlbench.experiment.site import did_not_compute
+from ddlbench.experiment.status import Status
+from ddlbench.experiment.training import Training
+from ddlbench.planning.strategy import known_strategy
+
+OTHER_TRAINING = "does not train as one device does"
+OTHER_WEIGHTS = "began with other weights than"
+
+# Fields of a cell that change no sample of a step, and its arithmetic by rounding at most.
+_FREE = frozenset(
+    {
+        *("strategy", "options", "nodes", "devices_per_node", "fabric", "repeat", "epochs"),
+        *("loader_workers", "threads_per_device", "cudnn_benchmark", "deterministic", "compile"),
+        *("checkpoint_every_steps", "validate"),
+    }
+)
+_FIXED = tuple(field.name for field in fields(Cell) if field.name not in _FREE)
+_OF_WEIGHTS = ("dataset", "network", "seed")
+
+# Largest difference of a first loss, in parts of it. A unit roundoff is 6e-8 in float32; sums of
+# thousands of products in another order, or by another algorithm of a convolution, err by some
+# hundred of it. TF32 rounds factors to 5e-4 and bfloat16 to 2e-3, and both add up in float32.
+# Measured over 8 steps (MLP, VGG-11, AlexNet and GPT-tiny, learning rates 0.01 and 0.1, samples in
+# another order or in two halves): at most 2e-7, 3e-4 and 3e-3, with TF32 imitated on a CPU.
+_ROUNDING: Mapping[str, float] = {"fp32": 1e-5, "tf32": 1e-3, "bf16": 5e-3}
+# Batch norm divides by deviations that may be small, and so amplifies rounding: ResNet-18 of 8
+# samples in another order, float32: 9e-8 at the second step, then 2e-5, 2e-4, 2e-3.
+_AMPLIFICATION = 10.0
+# Honest departures of batch norm over other samples were up to 0.11 (ResNet-18 with GPipe).
+_GROSS = 0.5
+_DIVERGES = 2.0  # times the first loss
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """The largest difference that rounding explains, in parts of the first loss of one device.
+
+    Args:
+        first: at the first step. Each update adds as much.
+        amplified: each step multiplies it instead.
+    """
+
+    first: float
+    amplified: bool = False
+
+    def at(self, step: int) -> float:
+        grown = self.first * (_AMPLIFICATION**step if self.amplified else step + 1)
+        return min(grown, _GROSS)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What of a result tells how its cell trained.
+
+    Args:
+        cell: what was measured.
+        training: its beginning.
+        synchronous: every update uses gradients of current weights, of one mini-batch.
+    """
+
+    cell: Cell
+    training: Training
+    synchronous: bool
+
+    @classmethod
+    def of(cls, cell: Cell, result: Result) -> Self | None:
+        """Read it from a cell's result; None where nothing was trained, or nothing is known."""
+        if result.status != Status.OK or result.training is None or did_not_compute(result.notes):
+            return None
+        synchronous = result.update_semantics == "synchronous" and _sums_one_batch(cell, result)
+        return cls(cell, result.training, synchronous)
+
+    @property
+    def is_base(self) -> bool:
+        return self.cell.strategy == BASE
+
+
+def _sums_one_batch(cell: Cell, result: Result) -> bool:
+    strategy = known_strategy(cell.strategy)
+    if strategy is None:
+        return True
+    try:
+        return strategy.samples_per_update(cell, result.plan_details) == cell.batch_size
+    except (ValueError, TypeError, KeyError, ArithmeticError):  # the schema takes any details
+        return True
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a cell was compared with one device.
+
+    Args:
+        reference: id of the cell of one device; None where no cell trained the same there.
+        departure: a sentence without a full stop; empty if the cell does not depart.
+    """
+
+    reference: str | None
+    departure: str
+
+
+def compared(trained: Iterable[Trained]) -> dict[str, Comparison]:
+    """The comparison of each cell that is none of one device, by its id."""
+    every = list(trained)
+    bases = [one for one in every if one.is_base]
+    by_training = _grouped(bases, _FIXED)
+    bases_of_weights, by_weights = _grouped(bases, _OF_WEIGHTS), _grouped(every, _OF_WEIGHTS)
+    found = {}
+    for one in every:
+        if one.is_base:
+            continue
+        reference = _nearest(one.cell, by_training.get(_values(one.cell, _FIXED), ()))
+        weights = _values(one.cell, _OF_WEIGHTS)
+        fellows = bases_of_weights.get(weights) or by_weights[weights]
+        sentence = (
+            _other_weights(one, [reference] if reference else fellows)
+            or (_other_training(one, reference.training) if reference else "")
+            or _unlike_replay(one)
+        )
+        found[one.cell.id] = Comparison(reference.cell.id if reference else None, sentence)
+    return found
+
+
+def departures(trained: Iterable[Trained]) -> dict[str, str]:
+    """The sentence of each cell that departs, by its id."""
+    return {
+        cell_id: comparison.departure
+        for cell_id, comparison in compared(trained).items()
+        if comparison.departure
+    }
+
+
+def departures_in(results: Mapping[Cell, Result]) -> dict[str, str]:
+    """The same of the results of cells."""
+    trained = (Trained.of(cell, result) for cell, result in results.items())
+    return departures(one for one in trained if one is not None)
+
+
+def _values(cell: Cell, names: Sequence[str]) -> tuple[object, ...]:
+    return tuple(getattr(cell, name) for name in names)
+
+
+def _grouped(
+    trained: Iterable[Trained], names: Sequence[str]
+) -> dict[tuple[object, ...], list[Trained]]:
+    groups: dict[tuple[object, ...], list[Trained]] = {}
+    for one in trained:
+        groups.setdefault(_values(one.cell, names), []).append(one)
+    return groups
+
+
+def _nearest(cell: Cell, references: Sequence[Trained]) -> Trained | None:
+    """The reference that shares most settings with the cell, its repeat before others."""
+
+    def distance(reference: Trained) -> tuple[bool, int]:
+        other = reference.cell
+        differing = sum(getattr(cell, name) != getattr(other, name) for name in _FREE)
+        return cell.repeat != other.repeat, differing
+
+    return min(references, key=distance, default=None)
+
+
+def _other_weights(one: Trained, fellows: Sequence[Trained]) -> str:
+    """A sentence if no fellow, of which some are known, began with the weights of the cell."""
+    own = one.training.initial_digest
+    others = {
+        fellow.training.initial_digest
+        for fellow in fellows
+        if fellow is not one and fellow.training.initial_digest is not None
+    }
+    if own is None or not others or own in others:
+        return ""
+    of_base = any(fellow.is_base for fellow in fellows)
+    return f"{OTHER_WEIGHTS} {'its base' if of_base else 'other cells of its network'}"
+
+
+def _other_training(one: Trained, base: Training) -> str:
+    """A sentence if the losses of a cell are not those of one device.
+
+    With older weights only the first step uses the same.
+    """
+    losses = one.training.first_loss if one.synchronous else one.training.first_loss[:1]
+    return _sentence(losses, base.first_loss, _bound(one, base), "on one device")
+
+
+def _unlike_replay(one: Trained) -> str:
+    """A sentence if the losses of a cell are not those of its replay, over the same samples."""
+    own = one.training
+    bound = _Bound(_GROSS) if own.random else _rounding(one)
+    return _sentence(own.first_loss, own.replayed_loss, bound, "in its replay on one device")
+
+
+def _bound(one: Trained, base: Training) -> _Bound:
+    """A gross one where ranks draw other numbers, or a batch norm sees other samples."""
+    own = one.training
+    other_statistics = own.batch_norm and own.samples_per_pass != base.samples_per_pass
+    return _Bound(_GROSS) if own.random or other_statistics else _rounding(one)
+
+
+def _rounding(one: Trained) -> _Bound:
+    """That of the least precise numbers of a step."""
+    strategy = known_strategy(one.cell.strategy)
+    precision = one.cell.precision if strategy is None else strategy.precision(one.cell)
+    first = _ROUNDING.get(precision, _GROSS)
+    return _Bound(first, amplified=one.training.batch_norm)
+
+
+def _first_apart(
+    losses: Sequence[float | None], references: Sequence[float | None], bound: _Bound
+) -> int | None:
+    """The first step of both whose losses differ by more than the bound; None if none does.
+
+    Where the reference diverges rounding grows without bound, so no later step is compared.
+    """
+    scale = next((loss for loss in references[:1] if loss is not None), 1.0)
+    for step, (loss, reference) in enumerate(zip(losses, references, strict=False)):
+        if reference is not None and reference > _DIVERGES * scale:
+            return None
+        if loss is None or reference is None:
+            if loss is not reference:
+                return step
+        elif abs(loss - reference) > bound.at(step) * scale:
+            return step
+    return None
+
+
+def _sentence(
+    losses: Sequence[float | None], references: Sequence[float | None], bound: _Bound, where: str
+) -> str:
+    step = _first_apart(losses, references, bound)
+    if step is None:
+        return ""
+    loss, reference = _texts(losses[step], references[step])
+    return f"{OTHER_TRAINING}: loss {loss} at step {step + 1}, {reference} {where}"
+
+
+def _texts(loss: float | None, reference: float | None) -> tuple[str, str]:
+    """Both losses with as many digits, three at least, as tell them apart."""
+    for digits in range(3, 17):
+        pair = _text(loss, digits), _text(reference, digits)
+        if pair[0] != pair[1]:
+            break
+    return pair
+
+
+def _text(loss: float | None, digits: int) -> str:
+    return "NaN" if loss is None else f"{loss:.{digits}g}"

@@ -1,0 +1,170 @@
+"""A tiny step shows the traits of a network, with and without computing."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from cases import strangers_networks
+from torch import nn
+
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.networks import inspection
+from ddlbench.networks.factory import build_with_traits, try_network
+from ddlbench.planning.network_traits import NetworkTraits
+
+SPEC = DATASETS["cifar10"]
+TRAITS = {
+    "plain": {},
+    "frozen": {},
+    "whole_number_parameter": {"whole_numbers": ("4.order",)},
+    "detached": {"unused": ("2.weight", "2.bias", "4.weight", "4.bias")},
+    "hooked_weight": {"hooked": ("4.weight",)},
+    "recomputed": {},
+    "recomputed_reentrant": {},
+    "lazy": {},
+    "whole_numbers": {"without_gradient": ("4",), "unused": ("2.weight", "2.bias")},
+    "sparse": {
+        "without_gradient": ("4",),
+        "unused": ("2.weight", "2.bias"),
+        "sparse": ("5.table.weight",),
+    },
+    "unused": {"unused": ("4.idle.weight", "4.idle.bias")},
+    "weight_norm": {},
+    "strided": {"strided": ("4.weight",)},
+    "channels_last": {"strided": ("0.weight", "2.weight")},
+    "in_place": {},
+    "in_place_first": {},
+    "scalar": {"scalars": ("4.scale",)},
+    "complex_weights": {"complex": ("4.weight",)},
+    "batch_norm": {"batch_norm": True, "needs_two_samples": True},
+    "dropout": {"random": True},
+    "noisy": {"random": True},
+    "tied": {},
+}
+
+
+def traits_of(name: str) -> NetworkTraits:
+    return build_with_traits(f"cases.strangers_networks:{name}", SPEC, 1)[1]
+
+
+@pytest.mark.parametrize("name", TRAITS)
+def test_each_trait_is_seen(name):
+    traits = traits_of(name)
+    assert traits == NetworkTraits(blocks=traits.blocks, **TRAITS[name])
+    assert len(traits.blocks) >= 5
+
+
+@pytest.mark.parametrize("name", sorted(set(TRAITS) - {"noisy"}))
+def test_large_networks_show_the_same_without_computing(name, monkeypatch):
+    monkeypatch.setattr(inspection, "_COMPUTED_BYTES", 0)
+    assert traits_of(name) == NetworkTraits(blocks=traits_of(name).blocks, **TRAITS[name])
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("in_place", [4, 5]), ("in_place_first", [0])])
+def test_a_block_that_overwrites_its_input_gets_a_copy(name, blocks):
+    network, _ = build_with_traits(f"cases.strangers_networks:{name}", SPEC, 1)
+    passing = torch.randn(2, *SPEC.shape)
+    for number, block in enumerate(network):
+        before = passing.clone()
+        outputs = block(passing)
+        assert torch.equal(passing, before), number
+        passing = outputs
+    assert [number for number, block in enumerate(network) if block._forward_pre_hooks] == blocks
+
+
+def test_inspection_leaves_no_trace():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    network, _ = build_with_traits("cases.strangers_networks:batch_norm", SPEC, 1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert int(network[4].num_batches_tracked) == 0
+    assert all(weight.grad is None for weight in network.parameters())
+
+
+def test_lazy_layers_get_their_weights_from_the_seed():
+    first, same, other = (
+        build_with_traits("cases.strangers_networks:lazy", SPEC, seed)[0] for seed in (1, 1, 2)
+    )
+    assert isinstance(first[2], nn.Linear)
+    assert torch.equal(first[2].weight, same[2].weight)
+    assert not torch.equal(first[2].weight, other[2].weight)
+
+
+def test_numpy_and_random_are_seeded_and_their_states_kept():
+    drawn = [strangers_networks.np.random.rand(), strangers_networks.random.random()]
+    first, same, other = (
+        build_with_traits("cases.strangers_networks:from_numpy", SPEC, seed)[0].state_dict()
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(first["4.weight"], same["4.weight"])
+    assert not torch.equal(first["4.weight"], other["4.weight"])
+    assert drawn != [strangers_networks.np.random.rand(), strangers_networks.random.random()]
+
+
+HOSTILE = """
+import os, threading, warnings
+import torch
+from torch import nn
+
+os.chdir("/")
+os.environ["CUDA_VISIBLE_DEVICES"] = "3"
+os.environ.pop("RANK", None)
+warnings.simplefilter("error")
+torch.set_grad_enabled(False)
+torch.set_default_dtype(torch.float64)
+
+
+class Block(nn.Module):
+    def __init__(self, spec):
+        super().__init__()
+        self.layer = nn.Linear(spec.image_bytes, spec.num_classes)
+        self.lock, self.cache = threading.Lock(), {"twice": [2 * self.layer.weight]}
+
+    def forward(self, inputs):
+        with self.lock:
+            return self.layer(inputs)
+
+
+def net(spec):
+    return nn.Sequential(nn.Flatten(), Block(spec))
+"""
+
+
+def test_what_a_module_does_to_the_process_is_undone(tmp_path, monkeypatch):
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    folder, filters = Path.cwd(), list(warnings.filters)
+    network, traits = build_with_traits("hostile:net", SPEC, 1)
+    assert (Path.cwd(), warnings.filters) == (folder, filters)
+    assert os.environ["RANK"] == "1"
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+    assert torch.is_grad_enabled()
+    assert network[1].layer.weight.dtype == torch.float32
+    assert traits.trains  # and the block with a lock and a computed weight was copied
+
+
+def test_several_types_and_no_gradient_are_traits():
+    both = nn.Sequential(nn.Flatten(), nn.Linear(SPEC.image_bytes, 8))
+    both[1].register_parameter("extra", nn.Parameter(torch.ones(1, dtype=torch.float64)))
+    assert inspection.inspect(both, SPEC).mixed_types == ("1",)
+    assert not inspection.inspect(both.requires_grad_(False), SPEC).trains
+
+
+def test_a_network_of_another_type_is_refused_before_a_job(tmp_path, monkeypatch):
+    (tmp_path / "of_doubles.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def net(spec):\n"
+        "    torch.set_default_dtype(torch.float64)\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(spec.image_bytes, spec.num_classes))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="block '1' fails on an input of shape"):
+        try_network("of_doubles:net", SPEC)
+    assert torch.get_default_dtype() == torch.float32

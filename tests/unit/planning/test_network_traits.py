@@ -1,0 +1,109 @@
+"""Which strategies refuse which traits: before a job, and in every rank."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.registry import STRATEGIES
+from ddlbench.planning.network_traits import NetworkTraits, named, samples_per_pass, why_not_trained
+from ddlbench.planning.plan import Plan, make_plan
+
+BALANCE = ("pipe-gpipe", "pipe-1f1b", "pipedream", "model-parallel-p2p")
+FOUR = ("pipe-interleaved", "pipe-zb", "pipe-zbv")
+
+
+def plan_of(strategy: str, batch_size: int = 16, **options) -> Plan:
+    if strategy in BALANCE:
+        options.setdefault("balance", "2+2")
+    if strategy in FOUR:
+        options.setdefault("balance", "1+1+1+1")
+    devices = {"sequential": 1, "parameter-server": 3}.get(strategy, 2)
+    return make_plan(
+        Cell(
+            "mnist",
+            "a.module:net",
+            strategy,
+            batch_size,
+            devices_per_node=devices,
+            options=tuple(sorted(options.items())),
+        )
+    )
+
+
+BLOCKS = ("a", "b", "c", "d")
+REFUSED = {
+    "scalars": {"fsdp"},
+    "strided": {"fsdp", "horovod"},
+    "complex": {"horovod", "parameter-server"},
+    "sparse": {"fsdp"},
+    "whole_numbers": {"fsdp"},
+    "mixed_types": {"fsdp"},
+    "hooked": {
+        *("fsdp", "pipedream", "model-parallel-p2p", "spatial", "filter", "channel"),
+        *("data-filter", "data-spatial", "tensor-parallel", "data-tensor"),
+    },
+    "unused": set(),
+}
+
+
+@pytest.mark.parametrize("trait", REFUSED)
+def test_a_trait_is_refused_by_those_that_cannot_train_it(trait):
+    traits = NetworkTraits(blocks=BLOCKS, **{trait: ("b.weight",)})
+    refusing = {
+        strategy
+        for strategy in STRATEGIES
+        if strategy != "deepspeed" and why_not_trained(traits, plan_of(strategy)) is not None
+    }
+    assert refusing == REFUSED[trait]
+
+
+def test_the_sentence_names_the_weights_and_what_to_write():
+    traits = NetworkTraits(blocks=BLOCKS, strided=("a.weight", "b.weight", "c.weight"))
+    reason = why_not_trained(traits, plan_of("horovod"))
+    assert reason is not None
+    assert reason.code == "weights_unsupported"
+    assert "(a.weight, b.weight and 1 more); remove .to(memory_format=...)" in reason
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "refused"),
+    [
+        ("pipe-1f1b", {"balance": "2+2"}, True),
+        ("pipe-1f1b", {"balance": "1+3"}, False),
+        ("pipedream", {"balance": "2+2"}, True),
+        ("model-parallel-p2p", {"balance": "3+1"}, False),
+        ("pipe-zb", {}, True),
+        ("ddp", {}, False),
+    ],
+)
+def test_no_cut_where_values_have_no_gradient(strategy, options, refused):
+    traits = NetworkTraits(blocks=BLOCKS, without_gradient=("b",))
+    reason = why_not_trained(traits, plan_of(strategy, **options))
+    assert (reason is not None and "cuts after block 'b'" in reason) == refused
+
+
+@pytest.mark.parametrize(
+    ("strategy", "batch_size", "samples"),
+    [("sequential", 1, 1), ("ddp", 2, 1), ("ddp", 4, 2), ("pipe-gpipe", 4, 1), ("fsdp", 2, 1)],
+)
+def test_batch_norm_needs_two_samples_of_each_pass(strategy, batch_size, samples):
+    plan = plan_of(strategy, batch_size)
+    assert samples_per_pass(plan) == samples
+    traits = NetworkTraits(blocks=BLOCKS, batch_norm=True, needs_two_samples=True)
+    reason = why_not_trained(traits, plan)
+    assert (reason is None) == (samples > 1)
+    if reason is not None:
+        assert f"raise batch_size to {2 * batch_size} or more" in reason
+
+
+def test_a_network_without_a_gradient_is_refused_by_all():
+    reason = why_not_trained(NetworkTraits(blocks=BLOCKS, trains=False), plan_of("sequential"))
+    assert reason is not None
+    assert reason.code == "nothing_trained"
+
+
+def test_names_are_few():
+    assert named(["a"]) == "a"
+    assert named(["a", "b"]) == "a, b"
+    assert named(["a", "b", "c", "d"]) == "a, b and 2 more"
