@@ -11,6 +11,7 @@ import click
 
 from ddlbench import __version__
 from ddlbench.commands.calibrate import calibrate
+from ddlbench.commands.check import check
 from ddlbench.commands.claims import claims
 from ddlbench.commands.experiment_options import config_at, with_matrix
 from ddlbench.commands.gallery import gallery
@@ -70,7 +71,7 @@ def main() -> None:
 
 
 _GROUPS = {
-    "Measure": ("plan", "status", "report", "forget"),
+    "Measure": ("plan", "check", "status", "report", "forget"),
     "Predict and choose": (
         "predict", "recommend", "tune", "largest-batch", "accuracy", "calibrate", "partition",
         "oracle", "timeline",
@@ -322,6 +323,7 @@ def doctor(site_name: str | None, nodes: int, wait_minutes: float) -> None:
 
 
 for _command in (
+    check,
     interconnect,
     link,
     partition_command,

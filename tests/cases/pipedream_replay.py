@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from ddlbench.equivalence.mini_batches import whole_batches
+from ddlbench.equivalence.reference import train_with_old_gradients
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import make_plan
 from ddlbench.testing.networks import network_of
-from ddlbench.testing.training import global_batch
 
 RUNS = ((0, 3), (3, 8))  # (first, count): warm-up, and the measured region
 
@@ -32,56 +33,19 @@ def cell_of(replicas: str, strategy: str = "pipedream", **options: Any) -> Cell:
     )
 
 
-# The replay: one process, no pipeline -----------------------------------------------------------
-
-
 def replay(cell: Cell, version_of: Any) -> tuple[dict[str, torch.Tensor], list[float]]:
     """Train with delayed gradients, one mini-batch after the other.
 
     ``version_of(stage, number)`` says how many updates of the run the weights of a stage have seen
-    when they serve a mini-batch. SGD with momentum is written out: m = mu m + g, w = w - lr m.
+    when they serve a mini-batch.
     """
-    network = network_of(cell)
-    network.train()
-    details = make_plan(cell).details
-    stages = details["stages"]
-    names = [block for block, _ in network.named_children()]
-    owner = {
-        name: next(
-            s for s, (a, b, _) in enumerate(stages) if a <= names.index(name.split(".")[0]) < b
-        )
-        for name, _ in network.named_parameters()
-    }
-    newest = {name: p.detach().clone() for name, p in network.named_parameters()}
-    momentum = {name: torch.zeros_like(value) for name, value in newest.items()}
-    losses = []
-    for first, count in RUNS:
-        versions = [[dict(newest)] for _ in stages]
-        waiting: list[list[dict]] = [[] for _ in stages]
-        for number in range(count):
-            used = {
-                name: versions[stage][version_of(stage, number)][name].requires_grad_()
-                for name, stage in owner.items()
-            }
-            batch = global_batch(cell, first + number)
-            outputs = torch.func.functional_call(network, used, (batch["inputs"],))
-            loss = nn.functional.cross_entropy(outputs, batch["labels"])
-            losses.append(loss.item())
-            found = dict(zip(used, torch.autograd.grad(loss, list(used.values())), strict=True))
-            for stage, (_, _, replicas) in enumerate(stages):
-                waiting[stage].append(found)
-                if len(waiting[stage]) < replicas and number < count - 1:
-                    continue
-                rate = cell.learning_rate * replicas / stages[0][2]
-                earliest = first + number + 1 - len(waiting[stage])
-                rate *= min(1.0, (earliest + 1) / max(1, cell.learning_rate_warmup_steps))
-                changed = {}
-                for name in [name for name, place in owner.items() if place == stage]:
-                    mean = torch.stack([g[name] for g in waiting[stage]]).mean(dim=0)
-                    momentum[name] = cell.momentum * momentum[name] + mean
-                    changed[name] = newest[name].detach() - rate * momentum[name]
-                newest |= changed
-                versions[stage].append(dict(newest))
-                waiting[stage] = []
-    weights = {name: value.detach() for name, value in newest.items()}
-    return {**weights, **dict(network.named_buffers())}, losses
+    batches = list(whole_batches(cell, sum(count for _, count in RUNS), torch.float64))
+    trained = train_with_old_gradients(
+        cell,
+        network_of(cell),
+        [batches[first : first + count] for first, count in RUNS],
+        nn.functional.cross_entropy,
+        stages=make_plan(cell).details["stages"],
+        version_of=version_of,
+    )
+    return trained.states[0], trained.losses[0]

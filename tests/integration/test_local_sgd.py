@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from local_cells import local_site, odd_cell, run_one
 
+from ddlbench.equivalence.mini_batches import whole_batches
+from ddlbench.equivalence.reference import train_replicas
 from ddlbench.experiment.cell import Cell
+from ddlbench.planning.strategy import strategy_of
 from ddlbench.testing.networks import network_of
-from ddlbench.testing.training import assert_same_weights, global_batch, loss_of, train
+from ddlbench.testing.training import assert_same_weights, loss_of, train
 
 RUNS = ((0, 2), (2, 6))  # a call ends within a round, and so does the last round
 STEPS = 8
@@ -34,35 +35,11 @@ def cell_of(devices: int, network: str = "normed", momentum: float = 0.9, **opti
 
 def by_hand(cell: Cell, ranks: int) -> tuple[list[dict[str, torch.Tensor]], list[list[float]]]:
     """States and losses of all replicas: local steps, the mean of a round, DiLoCo's algorithm 1."""
-    options = dict(cell.options)
-    nets = [network_of(cell).train()]
-    nets += [copy.deepcopy(nets[0]) for _ in range(ranks - 1)]
-    inner = [torch.optim.SGD(net.parameters(), cell.learning_rate, cell.momentum) for net in nets]
-    before = [p.detach().clone() for p in nets[0].parameters()]
-    speed = [torch.zeros_like(p) for p in before]
-    rate, friction = options.get("outer_lr", 0.7), options.get("outer_momentum", 0.9)
-    losses: list[list[float]] = [[] for _ in nets]
-    for step in range(STEPS):
-        batch = global_batch(cell, step)
-        shards = zip(batch["inputs"].chunk(ranks), batch["labels"].chunk(ranks), strict=True)
-        for rank, (inputs, labels) in enumerate(shards):
-            inner[rank].zero_grad()
-            loss = loss_of(cell)(nets[rank](inputs), labels)
-            loss.backward()
-            inner[rank].step()
-            losses[rank].append(loss.item())
-        if (step + 1) % ROUND:
-            continue
-        for index, copies in enumerate(zip(*(net.parameters() for net in nets), strict=True)):
-            new = torch.stack([copy.detach() for copy in copies]).mean(dim=0)
-            if options.get("outer_optimizer") == "nesterov":
-                outer_gradient = before[index] - new
-                speed[index] = friction * speed[index] + outer_gradient
-                new = before[index] - rate * (outer_gradient + friction * speed[index])
-            before[index] = new.clone()
-            for own in copies:
-                own.data.copy_(new)
-    return [net.state_dict() for net in nets], losses
+    networks = [network_of(cell) for _ in range(ranks)]
+    batches = whole_batches(cell, STEPS, torch.float64)
+    options = strategy_of(cell.strategy).option_values(cell)
+    trained = train_replicas(cell, networks, batches, loss_of(cell), options)
+    return trained.states, trained.losses
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -337,8 +337,13 @@ def why_unsupported(cell: Cell, site: Site) -> str | None:
         strategy.supports(cell)
         or why_not_compiled(cell, strategy)
         or site.supports(cell)
-        or _missing_package(strategy.requires, strategy.install)
+        or why_missing(strategy)
     )
+
+
+def why_missing(strategy: Strategy) -> str | None:
+    """Why a package that the strategy imports is missing; None if all are there, or no torch is."""
+    return _missing_package(strategy.requires, strategy.install)
 
 
 def _memory_check(site: Site) -> Callable[[Cell], str | None]:

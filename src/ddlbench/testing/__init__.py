@@ -16,8 +16,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
-from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.resume import assert_cells_resume
 from ddlbench.testing.training import assert_cell_equals_sequential
 

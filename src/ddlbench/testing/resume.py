@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.distributed import Store
 
+from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import make_plan
 from ddlbench.planning.strategy import strategy_of
@@ -31,7 +32,6 @@ from ddlbench.runtime.checkpoint.store import Order, rank_file, set_folder
 from ddlbench.runtime.loop import Extent, measure
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.testing.networks import RESUMED
-from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import Reader, assert_same_bits, context_of, executor_of
 
 _WARMUP, _STEPS, _EVERY = 2, 6, 3

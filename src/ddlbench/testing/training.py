@@ -7,9 +7,8 @@ micro-batch, and averages gradients. Dropout is off.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,59 +16,35 @@ from torch import nn
 from torch.distributed import Store
 from torch.nn.functional import cross_entropy
 
+from ddlbench.equivalence.mini_batches import Reader, global_batch, whole_batches
+from ddlbench.equivalence.rank_pool import run_ranks
+from ddlbench.equivalence.reference import train_in_parts
+from ddlbench.equivalence.trial import context_of
+from ddlbench.equivalence.verdict import STATISTICS
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.planning.plan import Plan, make_plan
-from ddlbench.planning.strategy import Process, strategy_of
+from ddlbench.planning.plan import make_plan
+from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.rendezvous import barrier
-from ddlbench.strategies.executor import Context, executor_of
+from ddlbench.strategies.executor import executor_of
 from ddlbench.testing.networks import network_of
-from ddlbench.testing.rank_pool import run_ranks
 
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of batch norm
+__all__ = [
+    "STATISTICS",
+    "Reader",
+    "assert_cell_equals_sequential",
+    "assert_same_bits",
+    "assert_same_weights",
+    "context_of",
+    "executor_of",
+    "global_batch",
+    "network_of",
+    "reference",
+    "sequential",
+    "train",
+]
 
 # (first, count) of each call of ``run``: warm-up, and the measured region.
 Runs = tuple[tuple[int, int], ...]
-
-
-def context_of(plan: Plan, process: Process, store: Store | None) -> Context:
-    """A context whose devices are all this machine's processor."""
-    devices = tuple(torch.device("cpu") for _ in process.devices)
-    return Context(devices=devices, store=store, interface="lo")
-
-
-def global_batch(cell: Cell, number: int) -> dict[str, torch.Tensor]:
-    """The ``number``-th mini-batch: inputs (N, C, H, W) in float64, labels (N,); tokens (N, T)."""
-    generator = torch.Generator().manual_seed(1000 + number)
-    spec = DATASETS[cell.dataset]
-    shape = (cell.batch_size, *spec.shape)
-    if spec.kind == "tokens":
-        drawn = torch.randint(spec.num_classes, (2, *shape), generator=generator)
-        return {"inputs": drawn[0], "labels": drawn[1]}
-    inputs = torch.randn(shape, generator=generator, dtype=torch.float64)
-    return {"inputs": inputs, "labels": torch.randint(0, 10, shape[:1], generator=generator)}
-
-
-class Reader:
-    """The data stream of one process: its shard of its mini-batches, and only what it needs."""
-
-    def __init__(self, cell: Cell, process: Process, dtype: torch.dtype = torch.float64) -> None:
-        self.cell, self.process, self.dtype = cell, process, dtype
-
-    def batches(self, first: int, count: int) -> Iterator[Any]:
-        """Those of mini-batches ``first`` to ``first + count - 1`` that the process consumes."""
-        process = self.process
-        for number in range(first + process.replica % process.turns, first + count, process.turns):
-            whole = global_batch(self.cell, number)
-            whole["inputs"] = as_read(whole["inputs"], self.dtype)
-            yield SimpleNamespace(
-                **{
-                    name: tensor.chunk(process.num_shards)[process.shard]
-                    if name in process.needs
-                    else None
-                    for name, tensor in whole.items()
-                }
-            )
 
 
 def loss_of(cell: Cell) -> Any:
@@ -77,11 +52,6 @@ def loss_of(cell: Cell) -> Any:
     if cell.network == "linear":
         return lambda outputs, labels: (outputs * labels[:, None]).mean()
     return lambda outputs, labels: cross_entropy(outputs.flatten(0, -2), labels.flatten())
-
-
-def as_read(inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Inputs in the type of the weights; tokens stay as they are."""
-    return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
 
 def dtype_of(network: nn.Module) -> torch.dtype:
@@ -143,26 +113,10 @@ def sequential(cell: Cell, parts: int, steps: int) -> tuple[dict[str, torch.Tens
 
     It uses torch's current random state.
     """
-    network = network_of(cell).train()
-    optimizer = torch.optim.SGD(network.parameters(), cell.learning_rate, cell.momentum)
-    loss_function = loss_of(cell)
-    losses = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        batch = global_batch(cell, step)
-        total = 0.0
-        whole = as_read(batch["inputs"], dtype_of(network))
-        shards = zip(whole.chunk(parts), batch["labels"].chunk(parts), strict=True)
-        for inputs, labels in shards:
-            loss = loss_function(network(inputs), labels) / parts
-            loss.backward()
-            total += loss.item()
-        for group in optimizer.param_groups:
-            rising = (step + 1) / max(1, cell.learning_rate_warmup_steps)
-            group["lr"] = cell.learning_rate * min(1.0, rising)
-        optimizer.step()
-        losses.append(total)
-    return network.state_dict(), losses
+    network = network_of(cell)
+    batches = whole_batches(cell, steps, dtype_of(network))
+    trained = train_in_parts(cell, network, batches, loss_of(cell), micro_batches=parts)
+    return trained.states[0], trained.losses[0]
 
 
 _reference = cache(sequential)

@@ -1,0 +1,186 @@
+"""``ddlbench check``: whether each strategy trains a network as one device does."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ddlbench.commands.experiment_options import matrix_at
+from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import CONFIG, enter_project
+from ddlbench.experiment.registry import known, mismatch
+from ddlbench.experiment.screen import paragraph, shortened
+
+if TYPE_CHECKING:
+    from ddlbench.equivalence.verdict import Verdict
+
+_LEARNING_RATE = 0.05  # so that a few steps change weights much, and no network diverges
+_MARKS = {
+    "equal": ("ok", "green"),
+    "unsupported": ("--", "yellow"),
+    "different": ("!!", "red"),
+    "failed": ("!!", "red"),
+}
+_NAME_WIDTH = 18
+_VERDICT_WIDTH = len("unsupported")
+
+
+@click.command("check")
+@click.option("--network", "networks", multiple=True, help="Name, or package.module:callable.")
+@click.option("--dataset", "datasets", multiple=True, help="What the networks read.")
+@click.option("--strategy", "strategies", multiple=True, help="Only these; all if left out.")
+@click.option("--geometry", default="1x2", show_default=True, help="Nodes x devices a node.")
+@click.option("--batch-size", type=click.IntRange(1), help="The smallest that serves if left out.")
+@click.option(
+    "--configfile",
+    type=click.Path(path_type=Path),
+    help=f"The experiment; {CONFIG} where network or dataset is left out.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def check(
+    *,
+    networks: tuple[str, ...],
+    datasets: tuple[str, ...],
+    strategies: tuple[str, ...],
+    geometry: str,
+    batch_size: int | None,
+    configfile: Path | None,
+    as_json: bool,
+) -> None:
+    """Train tiny steps with each strategy, and compare with one device.
+
+    Each option may be given again, or be a list: --strategy ddp,fsdp. Networks, datasets and
+    strategies that are left out are those of the experiment.
+
+    Exit status 1 if a strategy trains something else, or fails.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError("ddlbench check trains, and there is no torch here: run it on a node")
+    shape = parse_geometry(geometry, "--geometry")
+    cells = _cells(_listed(networks), _listed(datasets), _listed(strategies), configfile)
+    sys.path.insert(0, str(Path.cwd()))  # as for jobs, which start in the project's folder
+    verdicts = _verdicts(cells, shape, batch_size)
+    if as_json:
+        done = list(verdicts)
+        click.echo(json.dumps([verdict.to_dict() for verdict in done], indent=1))
+    else:
+        done = _show(cells, verdicts)
+    if any(verdict.is_wrong for verdict in done):
+        sys.exit(1)
+
+
+def _listed(values: Sequence[str]) -> list[str]:
+    """``a,b`` and ``c`` as three names."""
+    return [name.strip() for value in values for name in value.split(",") if name.strip()]
+
+
+def _verdicts(
+    cells: Sequence[Cell], geometry: tuple[int, int], batch_size: int | None
+) -> Iterator[Verdict]:
+    from ddlbench.equivalence.examination import Examination  # noqa: PLC0415 - imports torch
+
+    examination = Examination(geometry, batch_size)
+    for cell in cells:
+        yield examination.verdict_of(cell)
+
+
+def _cells(
+    networks: list[str], datasets: list[str], strategies: list[str], configfile: Path | None
+) -> list[Cell]:
+    """A cell for each network, dataset, strategy and its options; network by network.
+
+    Raises:
+        ConfigError: a name is unknown, or no network reads a dataset.
+    """
+    if networks and datasets and configfile is None:
+        with suppress(ConfigError):  # nothing of a project is needed
+            enter_project()
+        names = strategies or known("ddlbench.strategies")
+        trained = [_default(networks[0], datasets[0], name) for name in names]
+        return _paired(trained, [(n, d) for n in networks for d in datasets])
+    _, _, rows = matrix_at(configfile or CONFIG)
+    cells = [row.cell for row in rows]
+    trained = [cell for cell in cells if not strategies or cell.strategy in strategies]
+    new = set(strategies) - {cell.strategy for cell in cells}
+    trained += [cells[0].with_(strategy=name, options=()) for name in strategies if name in new]
+    pairs = [
+        (network, dataset)
+        for cell in cells
+        for network in networks or [cell.network]
+        for dataset in datasets or [cell.dataset]
+    ]
+    return _paired(trained, list(dict.fromkeys(pairs)))
+
+
+def _default(network: str, dataset: str, strategy: str) -> Cell:
+    return Cell(dataset, network, strategy, batch_size=1, learning_rate=_LEARNING_RATE)
+
+
+def _paired(trained: Sequence[Cell], pairs: Sequence[tuple[str, str]]) -> list[Cell]:
+    """Each way to train once for each pair; pairs that do not fit are left out.
+
+    Raises:
+        ConfigError: a name is unknown, or no pair fits.
+    """
+    from ddlbench.planning.matrix import check_name  # noqa: PLC0415 - slow
+
+    for network, dataset in pairs:
+        DATASETS.check(dataset, "--dataset")
+        check_name("ddlbench.networks", network, "--network")
+    for cell in trained:
+        check_name("ddlbench.strategies", cell.strategy, "--strategy")
+    wrong = {pair: reason for pair in pairs if (reason := mismatch(*pair)) is not None}
+    if len(wrong) == len(pairs):
+        raise ConfigError(f"nothing to check: {next(iter(wrong.values()))}")
+    ways: dict[tuple[str, tuple[tuple[str, OptionValue], ...]], Cell] = {}
+    for cell in map(_without_rule, trained):
+        ways.setdefault((cell.strategy, cell.options), cell)
+    return [
+        cell.with_(network=network, dataset=dataset)
+        for network, dataset in pairs
+        if (network, dataset) not in wrong
+        for cell in ways.values()
+    ]
+
+
+def _without_rule(cell: Cell) -> Cell:
+    """The cell without a rule for its balance: blocks are dealt anew, unless numbers deal them."""
+    by_rule = str(cell.option("balance", "")).isalpha()
+    kept = [pair for pair in cell.options if not (by_rule and pair[0] == "balance")]
+    return cell.with_(options=tuple(kept))
+
+
+def _show(cells: Sequence[Cell], verdicts: Iterator[Verdict]) -> list[Verdict]:
+    """Print a line for each verdict as soon as it is known, and the number of each kind."""
+    done: list[Verdict] = []
+    pair = None
+    for cell in cells:
+        done.append(next(verdicts))
+        if pair != (cell.network, cell.dataset):
+            pair = (cell.network, cell.dataset)
+            click.echo("\n".join(paragraph(f"{cell.network} on {cell.dataset}, and one device:")))
+        click.echo("\n".join(_lines(cell, done[-1])))
+    counts = Counter(str(verdict.kind) for verdict in done)
+    click.echo(", ".join(f"{counts[kind]} {kind}" for kind in _MARKS if counts[kind]))
+    return done
+
+
+def _lines(cell: Cell, verdict: Verdict) -> list[str]:
+    """A verdict, with the options that the user wrote; its reason is wrapped beside it."""
+    text, colour = _MARKS[verdict.kind]
+    name = shortened(cell.strategy, _NAME_WIDTH).ljust(_NAME_WIDTH)
+    head = f"    {name}  {verdict.kind.ljust(_VERDICT_WIDTH)}  "
+    options = " ".join(f"{name}={value}" for name, value in cell.options)
+    says = "; ".join(filter(None, (options, verdict.reason)))
+    first, *others = paragraph(says, head, " " * len(head)) or [head.rstrip()]
+    return [click.style(text, fg=colour) + first[len(text) :], *others]

@@ -1,0 +1,141 @@
+"""How much of a difference is rounding: a network in float64, or a measured tolerance.
+
+::
+
+    float64     every operation of a pass computes in it   a real difference is far above 1e-10
+    as built    float32, bfloat16, ...                     weights are moved by a few units in the
+                                                           last place; what that changes is rounding
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ddlbench.equivalence.reference import Loss
+
+Floating = Literal["float64", "as built"]
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+_SAFETY = 16  # times what moved weights change
+_ULPS = 8  # of the largest value of a tensor
+_LEAST = {8: 1e-10, 4: 1e-6, 2: 0.0}  # bytes of a number -> no tolerance is below
+_MOVED_ULPS = 16  # of weights; only 1 of coarse types, where 16 would be much of a weight
+_COARSE_EPS = 1e-4
+
+
+def dtype_of(floating: Floating) -> torch.dtype:
+    """Type of floats that a network reads."""
+    return torch.float64 if floating == "float64" else torch.float32
+
+
+def in_float64(network: _Module) -> _Module:
+    """Turn all floats into float64 and complex numbers into complex128, in place."""
+
+    def wider(tensor: Tensor) -> Tensor:
+        if tensor.is_complex():
+            return tensor.to(torch.complex128)
+        return tensor.double() if tensor.is_floating_point() else tensor
+
+    for module in network.modules():  # a tensor that is no parameter, as old weight_norm keeps one
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Tensor):
+                setattr(module, name, wider(value))
+    return network._apply(wider)
+
+
+class _Narrow(TorchDispatchMode):
+    """Notices an operation that computes in floats of less than 64 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met = False
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for value in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(value, Tensor) and not _is_exact(value.dtype):
+                self.met = True
+        return made
+
+
+def _is_exact(dtype: torch.dtype) -> bool:
+    wide = dtype in (torch.float64, torch.complex128)
+    return wide or not (dtype.is_floating_point or dtype.is_complex)
+
+
+def trains_in_float64(
+    make: Callable[[], nn.Module], inputs: Tensor, labels: Tensor, loss_function: Loss
+) -> bool:
+    """Whether a whole pass of the network computes in float64 once its weights do.
+
+    Args:
+        make: builds the network anew.
+        inputs: (N, ...), floats of them in float64.
+        labels: (N,), or (N, T) of tokens.
+        loss_function: (outputs, labels) -> mean over the samples.
+    """
+    try:
+        network = in_float64(make()).train()
+        with _Narrow() as narrow:
+            outputs = network(inputs)
+        loss_function(outputs, labels).backward()
+    except Exception:  # a type that the network fixes meets another one
+        return False
+    return not narrow.met
+
+
+@torch.no_grad()
+def move_weights(network: nn.Module, seed: int) -> None:
+    """Change each float of the weights by a few units in its last place, up or down."""
+    generator = torch.Generator().manual_seed(seed)
+    for weight in network.parameters():
+        if _is_number(weight):
+            eps = torch.finfo(weight.dtype).eps
+            ulps = 1 if eps > _COARSE_EPS else _MOVED_ULPS
+            sign = torch.randint(0, 2, weight.shape, generator=generator) * 2 - 1
+            weight.mul_((1 + ulps * eps * sign.double()).to(weight.dtype))
+
+
+def _is_number(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def difference(actual: Tensor, expected: Tensor) -> float:
+    """Largest absolute difference of two tensors of one shape; infinite if one is not a number.
+
+    Values that are the same, infinite or not a number included, do not differ.
+    """
+    if not expected.numel():
+        return 0.0
+    kind = torch.complex128 if expected.is_complex() or actual.is_complex() else torch.float64
+    actual, expected = actual.to(kind), expected.to(kind)
+    same = (actual == expected) | (actual.isnan() & expected.isnan())
+    distance = torch.where(same, 0.0, (actual - expected).abs())
+    return float(distance.nan_to_num(nan=float("inf"), posinf=float("inf")).max())
+
+
+def change(value: Tensor, initial: Tensor) -> Tensor:
+    """What training added to numbers; other tensors as they are."""
+    return value - initial if _is_number(value) else value
+
+
+def tolerance(expected: Tensor, moved: float) -> float:
+    """Largest difference that rounding explains.
+
+    Args:
+        expected: the tensor.
+        moved: how much its change differs if weights are moved.
+    """
+    if not _is_number(expected):
+        return 0.0
+    info = torch.finfo(expected.dtype)
+    finite = expected.detach().abs().nan_to_num(nan=0.0, posinf=0.0)
+    largest = float(finite.max()) if expected.numel() else 0.0
+    size = expected.element_size() // (2 if expected.is_complex() else 1)
+    return max(_LEAST[size], _ULPS * info.eps * largest, _SAFETY * moved)
