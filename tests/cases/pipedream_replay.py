@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from ddlbench.equivalence.mini_batches import whole_batches
-from ddlbench.equivalence.reference import train_with_old_gradients
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import make_plan
+from ddlbench.strategies.pipedream.replay import OldWeights
 from ddlbench.testing.networks import network_of
 
 RUNS = ((0, 3), (3, 8))  # (first, count): warm-up, and the measured region
@@ -40,12 +40,8 @@ def replay(cell: Cell, version_of: Any) -> tuple[dict[str, torch.Tensor], list[f
     when they serve a mini-batch.
     """
     batches = list(whole_batches(cell, sum(count for _, count in RUNS), torch.float64))
-    trained = train_with_old_gradients(
-        cell,
-        network_of(cell),
-        [batches[first : first + count] for first, count in RUNS],
-        nn.functional.cross_entropy,
-        stages=make_plan(cell).details["stages"],
-        version_of=version_of,
-    )
-    return trained.states[0], trained.losses[0]
+    runs = [(count, batches[first : first + count]) for first, count in RUNS]
+    network, stages = network_of(cell), make_plan(cell).details["stages"]
+    training = OldWeights(cell, network, stages, lambda _count: version_of)
+    losses = list(training.train(runs, nn.functional.cross_entropy))
+    return network.state_dict(), losses

@@ -7,9 +7,9 @@ import torch
 from local_cells import local_site, odd_cell, run_one
 
 from ddlbench.equivalence.mini_batches import whole_batches
-from ddlbench.equivalence.reference import train_replicas
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.plan import make_plan
+from ddlbench.strategies.local_sgd.replay import replay
 from ddlbench.testing.networks import network_of
 from ddlbench.testing.training import assert_same_weights, loss_of, train
 
@@ -37,9 +37,10 @@ def by_hand(cell: Cell, ranks: int) -> tuple[list[dict[str, torch.Tensor]], list
     """States and losses of all replicas: local steps, the mean of a round, DiLoCo's algorithm 1."""
     networks = [network_of(cell) for _ in range(ranks)]
     batches = whole_batches(cell, STEPS, torch.float64)
-    options = strategy_of(cell.strategy).option_values(cell)
-    trained = train_replicas(cell, networks, batches, loss_of(cell), options)
-    return trained.states, trained.losses
+    losses = list(replay(make_plan(cell), networks, [(STEPS, batches)], loss_of(cell)))
+    return [net.state_dict() for net in networks], [
+        list(each) for each in zip(*losses, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -24,8 +24,7 @@ from ddlbench.experiment.status import Reason
 from ddlbench.planning.matrix import why_missing
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.strategies.local_sgd.descriptor import LocalSgd
-from ddlbench.strategies.pipedream.descriptor import PipeDreamDetails, StagedStrategy
+from ddlbench.runtime.preconditions import why_not_started
 
 HANG_LIMIT_S = 60.0
 
@@ -34,7 +33,6 @@ _STALE_STEPS = 4
 _MOST_STEPS = 32  # of a round of local steps
 _ALONE_LIMIT_S = 3600.0  # one device waits for nobody, but a large network takes long
 _SLOWER = 20  # ranks on shared cores, than one device
-_FEWER_BITS = {"hook": ("fp16", "powersgd"), "param_dtype": ("bf16",)}  # options of strategies
 _NO_ORDER = (
     "its updates come in no fixed order, so there are no weights to compare with; its synchronous "
     "mode can be checked"
@@ -91,6 +89,8 @@ class Examination:
         scope = scope_of(plan)
         if scope is None:
             return Verdict(cell, "unsupported", None, _NO_ORDER)
+        if (broken := why_not_started(plan)) is not None:
+            return Verdict(cell, "failed", None, str(broken))
         if look.noise is None:
             reason = f"one device cannot train the network: {look.failure}"
             return Verdict(cell, "failed", None, reason)
@@ -145,17 +145,14 @@ def plain(cell: Cell) -> Cell:
 def scope_of(plan: Plan) -> Scope | None:
     """What of a plan's training can be compared; None if nothing can."""
     strategy, cell = strategy_of(plan.cell.strategy), plan.cell
-    options = strategy.option_values(cell)
-    if any(options.get(name) in values for name, values in _FEWER_BITS.items()):
+    if strategy.precision(cell) != cell.precision:
         return Scope(first_loss=True)
-    if isinstance(strategy, StagedStrategy):
-        replicated = any(replicas > 1 for *_, replicas in PipeDreamDetails.of(plan).stages)
-        return Scope(statistics=not replicated)
-    if isinstance(strategy, LocalSgd):
-        return Scope()
-    if not strategy.is_synchronous(cell, plan.details):
+    if not strategy.replay and not strategy.is_synchronous(cell, plan.details):
         return None
-    return Scope(statistics=all(process.num_shards == 1 for process in plan.processes))
+    # Of several ranks with the same blocks, each has the statistics of its own samples.
+    of_each = bool(strategy.replay) and strategy.replayed_networks(plan) > 1
+    alone = all(process.num_shards == process.turns == 1 for process in plan.processes)
+    return Scope(statistics=alone or of_each)
 
 
 def steps_of(plan: Plan) -> int:

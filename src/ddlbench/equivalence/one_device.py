@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -14,22 +13,17 @@ from torch.distributed import Store
 
 from ddlbench.equivalence.errors import TrialError
 from ddlbench.equivalence.mini_batches import whole_batches
-from ddlbench.equivalence.reference import (
-    Trained,
-    train_in_parts,
-    train_replicas,
-    train_with_old_gradients,
-)
+from ddlbench.equivalence.reference import Trained, train_in_parts
 from ddlbench.equivalence.rounding import Floating, dtype_of, in_float64
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import BASE
 from ddlbench.networks import build, without_dropout
+from ddlbench.networks.copying import copy_of
 from ddlbench.networks.foreign import seed_host
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.strategies.local_sgd.descriptor import LocalSgd
-from ddlbench.strategies.pipedream.descriptor import PipeDreamDetails, StagedStrategy
+from ddlbench.strategies.replay import replay_of
 from ddlbench.strategies.training import make_loss
 
 
@@ -55,7 +49,7 @@ class Reference:
     def of(cls, plan: Plan, steps: int, floating: Floating) -> Reference:
         """What the ranks of a plan together must train."""
         strategy, cell = strategy_of(plan.cell.strategy), plan.cell
-        if isinstance(strategy, StagedStrategy | LocalSgd):
+        if strategy.replay:
             return cls(cell, steps, floating)
         shards = max(process.num_shards for process in plan.processes)
         return cls(base_of(cell), steps, floating, shards, strategy.micro_batches(plan))
@@ -79,20 +73,26 @@ def built(cell: Cell) -> nn.Sequential:
     return without_dropout(build(cell.network, DATASETS[cell.dataset], cell.seed))
 
 
-def _in_type(cell: Cell, floating: Floating) -> nn.Sequential:
-    network = built(cell)
-    return in_float64(network) if floating == "float64" else network
+def as_compared(network: nn.Sequential, floating: Floating) -> nn.Sequential:
+    """The network without dropout, in the type of floats in which it is compared; in place."""
+    plain = without_dropout(network)
+    return in_float64(plain) if floating == "float64" else plain
 
 
 def begin_as_a_process(cell: Cell, floating: Floating, rank: int) -> nn.Sequential:
     """The network as a new process builds it; then random numbers are those of the rank."""
-    random.seed()  # no two processes begin alike, though forks do
-    np.random.seed()
-    torch.seed()
-    network = _in_type(cell, floating)
+    forget_seeds()
+    network = as_compared(built(cell), floating)
     torch.manual_seed(cell.seed + rank)
     seed_host(cell.seed + rank)
     return network
+
+
+def forget_seeds() -> None:
+    """Begin with random states of this process's own: forks begin alike, processes do not."""
+    random.seed()
+    np.random.seed()
+    torch.seed()
 
 
 def expect(reference: Reference, _rank: int, _store: Store | None) -> Timed:
@@ -115,24 +115,14 @@ def train(reference: Reference, network: nn.Sequential) -> Trained:
     cell = reference.cell
     batches = list(whole_batches(cell, reference.steps, dtype_of(reference.floating)))
     loss_function = make_loss(cell)
-    strategy = strategy_of(cell.strategy)
-    if isinstance(strategy, StagedStrategy):
+    replay = replay_of(cell)
+    if replay is not None:
         plan = make_plan(cell)
-        schedule = strategy.schedule(plan.details, reference.steps)
-        return train_with_old_gradients(
-            cell,
-            network,
-            [batches],
-            loss_function,
-            stages=PipeDreamDetails.of(plan).stages,
-            version_of=partial(strategy.version, plan.details, schedule),
-        )
-    if isinstance(strategy, LocalSgd):
-        others = [_in_type(cell, reference.floating) for _ in range(cell.devices - 1)]
-        for replica in others:
-            replica.load_state_dict(network.state_dict())
-        options = strategy.option_values(cell)
-        return train_replicas(cell, [network, *others], batches, loss_function, options)
+        count = strategy_of(cell.strategy).replayed_networks(plan)
+        networks = [network, *(copy_of(network) for _ in range(count - 1))]
+        losses = replay(plan, networks, [(reference.steps, batches)], loss_function)
+        of_networks = [list(of_one) for of_one in zip(*losses, strict=True)]
+        return Trained([one.state_dict() for one in networks], of_networks)
     return train_in_parts(
         cell,
         network,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddlbench.equivalence.reference import Loss
+from ddlbench.strategies.replay import Loss
 
 Floating = Literal["float64", "as built"]
 

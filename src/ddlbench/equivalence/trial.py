@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed import Store
 
 from ddlbench.equivalence.errors import TrialError
 from ddlbench.equivalence.mini_batches import Reader
-from ddlbench.equivalence.one_device import begin_as_a_process
+from ddlbench.equivalence.one_device import as_compared, forget_seeds
 from ddlbench.equivalence.reference import State
 from ddlbench.equivalence.rounding import Floating, dtype_of
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.strategy import Process
+from ddlbench.runtime.initial_state import check_settings, initial_state
 from ddlbench.runtime.rendezvous import barrier
-from ddlbench.strategies.executor import Context, DataStream, executor_of
+from ddlbench.strategies.executor import Context, executor_of
 
 
 @dataclass(frozen=True)
@@ -53,27 +52,12 @@ class RankTraining:
     losses: list[float]
 
 
-def context_of(plan: Plan, process: Process, store: Store | None) -> Context:
-    """A context whose devices are all this machine's processor."""
+def context_of(
+    plan: Plan, process: Process, store: Store | None, floating: torch.dtype = torch.float64
+) -> Context:
+    """A context whose devices are all this machine's processor, and whose data is ``floating``."""
     devices = tuple(torch.device("cpu") for _ in process.devices)
-    return Context(devices=devices, store=store, interface="lo")
-
-
-def refuse_or_prepare(
-    executor: Any,
-    plan: Plan,
-    network: nn.Sequential,
-    *,
-    process: Process,
-    data: DataStream | None,
-    context: Context,
-) -> None:
-    """Place the network, as in every cell.
-
-    Raises:
-        Unsupported: the strategy cannot train this network.
-    """
-    executor.prepare(plan, process, network, data, context)
+    return Context(devices=devices, store=store, interface="lo", floating=floating)
 
 
 def train_rank(trial: Trial, rank: int, store: Store | None) -> RankTraining:
@@ -92,12 +76,16 @@ def _train_rank(trial: Trial, rank: int, store: Store | None) -> RankTraining:
     cell = trial.cell
     plan = make_plan(cell)
     process = plan.processes[rank]
-    executor = executor_of(cell)
-    network = begin_as_a_process(cell, trial.floating, rank)
-    data = Reader(cell, process, dtype_of(trial.floating)) if process.needs else None
-    context = context_of(plan, process, store)
-    refuse_or_prepare(executor, plan, network, process=process, data=data, context=context)
+    executor, floating = executor_of(cell), dtype_of(trial.floating)
+    forget_seeds()
+    initial = initial_state(plan, store, rank)
+    network = as_compared(initial.network, trial.floating)
+    data = Reader(cell, process, floating) if process.needs else None
+    context = context_of(plan, process, store, floating)
+    context.traits = initial.traits
+    executor.prepare(plan, process, network, data, context)
     record = executor.run(0, trial.steps)
+    check_settings(initial.settings)
     state = {name: value.clone() for name, value in executor.state_dict()["network"].items()}
     barrier(store, "trained", plan.world_size)
     executor.close()

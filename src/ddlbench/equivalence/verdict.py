@@ -96,9 +96,10 @@ def compare(cell: Cell, expected: Expected, ranks: Sequence[RankTraining], scope
     if expected.noise.start:
         return Verdict(
             cell,
-            "different",
-            _finite(expected.noise.start),
-            "one seed gave two different networks, so no two runs begin alike",
+            "unsupported",
+            None,
+            "one seed gives two different networks, so no two runs begin alike; draw the weights "
+            "from torch, numpy or random, without a seed of your own",
         )
     workers = [(number, rank) for number, rank in enumerate(ranks) if rank.role != _SERVER]
     gaps = list(_loss_gaps(expected, workers, scope))

@@ -72,6 +72,7 @@ REASON_CODES: Mapping[str, str] = {
     "settings_changed": "the network changes torch's settings while it trains",
     "one_sample_normalised": "batch norm would see a single sample at a time",
     "no_gradient_at_cut": "a stage would receive values that have no gradient",
+    "recomputation_differs": "a forward pass that runs again gives other values",
     "split_backward_differs": "backward passes in two parts give other gradients than a whole one",
     "weights_unsupported": "the strategy's library does not take weights or gradients of this kind",
     "no_compiler": "an operation that the strategy needs cannot be compiled on the node",

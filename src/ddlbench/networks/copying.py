@@ -11,6 +11,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -33,9 +34,15 @@ def copy_of(module: _Module, tensors: Mapping[Tensor, Tensor] | None = None) -> 
         return copy.deepcopy(module, known)
 
 
-def copy_with_its_tensors(module: _Module) -> _Module:
-    """A copy of the attributes only, as a block may count its calls; tensors are the original's."""
-    return copy_of(module, {tensor: tensor for tensor in tensors_of(module)})
+def copy_without_data(module: _Module, device: torch.device | str = "cpu") -> _Module:
+    """A copy whose parameters and buffers have shapes only; call it within a FakeTensorMode."""
+    fakes: dict[Tensor, Tensor] = {}
+    for tensor in tensors_of(module):
+        fake = torch.empty_like(tensor, device=device)
+        if isinstance(tensor, nn.Parameter):
+            fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        fakes[tensor] = fake
+    return copy_of(module, fakes)
 
 
 def tensors_of(module: nn.Module) -> Iterator[Tensor]:
@@ -70,3 +77,9 @@ def _attributes(module: nn.Module) -> Iterator[object]:
 
 
 _OF_TORCH = frozenset(vars(nn.Module()))
+
+
+def has_hooks(layer: nn.Module) -> bool:
+    """Whether a module runs more than its class does, which a module in its place would not."""
+    hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    return any(getattr(layer, name) for name in hooks)

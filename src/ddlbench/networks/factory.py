@@ -27,7 +27,7 @@ from ddlbench.networks.emulated import emulated_network
 from ddlbench.networks.flatten import out_of_place
 from ddlbench.networks.foreign import seeded, unchanged
 from ddlbench.networks.inputs import input_dtype
-from ddlbench.networks.inspection import inspect, static_traits
+from ddlbench.networks.inspection import inspect, static_traits, why_step_fails
 from ddlbench.networks.transformer import SHAPE, shape_of
 from ddlbench.planning.network_traits import NetworkTraits
 
@@ -211,7 +211,11 @@ def try_network(network: str, spec: DatasetSpec) -> TriedNetwork:
         return TriedNetwork(operations, inspect(plan, spec))
     # The meta device does not compare types of numbers.
     _operations(network, _load(network), spec, "cpu")
-    return TriedNetwork(operations, build_with_traits(network, spec, seed=0)[1])
+    built, traits = build_with_traits(network, spec, seed=0)
+    error = why_step_fails(built, spec)
+    if error is not None:
+        raise BlockFails(f"network {network!r} cannot be trained: {_sentence(error)}") from error
+    return TriedNetwork(operations, traits)
 
 
 def try_out(network: str, spec: DatasetSpec) -> int:
@@ -258,7 +262,8 @@ def _operations(network: str, factory: Any, spec: DatasetSpec, device: str) -> i
     except Exception as error:
         raise ConfigError(f"{where} cannot be built for {spec.name}: {_sentence(error)}") from error
     blocks = out_of_place(_checked(network, made, spec))
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    # Some networks take gradients within their forward pass.
+    with torch.enable_grad(), FlopCounterMode(display=False) as counter:
         inputs = torch.zeros(_SAMPLES, *spec.shape, dtype=input_dtype(spec), device=device)
         passing: Any = inputs
         for name, block in blocks._modules.items():  # named_children skips repeated modules

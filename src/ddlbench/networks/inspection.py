@@ -13,8 +13,10 @@ Large networks compute nothing: they run on fake tensors, which have shapes only
 from __future__ import annotations
 
 import random
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.networks.copying import copy_of, tensors_of
+from ddlbench.networks.copying import copy_of, copy_without_data, tensors_of
 from ddlbench.networks.foreign import seeded
 from ddlbench.networks.inputs import made_up_inputs
 from ddlbench.planning.network_traits import NetworkTraits
@@ -39,16 +41,20 @@ class _Step:
     Args:
         writes_input: blocks that overwrite what they are given.
         without_gradient: blocks whose output is no number that a gradient can belong to.
-        gradients: of the copies of all trained weights; None where the step gives none.
+        gradients: of the copies of all trained weights; None where a step gives none.
+        irregular: weights that get one in one step, and none in another.
         random: whether the step drew random numbers.
         trains: whether its loss has a gradient.
+        gradients_within: whether a block computed gradients in its forward pass.
     """
 
     writes_input: list[str] = field(default_factory=list)
     without_gradient: list[str] = field(default_factory=list)
     gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    irregular: list[str] = field(default_factory=list)
     random: bool = False
     trains: bool = True
+    gradients_within: bool = False
 
 
 def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
@@ -71,18 +77,31 @@ def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
         blocks=tuple(network._modules),
         without_gradient=tuple(step.without_gradient),
         unused=tuple(name for name, gradient in gradients.items() if gradient is None),
+        irregular=tuple(step.irregular),
         sparse=tuple(n for n, g in gradients.items() if g is not None and g.is_sparse),
         scalars=tuple(name for name, weight in trained.items() if weight.dim() == 0),
         strided=tuple(name for name, weight in trained.items() if not weight.is_contiguous()),
         complex=tuple(name for name, weight in trained.items() if weight.is_complex()),
+        bfloat16=tuple(n for n, weight in trained.items() if weight.dtype == torch.bfloat16),
         hooked=tuple(name for name, weight in trained.items() if _hooks(weight)),
         whole_numbers=tuple(n for n, weight in weights.items() if not _has_gradient(weight)),
         mixed_types=tuple(name for name, block in network._modules.items() if _mixed(block)),
         trains=step.trains,
+        gradients_within=step.gradients_within,
         batch_norm=normalises(network),
         needs_two_samples=_needs_two(network, spec),
         random=step.random or draws_numbers(network),
     )
+
+
+def why_step_fails(network: nn.Sequential, spec: DatasetSpec) -> Exception | None:
+    """What a training step on the CPU raises; None if it works."""
+    with seeded(0):
+        try:
+            _step(network, spec, computes=True)
+        except Exception as error:
+            return error
+    return None
 
 
 def static_traits(network: nn.Sequential) -> NetworkTraits:
@@ -131,44 +150,60 @@ def _try_step(network: nn.Sequential, spec: DatasetSpec) -> _Step:
 
 
 def _step(network: nn.Sequential, spec: DatasetSpec, *, computes: bool) -> _Step:
-    """Forward and backward pass of a copy."""
+    """Two passes each way of a copy, as not every step of a network uses the same weights."""
     step = _Step()
     with _computing(computes), torch.enable_grad():
-        twin = copy_of(network, None if computes else _fakes(network)).train()
-        passing = made_up_inputs(spec, _SAMPLES, "cpu")
+        double = (copy_of(network) if computes else copy_without_data(network)).train()
+        inputs = made_up_inputs(spec, _SAMPLES, "cpu")
         states = _random_states() if computes else ()  # fakes draw nothing
-        for name, block in twin._modules.items():  # named_children skips repeated modules
-            assert block is not None
-            inputs = passing.clone()  # as such a block gets from now on
-            version = inputs._version
-            passing = block(inputs)
-            if inputs._version != version:
-                step.writes_input.append(name)
-            if not _has_gradient(passing):
-                step.without_gradient.append(name)
+        step.gradients = _gradients(double, inputs, step)
         step.random = computes and _random_states() != states
-        step.trains = passing.requires_grad
-        if step.trains:
-            passing.abs().sum().backward()
-        for name, weight in twin.named_parameters():
-            if weight.requires_grad:
-                step.gradients[name] = weight.grad
+        double.zero_grad()
+        again = _gradients(double, inputs, _Step())
+        for name, gradient in again.items():
+            if (gradient is None) != (step.gradients[name] is None):
+                step.irregular.append(name)
+                step.gradients[name] = None
     return step
+
+
+def _gradients(double: nn.Sequential, inputs: Tensor, step: _Step) -> dict[str, Tensor | None]:
+    """Gradients of the trained weights; what the passes show goes into the step."""
+    passing = inputs
+    for name, block in double._modules.items():  # named_children skips repeated modules
+        assert block is not None
+        given = passing.clone()  # as a block that overwrites it gets from now on
+        version = given._version
+        with _watching_gradients(step):
+            passing = block(given)
+        if given._version != version:
+            step.writes_input.append(name)
+        if not _has_gradient(passing):
+            step.without_gradient.append(name)
+    step.trains = passing.requires_grad
+    if step.trains:
+        passing.abs().sum().backward()
+    return {name: w.grad for name, w in double.named_parameters() if w.requires_grad}
+
+
+@contextmanager
+def _watching_gradients(step: _Step) -> Iterator[None]:
+    """Note calls of ``torch.autograd.grad`` whose result is differentiated again."""
+    original = torch.autograd.grad
+
+    def grad(*arguments: Any, **named: Any) -> Any:
+        step.gradients_within |= bool(named.get("create_graph"))
+        return original(*arguments, **named)
+
+    torch.autograd.grad = grad
+    try:
+        yield
+    finally:
+        torch.autograd.grad = original
 
 
 def _computing(computes: bool) -> AbstractContextManager[object]:
     return nullcontext() if computes else FakeTensorMode(allow_non_fake_inputs=True)
-
-
-def _fakes(network: nn.Module) -> dict[Tensor, Tensor]:
-    """Tensors without data in place of all parameters and buffers, within a mode of fakes."""
-    fakes: dict[Tensor, Tensor] = {}
-    for tensor in tensors_of(network):
-        fake = torch.empty_like(tensor, device="cpu")
-        if isinstance(tensor, nn.Parameter):
-            fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
-        fakes[tensor] = fake
-    return fakes
 
 
 def _random_states() -> tuple[object, ...]:
@@ -183,8 +218,8 @@ def _needs_two(network: nn.Sequential, spec: DatasetSpec) -> bool:
     if not normalises(network):
         return False
     try:
-        with seeded(0), _computing(False):
-            copy_of(network, _fakes(network)).train()(made_up_inputs(spec, 1, "cpu"))
+        with seeded(0), _computing(False), torch.enable_grad():
+            copy_without_data(network).train()(made_up_inputs(spec, 1, "cpu"))
     except ValueError as error:
         return _NORMALISED in str(error)
     except Exception:  # what fake tensors cannot do is no trait

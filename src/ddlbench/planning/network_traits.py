@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
 
 
+COMPLEX_AS_REAL = "keep a complex weight's two parts in a real one (torch.view_as_complex)"
+
+
 @dataclass(frozen=True)
 class NetworkTraits(JsonForm):
     """What a network has that not every strategy can train. Names are those of weights or blocks.
@@ -29,15 +32,19 @@ class NetworkTraits(JsonForm):
     Args:
         blocks: names of all blocks, in order; empty if the network was not inspected.
         without_gradient: blocks whose output is no number that a gradient can belong to.
-        unused: trained weights that one backward pass leaves without a gradient.
+        unused: trained weights that a backward pass leaves without a gradient.
+        irregular: trained weights that some steps use and others do not.
         sparse: weights whose gradient is sparse.
         scalars: trained weights without a dimension.
         strided: trained weights that are not contiguous (channels-last, transposed).
         complex: trained weights of complex numbers.
+        bfloat16: trained weights of that type.
         hooked: weights with hooks on their gradient, which a copy of the weight would lose.
         whole_numbers: parameters of whole numbers, which no optimiser trains.
         mixed_types: blocks whose trained weights are of several types.
         trains: whether a gradient reaches any weight.
+        gradients_within: whether its forward pass takes gradients itself, to be differentiated
+            again.
         batch_norm: whether a layer normalises over the samples of a pass.
         needs_two_samples: whether training fails on a single sample.
         random: whether a layer draws random numbers (dropout).
@@ -46,14 +53,17 @@ class NetworkTraits(JsonForm):
     blocks: tuple[str, ...] = ()
     without_gradient: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    irregular: tuple[str, ...] = ()
     sparse: tuple[str, ...] = ()
     scalars: tuple[str, ...] = ()
     strided: tuple[str, ...] = ()
     complex: tuple[str, ...] = ()
+    bfloat16: tuple[str, ...] = ()
     hooked: tuple[str, ...] = ()
     whole_numbers: tuple[str, ...] = ()
     mixed_types: tuple[str, ...] = ()
     trains: bool = True
+    gradients_within: bool = False
     batch_norm: bool = False
     needs_two_samples: bool = False
     random: bool = False

@@ -106,6 +106,8 @@ class Strategy:
         parallelism: kind of parallelism after Kahira et al. 2021, section 3 ("data", "spatial",
             "filter", "channel", "data+filter", "data+spatial", "pipeline"); else None.
         executor: ``module:attribute`` of the class that runs it.
+        replay: ``module:attribute`` of the function that trains on one device what its ranks train
+            with older weights; see :mod:`ddlbench.strategies.replay`. Empty without one.
         synchronous: every step's update uses gradients of the current weights; if an option
             decides, :meth:`is_synchronous` tells.
         requires: packages it imports besides torch.
@@ -128,6 +130,7 @@ class Strategy:
     marker: ClassVar[str] = ""
     parallelism: ClassVar[str | None] = None
     executor: ClassVar[str]
+    replay: ClassVar[str] = ""
     synchronous: ClassVar[bool] = True
     requires: ClassVar[tuple[str, ...]] = ()
     not_compiled: ClassVar[str] = "its executor does not say that torch.compile trains the same"
@@ -288,6 +291,10 @@ class Strategy:
     def precision(self, cell: Cell) -> str:
         """Of the least precise numbers that a step computes or sends; the cell's by default."""
         return cell.precision
+
+    def replayed_networks(self, plan: Plan) -> int:
+        """Networks that a replay trains: one, or a replica for each rank."""
+        return 1
 
     def zero_stage(self, cell: Cell) -> int:
         """Of ZeRO: replicas share nothing (0), momentum (1), gradients too (2), or weights (3)."""

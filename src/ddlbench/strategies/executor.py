@@ -99,6 +99,7 @@ class Context:
         fixed: ``details`` of the earlier run whose checkpoint this run continues; else empty.
         alone: of a profile: the rank runs without its peers, and its messages are listed here.
         traits: of the network; those of a built-in network are few.
+        floating: type of the data's numbers, unless they are tokens.
     """
 
     devices: tuple[torch.device, ...]
@@ -112,6 +113,7 @@ class Context:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     alone: MessageLog | None = None
     traits: NetworkTraits = field(default_factory=NetworkTraits)
+    floating: torch.dtype = torch.float32
 
 
 @dataclass

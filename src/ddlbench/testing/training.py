@@ -64,10 +64,10 @@ def train_here(cell: Cell, rank: int, store: Store | None, *, runs: Runs) -> dic
     plan = make_plan(cell)
     process = plan.processes[rank]
     executor = executor_of(cell)
-    context = context_of(plan, process, store)
+    network = network_of(cell)
+    context = context_of(plan, process, store, dtype_of(network))
     progress: list[int] = []
     context.progress = progress.append
-    network = network_of(cell)
     data = Reader(cell, process, dtype_of(network)) if process.needs else None
     executor.prepare(plan, process, network, data, context)
     if cell.network == "linear":

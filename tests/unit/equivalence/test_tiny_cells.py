@@ -8,10 +8,12 @@ from torch import nn
 
 from ddlbench.equivalence.examination import plain, scope_of, steps_of
 from ddlbench.equivalence.mini_batches import whole_batches
-from ddlbench.equivalence.reference import train_in_parts, train_replicas, train_with_old_gradients
+from ddlbench.equivalence.reference import train_in_parts
 from ddlbench.equivalence.tiny_cell import parts_of, tiny_cells
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import make_plan
+from ddlbench.strategies.local_sgd.replay import replay
+from ddlbench.strategies.pipedream.replay import OldWeights
 
 BLOCKS = 7
 
@@ -117,23 +119,25 @@ def test_gradients_that_are_not_old_are_those_of_sequential_training():
     stages = [(0, 3, 1), (3, 5, 1)]
 
     def trained_with(version_of):
-        network, runs = small(), [batches()]
-        return train_with_old_gradients(
-            CELL, network, runs, loss, stages=stages, version_of=version_of
-        )
+        network, every = small(), list(batches())
+        training = OldWeights(CELL, network, stages, lambda _count: version_of)
+        return list(training.train([(len(every), every)], loss)), network.state_dict()
 
     whole = train_in_parts(CELL, small(), batches(), loss)
-    now = trained_with(lambda _stage, number: number)
-    assert_close(now.states[0], whole.states[0])
-    assert now.losses[0] == pytest.approx(whole.losses[0])
-    late = trained_with(lambda stage, number: max(0, number - 1 + stage))
-    assert not torch.allclose(late.states[0]["2.weight"], whole.states[0]["2.weight"])
+    losses, state = trained_with(lambda _stage, number: number)
+    assert_close(state, whole.states[0])
+    assert losses == pytest.approx(whole.losses[0])
+    _, late = trained_with(lambda stage, number: max(0, number - 1 + stage))
+    assert not torch.allclose(late["2.weight"], whole.states[0]["2.weight"])
 
 
 def test_replicas_that_average_each_step_are_sequential_training():
     loss = nn.functional.cross_entropy
-    options = {"average_every_steps": 1, "outer_optimizer": "average"}
-    options |= {"outer_lr": 0.7, "outer_momentum": 0.9}
-    whole = train_in_parts(CELL, small(), batches(), loss)
-    for state in train_replicas(CELL, [small(), small()], batches(), loss, options).states:
-        assert_close(state, whole.states[0])
+    every, networks = list(batches()), [small(), small()]
+    averaging = (("average_every_steps", 1),)
+    cell = CELL.with_(strategy="local-sgd", devices_per_node=2, options=averaging)
+    losses = list(replay(make_plan(cell), networks, [(len(every), every)], loss))
+    whole = train_in_parts(CELL, small(), every, loss)
+    for network in networks:
+        assert_close(network.state_dict(), whole.states[0])
+    assert [sum(of_step) / 2 for of_step in losses] == pytest.approx(whole.losses[0])

@@ -150,6 +150,26 @@ def test_what_a_module_does_to_the_process_is_undone(tmp_path, monkeypatch):
     assert traits.trains  # and the block with a lock and a computed weight was copied
 
 
+class Alternates(nn.Module):
+    """Uses its layers in turn (pytorch#45325)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.calls = nn.ModuleList([nn.Linear(3072, 10), nn.Linear(3072, 10)]), 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        return self.layers[self.calls % 2](inputs)
+
+
+def test_weights_that_not_every_step_uses_are_irregular():
+    block = Alternates()
+    traits = inspection.inspect(nn.Sequential(nn.Flatten(), block), SPEC)
+    names = {f"1.layers.{number}.{kind}" for number in (0, 1) for kind in ("weight", "bias")}
+    assert set(traits.irregular) == set(traits.unused) == names
+    assert block.calls == 0
+
+
 def test_several_types_and_no_gradient_are_traits():
     both = nn.Sequential(nn.Flatten(), nn.Linear(SPEC.image_bytes, 8))
     both[1].register_parameter("extra", nn.Parameter(torch.ones(1, dtype=torch.float64)))

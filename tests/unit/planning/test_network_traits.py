@@ -39,6 +39,8 @@ REFUSED = {
     "sparse": {"fsdp"},
     "whole_numbers": {"fsdp"},
     "mixed_types": {"fsdp"},
+    "bfloat16": {"horovod"},
+    "irregular": {"horovod", "parameter-server"},
     "hooked": {
         *("fsdp", "pipedream", "model-parallel-p2p", "spatial", "filter", "channel"),
         *("data-filter", "data-spatial", "tensor-parallel", "data-tensor"),
@@ -95,6 +97,13 @@ def test_batch_norm_needs_two_samples_of_each_pass(strategy, batch_size, samples
     assert (reason is None) == (samples > 1)
     if reason is not None:
         assert f"raise batch_size to {2 * batch_size} or more" in reason
+
+
+def test_messages_within_layers_are_not_differentiated_twice():
+    traits = NetworkTraits(blocks=BLOCKS, gradients_within=True)
+    splits = ("spatial", "filter", "channel", "data-filter", "data-spatial")
+    for strategy in ("ddp", "pipedream", *splits):
+        assert (why_not_trained(traits, plan_of(strategy)) is not None) == (strategy in splits)
 
 
 def test_a_network_without_a_gradient_is_refused_by_all():

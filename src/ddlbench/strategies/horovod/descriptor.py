@@ -18,7 +18,11 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import DataParallel
 from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic, buckets
-from ddlbench.planning.network_traits import NetworkTraits, unsupported_weights
+from ddlbench.planning.network_traits import (
+    COMPLEX_AS_REAL,
+    NetworkTraits,
+    unsupported_weights,
+)
 from ddlbench.planning.plan import PlanDetails
 
 if TYPE_CHECKING:
@@ -86,20 +90,14 @@ class Horovod(DataParallel):
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
         """Horovod 0.28 sends contiguous real numbers."""
-        if traits.strided:
-            return unsupported_weights(
-                "Horovod",
-                traits.strided,
-                "takes contiguous weights only",
-                "remove .to(memory_format=...)",
-            )
-        if traits.complex:
-            return unsupported_weights(
-                "Horovod",
-                traits.complex,
-                "sends real numbers only",
-                "keep the two parts of a complex weight in one real weight (torch.view_as_complex)",
-            )
+        for names, why, instead in (
+            (traits.strided, "takes contiguous weights only", "remove .to(memory_format=...)"),
+            (traits.complex, "sends real numbers only", COMPLEX_AS_REAL),
+            (traits.bfloat16, "sends no bfloat16", "keep weights in float32"),
+            (traits.irregular, "has momentum move weights that a step does not use", "use ddp"),
+        ):
+            if names:
+                return unsupported_weights("Horovod", names, why, instead)
         return None
 
     def remarks(self, cell: Cell, details: Mapping[str, Any]) -> tuple[str, ...]:

@@ -54,6 +54,7 @@ class LocalSgd(Strategy):
     """Replicas that train alone for H steps and then average their weights."""
 
     name: ClassVar[str] = "local-sgd"
+    replay: ClassVar[str] = "ddlbench.strategies.local_sgd.replay:replay"
     label: ClassVar[str] = "Local SGD"
     family: ClassVar[str] = "data parallel"
     colour: ClassVar[str] = "#5B6C8F"
@@ -113,6 +114,9 @@ class LocalSgd(Strategy):
 
     def round_steps(self, cell: Cell) -> int:
         return int(self.option_values(cell)["average_every_steps"])
+
+    def replayed_networks(self, plan: Plan) -> int:
+        return plan.world_size
 
     def is_synchronous(self, cell: Cell, details: Mapping[str, Any] | None = None) -> bool:
         """With rounds of one step, and on one device, no rank trains past another."""

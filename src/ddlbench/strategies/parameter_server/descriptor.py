@@ -26,7 +26,11 @@ from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import uneven_shares
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
-from ddlbench.planning.network_traits import NetworkTraits, unsupported_weights
+from ddlbench.planning.network_traits import (
+    COMPLEX_AS_REAL,
+    NetworkTraits,
+    unsupported_weights,
+)
 from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.strategy import Process, Strategy
 
@@ -109,15 +113,14 @@ class ParameterServer(Strategy):
         return uneven_shares(cell)
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
-        """The row of weights holds real numbers."""
-        if not traits.complex:
-            return None
-        return unsupported_weights(
-            "the parameter server",
-            traits.complex,
-            "sends real numbers only",
-            "keep the two parts of a complex weight in one real weight (torch.view_as_complex)",
-        )
+        """The row of weights holds real numbers, and has a gradient of each."""
+        for names, why, instead in (
+            (traits.complex, "sends real numbers only", COMPLEX_AS_REAL),
+            (traits.irregular, "has momentum move weights that a step does not use", "use ddp"),
+        ):
+            if names:
+                return unsupported_weights("the parameter server", names, why, instead)
+        return None
 
     def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
         """More servers, up to half of the devices, so that the batch divides over the workers."""

@@ -85,6 +85,7 @@ class StagedStrategy(Strategy):
 
     not_compiled: ClassVar[str] = "nothing tests that compiled passes keep to its stored weights"
     executor: ClassVar[str] = "ddlbench.strategies.pipedream.executor:PipeDreamExecutor"
+    replay: ClassVar[str] = "ddlbench.strategies.pipedream.replay:replay"
     predictors: ClassVar[tuple[str, ...]] = ("pipeline-replay", "pipeline-recorded")
     preferred_predictor: ClassVar[Mapping[str, str]] = {
         "cpu": "pipeline-replay",

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Schedule
 from ddlbench.planning.strategy import Process, strategy_of
@@ -46,7 +47,7 @@ from ddlbench.strategies.pipedream.channels import (
 from ddlbench.strategies.pipedream.descriptor import PipeDreamDetails, StagedStrategy
 from ddlbench.strategies.pipedream.runner import ScheduleRunner, StageParts
 from ddlbench.strategies.pipedream.stage import Stage, WeightVersions
-from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts, input_form
+from ddlbench.strategies.pipelining.cutting import TensorForm, block_forms, sample_form
 from ddlbench.strategies.process_group import connect, every_rank, join_all, side_by_side
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
 from ddlbench.strategies.training import make_optimizer, set_learning_rate
@@ -188,8 +189,9 @@ class PipeDreamExecutor(StepwiseExecutor):
 
     def _forms(self, network: nn.Sequential, device: torch.device) -> list[TensorForm]:
         """Forms of a mini-batch's inputs and of every block's outputs."""
-        inputs = input_form(network, self.plan.cell, self.plan.cell.batch_size)
-        return [inputs, *(fact.output for fact in block_facts(network, inputs, device))]
+        cell = self.plan.cell
+        inputs = sample_form(DATASETS[cell.dataset], cell.batch_size, self.context.floating)
+        return block_forms(network, inputs, device)
 
     def _sgd(self, module: nn.Module) -> torch.optim.Optimizer:
         """SGD at the stage's rate, as a stage of r replicas steps once in r mini-batches."""

@@ -11,8 +11,9 @@ Source: Narayanan et al., SOSP 2019, section 3.3.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import torch
@@ -25,6 +26,8 @@ from ddlbench.strategies.pipedream.descriptor import PipeDreamDetails, StagedStr
 from ddlbench.strategies.replay import Loss, Run, rate_of
 
 State = dict[str, Tensor]
+VersionOf = Callable[[int, int], int]
+"""(stage, number in the run) -> updates of the run that its weights have seen."""
 
 
 @dataclass
@@ -50,58 +53,57 @@ def replay(
     """Train one network in place with the weights that each stage has for each mini-batch."""
     (network,) = networks
     strategy = cast(StagedStrategy, strategy_of(plan.cell.strategy))
-    training = _Training(plan.cell, network, PipeDreamDetails.of(plan).stages)
-    for count, batches in runs:
-        schedule = strategy.schedule(plan.details, count)
-        training.begin_run()
-        for number, (inputs, labels) in enumerate(batches):
-            versions = [
-                strategy.version(plan.details, schedule, stage, number)
-                for stage in range(len(training.stages))
-            ]
-            training.load(versions)
-            loss = loss_function(network(inputs), labels)
-            loss.backward()
-            training.end_mini_batch(is_last=number == count - 1)
-            yield (loss.item(),)
-    training.load_newest()
+
+    def versions_of(count: int) -> VersionOf:
+        return partial(strategy.version, plan.details, strategy.schedule(plan.details, count))
+
+    stages = PipeDreamDetails.of(plan).stages
+    training = OldWeights(plan.cell, network, stages, versions_of)
+    yield from ((loss,) for loss in training.train(runs, loss_function))
 
 
-class _Training:
-    """Versions of the weights; SGD is written out: m = mu m + g, w = w - lr m.
+class OldWeights:
+    """Training with versions of the weights; SGD is written out: m = mu m + g, w = w - lr m.
 
     Args:
         cell: its learning rate and momentum are used.
         network: trained in place.
         stages: first block, block after the last, and replicas of each.
+        versions_of: for a run of so many mini-batches, the versions that its stages use.
     """
 
     def __init__(
-        self, cell: Cell, network: nn.Module, stages: Sequence[tuple[int, int, int]]
+        self,
+        cell: Cell,
+        network: nn.Module,
+        stages: Sequence[tuple[int, int, int]],
+        versions_of: Callable[[int], VersionOf],
     ) -> None:
-        self._cell, self._network = cell, network.train()
+        self._cell, self._network, self._versions_of = cell, network.train(), versions_of
         self._parameters = dict(network.named_parameters())
-        self.stages = _stages(network, stages)
+        self._stages = _stages(network, stages)
         self._newest = {
             name: self._parameters[name].detach().clone()
-            for stage in self.stages
+            for stage in self._stages
             for name in stage.weights
         }
         self._momentum: State = {}
         self._done = 0
 
-    def begin_run(self) -> None:
-        """No gradient is under way, so all stages have their newest weights only."""
-        for stage in self.stages:
-            stage.versions = [{name: self._newest[name] for name in stage.weights}]
-
-    def load(self, versions: Sequence[int]) -> None:
-        """Give each stage a version of its weights, and the network no gradients."""
-        for stage, version in zip(self.stages, versions, strict=True):
-            self._load(stage.versions[version])
-        self._network.zero_grad()
-
-    def load_newest(self) -> None:
+    def train(self, runs: Iterable[Run], loss_function: Loss) -> Iterator[float]:
+        """Train, and yield the loss of each mini-batch."""
+        for count, batches in runs:
+            version_of = self._versions_of(count)
+            for stage in self._stages:  # no gradient is under way
+                stage.versions = [{name: self._newest[name] for name in stage.weights}]
+            for number, (inputs, labels) in enumerate(batches):
+                for place, stage in enumerate(self._stages):
+                    self._load(stage.versions[version_of(place, number)])
+                self._network.zero_grad()
+                loss = loss_function(self._network(inputs), labels)
+                loss.backward()
+                self._end_mini_batch(is_last=number == count - 1)
+                yield loss.item()
         self._load(self._newest)
 
     @torch.no_grad()
@@ -109,14 +111,14 @@ class _Training:
         for name, value in values.items():
             self._parameters[name].copy_(value)
 
-    def end_mini_batch(self, is_last: bool) -> None:
+    def _end_mini_batch(self, is_last: bool) -> None:
         """Take the gradients; stages whose replicas all have one update."""
         self._done += 1
-        for stage in self.stages:
+        for stage in self._stages:
             stage.waiting.append({name: self._parameters[name].grad for name in stage.weights})
             if len(stage.waiting) == stage.replicas or is_last:
                 rate = rate_of(self._cell, self._done - len(stage.waiting))
-                self._update(stage, rate * stage.replicas / self.stages[0].replicas)
+                self._update(stage, rate * stage.replicas / self._stages[0].replicas)
 
     @torch.no_grad()
     def _update(self, stage: _Stage, rate: float) -> None:

@@ -15,19 +15,19 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
-from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
+from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.experiment.registry import load, pairs
-from ddlbench.networks.copying import copy_with_its_tensors
+from ddlbench.networks.copying import copy_of, copy_without_data
 from ddlbench.networks.flatten import out_of_place
+from ddlbench.networks.foreign import seeded
 from ddlbench.networks.inputs import input_dtype
 from ddlbench.planning.network_tables import BLOCK_COLUMNS
 
@@ -50,13 +50,6 @@ class TensorForm:
     def tensor(self, device: torch.device | str) -> Tensor:
         """An uninitialised tensor of this form."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
-
-
-def input_form(network: nn.Module, cell: Cell, samples: int) -> TensorForm:
-    """Form of a batch of inputs, (samples, C, ...) of the weights' type, or tokens (samples, T)."""
-    floating = (p.dtype for p in network.parameters() if p.is_floating_point())
-    dtype = next(floating, torch.float32)
-    return sample_form(DATASETS[cell.dataset], samples, dtype)
 
 
 def sample_form(
@@ -91,20 +84,80 @@ def block_facts(
         micro_batch: form of its input.
         device: where the network will run, as precision depends on it.
     """
-    facts = []
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        passing = micro_batch.tensor(device)
-        for block in network:
-            state = {**dict(block.named_parameters()), **dict(block.named_buffers())}
-            double = copy_with_its_tensors(block)
-            fakes = {n: torch.empty_like(t, device=device) for n, t in state.items()}
-            with FlopCounterMode(display=False) as counter:
-                passing = functional_call(double, fakes, (passing,))
-            parameters = sum(p.numel() * p.element_size() for p in block.parameters())
-            facts.append(
-                BlockFacts(TensorForm.of(passing), float(counter.get_total_flops()), parameters)
-            )
+    facts: list[BlockFacts] = []
+
+    def count(double: nn.Sequential, name: str, inputs: Tensor) -> Tensor:
+        with FlopCounterMode(display=False) as counter:
+            outputs: Tensor = double.get_submodule(name)(inputs)
+        weights = network.get_submodule(name).parameters()
+        parameters = sum(p.numel() * p.element_size() for p in weights)
+        facts.append(
+            BlockFacts(TensorForm.of(outputs), float(counter.get_total_flops()), parameters)
+        )
+        return outputs
+
+    run_blocks(network, micro_batch, device, count, forget=facts.clear)
     return facts
+
+
+def block_forms(
+    network: nn.Sequential, micro_batch: TensorForm, device: torch.device | str
+) -> list[TensorForm]:
+    """Forms of the input and of every block's output, in order; the network is not changed.
+
+    Args:
+        network: the whole network, on any device.
+        micro_batch: form of its input.
+        device: where the network will run, as precision depends on it.
+    """
+    forms = [micro_batch]
+
+    def look(double: nn.Sequential, name: str, inputs: Tensor) -> Tensor:
+        outputs: Tensor = double.get_submodule(name)(inputs)
+        forms.append(TensorForm.of(outputs))
+        return outputs
+
+    def forget() -> None:
+        del forms[1:]
+
+    run_blocks(network, micro_batch, device, look, forget)
+    return forms
+
+
+def run_blocks(
+    network: nn.Sequential,
+    sample: TensorForm,
+    device: torch.device | str,
+    run: Callable[[nn.Sequential, str, Tensor], Tensor],
+    forget: Callable[[], None],
+) -> None:
+    """Run the blocks of a copy, in order.
+
+    They run on fake tensors, which cannot run a block that reads a number, as of a loss. Then the
+    copy computes, of zeros.
+
+    Args:
+        network: on any device; it is not changed.
+        sample: form of its input.
+        device: where it runs.
+        run: (the copy, name of a block, its input) -> its output.
+        forget: called before the copy computes.
+    """
+    try:
+        with torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+            _run_in_order(copy_without_data(network, device), sample.tensor(device), run)
+    except Exception:
+        forget()
+        with torch.enable_grad(), seeded(0):
+            zeros = torch.zeros(sample.shape, dtype=sample.dtype, device=device)
+            _run_in_order(copy_of(network).to(device), zeros, run)
+
+
+def _run_in_order(
+    double: nn.Sequential, passing: Tensor, run: Callable[[nn.Sequential, str, Tensor], Tensor]
+) -> None:
+    for name in double._modules:  # named_children skips repeated modules
+        passing = run(double, name, passing.detach())
 
 
 _SAMPLES = 2  # batch norm refuses a single value per channel

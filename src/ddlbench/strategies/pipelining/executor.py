@@ -18,11 +18,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.schedules import Action, Schedule
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.executor import MiniBatch, StepwiseExecutor, Unsupported
 from ddlbench.strategies.gradient_sum import sum_gradients
-from ddlbench.strategies.pipelining.cutting import TensorForm, block_facts, input_form
+from ddlbench.strategies.pipelining.cutting import TensorForm, block_forms, sample_form
 from ddlbench.strategies.pipelining.descriptor import PipeliningDetails, SynchronousPipeline
 from ddlbench.strategies.pipelining.split_backward import check_split_backward
 from ddlbench.strategies.pipelining.stage import WatchedStage, make_stage, torch_schedule
@@ -45,10 +46,11 @@ class PipelineExecutor(StepwiseExecutor):
         self.blocks = self._block_ranges(len(network))
         # Tests compare built-in networks with sequential training; no other is known.
         if self.context.traits.blocks and self._splits_backward():
-            check_split_backward(network, self.blocks, self.plan.cell)
+            check_split_backward(network, self.blocks, self.plan.cell, self.context.floating)
         self._join()
         samples = self.plan.cell.batch_size // (self.replicas * self.chunks)
-        micro_batch = input_form(network, self.plan.cell, samples)
+        spec = DATASETS[self.plan.cell.dataset]
+        micro_batch = sample_form(spec, samples, self.context.floating)
         place = (self.process.stage,)
         mine = [s for s, ranks in enumerate(self.planned.stage_ranks) if ranks == place]
         self.passes: list[Action] = []
@@ -125,8 +127,7 @@ class PipelineExecutor(StepwiseExecutor):
     ) -> list[WatchedStage]:
         device = self.context.devices[0]
         blocks = list(network.named_children())
-        facts = block_facts(network, micro_batch, device)
-        forms = [micro_batch, *(fact.output for fact in facts)]
+        forms = block_forms(network, micro_batch, device)
         made = []
         for index in mine:
             numbers = self.blocks[index]

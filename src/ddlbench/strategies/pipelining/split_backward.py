@@ -32,13 +32,19 @@ _SAMPLES = 2
 _RELATIVE, _OF_THE_LARGEST = 1e-3, 1e-5  # far above the rounding of float32
 
 
-def check_split_backward(network: nn.Sequential, stages: Sequence[range], cell: Cell) -> None:
+def check_split_backward(
+    network: nn.Sequential,
+    stages: Sequence[range],
+    cell: Cell,
+    floating: torch.dtype = torch.float32,
+) -> None:
     """Check all stages but the first, whose backward pass torch does not split.
 
     Args:
         network: the whole network on the CPU; it is not changed.
         stages: numbers of the blocks of each stage.
         cell: of the network and its data.
+        floating: type of the data's numbers, unless they are tokens.
 
     Raises:
         Unsupported: the gradients of a stage's weights or input are not those of a whole pass.
@@ -46,6 +52,8 @@ def check_split_backward(network: nn.Sequential, stages: Sequence[range], cell: 
     blocks = list(network._modules.items())
     with seeded(0):
         passing = made_up_inputs(DATASETS[cell.dataset], _SAMPLES, "cpu")
+        if passing.is_floating_point():
+            passing = passing.to(floating)
         for number, stage in enumerate(stages):
             own = nn.Sequential(OrderedDict(blocks[stage.start : stage.stop]))
             if number and (why := _difference(own, passing)) is not None:
@@ -54,8 +62,7 @@ def check_split_backward(network: nn.Sequential, stages: Sequence[range], cell: 
                     "pipe-1f1b, which does not split them",
                     code="split_backward_differs",
                 )
-            with torch.no_grad():
-                passing = copy_of(own)(passing)
+            passing = copy_of(own)(passing).detach()
 
 
 def _difference(blocks: nn.Sequential, inputs: Tensor) -> str | None:

@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from ddlbench.networks.copying import has_hooks
 from ddlbench.planning.network_tables import DIMENSIONS, too_few
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.splits.limits import (
@@ -222,6 +223,12 @@ def _split_layer(
     if len(set(calls)) > 1:
         raise Unsupported(
             f"layer {name} is called with inputs of two sizes; rows want one",
+            code="cannot_be_split",
+        )
+    if has_hooks(layer):
+        raise Unsupported(
+            f"layer {name} ({kind.__name__}) has hooks, as of weight_norm, which rows would lose; "
+            "use torch.nn.utils.parametrizations",
             code="cannot_be_split",
         )
     inputs, outputs = calls[0]

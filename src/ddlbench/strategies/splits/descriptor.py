@@ -150,7 +150,13 @@ class SplitStrategy(Strategy):
         )
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
-        """Parts of a weight are new weights, without its hooks."""
+        """Parts of a weight are new weights without its hooks; messages are differentiated once."""
+        if traits.gradients_within:
+            return Reason(
+                "cannot_be_split",
+                "the network differentiates its forward pass, and messages within layers cannot be "
+                "differentiated twice; take a strategy that splits no layer",
+            )
         if not traits.hooked:
             return None
         return unsupported_weights(

@@ -18,9 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.strategies.executor import StepwiseExecutor
 from ddlbench.strategies.gradient_sum import sum_gradients
-from ddlbench.strategies.pipelining.cutting import input_form
+from ddlbench.strategies.pipelining.cutting import sample_form
 from ddlbench.strategies.process_group import join_all
 from ddlbench.strategies.splits.convert import (
     Grid,
@@ -60,7 +61,9 @@ class SplitExecutor(StepwiseExecutor):
         # All ranks of a group must draw the same random numbers in the layers that each computes.
         torch.manual_seed(self.plan.cell.seed + self.process.replica)
         if self.group_size > 1:
-            batch = input_form(network, self.plan.cell, self.plan.cell.batch_size // self.groups)
+            cell = self.plan.cell
+            samples = cell.batch_size // self.groups
+            batch = sample_form(DATASETS[cell.dataset], samples, self.context.floating)
             self.split(network, trace(network, batch, device))
         return network.to(device)
 

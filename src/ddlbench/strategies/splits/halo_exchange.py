@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ddlbench.strategies.splits.layout import Halo, Interval
 from ddlbench.strategies.splits.shard_group import GridAxis
@@ -50,6 +51,7 @@ class _Exchange(torch.autograd.Function):
         return _collect(rows, halo, axis, fill)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         return _give_back(gradients[0], *ctx.place), None, None, None
 

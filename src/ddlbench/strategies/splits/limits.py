@@ -17,6 +17,7 @@ from torch import nn
 
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.experiment.registry import load, pairs
+from ddlbench.networks.copying import has_hooks
 from ddlbench.planning.network_tables import DIMENSIONS, LIMIT_COLUMNS
 from ddlbench.strategies.pipelining.cutting import sample_form
 from ddlbench.strategies.splits.row_layers import CONVOLUTIONS
@@ -66,7 +67,9 @@ def called_with_weights(
     """Layers whose weights are split, in the order of their calls; by channel without the first."""
     layers = dict(network.named_modules())
     called = dict.fromkeys(name for block in blocks for name in block.layers)
-    names = [name for name in called if type(layers[name]) in WEIGHTED]
+    names = [
+        name for name in called if type(layers[name]) in WEIGHTED and not has_hooks(layers[name])
+    ]
     return names[1:] if by == "channel" else names
 
 

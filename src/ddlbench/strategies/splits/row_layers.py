@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ddlbench.strategies.splits.halo_exchange import exchange
@@ -293,6 +294,7 @@ class _Normalise(torch.autograd.Function):
         return result, mean, var
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         rows, weight, mean, inverse = ctx.saved_tensors
         norm: SpatialBatchNorm = ctx.norm

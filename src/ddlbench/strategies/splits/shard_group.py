@@ -34,6 +34,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ddlbench.strategies.executor import Context
 from ddlbench.strategies.process_group import side_by_side
@@ -182,6 +183,7 @@ class _Share(torch.autograd.Function):
         return whole.view_as(whole)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         return ctx.group.all_reduce(gradients[0]), None
 
@@ -193,6 +195,7 @@ class _Gather(torch.autograd.Function):
         return group.all_gather(part, dim, parts)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         return _own(gradients[0], *ctx.place).contiguous(), None, None, None
 
@@ -204,6 +207,7 @@ class _Take(torch.autograd.Function):
         return _own(whole, dim, parts, group).contiguous()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         dim, parts, group = ctx.place
         return group.all_gather(gradients[0], dim, parts), None, None, None
@@ -215,6 +219,7 @@ class _Total(torch.autograd.Function):
         return group.all_reduce(addend)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         return gradients[0], None
 

@@ -15,12 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddlbench.networks.copying import copy_with_its_tensors
-from ddlbench.strategies.pipelining.cutting import TensorForm
+from ddlbench.strategies.pipelining.cutting import TensorForm, run_blocks
 
 # Layers that treat every position alike, so that they need no exchange of rows.
 POINTWISE = (
@@ -83,20 +80,17 @@ def trace(network: nn.Sequential, sample: TensorForm, device: torch.device) -> l
         sample: form of a batch of inputs, (N, C, ...).
         device: where the network will run.
     """
-    double = copy_with_its_tensors(network)
-    traced = []
-    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
-        passing = sample.tensor(device)
-        for name, block in double._modules.items():
-            assert block is not None
-            state = {**dict(block.named_parameters()), **dict(block.named_buffers())}
-            fakes = {key: torch.empty_like(value, device=device) for key, value in state.items()}
-            block_trace = BlockTrace(name)
-            with _tracing(double, block, block_trace):
-                result = functional_call(block, fakes, (passing,))
-            block_trace.shapes = tuple(passing.shape), tuple(result.shape)
-            passing = result
-            traced.append(block_trace)
+    traced: list[BlockTrace] = []
+
+    def run(double: nn.Sequential, name: str, inputs: Tensor) -> Tensor:
+        block, block_trace = double.get_submodule(name), BlockTrace(name)
+        with _tracing(double, block, block_trace):
+            outputs: Tensor = block(inputs)
+        block_trace.shapes = tuple(inputs.shape), tuple(outputs.shape)
+        traced.append(block_trace)
+        return outputs
+
+    run_blocks(network, sample, device, run, forget=traced.clear)
     return traced
 
 

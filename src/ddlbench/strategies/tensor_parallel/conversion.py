@@ -36,6 +36,7 @@ from torch.distributed.tensor.parallel import (
 
 from ddlbench.experiment.registry import load
 from ddlbench.experiment.registry import pairs as built_in_pairs
+from ddlbench.networks.copying import has_hooks
 from ddlbench.networks.transformer import Attention, TransformerBlock
 from ddlbench.planning.network_tables import PAIR_COLUMNS, LinearPairs
 from ddlbench.strategies.tensor_parallel.pairs import Pair, pairs_of
@@ -67,7 +68,7 @@ def find_pairs(network: nn.Sequential) -> list[FoundPair]:
     """The pairs of a network that can be split, in the order of calls."""
     places = dict(_plain_names(network))
     leaves = [
-        (name, type(network.get_submodule(place)).__name__)
+        (name, _kind(network.get_submodule(place)))
         for name, place in places.items()
         if name and not any(True for _ in network.get_submodule(place).children())
     ]
@@ -148,6 +149,12 @@ def _plain_names(network: nn.Sequential) -> Iterator[tuple[str, str]]:
         block, _, inner = name.partition(".")
         # The wrapped block is called "block" within its wrapper.
         yield (name if block not in wrappers else f"{block}{inner[len('block') :]}"), name
+
+
+def _kind(layer: nn.Module) -> str:
+    """Name of a layer's class; another one if it has hooks, so that it belongs to no pair."""
+    name = type(layer).__name__
+    return f"{name} with hooks" if has_hooks(layer) else name
 
 
 def _calls_in_order(parent: nn.Module, pair: Pair) -> bool:

@@ -17,8 +17,8 @@ from ddlbench.networks.inputs import made_up_inputs
 from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
 from ddlbench.strategies.timing import Span
 from ddlbench.strategies.torchgpipe.descriptor import TorchGPipeDetails
+from ddlbench.strategies.torchgpipe.recomputation import check_recomputation, count_once
 from ddlbench.strategies.torchgpipe.spans import PartitionSpan, recording
-from ddlbench.strategies.torchgpipe.statistics import count_once
 from ddlbench.strategies.torchgpipe.workers import KeptWorkers
 
 
@@ -47,6 +47,9 @@ class GPipeExecutor(StepwiseExecutor):
             or choose_balance(rule, network, sample, devices, self.chunks)
         )
         if self.checkpoint != "never":
+            if self.context.traits.blocks:  # tests train the built-in networks
+                spec = DATASETS[cell.dataset]
+                check_recomputation(network, spec, self.context.floating)
             count_once(network)
         return GPipe(
             network,
