@@ -58,6 +58,7 @@ from ddlbench.runtime.progress import Reporter
 from ddlbench.runtime.rank_efficiency import measured_by_rank
 from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written, write_rank_report
 from ddlbench.runtime.rendezvous import ClockOffset, barrier, clock_offsets, join_store, leave
+from ddlbench.runtime.replayed import replayed_losses
 from ddlbench.runtime.tcp_traffic import TcpTraffic
 from ddlbench.runtime.validation import Validator
 from ddlbench.strategies.executor import Context, Executor, Unsupported, executor_of
@@ -212,7 +213,17 @@ def _run(job: Job, process: Process) -> RankReport:
     executor.close()
     report = _with_speeds(report, cell, process, devices, wait_for_all)
     leave(store, process.rank, plan.world_size)
-    return report
+    return replace(report, replayed_loss=_replayed(job, process, extent, reporter, devices[0]))
+
+
+def _replayed(
+    job: Job, process: Process, extent: Extent, reporter: Reporter, device: torch.device
+) -> tuple[float | None, ...]:
+    """First losses of rank 0's replay; none of a run that may have resumed from a checkpoint."""
+    if process.rank != 0 or job.checkpoints is not None:
+        return ()
+    build = partial(_network, job.plan.cell, job.device_kind)
+    return tuple(as_written(replayed_losses(job, extent, build, device, reporter.alive)))
 
 
 def _cpu_peak(job: Job, executor: Executor, mini_batch: int) -> int | None:

@@ -9,7 +9,7 @@ import torch
 from cases.strangers_networks import WIDTH
 from torch import nn
 
-from ddlbench.networks.copying import copy_of, copy_with_its_tensors
+from ddlbench.networks.copying import copy_of
 from ddlbench.networks.digest import state_digest
 from ddlbench.networks.torch_settings import change_between, settings_kept, settings_now
 
@@ -111,5 +111,5 @@ def test_a_module_with_a_computed_weight_can_be_copied():
     double = copy_of(layer)
     assert torch.equal(double(inputs), layer(inputs))
     assert double.weight_v is not layer.weight_v
-    shared = copy_with_its_tensors(layer)
+    shared = copy_of(layer, {weight: weight for weight in layer.parameters()})
     assert shared.weight_v is layer.weight_v
