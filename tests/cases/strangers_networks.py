@@ -81,7 +81,7 @@ class Damped(nn.Module):
 
 
 def hooked_input(spec):
-    return _small(spec, nn.Linear(WIDTH, WIDTH), Damped())
+    return _small(spec, nn.Linear(WIDTH, WIDTH), Damped(), nn.Linear(WIDTH, WIDTH), Damped())
 
 
 def hooked_weight(spec):

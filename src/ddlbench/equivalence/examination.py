@@ -22,6 +22,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.matrix import why_missing
+from ddlbench.planning.network_traits import why_not_trained
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.preconditions import why_not_started
@@ -94,6 +95,8 @@ class Examination:
         if look.noise is None:
             reason = f"one device cannot train the network: {look.failure}"
             return Verdict(cell, "failed", None, reason)
+        if (why := why_not_trained(look.traits, plan)) is not None:
+            return Verdict(cell, "unsupported", None, str(why))
         trial = Trial(cell, steps_of(plan), look.floating)
         try:
             timed = self.trained(Reference.of(plan, trial.steps, trial.floating))

@@ -31,7 +31,8 @@ from ddlbench.equivalence.rounding import (
 )
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.networks.factory import try_out
+from ddlbench.networks.factory import BlockFails, build_with_traits, try_out
+from ddlbench.planning.network_traits import NetworkTraits
 from ddlbench.strategies.training import make_loss
 
 _SAMPLES = 4
@@ -67,12 +68,14 @@ class Look:
 
     Args:
         blocks: their number.
+        traits: which decide the strategies that can train it.
         floating: the type of floats in which it is compared.
         noise: of its training; None if one device cannot train it.
         failure: why it cannot; empty if it can.
     """
 
     blocks: int
+    traits: NetworkTraits
     floating: Floating
     noise: Noise | None
     failure: str = ""
@@ -119,13 +122,16 @@ def look_at(cell: Cell, _rank: int, _store: Store | None) -> Look:
         operations = try_out(cell.network, spec)
         small = spec.input_bytes < _LARGE_SAMPLE_BYTES and operations < _MANY_OPERATIONS
         floating: Floating = "float64" if small and _trains_in_float64(cell) else "as built"
-        blocks = len(built(cell))
+        built_network, traits = build_with_traits(cell.network, spec, cell.seed)
+    except BlockFails as error:
+        return Look(len(built(cell)), NetworkTraits(), "as built", None, str(error))
     except BaseException as error:
         raise TrialError.of(error) from error
+    blocks = len(built_network)
     try:
-        return Look(blocks, floating, _noise(cell, floating))
+        return Look(blocks, traits, floating, _noise(cell, floating))
     except BaseException as error:
-        return Look(blocks, floating, None, TrialError.of(error).reason)
+        return Look(blocks, traits, floating, None, TrialError.of(error).reason)
 
 
 def _trains_in_float64(cell: Cell) -> bool:
