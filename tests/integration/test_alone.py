@@ -49,7 +49,8 @@ def _both_ways(cell: Cell, rank: int, store: Store | None) -> tuple[Counter, tup
     process = plan.processes[rank]
     executor = executor_of(cell)
     data = Reader(cell, process)
-    executor.prepare(plan, process, network_of(cell), data, context_of(plan, process, store))
+    context = context_of(plan, process, store, torch.float64)
+    executor.prepare(plan, process, network_of(cell), data, context)
     spans = executor.run(0, 1).spans
     barrier(store, "done", plan.world_size)
     executor.close()
@@ -57,7 +58,8 @@ def _both_ways(cell: Cell, rank: int, store: Store | None) -> tuple[Counter, tup
         return None
     log = MessageLog()
     alone = executor_of(cell)
-    alone.prepare(plan, process, network_of(cell), data, Context((CPU,), alone=log))
+    context = Context((CPU,), alone=log, floating=torch.float64)
+    alone.prepare(plan, process, network_of(cell), data, context)
     log.clear()
     alone.run(0, 1)
     alone.close()

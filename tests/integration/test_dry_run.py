@@ -107,7 +107,7 @@ def train_here(rehearsed: bool, cell: Cell, rank: int, store: Store | None) -> d
     plan = make_plan(cell)
     process = plan.processes[rank]
     executor = executor_of(cell)
-    context = context_of(plan, process, store)
+    context = context_of(plan, process, store, torch.float64)
     told: list[int] = []
     context.progress = told.append
     data = Reader(cell, process) if process.needs else None

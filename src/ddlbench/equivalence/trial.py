@@ -53,7 +53,7 @@ class RankTraining:
 
 
 def context_of(
-    plan: Plan, process: Process, store: Store | None, floating: torch.dtype = torch.float64
+    plan: Plan, process: Process, store: Store | None, floating: torch.dtype = torch.float32
 ) -> Context:
     """A context whose devices are all this machine's processor, and whose data is ``floating``."""
     devices = tuple(torch.device("cpu") for _ in process.devices)
