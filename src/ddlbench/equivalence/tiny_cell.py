@@ -15,7 +15,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.pipeline_stages import even_blocks
-from ddlbench.planning.plan import Plan, make_plan
+from ddlbench.planning.plan import make_plan, parts_of
 from ddlbench.planning.strategy import Strategy, normalise, strategy_of
 
 MOST_DEVICES = 4
@@ -26,12 +26,6 @@ _FEW_SAMPLES = 2  # of a part, where a sample is large
 _LARGE_SAMPLE_BYTES = 2**22
 _ONE_DEVICE = "one_device_only"
 _CURED_BY_DEVICES = (_ONE_DEVICE, "too_few_devices", "uneven_groups", "wrong_balance")
-
-
-def parts_of(plan: Plan) -> int:
-    """Parts of a mini-batch whose gradients are computed apart: shards, times micro-batches."""
-    shards = max(process.num_shards for process in plan.processes)
-    return shards * strategy_of(plan.cell.strategy).micro_batches(plan)
 
 
 def tiny_cells(

@@ -12,15 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ddlbench.experiment.json_form import JsonForm
 from ddlbench.experiment.status import Reason
+from ddlbench.planning.plan import Plan, parts_of
 from ddlbench.planning.strategy import strategy_of
-
-if TYPE_CHECKING:
-    from ddlbench.planning.plan import Plan
-
 
 COMPLEX_AS_REAL = "keep a complex weight's two parts in a real one (torch.view_as_complex)"
 
@@ -71,9 +67,7 @@ class NetworkTraits(JsonForm):
 
 def samples_per_pass(plan: Plan) -> int:
     """Samples that a forward pass of the network sees: a rank's, or a micro-batch's."""
-    shards = max(process.num_shards for process in plan.processes)
-    micro_batches = strategy_of(plan.cell.strategy).micro_batches(plan)
-    return max(1, plan.cell.batch_size // (shards * micro_batches))
+    return max(1, plan.cell.batch_size // parts_of(plan))
 
 
 def why_not_trained(traits: NetworkTraits, plan: Plan) -> Reason | None:

@@ -105,6 +105,12 @@ def make_plan(cell: Cell, site: str | None = None) -> Plan:
     return Plan(cell, *strategy_of(cell.strategy).plan(cell, site))
 
 
+def parts_of(plan: Plan) -> int:
+    """Equal parts of a mini-batch that pass through the network apart: shards' micro-batches."""
+    shards = max(process.num_shards for process in plan.processes)
+    return shards * strategy_of(plan.cell.strategy).micro_batches(plan)
+
+
 def plan_at(cell: Cell, site: str, results_root: Path = RESULTS) -> Plan:
     """The plan that a cell ran with at a site, else the plan that it would run with.
 

@@ -9,9 +9,9 @@ from torch import nn
 from ddlbench.equivalence.examination import plain, scope_of, steps_of
 from ddlbench.equivalence.mini_batches import whole_batches
 from ddlbench.equivalence.reference import train_in_parts
-from ddlbench.equivalence.tiny_cell import parts_of, tiny_cells
+from ddlbench.equivalence.tiny_cell import tiny_cells
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.plan import make_plan, parts_of
 from ddlbench.strategies.local_sgd.replay import replay
 from ddlbench.strategies.pipedream.replay import OldWeights
 
