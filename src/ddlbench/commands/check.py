@@ -20,6 +20,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import CONFIG, enter_project
 from ddlbench.experiment.registry import known, mismatch
 from ddlbench.experiment.screen import paragraph, shortened
+from ddlbench.experiment.status import Status
 
 if TYPE_CHECKING:
     from ddlbench.equivalence.verdict import Verdict
@@ -29,7 +30,7 @@ _MARKS = {
     "equal": ("ok", "green"),
     "unsupported": ("--", "yellow"),
     "different": ("!!", "red"),
-    "failed": ("!!", "red"),
+    str(Status.FAILED): ("!!", "red"),
 }
 _NAME_WIDTH = 18
 _VERDICT_WIDTH = len("unsupported")

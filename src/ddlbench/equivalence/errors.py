@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Literal
 
 from ddlbench.equivalence.rank_pool import RankEnd, RanksFailedError, WorkError
@@ -11,7 +12,17 @@ from ddlbench.experiment.errors import ConfigError, printable
 from ddlbench.experiment.status import Status
 from ddlbench.runtime.failure import classify, innermost
 
-Outcome = Literal["unsupported", "failed", "wrong input"]
+
+class Kind(StrEnum):
+    """What a verdict says; the first of several kinds is the gravest."""
+
+    FAILED = Status.FAILED.value
+    DIFFERENT = "different"
+    EQUAL = "equal"
+    UNSUPPORTED = Status.UNSUPPORTED.value
+
+
+Outcome = Kind | Literal["wrong input"]
 
 _LONGEST_SENTENCE = 300
 _LOST = "connection_lost"
@@ -38,8 +49,8 @@ class TrialError(WorkError):
         cause = innermost(error)
         status, reason = classify(cause)
         if status is Status.UNSUPPORTED:
-            return cls("unsupported", str(reason), reason.code)
-        return cls("failed", _sentence(cause), reason.code)
+            return cls(Kind.UNSUPPORTED, str(reason), reason.code)
+        return cls(Kind.FAILED, _sentence(cause), reason.code)
 
 
 def _sentence(error: BaseException) -> str:
@@ -58,7 +69,7 @@ def explain(failure: RanksFailedError, limit_s: float) -> TrialError:
         limit_s: how long ranks may say nothing.
     """
     if failure.hung and not failure.ends:
-        return TrialError("failed", f"the ranks hang: no end after {limit_s:.0f} s", "hang")
+        return TrialError(Kind.FAILED, f"the ranks hang: no end after {limit_s:.0f} s", "hang")
     return min((_of_rank(end) for end in failure.ends), key=_urgency)
 
 
@@ -66,18 +77,18 @@ def _of_rank(end: RankEnd) -> TrialError:
     if isinstance(end.error, TrialError):
         return end.error
     if end.exit_code is None:
-        return TrialError("failed", end.text.strip().splitlines()[-1])
+        return TrialError(Kind.FAILED, end.text.strip().splitlines()[-1])
     if end.exit_code < 0:
         name = signal.Signals(-end.exit_code).name
-        return TrialError("failed", f"a rank was killed by {name}", "rank_killed")
-    return TrialError("failed", f"a rank ended with exit status {end.exit_code}", "rank_lost")
+        return TrialError(Kind.FAILED, f"a rank was killed by {name}", "rank_killed")
+    return TrialError(Kind.FAILED, f"a rank ended with exit status {end.exit_code}", "rank_lost")
 
 
 def _urgency(error: TrialError) -> int:
     """Least for what explains the other ranks' errors."""
     order: Sequence[bool] = (
         error.outcome == "wrong input",
-        error.outcome == "unsupported",
+        error.outcome == Kind.UNSUPPORTED,
         error.code == "rank_killed",
         error.code != _LOST,
         True,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddlbench.equivalence.errors import TrialError, explain
+from ddlbench.equivalence.errors import Kind, TrialError, explain
 from ddlbench.equivalence.look import Expected, Look, look_at
 from ddlbench.equivalence.one_device import Reference, Timed, base_of, expect
 from ddlbench.equivalence.rank_pool import RanksFailedError, Work, run_ranks
@@ -77,11 +77,11 @@ class Examination:
         strategy = strategy_of(cell.strategy)
         lacking = why_missing(strategy)
         if lacking is not None:
-            return Verdict(cell, "unsupported", None, str(lacking))
+            return Verdict(cell, Kind.UNSUPPORTED, None, str(lacking))
         look = self.look(cell)
         cells = tiny_cells(cell, look.blocks, self.geometry, self.batch_size)
         if isinstance(cells, Reason):
-            return Verdict(cell, "unsupported", None, str(cells))
+            return Verdict(cell, Kind.UNSUPPORTED, None, str(cells))
         return joined([self._of_tiny(tiny, look) for tiny in cells])
 
     def _of_tiny(self, cell: Cell, look: Look) -> Verdict:
@@ -89,14 +89,14 @@ class Examination:
         plan = make_plan(cell)
         scope = scope_of(plan)
         if scope is None:
-            return Verdict(cell, "unsupported", None, _NO_ORDER)
+            return Verdict(cell, Kind.UNSUPPORTED, None, _NO_ORDER)
         if (broken := why_not_started(plan)) is not None:
-            return Verdict(cell, "failed", None, str(broken))
+            return Verdict(cell, Kind.FAILED, None, str(broken))
         if look.noise is None:
             reason = f"one device cannot train the network: {look.failure}"
-            return Verdict(cell, "failed", None, reason)
+            return Verdict(cell, Kind.FAILED, None, reason)
         if (why := why_not_trained(look.traits, plan)) is not None:
-            return Verdict(cell, "unsupported", None, str(why))
+            return Verdict(cell, Kind.UNSUPPORTED, None, str(why))
         trial = Trial(cell, steps_of(plan), look.floating)
         try:
             timed = self.trained(Reference.of(plan, trial.steps, trial.floating))
@@ -104,7 +104,7 @@ class Examination:
             ranks: list[RankTraining] = _in_world(train_rank, trial, plan.world_size, limit_s)
         except TrialError as error:
             # The network was built before, so the strategy cannot have this one.
-            kind = "unsupported" if error.outcome == "wrong input" else error.outcome
+            kind = Kind.UNSUPPORTED if error.outcome == "wrong input" else error.outcome
             return Verdict(cell, kind, None, error.reason)
         expected = Expected(timed.trained, look.noise, trial.floating, trial.steps)
         return compare(cell, expected, ranks, scope)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from ddlbench.equivalence.errors import Kind
 from ddlbench.equivalence.look import Expected
 from ddlbench.equivalence.rounding import difference
 from ddlbench.equivalence.trial import RankTraining
 from ddlbench.experiment.cell import Cell
-
-Kind = Literal["equal", "unsupported", "different", "failed"]
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of batch norm
 
@@ -27,7 +26,7 @@ class Verdict:
 
     Args:
         cell: the tiny cell that was tried.
-        kind: "equal", "unsupported", "different" or "failed".
+        kind: of the verdict.
         difference: largest absolute difference of what was compared; None without a comparison, or
             if a value is not a number.
         reason: one sentence; None if there is nothing to say.
@@ -41,7 +40,7 @@ class Verdict:
     @property
     def is_wrong(self) -> bool:
         """Whether somebody must look at it."""
-        return self.kind in ("different", "failed")
+        return self.kind in (Kind.DIFFERENT, Kind.FAILED)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -96,7 +95,7 @@ def compare(cell: Cell, expected: Expected, ranks: Sequence[RankTraining], scope
     if expected.noise.start:
         return Verdict(
             cell,
-            "unsupported",
+            Kind.UNSUPPORTED,
             None,
             "one seed gives two different networks, so no two runs begin alike; draw the weights "
             "from torch, numpy or random, without a seed of your own",
@@ -110,10 +109,10 @@ def compare(cell: Cell, expected: Expected, ranks: Sequence[RankTraining], scope
     worst = max(gaps, key=lambda gap: gap.excess, default=_Gap(0.0, 0.0, "nothing"))
     largest = _finite(max((gap.size for gap in gaps), default=0.0))
     if other_form:
-        return Verdict(cell, "different", largest, other_form)
+        return Verdict(cell, Kind.DIFFERENT, largest, other_form)
     if worst.excess > 1:
-        return Verdict(cell, "different", largest, _says(worst))
-    return Verdict(cell, "equal", largest, _remark(expected, scope))
+        return Verdict(cell, Kind.DIFFERENT, largest, _says(worst))
+    return Verdict(cell, Kind.EQUAL, largest, _remark(expected, scope))
 
 
 def joined(verdicts: Sequence[Verdict]) -> Verdict:
@@ -121,7 +120,7 @@ def joined(verdicts: Sequence[Verdict]) -> Verdict:
 
     A strategy that cannot train some cuts and is equal at others is equal, with a remark.
     """
-    order: tuple[Kind, ...] = ("failed", "different", "equal", "unsupported")
+    order = list(Kind)
     worst = min(verdicts, key=lambda verdict: order.index(verdict.kind))
     sizes = [verdict.difference for verdict in verdicts if verdict.difference is not None]
     others = [verdict for verdict in verdicts if verdict.kind != worst.kind]
@@ -130,7 +129,7 @@ def joined(verdicts: Sequence[Verdict]) -> Verdict:
         reason = f"{reason} (balance {worst.cell.option('balance')})"
     elif others and reason is None:
         reason = f"not with balance {others[0].cell.option('balance')}: {others[0].reason}"
-    largest = max(sizes, default=None) if worst.kind == "equal" else worst.difference
+    largest = max(sizes, default=None) if worst.kind == Kind.EQUAL else worst.difference
     return replace(worst, difference=largest, reason=reason)
 
 
