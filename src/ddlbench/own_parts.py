@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ddlbench.experiment.document import write_json
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 _Pair = tuple[str, str]  # a network and a dataset
 _TRIED = RESULTS / ".networks-tried.json"
-_TRY = "import sys; from ddlbench.networks.factory import main; main(sys.argv[1])"
+_TRY = "import sys; from ddlbench.networks.factory import main; main(*sys.argv[1:])"
 _TRY_TIMEOUT_S = 300.0
 
 
@@ -56,7 +57,9 @@ def try_own_parts(site: Site, rows: Sequence[MatrixRow]) -> OwnParts:
     used = {(cell.network, cell.dataset) for cell in cells if cell.id in waiting}
     remarks: dict[str, None] = {}
     tried = _try_networks(sorted(own & used), site, remarks)
-    operations = {pair: int(answer["operations"]) for pair, answer in tried.items()}
+    # Of some networks they cannot be counted.
+    counted = {pair: int(answer["operations"]) for pair, answer in tried.items()}
+    operations = {pair: count for pair, count in counted.items() if count}
     remarks.update(dict.fromkeys(_on_networks(tried, [c for c in cells if c.id in waiting], site)))
     images: dict[tuple[str, float], int] = {}
     for cell in real:
@@ -149,20 +152,24 @@ def _try_networks(
 
 def _answers(pairs: list[_Pair]) -> list[dict[str, Any]]:
     names = ", ".join(dict.fromkeys(network for network, _ in pairs))
-    command = [sys.executable, "-c", _TRY, json.dumps(pairs)]
-    try:
-        tried = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_TRY_TIMEOUT_S
-        )
-    except subprocess.TimeoutExpired:
-        raise ConfigError(
-            f"{names}: not built within {_TRY_TIMEOUT_S:g} s; build nothing else in the function"
-        ) from None
-    try:
-        answers: list[dict[str, Any]] = json.loads(tried.stdout)
-    except ValueError:
-        said = (tried.stderr.strip().splitlines() or [f"exit status {tried.returncode}"])[-1]
-        raise ConfigError(f"{names}: the process that builds it ended: {said}") from None
+    with TemporaryDirectory() as folder:
+        answers_at = Path(folder) / "answers.json"  # a user's module may print anything
+        command = [sys.executable, "-c", _TRY, json.dumps(pairs), str(answers_at)]
+        try:
+            tried = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=_TRY_TIMEOUT_S
+            )
+        except subprocess.TimeoutExpired:
+            raise ConfigError(
+                f"{names}: not built within {_TRY_TIMEOUT_S:g} s; build nothing else in the "
+                "function"
+            ) from None
+        try:
+            answers: list[dict[str, Any]] = json.loads(answers_at.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            status = f"exit status {tried.returncode}"
+            said = (tried.stderr.strip().splitlines() or [status])[-1]
+            raise ConfigError(f"{names}: the process that builds it ended: {said}") from None
     return answers
 
 

@@ -16,7 +16,7 @@ import click
 from ddlbench.commands.experiment_options import matrix_at
 from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.paths import CONFIG, enter_project
 from ddlbench.experiment.registry import known, mismatch
 from ddlbench.experiment.screen import paragraph, shortened
@@ -81,18 +81,33 @@ def check(
 
 
 def _listed(values: Sequence[str]) -> list[str]:
-    """``a,b`` and ``c`` as three names."""
-    return [name.strip() for value in values for name in value.split(",") if name.strip()]
+    """``a,b`` and ``c`` as three names.
+
+    Raises:
+        ConfigError: there is an option, but no name.
+    """
+    names = [name.strip() for value in values for name in value.split(",") if name.strip()]
+    if values and not names:
+        raise ConfigError(f"{shown(','.join(values))} names nothing; write one name or several")
+    return names
 
 
 def _verdicts(
     cells: Sequence[Cell], geometry: tuple[int, int], batch_size: int | None
 ) -> Iterator[Verdict]:
-    from ddlbench.equivalence.examination import Examination  # noqa: PLC0415 - imports torch
+    from ddlbench.equivalence.errors import Kind  # noqa: PLC0415 - these import torch
+    from ddlbench.equivalence.examination import Examination  # noqa: PLC0415
+    from ddlbench.equivalence.verdict import Verdict  # noqa: PLC0415
 
     examination = Examination(geometry, batch_size)
+    several = len({cell.network for cell in cells}) > 1
     for cell in cells:
-        yield examination.verdict_of(cell)
+        try:
+            yield examination.verdict_of(cell)
+        except ConfigError as error:
+            if not several:  # else the others have verdicts all the same
+                raise
+            yield Verdict(cell, Kind.FAILED, None, str(error))
 
 
 def _cells(

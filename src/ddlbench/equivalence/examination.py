@@ -81,6 +81,8 @@ class Examination:
         look = self.look(cell)
         cells = tiny_cells(cell, look.blocks, self.geometry, self.batch_size)
         if isinstance(cells, Reason):
+            nodes, devices = self.geometry
+            cell = cell.with_(nodes=nodes, devices_per_node=devices)
             return Verdict(cell, Kind.UNSUPPORTED, None, str(cells))
         return joined([self._of_tiny(tiny, look) for tiny in cells])
 
@@ -92,11 +94,11 @@ class Examination:
             return Verdict(cell, Kind.UNSUPPORTED, None, _NO_ORDER)
         if (broken := why_not_started(plan)) is not None:
             return Verdict(cell, Kind.FAILED, None, str(broken))
+        if (why := why_not_trained(look.traits, plan)) is not None:
+            return Verdict(cell, Kind.UNSUPPORTED, None, str(why))
         if look.noise is None:
             reason = f"one device cannot train the network: {look.failure}"
             return Verdict(cell, Kind.FAILED, None, reason)
-        if (why := why_not_trained(look.traits, plan)) is not None:
-            return Verdict(cell, Kind.UNSUPPORTED, None, str(why))
         trial = Trial(cell, steps_of(plan), look.floating)
         try:
             timed = self.trained(Reference.of(plan, trial.steps, trial.floating))

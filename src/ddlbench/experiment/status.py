@@ -67,6 +67,7 @@ REASON_CODES: Mapping[str, str] = {
     "emulation_unavailable": "the machine cannot emulate this link",
     "cannot_be_split": "the network is built in a way that the strategy cannot split",
     "mixed_weight_types": "the trained weights are not of one type",
+    "backward_within": "the network computes gradients of weights in its forward pass",
     "nothing_trained": "no weight of the network gets a gradient",
     "initial_weights_differ": "ranks would begin with different weights",
     "settings_changed": "the network changes torch's settings while it trains",

@@ -27,11 +27,12 @@ def copy_of(module: _Module, tensors: Mapping[Tensor, Tensor] | None = None) -> 
     """
     known: dict[int, object] = {id(old): new for old, new in (tensors or {}).items()}
     known.update((id(tensor), tensor.detach().clone()) for tensor in _computed(module))
-    try:
-        return copy.deepcopy(module, dict(known))
-    except (TypeError, RuntimeError, NotImplementedError):
-        known.update((id(value), value) for value in _uncopied(module))
-        return copy.deepcopy(module, known)
+    with torch.no_grad():  # else copies of scripted modules hold the graph of their copying
+        try:
+            return copy.deepcopy(module, dict(known))
+        except Exception:
+            known.update((id(value), value) for value in _uncopied(module))
+            return copy.deepcopy(module, known)
 
 
 def copy_without_data(module: _Module, device: torch.device | str = "cpu") -> _Module:
@@ -52,23 +53,23 @@ def tensors_of(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _computed(module: nn.Module) -> Iterator[Tensor]:
-    """Tensors in plain attributes that an operation has computed."""
-    for value in _attributes(module):
-        for leaf in tree_leaves(value):
-            if isinstance(leaf, Tensor) and not leaf.is_leaf:
-                yield leaf
+    """Tensors in plain attributes, or buffers, that an operation has computed."""
+    values = (*tensors_of(module), *attributes_of(module))
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, Tensor) and not leaf.is_leaf:
+            yield leaf
 
 
 def _uncopied(module: nn.Module) -> Iterator[object]:
     """Values of plain attributes that refuse a copy."""
-    for value in _attributes(module):
+    for value in attributes_of(module):
         try:
             copy.deepcopy(value)
-        except (TypeError, RuntimeError, NotImplementedError):
+        except Exception:
             yield value
 
 
-def _attributes(module: nn.Module) -> Iterator[object]:
+def attributes_of(module: nn.Module) -> Iterator[object]:
     """Values of all plain attributes; those of torch's own are its weights, buffers and hooks."""
     for part in module.modules():
         for name, value in vars(part).items():

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,12 +53,13 @@ def unchanged() -> Iterator[None]:
 @contextmanager
 def _host_kept() -> Iterator[None]:
     """Undo changes of the folder, of warnings, and of variables that libraries read."""
-    folder, variables = Path.cwd(), _variables()
+    folder, variables, depth = Path.cwd(), _variables(), sys.getrecursionlimit()
     with warnings.catch_warnings():
         try:
             yield
         finally:
             os.chdir(folder)
+            sys.setrecursionlimit(depth)
             for name in _variables().keys() - variables.keys():
                 del os.environ[name]
             os.environ.update(variables)

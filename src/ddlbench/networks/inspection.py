@@ -22,14 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.networks.copying import copy_of, copy_without_data, tensors_of
+from ddlbench.networks.copying import attributes_of, copy_of, copy_without_data, tensors_of
 from ddlbench.networks.foreign import seeded
 from ddlbench.networks.inputs import made_up_inputs
 from ddlbench.planning.network_traits import NetworkTraits
 
 _SAMPLES = 2  # batch norm needs more than one
+_FURTHER_STEPS = 2
 _COMPUTED_BYTES = 2**28  # weights of the largest networks that compute
 _NORMALISED = "more than 1 value per channel"  # torch's words, where batch norm has one sample
 
@@ -46,6 +48,8 @@ class _Step:
         random: whether the step drew random numbers.
         trains: whether its loss has a gradient.
         gradients_within: whether a block computed gradients in its forward pass.
+        backward_within: whether a forward pass gave weights a gradient.
+        written: trained weights that the forward pass changed.
     """
 
     writes_input: list[str] = field(default_factory=list)
@@ -55,6 +59,8 @@ class _Step:
     random: bool = False
     trains: bool = True
     gradients_within: bool = False
+    backward_within: bool = False
+    written: list[str] = field(default_factory=list)
 
 
 def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
@@ -87,6 +93,9 @@ def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
         whole_numbers=tuple(n for n, weight in weights.items() if not _has_gradient(weight)),
         mixed_types=tuple(name for name, block in network._modules.items() if _mixed(block)),
         trains=step.trains,
+        borrowed=tuple(_borrowers(network)),
+        written=tuple(step.written),
+        backward_within=step.backward_within,
         gradients_within=step.gradients_within,
         batch_norm=normalises(network),
         needs_two_samples=_needs_two(network, spec),
@@ -150,25 +159,44 @@ def _try_step(network: nn.Sequential, spec: DatasetSpec) -> _Step:
 
 
 def _step(network: nn.Sequential, spec: DatasetSpec, *, computes: bool) -> _Step:
-    """Two passes each way of a copy, as not every step of a network uses the same weights."""
+    """Several passes each way of a copy, as not every step of a network uses the same weights."""
     step = _Step()
     with _computing(computes), torch.enable_grad():
         double = (copy_of(network) if computes else copy_without_data(network)).train()
         inputs = made_up_inputs(spec, _SAMPLES, "cpu")
         states = _random_states() if computes else ()  # fakes draw nothing
-        step.gradients = _gradients(double, inputs, step)
+        kept = {n: w.detach().clone() for n, w in double.named_parameters()} if computes else {}
+        outputs = _forward(double, inputs, step)
         step.random = computes and _random_states() != states
-        double.zero_grad()
-        again = _gradients(double, inputs, _Step())
-        for name, gradient in again.items():
-            if (gradient is None) != (step.gradients[name] is None):
-                step.irregular.append(name)
-                step.gradients[name] = None
+        step.backward_within = any(weight.grad is not None for weight in double.parameters())
+        step.written = [
+            name
+            for name, weight in double.named_parameters()
+            if weight.requires_grad and name in kept and not _same(weight, kept[name])
+        ]
+        step.gradients = _backward(double, outputs, step)
+        for _ in range(_FURTHER_STEPS):
+            double.zero_grad()
+            outputs = _forward(double, made_up_inputs(spec, _SAMPLES, "cpu"), _Step())
+            _compare(step, _backward(double, outputs, _Step()))
     return step
 
 
-def _gradients(double: nn.Sequential, inputs: Tensor, step: _Step) -> dict[str, Tensor | None]:
-    """Gradients of the trained weights; what the passes show goes into the step."""
+def _same(weight: Tensor, kept: Tensor) -> bool:
+    return weight.shape == kept.shape and torch.equal(weight.detach(), kept)
+
+
+def _compare(step: _Step, gradients: dict[str, Tensor | None]) -> None:
+    """Note the weights that this step uses and the first did not, or the other way round."""
+    for name, gradient in gradients.items():
+        if (gradient is None) != (step.gradients[name] is None) and name not in step.irregular:
+            step.irregular.append(name)
+    for name in step.irregular:
+        step.gradients[name] = None
+
+
+def _forward(double: nn.Sequential, inputs: Tensor, step: _Step) -> Tensor:
+    """Outputs; what the pass shows goes into the step."""
     passing = inputs
     for name, block in double._modules.items():  # named_children skips repeated modules
         assert block is not None
@@ -180,10 +208,29 @@ def _gradients(double: nn.Sequential, inputs: Tensor, step: _Step) -> dict[str, 
             step.writes_input.append(name)
         if not _has_gradient(passing):
             step.without_gradient.append(name)
-    step.trains = passing.requires_grad
+    return passing
+
+
+def _backward(double: nn.Sequential, outputs: Tensor, step: _Step) -> dict[str, Tensor | None]:
+    """Gradients of the trained weights."""
+    step.trains = outputs.requires_grad
     if step.trains:
-        passing.abs().sum().backward()
+        outputs.abs().sum().backward()
     return {name: w.grad for name, w in double.named_parameters() if w.requires_grad}
+
+
+def _borrowers(network: nn.Sequential) -> Iterator[str]:
+    """Blocks with a weight, buffer or layer of another block in a plain attribute."""
+    owner: dict[int, str] = {}
+    for name, block in network._modules.items():
+        assert block is not None
+        for thing in (*block.modules(), *tensors_of(block)):
+            owner.setdefault(id(thing), name)
+    for name, block in network._modules.items():
+        assert block is not None
+        things = (leaf for leaf in tree_leaves(tuple(attributes_of(block))))
+        if any(owner.get(id(thing), name) != name for thing in things):
+            yield name
 
 
 @contextmanager

@@ -39,6 +39,9 @@ class NetworkTraits(JsonForm):
         whole_numbers: parameters of whole numbers, which no optimiser trains.
         mixed_types: blocks whose trained weights are of several types.
         trains: whether a gradient reaches any weight.
+        borrowed: blocks that hold a weight or a layer of another block in a plain attribute.
+        written: trained weights that a forward pass changes.
+        backward_within: whether its forward pass calls ``backward``.
         gradients_within: whether its forward pass takes gradients itself, to be differentiated
             again.
         batch_norm: whether a layer normalises over the samples of a pass.
@@ -59,6 +62,9 @@ class NetworkTraits(JsonForm):
     whole_numbers: tuple[str, ...] = ()
     mixed_types: tuple[str, ...] = ()
     trains: bool = True
+    borrowed: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    backward_within: bool = False
     gradients_within: bool = False
     batch_norm: bool = False
     needs_two_samples: bool = False
@@ -84,6 +90,12 @@ def why_not_trained(traits: NetworkTraits, plan: Plan) -> Reason | None:
             "no gradient reaches a weight of the network, so nothing would be trained; have some "
             "weight require one (requires_grad_)",
         )
+    if traits.backward_within and plan.world_size > 1:
+        return Reason(
+            "backward_within",
+            "the network calls backward() in its forward pass, whose gradients no other rank "
+            "knows; add its loss to the outputs' by a torch.autograd.Function",
+        )
     if traits.needs_two_samples and samples_per_pass(plan) == 1:
         parts = plan.cell.batch_size
         return Reason(
@@ -99,6 +111,15 @@ def unsupported_weights(library: str, names: Iterable[str], why: str, instead: s
     return Reason("weights_unsupported", f"{library} {why} ({named(names)}); {instead}")
 
 
+def borrowing(traits: NetworkTraits) -> Reason:
+    """The refusal of blocks that read other blocks' weights, by strategies that part them."""
+    return Reason(
+        "weights_unsupported",
+        f"block {named(traits.borrowed)} holds a weight of another block, which may lie on another "
+        "device, or not be whole; hand on values from block to block",
+    )
+
+
 def named(names: Iterable[str]) -> str:
     """Some names for a sentence: the first two, and how many more there are.
 
@@ -111,11 +132,21 @@ def named(names: Iterable[str]) -> str:
     return f"{text} and {more} more" if more else text
 
 
-def whole_numbers_at_a_cut(traits: NetworkTraits, plan: Plan) -> Reason | None:
-    """Why a pipeline cannot be cut where the plan cuts it; None if it can.
+def why_not_in_stages(traits: NetworkTraits, plan: Plan) -> Reason | None:
+    """Why a pipeline cannot train the network, cut where the plan cuts it; None if it can.
 
-    A stage sends back the gradient of what it receives, and whole numbers have none.
+    Several mini-batches, or parts of one, are under way at once, with the weights of each. A stage
+    sends back the gradient of what it receives, and whole numbers have none.
     """
+    if traits.written:
+        return unsupported_weights(
+            "a pipeline",
+            traits.written,
+            "keeps weights for later backward passes, and the forward pass changes some",
+            "change them between steps only",
+        )
+    if traits.borrowed:
+        return borrowing(traits)
     pipeline = strategy_of(plan.cell.strategy).pipeline_of(plan)
     for stage in pipeline.stages[:-1] if pipeline is not None else ():
         name = traits.blocks[stage.last - 1] if stage.last <= len(traits.blocks) else ""

@@ -23,6 +23,12 @@ _OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN|GPU|device memory", re.IGNORECASE)
 _NO_ENGINE = re.compile(r"(FIND|GET) was unable to find an engine to execute this computation")
 _LOW_MEMORY_SHARE = 0.1  # of a device's memory
 
+# What torch says of layers that it does not train in this way, here or at all.
+_REFUSAL = re.compile(
+    r"only work with GPU modules|expected input tensor to be on GPU|"
+    r"must override the setup_context|once_differentiable|Expected to have finished reduction"
+)
+
 # Errors of a node, the network or a disk, rather than of the rank's own program.
 _INFRASTRUCTURE = re.compile(
     r"ConnectionError|ConnectionReset|ConnectionRefused|BrokenPipe|TimeoutError|DistStoreError|"
@@ -57,6 +63,8 @@ def classify(error: BaseException) -> tuple[Status, Reason]:
     reason = f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
     if isinstance(error, Unsupported):
         return Status.UNSUPPORTED, Reason(reason_of(error, "unsupported").code, text)
+    if _REFUSAL.search(text):
+        return Status.UNSUPPORTED, Reason("weights_unsupported", reason)
     if isinstance(error, MemoryError):
         return Status.OUT_OF_MEMORY, Reason("out_of_memory_host", reason)
     if isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(text):

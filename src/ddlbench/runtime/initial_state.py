@@ -95,7 +95,7 @@ def check_alike(digest: str, store: dist.Store | None, rank: int) -> None:
 
 
 def check_settings(settings: Settings) -> None:
-    """Check torch's settings after the warm-up.
+    """Check torch's settings after the warm-up, or after the last measured step.
 
     Raises:
         Unsupported: the network has changed some of them.

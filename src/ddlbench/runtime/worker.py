@@ -98,7 +98,6 @@ def _run(job: Job, process: Process) -> RankReport:
     plan, cell = job.plan, job.plan.cell
     cores = own_cores()
     interface = use_interface(job.interface)
-    threads = cell.threads_per_device
     apply_torch_settings(cell)
     devices = own_devices(job.device_kind, process)
     store = _store(job, process)
@@ -148,7 +147,7 @@ def _run(job: Job, process: Process) -> RankReport:
         executor,
         extent,
         devices,
-        threads,
+        cell.threads_per_device,
         end_warmup,
         checkpoints=checkpoints,
         validation=validation,
@@ -157,6 +156,7 @@ def _run(job: Job, process: Process) -> RankReport:
         times=times,
         segment_done=reporter.phase_done,
     )
+    check_settings(initial.settings)
     wait_for_all("counted")  # before that, no rank sends bytes that do not count
     if process.rank == 0:
         reporter.phase("done")
@@ -176,7 +176,7 @@ def _run(job: Job, process: Process) -> RankReport:
         devices=tuple(str(device) for device in devices),
         cpu_model=provenance["cpu_model"],
         gpu_models=tuple(gpu_models(devices)),
-        threads=threads,
+        threads=cell.threads_per_device,
         cpus=cores,
         prepare_s=prepare_s,
         parameter_bytes=_parameter_bytes(network),

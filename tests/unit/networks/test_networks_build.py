@@ -106,9 +106,47 @@ def test_users_own_network(user_module: ModuleType) -> None:
     assert torch.equal(network[2].weight, again[2].weight)
 
 
+def test_a_block_that_occurs_twice_is_two_blocks(user_module: ModuleType) -> None:
+    def net(spec: DatasetSpec) -> nn.Sequential:
+        relu, layer = nn.ReLU(), nn.Linear(spec.image_bytes, 10)
+        return nn.Sequential(nn.Flatten(), relu, layer, relu)
+
+    user_module.twice = net  # type: ignore[attr-defined]
+    network = build("user_networks:twice", CIFAR10, seed=3)
+    assert len(list(network.named_children())) == 4
+
+
 class OwnForward(nn.Sequential):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + super().forward(x)
+
+
+def _views_of_one_memory() -> nn.Sequential:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = nn.Parameter(first.weight.detach().t())
+    return nn.Sequential(first, second)
+
+
+def _shared_buffer() -> nn.Sequential:
+    first, second = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    second.running_mean = first.running_mean
+    return nn.Sequential(first, second)
+
+
+def _hooked() -> nn.Sequential:
+    network = nn.Sequential(nn.Linear(4, 4))
+    network.register_forward_pre_hook(lambda _module, _inputs: None)
+    return network
+
+
+def _with_a_buffer() -> nn.Sequential:
+    network = nn.Sequential(nn.Linear(4, 4))
+    network.register_buffer("temperature", torch.ones(1))
+    return network
+
+
+def _scripted() -> nn.Sequential:
+    return nn.Sequential(torch.jit.script(nn.Linear(4, 4)))
 
 
 def _shared() -> nn.Sequential:
@@ -121,9 +159,14 @@ def _shared() -> nn.Sequential:
     [
         (lambda spec: nn.Linear(2, 2), "must return a torch.nn.Sequential.*not Linear"),
         (lambda spec: None, "must return a torch.nn.Sequential.*not NoneType"),
-        (lambda spec: OwnForward(nn.ReLU()), "OwnForward has a forward of its own"),
+        (lambda spec: OwnForward(nn.ReLU()), "OwnForward has a forward or a call of its own"),
         (lambda spec: nn.Sequential(), "has no blocks"),
         (lambda spec: _shared(), "shares a parameter between its blocks '0' and '2'"),
+        (lambda spec: _views_of_one_memory(), "shares a parameter between its blocks '0' and '1'"),
+        (lambda spec: _shared_buffer(), "shares a buffer between its blocks '0' and '1'"),
+        (lambda spec: _hooked(), "has hooks, which belong to no block"),
+        (lambda spec: _with_a_buffer(), "has 'temperature' outside of its blocks"),
+        (lambda spec: _scripted(), "block '0' is scripted"),
         (3, "is not callable"),
     ],
 )

@@ -170,6 +170,45 @@ def test_weights_that_not_every_step_uses_are_irregular():
     assert block.calls == 0
 
 
+class Clamps(nn.Module):
+    """Changes its weight in the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3072, 10)
+
+    def forward(self, inputs):
+        self.layer.weight.data.clamp_(-0.001, 0.001)
+        return self.layer(inputs)
+
+
+class Auxiliary(Clamps):
+    """Calls backward in its forward pass."""
+
+    def forward(self, inputs):
+        self.layer.weight.square().sum().backward()
+        return self.layer(inputs)
+
+
+class Reads(nn.Module):
+    """Holds the layers of another block in a list."""
+
+    def __init__(self, layer) -> None:
+        super().__init__()
+        self.layers = [layer]
+
+    def forward(self, inputs):
+        return inputs + self.layers[0].bias
+
+
+def test_what_a_forward_pass_does_to_weights_is_seen():
+    flat = nn.Flatten()
+    assert inspection.inspect(nn.Sequential(flat, Clamps()), SPEC).written == ("1.layer.weight",)
+    assert inspection.inspect(nn.Sequential(flat, Auxiliary()), SPEC).backward_within
+    layer = nn.Linear(3072, 10)
+    assert inspection.inspect(nn.Sequential(flat, layer, Reads(layer)), SPEC).borrowed == ("2",)
+
+
 def test_several_types_and_no_gradient_are_traits():
     both = nn.Sequential(nn.Flatten(), nn.Linear(SPEC.image_bytes, 8))
     both[1].register_parameter("extra", nn.Parameter(torch.ones(1, dtype=torch.float64)))

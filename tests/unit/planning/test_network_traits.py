@@ -32,6 +32,8 @@ def plan_of(strategy: str, batch_size: int = 16, **options) -> Plan:
 
 
 BLOCKS = ("a", "b", "c", "d")
+SPLITS = {"spatial", "filter", "channel", "data-filter", "data-spatial"}
+PIPELINES = {*BALANCE, *FOUR}
 REFUSED = {
     "scalars": {"fsdp"},
     "strided": {"fsdp", "horovod"},
@@ -40,7 +42,9 @@ REFUSED = {
     "whole_numbers": {"fsdp"},
     "mixed_types": {"fsdp"},
     "bfloat16": {"horovod"},
-    "irregular": {"horovod", "parameter-server"},
+    "irregular": {"horovod", "parameter-server", "fsdp", *SPLITS},
+    "written": {"fsdp", *SPLITS, *PIPELINES},
+    "borrowed": {"fsdp", *SPLITS, *PIPELINES},
     "hooked": {
         *("fsdp", "pipedream", "model-parallel-p2p", "spatial", "filter", "channel"),
         *("data-filter", "data-spatial", "tensor-parallel", "data-tensor"),
@@ -104,6 +108,13 @@ def test_messages_within_layers_are_not_differentiated_twice():
     splits = ("spatial", "filter", "channel", "data-filter", "data-spatial")
     for strategy in ("ddp", "pipedream", *splits):
         assert (why_not_trained(traits, plan_of(strategy)) is not None) == (strategy in splits)
+
+
+def test_a_backward_pass_within_the_forward_pass_is_for_one_process():
+    traits = NetworkTraits(blocks=BLOCKS, backward_within=True)
+    assert why_not_trained(traits, plan_of("sequential")) is None
+    assert why_not_trained(traits, plan_of("gpipe")) is None
+    assert why_not_trained(traits, plan_of("ddp")).code == "backward_within"
 
 
 def test_a_network_without_a_gradient_is_refused_by_all():

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import data_parallel_placement, uneven_shares
-from ddlbench.planning.network_traits import NetworkTraits, unsupported_weights
+from ddlbench.planning.network_traits import NetworkTraits, borrowing, unsupported_weights
 from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.sharded import ShardedTraffic, ShardedUnit, sharded_bytes
 from ddlbench.planning.strategy import DeviceKind, Process, Strategy
@@ -91,11 +91,13 @@ class FullyShardedDataParallel(Strategy):
             (traits.sparse, "cannot sum sparse gradients", "write sparse=False"),
             (traits.mixed_types, "takes blocks of weights of one type", "split the block"),
             (traits.whole_numbers, "shares no whole numbers", "register it as a buffer"),
+            (traits.written, "loses what a forward pass writes", "change it between steps only"),
+            (traits.irregular, "gathers weights that all ranks use alike", "use ddp"),
             (traits.hooked, "drops hooks of a weight's gradient", "change it within forward"),
         ):
             if names:
                 return unsupported_weights("FSDP", names, why, instead)
-        return None
+        return borrowing(traits) if traits.borrowed else None
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         return data_parallel_placement(cell)

@@ -17,7 +17,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -70,7 +70,7 @@ class HorovodExecutor(StepwiseExecutor):
         if device.type == "cuda":
             torch.cuda.set_device(device)
         replica = network.to(device)
-        self.hvd.broadcast_parameters(replica.state_dict(), root_rank=0)
+        self.hvd.broadcast_parameters(_sendable(replica.state_dict()), root_rank=0)
         return replica
 
     def make_optimizer(self) -> torch.optim.Optimizer:
@@ -130,6 +130,20 @@ class HorovodExecutor(StepwiseExecutor):
 
     def close(self) -> None:
         self.hvd.shutdown()
+
+
+_SENDABLE = (torch.float16, torch.float32, torch.float64, torch.uint8, torch.int8, torch.int32)
+
+
+def _sendable(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What Horovod can send; all ranks have built the same state, so that nothing is missing."""
+    return {
+        name: value
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor)
+        and value.is_contiguous()
+        and value.dtype in (*_SENDABLE, torch.int64)
+    }
 
 
 def why_not_on(device: torch.device, hvd: Any) -> str | None:

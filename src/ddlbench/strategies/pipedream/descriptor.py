@@ -27,7 +27,7 @@ from ddlbench.planning.memory import pipeline_bytes
 from ddlbench.planning.network_traits import (
     NetworkTraits,
     unsupported_weights,
-    whole_numbers_at_a_cut,
+    why_not_in_stages,
 )
 from ddlbench.planning.pipeline import (
     Pipeline,
@@ -172,7 +172,7 @@ class StagedStrategy(Strategy):
                 "has none of the hooks of a parameter's gradient",
                 "change the gradient within forward, by torch.autograd.Function",
             )
-        return whole_numbers_at_a_cut(traits, plan)
+        return why_not_in_stages(traits, plan)
 
     def pipeline_run(self, plan: Plan) -> PipelineRun:
         details, samples = PipeDreamDetails.of(plan), plan.cell.batch_size

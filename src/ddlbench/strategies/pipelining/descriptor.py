@@ -26,7 +26,7 @@ from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.fitting import micro_batch_counts
 from ddlbench.planning.memory import pipeline_bytes
-from ddlbench.planning.network_traits import NetworkTraits, whole_numbers_at_a_cut
+from ddlbench.planning.network_traits import NetworkTraits, why_not_in_stages
 from ddlbench.planning.pipeline import (
     Pipeline,
     PipelineRun,
@@ -288,7 +288,7 @@ class SynchronousPipeline(Strategy):
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
         """A cut needs values with a gradient."""
-        return whole_numbers_at_a_cut(traits, plan)
+        return why_not_in_stages(traits, plan)
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         return pipeline_bytes(workload, plan, self.pipeline_of(plan))

@@ -69,13 +69,13 @@ def _difference(blocks: nn.Sequential, inputs: Tensor) -> str | None:
     """What differs, for a sentence; None if nothing does, or a whole pass fails as well."""
     try:
         whole = _gradients(blocks, inputs, _whole_pass)
-    except RuntimeError:
+    except Exception:
         return None
     try:
         split = _gradients(blocks, inputs, _split_pass)
-    except RuntimeError as error:
+    except Exception as error:
         cause = error.__cause__ or error
-        return f"that fails: {str(cause).strip().splitlines()[0]}"
+        return f"that fails: {_first_sentence(cause)}"
     for name, gradient in whole.items():
         if not _alike(gradient, split[name]):
             return f"{name} would get another gradient than from a whole pass"
@@ -107,6 +107,11 @@ def _split_pass(stage: nn.Module, received: Tensor, outputs: Tensor) -> None:
     stage_backward_weight(stage.parameters(), groups)
 
 
+def _first_sentence(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].partition(". ")[0].rstrip(".")
+
+
 def _weighting(outputs: Tensor) -> Tensor:
     """A gradient of the outputs in which all places differ."""
     return torch.linspace(-1, 1, outputs.numel()).view(outputs.shape).to(outputs.dtype)
@@ -118,5 +123,7 @@ def _alike(gradient: Tensor | None, other: Tensor | None) -> bool:
         known = gradient if other is None else other
         return known is None or not known.to_dense().any()
     gradient, other = gradient.to_dense(), other.to_dense()
-    absolute = _OF_THE_LARGEST * float(gradient.abs().max()) if gradient.numel() else 0.0
+    absolute = 0.0
+    if gradient.numel():
+        absolute = _OF_THE_LARGEST * float(gradient.abs().nan_to_num().max())
     return torch.allclose(gradient, other, rtol=_RELATIVE, atol=absolute, equal_nan=True)

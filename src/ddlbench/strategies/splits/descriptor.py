@@ -28,7 +28,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.groups import larger_groups, placement_of_groups, uneven_groups
 from ddlbench.planning.network_tables import DIMENSIONS, why_too_many
-from ddlbench.planning.network_traits import NetworkTraits, unsupported_weights
+from ddlbench.planning.network_traits import NetworkTraits, borrowing, unsupported_weights
 from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.strategy import LayerSplit, Process, Strategy
 from ddlbench.strategies.splits.shares import By, layer_split, split_bytes
@@ -157,14 +157,15 @@ class SplitStrategy(Strategy):
                 "the network differentiates its forward pass, and messages within layers cannot be "
                 "differentiated twice; take a strategy that splits no layer",
             )
-        if not traits.hooked:
-            return None
-        return unsupported_weights(
-            f"{self.label} splits weights, and a part",
-            traits.hooked,
-            "has none of the hooks of a weight's gradient",
-            "change the gradient within forward, by torch.autograd.Function",
-        )
+        for names, why, instead in (
+            (traits.hooked, "has no hooks of the whole", "change the gradient within forward"),
+            (traits.written, "is not written by forward", "change it between steps only"),
+            (traits.irregular, "is to be used by all ranks alike", "take ddp"),
+        ):
+            if names:
+                part = f"{self.label} splits weights, and a part"
+                return unsupported_weights(part, names, why, instead)
+        return borrowing(traits) if traits.borrowed else None
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         return placement_of_groups(cell, self.group_size(cell))

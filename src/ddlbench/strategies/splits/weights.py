@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.splits.layout import (
     Interval,
     Parts,
@@ -61,6 +62,19 @@ class WeightSplit(nn.Module):
         part = nn.Parameter(whole.detach()[place].clone(), requires_grad=whole.requires_grad)
         self.register_parameter(own, part)
         self._places[own] = (name, place)
+
+    @property
+    def weight(self) -> Tensor:
+        """There is no whole weight.
+
+        Raises:
+            Unsupported: always.
+        """
+        raise Unsupported(
+            "a block reads the weight of a layer that is split; call the layer instead, or take a "
+            "strategy that splits no layer",
+            code="cannot_be_split",
+        )
 
     def weight_of(self, number: int) -> Tensor:
         weight: Tensor = getattr(self, f"weight_{number}")
