@@ -204,7 +204,12 @@ class PipeDreamExecutor(StepwiseExecutor):
     ) -> StageParts:
         number, last = self.process.stage, len(self.stages) - 1
         assert isinstance(module, nn.Sequential)
-        stage = Stage(module, number == 0, self.loss_function if number == last else None)
+        stage = Stage(
+            module,
+            number == 0,
+            self.loss_function if number == last else None,
+            runs_backward=bool(context.traits.blocks),  # no built-in network does
+        )
         return StageParts(
             number=number,
             stage=stage,
