@@ -131,7 +131,7 @@ def compared(trained: Iterable[Trained]) -> dict[str, Comparison]:
     bases = [one for one in every if one.is_base]
     by_training = _grouped(bases, _FIXED)
     bases_of_weights, by_weights = _grouped(bases, _OF_WEIGHTS), _grouped(every, _OF_WEIGHTS)
-    found = {}
+    comparisons = {}
     for one in every:
         if one.is_base:
             continue
@@ -143,8 +143,8 @@ def compared(trained: Iterable[Trained]) -> dict[str, Comparison]:
             or (_other_training(one, reference.training) if reference else "")
             or _unlike_replay(one)
         )
-        found[one.cell.id] = Comparison(reference.cell.id if reference else None, sentence)
-    return found
+        comparisons[one.cell.id] = Comparison(reference.cell.id if reference else None, sentence)
+    return comparisons
 
 
 def departures(trained: Iterable[Trained]) -> dict[str, str]:

@@ -97,11 +97,10 @@ def why_not_trained(traits: NetworkTraits, plan: Plan) -> Reason | None:
             "knows; add its loss to the outputs' by a torch.autograd.Function",
         )
     if traits.needs_two_samples and samples_per_pass(plan) == 1:
-        parts = plan.cell.batch_size
         return Reason(
             "one_sample_normalised",
             f"with {plan.cell.strategy} each pass sees one sample, and batch norm needs two or "
-            f"more; raise batch_size to {2 * parts} or more",
+            f"more; raise batch_size to {2 * plan.cell.batch_size} or more",
         )
     return strategy.why_not_network(traits, plan)
 
