@@ -38,7 +38,7 @@ REFUSED = {
     "scalars": {"fsdp"},
     "strided": {"fsdp", "horovod"},
     "complex": {"horovod", "parameter-server"},
-    "sparse": {"fsdp"},
+    "sparse": {"fsdp", "ddp"},
     "whole_numbers": {"fsdp"},
     "mixed_types": {"fsdp"},
     "bfloat16": {"horovod"},

@@ -185,11 +185,18 @@ class DistributedDataParallel(DataParallel):
                 "takes no weight without a dimension",
                 "write hook: none",
             )
-        if details.hook != "none" and (traits.sparse or traits.complex):
+        if traits.sparse:
+            return unsupported_weights(
+                "DDP",
+                traits.sparse,
+                "trains otherwise where ranks have sparse gradients of other rows",
+                "write sparse=False",
+            )
+        if details.hook != "none" and traits.complex:
             return unsupported_weights(
                 f"hook {details.hook}",
-                (*traits.sparse, *traits.complex),
-                "takes dense gradients of real numbers",
+                traits.complex,
+                "takes gradients of real numbers",
                 "write hook: none",
             )
         return None
