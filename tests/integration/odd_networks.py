@@ -16,7 +16,12 @@ from ddlbench.strategies.ddp.executor import DdpExecutor
 from ddlbench.strategies.executor import RunRecord, StepwiseExecutor
 
 
+QUIET_PASSES = 3  # as many as the inspection of a network makes of its copy
+
+
 class Misbehave(nn.Module):
+    """Acts in each forward pass of a training, but in the first few and in no inspection."""
+
     def __init__(self, act):
         super().__init__()
         self.act = act
@@ -24,7 +29,7 @@ class Misbehave(nn.Module):
 
     def forward(self, inputs):
         self.calls += 1
-        if self.calls > 2:
+        if self.calls > QUIET_PASSES:
             self.act()
         return inputs
 
@@ -215,7 +220,7 @@ def patient(spec):
         while not Path(os.environ["ODD_HURRY"]).exists():
             time.sleep(0.02)
         calls.append(1)
-        if rank == "0" and len(calls) == PATIENT_STEPS - 2:  # the first two steps do not act
+        if rank == "0" and len(calls) == PATIENT_STEPS - QUIET_PASSES:
             (notes / f"done-{os.getpid()}").touch()
 
     return _small(spec, act)
