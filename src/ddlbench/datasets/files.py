@@ -209,4 +209,35 @@ class TokenSplit:
         return (len(self.tokens) - 1) // self.length  # the last label is a token, too
 
 
-Split = ArraySplit | FileSplit | TokenSplit
+@dataclass(frozen=True)
+class EncodedSplit:
+    """Encoded images in files of another library, such as tables or archives.
+
+    Args:
+        classes: names of the classes, in the order of their labels.
+        labels: int64 of shape (N,).
+        encoded: the place of a sample, for messages, and its JPEG, PNG ... file.
+    """
+
+    classes: list[str]
+    labels: np.ndarray
+    encoded: Callable[[int], tuple[str, bytes]]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+Split = ArraySplit | FileSplit | TokenSplit | EncodedSplit
+
+HELD_OUT = 10
+"""Where own data has no validation split, each sample of so many is held out for it."""
+
+
+def of_split(count: int, split: str) -> np.ndarray:
+    """Ids of the samples of a split, where own data has no validation split; int64.
+
+    Classes lie one after the other, so held-out samples are spread over all of them.
+    """
+    ids = np.arange(count)
+    held_out = ids % HELD_OUT == HELD_OUT - 1
+    return ids[held_out if split == "val" else ~held_out]

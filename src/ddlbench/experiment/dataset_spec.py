@@ -36,6 +36,9 @@ class DatasetSpec:
             and reads a native format of its own; empty for the five formats above.
         white: share of white that figures mix into a strategy's colour, 0 to 1.
         hatch: of its bars, as matplotlib writes it.
+        source: folder or file of own data that a configuration declares; empty for others.
+        image_key, label_key: columns of a table, or endings in an archive, that hold a sample's
+            image (or tokens) and label; empty where the reader knows them by their usual names.
     """
 
     name: str
@@ -52,6 +55,9 @@ class DatasetSpec:
     white: float = 0.6
     hatch: str = "xxxxx"
     sequence_length: int | None = None
+    source: str = ""
+    image_key: str = ""
+    label_key: str = ""
 
     @classmethod
     def of_tokens(
