@@ -15,7 +15,6 @@ from ddlbench.strategies.ddp.descriptor import DistributedDataParallel
 from ddlbench.strategies.ddp.executor import DdpExecutor
 from ddlbench.strategies.executor import RunRecord, StepwiseExecutor
 
-
 QUIET_PASSES = 3  # as many as the inspection of a network makes of its copy
 
 

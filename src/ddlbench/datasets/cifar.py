@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ddlbench.datasets.files import ArraySplit, CheckedFile, DataError, Record, Records, in_parallel
+from ddlbench.datasets.hints import deeper, lies_there, listed, names_in, unpack_hint
 from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
@@ -149,7 +150,7 @@ def load_pickle(path: Path) -> dict[str, Any]:
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
-        raise DataError(f"{path} is missing; check the data source") from error
+        raise DataError(_missing(path)) from error
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror})") from error
     try:
@@ -161,6 +162,22 @@ def load_pickle(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{path} is not a CIFAR file: it holds no dictionary; replace it")
     return {k.decode("latin1") if isinstance(k, bytes) else k: v for k, v in value.items()}
+
+
+def _missing(path: Path) -> str:
+    """What to say where a batch is missing."""
+    wanted, folder = f"{path} is missing", path.parent
+    if folder.is_dir():
+        binary = [name for name in names_in(folder) if name.endswith(".bin")]
+        if binary:
+            return f"{wanted}: {folder} holds {listed(binary)}; take CIFAR's version for Python"
+        return f"{wanted}: {lies_there(folder)}; check the data source"
+    if (hint := unpack_hint(folder.parent)) is not None:
+        return f"{wanted}; {hint}"
+    holder = deeper(folder.parent, lambda below: (below / FOLDER).is_dir())
+    if holder is not None:
+        return f"{wanted}; give {holder}, which holds {FOLDER}"
+    return f"{wanted}: {lies_there(folder)}; give the folder that holds {FOLDER}"
 
 
 def _latin1(text: str, encoding: str) -> bytes:

@@ -2,16 +2,17 @@
 
 A checksum is computed while a file is written, and again to check it. A *record* describes what
 must be at a path: size and CRC-32 of a file; of a folder of many small files, their number, total
-size and the CRC-32 of all names and contents in sorted order.
+size and the CRC-32 of all paths and contents in sorted order.
 """
 
 from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypedDict, TypeVar
@@ -102,13 +103,22 @@ def record_of(path: Path, *, contents: bool) -> Record:
                 while chunk := file.read(_CHUNK_BYTES):
                     crc = zlib.crc32(chunk, crc)
         return {"files": 0, "size_bytes": path.stat().st_size, "crc32": crc}
-    with os.scandir(path) as scanned:
-        entries = sorted((e for e in scanned if e.is_file()), key=lambda entry: entry.name)
-    for entry in entries:
-        size += entry.stat().st_size
+    entries = sorted(_files_below(path, ""))
+    for name, size_bytes in entries:
+        size += size_bytes
         if contents:
-            crc = folder_crc(crc, entry.name, Path(entry.path).read_bytes())
+            crc = folder_crc(crc, name, (path / name).read_bytes())
     return {"files": len(entries), "size_bytes": size, "crc32": crc}
+
+
+def _files_below(folder: Path, within: str) -> Iterator[tuple[str, int]]:
+    """Path from the folder and size in bytes of each file in it and in its folders."""
+    with os.scandir(folder) as scanned:
+        for entry in scanned:
+            if entry.is_file():
+                yield f"{within}{entry.name}", entry.stat().st_size
+            elif entry.is_dir(follow_symlinks=False):
+                yield from _files_below(Path(entry.path), f"{within}{entry.name}/")
 
 
 def check_record(path: Path, expected: Record) -> str | None:
@@ -174,16 +184,21 @@ class FileSplit:
 
     Args:
         folder: of the split.
-        classes: names of the class folders, sorted.
-        names: file name of every sample, bytes of shape (N,), an array so that loader workers
-            share its memory; ids are in torchvision's order: by class folder, then by name.
+        classes: names of the training split's class folders, sorted; a label is a place in them.
+        names: path of every sample from its class folder, bytes of shape (N,), an array so that
+            loader workers share its memory; ids are in torchvision's order: by class folder, then
+            by name.
         labels: int64 of shape (N,).
+        left_out: how many further files have each ending.
+        not_classes: names of folders beside the class folders that are none.
     """
 
     folder: Path
     classes: list[str]
     names: np.ndarray
     labels: np.ndarray
+    left_out: Counter[str] = field(default_factory=Counter)
+    not_classes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -13,12 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from ddlbench.datasets.files import ArraySplit, CheckedFile, DataError, Record, Records, in_parallel
+from ddlbench.datasets.hints import deeper, lies_there, listed, unpack_hint
 from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
 _FOLDER = "MNIST/raw"
 _PREFIX = {"train": "train", "val": "t10k"}
 _UNSIGNED_BYTE = 8
+_GZIP = b"\x1f\x8b"
 _IMAGES_A_BLOCK = 2048
 
 
@@ -28,9 +30,48 @@ def file_paths(split: str) -> tuple[str, str]:
     return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
 
 
-def own_files(_root: Path, split: str) -> list[str]:
-    """Both files of ``split`` of the user's own data."""
-    return list(file_paths(split))
+def own_files(root: Path, split: str) -> list[str]:
+    """Image and label file of ``split``, relative to the root, where the user's own data has them.
+
+    They may lie in ``MNIST/raw``, in another dataset's ``<name>/raw`` if that is the only one, in
+    ``raw``, or in the root itself, and may be called ``train-images.idx3-ubyte``.
+
+    Raises:
+        DataError: a file is missing.
+    """
+    return [_own_file(root, path) for path in file_paths(split)]
+
+
+def _own_file(root: Path, path: str) -> str:
+    name = Path(path).name
+    spellings = (name, name.replace("-idx", ".idx"))
+    others = sorted(f"{raw.parent.name}/raw" for raw in root.glob("*/raw") if raw.is_dir())
+    folders = [_FOLDER, *(others if len(others) == 1 else []), "raw", "."]
+    for folder in folders:
+        for spelling in spellings:
+            if (root / folder / spelling).is_file():
+                return f"{folder}/{spelling}".removeprefix("./")
+    for folder in folders:
+        for spelling in spellings:
+            packed = root / folder / f"{spelling}.gz"
+            if packed.is_file():
+                raise DataError(
+                    f"{root / folder / spelling} is packed as {packed.name}; run gunzip -k {packed}"
+                )
+    raise DataError(_missing(root, path, others))
+
+
+def _missing(root: Path, path: str, others: list[str]) -> str:
+    wanted = f"{root / path} is missing"
+    if _FOLDER not in others and len(others) > 1:
+        return f"{wanted}: {root} holds {listed(others)}; leave the folder of one dataset there"
+    holder = deeper(root, lambda folder: any(folder.glob("train-images*idx3-ubyte*")))
+    if holder is not None:
+        return f"{wanted}: {lies_there(holder)}; give {holder}"
+    raw = next((root / folder for folder in (_FOLDER, *others) if (root / folder).is_dir()), root)
+    if (hint := unpack_hint(raw)) is not None:
+        return f"{wanted}; {hint}"
+    return f"{wanted}: {lies_there(raw)}; name the files as MNIST's are"
 
 
 def _header(*dims: int) -> bytes:
@@ -65,7 +106,7 @@ def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
     Raises:
         DataError: a file is missing, truncated, or not of ``spec``'s shape.
     """
-    image_path, label_path = file_paths(split)
+    image_path, label_path = own_files(root, split)
     images = _map(root / image_path, 3)
     labels = _map(root / label_path, 1)
     if images.shape[1:] != (spec.height, spec.width) or len(images) != len(labels):
@@ -76,6 +117,16 @@ def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
     return ArraySplit([images[:, None]], labels.astype(np.int64))
 
 
+def image_shape(root: Path) -> tuple[int, int]:
+    """Height and width of the training images under ``root``.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    height, width = _map(root / own_files(root, "train")[0], 3).shape[1:]
+    return height, width
+
+
 def _map(path: Path, num_dims: int) -> np.ndarray:
     """Maps the array in ``path``, copy-on-write, so that nothing can change the file."""
     header_bytes = 4 * (1 + num_dims)
@@ -83,12 +134,10 @@ def _map(path: Path, num_dims: int) -> np.ndarray:
         with path.open("rb") as file:
             header = file.read(header_bytes)
         size = path.stat().st_size
-    except FileNotFoundError as error:
-        packed = path.with_name(path.name + ".gz")
-        hint = f"unpack it (gunzip -k {packed})" if packed.exists() else "check the data source"
-        raise DataError(f"{path} is missing; {hint}") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror})") from error
+    if header[:2] == _GZIP:
+        raise DataError(f"{path} is still packed; run mv {path} {path}.gz && gunzip {path}.gz")
     magic = struct.pack(">HBB", 0, _UNSIGNED_BYTE, num_dims)
     if len(header) < header_bytes or header[:4] != magic:
         raise DataError(f"{path} is not an idx file of {num_dims}-dimensional bytes; replace it")

@@ -27,14 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
+from ddlbench.datasets.class_folders import read_class_folders
 from ddlbench.datasets.files import DataError, FileSplit, Record, Records, folder_crc
 from ddlbench.datasets.synthetic import Content, Recipe
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
 JPEG_QUALITY = 75  # Pillow's default, as in DDLBench
-_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
 def class_folder(split: str, label: int) -> str:
@@ -71,6 +70,8 @@ class ClassFolders:
 
 
 def _encode(image: np.ndarray) -> bytes:
+    from PIL import Image  # noqa: PLC0415 - a login node may list folders without it
+
     pixels = image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0))
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "JPEG", quality=JPEG_QUALITY)
@@ -93,82 +94,8 @@ def write(
 
 
 def read(root: Path, spec: DatasetSpec, split: str) -> FileSplit:
-    """Lists one split under ``root``.
-
-    Raises:
-        DataError: the folder is missing or empty, or has more classes than ``spec``.
-    """
-    folder = root / split
-    try:
-        with os.scandir(folder) as entries:
-            classes = sorted(entry.name for entry in entries if entry.is_dir())
-        names: list[bytes] = []
-        counts = []
-        for name in classes:
-            with os.scandir(folder / name) as entries:
-                files = sorted(
-                    entry.name for entry in entries if entry.name.lower().endswith(_EXTENSIONS)
-                )
-            names.extend(map(os.fsencode, files))
-            counts.append(len(files))
-    except FileNotFoundError as error:
-        raise DataError(f"{folder} is missing; check the data source") from error
-    except OSError as error:
-        raise DataError(f"{error.filename} cannot be read ({error.strerror})") from error
-    if not names:
-        raise DataError(f"{folder} holds no images in class folders; check the data source")
-    if len(classes) > spec.num_classes:
-        raise DataError(
-            f"{folder} has {len(classes)} class folders, but {spec.label} has "
-            f"{spec.num_classes} classes; check the data source"
-        )
-    labels = np.repeat(np.arange(len(classes), dtype=np.int64), counts)
-    return FileSplit(folder, classes, np.array(names, dtype=np.bytes_), labels)
-
-
-def first_image(root: Path, spec: DatasetSpec, split: str) -> Path:
-    """An image of one split under ``root``, found without listing more classes than it takes.
-
-    Raises:
-        DataError: as :func:`read`.
-    """
-    folder = root / split
-    try:
-        with os.scandir(folder) as entries:
-            classes = sorted(entry.name for entry in entries if entry.is_dir())
-        for name in classes if len(classes) <= spec.num_classes else ():
-            with os.scandir(folder / name) as entries:
-                for entry in entries:
-                    if entry.name.lower().endswith(_EXTENSIONS):
-                        return folder / name / entry.name
-    except OSError:
-        pass
-    read(root, spec, split)  # says what is wrong
-    raise DataError(f"{folder} holds no images in class folders; check the data source")
-
-
-def decode(path: Path, spec: DatasetSpec) -> np.ndarray:
-    """Decodes the image in ``path`` as uint8 (C, H, W) of ``spec``'s shape.
-
-    An image of another size is scaled until its shorter side fits, then cropped at the centre.
-
-    Raises:
-        DataError: the file cannot be read or decoded.
-    """
-    try:
-        with Image.open(path) as opened:
-            image = opened.convert("L" if spec.channels == 1 else "RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} is not a readable image ({error}); replace it") from error
-    if image.size != (spec.width, spec.height):
-        factor = max(spec.width / image.width, spec.height / image.height)
-        wide = max(spec.width, round(image.width * factor))
-        high = max(spec.height, round(image.height * factor))
-        left, top = (wide - spec.width) // 2, (high - spec.height) // 2
-        image = image.resize((wide, high), Image.Resampling.BILINEAR)
-        image = image.crop((left, top, left + spec.width, top + spec.height))
-    pixels = np.asarray(image)
-    return pixels[None] if spec.channels == 1 else pixels.transpose(2, 0, 1)
+    """Lists one split under ``root``; see :mod:`ddlbench.datasets.class_folders`."""
+    return read_class_folders(root, spec, split)
 
 
 _SERVE = "from ddlbench.datasets.imagefolder import serve; serve()"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from ddlbench.datasets.files import ArraySplit, DataError, FileSplit, TokenSplit
+from ddlbench.datasets.decoding import decode, decode_bytes
+from ddlbench.datasets.files import ArraySplit, DataError, EncodedSplit, FileSplit, TokenSplit
 from ddlbench.datasets.formats import SPLITS, format_of
-from ddlbench.datasets.imagefolder import decode
 from ddlbench.datasets.loader import BatchLoader, ImageDataset
 from ddlbench.datasets.manifest import MANIFEST_NAME, Manifest
 from ddlbench.experiment.dataset_spec import DataRequest, DatasetSpec
@@ -43,8 +44,10 @@ def open_split(path: Path, request: DataRequest, split: str) -> ImageDataset:
         return TokenSequences(data, (path, request, split), keep)
     if isinstance(data, FileSplit):
         if keep is not None:
-            data = FileSplit(data.folder, data.classes, data.names[keep], data.labels[keep])
+            data = replace(data, names=data.names[keep], labels=data.labels[keep])
         return FolderImages(data, request)
+    if isinstance(data, EncodedSplit):
+        return EncodedImages(data, (path, request, split), keep)
     return ArrayImages(data, (path, request, split), keep)
 
 
@@ -60,6 +63,7 @@ def make_feed(
 class _Images(Dataset[tuple[torch.Tensor, int]]):
     def __init__(self, labels: np.ndarray, spec: DatasetSpec) -> None:
         self._labels = labels
+        self.spec = spec
         self.shape: tuple[int, ...] = spec.shape
         self.num_classes = spec.num_classes
         self.dtype = torch.uint8
@@ -134,11 +138,29 @@ class FolderImages(_Images):
     def __init__(self, data: FileSplit, request: DataRequest) -> None:
         super().__init__(data.labels, request.spec)
         self._data = data
-        self._spec = request.spec
 
     def _read(self, sample_ids: np.ndarray, out: np.ndarray) -> None:
         for target, sample_id in zip(out, sample_ids, strict=True):
-            target[...] = decode(self._data.path(int(sample_id)), self._spec)
+            target[...] = decode(self._data.path(int(sample_id)), self.spec)
+
+
+class EncodedImages(_Images):
+    """Images in files of another library, decoded at every access; arguments as of ArrayImages."""
+
+    def __init__(
+        self, data: EncodedSplit, origin: tuple[Path, DataRequest, str], keep: np.ndarray | None
+    ) -> None:
+        super().__init__(data.labels if keep is None else data.labels[keep], origin[1].spec)
+        self._data, self._origin = data, origin
+        self._keep = keep
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return open_split, self._origin
+
+    def _read(self, sample_ids: np.ndarray, out: np.ndarray) -> None:
+        places = sample_ids if self._keep is None else self._keep[sample_ids]
+        for target, place in zip(out, places.tolist(), strict=True):
+            target[...] = decode_bytes(*self._data.encoded(place), self.spec)
 
 
 class TokenSequences(Dataset[tuple[torch.Tensor, torch.Tensor]]):

@@ -26,7 +26,16 @@ from pathlib import Path
 
 import numpy as np
 
-from ddlbench.datasets.files import CheckedFile, DataError, Record, Records, TokenSplit, in_parallel
+from ddlbench.datasets.files import (
+    HELD_OUT,
+    CheckedFile,
+    DataError,
+    Record,
+    Records,
+    TokenSplit,
+    in_parallel,
+)
+from ddlbench.datasets.hints import deeper, lies_there, listed, names_in, unpack_hint
 from ddlbench.datasets.synthetic import CounterRng
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
@@ -102,27 +111,87 @@ def _write_split(
 
 
 def own_files(root: Path, split: str) -> list[str]:
-    """The file of a split of the user's own tokens: of uint16, unless only the other is there."""
+    """The file of a split of the user's own tokens, relative to the root; "" if that is a file.
+
+    Raises:
+        DataError: there is none, or one of each width.
+    """
+    if root.is_file():
+        return [""]
     names = [file_name(split, token_bytes) for token_bytes in _SUFFIXES]
-    return [next((name for name in names if (root / name).exists()), names[0])]
+    there = [name for name in names if (root / name).is_file()]
+    if len(there) > 1:
+        raise DataError(f"{root} holds {there[0]} and {there[1]}; keep the right file of them")
+    if not there:
+        raise DataError(_missing(root, names[0], split))
+    return there
+
+
+def _missing(root: Path, name: str, split: str) -> str:
+    wanted = f"{root / name} is missing"
+    if (hint := unpack_hint(root)) is not None:
+        return f"{wanted}; {hint}"
+    usual = {file_name(either, width) for either in ("train", "val") for width in _SUFFIXES}
+    others = [other for other in names_in(root) if other.endswith(".bin") and other not in usual]
+    if others:
+        return f"{wanted}: {root} holds {listed(others)}; name the {split} split {name}"
+    holder = deeper(root, lambda folder: (folder / name).is_file())
+    if holder is not None:
+        return f"{wanted}; give {holder}, which holds {name}"
+    return (
+        f"{wanted}: {lies_there(root)}; write token numbers into {file_name('train', 2)} and "
+        f"{file_name('val', 2)}, or both of uint32"
+    )
 
 
 def read(root: Path, spec: DatasetSpec, split: str) -> TokenSplit:
     """Maps one split of tokens under ``root`` into memory.
 
+    ``root`` may be a file, or hold no validation split, where a configuration declares it; then the
+    last tenth of the sequences is held out.
+
     Raises:
-        DataError: the file is missing or unreadable, holds no whole tokens, or is too small.
+        DataError: the file is missing or unreadable, is too small, or holds something else than
+            tokens of its width.
     """
-    (name,) = own_files(root, split)
-    path = root / name
-    token_bytes = 4 if name == file_name(split, 4) else 2
+    assert spec.sequence_length is not None
+    shared = bool(spec.source) and not _has_split(root, "val")
+    (name,) = own_files(root, "train" if shared else split)
+    tokens = _map(root / name, _token_bytes(root / name, spec), spec)
+    if not shared:
+        return TokenSplit(tokens, spec.sequence_length)
+    sequences = (len(tokens) - 1) // spec.sequence_length
+    if sequences < HELD_OUT:
+        raise DataError(
+            f"{root / name} has {sequences} sequences of {spec.sequence_length} tokens and no "
+            f"validation split; write tokens of {HELD_OUT} sequences or more"
+        )
+    end = (sequences - sequences // HELD_OUT) * spec.sequence_length
+    return TokenSplit(tokens[end:] if split == "val" else tokens[: end + 1], spec.sequence_length)
+
+
+def _has_split(root: Path, split: str) -> bool:
+    names = (file_name(split, token_bytes) for token_bytes in _SUFFIXES)
+    return root.is_dir() and any((root / name).is_file() for name in names)
+
+
+def _token_bytes(path: Path, spec: DatasetSpec) -> int:
+    """Bytes of a token: 4 in files called so, and in a single file of a large vocabulary."""
+    if path.name.endswith(_SUFFIXES[4]):
+        return 4
+    is_of_a_split = path.name in (file_name("train", 2), file_name("val", 2))
+    return 2 if is_of_a_split else spec.token_bytes
+
+
+def _map(path: Path, token_bytes: int, spec: DatasetSpec) -> np.ndarray:
     assert spec.sequence_length is not None
     try:
         size = path.stat().st_size
         if size % token_bytes:
             raise DataError(
                 f"{path} has {size} bytes, which are no whole tokens of {token_bytes} bytes; write "
-                f"uint16 numbers into {file_name(split, 2)}, or uint32 into {file_name(split, 4)}"
+                f"uint16 numbers into {file_name('train', 2)}, or uint32 into "
+                f"{file_name('train', 4)}"
             )
         if size // token_bytes <= spec.sequence_length:
             raise DataError(
@@ -130,12 +199,15 @@ def read(root: Path, spec: DatasetSpec, split: str) -> TokenSplit:
                 f"{spec.sequence_length + 1}, its last label included; write more tokens"
             )
         tokens = np.asarray(np.memmap(path, f"<u{token_bytes}", "r"))
+        problem = _not_tokens(path, tokens)
     except OSError as error:
         raise DataError(
             f"{path} cannot be read ({error.strerror}); give a folder that holds "
             f"{file_name('train', 2)} and {file_name('val', 2)}, or both of uint32"
         ) from error
-    return TokenSplit(tokens, spec.sequence_length)
+    if problem is not None:
+        raise DataError(f"{path} {problem}")
+    return tokens
 
 
 def check(root: Path, spec: DatasetSpec, split: str) -> None:
@@ -145,13 +217,56 @@ def check(root: Path, spec: DatasetSpec, split: str) -> None:
         DataError: as :func:`read`, or a token is outside the vocabulary.
     """
     tokens = read(root, spec, split).tokens
+    shared = bool(spec.source) and not _has_split(root, "val")
+    path = root / own_files(root, "train" if shared else split)[0]
     for first in range(0, len(tokens), _CHECKED_AT_ONCE):
         wrong = np.flatnonzero(tokens[first : first + _CHECKED_AT_ONCE] >= spec.num_classes)
         if len(wrong):
             place = first + int(wrong[0])
-            (name,) = own_files(root, split)
             raise DataError(
-                f"{root / name} has token {tokens[place]} at place {place}, but the vocabulary of "
+                f"{path} has token {tokens[place]} at place {place}, but the vocabulary of "
                 f"{spec.label} has {spec.num_classes} tokens; write tokens from 0 to "
                 f"{spec.num_classes - 1}, or take a dataset with a larger vocabulary"
             )
+
+
+_BEGINNINGS = {
+    b"\x93NUMPY": "is a file of numpy; write its numbers with tofile",
+    b"PK\x03\x04": "is a zip archive, as torch and numpy save them; write plain token numbers",
+    b"\x1f\x8b": "is packed by gzip; gunzip it",
+    b"PAR1": "is a Parquet file; give it as a folder of Parquet files",
+}
+_SAMPLE = 1 << 20  # tokens that are looked at for their width
+_FEWEST = 64
+
+
+def _not_tokens(path: Path, tokens: np.ndarray) -> str | None:
+    """What a file holds that is no token numbers of the width of ``tokens``; None if it does."""
+    width = tokens.dtype.itemsize
+    with path.open("rb") as file:
+        head = file.read(8)
+    for beginning, problem in _BEGINNINGS.items():
+        if head.startswith(beginning):
+            return problem
+    if path.with_suffix(".idx").is_file():
+        return (
+            f"has {path.with_suffix('.idx').name} beside it, so it is Megatron's; write its tokens "
+            f"without documents, as uint16 or uint32"
+        )
+    sample = tokens[:_SAMPLE]
+    if len(sample) < _FEWEST:
+        return None
+    # Text has no rhythm of 2 or 4 tokens. The upper halves of wider numbers do: they are mostly 0.
+    zeros = [float(np.mean(sample[place::4] == 0)) for place in range(4)]
+    if max(zeros) - min(zeros) > 0.3 and max(zeros) > 0.5:
+        nulls = sum(share > 0.5 for share in zeros)
+        bytes_each = width * (4 if nulls == 3 else 2)
+        order = " in big-endian order" if zeros[0] > 0.5 else ""
+        name = file_name("train" if "train" in path.name else "val", 4)
+        into = f"write them as uint32 into {name}" if width == 2 else "write them as uint32"
+        return f"holds numbers of {bytes_each} bytes{order}, not of {width}; {into}"
+    octets = np.ascontiguousarray(sample).view(np.uint8)
+    printable = ((octets >= 32) & (octets < 127)) | np.isin(octets, (9, 10, 13))
+    if printable.mean() > 0.97:
+        return "holds text, not token numbers; tokenise it first"
+    return None

@@ -1,30 +1,44 @@
-"""The user's own data, images in torchvision's layout or files of tokens: inspected, or copied."""
+"""The user's own data: images in torchvision's layout, tables, archives or files of tokens.
+
+It is looked at before it is used, or copied.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import time
 import zlib
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from ddlbench.datasets import cifar
+from ddlbench.datasets.class_folders import counted
 from ddlbench.datasets.files import (
     ArraySplit,
     DataError,
+    EncodedSplit,
     FileSplit,
     Record,
     Split,
+    TokenSplit,
     in_parallel,
     record_of,
 )
 from ddlbench.datasets.formats import SPLITS, format_of
-from ddlbench.datasets.imagefolder import decode, first_image
+from ddlbench.datasets.hints import lies_there, listed
 from ddlbench.datasets.manifest import Manifest, source_folder
 from ddlbench.experiment.dataset_spec import DataRequest
+
+_SIZES = 4096  # image files of a split whose sizes enter the digest
+_ENDS_BYTES = 1 << 20  # at either end of a large file, whose contents enter the digest
 
 
 @dataclass(frozen=True)
@@ -32,20 +46,55 @@ class UserData:
     """The user's own data.
 
     Args:
-        folder: its absolute path.
+        folder: its absolute path; a file's folder.
         parts: its files, or its class folders, as paths from ``folder``.
-        digest: 64 hex digits of the contents of idx, cifar and token files, or of the names of
-            image files (reading 150 GB for a digest would take longer than many a run).
+        digest: 64 hex digits: of the contents of idx, cifar and token files; of image folders, of
+            all names and some thousand sizes (reading 150 GB would take longer than many a run);
+            of tables and archives, of names, sizes, beginnings and ends.
+        samples: in each split.
+        classes: labels that occur in training, or could; of tokens 0.
+        images: of a part that is a class folder, the paths of its images from that folder.
+        left_out: files that are not read, by ending.
+        not_classes: folders beside class folders that are not read.
+        empty_classes: classes without an image in training.
     """
 
     folder: Path
     parts: list[str]
     digest: str
+    samples: dict[str, int]
+    classes: int = 0
+    images: dict[str, list[str]] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
+    not_classes: tuple[str, ...] = ()
+    empty_classes: tuple[str, ...] = ()
 
     def size_bytes(self, workers: int) -> int:
         """Sum of the sizes of all files, from the file system."""
-        jobs = [partial(record_of, self.folder / part, contents=False) for part in self.parts]
-        return sum(record["size_bytes"] for record in in_parallel(jobs, workers))
+        jobs = [
+            partial(_size_bytes, self.folder / part, self.images.get(part)) for part in self.parts
+        ]
+        return sum(in_parallel(jobs, workers))
+
+    def train_samples(self, scale: float) -> int:
+        """Training samples that are read at a scale."""
+        return max(1, round(self.samples["train"] * min(scale, 1)))
+
+    def described(self) -> str:
+        """``36 images in 3 classes (12 for validation), 6 files left out: .heic``."""
+        train, val = self.samples["train"], self.samples["val"]
+        if not self.classes:
+            return f"{train:,} sequences ({val:,} for validation)"
+        plural = "class" if self.classes == 1 else "classes"
+        text = f"{train:,} images in {self.classes:,} {plural} ({val:,} for validation)"
+        if self.left_out:
+            number, _, kinds = counted(self.left_out).partition(":")
+            text += f", {number} left out:{kinds}"
+        if self.not_classes:
+            text += f"; no class: {listed(list(self.not_classes))}"
+        if self.empty_classes:
+            text += f"; without images: {listed(list(self.empty_classes))}"
+        return text
 
 
 def inspect_user_data(request: DataRequest) -> UserData:
@@ -57,69 +106,160 @@ def inspect_user_data(request: DataRequest) -> UserData:
     Raises:
         DataError: something is missing or cannot be read.
     """
-    folder = source_folder(request)
-    if not folder.is_dir():
-        raise DataError(f"data source {folder} is not a folder; give one, or 'synthetic'")
-    facts: dict[str, object] = {}
-    parts: list[str] = []
-    for split in SPLITS:
-        data = _checked_split(request, folder, split)
-        if isinstance(data, FileSplit):
-            decode(data.path(0), request.spec)
-            crcs = dict.fromkeys(data.classes, 0)
-            for label, name in zip(data.labels.tolist(), data.names.tolist(), strict=True):
-                key = data.classes[label]
-                crcs[key] = zlib.crc32(b"/" + name, crcs[key])
-            facts.update({f"{split}/{name}": crc for name, crc in crcs.items()})
-            parts.extend(f"{split}/{name}" for name in data.classes)
-            continue
-        own_files = format_of(request).own_files
-        assert own_files is not None
-        parts.extend(own_files(folder, split))
-    if not facts:
-        extra = f"{cifar.FOLDER}/{cifar.META}"
-        if request.format == "cifar" and (folder / extra).exists():
-            parts.append(extra)
-        facts.update({part: record_of(folder / part, contents=True)["crc32"] for part in parts})
-    text = json.dumps([request.dataset, request.format, facts], sort_keys=True)
-    return UserData(folder, parts, hashlib.blake2b(text.encode(), digest_size=32).hexdigest())
+    root = source_folder(request)
+    if not root.is_dir() and not (request.format == "tokens" and root.is_file()):
+        raise DataError(f"{root} is not a folder: {lies_there(root)}; give the folder of the data")
+    splits = {split: checked_split(request, root, split) for split in SPLITS}
+    folder = root.parent if root.is_file() else root
+    samples = {split: len(data) for split, data in splits.items()}
+    train = splits["train"]
+    if isinstance(train, FileSplit):
+        return _of_class_folders(request, folder, splits, samples)
+    parts = _files_of(request, root)
+    whole = not isinstance(train, EncodedSplit)
+    facts = {part: _record(folder / part, whole)["crc32"] for part in parts}
+    classes = 0
+    if isinstance(train, EncodedSplit):
+        classes = len(train.classes)
+    elif isinstance(train, ArraySplit):
+        classes = len(np.unique(train.labels))
+    return UserData(folder, parts, _digest(request, facts), samples, classes)
 
 
 def count_user_data(request: DataRequest) -> int:
-    """Checks the data ``request`` points to without a digest, and counts its training samples.
-
-    Idx, cifar and token files are read. Of image folders, which may be huge, one image a split is
-    decoded, and the names of no other class are listed: their number is that of the dataset.
+    """Training samples of the data ``request`` points to, at its scale.
 
     Raises:
         DataError: something is missing or cannot be read.
     """
-    folder = source_folder(request)
-    if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; give the folder of {request.spec.label}")
-    if request.format == "imagefolder":
-        for split in SPLITS:
-            decode(first_image(folder, request.spec, split), request.spec)
-        return request.num_images("train")
-    counts = [len(_checked_split(request, folder, split)) for split in SPLITS]
-    return max(1, round(counts[0] * min(request.scale, 1)))
+    return inspect_user_data(request).train_samples(request.scale)
 
 
-def _checked_split(request: DataRequest, folder: Path, split: str) -> Split:
-    """One split, the labels of idx and cifar files and all tokens checked."""
+def _digest(request: DataRequest, facts: Mapping[str, object]) -> str:
+    text = json.dumps([request.dataset, request.format, facts], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+
+
+def _files_of(request: DataRequest, root: Path) -> list[str]:
+    """Files of all splits, as paths from the root's folder."""
+    own_files = format_of(request).own_files
+    assert own_files is not None
+    names: list[str] = []
+    for split in SPLITS:
+        try:
+            names += own_files(root, split)
+        except DataError:  # validation samples are held out of the training split
+            if split == "train" or not request.spec.source:
+                raise
+    extra = f"{cifar.FOLDER}/{cifar.META}"
+    if request.format == "cifar" and (root / extra).exists():
+        names.append(extra)
+    return list(dict.fromkeys(name or root.name for name in names))
+
+
+def _of_class_folders(
+    request: DataRequest, folder: Path, splits: dict[str, Split], samples: dict[str, int]
+) -> UserData:
+    facts: dict[str, object] = {}
+    images: dict[str, list[str]] = {}
+    left_out: Counter[str] = Counter()
+    not_classes: dict[str, None] = {}
+    for split, data in splits.items():
+        assert isinstance(data, FileSplit)
+        crcs = dict.fromkeys(data.classes, 0)
+        for label, name in zip(data.labels.tolist(), data.names.tolist(), strict=True):
+            key = data.classes[label]
+            crcs[key] = zlib.crc32(b"/" + name, crcs[key])
+            part = os.path.relpath(data.folder / key, folder)
+            images.setdefault(part, []).append(os.fsdecode(name))
+        facts.update({f"{split}/{name}": crc for name, crc in crcs.items()})
+        facts[f"sizes of {split}"] = _sizes_digest(data)
+        left_out += data.left_out
+        not_classes.update(dict.fromkeys(data.not_classes))
+    train = splits["train"]
+    assert isinstance(train, FileSplit)
+    seen = set(np.unique(train.labels).tolist())
+    empty = tuple(name for label, name in enumerate(train.classes) if label not in seen)
+    for name in empty:  # its number has to stay
+        images.setdefault(os.path.relpath(train.folder / name, folder), [])
+    return UserData(
+        folder,
+        list(images),
+        _digest(request, facts),
+        samples,
+        len(train.classes),
+        images,
+        left_out,
+        tuple(not_classes),
+        empty,
+    )
+
+
+def _sizes_digest(data: FileSplit) -> int:
+    """CRC-32 of the sizes of evenly spaced files: larger copies of images have the same names."""
+    kept = range(0, len(data), max(1, len(data) // _SIZES))
+    try:
+        sizes = [data.path(sample_id).stat().st_size for sample_id in kept]
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read ({error.strerror})") from error
+    return zlib.crc32(np.array(sizes, "<u8").tobytes())
+
+
+def checked_split(request: DataRequest, root: Path, split: str) -> Split:
+    """One split: labels of arrays and all tokens are checked, and one image is decoded.
+
+    Raises:
+        DataError: something is missing or cannot be read.
+    """
     data_format = format_of(request)
     if data_format.check_own is not None:
-        data_format.check_own(folder, request.spec, split)
-    data = data_format.read(folder, request.spec, split)
-    if not isinstance(data, ArraySplit):
+        data_format.check_own(root, request.spec, split)
+    data = data_format.read(root, request.spec, split)
+    if isinstance(data, TokenSplit):
         return data
-    low, top = int(data.labels.min()), int(data.labels.max())
+    if isinstance(data, ArraySplit):
+        _check_labels(request, root, split, data.labels)
+    elif len(data):
+        _decode_first(request, data)
+    return data
+
+
+def _decode_first(request: DataRequest, data: FileSplit | EncodedSplit) -> None:
+    try:
+        from ddlbench.datasets.decoding import decode, decode_bytes  # noqa: PLC0415
+    except ModuleNotFoundError:  # a login node without Pillow: the nodes decode
+        return
+    if isinstance(data, FileSplit):
+        decode(data.path(0), request.spec)
+    else:
+        decode_bytes(*data.encoded(0), request.spec)
+
+
+def _check_labels(request: DataRequest, root: Path, split: str, labels: np.ndarray) -> None:
+    low, top = int(labels.min()), int(labels.max())
     if low < 0 or top >= request.spec.num_classes:
         raise DataError(
-            f"{folder} has label {top} in {split}, but {request.spec.label} has "
+            f"{root} has label {top if low >= 0 else low} in {split}, but {request.spec.label} has "
             f"{request.spec.num_classes} classes; check the data source"
         )
-    return data
+
+
+def _record(path: Path, whole: bool) -> Record:
+    """Size and checksum of a file; where not ``whole``, of its beginning and end."""
+    if whole:
+        return record_of(path, contents=True)
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        crc = zlib.crc32(file.read(_ENDS_BYTES), size & 0xFFFFFFFF)
+        file.seek(max(0, size - _ENDS_BYTES))
+        crc = zlib.crc32(file.read(_ENDS_BYTES), crc)
+    return {"files": 0, "size_bytes": size, "crc32": crc}
+
+
+def _size_bytes(part: Path, images: Sequence[str] | None) -> int:
+    if images is None:
+        return record_of(part, contents=False)["size_bytes"]
+    return sum((part / image).stat().st_size for image in images)
 
 
 def copy_user_data(request: DataRequest, own: UserData, folder: Path, workers: int) -> Manifest:
@@ -130,7 +270,9 @@ def copy_user_data(request: DataRequest, own: UserData, folder: Path, workers: i
     """
     begin = time.perf_counter()
     folder.mkdir(parents=True)
-    jobs = [partial(_copy, own.folder / part, folder / part) for part in own.parts]
+    jobs = [
+        partial(_copy, own.folder / part, folder / part, own.images.get(part)) for part in own.parts
+    ]
     records = dict(zip(own.parts, in_parallel(jobs, workers), strict=True))
     manifest = Manifest.of(
         request,
@@ -143,17 +285,42 @@ def copy_user_data(request: DataRequest, own: UserData, folder: Path, workers: i
     return manifest
 
 
-def _copy(source: Path, target: Path) -> Record:
+def _copy(source: Path, target: Path, images: Sequence[str] | None) -> Record:
+    """Copies a file, or these images of a class folder."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    if source.is_dir():
-        target.mkdir()
-        for file in source.iterdir():
-            if file.is_file():
-                shutil.copyfile(file, target / file.name)
-    else:
+    if images is None:
         shutil.copyfile(source, target)
-    expected = record_of(source, contents=False)
+        expected = record_of(source, contents=False)
+    else:
+        target.mkdir()
+        for image in images:
+            (target / image).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / image, target / image)
+        size_bytes = _size_bytes(source, images)
+        expected = {"files": len(images), "size_bytes": size_bytes, "crc32": 0}
     copied = record_of(target, contents=True)
     if (copied["files"], copied["size_bytes"]) != (expected["files"], expected["size_bytes"]):
         raise DataError(f"{source} changed while it was copied; stage the data again")
     return copied
+
+
+def bad_samples(request: DataRequest) -> Iterator[str]:
+    """A sentence for each image that cannot be read, of all splits; every file is opened once.
+
+    Raises:
+        DataError: the data as a whole cannot be read.
+    """
+    from ddlbench.datasets.decoding import decode, decode_bytes  # noqa: PLC0415 - needs Pillow
+
+    root = source_folder(request)
+    for split in SPLITS:
+        data = checked_split(request, root, split)
+        if isinstance(data, FileSplit | EncodedSplit):
+            for sample_id in range(len(data)):
+                try:
+                    if isinstance(data, FileSplit):
+                        decode(data.path(sample_id), request.spec)
+                    else:
+                        decode_bytes(*data.encoded(sample_id), request.spec)
+                except DataError as error:
+                    yield str(error)

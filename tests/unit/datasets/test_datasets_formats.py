@@ -11,9 +11,9 @@ from PIL import Image
 
 from ddlbench.datasets import cifar
 from ddlbench.datasets import raw as raw_format
+from ddlbench.datasets.decoding import decode
 from ddlbench.datasets.files import DataError
 from ddlbench.datasets.formats import FORMATS, write_dataset
-from ddlbench.datasets.imagefolder import decode
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.manifest import MANIFEST_NAME, Manifest
 from ddlbench.datasets.synthetic import Content

@@ -168,7 +168,7 @@ def test_own_tokens_that_cannot_work_are_said_in_a_sentence(tmp_path: Path) -> N
     (odd / "train.bin").write_bytes(b"\0" * 401)
     refused(odd, "has 401 bytes, which are no whole tokens of 2 bytes")
     (odd / "train.bin").unlink()
-    refused(odd, r"train.bin cannot be read \(No such file or directory\); give a folder")
+    refused(odd, r"train.bin is missing: .*odd holds val.bin; write token numbers into train.bin")
 
 
 def test_other_formats_are_refused_both_ways() -> None:

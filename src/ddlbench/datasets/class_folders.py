@@ -1,0 +1,325 @@
+"""Class folders as people keep them: what is a class, what is an image, and what is left out.
+
+::
+
+    train/ant/001.jpg            an image of class ant
+    train/ant/wings/007.png      too: folders inside a class folder belong to it
+    train/ant/002.heic           no image that is read: left out, and counted
+    train/ant/._001.jpg          hidden: left out, and counted
+    train/.ipynb_checkpoints/    a tool's folder: no class
+    train/labels/001.txt         a folder without images: no class, and named
+    train/bee/                   empty: a class of which training sees nothing
+    val/ant/...                  the classes of train give the labels, here too
+    val/zebra/...                a class that train lacks: refused
+
+Images and their order are those of torchvision's ``ImageFolder``, hidden names and links into a
+loop apart.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from ddlbench.datasets.files import DataError, FileSplit, of_split
+from ddlbench.datasets.hints import (
+    deeper,
+    ending,
+    is_hidden,
+    lies_there,
+    listed,
+    names_in,
+    unpack_hint,
+)
+from ddlbench.experiment.dataset_spec import DatasetSpec
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""Endings of images, those of torchvision's ``IMG_EXTENSIONS``."""
+
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "test", "testing"),
+}
+"""Names of a split's folder, the first that is there."""
+
+_OF_TOOLS = (
+    "__MACOSX", "__pycache__", "lost+found", "$RECYCLE.BIN", "System Volume Information",
+    "#recycle", "#snapshot",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ClassFolder:
+    """A folder, and the images below it.
+
+    Args:
+        name: of the folder.
+        images: paths from the folder, in torchvision's order.
+        left_out: how many further files below it have each ending.
+    """
+
+    name: str
+    images: list[str]
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def is_class(self) -> bool:
+        return bool(self.images) or not self.left_out
+
+
+def read_class_folders(root: Path, spec: DatasetSpec, split: str) -> FileSplit:
+    """Lists one split under ``root``.
+
+    Data that a configuration declares may lie in class folders directly under ``root``, or have no
+    validation split; then some of its samples are held out.
+
+    Raises:
+        DataError: the folder is missing or holds no images, has more classes than ``spec``, or has
+            a class that the training split lacks.
+    """
+    folder = split_folder(root, "train")
+    if folder is None and spec.source and _has_images(root):
+        folder = root
+    if folder is None:
+        raise DataError(_no_split(root, "train"))
+    of_val = folder if folder == root else split_folder(root, "val")
+    if split == "val" and of_val is None and not spec.source:
+        raise DataError(_no_split(root, "val"))
+    if split == "train" or of_val in (None, folder):
+        return _held_out(_train_split(folder, spec), split, of_val in (None, folder))
+    assert of_val is not None
+    return _val_split(of_val, folder, spec)
+
+
+def split_folder(root: Path, split: str) -> Path | None:
+    """The folder of a split under ``root``; None if none of its names is there."""
+    for name in SPLIT_NAMES[split]:
+        if (root / name).is_dir():
+            return root / name
+    return None
+
+
+def _held_out(whole: FileSplit, split: str, is_shared: bool) -> FileSplit:
+    if not is_shared:
+        return whole
+    keep = of_split(len(whole), split)
+    if not len(keep):
+        raise DataError(
+            f"{whole.folder} has {len(whole)} images and no validation split; give it one, or ten "
+            "images or more, of which the tenth is held out"
+        )
+    left_out = whole.left_out if split == "train" else Counter[str]()
+    return replace(whole, names=whole.names[keep], labels=whole.labels[keep], left_out=left_out)
+
+
+def _train_split(folder: Path, spec: DatasetSpec) -> FileSplit:
+    found, left_out, not_classes = _scan(folder)
+    if not any(entry.images for entry in found):
+        raise DataError(_no_images(folder, left_out))
+    if len(found) > spec.num_classes:
+        raise DataError(
+            f"{folder} has {len(found)} class folders, but {spec.label} has "
+            f"{spec.num_classes} classes; check the data source"
+        )
+    classes = [entry.name for entry in found]
+    return _file_split(folder, classes, found, left_out, not_classes)
+
+
+def _val_split(folder: Path, train: Path, spec: DatasetSpec) -> FileSplit:
+    """The split under ``folder``, with the labels of the classes of ``train``."""
+    found, left_out, not_classes = _scan(folder)
+    classes = list(_class_names(train))
+    images = [entry for entry in found if entry.images]
+    if not images:
+        raise DataError(_no_images(folder, left_out))
+    foreign = [entry.name for entry in images if entry.name not in set(classes)]
+    if foreign:
+        missing = [name for name in classes if name not in {entry.name for entry in images}]
+        hint = f"; of train's classes it lacks {listed(missing)}" if missing else ""
+        raise DataError(
+            f"{folder} has images of {_classes(foreign)}, which {train} lacks{hint}; name the "
+            "class folders of both alike, or remove those that cannot be learnt"
+        )
+    if len(classes) > spec.num_classes:
+        raise DataError(
+            f"{train} has {len(classes)} class folders, but {spec.label} has "
+            f"{spec.num_classes} classes; check the data source"
+        )
+    empty = [entry.name for entry in found if not entry.images and entry.name not in classes]
+    return _file_split(folder, classes, images, left_out, [*not_classes, *empty])
+
+
+def _classes(names: list[str]) -> str:
+    return f"class {names[0]}" if len(names) == 1 else f"classes {listed(names)}"
+
+
+def _file_split(
+    folder: Path,
+    classes: list[str],
+    found: list[ClassFolder],
+    left_out: Counter[str],
+    not_classes: list[str],
+) -> FileSplit:
+    number = {name: label for label, name in enumerate(classes)}
+    names = [os.fsencode(image) for entry in found for image in entry.images]
+    labels = np.repeat(
+        np.array([number[entry.name] for entry in found], np.int64),
+        [len(entry.images) for entry in found],
+    )
+    return FileSplit(
+        folder, classes, np.array(names, np.bytes_), labels, left_out, tuple(not_classes)
+    )
+
+
+def _scan(folder: Path) -> tuple[list[ClassFolder], Counter[str], list[str]]:
+    """Class folders in order, all files that are left out by ending, and folders of no class.
+
+    Raises:
+        DataError: the folder, or one below it, cannot be read.
+    """
+    classes: list[ClassFolder] = []
+    left_out: Counter[str] = Counter()
+    not_classes: list[str] = []
+    try:
+        with os.scandir(folder) as entries:
+            ordered = sorted(entries, key=lambda entry: entry.name)
+        for entry in ordered:
+            if not entry.is_dir():
+                left_out[_why_left_out(entry.name, outside=True)] += 1
+            elif _is_of_a_tool(entry.name):
+                not_classes.append(entry.name)
+            else:
+                found = _class_folder(Path(entry.path))
+                left_out += found.left_out
+                if found.is_class:
+                    classes.append(found)
+                else:
+                    not_classes.append(found.name)
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read ({error.strerror})") from error
+    return classes, left_out, not_classes
+
+
+def _is_of_a_tool(name: str) -> bool:
+    return is_hidden(name) or name in _OF_TOOLS
+
+
+def _class_folder(folder: Path) -> ClassFolder:
+    left_out: Counter[str] = Counter()
+    found = sorted(_files(str(folder), "", (os.path.realpath(folder),), left_out))
+    return ClassFolder(folder.name, [image for _, images in found for image in images], left_out)
+
+
+def _files(
+    folder: str, within: str, above: tuple[str, ...], left_out: Counter[str]
+) -> Iterator[tuple[str, list[str]]]:
+    """Each folder below, as its path from the class folder, and its images.
+
+    Args:
+        folder: to look into.
+        within: its path from the class folder.
+        above: real paths of it and of the folders that hold it; a link to one of them is a loop.
+        left_out: counts the other files.
+    """
+    images = []
+    below = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                below.append(entry)
+            elif not is_hidden(entry.name) and entry.name.lower().endswith(EXTENSIONS):
+                if entry.is_file():
+                    images.append(entry.name)
+                else:  # a pipe, or a link to nothing
+                    left_out["no regular file"] += 1
+            else:
+                left_out[_why_left_out(entry.name)] += 1
+    yield within, [f"{within}/{name}"[1:] if within else name for name in sorted(images)]
+    for entry in below:
+        real = os.path.realpath(entry.path) if entry.is_symlink() else None
+        if _is_of_a_tool(entry.name) or (real is not None and _holds(real, above)):
+            continue
+        inner = (*above, real or f"{above[-1]}/{entry.name}")
+        yield from _files(entry.path, f"{within}/{entry.name}", inner, left_out)
+
+
+def _holds(folder: str, above: tuple[str, ...]) -> bool:
+    """Whether a folder is one of these, or holds the first of them."""
+    return folder in above or above[0].startswith(f"{folder}/")
+
+
+def _why_left_out(name: str, outside: bool = False) -> str:
+    is_image = not is_hidden(name) and name.lower().endswith(EXTENSIONS)
+    return f"{ending(name)} outside class folders" if outside and is_image else ending(name)
+
+
+def _class_names(train: Path) -> Iterator[str]:
+    """Names of the class folders, in order; each is looked into as far as its first image."""
+    try:
+        with os.scandir(train) as entries:
+            folders = sorted(
+                (e for e in entries if e.is_dir() and not _is_of_a_tool(e.name)),
+                key=lambda entry: entry.name,
+            )
+        for entry in folders:
+            left_out: Counter[str] = Counter()
+            real = (os.path.realpath(entry.path),)
+            if any(images for _, images in _files(entry.path, "", real, left_out)) or not left_out:
+                yield entry.name
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read ({error.strerror})") from error
+
+
+def _has_images(root: Path) -> bool:
+    """Whether folders directly under ``root`` hold images directly."""
+    for name in names_in(root):
+        folder = root / name
+        if folder.is_dir() and name not in _OF_TOOLS:
+            images = (n for n in names_in(folder) if n.lower().endswith(EXTENSIONS))
+            if next(images, None) is not None:
+                return True
+    return False
+
+
+def _no_split(root: Path, split: str) -> str:
+    """What to say where a split's folder is missing."""
+    wanted = f"{root / split} is missing"
+    if (hint := unpack_hint(root)) is not None:
+        return f"{wanted}; {hint}"
+    holder = deeper(root, lambda folder: split_folder(folder, split) is not None)
+    if holder is not None and split == "train":
+        return f"{wanted}; give {holder}, which holds {split}"
+    if split == "train" and _has_images(root):
+        return (
+            f"{wanted}, but {lies_there(root)}; put the class folders into {root.name}/train and "
+            f"some images of each into {root.name}/val"
+        )
+    return f"{wanted}: {lies_there(root)}; check the data source"
+
+
+def _no_images(folder: Path, left_out: Counter[str]) -> str:
+    wanted = f"{folder} holds no images in class folders"
+    if (hint := unpack_hint(folder)) is not None:
+        return f"{wanted}; {hint}, each into a folder of its class"
+    loose = sum(count for kind, count in left_out.items() if "outside" in kind)
+    if loose:
+        return (
+            f"{wanted}, but {loose:,} outside of them; move those of each class into a folder of "
+            "its own"
+        )
+    if left_out:
+        return f"{wanted} that can be read; left out: {counted(left_out)}; write JPEG or PNG files"
+    return f"{wanted}: {lies_there(folder)}; check the data source"
+
+
+def counted(left_out: Counter[str]) -> str:
+    """``6 files: .heic`` or ``8 files: 6 .heic, 2 .gif`` of files that are left out."""
+    total = left_out.total()
+    kinds = left_out.most_common()
+    text = kinds[0][0] if len(kinds) == 1 else ", ".join(f"{n:,} {kind}" for kind, n in kinds[:4])
+    return f"{total:,} file{'s' if total != 1 else ''}: {text}"
