@@ -34,7 +34,8 @@ def interconnect() -> None:
 def parse_p2p_file(file: Path) -> None:
     """Print the matrices of p2pBandwidthLatencyTest's output as JSON (bytes per second, seconds).
 
-    FILE is its stdout; - reads standard input.
+    FILE is its stdout, as captured; - reads standard input. Lines may begin with a rank, a host or
+    the time. Row = sender, column = receiver.
     """
     from ddlbench.interconnect.p2p_text import parse_p2p  # noqa: PLC0415
 
@@ -46,7 +47,8 @@ def parse_p2p_file(file: Path) -> None:
 def parse_nvbandwidth_file(file: Path) -> None:
     """Print the device-to-device matrices of `nvbandwidth -j` as JSON (bytes per second, seconds).
 
-    FILE is its stdout; - reads standard input.
+    FILE is its stdout, as captured; - reads standard input. Lines may begin with a rank, a host or
+    the time. Row = sender, column = receiver.
     """
     from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth  # noqa: PLC0415
 
@@ -74,14 +76,18 @@ def _print_parsed(file: Path, parse: Callable[[str, str], dict[str, Any]]) -> No
     parsed["pairs"] = [
         with_slow_pairs(PairMatrix.from_dict(pair)).to_dict() for pair in parsed["pairs"]
     ]
+    for remark in parsed.get("remarks", ()):
+        click.echo(f"{file}: {remark}", err=True)
     click.echo(json.dumps(parsed, indent=1, allow_nan=False))
 
 
 def _text(file: Path) -> str:
+    from ddlbench.interconnect.captured_text import decoded  # noqa: PLC0415
+
     if str(file) == "-":
-        return sys.stdin.read()
+        return decoded(sys.stdin.buffer.read())
     try:
-        return file.read_text(encoding="utf-8", errors="replace")
+        return decoded(file.read_bytes())
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
 

@@ -34,7 +34,7 @@ from ddlbench.interconnect.p2p_binary import (
     run_nvbandwidth,
     run_p2p,
 )
-from ddlbench.interconnect.pair_matrix import off_diagonal, pair_matrix
+from ddlbench.interconnect.pair_matrix import off_diagonal, pair_matrix, peer_access
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.placement import is_shared
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
@@ -60,8 +60,7 @@ def gpu_pairs() -> list[dict[str, Any]]:
     names = [torch.cuda.get_device_name(index) for index in range(count)]
     latency_s = off_diagonal(count, _gpu_latency_s)
     pairs = itertools.permutations(range(count), 2)
-    reach = {torch.cuda.can_device_access_peer(i, j) for i, j in pairs}
-    access = None if len(reach) > 1 else "direct" if reach.pop() else "staged"
+    access = peer_access(torch.cuda.can_device_access_peer(i, j) for i, j in pairs)
     return [
         pair_matrix(
             scope="node",

@@ -7,7 +7,8 @@ Facts from its source (v0.8, json_output.cpp and testcases_*.cpp) that its READM
 * an error may be printed as a document of its own, before the last one;
 * the arrows in descriptions point from the copying GPU: a write moves data from row to column, a
   read from column to row, whatever the arrow. Matrices of reads are transposed here;
-* a bidirectional test appends three matrices (one direction, the other, both) under one key.
+* a bidirectional test appends three matrices (one direction, the other, both) under one key;
+* earlier versions do not list the GPUs, so that these have no names.
 
 Its latency is that of one dependent read of a peer's memory, not of a copy.
 """
@@ -16,38 +17,58 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.errors import ConfigError, shown
+from ddlbench.interconnect.captured_text import plain_lines, printed_number
 from ddlbench.interconnect.pair_matrix import Matrix, finite, pair_matrix, scaled, transposed
 
 _LATENCY = "device_to_device_latency_sm"
 _UNIDIRECTIONAL = {op: f"device_to_device_memcpy_{op}_ce" for op in ("write", "read")}
 _BIDIRECTIONAL = {op: f"device_to_device_bidirectional_memcpy_{op}_ce" for op in ("write", "read")}
 TESTS = (*_UNIDIRECTIONAL.values(), *_BIDIRECTIONAL.values(), _LATENCY)
+_MOST_MATRICES = dict.fromkeys(_BIDIRECTIONAL.values(), 3)
 
 # Factor and divisor to bytes per second or seconds.
 _UNITS = {"GB/s": (1e9, 1.0), "ns": (1.0, 1e9), "us": (1.0, 1e6)}
 _DEVICE = re.compile(r"^(\d+): (.*?)(?: \([0-9a-fA-F:.]+\).*)?$")
+_NO_NAME = "GPU"
+# Keys that begin a line, and what may stand before a key on its line.
+_KEYS = (
+    r"nvbandwidth|testcases|name|status|sum|bandwidth_\w+|(?:git_)?version|error|warning"
+    r"|CUDA Runtime Version|Driver Version|GPU Device list"
+)
+_KNOWN = re.compile(rf'(?<![{{\[,\s])[{{\[,\s]*"(?:{_KEYS})"\s*:')
+_BEGINNING = re.compile(r'\{\s*"nvbandwidth"\s*:')
+_LONGEST_MESSAGE = 150
+
+
+class _Document(NamedTuple):
+    """The content of a JSON document, and the line at which it begins."""
+
+    line: int
+    content: dict[str, Any]
 
 
 def parse_nvbandwidth(text: str, where: str = "nvbandwidth") -> dict[str, Any]:
     """Parse the output of one run with at least the unidirectional tests and the latency.
+
+    Args:
+        text: all of stdout, as captured: lines may begin with a rank, a host or the time, and
+            other text may stand before and after the JSON.
+        where: name of the output in messages.
 
     Returns:
         ``devices`` (names) and ``pairs``: entries of links.json, in bytes per second and seconds.
         A single GPU has no pairs, as nvbandwidth waives all tests between devices.
 
     Raises:
-        ConfigError: the text is not nvbandwidth's JSON, reports an error, or lacks a passed test.
+        ConfigError: the text is not nvbandwidth's JSON, reports an error, is of several runs or
+            tasks, or lacks a passed test.
     """
-    documents = _documents(text, where)
-    for document in documents:
-        if document.get("error"):
-            raise ConfigError(f"{where}: nvbandwidth reports: {_line(document['error'])}")
-    results = documents[-1]
+    results = _results(text, where)
     devices = _device_names(results, where)
-    if len(devices) < 2:
+    if devices is not None and len(devices) < 2:
         return {"devices": devices, "pairs": []}
     tests = _tests(results, where)
     present = [op for op, name in _UNIDIRECTIONAL.items() if name in tests]
@@ -55,6 +76,8 @@ def parse_nvbandwidth(text: str, where: str = "nvbandwidth") -> dict[str, Any]:
         raise ConfigError(f"{where}: no device-to-device test in it; {_how()}")
     if _LATENCY not in tests:
         raise ConfigError(f"{where}: {_LATENCY} is missing; {_how()}")
+    if devices is None:
+        devices = [_NO_NAME] * len(_rows(tests[_LATENCY], where))
     # A row is the GPU that reads, and the sender is the owner of the memory.
     latency_s = transposed(_matrix(tests[_LATENCY], len(devices), where))
     pairs = []
@@ -82,32 +105,76 @@ def parse_nvbandwidth(text: str, where: str = "nvbandwidth") -> dict[str, Any]:
     return {"devices": devices, "pairs": pairs}
 
 
-def _documents(text: str, where: str) -> list[dict[str, Any]]:
-    """The content of every JSON document in the text, in order; skips other lines."""
-    decoder = json.JSONDecoder()
-    documents: list[dict[str, Any]] = []
-    position = text.find("{")
-    while position >= 0:
-        try:
-            value, position = decoder.raw_decode(text, position)
-        except json.JSONDecodeError as error:
-            line = text.count("\n", 0, error.pos) + 1
+def _results(text: str, where: str) -> dict[str, Any]:
+    """The content of the only document that is no error."""
+    documents = _documents(plain_lines(text, _KNOWN, where), where)
+    for _, content in documents:
+        if content.get("error"):
+            raise ConfigError(f"{where}: nvbandwidth reports: {_line(content['error'])}")
+    first, *others = documents
+    if others:
+        raise ConfigError(
+            f"{where} line {others[0].line}: a second run begins here, the first at line "
+            f"{first.line}; keep one"
+        )
+    return first.content
+
+
+def _documents(lines: list[str], where: str) -> list[_Document]:
+    """Every JSON document of nvbandwidth in the lines, in order; skips other text."""
+    text = "\n".join(lines)
+    documents: list[_Document] = []
+    position = 0
+    while match := _BEGINNING.search(text, position):
+        value, position = _decoded_at(match.start(), text, where)
+        content = value["nvbandwidth"]
+        if not isinstance(content, dict):
             raise ConfigError(
-                f"{where} line {line}: not complete JSON ({error.msg}); run nvbandwidth -j again"
-            ) from None
-        if not isinstance(value, dict) or not isinstance(value.get("nvbandwidth"), dict):
-            raise ConfigError(f"{where}: JSON, but not nvbandwidth's; {_how()}")
-        documents.append(value["nvbandwidth"])
-        position = text.find("{", position)
-    if not documents:
-        raise ConfigError(f"{where}: no JSON in it; {_how()}")
-    return documents
+                f"{where}: 'nvbandwidth' is {_shown(content)} instead of an object; {_how()}"
+            )
+        documents.append(_Document(text.count("\n", 0, match.start()) + 1, content))
+    if documents:
+        return documents
+    if (start := text.find("{")) >= 0:
+        _decoded_at(start, text, where)
+        raise ConfigError(f"{where}: JSON, but not nvbandwidth's; {_how()}")
+    raise ConfigError(f"{where}: no JSON in it; {_how()}")
+
+
+def _decoded_at(start: int, text: str, where: str) -> tuple[Any, int]:
+    """The value that begins there, and where it ends."""
+    try:
+        return json.JSONDecoder().raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        line = text.count("\n", 0, error.pos) + 1
+        is_cut = not text[error.pos :].strip() or error.msg.startswith("Unterminated")
+        foreign = shown(text.split("\n")[line - 1])
+        remedy = "" if is_cut else f"remove {foreign} if nvbandwidth did not print it, or "
+        raise ConfigError(
+            f"{where} line {line}: not complete JSON ({error.msg}); {remedy}run nvbandwidth -j "
+            "again"
+        ) from None
+    except (ValueError, RecursionError):
+        line = text.count("\n", 0, start) + 1
+        raise ConfigError(
+            f"{where} line {line}: JSON with endless numbers or lists, which nvbandwidth does not "
+            f"write; {_how()}"
+        ) from None
 
 
 def _tests(results: dict[str, Any], where: str) -> dict[str, dict[str, Any]]:
     """Our test cases by name, all of which have passed."""
+    cases = results.get("testcases")
+    if not isinstance(cases, list):
+        raise ConfigError(
+            f"{where}: 'testcases' is {_shown(cases)} instead of a list of tests; {_how()}"
+        )
     tests: dict[str, dict[str, Any]] = {}
-    for test in results.get("testcases", []):
+    for number, test in enumerate(cases, start=1):
+        if not isinstance(test, dict):
+            raise ConfigError(
+                f"{where}: test {number} is {_shown(test)} instead of an object; {_how()}"
+            )
         name, status = test.get("name"), test.get("status")
         if name not in TESTS:
             continue
@@ -115,45 +182,81 @@ def _tests(results: dict[str, Any], where: str) -> dict[str, dict[str, Any]]:
             error = f": {_line(test['error'])}" if test.get("error") else ""
             if status == "Waived":
                 error += "; its GPUs have no peer access: use p2pBandwidthLatencyTest"
-            raise ConfigError(f"{where}: {name} ended with status {status!r}{error}")
+            raise ConfigError(f"{where}: {name} ended with status {_shown(status)}{error}")
+        if name in tests:
+            raise ConfigError(f"{where}: {name} is in it twice; keep one")
         tests[name] = test
     return tests
 
 
-def _device_names(results: dict[str, Any], where: str) -> list[str]:
-    listed = results.get("GPU Device list")
-    if not listed:
-        raise ConfigError(f"{where}: no 'GPU Device list' in it; {_how()}")
-    return [match[2] if (match := _DEVICE.match(text)) else str(text) for text in listed]
+def _device_names(results: dict[str, Any], where: str) -> list[str] | None:
+    """The names of the GPUs; None if the version does not list them."""
+    if "GPU Device list" not in results:
+        return None
+    listed = results["GPU Device list"]
+    if not isinstance(listed, list) or not listed or not all(isinstance(x, str) for x in listed):
+        raise ConfigError(
+            f"{where}: 'GPU Device list' is {_shown(listed)} instead of a list of texts such as "
+            f"'0: NVIDIA H100 (00000000:1b:00)'; {_how()}"
+        )
+    return [match[2] if (match := _DEVICE.match(text)) else text for text in listed]
 
 
 def _matrix(test: dict[str, Any], size: int, where: str) -> Matrix:
     place = f"{where}: {test['name']}"
-    unit = re.search(r"\((GB/s|ns|us)\)", str(test.get("bandwidth_description")))
+    description = test.get("bandwidth_description")
+    unit = re.search(r"\((GB/s|ns|us)\)", str(description))
     if unit is None:
-        raise ConfigError(
-            f"{place}: no unit in its description {test.get('bandwidth_description')!r}"
-        )
-    rows = test.get("bandwidth_matrix") or []
-    if len(rows) < size or len(rows) % size or any(len(row) != size for row in rows):
+        raise ConfigError(f"{place}: no unit in its description {_shown(description)}; {_how()}")
+    rows = _rows(test, where)
+    count = len(rows) / size
+    if count not in (1, _MOST_MATRICES.get(test["name"])) or any(len(row) != size for row in rows):
         raise ConfigError(f"{place}: not {size} rows of {size} values; run nvbandwidth again")
-    return scaled([[_value(word, place) for word in row] for row in rows[-size:]], *_UNITS[unit[1]])
+    matrix = [[_value(word, place) for word in row] for row in rows[-size:]]
+    if all(i == j or value is None for i, row in enumerate(matrix) for j, value in enumerate(row)):
+        raise ConfigError(f"{place}: none of its pairs was measured; run nvbandwidth again")
+    return scaled(matrix, *_UNITS[unit[1]])
+
+
+def _rows(test: dict[str, Any], where: str) -> list[list[Any]]:
+    rows = test.get("bandwidth_matrix")
+    if not isinstance(rows, list) or not rows:
+        raise ConfigError(
+            f"{where}: {test['name']}: its matrix is {_shown(rows)} instead of a list of rows; "
+            "run nvbandwidth again"
+        )
+    for number, row in enumerate(rows):
+        if not isinstance(row, list):
+            raise ConfigError(
+                f"{where}: {test['name']}: row {number} is {_shown(row)} instead of a list of "
+                "values; run nvbandwidth again"
+            )
+    return rows
 
 
 def _value(word: Any, place: str) -> float | None:
-    if word == "N/A":
-        return None
     try:
-        value = float(word)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{place}: {word!r} is not a number") from None
-    if value < 0:
-        raise ConfigError(f"{place}: {word} is below zero")
-    return finite(value)
+        if isinstance(word, str):
+            value = printed_number(word.strip())
+        elif isinstance(word, int | float) and not isinstance(word, bool):
+            value = finite(float(word))
+        else:
+            raise ValueError(word)
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"{place}: {_shown(word)} is not a number; run nvbandwidth again"
+        ) from None
+    if value is not None and value < 0:
+        raise ConfigError(f"{place}: {_shown(word)} is below zero; run nvbandwidth again")
+    return value
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else shown(value)
 
 
 def _line(text: Any) -> str:
-    return " ".join(str(text).split())
+    return " ".join(str(text).split())[:_LONGEST_MESSAGE]
 
 
 def _how() -> str:

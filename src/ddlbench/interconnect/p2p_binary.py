@@ -116,7 +116,10 @@ def _repeated(
         if done.returncode and not done.stdout.strip():
             reason = _last_line(done.stderr) or f"exit status {done.returncode}"
             raise ConfigError(f"{where}: failed: {reason}")
-        matrices.append(parse(done.stdout, where)["pairs"])
+        parsed = parse(done.stdout, where)
+        for remark in parsed.get("remarks", ()):
+            print(f"{where}: {remark}", flush=True)
+        matrices.append(parsed["pairs"])
         if done.returncode:
             raise ConfigError(f"{where}: failed after its output: {_last_line(done.stderr)}")
     return median_of_runs(matrices)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
@@ -60,15 +60,22 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def peer_access(reach: Iterable[bool]) -> str | None:
+    """``access`` of a matrix by whether each pair reaches its peer; None where pairs differ."""
+    kinds = set(reach)
+    return None if len(kinds) > 1 else "direct" if kinds.pop() else "staged"
+
+
 def off_diagonal(size: int, value: Callable[[int, int], float | None]) -> Matrix:
     """The matrix of ``value(row, column)``, with None on the diagonal."""
     return [[None if i == j else value(i, j) for j in range(size)] for i in range(size)]
 
 
 def scaled(matrix: Matrix, factor: float = 1.0, divisor: float = 1.0) -> Matrix:
-    """Every value times ``factor``, over ``divisor``; None stays None."""
+    """Every value times ``factor``, over ``divisor``; None stays None, and overflow becomes it."""
     return [
-        [None if value is None else value * factor / divisor for value in row] for row in matrix
+        [None if value is None else finite(value * factor / divisor) for value in row]
+        for row in matrix
     ]
 
 
@@ -132,6 +139,8 @@ def slow_pairs(pair: PairMatrix, below: float = SLOW_BELOW) -> tuple[SlowPair, .
         if len(known) < _LEAST_PAIRS:
             continue
         median = float(np.median(list(known.values())))
+        if median == 0:  # of which nothing is a fraction
+            continue
         for (i, j), value in known.items():
             ratio = value / median
             if ratio < below:

@@ -48,6 +48,23 @@ def test_p2p_as_json(tmp_path):
     assert json.loads(run("parse-p2p", "-", input=P2P).stdout) == parsed
 
 
+def test_p2p_as_powershell_writes_it(tmp_path):
+    path = tmp_path / "p2p.txt"
+    path.write_bytes(P2P.replace("\n", "\r\n").encode("utf-16"))
+    done = run("parse-p2p", path, catch_exceptions=False)
+    assert json.loads(done.stdout) == json.loads(run("parse-p2p", "-", input=P2P).stdout)
+    assert run("parse-p2p", "-", input=path.read_bytes()).stdout == done.stdout
+
+
+def test_a_remark_stands_beside_the_json(tmp_path):
+    path = tmp_path / "p2p.txt"
+    path.write_text(P2P.replace(ONE, ONE.replace("     0 239", "srun: late\n     0 239"), 1))
+    done = run("parse-p2p", path, catch_exceptions=False)
+    (remark,) = json.loads(done.stdout)["remarks"]
+    assert "'srun: late'" in remark
+    assert done.stderr == f"{path}: {remark}\n"
+
+
 @pytest.mark.parametrize("command", ["parse-p2p", "parse-nvbandwidth"])
 def test_a_missing_file_is_one_sentence(tmp_path, command):
     done = run(command, tmp_path / "none.txt")

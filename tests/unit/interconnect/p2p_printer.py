@@ -1,6 +1,9 @@
 """Prints what p2pBandwidthLatencyTest prints, with numbers that tell where they come from.
 
-A matrix value is ``base + 10 * row + column``, so that a transposed or swapped one is noticed.
+The value of a pair is ``base + 10 * sender + receiver``. Where it stands depends on the version, as
+``cudaMemcpyPeerAsync(destination, ..., source, ...)`` of its source does: row = sender since
+CUDA 10, but for reads; before, and for reads, row = receiver. A test of both directions belongs to
+no sender: ``base + 10 * row + column``.
 """
 
 BASES = {
@@ -14,6 +17,7 @@ BASES = {
     ("Latency", "Enabled", "Reads"): 3.0,
 }
 CPU_BASE = 7000.0  # wider than its field
+NAME = "NVIDIA A100-SXM4-40GB"
 
 
 def values(base, count):
@@ -29,38 +33,75 @@ def matrix(corner, rows):
     return "\n".join(lines) + "\n"
 
 
-def connectivity(count):
+def comma_matrix(rows):
+    """As AMD's port prints it."""
+    lines = [" " + "".join(f",{column:6d}" for column in range(len(rows)))]
+    lines += [
+        f"{index}" + "".join(f",{value:6.02f}" for value in row) for index, row in enumerate(rows)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def connectivity(count, reaches):
     lines = ["     D\\D" + "".join(f"{column:6d}" for column in range(count))]
-    lines += [f"{row:6d}\t" + f"{1:6d}" * count for row in range(count)]
+    lines += [
+        f"{i:6d}\t" + "".join(f"{int(i == j or reaches(i, j)):6d}" for j in range(count))
+        for i in range(count)
+    ]
     return "P2P Connectivity Matrix\n" + "\n".join(lines) + "\n"
 
 
-def printed(count, reads=False, old=False, change=lambda key, rows: rows):
-    """The whole output; ``old`` as before CUDA 10, ``change`` replaces the values of a matrix."""
+def printed(
+    count,
+    *,
+    reads=False,
+    old=False,
+    cliques=False,
+    amd=False,
+    reaches=lambda i, j: True,
+    change=lambda key, rows: rows,
+):
+    """The whole output.
+
+    ``old`` as before CUDA 10, ``cliques`` as still earlier, ``amd`` as AMD's port; ``change``
+    replaces the values of a matrix as they are printed.
+    """
     text = "[P2P (Peer-to-Peer) GPU Bandwidth Latency Test]\n"
     for index in range(count):
-        text += f"Device: {index}, NVIDIA A100-SXM4-40GB, pciBusID: {7 + 32 * index:x}, "
+        text += f"Device: {index}, {NAME}, pciBusID: {7 + 32 * index:x}, "
         text += "pciDeviceID: 0, pciDomainID:0\n"
     for i in range(count):
         for j in range(count):
-            text += f"Device={i} CAN Access Peer Device={j}\n" if i != j else ""
+            word = "CAN" if reaches(i, j) else "CANNOT"
+            text += f"Device={i} {word} Access Peer Device={j}\n" if i != j else ""
     text += "\n***NOTE: In case a device doesn't have P2P access to other one, it falls back to "
-    text += "normal memcopy procedure.\nSo you can see lesser Bandwidth (GB/s) and unstable "
-    text += "Latency (us) in those cases.\n\n" + connectivity(count)
+    text += "normal memcopy procedure.\nSo you can see lesser Bandwidth (GB/s) "
+    text += "in those cases.\n\n" if old else "and unstable Latency (us) in those cases.\n\n"
+    if cliques:
+        text += f"P2P Cliques: \n[{' '.join(str(index) for index in range(count))}]\n"
+    else:
+        text += connectivity(count, reaches)
     for key, base in BASES.items():
         what, access, operation = key
         if operation == "Reads" and not reads:
             continue
-        rows = change(key, values(base, count))
-        said = f" (P2P {operation})" if operation and not old else ""
+        rows = values(base, count)
+        if what != "Bidirectional" and (old or operation == "Reads"):
+            rows = [list(column) for column in zip(*rows, strict=True)]
+        rows = change(key, rows)
+        named = f" (P2P {operation})" if operation and not old else ""
         if what != "Latency":
-            text += f"{what} P2P={access} Bandwidth{said} Matrix (GB/s)\n"
-            text += matrix("   D\\D", rows)
+            text += f"{what} P2P={access} Bandwidth{named} Matrix (GB/s)\n"
+            text += comma_matrix(rows) if amd else matrix("   D\\D", rows)
+            continue
+        text += f"P2P={access} Latency{named} Matrix (us)\n"
+        cpu = values(CPU_BASE, count)
+        if amd:
+            text += "GPU:\n" + comma_matrix(rows) + "CPU:\n" + comma_matrix(cpu)
         elif old:
-            text += f"P2P={access} Latency Matrix (us)\n" + matrix("   D\\D", rows)
+            text += matrix("   D\\D", rows)
         else:
-            text += f"P2P={access} Latency{said} Matrix (us)\n" + matrix("   GPU", rows)
-            text += "\n" + matrix("   CPU", values(CPU_BASE, count))
+            text += matrix("   GPU", rows) + "\n" + matrix("   CPU", cpu)
     return text + (
         "\nNOTE: The CUDA Samples are not meant for performance measurements. Results may vary "
         "when GPU Boost is enabled.\n"

@@ -67,6 +67,98 @@ def test_every_number_lands_where_it_belongs():
     assert {p["access"] for p in parsed["pairs"]} == {"direct"}
 
 
+TEXT = json.dumps(document(*GOOD), indent=3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(f"[1,0]<stdout>:{line}" for line in TEXT.split("\n")),
+        "\n".join(f"0: {line}" for line in TEXT.split("\n")),
+        "\r\n".join(f"2024-05-01 12:00:00 > {line}" for line in TEXT.split("\n")),
+        "[1,0]<stdout>:" + json.dumps(document(*GOOD)),
+        f"module {{cuda}} loaded\n{TEXT}\nsrun: {{done}}\n",
+        "\n\n".join(TEXT.split("\n")),
+    ],
+)
+def test_what_stands_before_and_after_is_left_out(text):
+    assert parse_nvbandwidth(text) == parse_nvbandwidth(TEXT)
+
+
+def test_gpus_that_are_not_listed_have_no_names():
+    """As versions before the list of GPUs print it."""
+    old = document(*GOOD)
+    del old["nvbandwidth"]["GPU Device list"]
+    parsed = parse_nvbandwidth(json.dumps(old))
+    listed = parse_nvbandwidth(TEXT)
+    assert parsed["devices"] == ["GPU", "GPU"]
+    for pair, other in zip(parsed["pairs"], listed["pairs"], strict=True):
+        assert pair["bandwidth_bytes_per_s"] == other["bandwidth_bytes_per_s"]
+
+
+def test_what_is_no_number_is_unknown():
+    matrix = [["N/A", "nan"], [5.0, float("nan")]]
+    parsed = parse_nvbandwidth(json.dumps(document(test_case(WRITE, matrix), GOOD[3])))
+    assert parsed["pairs"][0]["bandwidth_bytes_per_s"] == [[None, None], [5e9, None]]
+
+
+def of_matrix(matrix):
+    return json.dumps(document(test_case(WRITE, matrix), GOOD[3]))
+
+
+def of_devices(devices):
+    return json.dumps(document(*GOOD, **{"GPU Device list": devices}))
+
+
+def two_tasks():
+    return "\n".join(f"{task}: {line}" for line in TEXT.split("\n") for task in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (of_matrix([None, ["1", "N/A"]]), "row 0 is null instead of a list of values"),
+        (of_matrix([{"0": 1}, 3]), "row 0 is {'0': 1} instead of a list of values"),
+        (of_matrix(None), "its matrix is null instead of a list of rows"),
+        (of_matrix({}), "its matrix is {} instead of a list of rows"),
+        (of_matrix([]), r"its matrix is \[\] instead of a list of rows"),
+        (of_matrix([[], []]), "not 2 rows of 2 values"),
+        (of_matrix([["1", "2"]] * 3), "not 2 rows of 2 values"),
+        (of_matrix([["1", "2", "3"]] * 2), "not 2 rows of 2 values"),
+        (of_matrix([["1", "2"]] * 4), "not 2 rows of 2 values"),
+        (of_matrix([["1", None]] * 2), "null is not a number"),
+        (of_matrix([["1", True]] * 2), "True is not a number"),
+        (of_matrix([["1", [2]]] * 2), r"\[2\] is not a number"),
+        (of_matrix([["1", 10**400]] * 2), "a number of 40. digits is not a number"),
+        (of_matrix([["N/A", "N/A"]] * 2), "none of its pairs was measured"),
+        (of_devices([{"name": "H100"}, {"name": "H100"}]), "instead of a list of texts such as"),
+        (of_devices({"0": "H100"}), "instead of a list of texts such as"),
+        (of_devices([]), "instead of a list of texts such as"),
+        (of_devices(None), "'GPU Device list' is null instead of"),
+        (json.dumps(document(testcases=None)), "'testcases' is null instead of a list"),
+        (json.dumps(document(testcases={"a": 1})), "instead of a list of tests"),
+        (json.dumps(document(*GOOD, None)), "test 5 is null instead of an object"),
+        (json.dumps(document("Passed")), "test 1 is 'Passed' instead of an object"),
+        (json.dumps(document(*GOOD, GOOD[0])), f"{WRITE} is in it twice"),
+        ('{"nvbandwidth": [1]}', r"'nvbandwidth' is \[1\] instead of an object"),
+        ("[" * 100_000, "no JSON in it"),
+        ('{"nvbandwidth": ' + "[" * 100_000, "endless numbers or lists"),
+        ('{"nvbandwidth": ' + "9" * 5000 + "}", "endless numbers or lists"),
+        (f"{TEXT}\n{TEXT}", "out line 93: a second run begins here, the first at line 1"),
+        (two_tasks(), "lines that begin with '0:' and with '1:' are mixed; keep"),
+        (
+            TEXT.replace('"status"', 'WARNING: a "fan" is slow\n"status"', 1),
+            "out line 11: .*; remove 'WARNING: a \"fan\" is slow' if nvbandwidth did not print it",
+        ),
+    ],
+)
+def test_another_shape_is_one_sentence(text, sentence):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        parse_nvbandwidth(text, "out")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
