@@ -241,6 +241,7 @@ def status(
 
 
 _DISTURBED = "disturbed"
+_OTHER_DATA = "other-data"
 
 
 @commands.command()
@@ -248,20 +249,25 @@ _DISTURBED = "disturbed"
 @click.option(
     "--state",
     type=click.Choice(
-        [*(s.value for s in Status if s.is_result or s is Status.INVALID), _DISTURBED]
+        [*(s.value for s in Status if s.is_result or s is Status.INVALID), _DISTURBED, _OTHER_DATA]
     ),
     required=True,
-    help="Which results to delete; disturbed: of cells that something stopped while they trained.",
+    help="Which results to delete; disturbed: of cells that something stopped while they trained; "
+    "other-data: of cells that were measured with other data than lies in your folder now.",
 )
 @click.confirmation_option(prompt="Delete these results, so that the cells are measured again?")
 def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> None:
     """Delete results, so that the next run measures them again."""
+    from ddlbench.own_folders import look  # noqa: PLC0415
     from ddlbench.report.cell_states import states  # noqa: PLC0415
     from ddlbench.report.records import records_of  # noqa: PLC0415
 
     if state == _DISTURBED:  # they are ok, but not to be used
         records = records_of(experiment.name, site.name, rows, stale=False)
         chosen = [str(record["cell_id"]) for record in records if record.get("disturbed")]
+    elif state == _OTHER_DATA:
+        own = [row.cell for row in rows if row.cell.data_source == "real"]
+        chosen = [cell.id for cell in look(site, own).measured_with_others(site, own)]
     else:
         cells = states(experiment.name, site.name, rows)
         chosen = [cell.cell_id for cell in cells if cell.state == state]

@@ -17,6 +17,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.fabric import LinkCondition
+from ddlbench.experiment.own_data import declare
 from ddlbench.experiment.paths import CONFIG, project_root
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.schema import check_against, fill_defaults, nearest, read_yaml
@@ -110,6 +111,7 @@ class Site:
     interface: str | None
     cell_timeout_s: float
     hang_timeout_s: float
+    data: dict[str, dict[str, Any]] = field(default_factory=dict)
     real_data: dict[str, str] = field(default_factory=dict)
     setup: tuple[str, ...] = ()
     container: dict[str, Any] | None = None
@@ -186,7 +188,8 @@ class Site:
                 f"the cell has one node, so there is no link that {cell.fabric} could shape; "
                 "take two nodes or more, or fabric default",
             )
-        if cell.data_source == "real" and cell.dataset not in self.real_data:
+        own = DATASETS[cell.dataset].source
+        if cell.data_source == "real" and not own and cell.dataset not in self.real_data:
             return Reason(
                 "no_real_data",
                 f"no folder of real {cell.dataset} is named; write it into the experiment: "
@@ -245,6 +248,7 @@ def load_site(
         raise ConfigError(f"{path}: replace REPLACE_ME in {', '.join(unfilled)}")
     check_against("site", values, where=str(path))
     values = fill_defaults("site", values)
+    declare(values["data"], str(path), replace=False)
     for dataset in values["real_data"]:
         DATASETS.check(dataset, f"{path}: real_data")
     for dataset in real_data or {}:
