@@ -281,8 +281,8 @@ def _of_nodes(offer: Offer, kinds: Sequence[NodeKind]) -> list[str]:
     apart = unusable_in(kinds)
     if apart:
         count, whole = sum(apart.values()), sum(each.nodes for each in kinds)
-        counts = "are not counted" if count < whole else "are all there are, so they are counted"
-        remarks.append(f"{count} of {nodes_text(whole)} {counts}: {counted(apart)}")
+        what = "not counted" if count < whole else "counted, though none is usable"
+        remarks.append(f"{what}: {count} of {nodes_text(whole)} ({counted(apart)})")
     return remarks
 
 
@@ -297,13 +297,17 @@ def _of_rivals(
         count = sum(each.nodes for each in told)
         remarks.append(
             f"slurm.constraint: {constraint} leaves out {nodes_text(count)} of partition "
-            f"{offer.kind.partition} that have {name} too but are of another kind"
+            f"{offer.kind.partition} with {name} too, but other features; take it out if these "
+            "nodes are alike all the same"
         )
     if left:
         listed = "; ".join(kind_text([each]) for each in (offer.kind, *left))
+        told_by = [telling(each.features, [offer.kind.features]) for each in left]
+        others = " or ".join(dict.fromkeys(feature for feature in told_by if feature))
         remarks.append(
-            f"jobs may run on more than one kind of node with {name} ({listed}): no feature tells "
-            "them apart, so cores and memory are those of the smallest"
+            f"jobs may run on more than one kind of node with {name} ({listed}): no feature leaves "
+            "the others out, so cores and memory are those of the smallest"
+            + (f"; --constraint {others} takes others alone" if others else "")
         )
     return remarks
 

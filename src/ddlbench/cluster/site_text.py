@@ -18,8 +18,8 @@ from ddlbench.planning.resources import SPARE_MINUTES, timeouts_within
 _SPARE_MEMORY = 0.9
 _WIDTH = 100
 _REMARKS_AT = 32
-# A text that every reader of YAML takes for one, also those of YAML 1.2; `y` and `n` are not.
-_WORD = re.compile(r"[A-Za-z_$/][A-Za-z0-9_./$-]+")
+# A text that every reader of YAML takes for one, also those of YAML 1.2; to some, y is a boolean.
+_WORD = re.compile(r"(?![YyNn]\Z)[A-Za-z_$/][A-Za-z0-9_./$-]*")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ _UNUSABLE = {
     "draining": "draining",
     "drng": "draining",
     "error": "down",
-    "fail": "failed",
+    "fail": "broken",
     "failg": "failing",
     "failing": "failing",
     "future": "not built yet",
@@ -103,7 +103,7 @@ def parse_kinds(text: str, default: str | None) -> list[NodeKind]:
 
 def _parse_row(line: str, default: str | None) -> NodeKind | None:
     """One row of sinfo as a kind of node; None for a line of anything else."""
-    parts = line.split("|", _COLUMNS - 1)
+    parts = [part.strip() for part in line.split("|", _COLUMNS - 1)]
     if len(parts) != _COLUMNS or not re.match(r"\d", parts[1]):
         return None
     name, nodes, cpus, memory, gres, limit, up, rest = parts

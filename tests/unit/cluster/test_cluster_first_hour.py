@@ -14,6 +14,7 @@ from ddlbench.cluster import doctor, init
 from ddlbench.cluster.doctor import judge_nodes
 from ddlbench.cluster.init import choose, write_site
 from ddlbench.cluster.partition_check import judge_partition
+from ddlbench.cluster.probe_job import ask_nodes
 from ddlbench.cluster.site_text import Answers, site_text
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import project_root
@@ -389,3 +390,15 @@ def _local(project):
     path = project / "config" / "sites" / "here.yaml"
     path.write_text("device: cpu\nlauncher: local\n")
     return path
+
+
+@pytest.mark.parametrize("content", [None, "#!/no/such/program\n"])
+def test_an_sbatch_that_cannot_be_started_is_one_sentence(content, project, monkeypatch):
+    site = site_of(project)
+    if content is not None:
+        (project / "sbatch").write_text(content)
+        (project / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(project))
+    reports, error = ask_nodes(site, "alpha", 1, 1.0, lambda _sentence: None)
+    assert reports == []
+    assert error.startswith("sbatch is not in PATH" if content is None else "sbatch cannot be")

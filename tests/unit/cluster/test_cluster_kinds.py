@@ -132,13 +132,13 @@ def test_a_feature_that_no_constraint_can_hold_is_not_used():
     kinds = rows({"features": "nic: ib", "nodes": 9}, {"features": 'say"no"'})
     chosen = choose(kinds)
     assert (chosen.constraint, chosen.nodes) == (None, 13)
-    assert "no feature tells them apart" in chosen.remarks[-1]
+    assert "no feature leaves the others out" in chosen.remarks[-1]
 
 
 def test_where_nothing_tells_nodes_apart_the_smallest_counts():
     chosen = choose(rows({"mb": 980000, "nodes": 9, "cpus": 128}, {"mb": 515000, "cpus": 64}))
     assert (chosen.nodes, chosen.memory_mb, chosen.cpus_per_node) == (13, 515000, 64)
-    assert "no feature tells them apart" in chosen.remarks[-1]
+    assert "no feature leaves the others out" in chosen.remarks[-1]
     assert choose(rows({"mb": 1}, {"nodes": 9})).memory_mb is None
 
 
@@ -152,7 +152,7 @@ def test_nodes_that_are_not_usable_are_named_and_counted_only_where_there_are_no
     drained = {"nodes": 3, "state": "drained*"}
     chosen = choose(rows({"nodes": 7}, drained))
     assert chosen.nodes == 7
-    assert chosen.remarks == ("3 of 10 nodes are not counted: 3 drained",)
+    assert chosen.remarks == ("not counted: 3 of 10 nodes (3 drained)",)
     assert choose(rows(drained), partition_name="gpu").nodes == 3
 
 

@@ -77,7 +77,7 @@ def test_states_of_usable_nodes(state):
         ("maint", "in maintenance"),
         ("resv", "reserved"),
         ("mixed+drain", "drained"),
-        ("FAIL", "failed"),
+        ("FAIL", "broken"),
         ("inval", "misconfigured"),
     ],
 )
