@@ -12,6 +12,7 @@ import click
 from ddlbench import __version__
 from ddlbench.commands.calibrate import calibrate
 from ddlbench.commands.check import check
+from ddlbench.commands.check_data import check_data
 from ddlbench.commands.claims import claims
 from ddlbench.commands.experiment_options import config_at, with_matrix
 from ddlbench.commands.gallery import gallery
@@ -341,6 +342,7 @@ def doctor(site_name: str | None, nodes: int, wait_minutes: float) -> None:
 
 for _command in (
     check,
+    check_data,
     interconnect,
     link,
     partition_command,

@@ -6,6 +6,7 @@ It is looked at before it is used, or copied.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -28,7 +29,7 @@ from ddlbench.datasets.files import (
     FileSplit,
     Record,
     Split,
-    TokenSplit,
+    available_cpus,
     in_parallel,
     record_of,
 )
@@ -211,16 +212,20 @@ def checked_split(request: DataRequest, root: Path, split: str) -> Split:
     Raises:
         DataError: something is missing or cannot be read.
     """
+    data = _split(request, root, split)
+    if isinstance(data, FileSplit | EncodedSplit):
+        _decode_first(request, data)
+    return data
+
+
+def _split(request: DataRequest, root: Path, split: str) -> Split:
+    """One split, of which labels of arrays and all tokens are checked."""
     data_format = format_of(request)
     if data_format.check_own is not None:
         data_format.check_own(root, request.spec, split)
     data = data_format.read(root, request.spec, split)
-    if isinstance(data, TokenSplit):
-        return data
     if isinstance(data, ArraySplit):
         _check_labels(request, root, split, data.labels)
-    elif len(data):
-        _decode_first(request, data)
     return data
 
 
@@ -304,23 +309,39 @@ def _copy(source: Path, target: Path, images: Sequence[str] | None) -> Record:
     return copied
 
 
-def bad_samples(request: DataRequest) -> Iterator[str]:
-    """A sentence for each image that cannot be read, of all splits; every file is opened once.
+def faults(request: DataRequest) -> Iterator[str | None]:
+    """Opens every file of the user's own data once: for each sample a sentence, or None if it is read.
 
-    Raises:
-        DataError: the data as a whole cannot be read.
+    Of splits in arrays and of tokens, all is read at once.
     """
+    try:
+        root = source_folder(request)
+        if not root.exists():
+            raise DataError(f"{root} is not there: {lies_there(root)}")
+    except DataError as error:
+        yield str(error)
+        return
+    for split in SPLITS:
+        try:
+            data = _split(request, root, split)
+        except DataError as error:
+            yield str(error)
+            continue
+        if isinstance(data, FileSplit | EncodedSplit):
+            jobs = [partial(_fault, request, data, sample_id) for sample_id in range(len(data))]
+            yield from in_parallel(jobs, available_cpus())
+        else:
+            yield from itertools.repeat(None, len(data))
+
+
+def _fault(request: DataRequest, data: FileSplit | EncodedSplit, sample_id: int) -> str | None:
     from ddlbench.datasets.decoding import decode, decode_bytes  # noqa: PLC0415 - needs Pillow
 
-    root = source_folder(request)
-    for split in SPLITS:
-        data = checked_split(request, root, split)
-        if isinstance(data, FileSplit | EncodedSplit):
-            for sample_id in range(len(data)):
-                try:
-                    if isinstance(data, FileSplit):
-                        decode(data.path(sample_id), request.spec)
-                    else:
-                        decode_bytes(*data.encoded(sample_id), request.spec)
-                except DataError as error:
-                    yield str(error)
+    try:
+        if isinstance(data, FileSplit):
+            decode(data.path(sample_id), request.spec)
+        else:
+            decode_bytes(*data.encoded(sample_id), request.spec)
+    except DataError as error:
+        return str(error)
+    return None

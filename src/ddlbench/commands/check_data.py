@@ -1,0 +1,144 @@
+"""``ddlbench check-data``: open every file of one's own data, before a job meets a bad one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ddlbench.commands.experiment_options import matrix_at
+from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
+from ddlbench.experiment.errors import ConfigError, printable
+from ddlbench.experiment.paths import CONFIG
+from ddlbench.experiment.screen import paragraph
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """What was seen of one dataset.
+
+    Args:
+        dataset: its name.
+        folder: where it lies.
+        described: samples, classes and what is left out; None if it cannot be read as a whole.
+        read: samples that can be read.
+        faults: a sentence each.
+    """
+
+    dataset: str
+    folder: str
+    described: str | None
+    read: int
+    faults: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.__dict__}
+
+
+@click.command("check-data")
+@click.option(
+    "--configfile",
+    type=click.Path(path_type=Path),
+    help=f"The experiment whose own data is checked; {CONFIG} if left out.",
+)
+@click.option("--site", "site_name", help="Another site than the file names.")
+@click.option("--dataset", help="Only this one.")
+@click.option("--folder", help="Check this folder as data of --dataset.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def check_data(
+    *,
+    configfile: Path | None,
+    site_name: str | None,
+    dataset: str | None,
+    folder: str | None,
+    as_json: bool,
+) -> None:
+    """Open every file of your own data once, and name all bad ones.
+
+    Exit status 1 if some cannot be read.
+    """
+    if folder is not None and dataset is None:
+        raise ConfigError("--folder needs --dataset: as which dataset is it read?")
+    if folder is not None and dataset is not None:
+        DATASETS.check(dataset, "--dataset")
+        requests = [DataRequest(dataset, source=folder)]
+    else:
+        requests = list(_of_experiment(configfile, site_name, dataset))
+    done = []
+    for request in requests:
+        done.append(_checked(request))
+        if not as_json:
+            _show(done[-1])
+    if as_json:
+        click.echo(json.dumps([checked.to_dict() for checked in done], indent=1))
+    if any(checked.faults for checked in done):
+        sys.exit(1)
+
+
+def _of_experiment(
+    configfile: Path | None, site_name: str | None, dataset: str | None
+) -> Iterator[DataRequest]:
+    """The own data of an experiment.
+
+    Raises:
+        ConfigError: it has none, or none of that name.
+    """
+    from ddlbench.planning.plan import request_of  # noqa: PLC0415 - slow to import
+
+    _, site, rows = matrix_at(configfile or CONFIG, site_name)
+    real = {
+        (row.cell.dataset, row.cell.data_format): row.cell
+        for row in rows
+        if row.cell.data_source == "real"
+        and row.cell.dataset in {*DATASETS.declared, *site.real_data}
+    }
+    chosen = [cell for cell in real.values() if dataset in (None, cell.dataset)]
+    if not chosen:
+        which = f"no data of your own of dataset {dataset}" if dataset else "no data of your own"
+        raise ConfigError(
+            f"{configfile or CONFIG} names {which}; write data: {{photos: {{folder: /your/folder, "
+            "size: 224}}, or give --dataset and --folder"
+        )
+    for cell in chosen:
+        yield request_of(cell, site)
+
+
+def _checked(request: DataRequest) -> _Checked:
+    from ddlbench.datasets.files import DataError  # noqa: PLC0415 - numpy
+    from ddlbench.datasets.user_data import faults, inspect_user_data  # noqa: PLC0415
+
+    sentences: list[str] = []
+    read = 0
+    for fault in faults(request):
+        if fault is None:
+            read += 1
+        else:
+            sentences.append(printable(fault).removesuffix(_ADVICE))
+    described = None
+    try:
+        described = printable(inspect_user_data(request).described())
+    except DataError as error:
+        if not sentences:
+            sentences.append(printable(str(error)))
+    return _Checked(request.dataset, request.source, described, read, sentences)
+
+
+_ADVICE = ", and find others like it: ddlbench check-data"
+
+
+def _show(checked: _Checked) -> None:
+    described = checked.described or f"{checked.read:,} samples can be read"
+    click.echo("\n".join(paragraph(f"{checked.dataset}: {described}", hanging="  ")))
+    for fault in checked.faults:
+        click.echo(f"  {fault}")  # not wrapped, so that names can be taken from it
+    if checked.faults:
+        click.echo(f"  {len(checked.faults):,} bad, {checked.read:,} can be read")
+    else:
+        click.echo("  every file can be read")
