@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlbench.datasets import cifar, idx, imagefolder, raw, tokens
+from ddlbench.datasets import cifar, huggingface, idx, imagefolder, raw, tokens, webdataset
 from ddlbench.datasets.files import Records, Split, available_cpus
 from ddlbench.datasets.manifest import Manifest
 from ddlbench.datasets.synthetic import Content
@@ -45,6 +45,12 @@ class Format:
     check_own: Callable[[Path, DatasetSpec, str], None] | None = None
 
 
+def _read_only(*_: object) -> Records:
+    raise ConfigError(
+        "tables and archives of other libraries are read, and not written; take another data format"
+    )
+
+
 FORMATS: dict[str, Format] = {
     "idx": Format(idx.write, idx.read, own_files=idx.own_files),
     "cifar": Format(cifar.write, cifar.read, own_files=cifar.own_files),
@@ -53,6 +59,10 @@ FORMATS: dict[str, Format] = {
     "tokens": Format(
         tokens.write, tokens.read, tokens.TokenContent, tokens.own_files, tokens.check
     ),
+    "huggingface": Format(
+        _read_only, huggingface.read, own_files=huggingface.own_files, check_own=huggingface.check
+    ),
+    "webdataset": Format(_read_only, webdataset.read, own_files=webdataset.own_files),
 }
 
 
