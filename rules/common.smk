@@ -44,7 +44,8 @@ try:
         check_profile(SITE, sys.argv[1:])
     ROWS = expand_matrix(EXPERIMENT, SITE)
     if workflow.is_main_process:
-        for remark in try_own_parts(SITE, ROWS).remarks:
+        own = try_own_parts(SITE, ROWS)
+        for remark in (*own.data, *own.remarks):
             print(f"ddlbench: {remark}", file=sys.stderr)
 except ConfigError as error:
     sys.exit(f"ddlbench: {error}")

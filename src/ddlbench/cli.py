@@ -241,6 +241,7 @@ def status(
 
 
 _DISTURBED = "disturbed"
+_OTHER_DATA = "other-data"
 
 
 @commands.command()
@@ -248,20 +249,25 @@ _DISTURBED = "disturbed"
 @click.option(
     "--state",
     type=click.Choice(
-        [*(s.value for s in Status if s.is_result or s is Status.INVALID), _DISTURBED]
+        [*(s.value for s in Status if s.is_result or s is Status.INVALID), _DISTURBED, _OTHER_DATA]
     ),
     required=True,
-    help="Which results to delete; disturbed: of cells that something stopped while they trained.",
+    help="Which results to delete; disturbed: of cells that something stopped while they trained; "
+    "other-data: of cells that were measured with other data than lies in your folder now.",
 )
 @click.confirmation_option(prompt="Delete these results, so that the cells are measured again?")
 def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> None:
     """Delete results, so that the next run measures them again."""
+    from ddlbench.own_folders import look  # noqa: PLC0415
     from ddlbench.report.cell_states import states  # noqa: PLC0415
     from ddlbench.report.records import records_of  # noqa: PLC0415
 
     if state == _DISTURBED:  # they are ok, but not to be used
         records = records_of(experiment.name, site.name, rows, stale=False)
         chosen = [str(record["cell_id"]) for record in records if record.get("disturbed")]
+    elif state == _OTHER_DATA:
+        own = [row.cell for row in rows if row.cell.data_source == "real"]
+        chosen = [cell.id for cell in look(site, own).measured_with_others(site, own)]
     else:
         cells = states(experiment.name, site.name, rows)
         chosen = [cell.cell_id for cell in cells if cell.state == state]
@@ -276,19 +282,30 @@ def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> No
 @commands.command()
 @click.argument("name")
 @click.option("--partition", "partition_name", help="Partition; asked for if left out.")
+@click.option("--gpu", help="Type of GPU, for example a100; asked for where there are several.")
+@click.option("--constraint", help="Feature that the nodes must have; tells kinds of one type.")
 @click.option("--account", help="Account to charge; asked for where there are several.")
 @click.option("--scratch", help="Node-local folder for generated data.")
 @click.option("--interface", help="Network interface between the nodes, for example ib0.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="What workers compute on.")
 @click.option("--devices-per-node", type=click.IntRange(1), help="Workers of one node.")
-@click.option("--yes", is_flag=True, help="Ask nothing: take the first of everything.")
+@click.option("--yes", is_flag=True, help="Ask nothing: take what is suggested.")
 @click.option("--overwrite", is_flag=True, help="Replace a site file of that name.")
 def init(name: str, overwrite: bool, **given: Any) -> None:
-    """Write a site file from what SLURM says of this cluster."""
-    from ddlbench.cluster.init import interview, write_site  # noqa: PLC0415
+    """Write a site file from what SLURM says of this cluster.
 
-    path = write_site(interview(name, **given), overwrite)
-    click.echo(f"{path} is written. Next: ddlbench doctor --site {name}")
+    Suggested are whole GPUs, before slices of one, on most nodes that can be used.
+    """
+    from ddlbench.cluster.init import free_site_file, interview, write_site  # noqa: PLC0415
+
+    free_site_file(name, overwrite)
+    answers = interview(name, **given)
+    path = write_site(answers, overwrite)
+    chosen = answers.selection
+    click.echo(f"{path} is written: {chosen.text}, partition {chosen.offer.kind.partition}")
+    for remark in chosen.remarks:
+        click.echo("\n".join(paragraph(f"note: {remark}", hanging="  ")))
+    click.echo(f"Next: ddlbench doctor --site {name}")
 
 
 @commands.command()

@@ -26,13 +26,13 @@ from ddlbench.experiment.json_text import read_json
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.registry import NETWORKS, known
 from ddlbench.experiment.site import Site
+from ddlbench.own_folders import look
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_traits import NetworkTraits, why_not_trained
 from ddlbench.planning.plan import OwnParts, make_plan, request_of
 
 if TYPE_CHECKING:
     from ddlbench.experiment.cell import Cell
-    from ddlbench.experiment.dataset_spec import DataRequest
 
 _Pair = tuple[str, str]  # a network and a dataset
 _TRIED = RESULTS / ".networks-tried.json"
@@ -61,26 +61,25 @@ def try_own_parts(site: Site, rows: Sequence[MatrixRow]) -> OwnParts:
     counted = {pair: int(answer["operations"]) for pair, answer in tried.items()}
     operations = {pair: count for pair, count in counted.items() if count}
     remarks.update(dict.fromkeys(_on_networks(tried, [c for c in cells if c.id in waiting], site)))
-    images: dict[tuple[str, float], int] = {}
-    for cell in real:
-        key = (cell.dataset, cell.data_scale)
-        if cell.id not in waiting or key in images:
-            continue
-        folder = Path(site.real_data[cell.dataset]).expanduser()
-        if site.launcher == "slurm" and not folder.is_dir():
-            remark = f"{folder} ({cell.dataset}) is not on this machine; the nodes will look at it"
-            remarks[remark] = None
-            continue
-        images[key] = _count_images(request_of(cell, site))
-    for cell in real:
+    folders = look(site, real)
+    remarks.update(dict.fromkeys((*folders.remarks, *folders.others_remark(site, real))))
+    images = folders.images(real)
+    _check_counts(site, [cell for cell in real if cell.id in waiting], images)
+    return OwnParts(operations, images, tuple(remarks), folders.described())
+
+
+def _check_counts(
+    site: Site, waiting: Sequence[Cell], images: Mapping[tuple[str, float], int]
+) -> None:
+    """Refuse cells whose mini-batch has more samples than are read."""
+    for cell in waiting:
         count = images.get((cell.dataset, cell.data_scale))
-        if cell.id in waiting and count is not None and count < cell.batch_size:
+        if count is not None and count < cell.batch_size:
+            source = request_of(cell, site).source
             raise ConfigError(
-                f"real_data.{cell.dataset}: {count} training images of "
-                f"{site.real_data[cell.dataset]} are read, fewer than one mini-batch of "
-                f"{cell.batch_size}; raise data_scale or lower batch_size"
+                f"{cell.dataset}: {count} training samples of {source} are read, fewer than one "
+                f"mini-batch of {cell.batch_size}; raise data_scale or lower batch_size"
             )
-    return OwnParts(operations, images, tuple(remarks))
 
 
 def _on_networks(
@@ -107,16 +106,6 @@ def _why_not(cell: Cell, traits: NetworkTraits, site: Site) -> str | None:
         return why_not_trained(traits, make_plan(cell, site.name))
     except ConfigError:
         return None
-
-
-def _count_images(request: DataRequest) -> int:
-    from ddlbench.datasets.files import DataError  # noqa: PLC0415 - only where data is real
-    from ddlbench.datasets.user_data import count_user_data  # noqa: PLC0415
-
-    try:
-        return count_user_data(request)
-    except DataError as error:
-        raise ConfigError(f"real_data.{request.dataset}: {error}") from error
 
 
 def _try_networks(

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import io
 import os
 import socket
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
@@ -37,7 +38,6 @@ from ddlbench.experiment.paths import (
     tables_dir,
 )
 from ddlbench.experiment.run_id import Writer, begin_run
-from ddlbench.experiment.schema import read_yaml
 from ddlbench.experiment.screen import say_error
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning.matrix import MatrixRow, expand
@@ -110,25 +110,57 @@ def check_profile(site: Site, arguments: Sequence[str]) -> None:
     Raises:
         ConfigError: a site of this machine would be submitted, or a cluster's run here.
     """
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
-    parser.add_argument("--profile", "--workflow-profile", type=Path)
-    parser.add_argument("--executor", "-e")
-    known, _ = parser.parse_known_args(arguments)
-    profile = known.profile / "config.yaml" if known.profile else None
-    executor = known.executor
-    if executor is None and profile is not None and profile.is_file():
-        executor = read_yaml(profile).get("executor")
-    if site.launcher == "local" and executor == "slurm":
+    executor, source, has_profile = _executor_of(arguments)
+    if executor in ("dryrun", "touch"):
+        return
+    if site.launcher == "local" and executor != "local":
+        target = "SLURM" if executor == "slurm" else f"executor {executor}"
         raise ConfigError(
-            f"site {site.name} measures on this machine, but {profile or 'your command'} submits "
-            "to SLURM; write --profile profiles/local, or name a cluster's site: --config site=NAME"
+            f"site {site.name} measures on this machine, but {source} submits to {target}; write "
+            "--profile profiles/local, or name a cluster's site: --config site=NAME"
         )
     allocated = "SLURM_JOB_ID" in os.environ
-    if site.launcher == "slurm" and executor in (None, "local") and profile and not allocated:
+    if site.launcher == "slurm" and executor == "local" and has_profile and not allocated:
         raise ConfigError(
-            f"site {site.name} is a SLURM cluster, but {profile} runs jobs on this machine; write "
+            f"site {site.name} is a SLURM cluster, but {source} runs jobs on this machine; write "
             "--profile profiles/slurm, or measure on this machine: --config site=local"
         )
+
+
+def _executor_of(arguments: Sequence[str]) -> tuple[str, str, bool]:
+    """Snakemake's executor, what sets it, and whether there is any profile.
+
+    Snakemake's own parser is asked: a profile has many names and places (``--profile``, also
+    several times, ``SNAKEMAKE_PROFILE``, ``--workflow-profile``, ``profiles/default``, folders of
+    the user and the site, ``config.v8+.yaml``), and the command line goes before all of them.
+    """
+    from snakemake.cli import parse_args  # noqa: PLC0415 - slow; it is loaded where rules run
+
+    try:
+        with _in_folder_of_start(arguments), redirect_stderr(io.StringIO()):
+            parser, options = parse_args(list(arguments))
+    except SystemExit:
+        raise ConfigError(
+            "the profile cannot be read again from --directory; write its absolute path"
+        ) from None
+    sources = parser.get_source_to_settings_dict()  # "command_line", "config_file|PATH", ...
+    files = [name.partition("|")[2] for name in sources if name.startswith("config_file|")]
+    setting = next((name for name, found in sources.items() if "executor" in found), "")
+    # The parser leaves out of a file's settings what the command line says.
+    by_hand = options.executor is not None and not setting
+    source = "your command" if by_hand or not files else setting.partition("|")[2] or files[-1]
+    return options.executor or "local", source, bool(files)
+
+
+@contextmanager
+def _in_folder_of_start(arguments: Sequence[str]) -> Iterator[None]:
+    """Go to where the shell started Snakemake, if ``--directory`` led it elsewhere."""
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--directory", "-d")
+    known, _ = parser.parse_known_args(arguments)
+    start = Path(os.environ.get("PWD", "."))
+    with chdir(start) if known.directory and start.is_dir() else nullcontext():
+        yield
 
 
 def begin(site: Site, cells: Iterable[str]) -> None:

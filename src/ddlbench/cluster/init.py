@@ -5,109 +5,62 @@ Each question has an answer that SLURM already suggests.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from ddlbench.cluster.kind_choice import (
+    Offer,
+    Selection,
+    fitting_accounts,
+    labels,
+    of_gpu,
+    offers_of,
+    partition_lines,
+    select,
+)
+from ddlbench.cluster.site_text import Answers, site_text
 from ddlbench.experiment.document import write_text
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import project_root
-from ddlbench.experiment.site import load_site
-from ddlbench.planning.resources import SPARE_MINUTES, timeouts_within
-from ddlbench.slurm.partitions import Partition, accounts, partitions
-
-_STAGE_TIMEOUT_S = 1800
-_CELL_TIMEOUT_S = 3600
-_SPARE_MEMORY = 0.9
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What the user chose.
-
-    Args:
-        name: of the site; the file's name.
-        partition: the kind of node to use.
-        account: to charge; None for none.
-        scratch: node-local folder.
-        interface: network interface; None lets libraries choose.
-        device: "cuda" or "cpu".
-        devices_per_node: workers of a node.
-        max_nodes: largest cell.
-    """
-
-    name: str
-    partition: Partition
-    account: str | None
-    scratch: str
-    interface: str | None
-    device: str
-    devices_per_node: int
-    max_nodes: int
-
-
-def site_text(answers: Answers) -> str:
-    """The site file, with a remark beside every key."""
-    partition = answers.partition
-    cpus = max(1, partition.cpus_per_node // answers.devices_per_node)
-    memory_mb = int(partition.memory_mb * _SPARE_MEMORY / answers.devices_per_node)
-    limit_s = partition.time_limit_s
-    stage_s, cell_s = timeouts_within(limit_s, _STAGE_TIMEOUT_S, _CELL_TIMEOUT_S)
-    limit = "has no limit" if limit_s is None else f"ends jobs after {limit_s / 60:g} min"
-    features = f"; here: {partition.features}" if partition.features else ""
-    what = f"{partition.gpus_per_node}x {partition.gpu_type or 'GPU'}"
-    if answers.device == "cpu":
-        what = f"{answers.devices_per_node} CPU workers"
-    return f"""\
-# Written by `ddlbench init` from what SLURM says of partition {partition.name}; edit it freely.
-# Every key is explained in config/README.md. Check it with `ddlbench doctor --site {answers.name}`.
-
-description: "{answers.name}: {what} a node, partition {partition.name}"
-device: {answers.device}
-launcher: slurm
-
-nodes: {answers.max_nodes}                # largest cell; the partition has {partition.nodes}
-devices_per_node: {answers.devices_per_node}
-cpus_per_device: {cpus}      # {partition.cpus_per_node} cores of a node, shared by its devices
-memory_per_device_mb: {memory_mb}   # {partition.memory_mb} MB of a node, less a tenth
-
-scratch: {answers.scratch}
-keep_data: true         # false if scratch is emptied after each job anyway
-interface: {answers.interface or "null"}
-
-# A cell's job asks for both and {SPARE_MINUTES} minutes; the partition {limit}.
-cell_timeout_s: {cell_s}
-stage_timeout_s: {stage_s}   # to make the cell's data
-
-# setup: ["module load CUDA/12.4"]       # shell commands before each process starts
-# container: {{image: /project/you/ddlbench.sif}}   # the processes run in this image
-# interconnect: {{p2p_binary: /path/p2pBandwidthLatencyTest}}   # or cuda_samples: its checkout
-
-slurm:
-  account: {answers.account or "null"}
-  partition: {partition.name}
-  gpu_type: {(partition.gpu_type or "null") if answers.device == "cuda" else "null"}
-  gres: "{partition.gres if partition.gpus_per_node else ""}"
-  exclusive: true       # whole nodes: no neighbour disturbs a measurement
-  # qos: normal         # quality of service
-  # constraint: a100    # features of the nodes to use{features}
-  # extra: --reservation=NAME            # further sbatch options
-  # srun: ["--cpu-bind=cores"]           # options of every srun in a job
-"""
+from ddlbench.experiment.errors import ConfigError, no_room, printable
+from ddlbench.experiment.site import parse_site, site_file
+from ddlbench.experiment.yaml_text import parse_yaml
+from ddlbench.slurm.constraints import holds, is_plain
+from ddlbench.slurm.node_kinds import NodeKind, counted, unusable_in
+from ddlbench.slurm.partitions import accounts, node_kinds
 
 
 def write_site(answers: Answers, overwrite: bool = False) -> Path:
-    """Write ``config/sites/<name>.yaml`` and read it back.
+    """Write ``config/sites/<name>.yaml``, if it is a valid site.
 
     Raises:
-        ConfigError: the file is there already, or what was answered makes no valid site.
+        ConfigError: the file is there already or cannot be written, or what was answered makes no
+            valid site. Then nothing is written.
     """
-    path = project_root() / "config" / "sites" / f"{answers.name}.yaml"
+    path = free_site_file(answers.name, overwrite)
+    text = site_text(answers)
+    try:
+        parse_site(parse_yaml(text, str(path)), path)
+    except ConfigError as error:
+        raise ConfigError(f"no site is written: {error}") from None
+    try:
+        write_text(path, text)
+    except OSError as error:
+        if no_room(error):
+            raise
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+    return path
+
+
+def free_site_file(name: str, overwrite: bool = False) -> Path:
+    """Where the file of a new site goes.
+
+    Raises:
+        ConfigError: it is there already, or the name is none of a site.
+    """
+    path = site_file(name)
     if path.exists() and not overwrite:
         raise ConfigError(f"{path} is there already; give another name, or --overwrite")
-    write_text(path, site_text(answers))
-    load_site(answers.name)
     return path
 
 
@@ -115,6 +68,8 @@ def interview(
     name: str,
     *,
     partition_name: str | None = None,
+    gpu: str | None = None,
+    constraint: str | None = None,
     account: str | None = None,
     scratch: str | None = None,
     interface: str | None = None,
@@ -125,46 +80,167 @@ def interview(
     """Ask for what was not given; with ``yes``, take what is suggested.
 
     Raises:
-        ConfigError: there is no such partition, or no SLURM.
+        ConfigError: there is no such partition, GPU or feature, nothing to suggest, or no SLURM.
     """
-    partition = _choose(partitions(), partition_name, ask=not yes)
-    known = accounts()
-    if account is None and known:
-        account = known[0] if yes or len(known) == 1 else _pick("account", known)
-    device = device or ("cuda" if partition.gpus_per_node else "cpu")
-    devices = devices_per_node or partition.gpus_per_node or partition.cpus_per_node
+    kinds = node_kinds()
+    selection = choose(
+        kinds,
+        partition_name=partition_name,
+        gpu=gpu,
+        constraint=constraint,
+        device=device,
+        devices_per_node=devices_per_node,
+        ask=not yes,
+    )
+    if account is None:
+        types = {gpu_type for kind in kinds for gpu_type, _ in kind.gpus}
+        mine = selection.offer.gpu_type if selection.device == "cuda" else None
+        known = fitting_accounts(accounts(), mine, types)
+        if known:
+            account = known[0] if yes or len(known) == 1 else _pick("account", known)
     if scratch is None:
         scratch = "$TMPDIR" if yes else click.prompt("node-local scratch folder", default="$TMPDIR")
     if interface is None and not yes:
         text = click.prompt("network interface between nodes (empty: automatic)", default="")
         interface = text or None
-    return Answers(
-        name=name,
-        partition=partition,
-        account=account,
-        scratch=scratch,
-        interface=interface,
-        device=device,
-        devices_per_node=devices,
-        max_nodes=partition.nodes,
+    return Answers(name, selection, account, scratch, interface)
+
+
+def choose(
+    kinds: Sequence[NodeKind],
+    *,
+    partition_name: str | None = None,
+    gpu: str | None = None,
+    constraint: str | None = None,
+    device: str | None = None,
+    devices_per_node: int | None = None,
+    ask: bool = False,
+) -> Selection:
+    """The kind of node that a site is of.
+
+    Args:
+        kinds: of node, as SLURM lists them.
+        partition_name: to use.
+        gpu: type of GPU, a part of it, or a feature of untyped ones.
+        constraint: features that the nodes must have, as ``a`` or ``a&b``.
+        device: "cuda" or "cpu".
+        devices_per_node: workers of a node.
+        ask: the user, where there is a choice.
+
+    Raises:
+        ConfigError: no node is so, or the best ones take no jobs and their partition is not named.
+    """
+    if not kinds:
+        raise ConfigError("sinfo lists no partition: ask your administrator for access")
+    _check_partition(kinds, partition_name)
+    here = [kind for kind in kinds if partition_name in (None, kind.partition)]
+    if gpu is not None and device == "cpu":
+        raise ConfigError("--gpu is for workers on GPUs; leave it out, or write --device cuda")
+    offers = offers_of(here, "cuda" if gpu is not None else device)
+    if device == "cuda" and not offers and devices_per_node:  # GPUs that SLURM does not count
+        offers = offers_of(here, None)
+    if not offers:
+        where = f" in partition {partition_name}" if partition_name else ""
+        raise ConfigError(
+            f"SLURM counts no GPUs{where}; name another partition, or write --devices-per-node if "
+            "its nodes have some"
+        )
+    if gpu is not None:
+        offers, feature = of_gpu(offers, gpu)
+        constraint = "&".join(part for part in (feature, constraint) if part) or None
+    offers = _with_features(offers, constraint)
+    offers = _with_devices(offers, devices_per_node)
+    for line in partition_lines(here, offers):
+        click.echo(f"  {printable(line)}")
+    if partition_name is None:
+        offers = _of_one_partition(kinds, offers, ask)
+    mine = [offer for offer in offers if offer.kind.partition == offers[0].kind.partition]
+    offer = _ask_offer(mine) if ask and len(mine) > 1 else mine[0]
+    return select(
+        offer,
+        kinds,
+        device=device or ("cpu" if offer.gpu_type is None else "cuda"),
+        devices_per_node=devices_per_node,
+        constraint=constraint,
     )
 
 
-def _choose(found: list[Partition], wanted: str | None, ask: bool) -> Partition:
-    if not found:
-        raise ConfigError("sinfo lists no partition: ask your administrator for access")
-    names = list(dict.fromkeys(p.name for p in found))
-    if wanted is None:
-        for p in found:
-            gpus = f"{p.gpus_per_node} {p.gpu_type or 'GPU'}" if p.gpus_per_node else "no GPU"
-            click.echo(f"  {p.name}: {p.nodes} node(s), {gpus}, {p.cpus_per_node} cores a node")
-        wanted = _pick("partition", names) if ask else names[0]
-    for p in found:
-        if p.name == wanted:
-            return p
-    raise ConfigError(f"there is no partition {wanted!r}; write one of {', '.join(names)}")
+def _check_partition(kinds: Sequence[NodeKind], name: str | None) -> None:
+    names = list(dict.fromkeys(kind.partition for kind in kinds if kind.nodes))
+    if not names:
+        raise ConfigError("no partition has a node; ask your administrator")
+    if name is not None and name not in names:
+        empty = any(kind.partition == name for kind in kinds)
+        what = f"partition {name!r} has no nodes" if empty else f"there is no partition {name!r}"
+        raise ConfigError(f"{what}; write one of {', '.join(names)}")
 
 
-def _pick(what: str, options: list[str]) -> str:
-    answer: str = click.prompt(what, type=click.Choice(options), default=options[0])
+def _with_features(offers: list[Offer], constraint: str | None) -> list[Offer]:
+    if constraint is None:
+        return offers
+    if not is_plain(constraint):
+        raise ConfigError(
+            f"--constraint {constraint}: write one feature, or several as a&b; others go into the "
+            "site's file"
+        )
+    held = [offer for offer in offers if holds(constraint, offer.kind.features)]
+    if not held:
+        features = sorted({f for offer in offers for f in offer.kind.features})
+        listed = f"write one of {', '.join(features)}" if features else "nodes have no features"
+        raise ConfigError(f"--constraint {constraint}: no such node has it; {listed}")
+    return held
+
+
+def _with_devices(offers: list[Offer], devices: int | None) -> list[Offer]:
+    enough = [o for o in offers if devices is None or not o.gpus or o.gpus >= devices]
+    if not enough:
+        most = max(offers, key=lambda offer: offer.gpus)
+        raise ConfigError(
+            f"--devices-per-node {devices}: no such node has as many; write at most {most.gpus}, "
+            f"of {most.what} in partition {most.kind.partition}"
+        )
+    return enough
+
+
+def _of_one_partition(kinds: Sequence[NodeKind], offers: list[Offer], ask: bool) -> list[Offer]:
+    """Offers of the partition that the user picks, or of the best one."""
+    if ask:
+        names = list(dict.fromkeys(offer.kind.partition for offer in offers))
+        wanted = _pick("partition", names, suggested=offers[0].is_ready)
+        return [offer for offer in offers if offer.kind.partition == wanted]
+    if not offers[0].is_ready:
+        reasons = [_why_not(name, kinds) for name in {o.kind.partition: 0 for o in offers}]
+        raise ConfigError(
+            f"no such node takes jobs now ({'; '.join(reasons)}); wait, or name one of them with "
+            "--partition"
+        )
+    return offers
+
+
+def _why_not(name: str, kinds: Sequence[NodeKind]) -> str:
+    here = [kind for kind in kinds if kind.partition == name]
+    return f"{name}: " + (counted(unusable_in(here)) if here[0].is_up else "down")
+
+
+def _ask_offer(offers: list[Offer]) -> Offer:
+    """One of several kinds of node in a partition, by its number or its type."""
+    texts = labels(offers)
+    for number, text in enumerate(texts, 1):
+        click.echo(f"  {number}  {printable(text)}")
+
+    def read(answer: str) -> Offer:
+        if answer.isdigit() and 1 <= int(answer) <= len(offers):
+            return offers[int(answer) - 1]
+        named = [offer for offer in offers if answer.lower() == (offer.gpu_type or "").lower()]
+        if len(named) != 1:
+            raise click.UsageError(f"write a number from 1 to {len(offers)}")
+        return named[0]
+
+    chosen: Offer = click.prompt("kind of node", default="1", value_proc=read)
+    return chosen
+
+
+def _pick(what: str, options: list[str], suggested: bool = True) -> str:
+    default = options[0] if suggested else None
+    answer: str = click.prompt(what, type=click.Choice(options), default=default)
     return answer

@@ -3,7 +3,7 @@
 ::
 
     this node     SLURM's commands, slurm.extra, scratch, setup, container, folders
-    sinfo         partition, nodes, GRES, time limit, kinds of node
+    sinfo         partition, nodes, GRES, time limit, kinds of node (``partition_check.py``)
     sbatch        what it refuses of the largest cell's request (``request_check.py``)
 
 Only nodes know their scratch and what their ``setup`` does: what looks wrong here is a doubt.
@@ -23,28 +23,16 @@ from pathlib import Path
 
 import psutil
 
+from ddlbench.cluster.partition_check import judge_partition, usable_nodes
 from ddlbench.cluster.request_check import Finding, judge_request, options_of, sbatch_refuses
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, expanded, scratch_dir
 from ddlbench.experiment.site import Site
-from ddlbench.planning.resources import (
-    SPARE_MINUTES,
-    job_minutes,
-    request,
-    stage_minutes,
-    timeouts_within,
-)
+from ddlbench.planning.resources import request
 from ddlbench.slurm.commands import NEEDED_COMMANDS, SlurmError, missing_commands
 from ddlbench.slurm.output import telling_line
-from ddlbench.slurm.partitions import (
-    Partition,
-    accounts,
-    enforced_limits,
-    partitions,
-    qos_names,
-    usable_nodes,
-)
+from ddlbench.slurm.partitions import accounts, enforced_limits, node_kinds, qos_names
 
 _SETUP_S = 20.0
 # File systems that no other machine sees.
@@ -90,17 +78,17 @@ def examine(
         )
         return [Finding("SLURM", False, says), *here]
     try:
-        known = partitions()
+        known = node_kinds()
     except SlurmError as error:
         return [Finding("SLURM", False, str(error)), *here]
     largest = _largest(shapes) or [(site.nodes, site.devices_per_node)]
     findings = [*judge_partition(site, known, largest), *_names(site)]
     wrong_extra = any(finding.what == "extra" and not finding.ok for finding in here)
-    usable = usable_nodes(site.slurm.get("partition"))
+    usable, others = usable_nodes(site, known)
     for nodes, devices in largest:
         wanted = nodes
         if usable is not None and usable < nodes:
-            says = f"{usable} can be used, others are down or drained; cells on {nodes} wait"
+            says = f"{usable} can be used, {others}; cells on {nodes} wait"
             findings.append(Finding("nodes now", True, says, doubtful=True))
             wanted = usable  # sbatch would refuse more in the words of a wrong request
         # Sbatch would judge wrong extra options instead of those of other keys.
@@ -290,92 +278,3 @@ def _account_of_shell(site: Site, environment: Mapping[str, str]) -> list[Findin
             )
             findings.append(Finding(key, True, says, doubtful=True))
     return findings
-
-
-def judge_partition(
-    site: Site, found: list[Partition], shapes: Sequence[tuple[int, int]] = ()
-) -> list[Finding]:
-    """Findings about the site's partition.
-
-    Args:
-        site: to check.
-        found: all partitions, one entry a kind of node.
-        shapes: nodes, and devices of each, of the jobs; the site's if left out.
-    """
-    wanted = [name for name in str(site.slurm.get("partition") or "").split(",") if name]
-    names = ", ".join(sorted({p.name for p in found})) or "none"
-    unknown = [name for name in wanted if name not in {p.name for p in found}]
-    if unknown:
-        says = f"there is no partition {unknown[0]!r}; write slurm.partition: one of {names}"
-        return [Finding("partition", False, says)]
-    kinds = [p for p in found if p.name in wanted or (not wanted and p.is_default)]
-    if not kinds:
-        says = f"there is no default partition; write slurm.partition: one of {names}"
-        return [Finding("partition", True, says, doubtful=True)]
-    name = ",".join(dict.fromkeys(kind.name for kind in kinds))
-    nodes = sum(p.nodes for p in kinds)
-    up = any(p.is_up for p in kinds)
-    says = f"{name}, {nodes} node(s), up" if up else f"{name} is down; write another: {names}"
-    findings = [Finding("partition", up, says)]
-    most = max((nodes for nodes, _ in shapes), default=site.nodes)
-    if site.nodes > nodes:
-        fits = most <= nodes
-        says = f"{name} has {nodes}; write nodes: {nodes}"
-        findings.append(Finding("nodes", fits, says, doubtful=fits))
-    gpus = max(p.gpus_per_node for p in kinds)
-    needed = 1 if site.devices_share_gpu else site.devices_per_node
-    if site.slurm.get("gres", "gpu") == "gpu" and gpus != needed:
-        ok = gpus > needed
-        says = f"{name} has {gpus} a node, the site uses {needed}"
-        remedy = "" if ok else f"; write devices_per_node: {gpus}" if gpus else '; write gres: ""'
-        findings.append(Finding("GRES", ok, says + remedy))
-    return findings + _kinds_of_node(site, kinds) + _time_limit(site, kinds)
-
-
-def _kinds_of_node(site: Site, kinds: list[Partition]) -> list[Finding]:
-    """Cells that are compared should not run on different nodes by chance."""
-    if site.slurm.get("constraint") or site.slurm.get("gpu_type"):
-        return []
-    nodes_of_kind: dict[tuple[str, int, str], int] = {}
-    for kind in kinds:
-        traits = (kind.gpu_type, kind.gpus_per_node, kind.features)
-        nodes_of_kind[traits] = nodes_of_kind.get(traits, 0) + kind.nodes
-    if len(nodes_of_kind) < 2:
-        return []
-    listed = "; ".join(
-        f"{nodes} node(s) {_kind_in_words(*traits)}" for traits, nodes in nodes_of_kind.items()
-    )
-    types = sorted({gpu_type for gpu_type, _, _ in nodes_of_kind if gpu_type})
-    remedy = "slurm.constraint: one of the features"
-    if len(types) > 1:
-        remedy = f"slurm.gpu_type: one of {', '.join(types)}"
-    says = f"{kinds[0].name} has {listed}; write {remedy}, so that all cells run on one kind"
-    return [Finding("kinds of node", True, says, doubtful=True)]
-
-
-def _kind_in_words(gpu_type: str, gpus: int, features: str) -> str:
-    devices = f"with {gpus} {gpu_type or 'GPU'}" if gpus else "without GPU"
-    return f"{devices} ({features})" if features else devices
-
-
-def _time_limit(site: Site, kinds: list[Partition]) -> list[Finding]:
-    limits = [p.time_limit_s for p in kinds]
-    # Of several partitions, the one that gives most.
-    limit_s = None if None in limits else max((s for s in limits if s is not None), default=None)
-    asked = job_minutes(site)
-    if limit_s is None or asked * 60 <= limit_s:
-        return []
-    stage_s, cell_s = timeouts_within(limit_s, site.stage_timeout_s, site.cell_timeout_s)
-    remedy = f"write cell_timeout_s: {cell_s}"
-    if stage_s < int(site.stage_timeout_s):
-        remedy += f" and stage_timeout_s: {stage_s}"
-    if limit_s < (SPARE_MINUTES + 2) * 60:
-        remedy = "write another slurm.partition"
-    parts = (
-        f"{stage_minutes(site)} to make its data, {asked - stage_minutes(site) - SPARE_MINUTES} "
-        f"to run, {SPARE_MINUTES} to spare"
-    )
-    says = (
-        f"{kinds[0].name} ends jobs after {limit_s / 60:g} min, a cell asks for {asked} ({parts})"
-    )
-    return [Finding("time limit", False, f"{says}; {remedy}")]

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,12 @@ from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning.resources import job_minutes
 from ddlbench.runtime.launch import python_command, srun_command
 from ddlbench.slurm import jobs
-from ddlbench.slurm.commands import clean_environment, refusal
+from ddlbench.slurm.commands import SlurmError, ask
 from ddlbench.slurm.output import telling_line, why_nodes_failed
 
 _JOB_MINUTES = 10
 _POLL_S = 2.0
+_SUBMIT_S = 60.0  # a busy controller takes its time
 _OUTPUT = "job.txt"
 
 
@@ -55,17 +57,12 @@ def ask_nodes(
     folder = Path(tempfile.mkdtemp(prefix=".doctor-", dir=RESULTS)).resolve()
     job = ""
     try:
-        submitted = subprocess.run(
-            batch_command(site, site_name, nodes, folder),
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            env=clean_environment(),
-        )
-        if submitted.returncode != 0:
-            return [], refusal(submitted.stderr)
-        job = submitted.stdout.strip().split(";")[0]  # "id" or "id;cluster"
+        try:
+            command = batch_command(site, site_name, nodes, folder)
+            submitted = ask(command, patience_s=max(patience_s, _SUBMIT_S))
+        except SlurmError as refused:
+            return [], str(refused)
+        job = submitted.split(";")[0]  # "id" or "id;cluster"
         error = _wait(job, nodes, patience_s, say)
         reports = [read_json(p) for p in sorted(folder.glob("*.done.json"))]
         output = folder / _OUTPUT
@@ -73,8 +70,8 @@ def ask_nodes(
         return reports, error or why_nodes_failed(text) or telling_line(text) or _unseen(output)
     finally:
         if job and jobs.may_live(jobs.state(job)):
-            cancel = ["scancel", job]
-            subprocess.run(cancel, check=False, capture_output=True, env=clean_environment())
+            with suppress(SlurmError):
+                ask(["scancel", job])
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -62,6 +62,7 @@ def plan_lines(
             *_predictions(cost, experiment, site, to_run),
             ("to run", ", ".join(f"{name} {count:,}" for name, count in strategies)),
         ]
+    pairs += [("data", line) for line in cost.data]
     lines += named_lines(pairs)
     lines += _cannot(rows, experiment)
     for warning in cost.warnings:

@@ -25,12 +25,27 @@ from ddlbench.experiment.dataset_spec import DatasetSpec
 FOLDER = "cifar-10-batches-py"
 META = "batches.meta"
 BATCHES = {"train": tuple(f"data_batch_{k}" for k in range(1, 6)), "val": ("test_batch",)}
+_LAYOUTS: dict[str, dict[str, tuple[str, ...]]] = {
+    FOLDER: BATCHES,
+    "cifar-100-python": {"train": ("train",), "val": ("test",)},
+}
+_LABELS = ("labels", "fine_labels")  # of CIFAR-10 and CIFAR-100
 _PROTOCOL = 4  # the first that stores bytes as they are
 
 
-def own_files(_root: Path, split: str) -> list[str]:
-    """Batches of ``split`` of the user's own data."""
-    return [f"{FOLDER}/{name}" for name in BATCHES[split]]
+def own_files(root: Path, split: str) -> list[str]:
+    """Batches of ``split`` of the user's own data, as CIFAR-10 or CIFAR-100 has them."""
+    return [f"{_folder(root)}/{name}" for name in _LAYOUTS[_folder(root)][split]]
+
+
+def _folder(root: Path) -> str:
+    """The folder of the batches under ``root``; CIFAR-10's where neither is there."""
+    return next((folder for folder in _LAYOUTS if (root / folder).is_dir()), FOLDER)
+
+
+def recognises(root: Path) -> bool:
+    """Whether CIFAR's batches lie under ``root``, packed ones too."""
+    return any((root / folder).is_dir() for folder in _LAYOUTS) or any(root.glob("cifar-10*.gz"))
 
 
 def write(
@@ -85,27 +100,35 @@ def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
         whole = f"{root.parent}, the folder that holds it" if root.name == FOLDER else "its parent"
         raise DataError(f"{root} is the folder of the batches; name it {FOLDER} and give {whole}")
     shards, labels = [], []
-    for name in BATCHES[split]:
-        path = root / FOLDER / name
+    for name in own_files(root, split):
+        path = root / name
         batch = load_pickle(path)
-        _check_keys(path, batch)
+        numbers = batch[_label_key(path, batch)]
         images = _images(path, batch["data"], spec)
         shards.append(images.reshape(-1, *spec.shape))
-        labels.append(_labels(path, batch["labels"], len(images), spec))
+        labels.append(_labels(path, numbers, len(images), spec))
     all_labels = np.concatenate(labels)
     if not len(all_labels):
-        raise DataError(f"{root / FOLDER} holds no {split} images; replace it")
+        raise DataError(f"{root / _folder(root)} holds no {split} images; replace it")
     return ArraySplit([np.concatenate(shards)], all_labels)
 
 
-def _check_keys(path: Path, batch: dict[str, Any]) -> None:
-    missing = [key for key in ("data", "labels") if key not in batch]
-    if missing:
+def _label_key(path: Path, batch: dict[str, Any]) -> str:
+    """The key of a batch's labels.
+
+    Raises:
+        DataError: it has none, or no images.
+    """
+    known = _LABELS if path.parent.name != FOLDER else _LABELS[:1]
+    key = next((key for key in known if key in batch), None)
+    missing = [name for name, there in (("data", "data" in batch), (known[-1], key)) if not there]
+    if key is None or missing:
         found = ", ".join(repr(key) for key in batch) or "nothing"
         raise DataError(
             f"{path} has no key {' and no key '.join(map(repr, missing))}; it has {found}; "
-            "a CIFAR batch is a dictionary of 'data' and 'labels'"
+            f"a CIFAR batch is a dictionary of 'data' and '{known[-1]}'"
         )
+    return key
 
 
 def _images(path: Path, data: Any, spec: DatasetSpec) -> np.ndarray:

@@ -36,6 +36,7 @@ class Format:
             format has a folder a class, or is not read as own data.
         check_own: reads a split of the user's own data whole; raises DataError. None where
             ``read`` is enough.
+        recognises: whether files of this format lie in a folder; None where nothing tells it.
     """
 
     write: Callable[[Any, Path, dict[str, int], int, tuple[int, ...]], Records]
@@ -43,6 +44,7 @@ class Format:
     content: Callable[[DatasetSpec, int], Any] = Content
     own_files: Callable[[Path, str], list[str]] | None = None
     check_own: Callable[[Path, DatasetSpec, str], None] | None = None
+    recognises: Callable[[Path], bool] | None = None
 
 
 def _read_only(*_: object) -> Records:
@@ -52,8 +54,10 @@ def _read_only(*_: object) -> Records:
 
 
 FORMATS: dict[str, Format] = {
-    "idx": Format(idx.write, idx.read, own_files=idx.own_files),
-    "cifar": Format(cifar.write, cifar.read, own_files=cifar.own_files),
+    "idx": Format(idx.write, idx.read, own_files=idx.own_files, recognises=idx.recognises),
+    "cifar": Format(
+        cifar.write, cifar.read, own_files=cifar.own_files, recognises=cifar.recognises
+    ),
     "imagefolder": Format(imagefolder.write, imagefolder.read),
     "raw": Format(raw.write, raw.read),
     "tokens": Format(

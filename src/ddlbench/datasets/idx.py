@@ -117,6 +117,12 @@ def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
     return ArraySplit([images[:, None]], labels.astype(np.int64))
 
 
+def recognises(root: Path) -> bool:
+    """Whether MNIST-like files lie under ``root``, packed ones too."""
+    folders = (_FOLDER, "*/raw", "raw", ".")
+    return any(any(root.glob(f"{folder}/train-images*idx3-ubyte*")) for folder in folders)
+
+
 def image_shape(root: Path) -> tuple[int, int]:
     """Height and width of the training images under ``root``.
 

@@ -13,8 +13,10 @@ from typing import Any
 from ddlbench.datasets.files import DataError, Records, check_record, in_parallel
 from ddlbench.datasets.synthetic import CONTENT_VERSION
 from ddlbench.experiment.dataset_spec import DataRequest
+from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.json_form import JsonForm
 from ddlbench.experiment.json_text import read_object
+from ddlbench.experiment.paths import data_path
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION = 1
@@ -37,8 +39,15 @@ def request_facts(request: DataRequest) -> dict[str, Any]:
 
 
 def source_folder(request: DataRequest) -> Path:
-    """Absolute path of the user's own data."""
-    return Path(request.source).expanduser().resolve()
+    """Absolute path of the user's own data.
+
+    Raises:
+        DataError: it has a variable that is not set here.
+    """
+    try:
+        return data_path(request.source, f"real_data.{request.dataset}")
+    except ConfigError as error:
+        raise DataError(str(error)) from error
 
 
 @dataclass(frozen=True)

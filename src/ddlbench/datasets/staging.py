@@ -59,7 +59,8 @@ class Staged:
 
     Args:
         path: its folder.
-        manifest_digest: 64 hex digits that identify its contents.
+        manifest_digest: 64 hex digits that identify its contents; of the user's own data the same
+            whether it is copied or not.
         reused: it was there already.
         stage_s: duration of this call in seconds, with the wait for another job.
         verify_s: of these, reading data that was there and comparing checksums; 0 where that was
@@ -127,7 +128,8 @@ def stage(
         if to_verify or not reused:
             note_verified(folder)
     elapsed_s = time.perf_counter() - begin
-    return Staged(folder, manifest.digest, reused, elapsed_s, verify_s, manifest.total_bytes)
+    digest = manifest.digest if own is None else own.digest
+    return Staged(folder, digest, reused, elapsed_s, verify_s, manifest.total_bytes)
 
 
 def hold(request: DataRequest, scratch: Path) -> Path:

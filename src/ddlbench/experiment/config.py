@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.own_data import declare
 from ddlbench.experiment.paper import at_scale
 from ddlbench.experiment.paths import NAMES_OF_SITES
 from ddlbench.experiment.schema import check, check_against, fill_defaults, setting_schema
@@ -28,6 +29,7 @@ class Experiment:
         include: further single cells.
         profile: batch sizes and duration of profiling.
         most_cells: a larger matrix is refused.
+        data: datasets of the user's own, which :mod:`ddlbench.experiment.own_data` declares.
         real_data: folders of the user's own data by dataset; they go before the site's.
         predict: the workflow makes predictions by default.
         where: the file's name, for messages.
@@ -46,6 +48,7 @@ class Experiment:
     profile: dict[str, Any]
     predict: bool
     where: str
+    data: dict[str, dict[str, Any]] = field(default_factory=dict)
     real_data: dict[str, str] = field(default_factory=dict)  # absent in older schemas
     given: tuple[str, ...] = ()
     most_cells: int = 10_000
@@ -79,6 +82,7 @@ def parse_experiment(config: Mapping[str, Any], where: str = "config") -> Experi
             )
     values = fill_defaults("experiment", values)
     named = {field.name: values[field.name] for field in fields(Experiment) if field.name in values}
+    declare(values["data"], where)
     experiment = Experiment(name=values["experiment"], where=where, **named)
     for place, condition in experiment.conditions():
         _check_condition(condition, f"{where}: {place}")

@@ -6,14 +6,17 @@ The space is known before anything is written, so a login node can check that th
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, get_args
 
 from ddlbench.experiment.entry_points import Registry, load_target
 from ddlbench.experiment.errors import ConfigError, shown
 
-DataFormat = Literal["idx", "cifar", "imagefolder", "raw", "tokens"]
+DataFormat = Literal["idx", "cifar", "imagefolder", "raw", "tokens", "huggingface", "webdataset"]
 Kind = Literal["images", "volumes", "tokens"]
 _TOKENS_OF_16_BITS = 1 << 16
 
@@ -192,9 +195,26 @@ DATASETS: Registry[DatasetSpec] = Registry(
 )  # fmt: skip
 
 
+OWN_DATA = "DDLBENCH_OWN_DATA"
+"""Variable that tells processes the datasets that a configuration declares, as JSON."""
+
+
+def _declare_inherited() -> None:
+    """Declare the datasets of the process that started this one."""
+    try:
+        own = [DatasetSpec(**facts) for facts in json.loads(os.environ.get(OWN_DATA) or "[]")]
+    except (TypeError, ValueError):
+        return
+    for spec in own:
+        DATASETS.declare(spec.name, partial(replace, spec))
+
+
+_declare_inherited()
+
 SYNTHETIC = "synthetic"
 
-_OWN = ("idx", "cifar", "imagefolder", "tokens")  # formats in which own data is read
+_OWN = ("idx", "cifar", "imagefolder", "tokens", "huggingface", "webdataset")
+"""Formats in which own data is read."""
 
 # Measured on our JPEG files of all sizes and rounded up, by channels.
 _JPEG_BYTES_PER_PIXEL = {1: 0.55, 3: 0.40}
@@ -202,10 +222,17 @@ _JPEG_HEADER_BYTES = {1: 360, 3: 660}
 _BLOCK_BYTES = 4096  # of common file systems; the smallest file takes one
 
 
+_READ_ONLY = ("huggingface", "webdataset")
+
+
 def format_problem(spec: DatasetSpec, data_format: str) -> str | None:
     """Why ``spec`` cannot be written as ``data_format``; None if it can."""
-    if (spec.codec and data_format == spec.native_format) or data_format == "native":
+    if data_format in ("native", spec.native_format) and (spec.codec or spec.source):
         return None
+    if spec.source:
+        return f"it lies there as {spec.native_format}"
+    if data_format in _READ_ONLY:
+        return "such files are read only"
     if (spec.kind == "tokens") != (data_format == "tokens"):
         return f"{spec.kind} are not written as {data_format}"
     if spec.kind == "volumes" and data_format != "raw":
@@ -265,8 +292,8 @@ class DataRequest:
             raise ConfigError(f"data seed must be 0 or more, not {self.seed!r}")
         if not self.is_synthetic and self.format not in _OWN:
             raise ConfigError(
-                f"data source {self.source!r}: own data is read in torchvision's layouts "
-                f"(idx, cifar, imagefolder) or as files of tokens, not as {self.format!r}"
+                f"data source {self.source!r}: own data is read as {', '.join(_OWN)}, not as "
+                f"{self.format!r}"
             )
 
     @property

@@ -19,6 +19,7 @@ from ddlbench.experiment.schema import nearest
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _LONGEST_LINE = 120
+_DECLARED = ""  # the target of an entry that a configuration declares
 
 
 def kind_of(group: str) -> str:
@@ -76,9 +77,10 @@ def _first_line(error: BaseException) -> str:
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """Entries of one kind by name: built-in ones first, then those of other packages.
+    """Entries of one kind by name: built-in ones first, then of other packages, then declared ones.
 
-    The entry of another package is imported at its first use; its name is known before.
+    The entry of another package is imported at its first use, and one that a configuration declares
+    is made then; its name is known before.
 
     Args:
         group: of the entry points.
@@ -90,11 +92,35 @@ class Registry(Mapping[str, T], Generic[T]):
         self.group, self.built_in, self._adapt = group, built_in, adapt
         self._built_in_names = frozenset(built_in)
         self._loaded: dict[tuple[str, str], T] = {}
+        self._declared: dict[str, Callable[[], T]] = {}
 
     @property
     def third_party(self) -> dict[str, str]:
         """Names that other packages add, and the ``module:attribute`` of each."""
         return third_party(self.group, self._built_in_names)
+
+    def declare(self, name: str, make: Callable[[], T]) -> None:
+        """Add an entry of a configuration, in place of an earlier one of that name.
+
+        Raises:
+            ConfigError: the name is built in, or another package's.
+        """
+        if name in self.built_in or name in self.third_party:
+            owner = "built in" if name in self.built_in else self.third_party[name]
+            raise ConfigError(f"{shown(name)} is {owner}; choose another name")
+        self._declared[name] = make
+        self._loaded.pop((name, _DECLARED), None)
+
+    @property
+    def declared(self) -> frozenset[str]:
+        """Names that configurations declare."""
+        return frozenset(self._declared)
+
+    def forget_declared(self) -> None:
+        """Take all declared entries away."""
+        for name in tuple(self._declared):
+            del self._declared[name]
+            self._loaded.pop((name, _DECLARED), None)
 
     def __getitem__(self, name: str) -> T:
         """The entry of a name.
@@ -105,6 +131,10 @@ class Registry(Mapping[str, T], Generic[T]):
         if name in self.built_in:
             return self.built_in[name]
         self.check(name)
+        if name in self._declared:
+            if (name, _DECLARED) not in self._loaded:
+                self._loaded[name, _DECLARED] = self._declared[name]()
+            return self._loaded[name, _DECLARED]
         key = (name, self.third_party[name])
         if key not in self._loaded:
             self._loaded[key] = self._adapt(*key)
@@ -119,11 +149,12 @@ class Registry(Mapping[str, T], Generic[T]):
             )
 
     def __contains__(self, name: object) -> bool:
-        return name in self.built_in or name in self.third_party
+        return name in self.built_in or name in self.third_party or name in self._declared
 
     def __iter__(self) -> Iterator[str]:
         yield from self.built_in
         yield from self.third_party
+        yield from self._declared
 
     def __len__(self) -> int:
-        return len(self.built_in) + len(self.third_party)
+        return len(self.built_in) + len(self.third_party) + len(self._declared)

@@ -192,6 +192,30 @@ def expanded(template: str, key: str) -> Path:
     )
 
 
+def data_path(template: str, where: str) -> Path:
+    """A path of the user's own data, with variables and ``~`` expanded.
+
+    One that is not absolute begins in the current folder, which is the project's.
+
+    Args:
+        template: as it is written.
+        where: it is written, for messages.
+
+    Raises:
+        ConfigError: a variable is not set here.
+    """
+    unset = [name for name in re.findall(r"\$\{?(\w+)", template) if not os.environ.get(name)]
+    if unset:
+        raise ConfigError(
+            f"{where}: {shown(template)} is no path on {socket.gethostname()}, as ${unset[0]} is "
+            "not set there; set it, or write the path"
+        )
+    path = Path(os.path.expandvars(template))
+    with suppress(RuntimeError):  # unknown user: the ~ stays, and nothing is there
+        path = path.expanduser()
+    return path.resolve()
+
+
 CONFIG = Path("config/config.yaml")
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeGuard
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import Document
 from ddlbench.experiment.efficiency import Compilation, Efficiency, Energy
+from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.json_form import OMIT_NONE, SameKeys, key_of
 from ddlbench.experiment.json_text import read_object
 from ddlbench.experiment.status import Status
@@ -317,6 +318,15 @@ class Result(SameKeys):
     log_tail: tuple[str, ...]
     elapsed_s: float
     provenance: Provenance
+
+    @property
+    def own_data(self) -> str | None:
+        """Digest of the user's own data that was read; None of generated data."""
+        try:
+            is_own = Cell.from_id(self.cell_id).data_source != "synthetic"
+        except ConfigError:
+            return None
+        return self.inputs.dataset_digest if is_own else None
 
 
 def write_result(path: Path, result: Result) -> None:

@@ -17,6 +17,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.fabric import LinkCondition
+from ddlbench.experiment.own_data import declare
 from ddlbench.experiment.paths import CONFIG, project_root
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.schema import check_against, fill_defaults, nearest, read_yaml
@@ -110,6 +111,7 @@ class Site:
     interface: str | None
     cell_timeout_s: float
     hang_timeout_s: float
+    data: dict[str, dict[str, Any]] = field(default_factory=dict)
     real_data: dict[str, str] = field(default_factory=dict)
     setup: tuple[str, ...] = ()
     container: dict[str, Any] | None = None
@@ -186,7 +188,8 @@ class Site:
                 f"the cell has one node, so there is no link that {cell.fabric} could shape; "
                 "take two nodes or more, or fabric default",
             )
-        if cell.data_source == "real" and cell.dataset not in self.real_data:
+        own = DATASETS[cell.dataset].source
+        if cell.data_source == "real" and not own and cell.dataset not in self.real_data:
             return Reason(
                 "no_real_data",
                 f"no folder of real {cell.dataset} is named; write it into the experiment: "
@@ -216,35 +219,57 @@ def _machine_memory_bytes() -> int:
 _SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
+def site_file(name: str) -> Path:
+    """``config/sites/<name>.yaml``, or the path itself when ``name`` is one; it may not exist.
+
+    Raises:
+        ConfigError: it cannot be a site's name.
+    """
+    if not _SITE_NAME.fullmatch(Path(name).stem):
+        raise ConfigError(
+            f"site {shown(name)}: its name is a folder of results; write up to 100 letters, digits "
+            "and the signs _ . - only"
+        )
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    return project_root() / "config" / "sites" / f"{name}.yaml"
+
+
 def load_site(
     name: str, *, as_example: bool = False, real_data: Mapping[str, str] | None = None
 ) -> Site:
-    """Read ``config/sites/<name>.yaml``, or the file itself when ``name`` is a path.
+    """Read the site file of that name or path.
 
     Args:
-        name: of the site.
+        name: of the site, or the path of its file.
         as_example: accept a site file in which REPLACE_ME still stands.
         real_data: folders by dataset that go before those of the file.
 
     Raises:
         ConfigError: there is no such site, a key of it is wrong, or REPLACE_ME stands in it.
     """
-    sites = project_root() / "config" / "sites"
-    if not _SITE_NAME.fullmatch(Path(name).stem):
-        raise ConfigError(
-            f"site {shown(name)}: its name is a folder of results; write up to 100 letters, digits "
-            "and the signs _ . - only"
-        )
-    path = Path(name) if name.endswith((".yaml", ".yml")) else sites / f"{name}.yaml"
+    path = site_file(name)
     if not _is_file(path):
+        sites = project_root() / "config" / "sites"
         remark = nearest(name, [file.stem for file in sites.glob("*.yaml")])
         raise ConfigError(f"site {shown(name)} has no file {path}; {remark}")
-    values = read_yaml(path)
+    return parse_site(read_yaml(path), path, as_example=as_example, real_data=real_data)
+
+
+def parse_site(
+    values: dict[str, Any],
+    path: Path,
+    *,
+    as_example: bool = False,
+    real_data: Mapping[str, str] | None = None,
+) -> Site:
+    """The site of a file's content; see :func:`load_site`."""
     unfilled = [] if as_example else _unfilled(values)
     if unfilled:
         raise ConfigError(f"{path}: replace REPLACE_ME in {', '.join(unfilled)}")
     check_against("site", values, where=str(path))
     values = fill_defaults("site", values)
+    declare(values["data"], str(path), replace=False)
     for dataset in values["real_data"]:
         DATASETS.check(dataset, f"{path}: real_data")
     for dataset in real_data or {}:

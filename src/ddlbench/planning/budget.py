@@ -61,6 +61,7 @@ class Budget:
         node_disk_bytes: most room that one node's scratch folder needs for datasets.
         download_bytes: what is fetched from elsewhere: nothing, as data is generated or is the
             site's own.
+        data: what lies in folders of the user's own data, a line each.
         warnings: what the user should know before submitting, a sentence each.
     """
 
@@ -87,11 +88,12 @@ class Budget:
     cells_unknown: int
     node_disk_bytes: int
     download_bytes: int
+    data: tuple[str, ...]
     warnings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
-        return {**asdict(self), "warnings": list(self.warnings)}
+        return {**asdict(self), "data": list(self.data), "warnings": list(self.warnings)}
 
 
 def estimate(
@@ -151,6 +153,7 @@ def estimate(
         cells_unknown=likeness[None],
         node_disk_bytes=node_disk_bytes(to_run, site),
         download_bytes=0,
+        data=own.data,
         warnings=(*_warnings(rows, to_run, site, invalid), *own.remarks),
     )
 

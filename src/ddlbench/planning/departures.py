@@ -83,11 +83,13 @@ class Trained:
         cell: what was measured.
         training: its beginning.
         synchronous: every update uses gradients of current weights, of one mini-batch.
+        own_data: digest of the user's own data; None for generated data.
     """
 
     cell: Cell
     training: Training
     synchronous: bool
+    own_data: str | None = None
 
     @classmethod
     def of(cls, cell: Cell, result: Result) -> Self | None:
@@ -95,7 +97,7 @@ class Trained:
         if result.status != Status.OK or result.training is None or did_not_compute(result.notes):
             return None
         synchronous = result.update_semantics == "synchronous" and _sums_one_batch(cell, result)
-        return cls(cell, result.training, synchronous)
+        return cls(cell, result.training, synchronous, result.own_data)
 
     @property
     def is_base(self) -> bool:
@@ -135,8 +137,8 @@ def compared(trained: Iterable[Trained]) -> dict[str, Comparison]:
     for one in every:
         if one.is_base:
             continue
-        reference = _nearest(one.cell, by_training.get(_values(one.cell, _FIXED), ()))
-        weights = _values(one.cell, _OF_WEIGHTS)
+        reference = _nearest(one.cell, by_training.get(_key(one, _FIXED), ()))
+        weights = _key(one, _OF_WEIGHTS)
         fellows = bases_of_weights.get(weights) or by_weights[weights]
         sentence = (
             _other_weights(one, [reference] if reference else fellows)
@@ -162,8 +164,9 @@ def departures_in(results: Mapping[Cell, Result]) -> dict[str, str]:
     return departures(one for one in trained if one is not None)
 
 
-def _values(cell: Cell, names: Sequence[str]) -> tuple[object, ...]:
-    return tuple(getattr(cell, name) for name in names)
+def _key(one: Trained, names: Sequence[str]) -> tuple[object, ...]:
+    """The data of a cell, and the values of these fields."""
+    return one.own_data, *(getattr(one.cell, name) for name in names)
 
 
 def _grouped(
@@ -171,7 +174,7 @@ def _grouped(
 ) -> dict[tuple[object, ...], list[Trained]]:
     groups: dict[tuple[object, ...], list[Trained]] = {}
     for one in trained:
-        groups.setdefault(_values(one.cell, names), []).append(one)
+        groups.setdefault(_key(one, names), []).append(one)
     return groups
 
 

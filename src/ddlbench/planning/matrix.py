@@ -313,14 +313,15 @@ def why_unsupported(cell: Cell, site: Site) -> str | None:
     """Why a cell cannot run at a site, as far as is known before it runs; None if it can."""
     strategy = _strategy(cell.strategy)
     images = DATASETS[cell.dataset].num_images("train", cell.data_scale)
-    if images < cell.batch_size and cell.data_source == "synthetic":
+    counted = cell.data_source == "synthetic" or bool(DATASETS[cell.dataset].source)
+    if images < cell.batch_size and counted:
         return Reason(
             "too_few_images",
             f"{images} training images are fewer than one mini-batch of {cell.batch_size}; "
             "raise data_scale",
         )
     few = too_few_steps(cell, images // cell.batch_size)
-    if few is not None and cell.data_source == "synthetic":
+    if few is not None and counted:
         return few
     if (reason := mismatch(cell.network, cell.dataset)) is not None:
         return reason

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.dataset_spec import SYNTHETIC, DataFormat, DataRequest
+from ddlbench.experiment.dataset_spec import DATASETS, SYNTHETIC, DataFormat, DataRequest
 from ddlbench.experiment.document import digest_of
 from ddlbench.experiment.errors import shown
 from ddlbench.experiment.json_form import WrongForm, read_fields
@@ -155,16 +155,20 @@ class OwnParts:
         operations: of the forward pass of one sample, by network and dataset.
         images: training images that are read, by dataset and scale.
         remarks: what could not be looked at here, a sentence each.
+        data: what lies in folders of data, a line each.
     """
 
     operations: Mapping[tuple[str, str], int] = field(default_factory=dict)
     images: Mapping[tuple[str, float], int] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
 
 
 def request_of(cell: Cell, site: Site) -> DataRequest:
     """The data of a cell on a site: generated, or the site's own copy."""
-    source = SYNTHETIC if cell.data_source == "synthetic" else site.real_data[cell.dataset]
+    source = SYNTHETIC
+    if cell.data_source != "synthetic":
+        source = DATASETS[cell.dataset].source or site.real_data[cell.dataset]
     return DataRequest(
         dataset=cell.dataset,
         data_format=cast("DataFormat | Literal['native']", cell.data_format),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ddlbench.experiment.cell import Cell, OptionValue
+from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.json_form import JsonForm
 from ddlbench.experiment.registry import BASE, load
@@ -376,7 +377,9 @@ def workers_of(cell: Cell) -> int:
 
 
 def normalise(cell: Cell) -> Cell:
-    """The canonical form of a cell: the baseline has one device, and no network."""
+    """The canonical form: the baseline has one device and no network, and own data is real."""
+    if DATASETS[cell.dataset].source:
+        cell = cell.with_(data_source="real")
     if cell.strategy != BASE:
         return cell
     return cell.with_(nodes=1, devices_per_node=1, fabric="default")

@@ -129,6 +129,7 @@ MEASUREMENTS: tuple[Column, ...] = (
     _text("processors", "models of its devices; several are parted by ' | '"),
     _text("host_processors", "models of its hosts' CPUs"),
     _count("cpu_count", "cores of a host"),
+    _text("own_data", "digest of the user's own data; empty for generated data"),
     _text("host_kinds", "names of its hosts, with # for numbers"),
     _text("versions", "of the packages and drivers that run steps, parted by ' | '"),
     _seconds("probe_s", "a fixed piece of work, mean of before and after training"),

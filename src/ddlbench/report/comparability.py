@@ -2,6 +2,7 @@
 
 ::
 
+    data           the user's own data, by its digest: no speed-up, and a note
     processors     models of the GPUs, or of CPUs that compute; others have no common speed:
                    no speed-up, and a note
     host           CPUs beside GPUs, cores, kind of host (its name without numbers): a note
@@ -63,6 +64,7 @@ class _Kind:
 
 
 _KINDS = (
+    _Kind("own_data", "read other data", forbids=True),
     _Kind("processors", "ran on different processors", of_machine=True, forbids=True),
     _Kind("host_processors", "ran on hosts with different processors", of_machine=True),
     _Kind("cpu_count", "ran on hosts with different numbers of cores", of_machine=True),
@@ -70,6 +72,7 @@ _KINDS = (
     _Kind("versions", "ran with different software"),
     _Kind("commit", "were measured by different commits"),
 )
+_PROCESSORS = next(kind for kind in _KINDS if kind.name == "processors")
 _UNKNOWN = ("", "None", "nan", "<NA>")  # as text, what tables have where nothing is known
 _BASE, _REPEATS, _RANKS = "base and cell", "repeats", "ranks of one cell"
 _NO_RATIO = "no speed-up, as "
@@ -94,6 +97,7 @@ class Circumstances:
     """What a cell was measured on and with, each entry once; empty where unknown.
 
     Args:
+        own_data: digest of the user's own data.
         processors: models of its GPUs; on CPU of its CPUs.
         host_processors: the CPUs of its hosts.
         cpu_count: cores of a host.
@@ -102,6 +106,7 @@ class Circumstances:
         commit: of this program.
     """
 
+    own_data: tuple[str, ...] = ()
     processors: tuple[str, ...] = ()
     host_processors: tuple[str, ...] = ()
     cpu_count: tuple[str, ...] = ()
@@ -126,6 +131,7 @@ class Circumstances:
         if result.link is not None:  # ranks ran in emulated nodes of this host
             names = [result.link.host]
         return cls(
+            own_data=_each_once([result.own_data]),
             processors=_each_once(one for models in gpus for one in models) if on_gpus else hosts,
             host_processors=hosts,
             cpu_count=() if count is None else (str(count),),
@@ -142,7 +148,7 @@ class Circumstances:
         """A note if the cell's own processors differ."""
         if len(self.processors) < 2:
             return []
-        return [f"{_RANKS} {_KINDS[0].clause}: {', '.join(self.processors)}"]
+        return [f"{_RANKS} {_PROCESSORS.clause}: {', '.join(self.processors)}"]
 
 
 def commit_of(provenance: Provenance) -> str | None:
@@ -173,6 +179,12 @@ def unlike(base: Circumstances, cell: Circumstances) -> list[str]:
     return found
 
 
+def other_data(base: Result, cell: Result) -> bool:
+    """Whether a cell read other data of the user's own than its base."""
+    both = {base.own_data, cell.own_data}
+    return None not in both and len(both) > 1
+
+
 def repeats_differ(runs: pd.DataFrame, *, forbid: bool) -> list[str]:
     """A note for each thing in which the repeats of one cell differ, as their median hides it.
 
@@ -187,9 +199,11 @@ def repeats_differ(runs: pd.DataFrame, *, forbid: bool) -> list[str]:
     return found
 
 
-def on_unlike_processors(runs: pd.DataFrame) -> bool:
-    """Whether some of these measurements ran on other processors than the others."""
-    return len({text for text in runs["processors"] if text}) > 1
+def have_no_ratio(runs: pd.DataFrame) -> bool:
+    """Whether some of these measurements differ from the others in what forbids a ratio."""
+    return any(
+        len({text for text in runs[kind.name] if text}) > 1 for kind in _KINDS if kind.forbids
+    )
 
 
 def _apart(runs: Sequence[Mapping[Any, Any]]) -> Iterator[tuple[_Kind, list[str]]]:
@@ -206,6 +220,8 @@ def _apart(runs: Sequence[Mapping[Any, Any]]) -> Iterator[tuple[_Kind, list[str]
 
 def _in_a_note(kind: _Kind, text: str) -> str:
     """Notes are parted by what parts entries of a column."""
+    if kind.name == "own_data":
+        return text[:_SHORT_COMMIT]
     return _short(text) if kind.name == "commit" else text.replace(NOTE_BREAK, ", ")
 
 
@@ -275,6 +291,8 @@ _MARKS = (
     (OTHER_WEIGHTS, "other weights"),
     (_DISTURBED, "disturbed"),
     (_BASE_DISTURBED, "base disturbed"),
+    (f"{_NO_RATIO}{_BASE} read other data", "other data"),
+    (f"{_NO_RATIO}{_REPEATS} read other data", "other data"),
     (_NO_RATIO + _BASE, "unlike base"),
     (_NO_RATIO, "unlike repeats"),
 )

@@ -92,6 +92,10 @@ def records_of(
         base = records.get(record["base_cell_id"])
         if base is not None and _comparable(record, base):
             _compare(record, base)
+        elif base is not None and record["status"] == base["status"] == Status.OK:
+            apart = unlike(base["circumstances"], record["circumstances"])
+            notes = [record["notes"], *filter(forbids_speedup, apart)]
+            record["notes"] = NOTE_BREAK.join(filter(None, notes))
     return list(records.values())
 
 

@@ -24,6 +24,7 @@ from ddlbench.experiment.screen import duration_text, short_names, shortened, tw
 from ddlbench.experiment.status import Status
 from ddlbench.planning.departures import departures_in
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.report.comparability import other_data
 
 _MEASURING = {"cell": "cell", "profile": "profile", "links_of_fabric": "links"}
 _REPORT = "table or figure"
@@ -170,6 +171,8 @@ class RunScreen:
             return [self._row(self._count(), job.name, "", result.status, *times), f"    {reason}"]
         rate, base = result.timing.samples_per_s, _base_of(job)
         why = result.timing.disturbed or _departure(result, base)
+        if base is not None and other_data(base, result):
+            why = why or "its base read other data"
         speedup = "no ratio" if why else _speedup(rate, job, base)
         row = self._row(self._count(), job.name, two_digits(rate), speedup, *times)
         return [row, f"    {_short(why)}"] if why else [row]

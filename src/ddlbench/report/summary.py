@@ -20,8 +20,8 @@ from ddlbench.experiment.statistics import (
 from ddlbench.experiment.status import Status
 from ddlbench.report.columns import NOTE_BREAK, SUMMARY
 from ddlbench.report.comparability import (
+    have_no_ratio,
     of_a_repeat,
-    on_unlike_processors,
     repeats_are_unsteady,
     repeats_differ,
 )
@@ -65,7 +65,7 @@ def _record(configuration: str, runs: pd.DataFrame, by_id: pd.DataFrame) -> dict
     bases = sorted({_configuration(name) for name in runs["base_cell_id"] if name})
     is_base = bases == [configuration]
     pairs = good[good["speedup"].notna()]
-    forbid = not is_base and on_unlike_processors(pairs)
+    forbid = not is_base and have_no_ratio(pairs)
     left_out = ok[~ok.index.isin(good.index)]
     reworded = runs.index if len(pairs) else left_out.index
     said = runs["notes"].where(~runs.index.isin(reworded), runs["notes"].map(of_a_repeat))

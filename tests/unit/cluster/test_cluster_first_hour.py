@@ -12,19 +12,25 @@ from click.testing import CliRunner
 from ddlbench import cli
 from ddlbench.cluster import doctor, init
 from ddlbench.cluster.doctor import judge_nodes
-from ddlbench.cluster.init import Answers, site_text, write_site
-from ddlbench.cluster.preflight import judge_partition
+from ddlbench.cluster.init import choose, write_site
+from ddlbench.cluster.partition_check import judge_partition
+from ddlbench.cluster.probe_job import ask_nodes
+from ddlbench.cluster.site_text import Answers, site_text
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.resources import job_minutes
-from ddlbench.slurm.partitions import parse_gres, parse_partitions
+from ddlbench.slurm.node_kinds import parse_kinds
 
 SINFO = """\
 cpu|20|64|256000|(null)|2-00:00:00|up|(null)
 gpu|4|24|190000|gpu:titanrtx:4(S:0-1)|5-00:00:00|up|ib,turing
 short|2|24|190000+|gpu:4|1:00:00|up|ib
 old|1|8|32000|gpu:k80:2|infinite|down|(null)
+"""
+MIG_BESIDE = """\
+gpu|60|48|500000|gpu:a100_1g.5gb:8(S:0-1)|1-00:00:00|up|mig
+gpu|40|48|500000|gpu:a100:4(S:0-1)|1-00:00:00|up|nvlink
 """
 
 
@@ -39,44 +45,25 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("(null)", ("", "", 0)),
-        ("gpu:4", ("gpu", "", 4)),
-        ("gpu:a100:8", ("gpu", "a100", 8)),
-        ("gpu:titanrtx:4(S:0-1)", ("gpu", "titanrtx", 4)),
-        ("gpu:a100:4(S:0,1),nvme:1", ("gpu", "a100", 4)),
-        ("nvme:2,gpu:v100:2,gpu:v100:2", ("gpu", "v100", 4)),
-        ("gpu", ("gpu", "", 1)),
-    ],
-)
-def test_gres(text, found):
-    assert parse_gres(text) == found
+@pytest.fixture
+def cluster(monkeypatch):
+    """Sets what sinfo prints, the default partition, and the user's accounts."""
 
+    def prints(rows, default=None, accounts=()):
+        monkeypatch.setattr(init, "node_kinds", lambda: parse_kinds(rows, default))
+        monkeypatch.setattr(init, "accounts", lambda: list(accounts))
 
-def test_partitions_with_the_default_first():
-    found = parse_partitions(SINFO, default="gpu")
-    assert [p.name for p in found] == ["gpu", "short", "old", "cpu"]
-    assert found[0].time_limit_s == 5 * 24 * 3600
-    assert found[1].memory_mb == 190_000
-    assert found[1].time_limit_s == 3600
-    assert found[2].time_limit_s is None
-    assert not found[2].is_up
-    assert [p.features for p in found] == ["ib,turing", "ib", "", ""]
+    return prints
 
 
 def answers(name="alpha", which="gpu", **changes):
-    partition = next(p for p in parse_partitions(SINFO, "gpu") if p.name == which)
+    selection = choose(parse_kinds(SINFO, "gpu"), partition_name=which)
     values = {
         "name": name,
-        "partition": partition,
+        "selection": selection,
         "account": "proj42",
         "scratch": "/scratch/$USER",
         "interface": "ib0",
-        "device": "cuda" if partition.gpus_per_node else "cpu",
-        "devices_per_node": partition.gpus_per_node or 64,
-        "max_nodes": partition.nodes,
     }
     return Answers(**{**values, **changes})
 
@@ -86,12 +73,12 @@ def test_what_init_writes_is_a_valid_site(which, project):
     written = answers(which=which)
     write_site(written)
     site = load_site("alpha")
+    kind = written.selection.offer.kind
     assert site.slurm["partition"] == which
-    assert site.nodes == written.partition.nodes
-    assert site.devices_per_node * site.cpus_per_device <= written.partition.cpus_per_node
-    limit_s = written.partition.time_limit_s
-    assert limit_s is None or job_minutes(site) * 60 <= limit_s
-    assert all(f.ok for f in judge_partition(site, parse_partitions(SINFO, "gpu"))[1:])
+    assert site.nodes == kind.usable
+    assert site.devices_per_node * site.cpus_per_device <= kind.cpus_per_node
+    assert kind.time_limit_s is None or job_minutes(site) * 60 <= kind.time_limit_s
+    assert all(f.ok for f in judge_partition(site, parse_kinds(SINFO, "gpu"))[1:])
     assert (site.slurm["gres"] == "") == (which == "cpu")
 
 
@@ -121,19 +108,72 @@ def test_init_does_not_overwrite(project):
     assert "account: null" in (project / "config" / "sites" / "alpha.yaml").read_text()
 
 
-def test_init_asks_for_what_slurm_cannot_know(project, monkeypatch):
-    monkeypatch.setattr(init, "partitions", lambda: parse_partitions(SINFO, "gpu"))
-    monkeypatch.setattr(init, "accounts", lambda: ["proj1", "proj2"])
-    asked = CliRunner().invoke(
-        cli.commands, ["init", "beta"], input="short\nproj2\n/local\nib1\n", catch_exceptions=False
+def run_init(*words, answers=None):
+    found = CliRunner().invoke(
+        cli.commands, ["init", *words], input=answers, catch_exceptions=False
     )
-    assert asked.exit_code == 0, asked.output
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+def test_init_asks_for_what_slurm_cannot_know(project, cluster):
+    cluster(SINFO, "gpu", ["proj1", "proj2"])
+    run_init("beta", answers="short\nproj2\n/local\nib1\n")
     site = load_site("beta")
     assert (site.slurm["partition"], site.slurm["account"]) == ("short", "proj2")
     assert (site.scratch, site.interface) == ("/local", "ib1")
-    silent = CliRunner().invoke(cli.commands, ["init", "gamma", "--yes"], catch_exceptions=False)
-    assert silent.exit_code == 0
+    run_init("gamma", "--yes")
     assert load_site("gamma").slurm["partition"] == "gpu"
+
+
+@pytest.mark.parametrize("answer", ["2", "a100_1g.5gb"])
+def test_a_kind_of_node_is_shown_with_its_count_and_can_be_chosen(answer, project, cluster):
+    cluster(MIG_BESIDE, None, ["def-x_cpu", "def-x_gpu"])
+    output = run_init("beta", answers=f"\n{answer}\n\n\n\n")
+    assert "gpu: 40 nodes of 4x a100, 60 nodes of 8x a100_1g.5gb (MIG slices)\n" in output
+    assert "cannot work together" in output
+    site = load_site("beta")
+    assert (site.slurm["gpu_type"], site.slurm["account"]) == ("a100_1g.5gb", "def-x_gpu")
+    assert (site.nodes, site.devices_per_node) == (60, 1)
+
+
+TEXTS = ("4090", "on", "30001", "1e3", "null", "2024-01-01", "y", "0x1F", "~", 'a: "b" #c', "- x")
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_any_text_stays_a_text_in_the_file(text, project, cluster):
+    gres = f"gpu:{text.replace(':', '')}:2"
+    cluster(f'{text}|3|64|256000|{gres}|infinite|up|{text},it\'s "x": 1\n', None, [text])
+    run_init("beta", "--yes", "--scratch", text, "--interface", text)
+    site = load_site("beta")
+    assert (site.slurm["partition"], site.slurm["account"]) == (text, text)
+    assert (site.scratch, site.interface) == (text, text)
+    assert site.slurm["gpu_type"] == text.replace(":", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "sentence"),
+    [
+        ("beta", ["--scratch", ""], "no site is written: .*beta.yaml: scratch: must not be empty"),
+        ("beta", ["--account", "REPLACE_ME"], "no site is written: .*replace REPLACE_ME"),
+        ("be ta", [], "its name is a folder of results"),
+    ],
+)
+def test_what_is_no_site_is_not_written(name, words, sentence, project, cluster):
+    cluster(SINFO, "gpu")
+    with pytest.raises(ConfigError, match=sentence):
+        CliRunner().invoke(cli.commands, ["init", name, "--yes", *words], catch_exceptions=False)
+    assert not list((project / "config" / "sites").iterdir())
+
+
+def test_an_older_site_stays_when_the_new_one_is_refused(project, cluster):
+    cluster(SINFO, "gpu")
+    run_init("beta", "--yes")
+    before = load_site("beta")
+    words = ["init", "beta", "--yes", "--overwrite", "--scratch", ""]
+    with pytest.raises(ConfigError):
+        CliRunner().invoke(cli.commands, words, catch_exceptions=False)
+    assert load_site("beta") == before
 
 
 def test_without_slurm_init_says_so(project, monkeypatch):
@@ -151,7 +191,7 @@ def site_of(project, **changes):
 
 
 def test_doctor_agrees_with_what_init_wrote(project):
-    assert all(f.ok for f in judge_partition(site_of(project), parse_partitions(SINFO, "gpu")))
+    assert all(f.ok for f in judge_partition(site_of(project), parse_kinds(SINFO, "gpu")))
 
 
 @pytest.mark.parametrize(
@@ -160,19 +200,20 @@ def test_doctor_agrees_with_what_init_wrote(project):
         ("partition: gpu", "partition: gpuu", "there is no partition 'gpuu'"),
         ("partition: gpu", "partition: old", "old is down"),
         ("nodes: 4 ", "nodes: 9 ", "write nodes: 4"),
+        ("gpu_type: titanrtx", "gpu_type: b200", "no b200; write slurm.gpu_type: one of titanrtx"),
         ("devices_per_node: 4", "devices_per_node: 8", "write devices_per_node: 4"),
         ("cell_timeout_s: 3600", "cell_timeout_s: 999999", "write cell_timeout_s: 429900"),
         ("partition: gpu", "partition: short", "cell_timeout_s: 2220 and stage_timeout_s: 1080"),
     ],
 )
 def test_doctor_says_what_to_change(old, new, sentence, project):
-    findings = judge_partition(site_of(project, **{old: new}), parse_partitions(SINFO, "gpu"))
+    findings = judge_partition(site_of(project, **{old: new}), parse_kinds(SINFO, "gpu"))
     assert any(not f.ok and sentence in f.says for f in findings), findings
 
 
 def test_a_cell_that_asks_for_more_than_the_partition_gives_is_told_the_sum(project):
     site = site_of(project, **{"partition: gpu": "partition: short"})
-    found = judge_partition(site, parse_partitions(SINFO, "gpu"))
+    found = judge_partition(site, parse_kinds(SINFO, "gpu"))
     (finding,) = [f for f in found if f.what == "time limit"]
     assert (
         "ends jobs after 60 min, a cell asks for 95 (30 to make its data, 60 to run" in finding.says
@@ -184,31 +225,63 @@ def test_a_cell_that_asks_for_more_than_the_partition_gives_is_told_the_sum(proj
     [
         (
             "gpu|2|24|190000|gpu:a100:4|5-00:00:00|up|ib",
-            "4 node(s) with 4 titanrtx (ib,turing); 2 node(s) with 4 a100 (ib); "
+            "4 nodes with 4x titanrtx, 190000 MB (ib,turing); "
+            "2 nodes with 4x a100, 190000 MB (ib); "
             "write slurm.gpu_type: one of a100, titanrtx",
         ),
         (
             "gpu|2|24|190000|gpu:titanrtx:4|5-00:00:00|up|opa,turing",
-            "write slurm.constraint: one of the features",
+            "write slurm.constraint: ib or opa",
+        ),
+        (
+            "gpu|2|24|380000|gpu:titanrtx:4|5-00:00:00|up|ib,turing",
+            "380000 MB (ib,turing); no feature tells them apart",
         ),
     ],
 )
 def test_several_kinds_of_node_in_one_partition_are_a_doubt(line, sentence, project):
     site = site_of(project, **{"gpu_type: titanrtx": "gpu_type: null"})
-    partitions = parse_partitions(f"{SINFO}{line}\n", "gpu")
-    (finding,) = [f for f in judge_partition(site, partitions) if f.doubtful]
+    kinds = parse_kinds(f"{SINFO}{line}\n", "gpu")
+    (finding,) = [f for f in judge_partition(site, kinds) if f.doubtful]
     assert finding.ok
     assert sentence in finding.says
-    chosen = site_of(project, **{"gpu_type: titanrtx": "gpu_type: null\n  constraint: ib"})
-    assert not [f for f in judge_partition(chosen, partitions) if f.doubtful]
-    assert not [f for f in judge_partition(site_of(project), partitions) if f.doubtful]
 
 
-def test_nodes_that_differ_in_memory_only_are_one_kind(project):
-    site = site_of(project, **{"gpu_type: titanrtx": "gpu_type: null"})
-    more = "gpu|1|24|380000|gpu:titanrtx:4(S:0)|5-00:00:00|up|ib,turing\n"
-    found = judge_partition(site, parse_partitions(SINFO + more, "gpu"))
-    assert not [f for f in found if f.doubtful]
+@pytest.mark.parametrize(
+    ("constraint", "doubts"), [("40gb", 0), ("40gb&ib", 0), ("ib", 1), ("[r1|r2]", 0)]
+)
+def test_two_kinds_of_one_type_are_a_doubt_unless_constrained(constraint, doubts, project):
+    rows = "".join(
+        f"gpu|4|24|190000|gpu:titanrtx:4|5-00:00:00|up|ib,{size}\n" for size in ("40gb", "80gb")
+    )
+    site = site_of(project, **{"gres:": f'constraint: "{constraint}"\n  gres:'})
+    found = [f for f in judge_partition(site, parse_kinds(rows, "gpu")) if f.doubtful]
+    assert len(found) == doubts
+    assert all(f.what == "kinds of node" and "40gb or 80gb" in f.says for f in found)
+
+
+def test_doctor_tells_usable_nodes_from_others(project):
+    rows = "gpu|4|24|190000|gpu:titanrtx:4|infinite|up|ib|idle\n" + "".join(
+        f"gpu|1|24|190000|gpu:titanrtx:4|infinite|up|ib|{state}\n" for state in ("drained", "maint")
+    )
+    found = judge_partition(site_of(project), parse_kinds(rows, "gpu"))
+    assert [f.says for f in found if f.what == "partition"] == [
+        "gpu, 6 node(s), up, 4 of them usable (1 drained, 1 in maintenance)"
+    ]
+
+
+@pytest.mark.parametrize(("devices", "doubts"), [(1, 0), (2, 1)])
+def test_several_slices_of_a_card_are_a_doubt(devices, doubts, project):
+    site = site_of(
+        project,
+        **{
+            "gpu_type: titanrtx": "gpu_type: a100_1g.5gb",
+            "devices_per_node: 4": f"devices_per_node: {devices}",
+        },
+    )
+    found = [f for f in judge_partition(site, parse_kinds(MIG_BESIDE, "gpu")) if f.doubtful]
+    assert len(found) == doubts
+    assert all("or a whole GPU as slurm.gpu_type: a100" in f.says for f in found)
 
 
 GPUS = [{"index": index, "name": "TITAN RTX", "error": None} for index in range(4)]
@@ -317,3 +390,15 @@ def _local(project):
     path = project / "config" / "sites" / "here.yaml"
     path.write_text("device: cpu\nlauncher: local\n")
     return path
+
+
+@pytest.mark.parametrize("content", [None, "#!/no/such/program\n"])
+def test_an_sbatch_that_cannot_be_started_is_one_sentence(content, project, monkeypatch):
+    site = site_of(project)
+    if content is not None:
+        (project / "sbatch").write_text(content)
+        (project / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(project))
+    reports, error = ask_nodes(site, "alpha", 1, 1.0, lambda _sentence: None)
+    assert reports == []
+    assert error.startswith("sbatch is not in PATH" if content is None else "sbatch cannot be")

@@ -24,7 +24,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.slurm import refusals
 from ddlbench.slurm.commands import SlurmError
-from ddlbench.slurm.partitions import parse_partitions
+from ddlbench.slurm.node_kinds import parse_kinds
 
 SINFO = "gpu|4|24|190000|gpu:titanrtx:4|5-00:00:00|up|ib\n"
 UNFIT = "Requested node configuration is not available"
@@ -193,10 +193,9 @@ def login_node(tmp_path, monkeypatch):
     """A login node in a folder that nodes see, with a SLURM that takes all."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(preflight, "missing_commands", list)
-    monkeypatch.setattr(preflight, "partitions", lambda: parse_partitions(SINFO, "gpu"))
+    monkeypatch.setattr(preflight, "node_kinds", lambda: parse_kinds(SINFO, "gpu"))
     monkeypatch.setattr(preflight, "accounts", lambda: ["lab"])
     monkeypatch.setattr(preflight, "qos_names", lambda: ["normal"])
-    monkeypatch.setattr(preflight, "usable_nodes", lambda _partition: 4)
     monkeypatch.setattr(preflight, "sbatch_refuses", Cluster().refuses)
     monkeypatch.setattr(preflight, "_file_system", lambda _folder: "nfs4")
     return tmp_path
@@ -272,10 +271,13 @@ def test_a_name_that_the_accounting_does_not_know_is_told_once(
 
 
 def test_nodes_that_are_down_now_do_not_make_the_request_wrong(login_node, monkeypatch):
-    monkeypatch.setattr(preflight, "usable_nodes", lambda _partition: 2)
+    rows = "".join(
+        f"gpu|2|24|190000|gpu:titanrtx:4|5-00:00:00|up|ib|{state}\n" for state in ("mixed", "down*")
+    )
+    monkeypatch.setattr(preflight, "node_kinds", lambda: parse_kinds(rows, "gpu"))
     (doubt,) = looks(here(login_node))
     assert doubt.ok
-    assert "2 can be used" in doubt.says
+    assert doubt.says == "2 can be used, others are not (2 down); cells on 4 wait"
 
 
 def test_scratch_that_is_not_here_is_a_doubt_as_nodes_may_have_it(login_node):

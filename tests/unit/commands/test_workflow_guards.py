@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -16,36 +17,96 @@ HOLD = "from ddlbench.experiment.site import load_site; from ddlbench.workflow i
 
 
 @pytest.fixture
-def profiles(tmp_path):
-    for name, text in (("local", "cores: all\n"), ("slurm", "executor: slurm\n")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.yaml").write_text(text)
+def profiles(tmp_path, monkeypatch):
+    """Profiles as Snakemake has them: by path, by name, of any version, in the environment."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.delenv("SNAKEMAKE_PROFILE", raising=False)
+    monkeypatch.setattr("snakemake.common.APPDIRS", None)  # it is kept from the first call on
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    local, slurm = "cores: 1\n", "executor: slurm\njobs: 1\n"
+    for path, text in (
+        ("local/config.yaml", local),
+        ("slurm/config.yaml", slurm),
+        ("eight/config.v8+.yaml", slurm),
+        ("both/config.yaml", local),
+        ("both/profile.v9+.yaml", slurm),
+        ("home/snakemake/cluster/config.yaml", slurm),
+        ("home/snakemake/desk/config.v8+.yaml", local),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    (tmp_path / "Snakefile").write_text("")
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.mark.parametrize(
-    ("site", "profile", "sentence"),
+    ("site", "arguments", "source"),
     [
-        ("local", "slurm", "site local measures on this machine, but .* submits to SLURM"),
-        ("slurm-example", "local", "site slurm-example is a SLURM cluster, but .* this machine"),
-        ("local", "local", None),
-        ("slurm-example", "slurm", None),
+        ("local", "--profile slurm", "slurm/config.yaml"),
+        ("local", "--profile eight", "eight/config.v8+.yaml"),
+        ("local", "--profile both", "both/profile.v9+.yaml"),
+        ("local", "--profile cluster", "snakemake/cluster/config.yaml"),
+        ("local", "--profile eight/config.v8+.yaml", "eight/config.v8+.yaml"),
+        ("local", "--profile local --profile slurm", "slurm/config.yaml"),
+        ("local", "--cores 1 --workflow-profile slurm", "slurm/config.yaml"),
+        ("local", "--profile local --executor slurm --jobs 1", "your command"),
+        ("local", "--profile slurm -e local --cores 1", None),
+        ("local", "--profile local", None),
+        ("local", "--profile desk", None),
+        ("local", "--cores 1", None),
+        ("slurm-example", "--profile local", "local/config.yaml"),
+        ("slurm-example", "--profile desk", "snakemake/desk/config.v8+.yaml"),
+        ("slurm-example", "--profile slurm -e local", "your command"),
+        ("slurm-example", "--profile slurm", None),
+        ("slurm-example", "--profile eight", None),
+        ("slurm-example", "--profile cluster", None),
+        ("slurm-example", "--profile local --workflow-profile slurm", None),
     ],
 )
-def test_a_profile_fits_the_site(profiles, monkeypatch, site, profile, sentence):
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    arguments = ["-n", "--profile", str(profiles / profile), "--config", f"site={site}"]
-    if sentence is None:
-        check_profile(load_site(site, as_example=True), arguments)
-    else:
-        with pytest.raises(ConfigError, match=sentence):
-            check_profile(load_site(site, as_example=True), arguments)
+def test_a_profile_fits_the_site(profiles, site, arguments, source):
+    words = ["-n", *arguments.split(), "--config", f"site={site}"]
+    if source is None:
+        check_profile(load_site(example(site), as_example=True), words)
+        return
+    does = "submits to SLURM" if site == "local" else "runs jobs on this machine"
+    with pytest.raises(ConfigError, match=re.escape(f"{source} {does}")):
+        check_profile(load_site(example(site), as_example=True), words)
+
+
+def test_a_profile_may_be_named_in_the_environment(profiles, monkeypatch):
+    monkeypatch.setenv("SNAKEMAKE_PROFILE", "slurm")
+    check_profile(load_site(example("slurm-example"), as_example=True), ["-n"])
+    with pytest.raises(ConfigError, match="slurm/config.yaml submits to SLURM"):
+        check_profile(load_site(example("local")), ["-n"])
+    check_profile(load_site(example("local")), ["-n", "--profile", "local"])
+
+
+def test_the_default_profile_of_the_workflow_counts(profiles):
+    (profiles / "profiles").mkdir()
+    (profiles / "slurm").rename(profiles / "profiles" / "default")
+    with pytest.raises(ConfigError, match="profiles/default/config.yaml submits to SLURM"):
+        check_profile(load_site(example("local")), ["-n"])
+
+
+def test_a_profile_is_seen_from_where_snakemake_was_started(profiles, tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setenv("PWD", str(tmp_path))
+    monkeypatch.chdir(elsewhere)  # as Snakemake does before it reads the rules
+    words = ["-n", "--profile", "slurm", "--directory", "elsewhere"]
+    with pytest.raises(ConfigError, match="submits to SLURM"):
+        check_profile(load_site(example("local")), words)
+
+
+def example(site):
+    return str(project_root() / "config" / "sites" / f"{site}.yaml")
 
 
 def test_inside_an_allocation_a_cluster_may_run_here(profiles, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     check_profile(
-        load_site("slurm-example", as_example=True), ["--profile", str(profiles / "local")]
+        load_site(example("slurm-example"), as_example=True), ["--profile", str(profiles / "local")]
     )
 
 

@@ -1,0 +1,194 @@
+"""The facts of a dataset that a configuration declares, counted from its files.
+
+What was counted is kept in ``results/.own-data.json``, and counted again when a folder or file has
+changed. So figures of results can be drawn after the data is gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlbench.datasets import idx
+from ddlbench.datasets.class_folders import EXTENSIONS
+from ddlbench.datasets.files import ArraySplit, DataError, EncodedSplit, FileSplit, Split
+from ddlbench.datasets.formats import FORMATS, SPLITS
+from ddlbench.datasets.hints import lies_there
+from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.experiment.document import write_json
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.json_text import read_object
+from ddlbench.experiment.paths import RESULTS, data_path
+
+_KEPT = RESULTS / ".own-data.json"
+_MOST_CLASSES = 1 << 20
+_CIFAR_PIXELS = 32
+
+
+def counted(name: str, entry: Mapping[str, Any], place: str) -> DatasetSpec:
+    """The facts of a declared dataset.
+
+    Args:
+        name: of the dataset.
+        entry: its keys; ``config/schemas/data.schema.yaml`` explains them.
+        place: in the configuration, for messages.
+
+    Raises:
+        ConfigError: the data is not there and its numbers are not written, or it cannot be read.
+    """
+    root = data_path(str(entry.get("folder", entry.get("tokens"))), place)
+    key = json.dumps([name, str(root), dict(entry)], sort_keys=True)
+    kept = _kept().get(key, {})
+    there = root.exists()
+    state = _state(root) if there else None
+    if kept and state in (None, kept.get("state")):
+        with suppress(TypeError):  # of another version
+            return DatasetSpec(**kept["spec"])
+    if not there:
+        return _as_written(name, entry, root, place)
+    try:
+        spec = _count(_basis(name, entry, root, place), entry, root)
+    except DataError as error:
+        raise ConfigError(f"{place}: {error}") from error
+    with suppress(OSError):
+        write_json(_KEPT, {**_kept(), key: {"state": state, "spec": asdict(spec)}})
+    return spec
+
+
+def _kept() -> dict[str, Any]:
+    try:
+        return dict(read_object(_KEPT))
+    except (OSError, ValueError):
+        return {}
+
+
+def _state(root: Path) -> str:
+    """A digest of folders' times, and of times and sizes of files that are no images."""
+    digest = hashlib.blake2b(digest_size=16)
+    for line in _seen(root, 3):
+        digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def _seen(path: Path, depth: int) -> Iterator[str]:
+    found, is_folder = path.stat(), path.is_dir()
+    yield f"{path} {found.st_mtime_ns} {0 if is_folder else found.st_size}\n"
+    if depth and is_folder:
+        with os.scandir(path) as entries:
+            names = sorted(entry.name for entry in entries)
+        for name in names:
+            if not name.lower().endswith(EXTENSIONS):
+                with suppress(OSError):
+                    yield from _seen(path / name, depth - 1)
+
+
+def _as_written(name: str, entry: Mapping[str, Any], root: Path, place: str) -> DatasetSpec:
+    """The facts of data that this machine does not see."""
+    needed = ("samples",) if "tokens" in entry else ("samples", "classes", "format")
+    missing = [key for key in needed if key not in entry]
+    if missing:
+        raise ConfigError(
+            f"{place}: {root} is not on this machine: {lies_there(root)}; correct the path, or, if "
+            f"only the nodes see it, write {' and '.join(missing)} too"
+        )
+    spec = _basis(name, entry, root, place)
+    train, val = entry["samples"]
+    classes = entry.get("classes", spec.num_classes)
+    return replace(spec, num_train=train, num_val=val, num_classes=classes)
+
+
+def _basis(name: str, entry: Mapping[str, Any], root: Path, place: str) -> DatasetSpec:
+    """The facts but for the numbers that have to be counted."""
+    data_format = entry.get("format") or _format_of(entry, root)
+    columns = entry.get("columns", {})
+    title = entry.get("title", name)
+    further = {
+        "source": str(root),
+        "image_key": columns.get("image", ""),
+        "label_key": columns.get("label", ""),
+    }
+    if "tokens" in entry or "sequence" in entry:
+        spec = DatasetSpec.of_tokens(
+            name,
+            title,
+            vocabulary=_needed(entry, "vocabulary", place),
+            sequence_length=_needed(entry, "sequence", place),
+            num_train=1,
+            num_val=1,
+        )
+        return replace(spec, native_format=data_format, **further)
+    shape = _shape(entry, data_format, root, place)
+    classes = entry.get("classes", _MOST_CLASSES)
+    return DatasetSpec(name, title, classes, *shape, 1, 1, data_format, **further)
+
+
+def _needed(entry: Mapping[str, Any], key: str, place: str) -> int:
+    if key not in entry:
+        raise ConfigError(f"{place}: {key} is missing; write it")
+    return int(entry[key])
+
+
+def _format_of(entry: Mapping[str, Any], root: Path) -> str:
+    """The format in which the data lies there."""
+    if "tokens" in entry:
+        return "tokens"
+    for name, data_format in FORMATS.items():
+        if data_format.recognises is not None and data_format.recognises(root):
+            return name
+    return "imagefolder"
+
+
+def _shape(
+    entry: Mapping[str, Any], data_format: str, root: Path, place: str
+) -> tuple[int, int, int]:
+    """Channels, height and width; those of arrays are fixed by their files."""
+    size = entry.get("size")
+    wanted = None if size is None else (size, size) if isinstance(size, int) else tuple(size)
+    fixed: tuple[int, int, int] | None = None
+    if data_format == "cifar":
+        fixed = (3, _CIFAR_PIXELS, _CIFAR_PIXELS)
+    elif data_format == "idx" and root.exists():
+        fixed = (1, *idx.image_shape(root))
+    if fixed is None:
+        if wanted is None:
+            raise ConfigError(
+                f"{place}: size is missing; write the height and width that the network reads, "
+                "such as size: 224"
+            )
+        return (entry.get("colours", 1 if data_format == "idx" else 3), wanted[0], wanted[1])
+    channels, height, width = fixed
+    if wanted not in (None, (height, width)) or entry.get("colours", channels) != channels:
+        raise ConfigError(
+            f"{place}: the files of {root} hold images of {channels}x{height}x{width}; leave size "
+            "and colours out"
+        )
+    return fixed
+
+
+def _count(spec: DatasetSpec, entry: Mapping[str, Any], root: Path) -> DatasetSpec:
+    data_format = FORMATS[spec.native_format]
+    splits = {split: data_format.read(root, spec, split) for split in SPLITS}
+    train, val = (len(splits[split]) for split in SPLITS)
+    spec = replace(spec, num_train=train, num_val=val)
+    if spec.sequence_length is not None:
+        return spec
+    classes = max(map(_classes, splits.values()))
+    written = entry.get("classes")
+    if written is not None and written < classes:
+        raise DataError(f"{root} has {classes} classes, more than {written}; correct classes")
+    return replace(spec, num_classes=written or classes)
+
+
+def _classes(split: Split) -> int:
+    if isinstance(split, FileSplit | EncodedSplit):
+        return len(split.classes)
+    assert isinstance(split, ArraySplit)
+    return int(np.max(split.labels)) + 1
