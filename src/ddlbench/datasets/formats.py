@@ -64,9 +64,18 @@ FORMATS: dict[str, Format] = {
         tokens.write, tokens.read, tokens.TokenContent, tokens.own_files, tokens.check
     ),
     "huggingface": Format(
-        _read_only, huggingface.read, own_files=huggingface.own_files, check_own=huggingface.check
+        _read_only,
+        huggingface.read,
+        own_files=huggingface.own_files,
+        check_own=huggingface.check,
+        recognises=huggingface.recognises,
     ),
-    "webdataset": Format(_read_only, webdataset.read, own_files=webdataset.own_files),
+    "webdataset": Format(
+        _read_only,
+        webdataset.read,
+        own_files=webdataset.own_files,
+        recognises=webdataset.recognises,
+    ),
 }
 
 

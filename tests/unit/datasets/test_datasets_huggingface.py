@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ddlbench.datasets import huggingface, tables
+from ddlbench.datasets import declared, huggingface, tables
 from ddlbench.datasets.files import DataError, EncodedSplit, TokenSplit
 from ddlbench.datasets.formats import FORMATS
-from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.datasets.loading import open_split
+from ddlbench.datasets.user_data import copy_user_data, inspect_user_data
+from ddlbench.experiment.dataset_spec import DATASETS, DataRequest, DatasetSpec
 from ddlbench.experiment.errors import ConfigError
 
 datasets = pytest.importorskip("datasets")
@@ -565,6 +567,29 @@ def test_other_columns_are_no_tokens(
     with pytest.raises(DataError) as caught:
         read_tokens(tmp_path / "text")
     assert says in str(caught.value)
+
+
+def test_a_copy_on_scratch_holds_the_same_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = datasets.DatasetDict(train=pets(0, 20), validation=pets(20, 4), test=pets(0, 2))
+    saved.save_to_disk(str(tmp_path / "photos"))
+    assert declared._format_of({"folder": "photos"}, tmp_path / "photos") == "huggingface"
+    spec = replace(PHOTOS, num_classes=3, source=str(tmp_path / "photos"))
+    monkeypatch.setitem(DATASETS.built_in, "photos", spec)
+    request = DataRequest("photos", source=spec.source)
+    own = inspect_user_data(request)
+    assert (own.samples, own.classes) == ({"train": 20, "val": 4}, 3)
+    copy_user_data(request, own, tmp_path / "copy", workers=1)
+    for split, numbers in (("train", range(20)), ("val", range(20, 24))):
+        ids = np.arange(len(numbers))
+        there, here = (
+            open_split(tmp_path / folder, request, split).gather(ids)
+            for folder in ("photos", "copy")
+        )
+        assert here[0].equal(there[0])
+        assert here[0][:, 0, 0, 0].tolist() == list(numbers)
+        assert here[1].tolist() == [k % 3 for k in numbers]
 
 
 def test_such_files_are_not_written(tmp_path: Path) -> None:

@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ddlbench.datasets import webdataset
+from ddlbench.datasets import declared, webdataset
 from ddlbench.datasets.files import DataError, EncodedSplit
 from ddlbench.datasets.formats import FORMATS
-from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.datasets.loading import open_split
+from ddlbench.datasets.user_data import copy_user_data, inspect_user_data
+from ddlbench.experiment.dataset_spec import DATASETS, DataRequest, DatasetSpec
 from ddlbench.experiment.errors import ConfigError
 
 wds = pytest.importorskip("webdataset")
@@ -382,6 +384,29 @@ def test_without_the_library_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "webdataset", None)
     assert webdataset.recognises(root)
     assert "pip install 'ddlbench[data]'" in refused(root)
+
+
+def test_a_copy_on_scratch_holds_the_same_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "photos" / "train-0.tar", [sample(k) for k in range(20)])
+    write(tmp_path / "photos" / "val-0.tar", [sample(k) for k in range(20, 24)])
+    assert declared._format_of({"folder": "photos"}, tmp_path / "photos") == "webdataset"
+    spec = replace(PHOTOS, num_classes=3, source=str(tmp_path / "photos"))
+    monkeypatch.setitem(DATASETS.built_in, "photos", spec)
+    request = DataRequest("photos", source=spec.source)
+    own = inspect_user_data(request)
+    assert (own.samples, own.classes) == ({"train": 20, "val": 4}, 3)
+    copy_user_data(request, own, tmp_path / "copy", workers=1)
+    for split, numbers in (("train", range(20)), ("val", range(20, 24))):
+        ids = np.arange(len(numbers))
+        there, here = (
+            open_split(tmp_path / folder, request, split).gather(ids)
+            for folder in ("photos", "copy")
+        )
+        assert here[0].equal(there[0])
+        assert here[0][:, 0, 0, 0].tolist() == list(numbers)
+        assert here[1].tolist() == [k % 3 for k in numbers]
 
 
 def test_such_files_are_not_written(tmp_path: Path) -> None:
