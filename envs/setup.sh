@@ -83,6 +83,10 @@ say "3/5 torchgpipe, Snakemake and the libraries"
 # torchgpipe's last release predates build isolation: it needs the setuptools that is here.
 pip install --constraint envs/constraints.txt --no-build-isolation --no-deps torchgpipe
 pip install --constraint envs/constraints.txt --no-build-isolation --editable '.[measure,dev]'
+# One way to read own data; all else works without it.
+if ! (pip install --constraint envs/constraints.txt --no-build-isolation --editable '.[data]'); then
+    say "Hugging Face datasets, Parquet files and WebDataset shards cannot be read; all else can. Later: pip install 'ddlbench[data]'" >&2
+fi
 
 say "4/5 Horovod (compiled once, about two minutes on two cores; the wheel is kept in $cache)"
 if ! bash envs/build_horovod.sh "$env/bin/python" "$cache" >> "$log" 2>&1; then

@@ -43,7 +43,7 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", 
 
 SPLIT_NAMES = {
     "train": ("train", "training"),
-    "val": ("val", "valid", "validation", "test", "testing"),
+    "val": ("val", "valid", "validation", "dev", "test", "testing"),
 }
 """Names of a split's folder, the first that is there."""
 

@@ -213,7 +213,9 @@ class TokenSplit:
     """A stream of tokens, in memory or mapped into it.
 
     Args:
-        tokens: uint16 or uint32 of shape (M,).
+        tokens: whole numbers of shape (M,): uint16 or uint32 of files of tokens; those of tables
+            keep their type, and may be read through a
+            :class:`~ddlbench.datasets.columns.Stream`.
         length: tokens of a sequence, T; sequence ``i`` begins at ``i * T``.
     """
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlbench.datasets import cifar, idx, imagefolder, raw, tokens
+from ddlbench.datasets import cifar, huggingface, idx, imagefolder, raw, tokens, webdataset
 from ddlbench.datasets.files import Records, Split, available_cpus
 from ddlbench.datasets.manifest import Manifest
 from ddlbench.datasets.synthetic import Content
@@ -47,6 +47,12 @@ class Format:
     recognises: Callable[[Path], bool] | None = None
 
 
+def _read_only(*_: object) -> Records:
+    raise ConfigError(
+        "tables and archives of other libraries are read, and not written; take another data format"
+    )
+
+
 FORMATS: dict[str, Format] = {
     "idx": Format(idx.write, idx.read, own_files=idx.own_files, recognises=idx.recognises),
     "cifar": Format(
@@ -56,6 +62,19 @@ FORMATS: dict[str, Format] = {
     "raw": Format(raw.write, raw.read),
     "tokens": Format(
         tokens.write, tokens.read, tokens.TokenContent, tokens.own_files, tokens.check
+    ),
+    "huggingface": Format(
+        _read_only,
+        huggingface.read,
+        own_files=huggingface.own_files,
+        check_own=huggingface.check,
+        recognises=huggingface.recognises,
+    ),
+    "webdataset": Format(
+        _read_only,
+        webdataset.read,
+        own_files=webdataset.own_files,
+        recognises=webdataset.recognises,
     ),
 }
 

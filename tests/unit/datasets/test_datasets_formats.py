@@ -234,7 +234,8 @@ def test_raw_shards_are_few_and_all_but_the_last_are_full():
 
 
 def test_every_format_is_in_the_table():
-    assert set(FORMATS) == {"idx", "cifar", "imagefolder", "raw", "tokens"}
+    read_only = {"huggingface", "webdataset"}
+    assert set(FORMATS) == {"idx", "cifar", "imagefolder", "raw", "tokens", *read_only}
 
 
 def test_writing_and_staging_need_no_torch():
