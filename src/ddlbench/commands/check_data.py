@@ -93,11 +93,11 @@ def _of_experiment(
     from ddlbench.planning.plan import request_of  # noqa: PLC0415 - slow to import
 
     _, site, rows = matrix_at(configfile or CONFIG, site_name)
+    named = {*DATASETS.declared, *site.real_data}
     real = {
         (row.cell.dataset, row.cell.data_format): row.cell
         for row in rows
-        if row.cell.data_source == "real"
-        and row.cell.dataset in {*DATASETS.declared, *site.real_data}
+        if row.cell.data_source == "real" and row.cell.dataset in named
     }
     chosen = [cell for cell in real.values() if dataset in (None, cell.dataset)]
     if not chosen:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlbench.datasets import idx
+from ddlbench.datasets import huggingface, idx
 from ddlbench.datasets.class_folders import EXTENSIONS
 from ddlbench.datasets.files import ArraySplit, DataError, EncodedSplit, FileSplit, Split
 from ddlbench.datasets.formats import FORMATS, SPLITS
@@ -139,7 +139,7 @@ def _needed(entry: Mapping[str, Any], key: str, place: str) -> int:
 def _format_of(entry: Mapping[str, Any], root: Path) -> str:
     """The format in which the data lies there."""
     if "tokens" in entry:
-        return "tokens"
+        return "huggingface" if huggingface.recognises(root) else "tokens"
     for name, data_format in FORMATS.items():
         if data_format.recognises is not None and data_format.recognises(root):
             return name

@@ -310,9 +310,10 @@ def _copy(source: Path, target: Path, images: Sequence[str] | None) -> Record:
 
 
 def faults(request: DataRequest) -> Iterator[str | None]:
-    """Opens every file of the user's own data once: for each sample a sentence, or None if it is read.
+    """Opens every file of the user's own data once.
 
-    Of splits in arrays and of tokens, all is read at once.
+    Yields for each sample a sentence that says what is wrong, or None if it is read. Of splits in
+    arrays and of tokens, all is read at once.
     """
     try:
         root = source_folder(request)

@@ -176,3 +176,57 @@ def test_other_formats_are_refused_both_ways() -> None:
         DataRequest("tokens", "raw")
     with pytest.raises(ConfigError, match="images are not written as tokens"):
         DataRequest("cifar10", "tokens")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "vocabulary", "message"),
+    [
+        ("<u4", 32, "numbers of 4 bytes, not of 2"),
+        ("<i8", 32, "numbers of 8 bytes, not of 2"),
+        (">u4", 32, "numbers of 4 bytes in big-endian order"),
+        ("<u4", 50_000, "numbers of 4 bytes, not of 2"),
+    ],
+)
+def test_tokens_of_another_width_are_refused(dtype, vocabulary, message, tmp_path):
+    numbers = np.random.default_rng(0).integers(0, vocabulary, 4000)
+    for split in ("train", "val"):
+        numbers.astype(dtype).tofile(tmp_path / f"{split}.bin")
+    request = DataRequest("tokens-gpt2", source=str(tmp_path))
+    with pytest.raises(DataError, match=message):
+        open_split(tmp_path, request, "train")
+
+
+@pytest.mark.parametrize("vocabulary", [2, 10, 256, 50_257])
+def test_tokens_of_the_right_width_are_read(vocabulary, tmp_path):
+    numbers = np.random.default_rng(0).integers(0, vocabulary, 4000)
+    numbers[::7] = 0  # padding
+    for split in ("train", "val"):
+        numbers.astype("<u2").tofile(tmp_path / f"{split}.bin")
+    request = DataRequest("tokens-gpt2", source=str(tmp_path))
+    assert len(open_split(tmp_path, request, "train")) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x93NUMPY\x01\x00" + bytes(4000), "is a file of numpy"),
+        (b"PK\x03\x04" + bytes(4000), "is a zip archive"),
+        (b"It was the best of times. " * 400, "holds text, not token numbers"),
+    ],
+)
+def test_files_that_are_no_tokens_are_named(content, message, tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / f"{split}.bin").write_bytes(content[: len(content) // 2 * 2])
+    with pytest.raises(DataError, match=message):
+        count_user_data(DataRequest("tokens", source=str(tmp_path)))
+
+
+def test_a_second_file_of_a_split_and_megatrons_index_are_refused(tmp_path):
+    own = _own(tmp_path / "both")
+    (own / "train.uint32.bin").write_bytes(bytes(4000))
+    with pytest.raises(DataError, match="holds train.bin and train.uint32.bin"):
+        count_user_data(DataRequest(SMALL.name, source=str(own)))
+    own = _own(tmp_path / "megatron")
+    (own / "train.idx").write_bytes(b"MMIDIDX")
+    with pytest.raises(DataError, match="it is Megatron's"):
+        count_user_data(DataRequest(SMALL.name, source=str(own)))

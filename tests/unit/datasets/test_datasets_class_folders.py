@@ -1,0 +1,180 @@
+"""Class folders as people keep them: labels and order are torchvision's, the rest is counted."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from cases.own_folders import class_folders, picture
+
+from ddlbench.datasets.class_folders import EXTENSIONS
+from ddlbench.datasets.files import DataError, FileSplit
+from ddlbench.datasets.imagefolder import read
+from ddlbench.datasets.loading import open_split
+from ddlbench.datasets.staging import stage
+from ddlbench.datasets.user_data import inspect_user_data
+from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
+from ddlbench.networks.torchvision_compat import datasets as torchvision_datasets
+
+SPEC = DATASETS["imagenet"]
+
+
+def request(root: Path, **settings: object) -> DataRequest:
+    return DataRequest("imagenet", source=str(root), **settings)
+
+
+def labels(split: FileSplit) -> dict[str, set[int]]:
+    """The labels of the images of each class folder."""
+    found: dict[str, set[int]] = {}
+    for sample_id in range(len(split)):
+        place = split.path(sample_id).relative_to(split.folder)
+        found.setdefault(place.parts[0], set()).add(int(split.labels[sample_id]))
+    return found
+
+
+def test_order_and_labels_are_torchvisions(tmp_path):
+    root = class_folders(tmp_path)
+    (root / "train/bee/a-b").mkdir()
+    (root / "train/bee/a/deep").mkdir(parents=True)
+    for place in ("a/x.png", "a-b/x.png", "a/deep/y.png", "UPPER.PNG"):
+        picture(1, 0).save(root / "train/bee" / place, "PNG")
+    theirs = torchvision_datasets.ImageFolder(root / "train")
+    ours = read(root, SPEC, "train")
+    assert [str(ours.path(k)) for k in range(len(ours))] == [path for path, _ in theirs.samples]
+    assert ours.labels.tolist() == theirs.targets
+    assert torchvision_datasets.folder.IMG_EXTENSIONS == EXTENSIONS
+
+
+@pytest.mark.parametrize(
+    "name", [".ipynb_checkpoints", "@eaDir", "__MACOSX", "lost+found", ".thumbnails"]
+)
+@pytest.mark.parametrize("holds_an_image", [False, True])
+def test_a_folder_of_a_tool_is_no_class(name, holds_an_image, tmp_path):
+    root = class_folders(tmp_path)
+    (root / "train" / name).mkdir()
+    if holds_an_image:
+        picture(0, 0).save(root / "train" / name / "x.png")
+    for split in ("train", "val"):
+        assert labels(read(root, SPEC, split)) == {"ant": {0}, "bee": {1}, "cat": {2}}
+    assert inspect_user_data(request(root)).not_classes == (name,)
+
+
+def test_a_class_that_validation_lacks_keeps_its_number(tmp_path):
+    root = class_folders(tmp_path, splits=("train",))
+    class_folders(root, ("bee", "cat"), ("val",))
+    assert labels(read(root, SPEC, "val")) == {"bee": {1}, "cat": {2}}
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_class_that_training_lacks_is_refused_unless_it_has_no_image(empty, tmp_path):
+    root = class_folders(tmp_path)
+    (root / "val/zebra").mkdir()
+    if empty:
+        assert labels(read(root, SPEC, "val")) == {"ant": {0}, "bee": {1}, "cat": {2}}
+        return
+    picture(0, 0).save(root / "val/zebra/x.png")
+    with pytest.raises(DataError, match=r"val has images of class zebra, which .*train lacks"):
+        read(root, SPEC, "val")
+
+
+def test_an_empty_class_keeps_its_number_and_is_named(tmp_path):
+    root = class_folders(tmp_path)
+    for file in (root / "train/bee").iterdir():
+        file.unlink()
+    assert labels(read(root, SPEC, "train")) == {"ant": {0}, "cat": {2}}
+    assert labels(read(root, SPEC, "val")) == {"ant": {0}, "bee": {1}, "cat": {2}}
+    assert "without images: bee" in inspect_user_data(request(root)).described()
+
+
+def test_a_folder_without_images_is_no_class_and_is_named(tmp_path):
+    root = class_folders(tmp_path)
+    (root / "train/annotations").mkdir()
+    (root / "train/annotations/boxes.xml").write_text("<x/>")
+    own = inspect_user_data(request(root))
+    assert own.classes == 3
+    assert "no class: annotations" in own.described()
+
+
+def test_what_is_left_out_is_counted(tmp_path):
+    root = class_folders(tmp_path)
+    for number in range(3):
+        (root / f"train/bee/{number}.heic").write_bytes(b"x")
+    (root / "train/ant/._000.png").write_bytes(b"x")
+    (root / "train/notes.txt").write_text("x")
+    (root / "train/loose.png").write_bytes(b"x")
+    (root / "train/ant/README").write_text("x")
+    os.mkfifo(root / "train/cat/pipe.png")
+    (root / "train/cat/gone.jpg").symlink_to(root / "nowhere")
+    (root / "train/cat/album.jpg").mkdir()
+    own = inspect_user_data(request(root))
+    assert own.left_out == Counter(
+        {".heic": 3, "no regular file": 2, "hidden": 1, ".txt": 1, "no ending": 1,
+         ".png outside class folders": 1}
+    )  # fmt: skip
+    assert own.described().startswith(
+        "12 images in 3 classes (12 for validation), 9 files left out: 3 .heic, "
+    )
+    assert own.samples == {"train": 12, "val": 12}
+
+
+def test_a_loop_of_links_is_read_once(tmp_path):
+    root = class_folders(tmp_path / "data")
+    (root / "train/bee/again").symlink_to("..")
+    (root / "train/bee/self").symlink_to(".")
+    (root / "train/ant/elsewhere").symlink_to(class_folders(tmp_path / "other", splits=("",)))
+    split = read(root, SPEC, "train")
+    assert Counter(split.labels.tolist()) == {0: 16, 1: 4, 2: 4}
+
+
+@pytest.mark.parametrize("name", ["valid", "validation", "dev", "test"])
+def test_other_names_of_a_split_are_known(name, tmp_path):
+    root = class_folders(tmp_path, splits=("training", name))
+    assert labels(read(root, SPEC, "val")) == {"ant": {0}, "bee": {1}, "cat": {2}}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda r: class_folders(r / "ILSVRC/Data/CLS-LOC"), r"give .*ILSVRC/Data/CLS-LOC"),
+        (lambda r: class_folders(r, splits=("",)), r"ant, bee and cat; put the class folders"),
+        (lambda r: (r / "images.tar.gz").write_bytes(b"x"), r"run tar xf images.tar.gz"),
+        (lambda r: (r / "pictures").mkdir(), r"holds pictures; check"),
+        (lambda r: class_folders(r, splits=("train",)), r"val is missing: .* holds train"),
+        (lambda r: [(r / s).mkdir() or (r / s / "n01.tar").touch() for s in ("train", "val")],
+         r"train holds no images in class folders; .*tar xf n01.tar"),
+        (lambda r: [class_folders(r, splits=("val",)), (r / "train").mkdir(),
+                    picture(0, 0).save(r / "train/x.png")],
+         r"train holds no images in class folders, but 1 outside of them"),
+    ],
+)  # fmt: skip
+def test_what_lies_there_is_said(make, message, tmp_path):
+    make(tmp_path)
+    with pytest.raises(DataError, match=message) as raised:
+        inspect_user_data(request(tmp_path))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_copy_holds_the_images_alone_and_has_the_same_digest(tmp_path):
+    root = class_folders(tmp_path / "own")
+    (root / "train/bee/part2").mkdir()
+    (root / "train/bee/000.png").rename(root / "train/bee/part2/000.png")
+    (root / "train/bee/huge.zip").write_bytes(bytes(5000))
+    in_place = stage(request(root), tmp_path / "scratch")
+    copied = stage(request(root, copy_to_scratch=True), tmp_path / "scratch")
+    assert copied.manifest_digest == in_place.manifest_digest
+    assert not list(copied.path.rglob("*.zip"))
+    assert stage(request(root, copy_to_scratch=True), tmp_path / "scratch").reused
+    ours = open_split(root, request(root), "train")
+    theirs = open_split(copied.path, request(root, copy_to_scratch=True), "train")
+    for sample_id in range(len(ours)):
+        assert (ours[sample_id][0] == theirs[sample_id][0]).all()
+
+
+def test_larger_images_of_the_same_names_are_other_data(tmp_path):
+    small, large = class_folders(tmp_path / "small"), class_folders(tmp_path / "large")
+    assert inspect_user_data(request(small)).digest == inspect_user_data(request(large)).digest
+    for file in large.rglob("*.png"):
+        picture(0, 0, (50, 40)).save(file)
+    assert inspect_user_data(request(small)).digest != inspect_user_data(request(large)).digest

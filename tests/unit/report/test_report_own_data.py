@@ -1,0 +1,73 @@
+"""Cells that read other data of the user's own are never compared, and say so."""
+
+from __future__ import annotations
+
+import pytest
+from report_factory import SITE_NAME, experiment, result, site, write
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.planning.matrix import MatrixRow, expand
+from ddlbench.report import collect, make_tables
+from ddlbench.report.comparability import mark_of
+
+ONE, OTHER = 64 * "a", 64 * "b"
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    monkeypatch.setattr("ddlbench.planning.matrix._missing_package", lambda *_: None)
+    asked = experiment(
+        datasets=["mnist"],
+        networks=["vgg11"],
+        strategies=["sequential", "ddp"],
+        repeats=2,
+        settings={"batch_size": 16, "data_source": "real"},
+    )
+    return expand(asked, site(real_data={"mnist": "/data"}))
+
+
+def measured(tmp_path, rows, digest_of, **changes):
+    for row in rows:
+        values = result(row.cell, epoch_s=18.0 if row.cell.strategy == "sequential" else 12.0)
+        values["inputs"]["dataset_digest"] = digest_of(row.cell)
+        values.update(changes)
+        write(tmp_path, row.cell, values)
+    return collect("demo", SITE_NAME, rows, tmp_path)
+
+
+def test_cells_of_the_same_data_have_a_speedup(tmp_path, rows):
+    frame = measured(tmp_path, rows, lambda _: ONE)
+    assert frame["speedup"].notna().all()
+
+
+def test_a_base_of_other_data_gives_no_speedup(tmp_path, rows):
+    frame = measured(tmp_path, rows, lambda c: ONE if c.strategy == "sequential" else OTHER)
+    cells = frame[frame["strategy"] == "ddp"]
+    assert cells["speedup"].isna().all()
+    for notes in cells["notes"]:
+        assert "no speed-up, as base and cell read other data: aaaaaaa (base), bbbbbbb (c" in notes
+        assert mark_of(notes) == "other data"
+
+
+def test_repeats_of_other_data_give_no_speedup(tmp_path, rows):
+    def digest(cell: Cell) -> str:
+        return ONE if cell.repeat == 0 else OTHER
+
+    frame = measured(tmp_path, rows, digest)
+    assert frame["speedup"].notna().all()  # each repeat has a base of its data
+    summary = make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables").summary
+    row = summary[summary["strategy"] == "ddp"].iloc[0]
+    assert row["speedup_n"] == 0
+    assert "repeats read other data: aaaaaaa, bbbbbbb" in row["notes"]
+
+
+def test_generated_data_is_not_compared(tmp_path, rows):
+    made = [row.cell.with_(data_source="synthetic") for row in rows]
+    base = {cell.repeat: cell.id for cell in made if cell.strategy == "sequential"}
+    frame = measured(
+        tmp_path,
+        [MatrixRow(cell, base[cell.repeat], None) for cell in made],
+        lambda cell: ONE if cell.strategy == "sequential" else OTHER,
+    )
+    assert frame["speedup"].notna().all()
+    assert not frame["notes"].str.contains("read other data").any()
