@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -48,6 +48,15 @@ def declare(data: Mapping[str, Mapping[str, Any]], where: str, *, replace: bool 
             DATASETS.declare(name, partial(_counted, name, dict(entry), place))
         except ConfigError as error:
             raise ConfigError(f"{place}: {error}") from error
+        _FILES[name] = where
+
+
+_FILES: dict[str, str] = {}  # which file declared a dataset
+
+
+def declaring_file(names: Iterable[str]) -> str | None:
+    """The file that declared a dataset, of which one name is among these; None if there is none."""
+    return next((_FILES[name] for name in names if name in _FILES), None)
 
 
 def _check_entry(entry: Mapping[str, Any], place: str) -> None:

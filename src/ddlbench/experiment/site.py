@@ -17,7 +17,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.fabric import LinkCondition
-from ddlbench.experiment.own_data import declare
+from ddlbench.experiment.own_data import declare, declaring_file
 from ddlbench.experiment.paths import CONFIG, project_root
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.schema import check_against, fill_defaults, nearest, read_yaml
@@ -351,5 +351,11 @@ def making_command(site: str, files: Iterable[Path]) -> str:
         launcher = load_site(site).launcher
     with suppress(ConfigError):
         planned = read_yaml(project_root() / CONFIG).get("site", site)
+    files = list(files)
     words = ["snakemake", "--profile", f"profiles/{launcher}", *map(str, files)]
+    declared = declaring_file(part for file in files for part in file.parts)
+    if declared is not None and site_file(site) != Path(declared) and Path(declared).is_file():
+        words += ["--configfile", declared]
+        with suppress(ConfigError):
+            planned = read_yaml(Path(declared)).get("site", "local")
     return " ".join([*words, *(["--config", f"site={site}"] if planned != site else [])])

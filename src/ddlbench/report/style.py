@@ -231,8 +231,22 @@ def dataset_look(name: str) -> DatasetLook:
     """The look of a dataset."""
     if name not in DATASETS:  # of a package that is not here
         return DatasetLook(0.6, "xxxxx")
+    if name in DATASETS.declared:
+        place = sorted(DATASETS.declared).index(name)
+        return _LOOKS_OF_OWN[place % len(_LOOKS_OF_OWN)]
     spec = DATASETS[name]
     return DatasetLook(spec.white, spec.hatch)
+
+
+# Of datasets that a configuration declares, in the order of their names.
+_LOOKS_OF_OWN = (
+    DatasetLook(0.6, "xxxxx"),
+    DatasetLook(0.3, "....."),
+    DatasetLook(0.8, "\\\\\\\\\\"),
+    DatasetLook(0.5, "-----"),
+    DatasetLook(0.2, "ooo"),
+    DatasetLook(0.7, "|||||"),
+)
 
 
 def kind_look(name: str) -> KindLook:
