@@ -4,6 +4,7 @@
 
     look         counts, what is left out, and the digest of the data that lies there now
     measured     cells whose result was measured with other data than that
+    check        every file is opened once, and all bad ones are named
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.errors import ConfigError, printable
 from ddlbench.experiment.paths import result_file
 from ddlbench.experiment.result import InvalidResult, read_result
 from ddlbench.experiment.site import Site
@@ -22,6 +23,7 @@ from ddlbench.planning.plan import request_of
 if TYPE_CHECKING:
     from ddlbench.datasets.user_data import UserData
     from ddlbench.experiment.cell import Cell
+    from ddlbench.experiment.dataset_spec import DataRequest
 
 _Key = tuple[str, str]  # a dataset and a format
 
@@ -115,3 +117,46 @@ def look(site: Site, cells: Iterable[Cell]) -> OwnFolders:
         except DataError as error:
             raise ConfigError(f"{where}: {error}") from error
     return OwnFolders(seen, tuple(remarks))
+
+
+@dataclass(frozen=True)
+class CheckedData:
+    """What was seen of one dataset, of which every file was opened.
+
+    Args:
+        dataset: its name.
+        folder: where it lies.
+        described: samples, classes and what is left out; None if it cannot be read as a whole.
+        read: samples that can be read.
+        faults: a sentence each.
+    """
+
+    dataset: str
+    folder: str
+    described: str | None
+    read: int
+    faults: list[str]
+
+
+_ADVICE = ", and find others like it: ddlbench check-data"
+
+
+def check_files(request: DataRequest) -> CheckedData:
+    """Open every file of the user's own data once."""
+    from ddlbench.datasets.files import DataError  # noqa: PLC0415 - numpy
+    from ddlbench.datasets.user_data import faults, inspect_user_data  # noqa: PLC0415
+
+    sentences: list[str] = []
+    read = 0
+    for fault in faults(request):
+        if fault is None:
+            read += 1
+        else:
+            sentences.append(printable(fault).removesuffix(_ADVICE))
+    described = None
+    try:
+        described = printable(inspect_user_data(request).described())
+    except DataError as error:
+        if not sentences:
+            sentences.append(printable(str(error)))
+    return CheckedData(request.dataset, request.source, described, read, sentences)

@@ -4,42 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ddlbench.commands.experiment_options import matrix_at
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
-from ddlbench.experiment.errors import ConfigError, printable
+from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import CONFIG
 from ddlbench.experiment.screen import paragraph
+from ddlbench.own_folders import CheckedData, check_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-@dataclass(frozen=True)
-class _Checked:
-    """What was seen of one dataset.
-
-    Args:
-        dataset: its name.
-        folder: where it lies.
-        described: samples, classes and what is left out; None if it cannot be read as a whole.
-        read: samples that can be read.
-        faults: a sentence each.
-    """
-
-    dataset: str
-    folder: str
-    described: str | None
-    read: int
-    faults: list[str]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**self.__dict__}
 
 
 @click.command("check-data")
@@ -73,11 +52,11 @@ def check_data(
         requests = list(_of_experiment(configfile, site_name, dataset))
     done = []
     for request in requests:
-        done.append(_checked(request))
+        done.append(check_files(request))
         if not as_json:
             _show(done[-1])
     if as_json:
-        click.echo(json.dumps([checked.to_dict() for checked in done], indent=1))
+        click.echo(json.dumps([asdict(checked) for checked in done], indent=1))
     if any(checked.faults for checked in done):
         sys.exit(1)
 
@@ -110,30 +89,7 @@ def _of_experiment(
         yield request_of(cell, site)
 
 
-def _checked(request: DataRequest) -> _Checked:
-    from ddlbench.datasets.files import DataError  # noqa: PLC0415 - numpy
-    from ddlbench.datasets.user_data import faults, inspect_user_data  # noqa: PLC0415
-
-    sentences: list[str] = []
-    read = 0
-    for fault in faults(request):
-        if fault is None:
-            read += 1
-        else:
-            sentences.append(printable(fault).removesuffix(_ADVICE))
-    described = None
-    try:
-        described = printable(inspect_user_data(request).described())
-    except DataError as error:
-        if not sentences:
-            sentences.append(printable(str(error)))
-    return _Checked(request.dataset, request.source, described, read, sentences)
-
-
-_ADVICE = ", and find others like it: ddlbench check-data"
-
-
-def _show(checked: _Checked) -> None:
+def _show(checked: CheckedData) -> None:
     described = checked.described or f"{checked.read:,} samples can be read"
     click.echo("\n".join(paragraph(f"{checked.dataset}: {described}", hanging="  ")))
     for fault in checked.faults:

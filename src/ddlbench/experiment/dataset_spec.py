@@ -227,10 +227,12 @@ _READ_ONLY = ("huggingface", "webdataset")
 
 def format_problem(spec: DatasetSpec, data_format: str) -> str | None:
     """Why ``spec`` cannot be written as ``data_format``; None if it can."""
-    if data_format in ("native", spec.native_format) and (spec.codec or spec.source):
+    if data_format == "native" or (spec.codec and data_format == spec.native_format):
         return None
-    if spec.source:
+    if spec.source and data_format != spec.native_format:
         return f"it lies there as {spec.native_format}"
+    if spec.source:
+        return None
     if data_format in _READ_ONLY:
         return "such files are read only"
     if (spec.kind == "tokens") != (data_format == "tokens"):

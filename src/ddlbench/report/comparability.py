@@ -97,22 +97,22 @@ class Circumstances:
     """What a cell was measured on and with, each entry once; empty where unknown.
 
     Args:
-        own_data: digest of the user's own data.
         processors: models of its GPUs; on CPU of its CPUs.
         host_processors: the CPUs of its hosts.
         cpu_count: cores of a host.
         host_kinds: names of its hosts, with ``#`` for numbers, without the domain.
         versions: of packages and drivers that run steps, as ``torch 2.13.0``.
         commit: of this program.
+        own_data: digest of the user's own data.
     """
 
-    own_data: tuple[str, ...] = ()
     processors: tuple[str, ...] = ()
     host_processors: tuple[str, ...] = ()
     cpu_count: tuple[str, ...] = ()
     host_kinds: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
     commit: tuple[str, ...] = ()
+    own_data: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, result: Result) -> Circumstances:

@@ -334,7 +334,8 @@ def test_it_is_data(tmp_path: Path) -> None:
     _finish(tmp_path, BASE)
     cost = estimate(_rows(BASE, DDP), WHOLE_NODES, tmp_path)
     again = json.loads(json.dumps(cost.to_dict()))
-    assert Budget(**{**again, "warnings": tuple(again["warnings"])}) == cost
+    texts = {name: tuple(again[name]) for name in ("data", "warnings")}
+    assert Budget(**{**again, **texts}) == cost
 
 
 def test_what_is_shown(tmp_path: Path) -> None:

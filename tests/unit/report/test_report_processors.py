@@ -116,7 +116,9 @@ def test_gpus_of_other_hosts_have_a_speedup_and_a_note(measured):
 
 def test_a_result_without_ranks_has_nothing_to_say():
     nothing = Circumstances.of(
-        SimpleNamespace(ranks=(), provenance=Provenance(), device_kind="cuda", link=None)
+        SimpleNamespace(
+            ranks=(), provenance=Provenance(), device_kind="cuda", link=None, own_data=None
+        )
     )
     assert nothing == Circumstances()
     assert nothing.notes() == []
@@ -126,7 +128,9 @@ def test_a_result_without_ranks_has_nothing_to_say():
 def test_emulated_nodes_are_their_host():
     """Else every cell over an emulated link would run on other hosts than its base."""
     ranks = [SimpleNamespace(host=f"node{n}", cpu_model=OLD, gpu_models=[]) for n in range(2)]
-    result = SimpleNamespace(ranks=ranks, provenance=Provenance(), device_kind="cpu", link=None)
+    result = SimpleNamespace(
+        ranks=ranks, provenance=Provenance(), device_kind="cpu", link=None, own_data=None
+    )
     assert Circumstances.of(result).host_kinds == ("node#",)
     result.link = SimpleNamespace(host="login7.cluster")
     assert Circumstances.of(result).host_kinds == ("login#",)
