@@ -229,16 +229,15 @@ def format_problem(spec: DatasetSpec, data_format: str) -> str | None:
     """Why ``spec`` cannot be written as ``data_format``; None if it can."""
     if data_format == "native" or (spec.codec and data_format == spec.native_format):
         return None
-    if spec.source and data_format != spec.native_format:
-        return f"it lies there as {spec.native_format}"
     if spec.source:
-        return None
+        same = data_format == spec.native_format
+        return None if same else f"it lies there as {spec.native_format}"
     if data_format in _READ_ONLY:
         return "such files are read only"
     if (spec.kind == "tokens") != (data_format == "tokens"):
         return f"{spec.kind} are not written as {data_format}"
-    if spec.kind == "volumes" and data_format != "raw":
-        return "volumes are written as raw only"
+    if spec.kind == "volumes":
+        return None if data_format == "raw" else "volumes are written as raw only"
     return _image_problem(spec, data_format)
 
 
