@@ -183,9 +183,9 @@ def _with_features(offers: list[Offer], constraint: str | None) -> list[Offer]:
             f"--constraint {constraint}: write one feature, or several as a&b; others go into the "
             "site's file"
         )
-    held = [offer for offer in offers if holds(constraint, offer.kind.features)]
+    held = [offer for offer in offers if holds(constraint, offer.kind.all_features)]
     if not held:
-        features = sorted({f for offer in offers for f in offer.kind.features})
+        features = sorted({f for offer in offers for f in offer.kind.all_features})
         listed = f"write one of {', '.join(features)}" if features else "nodes have no features"
         raise ConfigError(f"--constraint {constraint}: no such node has it; {listed}")
     return held

@@ -99,7 +99,7 @@ def _serving(site: Site, kinds: Sequence[NodeKind]) -> list[NodeKind]:
         kind
         for kind in kinds
         if kind.gpus_of(site.slurm.get("gpu_type")) >= needed
-        and holds(str(site.slurm.get("constraint") or ""), kind.features)
+        and holds(str(site.slurm.get("constraint") or ""), kind.all_features)
         and (kind.memory_mb is None or kind.memory_mb >= memory_mb)
     ]
 

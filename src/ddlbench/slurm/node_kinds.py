@@ -43,6 +43,12 @@ _MARKS = {"*": "not responding", "$": "in maintenance"}
 _SLICE = re.compile(
     r"((?<![a-z0-9])([1-7]g[._-]?\d+(gb)?|[12347]g)|(?<![a-z])mig\d*)(?![a-z0-9])", re.IGNORECASE
 )
+# Equal nodes of two racks are of one kind.
+_OF_A_PLACE = re.compile(
+    r"(rack|row|chassis|switch|leaf|spine|island|isle|cage|cabinet|pod|room|enclosure|building|dc)"
+    r"([-_.:]?\w*\d\w*|[-_.:][a-z])|r\d+(-?[cun]\d+)*|sw\d+",
+    re.IGNORECASE,
+)
 _UNSET_MEMORY_MB = 1  # SLURM's default where the administrator gave none; slurm.conf(5), RealMemory
 _COLUMNS = 8
 
@@ -59,7 +65,8 @@ class NodeKind:
         cpus_per_node: that SLURM allocates, the least of these nodes.
         memory_mb: of a node (SLURM's MB); None where the administrator gave none.
         gpus: types of a node's GPUs and how many it has of each; "" is a GPU without a type.
-        features: of each node.
+        features: of each node, but for those that only say where it stands.
+        places: features that say where nodes stand, such as a rack; those of some of the nodes.
         usable: nodes that run jobs or could.
         unusable: states of the other nodes, and how many are in each.
     """
@@ -74,10 +81,16 @@ class NodeKind:
     features: tuple[str, ...]
     usable: int
     unusable: tuple[tuple[str, int], ...] = ()
+    places: tuple[str, ...] = ()
 
     @property
     def nodes(self) -> int:
         return self.usable + sum(count for _, count in self.unusable)
+
+    @property
+    def all_features(self) -> tuple[str, ...]:
+        """Features that a constraint may name."""
+        return (*self.features, *self.places)
 
     def gpus_of(self, gpu_type: str | None) -> int:
         """GPUs of a type that a node has; of all types together where none is named."""
@@ -111,6 +124,7 @@ def _parse_row(line: str, default: str | None) -> NodeKind | None:
     why = why_unusable(last) if bar else None
     features = before if bar else rest
     memory_mb, count = _whole(memory), _whole(nodes)
+    named = [name for name in features.split(",") if name and name != "(null)"]
     return NodeKind(
         partition=name.removesuffix("*"),
         is_default=name in (default, f"{name.removesuffix('*')}*"),
@@ -119,7 +133,8 @@ def _parse_row(line: str, default: str | None) -> NodeKind | None:
         cpus_per_node=_whole(cpus),
         memory_mb=memory_mb if memory_mb > _UNSET_MEMORY_MB else None,
         gpus=tuple(sorted(parse_gres(gres).items())),
-        features=tuple(f for f in features.split(",") if f and f != "(null)"),
+        features=tuple(name for name in named if not _OF_A_PLACE.fullmatch(name)),
+        places=tuple(filter(_OF_A_PLACE.fullmatch, named)),
         usable=0 if why else count,
         unusable=((why, count),) if why and count else (),
     )
@@ -132,6 +147,7 @@ def _added(first: NodeKind, second: NodeKind) -> NodeKind:
         cpus_per_node=min(first.cpus_per_node, second.cpus_per_node),
         usable=first.usable + second.usable,
         unusable=tuple(unusable_in([first, second]).items()),
+        places=tuple(dict.fromkeys((*first.places, *second.places))),
     )
 
 

@@ -127,3 +127,13 @@ def test_sinfo_is_asked_for_states_and_exact_rows(tmp_path, monkeypatch):
     assert kind.is_default
     assert (kind.usable, kind.unusable) == (0, (("down", 3),))
     assert "--exact" in (tmp_path / "words").read_text()
+
+
+def test_racks_are_no_kinds_of_node() -> None:
+    rows = "\n".join(
+        f"gpu|8|64|515000|gpu:a100:4|1-00:00:00|up|a100,ib,{place}|idle"
+        for place in ("rack1", "rack2", "row-b", "switch_07", "island3")
+    )
+    (kind,) = parse_kinds(rows, "gpu")
+    assert (kind.usable, kind.features) == (40, ("a100", "ib"))
+    assert {"ib", "rack2"} <= set(kind.all_features)
