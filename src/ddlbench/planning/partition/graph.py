@@ -81,13 +81,16 @@ class LayerGraph:
     def orders(self) -> Iterator[list[int]]:
         """Orders in which the network could run.
 
-        By number, a branch at a time, all branches abreast, and each time with the narrowest cut.
+        By number; each time with the narrowest cut; a branch at a time and all branches abreast,
+        each from the start and from the end.
         """
         yield list(range(len(self.nodes)))
-        missing = [len(inputs) for inputs in self.read]
-        yield list(_run_order(self.readers, missing, lambda _node, turn: -turn))
-        yield list(_run_order(self.readers, missing, lambda _node, turn: turn))
         yield list(self._narrow_order())
+        onwards = [len(inputs) for inputs in self.read]
+        backwards = [len(readers) for readers in self.readers]
+        for urgency in (lambda _node, turn: -turn, lambda _node, turn: turn):
+            yield list(_run_order(self.readers, onwards, urgency))
+            yield list(_run_order(self.read, backwards, urgency))[::-1]
 
     def _narrow_order(self) -> Iterator[int]:
         missing = [len(inputs) for inputs in self.read]

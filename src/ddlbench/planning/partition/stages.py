@@ -31,10 +31,11 @@ from ddlbench.planning.partition.chain import Array, Chain, MemoryLimit, States
 from ddlbench.planning.partition.cost import CostModel, Level, cost_model
 from ddlbench.planning.partition.graph import LayerGraph
 from ddlbench.planning.partition.programme import Piece, solve
-from ddlbench.planning.partition.states import graph_states
+from ddlbench.planning.partition.search import search
+from ddlbench.planning.partition.states import GraphStates, all_states, graph_states
 from ddlbench.planning.schedules.pipedream import warmups
 
-MOST_LIMITED = 450  # states of a graph under a memory limit, which takes more time and memory
+MOST_STATES = 700  # of a graph, for seconds of time with two levels
 NO_LINKS = float("inf")  # bytes per second: cuts cost nothing
 
 
@@ -106,13 +107,8 @@ def partition_graph(
     Raises:
         ConfigError: as in :func:`partition`.
     """
-    antichains = cost_model(model).antichains
-    states = graph_states(graph, antichains)
-    found = partition(states, levels, model, straight)
-    if memory is not None and max(stage_memory_bytes(found, states, memory)) > memory.limit_bytes:
-        if len(states) > MOST_LIMITED:
-            states = graph_states(graph, antichains, MOST_LIMITED)
-        found = partition(states, levels, model, straight, memory)
+    states = _states_to_cut(graph, levels, model, straight, memory)
+    found = partition(states, levels, model, straight, memory)
     order = states.order([stage.last - 1 for stage in found.stages])
     held = states.members.sum(axis=1)
     ends = [0, *(int(held[stage.last - 1]) for stage in found.stages)]
@@ -121,6 +117,28 @@ def partition_graph(
         for (first, last), stage in zip(pairwise(ends), found.stages, strict=True)
     )
     return graph.chain(order), Partition(stages, found.period_s)
+
+
+def _states_to_cut(
+    graph: LayerGraph,
+    levels: Sequence[Level],
+    model: str,
+    straight: bool,
+    memory: MemoryLimit | None,
+) -> GraphStates:
+    """All states of a graph, or those among which a search found the least period."""
+    closed = all_states(graph, MOST_STATES)
+    if closed is not None:
+        return graph_states(graph, closed, cost_model(model).antichains)
+
+    def cuts_of(states: GraphStates) -> tuple[float, list[int]]:
+        try:
+            found = partition(states, levels, model, straight, memory)
+        except ConfigError:  # none exists or fits at these states
+            return float("inf"), []
+        return found.period_s, [stage.last - 1 for stage in found.stages]
+
+    return search(graph, math.prod(level.machines for level in levels), cuts_of)
 
 
 def stage_memory_bytes(cut: Partition, states: States, memory: MemoryLimit) -> tuple[float, ...]:

@@ -18,13 +18,11 @@ follow the release; the other ones count each tensor that crosses once. A tensor
 crosses to the loss.
 
 Some networks have more states than can be listed: a block of four branches alone has hundreds, and
-the release gives up. Of such a network the states along a few orders are taken, and the tensors
-that cross count once each, also where a cost model follows the release. So a partition that is
-returned exists and costs what it says, but a better one may exist.
+the release gives up. :mod:`ddlbench.planning.partition.search` picks states of such a network.
 
-Two departures from the release, which take nothing from a single network: it never visits what is
-not connected with the first source, and with several levels it takes the difference between two
-states for a stage even if they do not contain each other.
+The release departs from this in two ways that make a period too short. It never visits what only an
+input joins to the first source. With several levels, it also takes the difference between two
+states for a stage that do not contain each other.
 
 Source: ``graph/graph.py`` (``antichain_dag``, ``augment_antichain``) of the PipeDream release.
 """
@@ -32,7 +30,7 @@ Source: ``graph/graph.py`` (``antichain_dag``, ``augment_antichain``) of the Pip
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,8 +38,6 @@ from numpy.typing import NDArray
 
 from ddlbench.planning.partition.chain import Array, Node, States
 from ddlbench.planning.partition.graph import LayerGraph
-
-MOST_STATES = 1300  # seconds of time, and hundreds of megabytes, with two levels
 
 
 @dataclass(frozen=True)
@@ -79,6 +75,10 @@ class GraphStates(States):
         within = (held @ held.T == sizes[:, None]) & (sizes[:, None] < sizes[None, :])
         return np.vstack([np.ones((1, len(sizes)), dtype=bool), within[:-1]])
 
+    def set_of(self, state: int) -> int:
+        """The nodes of a state as a set of bits."""
+        return sum(1 << int(node) for node in np.flatnonzero(self.members[state]))
+
     def order(self, cuts: Sequence[int]) -> list[int]:
         """The nodes, those of earlier stages first; ``cuts`` are the last state of each stage."""
         order: list[int] = []
@@ -89,23 +89,17 @@ class GraphStates(States):
         return order
 
 
-def graph_states(graph: LayerGraph, antichains: bool, most: int = MOST_STATES) -> GraphStates:
-    """All states of a graph; of a graph with more than ``most``, so many of them.
+def graph_states(graph: LayerGraph, closed: Iterable[int], antichains: bool) -> GraphStates:
+    """States of a graph, to cut it after.
 
     Args:
         graph: the network.
+        closed: sets of nodes, among them that of all nodes.
         antichains: the tensors that cross a cut are counted as in the release.
-        most: states that are taken.
     """
-    states = _all_states(graph, most)
-    listed = states is not None
-    if states is None:
-        states = _states_of_orders(graph, most)
-    states.sort(key=lambda state: (state.bit_count(), state))
+    states = sorted(closed, key=lambda state: (state.bit_count(), state))
     members = np.array([list(_bits(state, len(graph.nodes))) for state in states], dtype=bool)
-    sent = _antichain_sent(graph, states, members) if antichains and listed else None
-    if sent is None:
-        sent = _sent_once(graph, members)
+    sent = _antichain_sent(graph, states, members) if antichains else _sent_once(graph, members)
     sizes = np.array([node.output_bytes for node in graph.nodes])
     return GraphStates(graph.nodes, members, np.array([math.fsum(sizes[row]) for row in sent]))
 
@@ -114,22 +108,24 @@ def _bits(state: int, count: int) -> Iterator[bool]:
     return (sign == "1" for sign in reversed(f"{state:0{count}b}"))
 
 
-def _all_states(graph: LayerGraph, most: int) -> list[int] | None:
+def all_states(graph: LayerGraph, most: int) -> list[int] | None:
     """The states that the release visits; None if they are more than ``most``.
 
     It goes on from a state with each node that reads from it, and takes what this node needs too.
-    From a single source this visits every closed set of nodes.
+    From a single source this visits every closed set of nodes. States that differ only in nodes
+    that cost nothing are one: such a node runs where the first node that reads it does.
     """
-    everything = (1 << len(graph.nodes)) - 1
-    start = graph.closures[0]
+    everything, free = (1 << len(graph.nodes)) - 1, _free_nodes(graph)
+    start = graph.closures[lowest(everything & ~free or everything)]
     seen, ahead = {start}, [start]
     while ahead:
         state = ahead.pop()
-        outside = _next_nodes(graph, state)
-        if not outside and state != everything:  # a part that only an input joins to this one
-            outside = ~state & -~state
+        outside = next_nodes(graph, state) & ~free
+        if not outside:  # the rest is joined to this by an input, or by what costs nothing
+            outside = everything & ~state & ~free or everything & ~state
+            outside &= -outside
         while outside:
-            node = (outside & -outside).bit_length() - 1
+            node = lowest(outside)
             outside &= outside - 1
             further = state | graph.closures[node]
             if further not in seen:
@@ -140,37 +136,28 @@ def _all_states(graph: LayerGraph, most: int) -> list[int] | None:
     return list(seen)
 
 
-def _next_nodes(graph: LayerGraph, state: int) -> int:
+def _free_nodes(graph: LayerGraph) -> int:
+    """Nodes that cost nothing and need nothing that does."""
+    free = 0
+    for number, node in enumerate(graph.nodes):
+        costs = node.time_s or node.output_bytes or node.parameter_bytes
+        if not costs and graph.closures[number] & ~free == 1 << number:
+            free |= 1 << number
+    return free
+
+
+def lowest(nodes: int) -> int:
+    """The first node of a set."""
+    return (nodes & -nodes).bit_length() - 1
+
+
+def next_nodes(graph: LayerGraph, state: int) -> int:
     """The nodes outside a state that read from it."""
     readers, rest = 0, state
     while rest:
-        readers |= graph.reader_sets[(rest & -rest).bit_length() - 1]
+        readers |= graph.reader_sets[lowest(rest)]
         rest &= rest - 1
     return readers & ~state
-
-
-def _states_of_orders(graph: LayerGraph, most: int) -> list[int]:
-    """States along orders: all of the first order, then the narrowest of the others."""
-    if len(graph.nodes) >= most:
-        return _narrowest(graph, most)
-    states: dict[int, float] = {}
-    for order in graph.orders():
-        state = 0
-        for node, entry in zip(order, graph.chain(order).nodes, strict=True):
-            state |= 1 << node
-            states.setdefault(state, entry.output_bytes)
-    kept = list(states)
-    further = sorted(kept[len(graph.nodes) :], key=states.__getitem__)
-    return kept[: len(graph.nodes)] + further[: most - len(graph.nodes)]
-
-
-def _narrowest(graph: LayerGraph, most: int) -> list[int]:
-    """Of a very long network, the narrowest cut in each of ``most`` equal parts of its order."""
-    count = len(graph.nodes)
-    outputs = graph.chain(range(count)).output_bytes
-    parts = np.array_split(np.arange(count - 1), most - 1)
-    ends = [int(part[outputs[part].argmin()]) for part in parts]
-    return [(2 << end) - 1 for end in [*ends, count - 1]]
 
 
 def _sent_once(graph: LayerGraph, members: NDArray[np.bool_]) -> NDArray[np.bool_]:
