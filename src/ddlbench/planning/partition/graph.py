@@ -19,6 +19,7 @@ import heapq
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 
 from ddlbench.planning.partition.chain import Chain, Node
@@ -93,24 +94,31 @@ class LayerGraph:
             yield list(_run_order(self.read, backwards, urgency))[::-1]
 
     def _narrow_order(self) -> Iterator[int]:
+        """Of the nodes that could run next, always the one after which the cut is narrowest."""
         missing = [len(inputs) for inputs in self.read]
-        waiting = [len(readers) for readers in self.readers]
-        ready = {node for node, count in enumerate(missing) if not count}
+        waiting = [set(readers) for readers in self.readers]
 
         def widening(node: int) -> tuple[float, int]:
-            ends = sum(self.nodes[n].output_bytes for n in self.read[node] if waiting[n] == 1)
+            ends = sum(self.nodes[n].output_bytes for n in self.read[node] if len(waiting[n]) == 1)
             return self.nodes[node].output_bytes - ends, node
 
+        ready = [widening(node) for node, count in enumerate(missing) if not count]
+        heapq.heapify(ready)
         while ready:
-            node = min(ready, key=widening)
-            ready.remove(node)
+            _, node = heapq.heappop(ready)
+            if missing[node] < 0:
+                continue  # it has run: this was its entry of before
+            missing[node] = -1
             yield node
             for source in self.read[node]:
-                waiting[source] -= 1
+                waiting[source].remove(node)
+                for reader in waiting[source] if len(waiting[source]) == 1 else ():
+                    if not missing[reader]:
+                        heapq.heappush(ready, widening(reader))
             for reader in self.readers[node]:
                 missing[reader] -= 1
                 if not missing[reader]:
-                    ready.add(reader)
+                    heapq.heappush(ready, widening(reader))
 
     def chain(self, order: Sequence[int]) -> Chain:
         """The nodes in such an order, each with the bytes of all tensors that cross a cut after it.
@@ -119,14 +127,14 @@ class LayerGraph:
         """
         waiting = [len(readers) for readers in self.readers]
         nodes: list[Node] = []
-        crossing: dict[int, float] = {}
+        crossing = Fraction(0)  # exact: what has crossed leaves no rounding behind
         for node in order:
-            crossing[node] = self.nodes[node].output_bytes
+            crossing += Fraction(self.nodes[node].output_bytes)
             for source in self.read[node]:
                 waiting[source] -= 1
                 if not waiting[source]:
-                    del crossing[source]
-            nodes.append(replace(self.nodes[node], output_bytes=sum(crossing.values())))
+                    crossing -= Fraction(self.nodes[source].output_bytes)
+            nodes.append(replace(self.nodes[node], output_bytes=float(crossing)))
         return Chain(tuple(nodes))
 
 

@@ -27,7 +27,7 @@ from ddlbench.planning.partition.chain import Node
 from ddlbench.planning.partition.graph import LayerGraph
 
 FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
-MOST_NODES = 20_000
+MOST_NODES = 5_000
 _LARGEST = 1e30
 _INPUT = re.compile(r"Input\d*(\W.*)?")
 _LINES = (
@@ -133,7 +133,9 @@ def _sum(text: str, field: str, where: str) -> float:
 def _check(path: Path, nodes: dict[str, _Line], edges: dict[tuple[str, str], int]) -> None:
     """Whether the edges join all nodes, and go forward."""
     if len(nodes) > MOST_NODES:
-        raise ConfigError(f"{path}: {len(nodes)} nodes; join some, {MOST_NODES} are the most")
+        raise ConfigError(
+            f"{path}: {len(nodes)} nodes; join some until there are at most {MOST_NODES}"
+        )
     for (source, reader), number in edges.items():
         for name in (source, reader):
             if name not in nodes:

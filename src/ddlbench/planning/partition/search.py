@@ -15,36 +15,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 from ddlbench.planning.partition.graph import LayerGraph
-from ddlbench.planning.partition.states import GraphStates, graph_states, lowest, next_nodes
+from ddlbench.planning.partition.states import (
+    GraphStates,
+    graph_states,
+    lowest,
+    next_nodes,
+    packed,
+)
 
-_COARSE = 240  # states of an order to begin with
-_NEAR = 480  # states around all cuts of a partition: half a second with two levels
 _ROUNDS = 12
 _REFINED = 2  # beginnings that are followed further
 
 CutsOf = Callable[[GraphStates], tuple[float, Sequence[int]]]
 
 
-def search(graph: LayerGraph, stages: int, cuts_of: CutsOf) -> GraphStates:
+def search(graph: LayerGraph, stages: int, most: int, cuts_of: CutsOf) -> GraphStates:
     """States among which ``cuts_of`` finds the least period.
 
     Args:
         graph: the network.
-        stages: the most that it is cut into.
+        stages: the fewest that it is cut into.
+        most: states of a round.
         cuts_of: the least period of a partition at some states, and the last state of each stage;
             an infinite one if there is none.
     """
     orders = [_Order(graph, order) for order in graph.orders()]
-    alone = [set(order.narrowest(max(_COARSE, 4 * stages))) for order in orders]
-    share = 2 * _COARSE // len(orders)
+    alone = [set(order.narrowest(max(most // 2, 4 * stages))) for order in orders]
+    share = most // len(orders)
     mixed = {state for order in orders for state in order.narrowest(share)}
     begun = [_tried(graph, states, cuts_of) for states in (mixed, *alone)]
     begun.sort(key=lambda tried: tried.period_s)
-    followed = [_refined(graph, orders, tried, cuts_of) for tried in begun[:_REFINED]]
+    followed = [_refined(graph, orders, tried, most, cuts_of) for tried in begun[:_REFINED]]
     return min(followed, key=lambda tried: tried.period_s).states
 
 
@@ -63,13 +69,15 @@ def _tried(graph: LayerGraph, closed: set[int], cuts_of: CutsOf) -> _Tried:
     return _Tried(states, period_s, tuple(states.set_of(cut) for cut in cuts))
 
 
-def _refined(graph: LayerGraph, orders: Sequence[_Order], tried: _Tried, cuts_of: CutsOf) -> _Tried:
+def _refined(
+    graph: LayerGraph, orders: Sequence[_Order], tried: _Tried, most: int, cuts_of: CutsOf
+) -> _Tried:
     """The best that is reached through states near the cuts, step by step."""
     for _ in range(_ROUNDS):
         inner = tried.cuts[:-1]
         near = {*tried.cuts}
         for cut in inner:
-            near |= _near(graph, orders, cut, _NEAR // len(inner))
+            near |= _near(graph, orders, cut, most // len(inner))
         if not inner:
             break
         further = _tried(graph, near, cuts_of)
@@ -84,7 +92,7 @@ class _Order:
 
     def __init__(self, graph: LayerGraph, order: Sequence[int]) -> None:
         chain = graph.chain(order)
-        self._order = order
+        self._order = np.array(order)
         self._sent = chain.output_bytes
         self._until_s = np.cumsum([node.time_s for node in chain.nodes])
 
@@ -107,7 +115,9 @@ class _Order:
                     yield self._state(place)
 
     def _state(self, place: int) -> int:
-        return sum(1 << node for node in self._order[: place + 1])
+        held = np.zeros(len(self._order), dtype=np.bool_)
+        held[self._order[: place + 1]] = True
+        return packed(held)
 
 
 def _near(graph: LayerGraph, orders: Sequence[_Order], cut: int, count: int) -> set[int]:
@@ -121,7 +131,7 @@ def _near(graph: LayerGraph, orders: Sequence[_Order], cut: int, count: int) -> 
     moved: set[int] = set()
     while ahead and len(moved) < count // 2:
         state = ahead.pop(0)
-        for further in _steps(graph, state):
+        for further in islice(_steps(graph, state), count):
             if further not in moved:
                 moved.add(further)
                 ahead.append(further)

@@ -35,7 +35,8 @@ from ddlbench.planning.partition.search import search
 from ddlbench.planning.partition.states import GraphStates, all_states, graph_states
 from ddlbench.planning.schedules.pipedream import warmups
 
-MOST_STATES = 700  # of a graph, for seconds of time with two levels
+_MOST_STATES = 700  # of a graph that are all taken: seconds with two levels
+_SEARCHED_STATES = 480  # at once, where they are more; a memory limit or many devices take longer
 NO_LINKS = float("inf")  # bytes per second: cuts cost nothing
 
 
@@ -107,8 +108,11 @@ def partition_graph(
     Raises:
         ConfigError: as in :func:`partition`.
     """
-    states = _states_to_cut(graph, levels, model, straight, memory)
-    found = partition(states, levels, model, straight, memory)
+    states = _states_to_cut(graph, levels, model, straight, None)
+    found = partition(states, levels, model, straight)
+    if memory is not None and max(stage_memory_bytes(found, states, memory)) > memory.limit_bytes:
+        states = _states_to_cut(graph, levels, model, straight, memory)
+        found = partition(states, levels, model, straight, memory)
     order = states.order([stage.last - 1 for stage in found.stages])
     held = states.members.sum(axis=1)
     ends = [0, *(int(held[stage.last - 1]) for stage in found.stages)]
@@ -127,7 +131,9 @@ def _states_to_cut(
     memory: MemoryLimit | None,
 ) -> GraphStates:
     """All states of a graph, or those among which a search found the least period."""
-    closed = all_states(graph, MOST_STATES)
+    devices = math.prod(level.machines for level in levels)
+    many_devices, limited = devices > 16, memory is not None
+    closed = all_states(graph, _MOST_STATES)
     if closed is not None:
         return graph_states(graph, closed, cost_model(model).antichains)
 
@@ -138,7 +144,8 @@ def _states_to_cut(
             return float("inf"), []
         return found.period_s, [stage.last - 1 for stage in found.stages]
 
-    return search(graph, math.prod(level.machines for level in levels), cuts_of)
+    most = _SEARCHED_STATES // (4 if limited else 1) // (2 if many_devices else 1)
+    return search(graph, devices if straight else 1, most, cuts_of)
 
 
 def stage_memory_bytes(cut: Partition, states: States, memory: MemoryLimit) -> tuple[float, ...]:

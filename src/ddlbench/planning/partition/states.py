@@ -30,7 +30,7 @@ Source: ``graph/graph.py`` (``antichain_dag``, ``augment_antichain``) of the Pip
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -77,7 +77,7 @@ class GraphStates(States):
 
     def set_of(self, state: int) -> int:
         """The nodes of a state as a set of bits."""
-        return sum(1 << int(node) for node in np.flatnonzero(self.members[state]))
+        return packed(self.members[state])
 
     def order(self, cuts: Sequence[int]) -> list[int]:
         """The nodes, those of earlier stages first; ``cuts`` are the last state of each stage."""
@@ -98,14 +98,22 @@ def graph_states(graph: LayerGraph, closed: Iterable[int], antichains: bool) -> 
         antichains: the tensors that cross a cut are counted as in the release.
     """
     states = sorted(closed, key=lambda state: (state.bit_count(), state))
-    members = np.array([list(_bits(state, len(graph.nodes))) for state in states], dtype=bool)
+    members = _unpacked(states, len(graph.nodes))
     sent = _antichain_sent(graph, states, members) if antichains else _sent_once(graph, members)
     sizes = np.array([node.output_bytes for node in graph.nodes])
     return GraphStates(graph.nodes, members, np.array([math.fsum(sizes[row]) for row in sent]))
 
 
-def _bits(state: int, count: int) -> Iterator[bool]:
-    return (sign == "1" for sign in reversed(f"{state:0{count}b}"))
+def packed(held: NDArray[np.bool_]) -> int:
+    """A set of bits from one truth value for each node."""
+    return int.from_bytes(np.packbits(held, bitorder="little").tobytes(), "little")
+
+
+def _unpacked(sets: Iterable[int], count: int) -> NDArray[np.bool_]:
+    """Of each set, one truth value for each of ``count`` nodes."""
+    content = b"".join(nodes.to_bytes(-(-count // 8), "little") for nodes in sets)
+    rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, -(-count // 8))
+    return np.unpackbits(rows, axis=1, count=count, bitorder="little").astype(np.bool_)
 
 
 def all_states(graph: LayerGraph, most: int) -> list[int] | None:
@@ -116,6 +124,8 @@ def all_states(graph: LayerGraph, most: int) -> list[int] | None:
     that cost nothing are one: such a node runs where the first node that reads it does.
     """
     everything, free = (1 << len(graph.nodes)) - 1, _free_nodes(graph)
+    if len(graph.nodes) - free.bit_count() > 4 * most:
+        return None  # a state for almost every node at least
     start = graph.closures[lowest(everything & ~free or everything)]
     seen, ahead = {start}, [start]
     while ahead:
@@ -189,5 +199,5 @@ def _antichain_sent(
         for node in np.flatnonzero(held).tolist():
             if not graph.reader_sets[node] & state:
                 sent |= 1 << node | forks[node]
-        counted.append(list(_bits(sent, len(held))))
-    return np.array(counted, dtype=bool)
+        counted.append(sent)
+    return _unpacked(counted, len(graph.nodes))
