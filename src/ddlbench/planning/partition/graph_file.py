@@ -28,6 +28,7 @@ from ddlbench.planning.partition.graph import LayerGraph
 
 FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 MOST_NODES = 5_000
+_STARTS = tuple(f"{field}=" for field in FIELDS)
 _LARGEST = 1e30
 _INPUT = re.compile(r"Input\d*(\W.*)?")
 _LINES = (
@@ -57,18 +58,19 @@ def graph_of(text: str, path: Path) -> LayerGraph:
         line, where = raw.strip(), f"{path}, line {number}"
         if not line or line.startswith("#"):
             continue
-        before, first_field, after = line.partition(f"{FIELDS[0]}=")
+        start = min((at for at in map(line.find, _STARTS) if at >= 0), default=-1)
+        before, fields = (line[:start], line[start:]) if start >= 0 else (line, "")
         name, dashes, layer = (part.strip() for part in before.partition("--"))
-        if first_field and _is_name(name) and layer.endswith("--"):
+        if fields and _is_name(name) and layer.endswith("--"):
             if name in nodes:
                 raise ConfigError(
                     f"{where}: {shown(name)} is also in line {nodes[name].number}; write each "
                     "node once"
                 )
-            fields = f"{first_field}{after}".partition("--")[0]  # behind them is a stage_id
             layer = layer.removesuffix("--").strip()
-            nodes[name] = _Line(number, layer, _node(name, fields.strip(), where))
-        elif not first_field and _is_name(name) and dashes and _is_name(layer):
+            fields = fields.partition("--")[0].strip()  # behind them is a stage_id
+            nodes[name] = _Line(number, layer, _node(name, fields, where))
+        elif not fields and _is_name(name) and dashes and _is_name(layer):
             edges.setdefault((name, layer), number)
         else:
             raise ConfigError(f"{where}: {shown(line)} is no node and no edge; write {_LINES}")
@@ -104,12 +106,12 @@ def number_of(text: str) -> float:
 
 
 def _node(name: str, fields: str, where: str) -> Node:
-    pairs = [field.partition("=") for field in fields.split(",")]
-    values = {key.strip(): value.strip() for key, _, value in pairs}
+    pairs = [field.partition("=") for field in fields.removesuffix(",").split(",")]
+    values = {key.strip(): value.strip() for key, equals, value in pairs if equals}
     if len(values) != len(pairs) or not {*FIELDS} <= {*values}:
         raise ConfigError(
             f"{where}: {shown(fields)} is not {', '.join(f'{field}=NUMBER' for field in FIELDS)}; "
-            "write each once, with a point in a number and a comma between them"
+            "write each once, a point in a number, several outputs as [a; b; c]"
         )
     forward_ms, backward_ms, output, weights = (
         _sum(values[field], field, where) for field in FIELDS

@@ -85,7 +85,7 @@ def _table(path: Path, text: str) -> Chain:
     import pandas as pd  # noqa: PLC0415 - slow to import, and every matrix imports this module
 
     try:
-        table = pd.read_csv(io.StringIO(text), comment="#")
+        table = pd.read_csv(io.StringIO(text), comment="#", skipinitialspace=True)
     except ValueError as error:  # pandas' errors are ValueErrors
         raise ConfigError(f"{path}: not a readable table: {error}") from error
     missing = [column for column in COLUMNS if column not in table.columns]
@@ -93,10 +93,11 @@ def _table(path: Path, text: str) -> Chain:
         raise ConfigError(
             f"{path}: no column {', '.join(missing)}; a profile has {', '.join(COLUMNS)}"
         )
-    numbers = {column: _numbers(path, table, column) for column in COLUMNS[2:]}
     names = [str(name).strip() for name in table["node"]]
     layers = [str(layer).strip() for layer in table["layer"]]
-    _check_chain(path, names, layers)
+    sizes = [str(size) for size in table["activation_bytes"]]
+    _check_chain(path, names, layers, sizes)
+    numbers = {column: _numbers(path, table, column) for column in COLUMNS[2:]}
     nodes: list[Node] = []
     for row, layer in enumerate(layers):
         if is_input(layer):
@@ -117,25 +118,27 @@ def _table(path: Path, text: str) -> Chain:
     return Chain(tuple(nodes))
 
 
-def _check_chain(path: Path, names: Sequence[str], layers: Sequence[str]) -> None:
+def _check_chain(
+    path: Path, names: Sequence[str], layers: Sequence[str], sizes: Sequence[str]
+) -> None:
     """Whether a table without edges can be a chain in the order of the forward pass."""
-    numbers = [re.search(r"\d+$", name) for name in names]
-    last, seen = -1, False
-    for name, layer, found in zip(names, layers, numbers, strict=True):
-        number = int(found[0][:18]) if found else last + 1
+    last, behind_layer = -1, False
+    for name, layer, size in zip(names, layers, sizes, strict=True):
+        digits = re.search(r"[0-9]{1,18}$", name)
+        number = int(digits[0]) if digits else last + 1
         wrong = None
-        if is_input(layer) and seen:
+        if is_input(layer) and behind_layer:
             wrong = f"node {shown(name)} is an input behind a layer"
-        elif found and number <= last:
+        elif number <= last:
             wrong = f"node {shown(name)} comes behind node {last}"
-        elif _JOINING.fullmatch(layer):
+        elif _JOINING.fullmatch(layer) or size.lstrip().startswith("["):
             wrong = f"node {shown(name)}, {shown(layer)}, takes or gives several tensors"
         if wrong:
             raise ConfigError(
                 f"{path}: {wrong}, so these rows are no chain in the order of the forward pass; "
                 "hand in PipeDream's graph.txt itself, which has the edges"
             )
-        last, seen = number, seen or not is_input(layer)
+        last, behind_layer = number, behind_layer or not is_input(layer)
 
 
 def _numbers(path: Path, table: pd.DataFrame, column: str) -> np.ndarray[Any, Any]:
