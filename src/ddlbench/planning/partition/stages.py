@@ -36,7 +36,8 @@ from ddlbench.planning.partition.states import GraphStates, all_states, graph_st
 from ddlbench.planning.schedules.pipedream import warmups
 
 _MOST_STATES = 700  # of a graph that are all taken: seconds with two levels
-_SEARCHED_STATES = 480  # at once, where they are more; a memory limit or many devices take longer
+_MOST_LIMITED_STATES = 450  # under a memory limit, which takes more time
+_SEARCHED_STATES = 480  # at once, where they are more
 NO_LINKS = float("inf")  # bytes per second: cuts cost nothing
 
 
@@ -132,8 +133,8 @@ def _states_to_cut(
 ) -> GraphStates:
     """All states of a graph, or those among which a search found the least period."""
     devices = math.prod(level.machines for level in levels)
-    many_devices, limited = devices > 16, memory is not None
-    closed = all_states(graph, _MOST_STATES)
+    limited = memory is not None
+    closed = all_states(graph, _MOST_LIMITED_STATES if limited else _MOST_STATES)
     if closed is not None:
         return graph_states(graph, closed, cost_model(model).antichains)
 
@@ -144,7 +145,7 @@ def _states_to_cut(
             return float("inf"), []
         return found.period_s, [stage.last - 1 for stage in found.stages]
 
-    most = _SEARCHED_STATES // (4 if limited else 1) // (2 if many_devices else 1)
+    most = _SEARCHED_STATES // (4 if limited else 1) // (2 if devices > 16 else 1)
     return search(graph, devices if straight else 1, most, cuts_of)
 
 
