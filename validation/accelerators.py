@@ -1,7 +1,7 @@
 """Writes the devices that ``config/sites/accelerators.yaml`` can emulate, from measured profiles.
 
     python validation/accelerators.py one-core results/local/profiles
-    python validation/accelerators.py pipedream tests/unit/planning/pipedream_vgg16_profile.csv
+    python validation/accelerators.py pipedream tests/unit/planning/pipedream_vgg16_graph.txt
 
 ``one-core`` keeps the profiles of a CPU site. The sixteen blocks of ``stack`` are one code, so each
 takes their mean. ``pipedream`` is the VGG-16 profile that the authors of PipeDream published
@@ -12,7 +12,7 @@ GPU at a mini-batch of 128 images of ImageNet. Other batch sizes are in proporti
 from __future__ import annotations
 
 import argparse
-import csv
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -95,28 +95,37 @@ def _equal(blocks: tuple[BlockProfile, ...]) -> tuple[BlockProfile, ...]:
     )
 
 
-def _of_pipedream(table: Path) -> Iterator[Profile]:
+def _published_nodes(graph: Path) -> list[dict[str, str]]:
+    """The nodes of a ``graph.txt`` by number: kind of layer, and the fields as it names them."""
+    nodes: dict[int, dict[str, str]] = {}
+    for line in graph.read_text("utf-8").splitlines():
+        if described := re.match(r"node(\d+) -- (\w+).* -- (forward_compute_time.*)", line):
+            fields = dict(re.findall(r"(\w+)=([\d.]+)", described[3]))
+            nodes[int(described[1])] = {"layer": described[2], **fields}
+    return [nodes[number] for number in sorted(nodes)]
+
+
+def _of_pipedream(graph: Path) -> Iterator[Profile]:
     """PipeDream's nodes 2 to 41 are the 40 blocks of VGG-16, in order."""
-    with table.open(encoding="utf-8", newline="") as file:
-        nodes = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    nodes = _published_nodes(graph)
     names = [*(f"features_{number}" for number in range(31)), "avgpool", "flatten"]
     names += [f"classifier_{number}" for number in range(7)]
-    entering = float(nodes[0]["activation_bytes"])
+    entering = float(nodes[0]["activation_size"])
     blocks: list[BlockProfile] = []
     layers: list[LayerProfile] = []
     tensors: list[ParameterTensor] = []
-    whole_s = sum(float(node["backward_ms"]) for node in nodes)
+    whole_s = sum(float(node["backward_compute_time"]) for node in nodes)
     ready_s = 0.0
     for index, (name, node) in enumerate(zip(names, nodes[1:], strict=True)):
-        leaving = float(node["activation_bytes"])
+        leaving = float(node["activation_size"])
         if node["layer"] == "Size":  # reads a shape; the tensor goes on as it is
             leaving = entering
         shared: dict[str, Any] = {
-            "parameter_bytes": int(node["parameter_bytes"]),
+            "parameter_bytes": int(float(node["parameter_size"])),
             "output_bytes_per_sample": leaving / _PIPEDREAM_BATCH,
             "saved_bytes_per_sample": entering / _PIPEDREAM_BATCH,
-            "forward": _proportional(float(node["forward_ms"])),
-            "backward": _proportional(float(node["backward_ms"])),
+            "forward": _proportional(float(node["forward_compute_time"])),
+            "backward": _proportional(float(node["backward_compute_time"])),
         }
         blocks.append(
             BlockProfile(

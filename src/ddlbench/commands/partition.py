@@ -14,11 +14,13 @@ from ddlbench.experiment.units import BYTES, TIMES
 from ddlbench.planning.partition import (
     COST_MODELS,
     Chain,
+    LayerGraph,
     Level,
     MemoryLimit,
     Partition,
     partition,
-    read_chain,
+    partition_graph,
+    read_network,
     stage_memory_bytes,
 )
 from ddlbench.planning.schedules.pipedream import warmups
@@ -124,8 +126,11 @@ def partition_command(
 ) -> None:
     """Cut a profiled network into pipeline stages, as PipeDream does.
 
+    PROFILE is a profile.json of this project, PipeDream's graph.txt, or a .csv table of a chain.
+
     A row is a stage: the layers of the profile that it runs, counted from 0 without its Input, and
     its replicas. JSON has [first, last, replicas], where last is the first layer of the next stage.
+    Layers of a graph.txt are counted stage by stage, and named.
     """
     if len(machines) != len(bandwidth):
         raise ConfigError(
@@ -136,13 +141,19 @@ def partition_command(
     limit = None
     if memory_bytes is not None:
         limit = MemoryLimit(memory_bytes, optimizer_states, extra_warmup)
-    chain = read_chain(profile, batch_size)
-    found = partition(chain, levels, cost_model, straight, limit)
+    network = read_network(profile, batch_size)
+    names: list[list[str]] = []  # of the nodes in each stage; a chain has them in the file's order
+    if isinstance(network, LayerGraph):
+        chain, found = partition_graph(network, levels, cost_model, straight, limit)
+        inside = [chain.nodes[stage.first : stage.last] for stage in found.stages]
+        names = [[node.name for node in nodes] for nodes in inside]
+    else:
+        chain, found = network, partition(network, levels, cost_model, straight, limit)
     if as_json:
-        click.echo(json.dumps(found.to_dict()))
+        click.echo(json.dumps(found.to_dict() | ({"nodes": names} if names else {})))
         return
     terms = limit or MemoryLimit(float("inf"), optimizer_states, extra_warmup)
-    click.echo("\n".join(_lines(found, chain, terms)))
+    click.echo("\n".join([*_lines(found, chain, terms), *_holdings(names)]))
 
 
 def _lines(found: Partition, chain: Chain, terms: MemoryLimit) -> list[str]:
@@ -170,3 +181,27 @@ def _lines(found: Partition, chain: Chain, terms: MemoryLimit) -> list[str]:
     )
     below = "Of one device: computing a mini-batch, weights, mini-batches in flight, memory."
     return [*paragraph(period), *table(columns, rows), *paragraph(below)]
+
+
+def _holdings(names: Sequence[Sequence[str]]) -> list[str]:
+    """What each stage holds, ``node2 .. node9`` for names whose numbers follow each other."""
+    lines: list[str] = []
+    for number, held in enumerate(names):
+        runs: list[list[str]] = []
+        for name in held:
+            if runs and _follows(runs[-1][-1], name):
+                runs[-1].append(name)
+            else:
+                runs.append([name])
+        texts = [run[0] if len(run) == 1 else f"{run[0]} .. {run[-1]}" for run in runs]
+        lines += paragraph(f"Stage {number}: {', '.join(texts)}", hanging="  ")
+    return lines
+
+
+def _follows(name: str, after: str) -> bool:
+    """Whether two names differ by one in the number at their end."""
+    stem = name.rstrip("0123456789")
+    digits, following = name[len(stem) :], after[len(stem) :]
+    if not after.startswith(stem) or not (digits.isascii() and digits.isdecimal()):
+        return False
+    return len(digits) < 19 and following == str(int(digits) + 1)

@@ -31,7 +31,7 @@ from ddlbench.experiment.site import load_site
 from ddlbench.experiment.units import TIMES
 
 ROOT = Path(__file__).resolve().parents[3]
-VGG16 = str(ROOT / "tests" / "unit" / "planning" / "pipedream_vgg16_profile.csv")
+VGG16 = str(ROOT / "tests" / "unit" / "planning" / "pipedream_vgg16_graph.txt")
 MEASURED = str(ROOT / "src" / "ddlbench" / "predict" / "paradl" / "published" / "measured.csv")
 MANY_NODES = str(
     ROOT / "src" / "ddlbench" / "predict" / "transformer" / "published" / "many_nodes.csv"

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from partition_reference import graph_line
 
 from ddlbench.commands.partition import partition_command
 from ddlbench.experiment.errors import ConfigError
 
-VGG16 = str(Path(__file__).with_name("pipedream_vgg16_profile.csv"))
+VGG16 = str(Path(__file__).with_name("pipedream_vgg16_graph.txt"))
 
 
 def _run(*args: str):
@@ -21,9 +22,11 @@ def _run(*args: str):
 def test_json() -> None:
     result = _run("--machines", "4", "--bandwidth", "1e9", "--json")
     assert result.exit_code == 0, result.output
+    nodes = [f"node{number}" for number in range(2, 42)]
     assert json.loads(result.output) == {
         "stages": [[0, 17, 3], [17, 40, 1]],
         "period_s": 0.205520896,
+        "nodes": [nodes[:17], nodes[17:]],
     }
 
 
@@ -55,6 +58,25 @@ def test_table() -> None:
     output = _run("--machines", "4", "--bandwidth", "1e9").output
     assert "206 ms a mini-batch, 3.27x one device" in output
     assert "17 .. 39" in output
+    assert "Stage 1: node19 .. node41" in output
+
+
+def test_a_stage_of_a_branching_network_names_its_nodes(tmp_path) -> None:
+    graph = tmp_path / "graph.txt"
+    lines = [graph_line(f"node{n}", time_ms=10) for n in range(1, 8)]
+    edges = ["1 2", "1 5", "2 3", "3 4", "5 6", "4 7", "6 7"]
+    lines += ["\tnode{} -- node{}".format(*edge.split()) for edge in edges]
+    graph.write_text("\n".join(lines))
+    args = [str(graph), "--machines", "3", "--bandwidth", "1e9", "--straight"]
+    found = json.loads(CliRunner().invoke(partition_command, [*args, "--json"]).output)
+    sizes = [last - first for first, last, _ in found["stages"]]
+    assert sizes == [len(names) for names in found["nodes"]]
+    assert sorted(name for names in found["nodes"] for name in names) == [
+        f"node{n}" for n in range(1, 8)
+    ]
+    output = CliRunner().invoke(partition_command, args).output
+    for number in range(3):
+        assert f"Stage {number}: node" in output
 
 
 def test_one_replicated_stage_is_called_data_parallelism() -> None:

@@ -16,11 +16,12 @@ from ddlbench.planning.partition import (
     Node,
     balance,
     chain_of_profile,
-    partition,
+    partition_graph,
     read_chain,
+    read_network,
 )
 
-VGG16 = Path(__file__).with_name("pipedream_vgg16_profile.csv")
+VGG16 = Path(__file__).with_name("pipedream_vgg16_graph.txt")
 HEADER = "node,layer,forward_ms,backward_ms,activation_bytes,parameter_bytes\n"
 
 
@@ -93,11 +94,36 @@ def test_profile_that_cannot_serve(profile, batch, says) -> None:
         chain_of_profile(profile, batch)
 
 
-def test_table_leaves_input_out_and_a_shape_carries_its_tensor() -> None:
-    chain = read_chain(VGG16)
-    assert chain.nodes[0].name == "2 Conv2d"
-    size = next(node for node in chain.nodes if node.name.endswith("Size"))
-    assert size.output_bytes == 12845056 + 4
+def _read(tmp_path, text, name="profile.csv"):
+    path = tmp_path / name
+    path.write_text(text)
+    return read_chain(path)
+
+
+@pytest.mark.parametrize("size", ["Size", "Size(0)", "Size(-1)"])
+def test_table_leaves_input_out_and_a_shape_carries_its_tensor(tmp_path, size) -> None:
+    rows = f"node1,Input0,9,0,77,0\nnode2,Conv2d,1,2,9000,5\nnode3,{size},0,0,4,0\n"
+    chain = _read(tmp_path, f"{HEADER}{rows}node4,View,0,0,9000,0\n")
+    assert [node.output_bytes for node in chain.nodes] == [9000, 9004, 9000]
+    assert chain.nodes[0].name == "node2 Conv2d"
+    assert float(chain.time_s[0, -1]) == 0.003
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ("node3,ReLU,1,1,8,0\nnode2,Conv2d,1,1,8,4\n", "'node2' comes behind node 3"),
+        ("node10,ReLU,1,1,8,0\nnode9,Conv2d,1,1,8,4\n", "'node9' comes behind node 10"),
+        ("node2,ReLU,1,1,8,0\nnode2,ReLU,1,1,8,0\n", "'node2' comes behind node 2"),
+        ("conv,Conv2d,1,1,8,0\nimages,Input0,0,0,8,0\n", "'images' is an input behind a layer"),
+        ("2,Conv2d,1,1,8,0\n3,Add(inplace),0,0,8,0\n", "'Add.inplace.', takes or gives several"),
+        ("2,Conv2d,1,1,8,0\n3,Concat(1),0,0,8,0\n", "'Concat.1.', takes or gives several"),
+        ("2,LSTM,1,1,[8; 4],0\n3,Linear,0,0,8,0\n", "'LSTM', takes or gives several"),
+    ],
+)
+def test_a_table_that_is_no_chain_asks_for_the_graph(tmp_path, rows, says) -> None:
+    with pytest.raises(ConfigError, match=f"{says}.*hand in PipeDream's graph.txt itself"):
+        _read(tmp_path, HEADER + rows)
 
 
 @pytest.mark.parametrize(
@@ -124,14 +150,17 @@ def test_wrong_tables(tmp_path, text, says) -> None:
 def test_wrong_files(tmp_path) -> None:
     with pytest.raises(ConfigError, match="no such profile"):
         read_chain(tmp_path / "none.csv")
-    with pytest.raises(ConfigError, match=r"a \.csv or a \.json"):
-        (tmp_path / "profile.txt").write_text("")
-        read_chain(tmp_path / "profile.txt")
+    with pytest.raises(
+        ConfigError, match="a profile is our .json, PipeDream's graph.txt or a .csv table"
+    ):
+        _read(tmp_path, "hello", "profile.log")
     with pytest.raises(ConfigError, match="not a readable profile"):
         (tmp_path / "profile.json").write_text("{")
         read_chain(tmp_path / "profile.json")
     with pytest.raises(ConfigError, match="one batch size"):
-        read_chain(VGG16, 64)
+        read_network(VGG16, 64)
+    with pytest.raises(ConfigError, match="a graph; write the path of a .json or .csv"):
+        read_chain(VGG16)
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
@@ -149,8 +178,8 @@ def test_a_chain_has_no_impossible_times(value) -> None:
         lambda: Level(1, float("nan")),
         lambda: MemoryLimit(0),
         lambda: MemoryLimit(1, optimizer_states=-1),
-        lambda: partition(read_chain(VGG16), []),
-        lambda: partition(read_chain(VGG16), [Level(2, 1e9)], "guess"),
+        lambda: partition_graph(read_network(VGG16), []),
+        lambda: partition_graph(read_network(VGG16), [Level(2, 1e9)], "guess"),
     ],
 )
 def test_impossible_values_are_config_errors(make) -> None:

@@ -13,20 +13,23 @@ from partition_reference import best_period, fits, partitions, period
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.partition import (
     Chain,
+    LayerGraph,
     Level,
     MemoryLimit,
     Node,
     partition,
-    read_table,
+    read_network,
     stage_memory_bytes,
 )
 
-VGG16 = Path(__file__).with_name("pipedream_vgg16_profile.csv")
+VGG16 = Path(__file__).with_name("pipedream_vgg16_graph.txt")
 
 
 @pytest.fixture(scope="module")
 def vgg16() -> Chain:
-    return read_table(VGG16)
+    graph = read_network(VGG16)
+    assert isinstance(graph, LayerGraph)
+    return graph.chain(range(len(graph.nodes)))
 
 
 # Results of the release's optimizer_graph_hierarchical.py on this profile, with

@@ -1,25 +1,26 @@
 """Where to cut a network into pipeline stages, and how often to replicate each."""
 
-from ddlbench.planning.partition.chain import (
-    Chain,
-    MemoryLimit,
-    Node,
+from ddlbench.planning.partition.chain import Chain, MemoryLimit, Node
+from ddlbench.planning.partition.cost import COST_MODELS, Level
+from ddlbench.planning.partition.graph import LayerGraph
+from ddlbench.planning.partition.profiles import (
     chain_of_profile,
     read_chain,
-    read_table,
+    read_network,
 )
-from ddlbench.planning.partition.cost import COST_MODELS, Level
 from ddlbench.planning.partition.stages import (
     Partition,
     Stage,
     balance,
     partition,
+    partition_graph,
     stage_memory_bytes,
 )
 
 __all__ = [
     "COST_MODELS",
     "Chain",
+    "LayerGraph",
     "Level",
     "MemoryLimit",
     "Node",
@@ -28,7 +29,8 @@ __all__ = [
     "balance",
     "chain_of_profile",
     "partition",
+    "partition_graph",
     "read_chain",
-    "read_table",
+    "read_network",
     "stage_memory_bytes",
 ]

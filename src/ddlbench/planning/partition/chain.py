@@ -5,9 +5,9 @@
     node      0 --a_0--> 1 --a_1--> 2 --a_2--> 3         a cut before node 2 sends a_1 forward
     stage     [0 ------- 2)         [2 ------- 4)        and as many bytes of gradient back
 
-Node numbers count from 0, the states of PipeDream's optimizer; a stage is ``[first, last)``.
-
-Chains are read from layer profiles: ours, and PipeDream's as a table.
+A cut follows a *state*: what runs before it. State ``k`` of a chain holds the nodes up to ``k``; a
+branching network has more (:mod:`ddlbench.planning.partition.states`). A stage ``[first, last)``
+is what state ``last - 1`` holds and state ``first - 1`` does not.
 
 A stage keeps in memory, with ``W`` mini-batches in flight beside its own::
 
@@ -22,21 +22,15 @@ optimizer state, so its last stage never costs anything.)
 
 from __future__ import annotations
 
-import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.profile import BatchTime, Profile, read_profile
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Array = NDArray[np.float64]
 
@@ -62,8 +56,51 @@ class Node:
     buffer_bytes: float = 0.0
 
 
+class States(ABC):
+    """Where a network may be cut: N states, each before those that it is a part of.
+
+    Attributes:
+        nodes: of the network.
+        fixed_bytes: memory that a device loses before any node is placed (CUDA context).
+    """
+
+    nodes: tuple[Node, ...]
+    fixed_bytes: float
+
+    @property
+    @abstractmethod
+    def output_bytes(self) -> Array:
+        """Bytes that cross a cut after each state; shape (N,)."""
+
+    @abstractmethod
+    def spans(self, values: Sequence[float]) -> Array:
+        """Sums over the nodes of stages ``[i, j + 1)``, of one value a node.
+
+        Shape (N, N), infinite where that is no stage.
+        """
+
+    def __len__(self) -> int:
+        return len(self.output_bytes)
+
+    @cached_property
+    def time_s(self) -> Array:
+        return self.spans([node.time_s for node in self.nodes])
+
+    @cached_property
+    def parameter_bytes(self) -> Array:
+        return self.spans([node.parameter_bytes for node in self.nodes])
+
+    @cached_property
+    def saved_bytes(self) -> Array:
+        return self.spans([node.saved_bytes for node in self.nodes])
+
+    @cached_property
+    def buffer_bytes(self) -> Array:
+        return self.spans([node.buffer_bytes for node in self.nodes])
+
+
 @dataclass(frozen=True)
-class Chain:
+class Chain(States):
     """Nodes in the order of the forward pass.
 
     Args:
@@ -85,169 +122,20 @@ class Chain:
                     f"number: {node}; times and sizes must be 0 or more"
                 )
 
-    def __len__(self) -> int:
-        return len(self.nodes)
-
     @cached_property
     def output_bytes(self) -> Array:
-        """Bytes that cross a cut after each node; shape (N,)."""
         return np.array([node.output_bytes for node in self.nodes], dtype=np.float64)
 
-    # Sums over nodes i..j inclusive, each of shape (N, N), infinite for j < i.
-
-    @cached_property
-    def time_s(self) -> Array:
-        return _spans([node.time_s for node in self.nodes])
-
-    @cached_property
-    def parameter_bytes(self) -> Array:
-        return _spans([node.parameter_bytes for node in self.nodes])
-
-    @cached_property
-    def saved_bytes(self) -> Array:
-        return _spans([node.saved_bytes for node in self.nodes])
-
-    @cached_property
-    def buffer_bytes(self) -> Array:
-        return _spans([node.buffer_bytes for node in self.nodes])
-
-
-def _spans(values: Sequence[float]) -> Array:
-    """Sums over i..j as differences of running sums, in the release's order of operations."""
-    until = np.cumsum(np.array(values, dtype=np.float64))
-    before = np.concatenate(([0.0], until[:-1]))
-    spans: Array = np.where(
-        np.triu(np.ones((len(values), len(values)), dtype=bool)),
-        until[None, :] - before[:, None],
-        np.inf,
-    )
-    return spans
-
-
-COLUMNS = ("node", "layer", "forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
-_LONGEST = 60  # characters of a value in a message
-
-
-def read_chain(path: Path, batch_size: int | None = None) -> Chain:
-    """Reads a profile, ours (``.json``) or a table (``.csv``).
-
-    ``batch_size`` is the largest measured one if left out. A table holds one batch size and takes
-    none.
-
-    Raises:
-        ConfigError: the file is missing or is no profile, or the batch size does not suit it.
-    """
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such profile; write the path of a .csv or .json profile")
-    if path.suffix == ".csv":
-        if batch_size is not None:
-            raise ConfigError(
-                f"{path}: a table holds one batch size; leave --batch-size out, or give our .json"
-            )
-        return read_table(path)
-    if path.suffix == ".json":
-        return chain_of_profile(read_profile(path), batch_size)
-    raise ConfigError(f"{path}: a profile is a .csv or a .json file, this is neither")
-
-
-def read_table(path: Path) -> Chain:
-    """Reads PipeDream's profile as a table.
-
-    Raises:
-        ConfigError: it is not such a table.
-    """
-    import pandas as pd  # noqa: PLC0415 - slow to import, and every matrix imports this module
-
-    try:
-        table = pd.read_csv(path, comment="#")
-    except (OSError, UnicodeDecodeError, ValueError) as error:  # pandas' errors are ValueErrors
-        raise ConfigError(f"{path}: not a readable table: {error}") from error
-    missing = [column for column in COLUMNS if column not in table.columns]
-    if missing:
-        raise ConfigError(
-            f"{path}: no column {', '.join(missing)}; a profile has {', '.join(COLUMNS)}"
+    def spans(self, values: Sequence[float]) -> Array:
+        """Differences of running sums, in the release's order of operations."""
+        until = np.cumsum(np.array(values, dtype=np.float64))
+        before = np.concatenate(([0.0], until[:-1]))
+        spans: Array = np.where(
+            np.triu(np.ones((len(values), len(values)), dtype=bool)),
+            until[None, :] - before[:, None],
+            np.inf,
         )
-    numbers = {column: _numbers(path, table, column) for column in COLUMNS[2:]}
-    nodes: list[Node] = []
-    for row, layer in enumerate(table["layer"]):
-        if str(layer).startswith("Input"):
-            continue
-        values = {column: float(numbers[column][row]) for column in numbers}
-        passing = nodes[-1].output_bytes if nodes and layer == "Size" else 0.0
-        nodes.append(
-            Node(
-                name=f"{table['node'].iloc[row]} {layer}",
-                time_s=(values["forward_ms"] + values["backward_ms"]) / 1000.0,
-                output_bytes=values["activation_bytes"] + passing,
-                saved_bytes=values["activation_bytes"],
-                parameter_bytes=values["parameter_bytes"],
-            )
-        )
-    if not nodes:
-        raise ConfigError(f"{path}: holds no layer; a profile has one row for each")
-    return Chain(tuple(nodes))
-
-
-def _numbers(path: Path, table: pd.DataFrame, column: str) -> np.ndarray[Any, Any]:
-    values = np.array([_number(value) for value in table[column]])
-    wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
-    if wrong.size:
-        row = int(wrong[0])
-        raise ConfigError(
-            f"{path}: node {table['node'].iloc[row]}: {column} is "
-            f"{str(table[column].iloc[row])[:_LONGEST]}; write a number that is 0 or more"
-        )
-    return values
-
-
-def _number(value: object) -> float:
-    """What a table holds as a number; of hundreds of digits infinity, of other text NaN."""
-    try:
-        return float(str(value))
-    except ValueError:
-        return math.nan
-
-
-def chain_of_profile(profile: Profile, batch_size: int | None = None) -> Chain:
-    """The blocks of our profile at a batch size; times between measured sizes are interpolated.
-
-    Raises:
-        ConfigError: the profile holds no blocks, or the batch size was not measured around.
-    """
-    blocks, where = profile.blocks, profile.profile_id
-    if not blocks:
-        raise ConfigError(f"profile {where} holds no blocks; measure it again to partition by it")
-    if batch_size is None:
-        batch_size = min(
-            max((time.batch_size for time in times), default=0)
-            for block in blocks
-            for times in (block.forward, block.backward)
-        )
-    nodes = []
-    for block in blocks:
-        place = f"profile {where}, block {block.name}"
-        passes = (block.forward, block.backward)
-        nodes.append(
-            Node(
-                name=block.name,
-                time_s=sum(_time_s(times, batch_size, place) for times in passes),
-                output_bytes=block.output_bytes_per_sample * batch_size,
-                saved_bytes=block.saved_bytes_per_sample * batch_size,
-                parameter_bytes=float(block.parameter_bytes),
-                buffer_bytes=float(block.buffer_bytes),
-            )
-        )
-    return Chain(tuple(nodes), fixed_bytes=float(profile.fixed_memory_bytes))
-
-
-def _time_s(timings: Sequence[BatchTime], batch_size: int, where: str) -> float:
-    """Time at a batch size, linear between the two measured ones around it."""
-    measured = sorted((time.batch_size, time.time_s) for time in timings)
-    if not measured or not measured[0][0] <= batch_size <= measured[-1][0]:
-        sizes = f"{measured[0][0]} to {measured[-1][0]}" if measured else "no batch size"
-        raise ConfigError(f"{where}: measured at {sizes}, not at {batch_size}; write one of those")
-    sizes_at, times = zip(*measured, strict=True)
-    return float(np.interp(batch_size, sizes_at, times))
+        return spans
 
 
 @dataclass(frozen=True)
@@ -285,26 +173,34 @@ class MemoryLimit:
         grid = np.array(sorted({*range(8), *coarse}))
         return grid[: np.searchsorted(grid, most) + 1]
 
-    def once_bytes(self, chain: Chain) -> Array:
+    def once_bytes(self, states: States) -> Array:
         """Bytes kept once for nodes i..j; shape (N, N)."""
-        held = (1 + self.optimizer_states) * chain.parameter_bytes
-        return held + chain.buffer_bytes + chain.fixed_bytes
+        held = (1 + self.optimizer_states) * states.parameter_bytes
+        return held + states.buffer_bytes + states.fixed_bytes
 
-    def per_flight_bytes(self, chain: Chain) -> Array:
+    def per_flight_bytes(self, states: States) -> Array:
         """Bytes kept for each mini-batch in flight, for nodes i..j; shape (N, N)."""
-        return chain.saved_bytes + chain.parameter_bytes
+        return states.saved_bytes + states.parameter_bytes
 
     def in_flight(self, waiting: int) -> int:
         """Mini-batches in a replica that delays its first backward pass by ``waiting`` of them."""
         return waiting + 1 + (self.extra_warmup if waiting else 0)
 
-    def fits(self, chain: Chain, waiting: int) -> NDArray[np.bool_]:
+    def fits(self, states: States, waiting: int) -> NDArray[np.bool_]:
         """Which nodes i..j fit with so many warm-up mini-batches; bool, shape (N, N)."""
-        upper = np.isfinite(chain.time_s)
-        need = self.in_flight(waiting) * self.per_flight_bytes(chain) + self.once_bytes(chain)
+        upper = np.isfinite(states.time_s)
+        need = self.in_flight(waiting) * self.per_flight_bytes(states) + self.once_bytes(states)
         fitting: NDArray[np.bool_] = upper & (need <= self.limit_bytes)
         return fitting
 
-    def stage_bytes(self, chain: Chain, first: int, last: int, in_flight: int) -> float:
-        once = self.once_bytes(chain)[first, last - 1]
-        return float(once + in_flight * self.per_flight_bytes(chain)[first, last - 1])
+    def stage_bytes(self, states: States, first: int, last: int, in_flight: int) -> float:
+        """Bytes of a device that runs ``[first, last)``."""
+        stage = (first, last - 1)
+        weights = float(states.parameter_bytes[stage])
+        once = (1 + self.optimizer_states) * weights + float(states.buffer_bytes[stage])
+        held = float(states.saved_bytes[stage]) + weights
+        return once + states.fixed_bytes + in_flight * held
+
+    def node_bytes(self, node: Node) -> float:
+        """Bytes of a device that runs one node, for one mini-batch and without ``fixed_bytes``."""
+        return self.stage_bytes(Chain((node,)), 0, 1, 1)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.planning.partition.chain import Array, Chain
+from ddlbench.planning.partition.chain import Array, States
 
 Cuts = tuple[Array, Array]  # bytes into a stage, bytes out of it
 
@@ -58,10 +58,13 @@ class CostModel:
         first: ``(T, w, r, level, G)`` of a stage without a cut before it; T and w broadcast.
         other: ``(T, w, r, level, (a_in, a_out))`` of a stage behind a cut; a_out is 0 at the end
             of the network.
+        antichains: a cut through a graph is charged as in the release, see
+            :mod:`ddlbench.planning.partition.states`.
     """
 
     first: Callable[[Array, Array, int, Level, int], Array]
     other: Callable[[Array, Array, int, Level, Cuts], Array]
+    antichains: bool = False
 
 
 def cost_model(name: str) -> CostModel:
@@ -75,9 +78,9 @@ def cost_model(name: str) -> CostModel:
     return COST_MODELS[name]
 
 
-def cut_outputs(chain: Chain) -> Array:
-    """Bytes that each node sends to the next one; shape (N,), 0 for the last."""
-    outputs = chain.output_bytes.copy()
+def cut_outputs(states: States) -> Array:
+    """Bytes that cross a cut after each state; shape (N,), 0 for the last."""
+    outputs = states.output_bytes.copy()
     outputs[-1] = 0.0
     return outputs
 
@@ -107,6 +110,6 @@ def _paper_other(time: Array, weights: Array, r: int, level: Level, cuts: Cuts) 
 
 
 COST_MODELS = {
-    "released": CostModel(_released_first, _released_other),
+    "released": CostModel(_released_first, _released_other, antichains=True),
     "paper": CostModel(_paper_first, _paper_other),
 }

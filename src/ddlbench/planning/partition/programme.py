@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.planning.partition.chain import Array, Chain, MemoryLimit
+from ddlbench.planning.partition.chain import Array, MemoryLimit, States
 from ddlbench.planning.partition.cost import CostModel, Level, cut_outputs
 
 Integers = NDArray[np.int64]
@@ -60,7 +60,7 @@ class _Component:
     """One component: its time for nodes i..j under a demand, and its own demand then.
 
     Shapes (N, N, D); the last axis goes over ``grid``, the demands. ``uniform``: its own demand is
-    the same for all nodes.
+    the same for all nodes, of shape (1, 1, D).
     """
 
     time_s: Array
@@ -87,7 +87,7 @@ class _Best:
 
 
 def solve(
-    chain: Chain,
+    states: States,
     levels: Sequence[Level],
     model: CostModel,
     straight: bool = False,
@@ -98,42 +98,42 @@ def solve(
     grid = np.zeros(1, dtype=np.int64)  # without a limit, all demands are alike
     if memory is not None:
         grid = memory.demands(ranks, exact=len(levels) == 1)
-    component = _device(chain, grid, memory)
+    component = _device(states, grid, memory)
     tables: list[_Table] = []
     inner = 1
     for level in levels:
         final = len(tables) == len(levels) - 1
         tables.append(
-            _Table(chain, level, model, component, inner=inner, straight=straight, final=final)
+            _Table(states, level, model, component, inner=inner, straight=straight, final=final)
         )
         component = tables[-1].component()
         inner = level.machines
     period = float(component.time_s[0, -1, 0])
     if not np.isfinite(period):
         return period, []
-    pieces = [Piece(0, len(chain), 1, 0)]
+    pieces = [Piece(0, len(states), 1, 0)]
     for table in reversed(tables):
         pieces = [inside for piece in pieces for inside in table.inside(piece)]
     return period, pieces
 
 
-def _device(chain: Chain, grid: Integers, memory: MemoryLimit | None) -> _Component:
+def _device(states: States, grid: Integers, memory: MemoryLimit | None) -> _Component:
     """One device: it runs its nodes one mini-batch at a time, where they fit."""
-    time = np.repeat(chain.time_s[:, :, None], len(grid), axis=2)
+    time = np.repeat(states.time_s[:, :, None], len(grid), axis=2)
     demand = grid + 1
     if memory is not None:
         demand = np.array([memory.in_flight(int(waiting)) for waiting in grid])
         for place, waiting in enumerate(grid):
-            fits = memory.fits(chain, int(waiting))
-            time[:, :, place] = np.where(fits, chain.time_s, np.inf)
-    return _Component(time, np.broadcast_to(demand, time.shape), grid, uniform=True)
+            fits = memory.fits(states, int(waiting))
+            time[:, :, place] = np.where(fits, states.time_s, np.inf)
+    return _Component(time, demand[None, None], grid, uniform=True)
 
 
 class _Table:
     """The programme of one level; all starts, or only node 0 on the outermost level.
 
     Args:
-        chain: the network.
+        states: of the network.
         level: machines of this level and their links.
         model: cost of a stage.
         component: what one machine does with nodes i..j.
@@ -144,7 +144,7 @@ class _Table:
 
     def __init__(
         self,
-        chain: Chain,
+        states: States,
         level: Level,
         model: CostModel,
         component: _Component,
@@ -154,18 +154,20 @@ class _Table:
         final: bool,
     ) -> None:
         self._machines = level.machines
-        self._size, self._grid = len(chain), component.grid
+        self._size, self._grid = len(states), component.grid
         self._uniform = component.uniform
         self._starts = 1 if final else self._size
         self._replicas = range(1, 2 if straight else level.machines + 1)
         self._waiting = {r: self._place(-(-self._grid // r)) for r in self._replicas}
-        self._demand = {
-            r: r * component.demand[:, :, : w[-1] + 1] for r, w in self._waiting.items()
-        }
-        self._rounded = {r: self._place(demand) for r, demand in self._demand.items()}
-        weights = np.where(np.isfinite(chain.time_s), chain.parameter_bytes, 0.0)[:, :, None]
-        outputs = cut_outputs(chain)[None, :, None]
-        inputs = np.roll(chain.output_bytes, 1)[:, None, None]  # row i: what enters node i
+        self._demand, self._rounded = {}, {}
+        for r, waiting in self._waiting.items():
+            demand = r * component.demand[..., : waiting[-1] + 1]
+            shape = (self._size, self._size, demand.shape[-1])
+            self._demand[r] = np.broadcast_to(demand, shape)
+            self._rounded[r] = np.broadcast_to(self._place(demand), shape)
+        weights = np.where(np.isfinite(states.time_s), states.parameter_bytes, 0.0)[:, :, None]
+        outputs = cut_outputs(states)[None, :, None]
+        inputs = np.roll(states.output_bytes, 1)[:, None, None]  # row i: what enters node i
         self._first, self._other = {}, {}
         for r in self._replicas:
             time = component.time_s[:, :, : self._waiting[r][-1] + 1]

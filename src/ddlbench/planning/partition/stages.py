@@ -21,16 +21,23 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.planning.partition.chain import Array, Chain, MemoryLimit
+from ddlbench.planning.partition.chain import Array, Chain, MemoryLimit, States
 from ddlbench.planning.partition.cost import CostModel, Level, cost_model
+from ddlbench.planning.partition.graph import LayerGraph
 from ddlbench.planning.partition.programme import Piece, solve
+from ddlbench.planning.partition.search import search
+from ddlbench.planning.partition.states import GraphStates, all_states, graph_states
 from ddlbench.planning.schedules.pipedream import warmups
 
+_MOST_STATES = 700  # of a graph that are all taken: seconds with two levels
+_MOST_LIMITED_STATES = 450  # under a memory limit, which takes more time
+_SEARCHED_STATES = 480  # at once, where they are more
 NO_LINKS = float("inf")  # bytes per second: cuts cost nothing
 
 
@@ -62,7 +69,7 @@ class Partition:
 
 
 def partition(
-    chain: Chain,
+    states: States,
     levels: Sequence[Level],
     model: str = "released",
     straight: bool = False,
@@ -71,7 +78,7 @@ def partition(
     """Cuts a network into the stages of least period.
 
     Args:
-        chain: the network at the batch size of one replica.
+        states: the network at the batch size of one replica: a chain, or the states of a graph.
         levels: the machine, innermost level first (devices of a node, then nodes).
         model: ``released`` or ``paper``, see :mod:`ddlbench.planning.partition.cost`.
         straight: as many stages as devices, no replication.
@@ -82,19 +89,71 @@ def partition(
     """
     if not levels:
         raise ConfigError("no machines; write how many devices there are, innermost level first")
-    period, pieces = solve(chain, levels, cost_model(model), straight)
-    if memory is not None and pieces and not _fits(pieces, chain, memory):
-        period, pieces = solve(chain, levels, cost_model(model), straight, memory)
+    period, pieces = solve(states, levels, cost_model(model), straight)
+    if memory is not None and pieces and not _fits(pieces, states, memory):
+        period, pieces = solve(states, levels, cost_model(model), straight, memory)
     if not pieces:
-        raise ConfigError(_why_none(chain, levels, straight, memory))
+        raise ConfigError(_why_none(states, levels, straight, memory))
     return Partition(tuple(Stage(p.first, p.last, p.replicas) for p in pieces), period)
 
 
-def stage_memory_bytes(cut: Partition, chain: Chain, memory: MemoryLimit) -> tuple[float, ...]:
+def partition_graph(
+    graph: LayerGraph,
+    levels: Sequence[Level],
+    model: str = "released",
+    straight: bool = False,
+    memory: MemoryLimit | None = None,
+) -> tuple[Chain, Partition]:
+    """Cuts a branching network, as :func:`partition` does; also gives its nodes in stage order.
+
+    Raises:
+        ConfigError: as in :func:`partition`.
+    """
+    states = _states_to_cut(graph, levels, model, straight, None)
+    found = partition(states, levels, model, straight)
+    if memory is not None and max(stage_memory_bytes(found, states, memory)) > memory.limit_bytes:
+        states = _states_to_cut(graph, levels, model, straight, memory)
+        found = partition(states, levels, model, straight, memory)
+    order = states.order([stage.last - 1 for stage in found.stages])
+    held = states.members.sum(axis=1)
+    ends = [0, *(int(held[stage.last - 1]) for stage in found.stages)]
+    stages = tuple(
+        Stage(first, last, stage.replicas)
+        for (first, last), stage in zip(pairwise(ends), found.stages, strict=True)
+    )
+    return graph.chain(order), Partition(stages, found.period_s)
+
+
+def _states_to_cut(
+    graph: LayerGraph,
+    levels: Sequence[Level],
+    model: str,
+    straight: bool,
+    memory: MemoryLimit | None,
+) -> GraphStates:
+    """All states of a graph, or those among which a search found the least period."""
+    devices = math.prod(level.machines for level in levels)
+    limited = memory is not None
+    closed = all_states(graph, _MOST_LIMITED_STATES if limited else _MOST_STATES)
+    if closed is not None:
+        return graph_states(graph, closed, cost_model(model).antichains)
+
+    def cuts_of(states: GraphStates) -> tuple[float, list[int]]:
+        try:
+            found = partition(states, levels, model, straight, memory)
+        except ConfigError:  # none exists or fits at these states
+            return float("inf"), []
+        return found.period_s, [stage.last - 1 for stage in found.stages]
+
+    most = _SEARCHED_STATES // (4 if limited else 1) // (2 if devices > 16 else 1)
+    return search(graph, devices if straight else 1, most, cuts_of)
+
+
+def stage_memory_bytes(cut: Partition, states: States, memory: MemoryLimit) -> tuple[float, ...]:
     """Bytes that one device of each stage needs, by the terms of a memory limit."""
     waiting = warmups(cut.replicas, memory.extra_warmup)
     return tuple(
-        memory.stage_bytes(chain, stage.first, stage.last, count + 1)
+        memory.stage_bytes(states, stage.first, stage.last, count + 1)
         for stage, count in zip(cut.stages, waiting, strict=True)
     )
 
@@ -111,23 +170,23 @@ def balance(chain: Chain, partitions: int) -> tuple[int, ...]:
     return tuple(stage.last - stage.first for stage in best.stages)
 
 
-def _fits(pieces: Sequence[Piece], chain: Chain, memory: MemoryLimit) -> bool:
+def _fits(pieces: Sequence[Piece], states: States, memory: MemoryLimit) -> bool:
     stages = tuple(Stage(piece.first, piece.last, piece.replicas) for piece in pieces)
-    return max(stage_memory_bytes(Partition(stages, 0.0), chain, memory)) <= memory.limit_bytes
+    return max(stage_memory_bytes(Partition(stages, 0.0), states, memory)) <= memory.limit_bytes
 
 
 def _why_none(
-    chain: Chain, levels: Sequence[Level], straight: bool, memory: MemoryLimit | None
+    states: States, levels: Sequence[Level], straight: bool, memory: MemoryLimit | None
 ) -> str:
-    devices = math.prod(level.machines for level in levels)
-    if straight and devices > len(chain):
+    devices, nodes = math.prod(level.machines for level in levels), len(states.nodes)
+    if straight and devices > nodes:
         return (
-            f"{len(chain)} nodes cannot make {devices} stages without replication; "
-            f"use at most {len(chain)} devices or leave --straight out"
+            f"{nodes} nodes cannot make {devices} stages without replication; "
+            f"use at most {nodes} devices or leave --straight out"
         )
     if memory is None:
-        return f"no partition of {len(chain)} nodes over {devices} devices exists"
-    alone = max(memory.stage_bytes(chain, n, n + 1, 1) for n in range(len(chain)))
+        return f"no partition of {nodes} nodes over {devices} devices exists"
+    alone = states.fixed_bytes + max(memory.node_bytes(node) for node in states.nodes)
     return (
         f"the network does not fit: no partition over {devices} devices keeps each within "
         f"{memory.limit_bytes:.0f} bytes (its largest node alone needs {alone:.0f}); give more "
