@@ -47,7 +47,10 @@ def pair_matrix(
         "node_type": None,
         "endpoints": list(endpoints),
         "nodes": list(nodes),
-        "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
+        # A link that carries nothing was not measured.
+        "bandwidth_bytes_per_s": [
+            [value or None for value in row] for row in bandwidth_bytes_per_s
+        ],
         "latency_s": latency_s,
         "repeats": repeats,
         "slow_pairs": [],

@@ -64,4 +64,5 @@ def _accounting(*what: str) -> list[str]:
         text = ask(["sacctmgr", "--noheader", "--parsable2", "show", *what])
     except SlurmError:
         return []
-    return sorted({line.strip() for line in text.splitlines() if line.strip()})
+    names = (line.strip().rstrip("|") for line in text.splitlines())
+    return sorted({name for name in names if name})
