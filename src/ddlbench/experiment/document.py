@@ -115,11 +115,18 @@ class Document:
         version: int = self._rules["properties"]["schema_version"]["const"]
         return version
 
-    def _validator(self, *, further_keys: bool = False) -> Draft202012Validator:
-        """The slow check with its messages; ``further_keys``: unknown keys are no fault."""
+    @cached_property
+    def _validator(self) -> Draft202012Validator:
         from jsonschema import Draft202012Validator  # noqa: PLC0415 - slow to import
 
-        return Draft202012Validator(_opened(self._rules) if further_keys else self._rules)
+        return Draft202012Validator(self._rules)
+
+    @cached_property
+    def _fits_but_for_keys(self) -> Callable[[Any], bool]:
+        """Whether a value fits the schema if unknown keys are no fault."""
+        from jsonschema import Draft202012Validator  # noqa: PLC0415 - slow to import
+
+        return Draft202012Validator(_opened(self._rules)).is_valid
 
     @cached_property
     def _compiled(self) -> Callable[[Any], Any]:
@@ -153,8 +160,8 @@ class Document:
             raise self._of_newer(where, f"schema {shown(version)}; this checkout reads")
         from jsonschema.exceptions import best_match  # noqa: PLC0415 - slow to import
 
-        errors = list(self._validator().iter_errors(value))
-        if self._validator(further_keys=True).is_valid(value):
+        errors = list(self._validator.iter_errors(value))
+        if errors and self._fits_but_for_keys(value):
             key = next(filter(None, map(_unknown_key, _with_causes(errors))), "a key")
             raise self._of_newer(where, f"{key} is not known here; this checkout reads schema")
         worst = best_match(errors)

@@ -110,7 +110,9 @@ def text_width_mm(text: str, size: float = MIN_PT) -> float:
     if not text.strip():
         return 0.0
     # Also outside `style`, so nothing is left to matplotlib's parameters.
-    plain = FontProperties("DejaVu Sans", "normal", "normal", "normal", "normal")
+    plain = FontProperties(
+        family="DejaVu Sans", style="normal", variant="normal", weight="normal", stretch="normal"
+    )
     text_path = TextPath((0, 0), text, size=size, prop=plain)
     # The same as `get_extents`, seven times faster: glyphs have a point at every extreme.
     x = text_path.vertices[text_path.codes != TextPath.CLOSEPOLY, 0]
